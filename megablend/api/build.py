@@ -16,6 +16,7 @@ from megablend.api.other_splits import plan_other_splits
 from megablend.api.repair import repair_kept_index
 from megablend.api.runs import list_indices, make_run_storage
 from megablend.api.same_config import check_same_config
+from megablend.api.source_specs import list_specs
 from megablend.api.warn import find_warnings, warn_of_shared_files
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.build_document_tables import TablesReport, build_tables
@@ -29,7 +30,6 @@ from megablend.index.build import build_index as index_files
 from megablend.index.build_report import report_waiting
 from megablend.index.document_table import table_key
 from megablend.index.snapshot import open_snapshot
-from megablend.index.source_spec import SourceSpec
 from megablend.plan.committed_run import keep_plan
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger, save_ledger
@@ -158,22 +158,6 @@ def _log_report(cache: str, report: BuildReport) -> None:
         LOG.info("%s: %s", cache, note)
     if report.read:
         LOG.info("%s: indexed %d files in %.1f s, %d reused", cache, report.read, report.seconds, report.reused)
-
-
-def list_specs(checked: Config) -> list[SourceSpec]:
-    """The sources that a config requests to be indexed, with their extra columns: all that are not withdrawn."""
-    return [
-        SourceSpec(
-            name=name,
-            patterns=source.path,
-            read=checked.read_spec(source),
-            extra_columns=source.extra_columns,
-            skip_unreadable=checked.on_unreadable == "skip",
-            place=source.place,
-        )
-        for name, source in checked.all_sources.items()
-        if name not in checked.withdrawn
-    ]
 
 
 def _list_needed(config: Config, ledger: Ledger | None, report: BuildReport) -> tuple[str, ...]:

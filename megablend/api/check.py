@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from megablend.api.committed import open_committed
-from megablend.api.runs import ConfigLike, newest_snapshot
+from megablend.api.runs import ConfigLike
+from megablend.api.unindexed import open_newest
 from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, load_config
 from megablend.errors import MISSING_REMEDY, DataError, MissingFileError
@@ -51,7 +52,8 @@ def check(
     """Check every file that a run may read, in parallel: does it exist, with the size and times that the build saw?
 
     If a file was moved, copied or touched since, 64 KiB of it are compared; `verify(data=True)` compares all of its blocks if
-    the index has checksums of them. Without a run of that name, the files of the newest index are checked.
+    the index has checksums of them. Without a run of that name, the files of the newest index are checked, if they are
+    those that the config's paths match.
 
     Args:
         config: path of a YAML or JSON file, or the same as a dict.
@@ -61,14 +63,14 @@ def check(
         progress: called as files are checked.
         storage: where files are looked up and read, in place of the one that the config asks for.
 
-    Raises: ConfigError, PlanError where config and index disagree; CacheError where nothing was built, or the cache is damaged;
-        StateError where `state` is not a state.
+    Raises: ConfigError, PlanError where config and index disagree; CacheError where no index is of its files, or the cache is
+        damaged; StateError where `state` is not a state.
     """
     checked = load_config(config, cache=cache)
     ledger = load_ledger(checked.cache_store, checked.run)
-    digests = ledger.indices if ledger else (newest_snapshot(checked.cache_store).digest,)
-    position = None if state is None else State.from_dict(state).consumed_samples
     storage = storage.for_reading() if storage else make_storage(objects=checked.storage)
+    digests = ledger.indices if ledger else (open_newest(checked, storage).digest,)
+    position = None if state is None else State.from_dict(state).consumed_samples
     result = check_store(checked, open_stores(checked, digests, storage), progress=progress)
     return result if len(digests) == 1 else _check_older(checked, result, position, storage, progress)
 

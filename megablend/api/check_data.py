@@ -12,11 +12,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from megablend.api.check_tokens import FileTokens, check_file
-from megablend.api.runs import ConfigLike, newest_snapshot
+from megablend.api.runs import ConfigLike
+from megablend.api.unindexed import open_newest
 from megablend.api.vocabulary import vocab_sizes
 from megablend.blocks.block_store import BlockStore
 from megablend.config import load_config
 from megablend.index.build import Progress
+from megablend.index.snapshot import open_snapshot
 from megablend.index.source_entry import SourceEntry
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.open_store import open_block_store
@@ -71,13 +73,13 @@ def check_data(
         progress: called after each file, from one thread at a time.
         storage: where files are read, in place of the one that the config asks for.
 
-    Raises: ConfigError (the config, or a tokenizer that cannot be read); CacheError where there is no index.
+    Raises: ConfigError (the config, or a tokenizer that cannot be read); CacheError where there is no index of its files.
     """
     config = load_config(what, cache=cache)
     sizes = vocab_sizes(config)
     ledger = load_ledger(config.cache_store, config.run)
-    generation = newest_snapshot(config.cache_store, ledger.index if ledger else None)
     storage = storage.for_reading() if storage else make_storage(objects=config.storage)
+    generation = open_snapshot(config.cache_store, ledger.index) if ledger else open_newest(config, storage)
     number = len(ledger.indices) - 1 if ledger else 0
     store = BlockStore(
         generation, roots=open_block_store(config, generation, storage, number=number).roots, storage=storage

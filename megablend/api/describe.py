@@ -31,7 +31,7 @@ def describe(
     """Describe what a run reads (for a config), or what a cache contains (for its folder or URL).
 
     Nothing needs to be built: a run that is not committed is described as `build` would commit it, with `committed` False and a
-    `note`; where no index has its sources, `files` lists what is there.
+    `note`; where no index is of its files, `files` lists what is there.
 
     Args:
         cache: cache folder, in place of the config's `cache`.
@@ -39,7 +39,7 @@ def describe(
         document_lengths: count documents by length, for sources whose documents the index has a table of.
         storage: where files are found and read, in place of the one that the config asks for.
 
-    Returns: a RunDescription; a FilesDescription where no index has the config's sources; a CacheDescription for a folder.
+    Returns: a RunDescription; a FilesDescription where no index is of the config's files; a CacheDescription for a folder.
     Raises: as `build` where the config cannot be planned; CacheError for a folder without an index; ConfigError where a
         number is out of range, or `memory` too small for the loaders.
     """
@@ -51,7 +51,6 @@ def describe(
     config = load_config(what, cache=cache)
     started, loading = perf_counter(), jit.loading_seconds()
     planned = foresee_run(config, storage=storage)
-    seconds = perf_counter() - started - (jit.loading_seconds() - loading)
     if isinstance(planned, str):
         return FilesDescription(
             cache=config.cache,
@@ -62,6 +61,7 @@ def describe(
             note=planned,
             files=list_files(config, storage=storage),
         )
+    seconds = perf_counter() - started - (jit.loading_seconds() - loading) - planned.compared_in
     return describe_planned(config, planned, loaders, planned_in=seconds, document_lengths=document_lengths)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megablend.api.build import list_specs
 from megablend.api.result_base import Result
+from megablend.api.source_specs import list_specs
 from megablend.config import Config, load_config
 from megablend.index.estimate_requests import estimate_indexing
 from megablend.index.sources import list_source

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from time import perf_counter
 
-from megablend.api.build import list_specs
 from megablend.api.description import SourceFiles
 from megablend.api.runs import make_run_storage, plan_committed
+from megablend.api.source_specs import list_specs
+from megablend.api.unindexed import INDEX_REMEDY, find_unindexed
 from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, Source
 from megablend.errors import PlanError
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import Snapshot, open_snapshot
-from megablend.index.sources import list_source
+from megablend.index.sources import list_sources
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.open_store import open_block_store, open_stores
@@ -32,41 +34,48 @@ class Foreseen:
     """Whether the ledger has committed exactly this."""
     note: str | None
     """How it differs from what is committed, and what to do; None where it does not."""
+    compared_in: float = 0.0
+    """Seconds that comparing the index with the files took, which opening the run does not take."""
 
 
-def foresee_run(config: Config, *, storage: Storage | None = None) -> Foreseen | str:
+def foresee_run(config: Config, *, storage: Storage | None = None, compares_files: bool = True) -> Foreseen | str:
     """Plan train as the config requests it, by the run's ledger if it has one; commits nothing.
 
-    Returns: the run; or, where no index holds the config's sources, why, and what to do.
-    Raises: PlanError, ConfigError where the config cannot be planned; CacheError where the cache is damaged.
+    Args:
+        compares_files: whether the newest index, where the run is planned on it, has to be of the files as they are now.
+
+    Returns: the run; or, where no index is of what the config requests, why, and what to do.
+    Raises: PlanError, ConfigError where the config cannot be planned; DataError where its files cannot be found; CacheError where
+        the cache is damaged.
     """
     check_sample(config)
     storage = storage or make_run_storage(config)
     ledger = load_ledger(config.cache_store, config.run)
-    refusal = None
-    if ledger is not None:
-        try:
-            return _by_ledger(config, ledger, storage)
-        except PlanError as error:
-            refusal = str(error)
     generations = list_snapshots(config.cache_store)
     if not generations:
-        return f"{config.cache} holds no index, so the numbers of tokens are not known: {_index_it()}"
-    generation = open_snapshot(config.cache_store, generations[-1])
-    there = {entry.name for entry in generation.sources}
-    if missing := [name for name in config.all_sources if name not in there]:
-        return (
-            f"the newest index of {config.cache} lacks {len(missing)} of the config's sources (the first: {missing[0]!r}), so "
-            f"their numbers of tokens are not known: {_index_it()}"
-        )
+        return f"{config.cache} holds no index, so the numbers of tokens are not known: {INDEX_REMEDY}"
+    planned = None
+    if ledger is not None and config.num_snapshots <= len(ledger.indices):
+        planned = _plan_by_ledger(config, ledger, storage, generations[-1])
+        if isinstance(planned, Foreseen):
+            return planned
+    newest, started = open_snapshot(config.cache_store, generations[-1]), perf_counter()
+    keeps = ledger is not None and newest.digest in ledger.indices
+    if compares_files and (problem := find_unindexed(config, newest, storage, is_kept=keeps)) is not None:
+        return f"{problem}, so the numbers of tokens are not known: {INDEX_REMEDY}"
+    compared_in = perf_counter() - started
+    if ledger is not None and planned is None:  # a stage reads the newest index
+        planned = _plan_by_ledger(config, ledger, storage, newest.digest)
+    if isinstance(planned, Foreseen):
+        return dataclasses.replace(planned, compared_in=compared_in)
     note = f"run {config.run!r} is not committed; `megablend build CONFIG` commits it"
-    if refusal is not None:
+    if planned is not None:
         note = (
-            f"this is not what run {config.run!r} is committed to, and `megablend build CONFIG` refuses it: {refusal}"
+            f"this is not what run {config.run!r} is committed to, and `megablend build CONFIG` refuses it: {planned}"
         )
-    run = plan_run(config, "train", _open_requested(config, ledger, generation, storage))
+    run = plan_run(config, "train", _open_requested(config, ledger, newest, storage))
     check_run(run)
-    return Foreseen(run=run, committed=False, note=note)
+    return Foreseen(run=run, committed=False, note=note, compared_in=compared_in)
 
 
 def _open_requested(config: Config, ledger: Ledger | None, newest: Snapshot, storage: Storage) -> BlockStore:
@@ -88,11 +97,11 @@ def list_files(config: Config, *, storage: Storage | None = None) -> tuple[Sourc
     """
     configured, storage = config.all_sources, storage or make_storage(objects=config.storage)
     listed = []
-    for spec in list_specs(config):
-        listing, source = list_source(spec, storage), configured[spec.name]
+    for listing in list_sources(list_specs(config), storage):
+        source = configured[listing.spec.name]
         listed.append(
             SourceFiles(
-                name=spec.name,
+                name=source.name,
                 format=listing.spec.read.format,
                 files=len(listing.files),
                 bytes=sum(file.size for file in listing.files),
@@ -110,14 +119,16 @@ def _share(source: Source) -> dict[str, float | str] | None:
     return {source.unit: given if isinstance(given, str) else float(given)}
 
 
-def _by_ledger(config: Config, ledger: Ledger, storage: Storage) -> Foreseen:
-    """The committed run, or what extending it would make of it. Raises PlanError where the ledger refuses the config."""
-    newest = list_snapshots(config.cache_store)[-1]
-    run = plan_committed(config, "train", ledger, storage, newest)
-    committed = ledger.until(run.num_samples)
-    extended = committed.extend(run.ledger)
-    run = dataclasses.replace(run, ledger=extended)
-    check_run(run)
+def _plan_by_ledger(config: Config, ledger: Ledger, storage: Storage, newest: str) -> Foreseen | PlanError:
+    """The committed run, or what extending it would make of it; or why the ledger refuses the config."""
+    try:
+        run = plan_committed(config, "train", ledger, storage, newest)
+        committed = ledger.until(run.num_samples)
+        extended = committed.extend(run.ledger)
+        run = dataclasses.replace(run, ledger=extended)
+        check_run(run)
+    except PlanError as error:
+        return error
     if extended == committed:
         return Foreseen(run=run, committed=True, note=None)
     note = (
@@ -125,7 +136,3 @@ def _by_ledger(config: Config, ledger: Ledger, storage: Storage) -> Foreseen:
         f"{run.num_samples:,}, as described here"
     )
     return Foreseen(run=run, committed=False, note=note)
-
-
-def _index_it() -> str:
-    return "`megablend index CONFIG` indexes the files and commits no run"

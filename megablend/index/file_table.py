@@ -102,6 +102,11 @@ class FileTable:
         names: list[str] = self._files.column("name").to_pylist()
         return names
 
+    def sizes(self) -> list[int]:
+        """Bytes of all data files."""
+        sizes: list[int] = self._files.column("size").to_pylist()
+        return sizes
+
     def keys(self, column: ColumnEntry) -> list[str]:
         """A key of the content of each file of a column: the same in other snapshots, and wherever the file is stored."""
         files = self._files.slice(column.files.start, len(column.files))

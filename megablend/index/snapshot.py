@@ -89,6 +89,10 @@ class Snapshot(BlockRows):
         """Names of all files, relative to their sources' roots."""
         return self._files.names()
 
+    def file_sizes(self) -> list[int]:
+        """Bytes of all data files."""
+        return self._files.sizes()
+
     def file_keys(self, column: ColumnEntry) -> list[str]:
         """Keys of a column's files; see FileTable.keys."""
         return self._files.keys(column)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,16 @@ from megablend.index.joined_snapshot import name_source
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.storage.base import Storage
 from megablend.storage.location import find_root
+
+
+class Misfit(NamedTuple):
+    """How a snapshot is not what a config requests."""
+
+    problem: str
+    """A relative clause about the snapshot."""
+    remedy: str = ""
+    """What else a run that keeps the snapshot can do about it."""
+
 
 _ORDER_REMEDY = (
     "; let the stage with that order read an index that has them (`new_data: true` in the stage, then `megablend index "
@@ -65,7 +76,11 @@ def open_block_store(
     """
     numbers = generation.sources.numbers
     named = {name: source for name, source in config.all_sources.items() if name in numbers or number is None}
-    _check_requests(config, generation, named, number)
+    if (misfit := find_misfit(config, generation, named, number)) is not None:
+        raise PlanError(
+            f"run {config.run!r} uses index {generation.digest}, {misfit.problem}{misfit.remedy}; "
+            "give the run another name (`run:`) and build it, or restore the previous config"
+        )
     listed = [named.get(name) for name in generation.sources.names]
     eods = [None if source is None else source.append_eod for source in listed]
     roots = {name: _root(generation, name, source, storage) for name, source in named.items()}
@@ -83,10 +98,17 @@ def open_block_store(
     return BlockStore(generation, eods, roots, extra, extra_bytes, storage=storage)
 
 
-def _check_requests(config: Config, generation: Snapshot, named: Mapping[str, Source], number: int | None) -> None:
-    """Refuse sources that the snapshot lacks, or indexed with other options. Raises: PlanError, ConfigError.
+def find_misfit(
+    config: Config, generation: Snapshot, named: Mapping[str, Source], number: int | None = None
+) -> Misfit | None:
+    """The first of the named sources that the snapshot lacks, or indexed with other options; None where it has them all.
 
     Of thousands of sources most are requested and indexed alike: one of them is checked for all.
+
+    Args:
+        number: as for `open_block_store`.
+
+    Raises: ConfigError where a source's append_eod does not fit its token dtype.
     """
     sources, checked, largest = generation.sources, set[object](), 0
     reads = dict(zip(sources.names, sources.reads, strict=True))
@@ -97,32 +119,28 @@ def _check_requests(config: Config, generation: Snapshot, named: Mapping[str, So
         eod, read, options = source.append_eod, reads.get(name), tuple(source.format_options.items())
         request = id(read), source.format, source.column, options, eod is None
         if request not in checked or source.extra_columns or (eod is not None and eod > largest):
-            _check_request(config, generation, name, source, number)
+            if (misfit := _find_misfit(config, generation, name, source, number)) is not None:
+                return misfit
             checked.add(request)
+    return None
 
 
-def _check_request(config: Config, generation: Snapshot, name: str, source: Source, number: int | None) -> None:
+def _find_misfit(config: Config, generation: Snapshot, name: str, source: Source, number: int | None) -> Misfit | None:
     at = generation.sources.numbers.get(name)
     entry = None if at is None else generation.sources[at]
     if entry is None:
-        problem = f"which has no source {name!r} (its sources: {', '.join(generation.sources.names)})"
-    elif (difference := entry.read.find_difference(config.read_spec(source))) is not None:
+        return Misfit(f"which has no source {name!r} (its sources: {', '.join(generation.sources.names)})")
+    if (difference := entry.read.find_difference(config.read_spec(source))) is not None:
         field, indexed, requested = difference
-        problem = f"in which source {name!r} has {field} {indexed!r}; the config has {requested!r}"
-    elif missing := [each for each in source.extra_columns if entry.find_extra(each) is None]:
-        problem = f"which lacks extra column {missing[0]!r} of source {name!r}"
-    elif config.needs_documents(source, number) and not entry.documents:
+        return Misfit(f"in which source {name!r} has {field} {indexed!r}; the config has {requested!r}")
+    if missing := [each for each in source.extra_columns if entry.find_extra(each) is None]:
+        return Misfit(f"which lacks extra column {missing[0]!r} of source {name!r}")
+    if config.needs_documents(source, number) and not entry.documents:
         needed_by = "append_eod, split, extra_columns and order: document"
-        problem = f"which has no document counts for source {name!r}, needed by {needed_by}"
-        if not config.moves_documents and config.ever_moves_documents:
-            problem += _ORDER_REMEDY
-    else:
-        _check_eod(source, generation.token_dtypes(entry.files))
-        return
-    raise PlanError(
-        f"run {config.run!r} uses index {generation.digest}, {problem}; "
-        "give the run another name (`run:`) and build it, or restore the previous config"
-    )
+        remedy = _ORDER_REMEDY if not config.moves_documents and config.ever_moves_documents else ""
+        return Misfit(f"which has no document counts for source {name!r}, needed by {needed_by}", remedy)
+    _check_eod(source, generation.token_dtypes(entry.files))
+    return None
 
 
 def _check_sources(config: Config, generations: Sequence[Snapshot]) -> None:

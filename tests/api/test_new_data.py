@@ -379,6 +379,11 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     grown = edited | {"sources": [*config["sources"], added]}
     megablend.build_index(grown)
     assert megablend.amend(grown, at=112, dry_run=True).at == 112
+    write_file(tmp_path, 1, "m00", later(1))
+    assert "has other files of source 's1' than its path matches (2 and 3; " in megablend.describe(grown)["note"]
+    megablend.build_index(grown)
+    assert megablend.amend(grown, at=112, dry_run=True).at == 112
+    assert megablend.describe(grown)["stages"] == [320, 1600]
 
 
 def test_a_source_that_is_filled_again_after_a_cut(tmp_path: Path) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import megablend
+from megablend.api.check_data import check_data
+from tests.formats.writers import KINDS
 from tests.runs import EOD, documents, make_config, write_source
 
 
@@ -93,3 +99,136 @@ def test_what_cannot_be_planned_is_an_error_without_a_build(config: dict[str, An
     config["sources"][0]["path"] = "nowhere/*.parquet"
     with pytest.raises(megablend.ConfigError, match="matches no file"):
         megablend.build_index(config)
+
+
+OTHER_FILES = "has other files of source 's0' than its path matches"
+INDEX_IT = "`megablend index CONFIG` indexes the files and commits no run"
+
+
+def without_second_file(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of another run, whose first source has one of its two files."""
+    first, second = config["sources"]
+    return config | {"run": "other", "sources": [first | {"path": first["path"].replace("*", "0")}, second]}
+
+
+def files_note(config: dict[str, Any]) -> str:
+    """The note of a config that no index describes; `check` and `diff` refuse it for the same reason."""
+    found = megablend.describe(config)
+    assert not found["committed"]
+    assert "splits" not in found
+    note: str = found["note"]
+    assert note.endswith(INDEX_IT)
+    reason = re.escape(note.partition(", so ")[0])
+    for check in (megablend.check, check_data):
+        with pytest.raises(megablend.CacheError, match=rf"{reason}; {INDEX_IT}"):
+            check(config)
+    return note
+
+
+def test_another_config_with_other_files_is_not_described_by_their_index(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    megablend.build(config)
+    other = without_second_file(config)
+    note = files_note(other)
+    assert (
+        f"{OTHER_FILES} (2 and 1; the first that differs: {tmp_path}/data/source0/1.parquet, which the path does not match)"
+        in note
+    )
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps(other))
+    with pytest.raises(megablend.ConfigError, match=rf"{path}: the newest index of .* {OTHER_FILES}"):
+        megablend.diff(path, path)
+    megablend.build_index(other)  # the remedy
+    assert megablend.check(other).files == 3
+    foreseen = megablend.describe(other)
+    assert foreseen["plan"] == megablend.build(other).ledger.digest
+    of_one, of_both = (each["splits"]["train"]["sources"][0] for each in (foreseen, megablend.describe(config)))
+    assert of_one["tokens"] < of_both["tokens"]
+
+
+def test_files_that_came_since_or_changed_are_not_described_by_the_older_index(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    megablend.build_index(config)
+    folder = tmp_path / "data" / "source0"
+    KINDS["parquet"].write(folder / "2.parquet", documents(0, 9, 9, 1))
+    assert f"{OTHER_FILES} (2 and 3; the first that differs: {folder}/2.parquet, not indexed)" in files_note(config)
+    megablend.build_index(config)
+    KINDS["parquet"].write(folder / "2.parquet", documents(0, 90, 9, 1))
+    size = (folder / "2.parquet").stat().st_size
+    assert re.search(rf"{folder}/2\.parquet, {size:,} bytes, [\d,]+ when it was indexed\)", files_note(config))
+    for path in folder.iterdir():
+        path.unlink()
+    with pytest.raises(megablend.ConfigError, match="matches no file"):
+        megablend.describe(config)
+
+
+def test_files_of_another_folder_are_not_those_of_the_index(tmp_path: Path, config: dict[str, Any]) -> None:
+    megablend.build_index(config)
+    other = write_source(tmp_path / "more", 0, "parquet", documents(0, 20, 9, 1), num_files=3)
+    config["sources"][0] |= {"path": other["path"]}
+    assert f"{OTHER_FILES} (2 and 3; the first that differs: {tmp_path}/more/source0/0.parquet" in files_note(config)
+
+
+def test_files_that_moved_as_a_whole_are_those_of_the_index(tmp_path: Path, config: dict[str, Any]) -> None:
+    megablend.build_index(config)
+    plan = megablend.describe(config)["plan"]
+    (tmp_path / "data" / "source0").rename(tmp_path / "moved")
+    config["sources"][0] |= {"path": f"{tmp_path}/moved/*.parquet"}
+    found = megablend.describe(config)
+    assert (found["plan"], found["problems"]) == (plan, [])
+    assert megablend.check(config).problems == ()
+    (tmp_path / "moved").rename(tmp_path / "data" / "source0")
+    config["sources"][0] |= {"path": f"{tmp_path}/*/source0/*.parquet"}  # another root, the same files
+    assert (megablend.describe(config)["plan"], megablend.check(config).problems) == (plan, ())
+
+
+def test_a_refused_config_is_planned_on_its_own_files_only(tmp_path: Path, config: dict[str, Any]) -> None:
+    megablend.build(config)
+    refused = config | {"samples": 60}
+    assert "refuses it" in megablend.describe(refused)["note"]
+    KINDS["parquet"].write(tmp_path / "data" / "source0" / "2.parquet", documents(0, 9, 9, 1))
+    assert OTHER_FILES in megablend.describe(refused)["note"]
+    assert megablend.describe(config)["committed"]  # its ledger decides
+    assert megablend.check(config).problems == ()
+
+
+def test_files_that_cannot_be_read_are_left_out_as_by_a_build(tmp_path: Path, config: dict[str, Any]) -> None:
+    (tmp_path / "data" / "source0" / "2.parquet").symlink_to("nowhere")
+    megablend.build_index(config | {"on_unreadable": "skip"})
+    assert "splits" in megablend.describe(config | {"on_unreadable": "skip"})
+    with pytest.raises(megablend.DataError, match="a symbolic link to nothing"):
+        megablend.describe(config)
+
+
+@pytest.mark.parametrize(
+    ("setting", "of_source", "lacked"),
+    [
+        ({"split": "90,10"}, {}, "which has no document counts for source 's0'"),
+        ({"order": "document"}, {}, "which has no document counts for source 's0'"),
+        ({}, {"append_eod": EOD}, "which has no document counts for source 's0'"),
+        ({}, {"column": "other"}, "in which source 's0' has column None; the config has 'other'"),
+        ({}, {"extra_columns": ["other"]}, "which lacks extra column 'other' of source 's0'"),
+    ],
+)
+def test_what_the_index_lacks_of_its_files_is_named_before_a_run_exists(
+    tmp_path: Path, setting: dict[str, Any], of_source: dict[str, Any], lacked: str
+) -> None:
+    columns = {"tokens": [[1, 2, 3, 4]] * 90, "other": [[5, 6, 7, 8]] * 90}
+    pq.write_table(pa.table(columns), tmp_path / "0.parquet")
+    source = {"name": "s0", "path": f"{tmp_path}/*.parquet", "weight": 1}
+    config = make_config(tmp_path, [source], samples=20)
+    index = megablend.build_index(config).index.digest
+    changed = config | setting | {"sources": [source | of_source]}
+    assert f"the newest index of {tmp_path}/cache is {index}, {lacked}" in files_note(changed)
+    megablend.build_index(changed)  # the remedy
+    assert megablend.describe(changed)["plan"] == megablend.build(changed).ledger.digest
+
+
+def test_an_index_that_a_run_uses_decides_what_the_run_can_have(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"tokens": [[1, 2, 3, 4]] * 90}), tmp_path / "0.parquet")
+    config = make_config(tmp_path, [{"name": "s0", "path": f"{tmp_path}/*.parquet", "weight": 1}], samples=20)
+    megablend.build(config)
+    with pytest.raises(megablend.PlanError, match=r"uses index \w+, which has no document counts .* another name"):
+        megablend.describe(config | {"split": "90,10"})

@@ -1,0 +1,84 @@
+"""Whether the newest index of a cache is of what a config requests now: its sources, their options, and their files.
+
+A run that is not committed would be built on an index of the files as they are now. Until they are indexed, the newest index may
+be of another config that has sources of the same names, or of the same config with fewer files: its numbers are not those of the
+run.
+"""
+
+from __future__ import annotations
+
+from megablend.api.runs import newest_snapshot
+from megablend.api.source_specs import list_specs
+from megablend.config import Config
+from megablend.errors import CacheError
+from megablend.index.snapshot import Snapshot
+from megablend.index.source_entry import SourceEntry
+from megablend.index.source_spec import SourceListing
+from megablend.index.sources import list_sources
+from megablend.plan.open_store import find_misfit
+from megablend.storage.base import Storage
+from megablend.storage.location import join
+
+INDEX_REMEDY = "`megablend index CONFIG` indexes the files and commits no run"
+
+
+def open_newest(config: Config, storage: Storage) -> Snapshot:
+    """The newest index, for a config without a run. Raises: CacheError where there is none, or as `find_unindexed` finds."""
+    newest = newest_snapshot(config.cache_store)
+    if (problem := find_unindexed(config, newest, storage)) is not None:
+        raise CacheError(f"{problem}; {INDEX_REMEDY}")
+    return newest
+
+
+def find_unindexed(config: Config, newest: Snapshot, storage: Storage, *, is_kept: bool = False) -> str | None:
+    """What the newest index lacks, or has otherwise, of what the config requests; None where it is of its files.
+
+    Files are compared by name and size; those of a source that moved as a whole are the same.
+
+    Args:
+        is_kept: the config's run keeps this index: opening it for the run says which options the run cannot have.
+
+    Raises: ConfigError, DataError where the files cannot be found, as `build` does.
+    """
+    names, known = [spec.name for spec in list_specs(config)], newest.sources.numbers
+    if missing := [name for name in names if name not in known]:
+        return f"the newest index of {config.cache} lacks {len(missing)} of the config's sources (the first: {missing[0]!r})"
+    requested = {} if is_kept else {name: config.all_sources[name] for name in names}
+    if (misfit := find_misfit(config, newest, requested)) is not None:
+        return f"the newest index of {config.cache} is {newest.digest}, {misfit.problem}"
+    return _find_other_files(config, newest, storage)
+
+
+def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> str | None:
+    """The first source whose path matches other files than the index has, with the first of these; None where there is none."""
+    known, names, sizes = newest.sources.numbers, newest.file_names(), newest.file_sizes()
+    for listing in list_sources(list_specs(config), storage):
+        entry = newest.sources[known[listing.spec.name]]
+        indexed = {names[i]: sizes[i] for i in entry.files}
+        if (difference := _compare(entry, indexed, listing)) is not None:
+            return (
+                f"the newest index of {config.cache} has other files of source {entry.name!r} than its path matches "
+                f"({difference})"
+            )
+    return None
+
+
+def _compare(entry: SourceEntry, indexed: dict[str, int], listing: SourceListing) -> str | None:
+    """How the files that a source's path matches differ from those indexed (name -> size); None where they do not."""
+    if indexed == {file.name: file.size for file in listing.files}:
+        return None
+    found = {file.path: file.size for file in listing.files}
+    known = {join(entry.root, name): size for name, size in indexed.items()}
+    if known.keys().isdisjoint(found):  # moved
+        known = {join(listing.root, name): size for name, size in indexed.items()}
+    differing = [path for path in known.keys() | found.keys() if known.get(path) != found.get(path)]
+    if not differing:
+        return None
+    first = min(differing)
+    if first not in known:
+        how = "not indexed"
+    elif first not in found:
+        how = "which the path does not match"
+    else:
+        how = f"{found[first]:,} bytes, {known[first]:,} when it was indexed"
+    return f"{len(known):,} and {len(found):,}; the first that differs: {first}, {how}"
