@@ -78,7 +78,7 @@ def _compare(entry: SourceEntry, indexed: dict[str, int], listing: SourceListing
     if first not in known:
         how = "not indexed"
     elif first not in found:
-        how = "which the path does not match"
+        how = "indexed, but missing or not matched now"
     else:
         how = f"{found[first]:,} bytes, {known[first]:,} when it was indexed"
     return f"{len(known):,} and {len(found):,}; the first that differs: {first}, {how}"

@@ -132,7 +132,7 @@ def test_another_config_with_other_files_is_not_described_by_their_index(
     other = without_second_file(config)
     note = files_note(other)
     assert (
-        f"{OTHER_FILES} (2 and 1; the first that differs: {tmp_path}/data/source0/1.parquet, which the path does not match)"
+        f"{OTHER_FILES} (2 and 1; the first that differs: {tmp_path}/data/source0/1.parquet, indexed, but missing or not matched now)"
         in note
     )
     path = tmp_path / "other.json"
