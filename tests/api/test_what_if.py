@@ -131,10 +131,8 @@ def test_another_config_with_other_files_is_not_described_by_their_index(
     megablend.build(config)
     other = without_second_file(config)
     note = files_note(other)
-    assert (
-        f"{OTHER_FILES} (2 and 1; the first that differs: {tmp_path}/data/source0/1.parquet, indexed, but missing or not matched now)"
-        in note
-    )
+    missing = f"{tmp_path}/data/source0/1.parquet, indexed, but missing or not matched now"
+    assert f"{OTHER_FILES} (2 and 1; the first that differs: {missing})" in note
     path = tmp_path / "other.json"
     path.write_text(json.dumps(other))
     with pytest.raises(megablend.ConfigError, match=rf"{path}: the newest index of .* {OTHER_FILES}"):
