@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from megablend.api.runs import ConfigLike, resolve_cache
+from megablend.api.snapshot_users import find_remedies
 from megablend.caches.base import CacheStore
 from megablend.config import load_config
 from megablend.config.storage_settings import load_storage_settings
@@ -74,13 +75,18 @@ def verify(
     Raises: CacheError where there is no cache.
     """
     if isinstance(cache, str | Path) and not Path(cache).is_file():
-        store, config_storage = resolve_cache(cache), load_storage_settings()
+        store, config_storage, run = resolve_cache(cache), load_storage_settings(), None
     else:
         config = load_config(cache)
-        store, config_storage = config.cache_store, config.storage
+        store, config_storage, run = config.cache_store, config.storage, config.run
     storage = storage.for_reading() if storage else make_storage(objects=config_storage)
-    problems = (*verify_index(store, data=data, storage=storage, progress=progress), *_run_problems(store))
-    return VerifyResult(cache=store.location, data=data, problems=problems)
+    remedies, problems = dict[str, str](), list[str]()
+    try:
+        remedies = find_remedies(store, run)
+    except CacheError as error:
+        problems.append(str(error))
+    problems += verify_index(store, data=data, storage=storage, progress=progress, remedies=remedies)
+    return VerifyResult(cache=store.location, data=data, problems=(*problems, *_run_problems(store)))
 
 
 def _run_problems(cache: CacheStore) -> Iterator[str]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
 from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, CacheStore
 from megablend.caches.find import CacheLike, find_store
-from megablend.errors import CacheError, DataError, ResourceError
+from megablend.errors import REPAIR_REMEDY, CacheError, DataError, ResourceError
 from megablend.formats.base import (
     ENDS_AT_DOCUMENT_END,
     HAS_EARLIER_TOKENS,
@@ -41,7 +42,12 @@ _BATCH_BLOCKS = 64
 
 
 def verify(
-    cache: CacheLike, *, data: bool, storage: Storage, progress: Callable[[Progress], None] | None = None
+    cache: CacheLike,
+    *,
+    data: bool,
+    storage: Storage,
+    progress: Callable[[Progress], None] | None = None,
+    remedies: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
     """Check a whole cache: fragments, packs, document tables, digests of `.idx` files, and checksums and totals of all snapshots.
 
@@ -50,6 +56,7 @@ def verify(
             have some.
         storage: reads the files.
         progress: called as files are read.
+        remedies: by digest of a snapshot, what to do about damage of it where a build does not repair it.
 
     Returns: one line per problem, with file and place; empty if there are none.
     Raises: CacheError if there is no cache.
@@ -60,13 +67,19 @@ def verify(
     problems = [
         *_catch_errors(_file_kind_problems(store, "fragments", read_fragment)),
         *_catch_errors(_file_kind_problems(store, "packs", Pack)),
-        *_catch_errors(_folder_problems(store, DOCUMENTS)),
-        *_catch_errors(_folder_problems(store, CHECKSUMS)),
+        *_catch_errors(_folder_problems(store, DOCUMENTS, "build again (`megablend build CONFIG`)")),
+        *_catch_errors(
+            _folder_problems(
+                store, CHECKSUMS, "make checksums again if you want them (`megablend build CONFIG --checksums`)"
+            )
+        ),
         *_catch_errors(damaged_digests(store)),
     ]
     sound: list[Snapshot] = []
     for entry in store.list_entries(GENERATIONS):
-        problems += _catch_errors(_generation_problems(store, entry.name, sound))
+        remedy = remedies.get(entry.name, REPAIR_REMEDY)
+        found = _catch_errors(_generation_problems(store, entry.name, sound))
+        problems += [_replace_remedy(problem, remedy) for problem in found]
     if data:
         problems += _catch_errors(_all_data_problems(sound, storage, progress))
     return problems
@@ -81,6 +94,10 @@ def _catch_errors(problems: Iterator[str]) -> Iterator[str]:
         yield str(error)
 
 
+def _replace_remedy(problem: str, remedy: str) -> str:
+    return f"{problem.removesuffix(REPAIR_REMEDY)}{remedy}" if problem.endswith(REPAIR_REMEDY) else problem
+
+
 def _generation_problems(store: CacheStore, digest: str, sound: list[Snapshot]) -> Iterator[str]:
     """Problems of a snapshot, which is added to `sound` if its tables are undamaged."""
     folder = store.fetch_folder(GENERATIONS, digest, is_fresh=True)
@@ -89,12 +106,12 @@ def _generation_problems(store: CacheStore, digest: str, sound: list[Snapshot]) 
     read_roots(folder)
     read_seen(folder, manifest["num_files"])
     read_ranges(folder, manifest["num_files"])
-    yield from damaged
+    yield from (f"{problem}; {REPAIR_REMEDY}" for problem in damaged)
     if damaged:  # further checks of damaged tables are meaningless
         return
     generation = open_snapshot(store, digest)
     for problem in _table_problems(generation):
-        yield f"{folder}: {problem}"
+        yield f"{folder}: {problem}; {REPAIR_REMEDY}"
     sound.append(generation)
 
 
@@ -125,14 +142,17 @@ def _file_kind_problems(store: CacheStore, kind: str, read: Callable[[Path], obj
             yield problem
 
 
-def _folder_problems(store: CacheStore, kind: str) -> Iterator[str]:
+def _folder_problems(store: CacheStore, kind: str, then: str) -> Iterator[str]:
+    """Problems of folders that are computed again where they are missing; `then`: by what."""
     for entry in store.list_entries(kind):
-        yield from _catch_errors(_table_problems_of(store, kind, entry.name))
+        remedy = f"remove {store.location}/{kind}/{entry.name}, and {then}"
+        for problem in _catch_errors(_table_problems_of(store, kind, entry.name)):
+            yield _replace_remedy(problem, remedy)
 
 
 def _table_problems_of(store: CacheStore, kind: str, name: str) -> Iterator[str]:
     folder = store.fetch_folder(kind, name, is_fresh=True)
-    yield from damaged_tables(folder, read_manifest(folder))
+    yield from (f"{problem}; {REPAIR_REMEDY}" for problem in damaged_tables(folder, read_manifest(folder)))
 
 
 def _find_problem(path: Path, read: Callable[[Path], object]) -> str | None:
