@@ -1,4 +1,4 @@
-"""Who uses the snapshots of a cache, and what repairs a damaged one."""
+"""Who uses the snapshots of a cache: `verify` advises accordingly."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import contextlib
 from pathlib import Path
 
 from megablend.caches.base import GENERATIONS, CacheStore
+from megablend.config import Config
 from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.index.cache_folders import external_references_dir
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.superseded import find_superseded
+from megablend.index.verify import SnapshotUse
 from megablend.plan.ledger_file import load_ledger, run_names
+from megablend.storage.location import find_root
 from megablend.system.limited_json import parse_json
 
 
@@ -43,28 +46,37 @@ def list_runs_by_index(cache: CacheStore) -> dict[str, list[str]]:
     return found
 
 
-def find_remedies(cache: CacheStore, run: str | None = None) -> dict[str, str]:
-    """What to do about damage of each snapshot of a cache, by its digest.
+def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse]:
+    """What each snapshot of a cache is used for, by its digest.
 
     Args:
-        run: of the config that is known to the user.
+        config: the user's, if one was given. Its paths are those of the snapshots that its run reads, and of the newest unless
+            only other runs use it.
 
     Raises: as list_references.
     """
     entries = {entry.name: entry for entry in cache.list_entries(GENERATIONS)}
     superseded = find_superseded(cache, entries, list_snapshots(cache))
     runs, references = list_runs_by_index(cache), list_references(cache)
-    found = dict.fromkeys(entries, REPAIR_REMEDY)
+    found = dict[str, SnapshotUse]()
     for digest in entries:
-        if names := runs.get(digest):
-            if run not in names:
-                found[digest] = (
-                    f"build again with the config of run {names[0]!r} to repair it (`megablend build CONFIG`)"
-                )
+        names, whose = runs.get(digest, []), "the config"
+        if config is not None and (config.run in names or not (names or digest in references or digest in superseded)):
+            roots = {name: find_root(source.path) for name, source in config.all_sources.items()}
+            found[digest] = SnapshotUse(roots=roots)
+            continue
+        repair = REPAIR_REMEDY
+        if names:
+            whose = f"the config of run {names[0]!r}"
+            repair = f"build again with {whose} to repair it (`megablend build CONFIG`)"
         elif digest in references:
-            found[digest] = (
-                f"remove {references[digest]}, and open the dataset in Megatron again, which indexes it again"
-            )
+            repair = f"remove {references[digest]}, and open the dataset in Megatron again, which indexes it again"
         elif digest in superseded:
-            found[digest] = f"no run uses this index: `megablend gc {cache.location} --older-than 0` removes it"
+            repair = f"no run uses this index: `megablend gc {cache.location} --older-than 0` removes it"
+        missing = (
+            f"restore the file; or, if the data was moved, set the new `path` in {whose}, build (`megablend build CONFIG`), and "
+            "verify with that config (`megablend verify --data CONFIG`)"
+        )
+        is_needed = bool(names) or digest in references or digest not in superseded
+        found[digest] = SnapshotUse(repair=repair, missing=missing, is_needed=is_needed)
     return found

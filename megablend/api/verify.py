@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, overload
 
 from megablend.api.runs import ConfigLike, resolve_cache
-from megablend.api.snapshot_users import find_remedies
+from megablend.api.snapshot_users import find_uses
 from megablend.caches.base import CacheStore
 from megablend.config import load_config
 from megablend.config.storage_settings import load_storage_settings
 from megablend.errors import CacheError
 from megablend.index.build import Progress
 from megablend.index.list_snapshots import list_snapshots
+from megablend.index.verify import SnapshotUse
 from megablend.index.verify import verify as verify_index
 from megablend.plan.ledger_file import load_ledger, run_names
 from megablend.storage.base import Storage
@@ -67,7 +68,7 @@ def verify(
     """Check all of a cache: the index's fragments and snapshots, and the runs' ledgers.
 
     Args:
-        cache: its folder or URL, or a config that names it.
+        cache: its folder or URL, or a config that names it, whose paths then decide where the files of its run are.
         data: read every block of every data file too, and compare counts and checksums.
         progress: with `data`, called as files are read.
         storage: where data files are read, in place of the one that the config asks for.
@@ -75,17 +76,17 @@ def verify(
     Raises: CacheError where there is no cache.
     """
     if isinstance(cache, str | Path) and not Path(cache).is_file():
-        store, config_storage, run = resolve_cache(cache), load_storage_settings(), None
+        config, store, config_storage = None, resolve_cache(cache), load_storage_settings()
     else:
         config = load_config(cache)
-        store, config_storage, run = config.cache_store, config.storage, config.run
+        store, config_storage = config.cache_store, config.storage
     storage = storage.for_reading() if storage else make_storage(objects=config_storage)
-    remedies, problems = dict[str, str](), list[str]()
+    uses, problems = dict[str, SnapshotUse](), list[str]()
     try:
-        remedies = find_remedies(store, run)
+        uses = find_uses(store, config)
     except CacheError as error:
         problems.append(str(error))
-    problems += verify_index(store, data=data, storage=storage, progress=progress, remedies=remedies)
+    problems += verify_index(store, data=data, storage=storage, progress=progress, uses=uses)
     return VerifyResult(cache=store.location, data=data, problems=(*problems, *_run_problems(store)))
 
 

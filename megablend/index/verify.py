@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,7 +13,15 @@ import numpy as np
 
 from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, CacheStore
 from megablend.caches.find import CacheLike, find_store
-from megablend.errors import REPAIR_REMEDY, CacheError, DataError, ResourceError
+from megablend.errors import (
+    CHANGED_REMEDY,
+    MISSING_REMEDY,
+    REPAIR_REMEDY,
+    CacheError,
+    DataError,
+    MissingFileError,
+    ResourceError,
+)
 from megablend.formats.base import (
     ENDS_AT_DOCUMENT_END,
     HAS_EARLIER_TOKENS,
@@ -30,6 +39,7 @@ from megablend.index.idx_digests import damaged_digests
 from megablend.index.joined_snapshot import JoinedSnapshot
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.manifest import damaged_tables, read_generation_manifest, read_manifest, read_roots
+from megablend.index.moved_root import choose_root
 from megablend.index.packs import Pack
 from megablend.index.sampled_digest import sampled_content_digest
 from megablend.index.snapshot import Snapshot, open_snapshot
@@ -41,13 +51,26 @@ from megablend.system.failures import translating
 _BATCH_BLOCKS = 64
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotUse:
+    """What a snapshot is used for: that decides where its files are, and what to do about its problems."""
+
+    repair: str = REPAIR_REMEDY
+    """What to do about damage, or where it is not needed, about anything."""
+    missing: str = MISSING_REMEDY
+    """What to do about files that do not exist."""
+    is_needed: bool = True
+    roots: Mapping[str, str] = field(default_factory=dict)
+    """Folders of its sources where a config tells them, by name."""
+
+
 def verify(
     cache: CacheLike,
     *,
     data: bool,
     storage: Storage,
     progress: Callable[[Progress], None] | None = None,
-    remedies: Mapping[str, str] = MappingProxyType({}),
+    uses: Mapping[str, SnapshotUse] = MappingProxyType({}),
 ) -> list[str]:
     """Check a whole cache: fragments, packs, document tables, digests of `.idx` files, and checksums and totals of all snapshots.
 
@@ -56,7 +79,7 @@ def verify(
             have some.
         storage: reads the files.
         progress: called as files are read.
-        remedies: by digest of a snapshot, what to do about damage of it where a build does not repair it.
+        uses: of the snapshots, by digest.
 
     Returns: one line per problem, with file and place; empty if there are none.
     Raises: CacheError if there is no cache.
@@ -77,11 +100,11 @@ def verify(
     ]
     sound: list[Snapshot] = []
     for entry in store.list_entries(GENERATIONS):
-        remedy = remedies.get(entry.name, REPAIR_REMEDY)
+        remedy = uses.get(entry.name, SnapshotUse()).repair
         found = _catch_errors(_generation_problems(store, entry.name, sound))
         problems += [_replace_remedy(problem, remedy) for problem in found]
     if data:
-        problems += _catch_errors(_all_data_problems(sound, storage, progress))
+        problems += _catch_errors(_all_data_problems(sound, uses, storage, progress))
     return problems
 
 
@@ -116,20 +139,25 @@ def _generation_problems(store: CacheStore, digest: str, sound: list[Snapshot]) 
 
 
 def _all_data_problems(
-    sound: Sequence[Snapshot], storage: Storage, progress: Callable[[Progress], None] | None
+    sound: Sequence[Snapshot],
+    uses: Mapping[str, SnapshotUse],
+    storage: Storage,
+    progress: Callable[[Progress], None] | None,
 ) -> Iterator[str]:
     """Problems of the data of all snapshots, file by file."""
     num_files = sum(generation.num_files for generation in sound)
     num_bytes = sum(generation.file(i).opened.size for generation in sound for i in range(generation.num_files))
     files = size = 0
     seen: set[tuple[object, ...]] = set()
-    renamed = _Renamed(sound)
-    for generation in sound:
-        checksums = None
+    located = _Located(sound, uses, storage)
+    for generation in sorted(sound, key=lambda each: not located.uses[each.digest].is_needed):  # those share most files
+        checksums, use = None, located.uses[generation.digest]
         with contextlib.suppress(CacheError):  # which was reported with the other tables
             checksums = open_checksums(generation)
         for i in range(generation.num_files):
-            yield from _catch_errors(_problems_of_file(generation, i, renamed, seen, checksums, storage))
+            for problem in _catch_errors(_problems_of_file(generation, i, located, seen, checksums, storage)):
+                unneeded = f"; it is in index {generation.digest}, and {use.repair}"
+                yield problem if use.is_needed else problem.removesuffix(f"; {CHANGED_REMEDY}") + unneeded
             files, size = files + 1, size + generation.file(i).opened.size
             if progress is not None:
                 progress(Progress(files=files, num_files=num_files, bytes=size, num_bytes=num_bytes))
@@ -186,36 +214,50 @@ def _table_problems(generation: Snapshot) -> Iterator[str]:
             yield f"{file.name}: its blocks begin {blocks['rows'].sum()} documents, the file has {file.rows}"
 
 
-class _Renamed:
-    """Where a later snapshot found the content of a file."""
+class _Located:
+    """Where the files of snapshots are, by the config and by what later snapshots found."""
 
-    def __init__(self, snapshots: Sequence[Snapshot]) -> None:
+    def __init__(self, snapshots: Sequence[Snapshot], uses: Mapping[str, SnapshotUse], storage: Storage) -> None:
         by_age = list_snapshots(snapshots[0].store) if snapshots else []
         self._snapshots = sorted(snapshots, key=lambda each: by_age.index(each.digest))
+        self.uses = {each.digest: uses.get(each.digest, SnapshotUse()) for each in snapshots}
+        self._roots = {
+            each.digest: {
+                name: choose_root(each, name, root, storage)
+                for name, root in self.uses[each.digest].roots.items()
+                if name in each.roots
+            }
+            for each in snapshots
+        }
 
     def find_path(self, generation: Snapshot, number: int) -> str:
-        """The path that a file of a snapshot has now, as far as the cache knows."""
+        """The path of a file of a snapshot."""
+        return generation.path(number, self._roots[generation.digest])
+
+    def find_renamed(self, generation: Snapshot, number: int) -> str:
+        """The path at which the last snapshot that has the content of the file found it."""
         before = itertools.takewhile(lambda each: each is not generation, self._snapshots)
-        return self._joined.path(sum(each.num_files for each in before) + number)
+        which, now = self._joined.find_last(sum(each.num_files for each in before) + number)
+        return self.find_path(self._snapshots[which], now)
 
     @cached_property
-    def _joined(self) -> Snapshot:
+    def _joined(self) -> JoinedSnapshot:
         return JoinedSnapshot(self._snapshots)
 
 
 def _problems_of_file(
     generation: Snapshot,
     number: int,
-    renamed: _Renamed,
+    located: _Located,
     seen: set[tuple[object, ...]],
     checksums: BlockChecksums | None,
     storage: Storage,
 ) -> Iterator[str]:
     """Differences of a file, wherever it is now, from what was indexed."""
-    path = generation.path(number)
-    problems = list(_catch_errors(_file_problems(generation, number, path, seen, checksums, storage)))
-    if problems and (now := renamed.find_path(generation, number)) != path:
-        problems = list(_catch_errors(_file_problems(generation, number, now, seen, checksums, storage)))
+    path, use = located.find_path(generation, number), located.uses[generation.digest]
+    problems = list(_catch_errors(_file_problems(generation, number, path, seen, checksums, storage, use)))
+    if problems and (now := located.find_renamed(generation, number)) != path:
+        problems = list(_catch_errors(_file_problems(generation, number, now, seen, checksums, storage, use)))
     yield from problems
 
 
@@ -226,6 +268,7 @@ def _file_problems(
     seen: set[tuple[object, ...]],
     checksums: BlockChecksums | None,
     storage: Storage,
+    use: SnapshotUse,
 ) -> Iterator[str]:
     """Differences of a file at a path from what was indexed. Snapshots share most files; those in `seen` are not read again."""
     file = generation.file(number)
@@ -245,6 +288,8 @@ def _file_problems(
             yield from _block_problems(reader, path, blocks[start : start + _BATCH_BLOCKS], chunks, storage)
         if checksums is not None:
             yield from find_differences(generation, number, path, checksums.of_file(number), storage)
+    except MissingFileError as error:
+        yield f"{error}; {use.missing}" if use.is_needed else str(error)
     except DataError as error:
         yield str(error)
 
