@@ -81,6 +81,10 @@ REPAIR_REMEDY = "build again to repair it (`megablend build CONFIG`)"
 """What to do about a damaged table of a cache. A build also rewrites the tables of an older index that a run keeps."""
 
 
+REMOVE_REMEDY = "remove it and build again (`megablend build CONFIG`)"
+"""What to do about a damaged file of a cache that is computed again where it is missing, but that perhaps no config needs."""
+
+
 class DataError(MegablendError, ValueError):
     """A data file cannot be read as requested; the message starts with its path (and byte offset)."""
 

@@ -117,6 +117,7 @@ def amend(
     data = asked.tokens_by_index, asked.blocks
     cut = cut_ledger(known, plan_stages(known.stages, *data), sample)
     _check_skips(checked, known, cut.num_samples)
+    _check_stages(checked, cut)
     run = _plan_amended(checked, cut, ledger.indices[len(cut.indices) :], keep=not dry_run)
     if not dry_run:
         with checked.cache_store.hold():
@@ -147,6 +148,17 @@ def _check_skips(config: Config, ledger: Ledger, at: int) -> None:
         raise ConfigError(
             f"sample {at:,} is within samples {skipped[0]:,} to {skipped[1]:,}, which run {ledger.run!r} skips; amend it at "
             f"sample {skipped[1]:,} or later"
+        )
+
+
+def _check_stages(config: Config, cut: Ledger) -> None:
+    """Raises: ConfigError where the config has no stages, with those of the run as it would list them."""
+    at = cut.num_samples
+    if not config.stages and at < cut.stages[-1].end:
+        listed = ", ".join(f"{{samples: {stage.end}}}" for stage in cut.stages)
+        raise ConfigError(
+            f"the config has no `stages`: add `stages: [{listed}, {{from: {at}, ...}}]`, with what changes from sample {at:,} on "
+            "in place of `...`"
         )
 
 

@@ -18,6 +18,7 @@ from megablend.config import load_config
 from megablend.errors import ConfigError
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
+from megablend.plan.links import Link, find_agreed_end
 from megablend.plan.run import Run
 from megablend.plan.stage import Blend
 from megablend.plan.state import State
@@ -35,20 +36,17 @@ def diff(a: str | Path, b: str | Path) -> dict[str, Any]:
 
     Returns: differences (what, a, b); samples of each; `parts_at`, the first sample that is not the same in both, or None where
         one is the beginning of the other. A state has only digests: with one, `parts_at` is absent, and `agrees_up_to` is the
-        end of the last stage that both have.
+        end of the stages that both have, or where an amendment cut one of them.
     Raises: ConfigError where one of them is none of these, or a config has no index yet; as `open` does.
     """
     runs = _read(a), _read(b)
     ledgers = [each.ledger if isinstance(each, Run) else each for each in runs]
-    ends = [_chain(each) for each in ledgers]
-    common = sum(
-        1 for x, y in zip(*ends, strict=False) if x == y
-    )  # digests are chained: a later pair is equal only after all
-    agreed = ends[0][common - 1][0] if common else 0
+    chains = [_links_of(each) for each in ledgers]
+    agreed = find_agreed_end(*chains)
     found: dict[str, Any] = {
         "a": str(a),
         "b": str(b),
-        "samples": [chain[-1][0] for chain in ends],
+        "samples": [chain[-1].stop for chain in chains],
         "agrees_up_to": agreed,
         "differences": [each._asdict() for each in list_differences(*ledgers)],
     }
@@ -66,7 +64,7 @@ def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
             found += [each._replace(what=each.what + of_stage) for each in list_blend_differences(x, y)]
         found.append(Difference("stage ends", list(a.ends), list(b.ends)))
     else:
-        stages = [[list(stage) for stage in _chain(each)] for each in (a, b)]
+        stages = [[[link.stop, link.digest] for link in _links_of(each)] for each in (a, b)]
         found.append(Difference("stages", *stages))
     return [each for each in found if each.a != each.b]
 
@@ -227,9 +225,8 @@ def _json_of(path: Path) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _chain(which: Ledger | State) -> list[tuple[int, str]]:
-    """End of each stage, and the plan's digest after it."""
-    return [(link.stop, link.digest) for link in (which.links if isinstance(which, Ledger) else which.stages)]
+def _links_of(which: Ledger | State) -> tuple[Link, ...]:
+    return which.links if isinstance(which, Ledger) else which.stages
 
 
 def _pair_blends(a: Ledger, b: Ledger) -> list[tuple[int, Blend, Blend]]:

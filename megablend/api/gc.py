@@ -8,13 +8,11 @@ from typing import ClassVar
 
 from megablend.api.result_base import Result
 from megablend.api.runs import ConfigLike, resolve_cache
-from megablend.caches.base import CacheStore
-from megablend.errors import CacheError, ConfigError
-from megablend.index.cache_folders import external_references_dir
+from megablend.api.snapshot_users import list_references
+from megablend.errors import ConfigError
 from megablend.index.gc import collect
 from megablend.plan.ledger_file import list_runs
 from megablend.system.failures import translating
-from megablend.system.limited_json import missing_field, parse_json
 from megablend.system.log import LOG
 
 DEFAULT_DAYS = 7.0
@@ -58,7 +56,7 @@ def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: boo
     store = resolve_cache(cache)
 
     def needed() -> set[str]:
-        return {index for ledger in list_runs(store) for index in ledger.indices} | _pinned(store)
+        return {index for ledger in list_runs(store) for index in ledger.indices} | set(list_references(store))
 
     collected = collect(store, needed, min_age_seconds=older_than_days * 86400, dry_run=dry_run)
     if not dry_run:
@@ -72,18 +70,3 @@ def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: boo
         other_files=collected.others,
         bytes=collected.bytes,
     )
-
-
-def _pinned(cache: CacheStore) -> set[str]:
-    found = set[str]()
-    for path in external_references_dir(cache.folder).glob("*.json"):
-        try:
-            pin = parse_json(path.read_text(encoding="utf-8"))
-            if (missing := missing_field(pin, {"index": str})) is not None:
-                raise ValueError(f"it lacks {missing}")
-        except (OSError, ValueError) as error:
-            raise CacheError(
-                f"{path}: cannot be read ({error}), so the index that it refers to is not known; remove the file if it is damaged"
-            ) from error
-        found.add(pin["index"])
-    return found

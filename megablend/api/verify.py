@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, overload
 
 from megablend.api.runs import ConfigLike, resolve_cache
+from megablend.api.snapshot_users import find_uses
 from megablend.caches.base import CacheStore
 from megablend.config import load_config
 from megablend.config.storage_settings import load_storage_settings
 from megablend.errors import CacheError
 from megablend.index.build import Progress
 from megablend.index.list_snapshots import list_snapshots
+from megablend.index.verify import SnapshotUse
 from megablend.index.verify import verify as verify_index
 from megablend.plan.ledger_file import load_ledger, run_names
 from megablend.storage.base import Storage
@@ -66,7 +68,7 @@ def verify(
     """Check all of a cache: the index's fragments and snapshots, and the runs' ledgers.
 
     Args:
-        cache: its folder or URL, or a config that names it.
+        cache: its folder or URL, or a config that names it, whose paths then decide where the files of its run are.
         data: read every block of every data file too, and compare counts and checksums.
         progress: with `data`, called as files are read.
         storage: where data files are read, in place of the one that the config asks for.
@@ -74,13 +76,18 @@ def verify(
     Raises: CacheError where there is no cache.
     """
     if isinstance(cache, str | Path) and not Path(cache).is_file():
-        store, config_storage = resolve_cache(cache), load_storage_settings()
+        config, store, config_storage = None, resolve_cache(cache), load_storage_settings()
     else:
         config = load_config(cache)
         store, config_storage = config.cache_store, config.storage
     storage = storage.for_reading() if storage else make_storage(objects=config_storage)
-    problems = (*verify_index(store, data=data, storage=storage, progress=progress), *_run_problems(store))
-    return VerifyResult(cache=store.location, data=data, problems=problems)
+    uses, problems = dict[str, SnapshotUse](), list[str]()
+    try:
+        uses = find_uses(store, config)
+    except CacheError as error:
+        problems.append(str(error))
+    problems += verify_index(store, data=data, storage=storage, progress=progress, uses=uses)
+    return VerifyResult(cache=store.location, data=data, problems=(*problems, *_run_problems(store)))
 
 
 def _run_problems(cache: CacheStore) -> Iterator[str]:

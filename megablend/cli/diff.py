@@ -40,7 +40,7 @@ def _print_diff(found: dict[str, Any]) -> None:
     fewer, least = min(found["samples"]), f"{found['agrees_up_to']:,}"
     if "parts_at" not in found:
         same = not found["differences"]
-        text = "the plans are the same" if same else f"the plans have the stages up to sample {least} in common"
+        text = "the plans are the same" if same else f"the plans are known to be the same up to sample {least}"
     elif found["parts_at"] is not None:
         text = f"the same up to sample {found['parts_at']:,}, which differs"
     elif len(set(found["samples"])) == 1:

@@ -150,7 +150,10 @@ def check_listed(stages: Sequence[StageSettings], names: Sequence[str], given: S
                 "read it"
             )
         if i == 0 and stage.from_ is not None:
-            raise ValueError("stages[0]: found `from`, but the first stage begins with the run; remove it")
+            raise ValueError(
+                "stages[0]: found `from`, but the first stage begins with the run; list the stage that it cuts before it, or "
+                "remove it"
+            )
         if i == 0 and stage.changes_index:
             key = "new_data" if stage.new_data else "withdraw"
             raise ValueError(f"stages[0]: found `{key}`, but no stage before it reads other data; remove it")

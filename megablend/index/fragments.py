@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from megablend.caches.base import CacheStore
-from megablend.errors import CacheError
+from megablend.errors import REMOVE_REMEDY, CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
 from megablend.fs.atomic_write import replace_file
 from megablend.index.source_spec import SourceColumn, SourceFile
@@ -133,9 +133,7 @@ def read_fragment(path: Path) -> Fragment:
         data = path.read_bytes()
     body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if not body.startswith(_MAGIC) or hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != trailer:
-        raise CacheError(
-            f"{path}: damaged fragment of {len(data)} bytes (its checksum is wrong); `megablend build CONFIG` rebuilds it"
-        )
+        raise CacheError(f"{path}: damaged fragment of {len(data)} bytes (its checksum is wrong); {REMOVE_REMEDY}")
     start = len(_MAGIC) + _LENGTH.size
     try:
         (length,) = _LENGTH.unpack_from(body, len(_MAGIC))
@@ -154,7 +152,7 @@ def read_fragment(path: Path) -> Fragment:
         chunks = np.frombuffer(body, CHUNK_DTYPE, header["num_chunks"], start + length)
         blocks = np.frombuffer(body, BLOCK_DTYPE, header["num_blocks"], start + length + chunks.nbytes)
     except (ValueError, struct.error) as error:
-        raise CacheError(f"{path}: damaged fragment ({error}); `megablend build CONFIG` rebuilds it") from error
+        raise CacheError(f"{path}: damaged fragment ({error}); {REMOVE_REMEDY}") from error
     index = FileIndex(
         rows=header["rows"],
         tokens=header["tokens"],

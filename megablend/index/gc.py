@@ -16,19 +16,20 @@ collection is continued by the next one, or by a build.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, CacheStore, Entry
+from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, CacheStore
 from megablend.caches.find import CacheLike, find_store
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import translate_os_errors
 from megablend.index.cache_folders import fragments
 from megablend.index.document_table import table_key
 from megablend.index.fragments import fragment_content, fragment_names
-from megablend.index.list_snapshots import build_sequence, list_snapshots
+from megablend.index.list_snapshots import list_snapshots
 from megablend.index.packs import Pack, Packed
 from megablend.index.snapshot import open_snapshot
+from megablend.index.superseded import find_superseded
 
 _KINDS = ("fragments", "packs", DOCUMENTS, CHECKSUMS, "lengths", "splits", "idx")
 """Files and folders that belong to snapshots."""
@@ -72,8 +73,9 @@ def collect(
             )
         before = store.now() - min_age_seconds
         generations = {entry.name: entry for entry in store.list_entries(GENERATIONS)}
-        by_arrival = list_snapshots(store)
-        old = _find_old(store, by_arrival, generations, set(needed()), before)
+        by_arrival, in_use = list_snapshots(store), set(needed())
+        superseded = find_superseded(store, generations, by_arrival)
+        old = [digest for digest, ended in superseded.items() if digest not in in_use and ended < before]
         kept = tuple(digest for digest in by_arrival if digest not in old)
         needs = _KeptContents(store, kept).needs
         others = [
@@ -93,34 +95,6 @@ def collect(
         others=len(others) + num_left,
         bytes=sum(entry.bytes for _, entry in going) + bytes_left,
     )
-
-
-def _find_old(
-    store: CacheStore, by_arrival: Sequence[str], entries: Mapping[str, Entry], needed: set[str], before: float
-) -> list[str]:
-    """Digests of snapshots that are not needed, and were no longer the newest at the time `before`.
-
-    If the sequence of a snapshot is unknown, it may be the newest. One without an entry was committed after these were listed.
-    """
-    known = {digest: build_sequence(store, digest) >= 0 for digest in by_arrival}
-    found = []
-    for place, digest in enumerate(by_arrival[:-1]):
-        newer = [entries[other] for other in by_arrival[place + 1 :] if other in entries]
-        if digest not in entries or not newer:
-            continue
-        ended = min(_took_over(entries[digest], other, is_known=known[digest]) for other in newer)
-        if known[digest] and digest not in needed and ended < before:
-            found.append(digest)
-    return found
-
-
-def _took_over(entry: Entry, newer: Entry, *, is_known: bool) -> float:
-    """The latest time at which a later snapshot became the newest.
-
-    A snapshot is committed again by every build that results in it. If it was created after the last build of the older one, that
-    is the time, no matter how often the newer one was rebuilt since.
-    """
-    return newer.committed if is_known and newer.created <= entry.committed else newer.created
 
 
 class _KeptContents:

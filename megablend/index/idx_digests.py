@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.caches.find import CacheLike, find_store
+from megablend.errors import REMOVE_REMEDY
 from megablend.formats import get_format
 from megablend.formats.base import Format, OpenedFile, has_group_digests
 from megablend.fs.atomic_write import replace_file
@@ -71,7 +72,7 @@ def damaged_digests(cache: CacheLike) -> Iterator[str]:
     for name in store.list_files("idx"):
         path = store.fetch_file("idx", name)
         if _read(path) is None:
-            yield f"{path}: damaged digests of an .idx file; `megablend build CONFIG` computes them again"
+            yield f"{path}: damaged digests of an .idx file; {REMOVE_REMEDY}"
 
 
 def make_digests(cache: CacheLike, idx: LongIdx, storage: Storage) -> None:

@@ -106,6 +106,12 @@ class JoinedSnapshot(Snapshot):
                     found |= {i: next(iter(now.values())) for path, i in paths.items() if path not in now}
         return found
 
+    def find_last(self, i: int) -> tuple[int, int]:
+        """The last snapshot that has the content of file i, and the file's number there."""
+        now = self._renamed.get(i, i)
+        which = int(np.searchsorted(self._first_files, now, "right")) - 1
+        return which, now - int(self._first_files[which])
+
     def files_of(self, snapshot: int, sources: Sequence[str]) -> list[int]:
         """Numbers of the files that the named sources have in a snapshot, given by its number."""
         first = int(self._first_files[snapshot])

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from megablend.errors import CacheError
+from megablend.errors import REMOVE_REMEDY, CacheError
 from megablend.formats.as_numpy import as_numpy
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array
 from megablend.index.fragments import Fragment, FragmentName
@@ -100,16 +100,14 @@ class Pack:
             with path.open("rb") as file:
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as error:  # ValueError: an empty file
-            raise CacheError(f"{path}: cannot be read ({error}); `megablend build CONFIG` rebuilds it") from error
+            raise CacheError(f"{path}: cannot be read ({error}); {REMOVE_REMEDY}") from error
         body, start = data[:-DIGEST_BYTES], len(MAGIC) + LENGTH.size
         if (
             len(data) < start + DIGEST_BYTES
             or body[: len(MAGIC)] != MAGIC
             or hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest() != data[-DIGEST_BYTES:]
         ):
-            raise CacheError(
-                f"{path}: damaged pack of {len(data)} bytes (its checksum is wrong); `megablend build CONFIG` rebuilds it"
-            )
+            raise CacheError(f"{path}: damaged pack of {len(data)} bytes (its checksum is wrong); {REMOVE_REMEDY}")
         (length,) = LENGTH.unpack_from(body, len(MAGIC))
         self._entries = pa.ipc.open_stream(pa.py_buffer(body[start : start + length])).read_next_batch()
         self._first_chunk = _offsets(self._entries.column("num_chunks"))

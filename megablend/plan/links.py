@@ -47,6 +47,12 @@ def find_parting(a: Sequence[Link], b: Sequence[Link]) -> Parting | None:
     return None
 
 
+def find_agreed_end(a: Sequence[Link], b: Sequence[Link]) -> int:
+    """The number of samples that two chains certainly have in common."""
+    parting = find_parting(a, b)
+    return min(a[-1].stop, b[-1].stop) if parting is None else parting.sample
+
+
 def agree_until(a: Sequence[Link], b: Sequence[Link], sample: int) -> bool:
     """Whether two chains have the same samples before `sample`, and at least the same first stage."""
     parting = find_parting(a, b)

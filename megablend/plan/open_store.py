@@ -16,6 +16,7 @@ from megablend.blocks.memory_shares import get_extra_bytes
 from megablend.config import SPLITS, Config, Source
 from megablend.errors import ConfigError, PlanError
 from megablend.index.joined_snapshot import name_source
+from megablend.index.moved_root import choose_root
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.storage.base import Storage
 from megablend.storage.location import find_root
@@ -186,19 +187,8 @@ def _find_largest(dtype: str) -> int:
 
 
 def _root(generation: Snapshot, name: str, source: Source, storage: Storage) -> str:
-    """The folder that a source's file names are relative to: the one of the config's paths, since data may have moved.
-
-    Where paths were added to the config after the index was built, the config's root may differ and the names do not resolve
-    under it; then the root stored in the index is used.
-    """
+    """The folder of a source's files; see choose_root."""
     indexed = generation.roots[name]
     if len(source.path) == 1 and source.path[0].rpartition("/")[0] == indexed:  # as for most of thousands
         return indexed
-    root = find_root(source.path)
-    if root == indexed:
-        return root
-    entry = generation.sources[generation.sources.numbers[name]]
-    if not entry.files:
-        return root
-    there, moved = (generation.path(entry.files.start, {name: folder}) for folder in (indexed, root))
-    return indexed if storage.glob(there) and not storage.glob(moved) else root
+    return choose_root(generation, name, find_root(source.path), storage)

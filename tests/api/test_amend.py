@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from click.testing import CliRunner
 
 import megablend
@@ -162,6 +164,25 @@ def test_amended_again_and_again(config: dict[str, Any]) -> None:
     ledger = load_ledger(config["cache"], "default")
     assert ledger is not None
     assert ledger.ends[:5] == tuple(ends)
+
+
+@pytest.mark.parametrize("extended", [False, True])
+def test_a_config_without_stages(tmp_path: Path, data: list[dict[str, Any]], extended: bool) -> None:
+    """The form that the message prints works at once."""
+    config = make_config(tmp_path, data, samples=640)
+    if extended:
+        megablend.build(config | {"samples": 320})
+    megablend.build(config)
+    ends = "{samples: 320}, {samples: 640}" if extended else "{samples: 640}"
+    form = f"stages: [{ends}, {{from: 432, ...}}]"
+    with pytest.raises(
+        megablend.ConfigError, match=rf"has no `stages`: add `{re.escape(form)}`, with what changes"
+    ) as caught:
+        megablend.amend(config, at=420)
+    (printed,) = re.findall(r"`(stages: [^`]*)`", str(caught.value))
+    edited = config | yaml.safe_load(printed.replace("...", "sources: {s1: {weight: 3}}"))
+    assert megablend.amend(edited, at=420).at == 432
+    assert len(megablend.open(edited)) == 640
 
 
 CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [

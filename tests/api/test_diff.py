@@ -127,6 +127,22 @@ def test_states_are_compared_by_their_digests(tmp_path: Path) -> None:
     assert found["agrees_up_to"] == 0
 
 
+def test_an_amended_run_and_a_state_of_before(tmp_path: Path) -> None:
+    config, _ = make_run(tmp_path)
+    stages = [{"samples": 200}, {"samples": 200, "sources": {config["sources"][0]["name"]: {"weight": 9}}}]
+    before = config | {"stages": stages[:1]}
+    before.pop("samples")
+    megablend.build(before | {"run": "amended"})
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(open_dataset(before | {"run": "amended"}).state_dict(40)))
+    amended = before | {"run": "amended", "stages": stages}
+    at = megablend.amend(amended, at=50).at
+    assert 50 <= at < 200
+    found = megablend.diff(saved(tmp_path, "a", amended), state)
+    assert found["agrees_up_to"] == at
+    assert megablend.diff(state, saved(tmp_path, "a", amended))["agrees_up_to"] == at
+
+
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path)
     path = saved(tmp_path, "a", config)

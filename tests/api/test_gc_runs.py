@@ -81,9 +81,18 @@ def test_megatrons_datasets_keep_their_index(config: dict[str, Any], tmp_path: P
     assert len(found.removed) == 1
     assert len(open_table(str(tmp_path / "megatron"), built, STORAGE)[1]) == 60
     pin = next((tmp_path / "megatron" / "megablend-documents").glob("*.json"))
+    chunks = cache / "generations" / str(built.index) / "chunks.arrow"
+    chunks.write_bytes(chunks.read_bytes()[:-1] + b"\xff")
+    (problem,) = megablend.verify(cache)
+    assert problem.endswith(f"; remove {pin}, and open the dataset in Megatron again, which indexes it again")
+    pin.unlink()
+    assert build_table(str(tmp_path / "megatron"), address, launch=SingleProcess(), storage=STORAGE) == built
+    assert megablend.verify(cache) == []
+    megablend.build(other, cache=str(cache))
     for text in ("[1", "[1]", "{}", '{"index": 5}'):
         pin.write_text(text)
         with pytest.raises(megablend.CacheError, match="so the index that it refers to is not known; remove the file"):
             megablend.gc(cache, older_than_days=0)
+        assert megablend.verify(cache)[0].startswith(f"{pin}: cannot be read")
     pin.unlink()
     assert megablend.gc(cache, older_than_days=0).removed == (built.index,)

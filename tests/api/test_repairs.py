@@ -135,6 +135,88 @@ def test_an_index_that_a_run_keeps(tmp_path: Path, name: str, damage: Callable[[
     assert (project.kept, list_snapshots(project.cache)[-1]) == (kept, newest)
 
 
+def follow(project: Project) -> list[str]:
+    """Do what `verify` says, literally, until it finds nothing more; all that it said."""
+    said = list[str]()
+    while problems := list(megablend.verify(project.path)):
+        assert len(said) < 2, said
+        said.append("\n".join(problems))
+        for path in set(re.findall(r"remove (/[^\s,;]+)", said[-1])):
+            shutil.rmtree(path) if Path(path).is_dir() else Path(path).unlink()
+        for path in set(re.findall(r"(?m)^(/[^\s:]+): .*; remove it and ", said[-1])):
+            Path(path).unlink()
+        for command in sorted(set(commands_in(said[-1]))):
+            project.run(command)
+    return said
+
+
+@pytest.mark.parametrize("name", TABLES + FILES)
+def test_an_index_that_no_run_uses(tmp_path: Path, name: str) -> None:
+    project = Project(tmp_path)
+    unused = project.kept
+    project.run("runs remove CONFIG default")
+    project.add(1)
+    project.run("build CONFIG")
+    tokens = project.read()
+    flip(unused / name)
+    assert megablend.verify(project.path) == megablend.verify(project.cache)
+    said = follow(project)
+    remedy = f"no run uses this index: `megablend gc {project.cache} --older-than 0` removes it"
+    assert said[-1].startswith(str(unused / name))
+    assert said[-1].endswith(remedy)
+    assert len(said) == 1 + (name == "roots.json"), "damaged now, it may be the newest until the next build"
+    assert not unused.exists()
+    assert project.read() == tokens
+
+
+def test_an_index_that_no_run_uses_without_a_manifest(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    unused = project.kept
+    project.run("runs remove CONFIG default")
+    project.add(1)
+    project.run("build CONFIG")
+    (unused / "manifest.json").unlink()
+    assert len(follow(project)) == 1
+    assert not unused.exists()
+
+
+def test_an_index_that_another_run_uses(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    kept = project.kept
+    project.add(1)
+    other = {**project.given, "run": "other"}
+    build(other)
+    flip(kept / "blocks.arrow")
+    (problem,) = megablend.verify(other)
+    assert problem.endswith("build again with the config of run 'default' to repair it (`megablend build CONFIG`)")
+    assert megablend.verify(project.cache) == [problem]
+    assert len(follow(project)) == 1
+    assert project.read() == project.tokens
+
+
+@pytest.mark.parametrize(
+    ("kind", "pattern"),
+    [("parquet", "fragments/*"), ("parquet", "documents/*/*"), ("parquet", "checksums/*/*"), ("bin", "idx/*")],
+)
+def test_what_a_cache_has_of_files_that_no_config_has(
+    tmp_path: Path, kind: str, pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("megablend.formats.megatron.reader", "megablend.formats.megatron.lengths"):
+        monkeypatch.setattr(f"{module}.WHOLE_BYTES", 64)
+    project = Project(tmp_path, kind, order="document")
+    project.run("build CONFIG --checksums")
+    project.run("runs remove CONFIG default")
+    for path in (tmp_path / "data").iterdir():
+        path.unlink()
+    project.add(1)
+    project.run("build CONFIG")
+    paths = [path for path in project.cache.glob(pattern) if path.stat().st_size]
+    assert paths
+    for path in paths:
+        flip(path)
+    assert len(follow(project)) == 1
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_an_index_that_cannot_be_made_again(tmp_path: Path, name: str) -> None:
     project = Project(tmp_path)

@@ -126,8 +126,9 @@ REMEDIES: list[tuple[Settings, str, list[Settings]]] = [
     ),
     (
         {"stages": [{"from": 3, "lanes": 4}]},
-        r"stages\[0\]: found `from`, but the first stage begins with the run; remove it",
-        [{"stages": [{"lanes": 4}]}],
+        r"stages\[0\]: found `from`, but the first stage begins with the run; list the stage that it cuts before it, or "
+        "remove it$",
+        [{"stages": [{"samples": 64}, {"from": 3, "lanes": 4}]}, {"stages": [{"lanes": 4}]}],
     ),
     (
         {"samples": None, "stages": [{"share": 0.5}, {"lanes": 4, "samples": 192}]},

@@ -121,7 +121,7 @@ def test_without_digests_the_whole_file_is_compared_in_parts_and_that_is_logged(
     for damage in (lambda: made.unlink(), lambda: flip(made, 30), lambda: made.write_bytes(b"")):
         damage()
         problems = (
-            [f"{made}: damaged digests of an .idx file; `megablend build CONFIG` computes them again"]
+            [f"{made}: damaged digests of an .idx file; remove it and build again (`megablend build CONFIG`)"]
             if made.exists()
             else []
         )
