@@ -126,6 +126,12 @@ class FileTable:
         columns: npt.NDArray[np.int32] = as_numpy(self._files.column("source"))
         return columns
 
+    @property
+    def sizes(self) -> Int64Array:
+        """int64 [num_files]: bytes of each file; of a pair those of its data file."""
+        sizes: Int64Array = as_numpy(self._files.column("size"))
+        return sizes
+
     @cached_property
     def token_bytes(self) -> Int64Array:
         """int64 [num_files]: bytes of a token of each file, decoded."""

@@ -107,6 +107,11 @@ class Snapshot(BlockRows):
         return self._files.columns
 
     @property
+    def file_sizes(self) -> Int64Array:
+        """int64 [num_files]: bytes of each file; see FileTable.sizes."""
+        return self._files.sizes
+
+    @property
     def file_token_bytes(self) -> Int64Array:
         """int64 [num_files]: bytes of a token of each file, decoded."""
         return self._files.token_bytes
