@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megablend.api.blend_differences import Difference, list_blend_differences
+from megablend.api.blend_differences import Difference, describe_blend, list_blend_differences
 from megablend.api.result_base import Result
 from megablend.api.runs import ConfigLike, resolve_cache
 from megablend.caches.base import RUNS, CacheStore
@@ -25,7 +25,6 @@ from megablend.fs.atomic_write import translate_os_errors
 from megablend.index.list_snapshots import list_snapshots
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger, run_names, save_ledger
-from megablend.plan.ledger_format import blend_record
 from megablend.plan.skips import copy_skips, forget_skips
 from megablend.storage.location import find_scheme
 
@@ -68,7 +67,7 @@ class RunCommitment(RunSummary):
     """What a run is committed to."""
 
     blend: dict[str, Any]
-    """All that decides the order of its last stage, as its ledger records it."""
+    """All that decides the order of its last stage, in the terms of configs."""
     chain: tuple[StageCommitment, ...]
     """All of its stages."""
 
@@ -109,7 +108,7 @@ def show_run(what: ConfigLike, run: str) -> RunCommitment:
         index_exists=summary.index_exists,
         plan=summary.plan,
         stages=summary.stages,
-        blend=blend_record(ledger.blend),
+        blend=describe_blend(ledger.blend),
         chain=tuple(_list_chain(ledger)),
     )
 
