@@ -16,9 +16,9 @@ from typing import Any
 
 from megablend.api.blend_differences import Difference, describe_blend, list_blend_differences
 from megablend.api.result_base import Result
-from megablend.api.runs import ConfigLike, resolve_cache
+from megablend.api.runs import ConfigLike, is_cache, resolve_cache
 from megablend.caches.base import RUNS, CacheStore
-from megablend.caches.find import is_remote
+from megablend.caches.find import find_existing, is_remote
 from megablend.config.model import MAX_RUN_NAME, RUN_NAME
 from megablend.errors import CacheError, ConfigError
 from megablend.fs.atomic_write import translate_os_errors
@@ -86,7 +86,7 @@ def list_runs(what: ConfigLike) -> list[RunSummary | DamagedRun]:
     Args:
         what: a cache (its folder or URL), or a config.
 
-    Raises: ConfigError where there is neither, or the config cannot be read.
+    Raises: ConfigError where there is neither, or the config cannot be read; CacheError for a folder that is no cache.
     """
     return list_runs_of(_cache_of(what))
 
@@ -191,12 +191,13 @@ def _changing(store: CacheStore, run: str) -> Iterator[CacheStore]:
 
 
 def _cache_of(what: ConfigLike) -> CacheStore:
-    """A cache, which need not be there where a config names it. Raises: ConfigError."""
+    """A cache, which need not be there where a config names it. Raises: ConfigError, CacheError."""
     if isinstance(what, str | Path) and not is_remote(what) and not Path(what).exists():
         raise ConfigError(
             f"{what}: found no such file or folder, expected a config, or a cache that `megablend build CONFIG` filled"
         )
-    return resolve_cache(what)
+    store = resolve_cache(what)
+    return find_existing(store) if is_cache(what) else store
 
 
 def _load(cache: CacheStore, run: str) -> Ledger:

@@ -121,6 +121,26 @@ def test_a_slip_in_a_path_is_no_empty_cache(tmp_path: Path, config: dict[str, An
     assert megablend.list_runs(config | {"cache": str(tmp_path / "later")}) == []
 
 
+def test_a_folder_that_is_no_cache_has_no_runs_to_list(tmp_path: Path, config: dict[str, Any]) -> None:
+    calls: list[Callable[[str], object]] = [
+        megablend.list_runs,
+        lambda what: megablend.show_run(what, "demo"),
+        lambda what: megablend.rename_run(what, "demo", "other"),
+        lambda what: megablend.reset_run(what, "demo"),
+        lambda what: megablend.remove_run(what, "demo"),
+        megablend.gc,
+        megablend.verify,
+    ]
+    message = "data: there is no cache here: build one, or specify another location"
+    for call in calls:
+        with pytest.raises(megablend.CacheError, match=message):
+            call(str(tmp_path / "data"))
+    assert list((tmp_path / "data").glob("[!s]*")) == []
+    (tmp_path / "empty").mkdir()
+    for cache in ("later", "empty"):  # a config may be ahead of its cache
+        assert megablend.list_runs(config | {"cache": str(tmp_path / cache)}) == []
+
+
 def test_what_the_messages_expect(tmp_path: Path, config: dict[str, Any]) -> None:
     path = tmp_path / "no.json"
     with pytest.raises(ConfigError, match="expected a config, or a cache that `megablend build CONFIG` filled"):
