@@ -1,11 +1,15 @@
-"""In which settings two blends differ."""
+"""What a blend consists of, in the terms of configs, and in which settings two blends differ."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from megablend.config.model import OLD_KEYS
 from megablend.plan.ledger_format import blend_record
 from megablend.plan.stage import Blend
+
+_TERMS = OLD_KEYS | {"plan": "plan_version"}
+"""What is called otherwise in ledgers."""
 
 
 class Difference(NamedTuple):
@@ -16,9 +20,15 @@ class Difference(NamedTuple):
     b: Any
 
 
+def describe_blend(blend: Blend) -> dict[str, Any]:
+    """A blend as a JSON-able dict, with the keys and values of configs."""
+    described = {_TERMS.get(key, key): value for key, value in blend_record(blend).items()}
+    return described | ({"order": blend.order} if "order" in described else {})
+
+
 def list_blend_differences(a: Blend, b: Blend) -> list[Difference]:
     """The settings of two blends, and whether they differ: of each its name, and its values in both."""
-    blends = blend_record(a), blend_record(b)
+    blends = describe_blend(a), describe_blend(b)
     keys = sorted((blends[0].keys() | blends[1].keys()) - {"sources"})
     found = [Difference(key, blends[0].get(key), blends[1].get(key)) for key in keys]
     return [*found, *_differences_of_sources(blends[0]["sources"], blends[1]["sources"])]

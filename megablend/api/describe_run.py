@@ -13,7 +13,13 @@ from megablend.api.description import RunDescription, SplitDescription
 from megablend.api.full_shares import write_full_share_stages
 from megablend.api.other_splits import plan_other_splits
 from megablend.api.skip import describe_skips
-from megablend.api.warn import find_warnings, warn_of_amplification, warn_of_shared_files, warn_of_steps
+from megablend.api.warn import (
+    find_warnings,
+    warn_of_amplification,
+    warn_of_last_share,
+    warn_of_shared_files,
+    warn_of_steps,
+)
 from megablend.api.what_if import Foreseen, foresee_run
 from megablend.config import Config
 from megablend.errors import PlanError
@@ -49,7 +55,8 @@ def describe_planned(
     """A run that is committed, or as it would be; `planned_in`: seconds, without those of kernels. Raises as `describe`."""
     run = planned.run
     splits = _describe_splits(config, run, loaders, document_lengths=document_lengths)
-    warnings = [warning for _, found in splits.values() for warning in found] + warn_of_shared_files(run)
+    warnings = [warning for _, found in splits.values() for warning in found]
+    warnings += warn_of_last_share(run) + warn_of_shared_files(run)
     described = RunDescription(
         cache=config.cache,
         run=config.run,

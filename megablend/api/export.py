@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megablend.api.committed import open_committed
+from megablend.api.output_file import check_output
 from megablend.api.piece_rows import UNKNOWN, find_rows
 from megablend.api.runs import ConfigLike
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
-from megablend.fs.atomic_write import check_target, flush_folder, temp_sibling
+from megablend.fs.atomic_write import flush_folder, temp_sibling
 from megablend.plan.run import Run
 from megablend.system.failures import translating
 
@@ -70,7 +71,7 @@ def export(
         progress: called with the samples written and to write.
 
     Returns: run, split, start, stop, file, bytes.
-    Raises: as `open_dataset`; ConfigError for samples outside the run, or a target that is not a file;
+    Raises: as `open_dataset`; ConfigError for samples outside the run, or a target that is not a file or that the run needs;
         ResourceError where the file cannot be written.
     """
     opened = open_committed(what, run, split, cache=cache)
@@ -80,8 +81,7 @@ def export(
         raise ConfigError(
             f"found samples {start:,} to {stop:,}, expected a range within 0 to {opened.num_samples:,}, the samples of {split}"
         )
-    path = Path(target).absolute()
-    check_target(path)
+    path = check_output(target, what, run=run, cache=cache)
     unfinished = temp_sibling(path)
     try:
         with pq.ParquetWriter(unfinished, SCHEMA.with_metadata(_describe(opened)), compression="zstd") as writer:

@@ -3,6 +3,7 @@ document, the blocks in which it begins and ends."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from megablend.plan.locator import Reading
 from megablend.plan.run import Run
 from megablend.plan.skips import Skips, load_skips
 from megablend.plan.stages_plan import TokenRange
+from megablend.storage.location import find_scheme
 from megablend.system.failures import translating
 
 Int64s = npt.NDArray[np.int64]
@@ -58,7 +60,7 @@ def find(
 
     Args:
         what: a config, or a cache's folder (then `run` is needed).
-        file: path of a data file as it was indexed, or the end of one.
+        file: path of a data file, however it is written, or the end of the path that was indexed.
         row: of the file, from 0; a document. All of the file where absent.
         batch_size: samples of a step, over all ranks: then steps are reported too.
         limit: samples to list at most; no more epochs are then looked at.
@@ -115,10 +117,16 @@ def match_files(run: Run, file: str) -> list[int]:
     tails = tuple(each.rpartition("/")[2] for each in meant)
     likely = [i for i, name in enumerate(names) if name.endswith(tails) and is_tokens[i]]
     paths = {i: generation.path(i, roots) for i in likely}
-    wanted = [each if "://" in each else str(Path(each).absolute()) for each in meant]
+    wanted = [each if find_scheme(each) else str(Path(each).absolute()) for each in meant]
     if exact := [i for i, path in paths.items() if path in wanted]:
         return exact
     ends = [i for i, path in paths.items() if path.endswith(tuple(f"/{each}" for each in meant))]
+    if not ends:  # perhaps written in another way, with `..` or through links
+        real, resolved = {_resolve(each) for each in wanted}, {i: _resolve(path) for i, path in paths.items()}
+        if exact := [i for i, path in resolved.items() if path in real]:
+            return exact
+        endings = tuple(f"/{os.path.normpath(each)}" for each in meant)
+        ends = [i for i, path in resolved.items() if path.endswith(endings)]
     distinct = sorted({paths[i] for i in ends})
     if not ends:
         raise ConfigError(
@@ -130,6 +138,11 @@ def match_files(run: Run, file: str) -> list[int]:
             f"{file}: {len(distinct)} files have this ending ({', '.join(distinct[:_LISTED])}{more}); give more of the path"
         )
     return ends
+
+
+def _resolve(location: str) -> str:
+    """A path without `..` and links; a location with a scheme as it is."""
+    return location if find_scheme(location) else os.path.realpath(location)
 
 
 def stored_tokens(store: BlockStore, blocks: SplitBlocks, entry: FileEntry, row: int | None) -> tuple[int, int]:

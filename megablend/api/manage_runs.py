@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megablend.api.blend_differences import Difference, list_blend_differences
+from megablend.api.blend_differences import Difference, describe_blend, list_blend_differences
 from megablend.api.result_base import Result
-from megablend.api.runs import ConfigLike, resolve_cache
+from megablend.api.runs import ConfigLike, is_cache, resolve_cache
 from megablend.caches.base import RUNS, CacheStore
-from megablend.caches.find import is_remote
+from megablend.caches.find import find_existing, is_remote
 from megablend.config.model import MAX_RUN_NAME, RUN_NAME
 from megablend.errors import CacheError, ConfigError
 from megablend.fs.atomic_write import translate_os_errors
 from megablend.index.list_snapshots import list_snapshots
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger, run_names, save_ledger
-from megablend.plan.ledger_format import blend_record
 from megablend.plan.skips import copy_skips, forget_skips
 from megablend.storage.location import find_scheme
 
@@ -68,7 +67,7 @@ class RunCommitment(RunSummary):
     """What a run is committed to."""
 
     blend: dict[str, Any]
-    """All that decides the order of its last stage, as its ledger records it."""
+    """All that decides the order of its last stage, in the terms of configs."""
     chain: tuple[StageCommitment, ...]
     """All of its stages."""
 
@@ -87,7 +86,7 @@ def list_runs(what: ConfigLike) -> list[RunSummary | DamagedRun]:
     Args:
         what: a cache (its folder or URL), or a config.
 
-    Raises: ConfigError where there is neither, or the config cannot be read.
+    Raises: ConfigError where there is neither, or the config cannot be read; CacheError for a folder that is no cache.
     """
     return list_runs_of(_cache_of(what))
 
@@ -109,7 +108,7 @@ def show_run(what: ConfigLike, run: str) -> RunCommitment:
         index_exists=summary.index_exists,
         plan=summary.plan,
         stages=summary.stages,
-        blend=blend_record(ledger.blend),
+        blend=describe_blend(ledger.blend),
         chain=tuple(_list_chain(ledger)),
     )
 
@@ -192,12 +191,13 @@ def _changing(store: CacheStore, run: str) -> Iterator[CacheStore]:
 
 
 def _cache_of(what: ConfigLike) -> CacheStore:
-    """A cache, which need not be there where a config names it. Raises: ConfigError."""
+    """A cache, which need not be there where a config names it. Raises: ConfigError, CacheError."""
     if isinstance(what, str | Path) and not is_remote(what) and not Path(what).exists():
         raise ConfigError(
             f"{what}: found no such file or folder, expected a config, or a cache that `megablend build CONFIG` filled"
         )
-    return resolve_cache(what)
+    store = resolve_cache(what)
+    return find_existing(store) if is_cache(what) else store
 
 
 def _load(cache: CacheStore, run: str) -> Ledger:

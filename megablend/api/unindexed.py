@@ -51,7 +51,7 @@ def find_unindexed(config: Config, newest: Snapshot, storage: Storage, *, is_kep
 
 def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> str | None:
     """The first source whose path matches other files than the index has, with the first of these; None where there is none."""
-    known, names, sizes = newest.sources.numbers, newest.file_names(), newest.file_sizes()
+    known, names, sizes = newest.sources.numbers, newest.file_names(), newest.file_sizes.tolist()
     for listing in list_sources(list_specs(config), storage):
         entry = newest.sources[known[listing.spec.name]]
         indexed = {names[i]: sizes[i] for i in entry.files}

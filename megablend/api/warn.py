@@ -72,6 +72,19 @@ def warn_of_shared_files(run: Run) -> list[str]:
     ]
 
 
+def warn_of_last_share(run: Run) -> list[str]:
+    """A line if the last stage ends before the length that the config gives, as where shares are meant as parts."""
+    stages = run.config.stages
+    if not stages or (share := stages[-1].share) is None or share == 1:
+        return []
+    return [
+        f"stages[{len(stages) - 1}]: the last stage ends at share {float(share):g} of the run's length, counted from the run's "
+        f"start, so train has only {_samples(run.num_samples)}; leave out its `share` to read the whole length (for parts of 30% "
+        "and 70%: `share: 0.3`, then a stage without), or, to end there, give the ends of all stages as `samples` and no length "
+        "for the run"
+    ]
+
+
 def warn_of_steps(run: Run, step_samples: int) -> list[str]:
     """A line if a split has fewer samples than a step."""
     if run.num_samples >= step_samples:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from megablend.caches.base import CacheStore
 from megablend.caches.local import LocalCacheStore
-from megablend.errors import ConfigError
+from megablend.errors import CacheError, ConfigError
 from megablend.storage.location import find_scheme
 from megablend.storage.object_options import ObjectOptions
 
@@ -39,6 +39,14 @@ def find_store(cache: CacheLike, options: ObjectOptions | None = None, local_cac
     check_location(str(cache))
     local_cache = local_cache or os.environ.get(LOCAL_CACHE_VARIABLE) or None
     return _open_remote(str(cache).rstrip("/"), options or ObjectOptions(), local_cache)
+
+
+def find_existing(cache: CacheLike) -> CacheStore:
+    """The store of a cache that was built. Raises: CacheError where none was; ConfigError as `find_store`."""
+    store = find_store(cache)
+    if not store.exists():
+        raise CacheError(f"{store.location}: there is no cache here: build one, or specify another location")
+    return store
 
 
 def is_remote(cache: object) -> bool:

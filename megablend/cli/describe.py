@@ -78,11 +78,12 @@ def describe(
     )
     if html is not None:
         from megablend.api.description import RunDescription
+        from megablend.api.output_file import check_output
         from megablend.report import write_html
 
         if not isinstance(described, RunDescription):
             raise click.UsageError(f"--html draws an indexed run: {_why_no_run(described, what)}")
-        write_html(described, html)
+        write_html(described, check_output(html, what, cache=cache))
     found = described.to_dict()
     if "indices" in found:
         if given := [

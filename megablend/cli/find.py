@@ -40,7 +40,7 @@ def find(
 ) -> None:
     """List the samples in which a run reads a data file, or one of its rows (counted from 0).
 
-    FILE is a path as it was indexed, or enough of its end to be the only one.
+    FILE is the path of a data file, or enough of the end of the path that was indexed to be the only one.
     """
     from megablend.api.find import find as find_samples
 

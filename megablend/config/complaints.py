@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from megablend.config.model import OLD_KEYS, Config
+from megablend.config.model import OLD_KEYS, Config, Warnings
 from megablend.config.other_names import explain_unknown
 from megablend.config.places import Places, join_keys
-from megablend.config.source import Source
+from megablend.config.source import Model, Source
 from megablend.config.stages import StageSettings, StageSource
 
 _EXPECTED = {
@@ -24,7 +24,6 @@ _EXPECTED = {
     "greater_than_equal": "{ge} or more",
     "less_than_equal": "at most {le}",
     "less_than": "less than {lt}",
-    "model_type": "keys such as name, path and weight",
     "dict_type": "keys with values",
     "string_type": "text",
     "string_too_short": "text",
@@ -33,6 +32,14 @@ _EXPECTED = {
     "tuple_type": "a list",
 }
 """What was expected instead of a value of the wrong type, by pydantic's name for the error."""
+_KEYS: dict[type[Model], str] = {
+    Config: "cache, sequence_length and sources",
+    Source: "name, path and weight",
+    StageSettings: "samples, lanes and sources",
+    StageSource: "weight and max_epochs",
+    Warnings: "max_epochs and min_source_samples",
+}
+"""Keys that are named where something else was found in place of a mapping."""
 _PATTERNS = {
     "run": "at most 100 letters, digits, `.`, `_` and `-`, the first a letter or digit",
     "name": "a name without spaces and slashes",
@@ -71,6 +78,8 @@ def explain_errors(error: ValidationError, places: Places, data: Mapping[str, An
             near = difflib.get_close_matches(str(problem["input"]), expected.replace("'", " ").split(), n=1)
             message = f"found {problem['input']!r}, expected {expected}"
             message += f"; did you mean {near[0]!r}?" if near else ""
+        elif problem["type"] == "model_type":
+            message = f"found {problem['input']!r}, expected keys such as {_KEYS[_find_model(location)]}"
         elif problem["type"] in _EXPECTED:
             expected = _EXPECTED[problem["type"]].format(**problem.get("ctx", {}))
             message = f"found {problem['input']!r}, expected {_PATTERNS.get(str(location[-1]), expected)}"
@@ -81,8 +90,14 @@ def explain_errors(error: ValidationError, places: Places, data: Mapping[str, An
 
 def _known_keys(location: Sequence[str | int]) -> list[str]:
     """The keys that may stand where an unknown one was found."""
-    if location[0] == "stages":
-        fields = StageSettings.model_fields if len(location) == 3 else StageSource.model_fields
-    else:
-        fields = Source.model_fields if len(location) > 1 else Config.model_fields
+    fields = _find_model(location[:-1]).model_fields
     return [field.alias or name for name, field in fields.items()]
+
+
+def _find_model(location: Sequence[str | int]) -> type[Model]:
+    """Whose keys stand at a location."""
+    if not location:
+        return Config
+    if location[0] == "stages":
+        return StageSettings if len(location) == 2 else StageSource
+    return Warnings if location[0] == "warnings" else Source

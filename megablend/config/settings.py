@@ -147,7 +147,7 @@ class Settings(Model):
             return {"train": value}
         if not isinstance(value, Mapping):
             raise ValueError(f"found {value!r}, expected a list of sources, or a list for each of train, valid, test")
-        if value and not any(isinstance(each, (list, tuple)) for each in value.values()):
+        if not value.keys() <= set(SPLITS) and not any(isinstance(each, (list, tuple)) for each in value.values()):
             raise ValueError(explain_mapping(value, Source.model_fields))
         return value
 

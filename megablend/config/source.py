@@ -7,8 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
-from megablend.config.read_spec import OptionValue
-from megablend.config.values import Count, Number, Positive, Token, VocabSize, Weight, parse_path
+from megablend.config.values import Count, Number, Option, Positive, Token, VocabSize, Weight, parse_path
 
 UNITS = ("weight", "tokens", "samples", "epochs")
 """Units of a source's share; all sources of a blend use the same one."""
@@ -47,7 +46,7 @@ class Source(Share):
     format: Annotated[str, Field(min_length=1)] | None = None
     """Format of the files: `parquet`, `arrow`, `arrow-stream`, `megatron`, `raw`, or one that another package adds. If absent,
     determined by the suffix of the file names."""
-    format_options: dict[str, OptionValue] = {}
+    format_options: dict[str, Option] = {}
     """Options of the format, such as `dtype`; each format's documentation lists its own."""
     column: str | None = None
     """Token column of Parquet and Arrow files; dotted path for nested ones. If absent, the only plausible

@@ -90,8 +90,11 @@ class StageSettings(Model):
     @field_validator("sources", mode="before")
     @classmethod
     def _by_name(cls, value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            raise ValueError("found a list, expected the changes of each source, as in `sources: {web: {weight: 2}}`")
+        if not isinstance(value, Mapping):
+            found = "a list" if isinstance(value, list | tuple) else repr(value)
+            raise ValueError(
+                f"found {found}, expected the changes of each source, as in `sources: {{web: {{weight: 2}}}}`"
+            )
         return value
 
     @field_validator("share")

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator
 from pydantic_core import PydanticKnownError
 
+from megablend.config.read_spec import OptionValue
 from megablend.order.registry import ORDERS, current_name, find_order
 from megablend.storage.object_options import ObjectOptions, parse_options
 
@@ -103,6 +104,12 @@ def _size(value: object) -> int:
     return int(_positive(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
 
 
+def _option(value: object) -> object:
+    if not isinstance(value, str | int | float | None):
+        raise ValueError(f"found {value!r}, expected text, a number, true, false or null")
+    return value
+
+
 def parse_path(value: object) -> object:
     """A path as text; other values unchanged."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -137,6 +144,7 @@ Temperature = Annotated[Fraction, BeforeValidator(_temperature)]
 Positive = Annotated[Fraction, BeforeValidator(_positive)]
 Count = Annotated[int, BeforeValidator(_count)]
 Token = Annotated[int, BeforeValidator(_token)]
+Option = Annotated[OptionValue, BeforeValidator(_option)]
 Size = Annotated[int, BeforeValidator(_size)]
 VocabSize = Annotated[int | str, BeforeValidator(_vocab_size)]
 PathText = Annotated[str, BeforeValidator(parse_path)]

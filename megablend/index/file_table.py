@@ -102,11 +102,6 @@ class FileTable:
         names: list[str] = self._files.column("name").to_pylist()
         return names
 
-    def sizes(self) -> list[int]:
-        """Bytes of all data files."""
-        sizes: list[int] = self._files.column("size").to_pylist()
-        return sizes
-
     def keys(self, column: ColumnEntry) -> list[str]:
         """A key of the content of each file of a column: the same in other snapshots, and wherever the file is stored."""
         files = self._files.slice(column.files.start, len(column.files))
@@ -130,6 +125,12 @@ class FileTable:
         """int32 [num_files]: index of each file's column."""
         columns: npt.NDArray[np.int32] = as_numpy(self._files.column("source"))
         return columns
+
+    @property
+    def sizes(self) -> Int64Array:
+        """int64 [num_files]: bytes of each file; of a pair those of its data file."""
+        sizes: Int64Array = as_numpy(self._files.column("size"))
+        return sizes
 
     @cached_property
     def token_bytes(self) -> Int64Array:

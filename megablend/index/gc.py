@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, CacheStore
-from megablend.caches.find import CacheLike, find_store
+from megablend.caches.find import CacheLike, find_existing
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import translate_os_errors
 from megablend.index.cache_folders import fragments
@@ -61,9 +61,7 @@ def collect(
     Raises: CacheError if there is no cache, a build is running (or that cannot be determined), or a kept snapshot is damaged; as
         `needed`.
     """
-    store = find_store(cache)
-    if not store.exists():
-        raise CacheError(f"{store.location}: there is no cache here: build one, or specify another location")
+    store = find_existing(cache)
     with translate_os_errors(store.folder), store.hold(wait_seconds=0) as lock:
         if not lock.exclusive:
             raise CacheError(

@@ -89,10 +89,6 @@ class Snapshot(BlockRows):
         """Names of all files, relative to their sources' roots."""
         return self._files.names()
 
-    def file_sizes(self) -> list[int]:
-        """Bytes of all data files."""
-        return self._files.sizes()
-
     def file_keys(self, column: ColumnEntry) -> list[str]:
         """Keys of a column's files; see FileTable.keys."""
         return self._files.keys(column)
@@ -109,6 +105,11 @@ class Snapshot(BlockRows):
     def file_columns(self) -> npt.NDArray[np.int32]:
         """int32 [num_files]: index of each file's column."""
         return self._files.columns
+
+    @property
+    def file_sizes(self) -> Int64Array:
+        """int64 [num_files]: bytes of each file; see FileTable.sizes."""
+        return self._files.sizes
 
     @property
     def file_token_bytes(self) -> Int64Array:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, CacheStore
-from megablend.caches.find import CacheLike, find_store
+from megablend.caches.find import CacheLike, find_existing
 from megablend.errors import (
     CHANGED_REMEDY,
     MISSING_REMEDY,
@@ -84,9 +84,7 @@ def verify(
     Returns: one line per problem, with file and place; empty if there are none.
     Raises: CacheError if there is no cache.
     """
-    store = find_store(cache)
-    if not store.exists():
-        raise CacheError(f"{store.location}: there is no cache here: build one, or specify another location")
+    store = find_existing(cache)
     problems = [
         *_catch_errors(_file_kind_problems(store, "fragments", read_fragment)),
         *_catch_errors(_file_kind_problems(store, "packs", Pack)),

@@ -142,6 +142,48 @@ def test_what_cannot_be_found(tmp_path: Path) -> None:
         megablend.find(more, "source0/0.parquet")
 
 
+def test_a_path_is_found_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cfg").mkdir()
+    listed = [documents(d, 40, 20, 5) for d in range(2)]
+    sources = [write_source(tmp_path, d, kind, listed[d]) for d, kind in enumerate(("parquet", "megatron"))]
+    for source in sources:
+        source |= {"path": source["path"].replace(str(tmp_path), f"{tmp_path}/cfg/.."), "weight": 1}
+    config = make_config(tmp_path, sources, samples=50)
+    megablend.build(config)
+    stored = f"{tmp_path}/cfg/../source0/1.parquet"
+    expected = megablend.find(config, stored)
+    assert expected["found"][0]["file"] == stored
+    (tmp_path / "here").symlink_to(tmp_path, target_is_directory=True)
+    monkeypatch.chdir(tmp_path / "cfg")
+    for path in (
+        f"{tmp_path}/source0/1.parquet",
+        f"{tmp_path}/source1/.././source0//1.parquet",
+        f"{tmp_path}/here/source0/1.parquet",
+        "../source0/1.parquet",
+        f"./{tmp_path.name}/source0/1.parquet",
+    ):
+        assert megablend.find(config, path) == expected, path
+    pair = megablend.find(config, f"{tmp_path}/cfg/../source1/0.bin")
+    for path in ("0.bin", "0.idx", "0"):
+        assert megablend.find(config, f"{tmp_path}/source1/{path}") == pair
+    with pytest.raises(ConfigError, match="has no file of this path or ending"):
+        megablend.find(config, f"{tmp_path}/cfg/source0/1.parquet")
+
+
+def test_a_link_is_found_by_its_own_path(tmp_path: Path) -> None:
+    written = write_source(tmp_path, 0, "parquet", documents(0, 40, 20, 5), num_files=1)
+    sources = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.parquet").symlink_to(tmp_path / "source0" / "0.parquet")
+        sources.append(written | {"name": name, "path": f"{tmp_path}/{name}/0.parquet", "weight": 1})
+    config = make_config(tmp_path, sources, samples=9)
+    megablend.build(config)
+    for path, names in (("a/0.parquet", ["a"]), ("b/0.parquet", ["b"]), ("source0/0.parquet", ["a", "b"])):
+        found = megablend.find(config, f"{tmp_path}/{path}")["found"]
+        assert [each["source"] for each in found] == names
+
+
 def test_a_file_of_several_sources(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path)
     twin = config["sources"][0] | {"name": "twin"}

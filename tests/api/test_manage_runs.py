@@ -43,6 +43,24 @@ def test_runs_are_listed_and_shown_by_cache_or_config(tmp_path: Path, config: di
     assert [("problem" in run) for run in megablend.list_runs(config)] == [True, False]
 
 
+@pytest.mark.parametrize("order", ["block", "document", "sequential"])
+def test_blends_are_shown_in_the_terms_of_configs(tmp_path: Path, config: dict[str, Any], order: str) -> None:
+    stages = [{"samples": 64}, {"samples": 128, "order": "block", "shuffle_window": 2}]
+    run = config | {"run": "other", "samples": None, "order": order, "shuffle_window": 16, "stages": stages}
+    megablend.build(run)
+    shown = megablend.show_run(run, "other")
+    blend = shown["blend"]
+    assert (blend["order"], blend["shuffle_window"], blend["plan_version"]) == ("block", 2, 2)
+    changes = {each["what"]: (each["before"], each["after"]) for each in shown["chain"][1]["changes"]}
+    assert changes["shuffle_window"] == (16, 2)
+    assert changes.get("order", ("block", "block")) == (order, "block")
+    ledger = tmp_path / "cache" / "runs" / "other.json"
+    (tmp_path / "b.json").write_text(json.dumps(run | {"run": "third", "stages": stages[:1], "shuffle_window": 8}))
+    what = {each["what"]: (each["a"], each["b"]) for each in megablend.diff(ledger, tmp_path / "b.json")["differences"]}
+    assert what["shuffle_window"] == (16, 8)
+    assert not {"cycle", "plan"} & (what.keys() | changes.keys() | blend.keys())
+
+
 def test_a_typo_in_samples_is_not_final(config: dict[str, Any]) -> None:
     longer = megablend.open(config).state_dict(40)
     asked = config | {"samples": 50}
@@ -101,6 +119,26 @@ def test_a_slip_in_a_path_is_no_empty_cache(tmp_path: Path, config: dict[str, An
         with pytest.raises(ConfigError, match=r"no.json: found no such file or folder, expected a config, or a cache"):
             call(tmp_path / "no.json")
     assert megablend.list_runs(config | {"cache": str(tmp_path / "later")}) == []
+
+
+def test_a_folder_that_is_no_cache_has_no_runs_to_list(tmp_path: Path, config: dict[str, Any]) -> None:
+    calls: list[Callable[[str], object]] = [
+        megablend.list_runs,
+        lambda what: megablend.show_run(what, "demo"),
+        lambda what: megablend.rename_run(what, "demo", "other"),
+        lambda what: megablend.reset_run(what, "demo"),
+        lambda what: megablend.remove_run(what, "demo"),
+        megablend.gc,
+        megablend.verify,
+    ]
+    message = "data: there is no cache here: build one, or specify another location"
+    for call in calls:
+        with pytest.raises(megablend.CacheError, match=message):
+            call(str(tmp_path / "data"))
+    assert list((tmp_path / "data").glob("[!s]*")) == []
+    (tmp_path / "empty").mkdir()
+    for cache in ("later", "empty"):  # a config may be ahead of its cache
+        assert megablend.list_runs(config | {"cache": str(tmp_path / cache)}) == []
 
 
 def test_what_the_messages_expect(tmp_path: Path, config: dict[str, Any]) -> None:

@@ -43,6 +43,30 @@ def test_small_and_often_read_sources_are_said(config: dict[str, Any]) -> None:
     assert warnings(config | {"warnings": {"min_source_samples": None}}) == []
 
 
+def test_a_run_that_its_last_share_shortens_is_said(config: dict[str, Any]) -> None:
+    quiet = config | {"warnings": {"max_epochs": None, "min_source_samples": None}}
+    parts = quiet | {"stages": [{"share": 0.3}, {"share": 0.7}]}
+    (shorter,) = warnings_before_and_after(parts, "parts")
+    assert shorter.startswith(
+        "stages[1]: the last stage ends at share 0.7 of the run's length, counted from the run's start, so train has only 700 "
+        "samples; leave out its `share` to read the whole length"
+    )
+    whole: list[list[dict[str, Any]]] = [[{"share": 0.3}, {}], [{"share": 0.3}, {"share": 1}], []]
+    for i, stages in enumerate(whole):
+        assert warnings_before_and_after(quiet | {"stages": stages}, f"whole{i}") == []
+    ends = quiet | {"samples": None, "stages": [{"samples": 296}, {"samples": 700}]}
+    assert warnings_before_and_after(ends, "ends") == []
+    assert megablend.open(ends | {"run": "ends"}).run.num_samples == 700
+
+
+def warnings_before_and_after(config: dict[str, Any], run: str) -> list[str]:
+    """What `describe` warns of before the run is built and after it, and `build`, too."""
+    megablend.build_index(config)
+    before, built = warnings(config | {"run": run}), megablend.build(config | {"run": run})
+    assert before == list(built.warnings) == warnings(config | {"run": run})
+    return before
+
+
 def test_read_amplification_and_lanes_are_said(config: dict[str, Any]) -> None:
     megablend.build(config)
     quiet = {"max_epochs": None, "min_source_samples": None}

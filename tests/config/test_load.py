@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from megablend.config import load_config
+from megablend.config.places import join_keys
 from megablend.errors import ConfigError
 
 YAML = """\
@@ -303,3 +304,62 @@ def test_memory_is_a_size(written: object, size: int) -> None:
 def test_memory_that_is_no_size(written: object) -> None:
     with pytest.raises(ConfigError, match=r"memory: found .*, expected (a size such as 512MiB|more than 0)"):
         load_config(MINIMAL | {"memory": written})
+
+
+@pytest.mark.parametrize("value", [None, 5, True, "text", ["a"]])
+@pytest.mark.parametrize(
+    ("at", "expected"),
+    [
+        (("warnings",), "expected keys such as max_epochs and min_source_samples"),
+        (("storage",), "expected URL prefixes, each with its settings"),
+        (("storage", "s3://b/"), "expected settings such as `endpoint: https://...`"),
+        (("sources", 0), "expected keys such as name, path and weight"),
+        (("sources", 0, "format_options"), "expected keys with values"),
+        (("stages", 0), "expected keys such as samples, lanes and sources"),
+        (("stages", 0, "sources"), "expected the changes of each source, as in `sources: {web: {weight: 2}}`"),
+        (("stages", 0, "sources", "web"), "expected keys such as weight and max_epochs"),
+    ],
+)
+def test_what_keys_are_expected_is_said(at: tuple[str | int, ...], expected: str, value: object) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config(put({"stages": [{"samples": 64, "sources": {}}], "storage": {}}, at, value))
+    found = "a list" if value == ["a"] and at[-1] == "sources" else repr(value)
+    assert str(refused.value).startswith(f"config: {join_keys([key for key in at if key != 's3://b/'])}: ")
+    assert str(refused.value).endswith(f"found {found}, {expected}")
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "said"),
+    [
+        (("warnings", "max_epoch"), 3, "warnings.max_epoch: unknown key; did you mean 'max_epochs'?"),
+        (
+            ("warnings", "x"),
+            3,
+            "warnings.x: unknown key; known ones are max_epochs, min_source_samples, max_read_amplification",
+        ),
+        (
+            ("sources", 0, "format_options", "dtype"),
+            {"x": 1},
+            "sources[0].format_options.dtype: found {'x': 1}, expected text, a number, true, false or null",
+        ),
+        (("sources",), {"train": 5}, "sources: found 5, expected a list"),
+        (("sources",), {"train": "text", "valid": None}, "sources: found 'text', expected a list"),
+    ],
+)
+def test_keys_and_values_at_their_place(at: tuple[str | int, ...], value: object, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config(put({"warnings": {}}, at, value))
+    assert str(refused.value).splitlines()[0] == f"config: {said}"
+
+
+def put(settings: dict[str, Any], at: tuple[str | int, ...], value: object) -> dict[str, Any]:
+    """A config with these settings and a value at this place."""
+    source = {"name": "web", "path": "/w.arrow", "weight": 1, "format_options": {}}
+    config: Any = {"cache": "c", "sequence_length": 8, "sources": [source], **settings}
+    if "stages" not in settings:
+        config["samples"] = 9
+    inner = config
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = value
+    return dict(config)

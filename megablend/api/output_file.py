@@ -1,0 +1,72 @@
+"""The file that a user names for a result: refused where the run needs what is there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import numpy as np
+
+from megablend.api.runs import ConfigLike, is_cache, resolve_cache
+from megablend.config import load_config
+from megablend.errors import ConfigError
+from megablend.fs.atomic_write import check_target
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.snapshot import Snapshot, open_snapshot
+from megablend.plan.ledger_file import load_ledger
+from megablend.storage.location import find_root
+
+_EXPECTED = "expected a file that may be replaced; write to another file"
+
+
+def check_output(target: str | Path, what: ConfigLike, *, run: str | None = None, cache: str | None = None) -> Path:
+    """Check the file that a result about a run is written to.
+
+    Args:
+        what: a config, or the folder of a cache, which needs `run`.
+        cache: in place of the config's.
+
+    Returns: its absolute path.
+    Raises: ConfigError where it is the config, a data file of the run or of the newest index, or inside the cache; as
+        `check_target`.
+    """
+    path = Path(target).absolute()
+    check_target(path)
+    config = None if is_cache(what) else load_config(what, cache=cache)
+    store = resolve_cache(what) if config is None else config.cache_store
+    if path.parent.resolve().is_relative_to(store.folder.resolve()):
+        raise ConfigError(
+            f"{path}: found a path inside the cache {store.folder}, expected one outside it; write to another folder"
+        )
+    if not path.exists():
+        return path
+    if isinstance(what, str | Path) and _is_same(path, what):
+        raise ConfigError(f"{path}: found the config, {_EXPECTED}")
+    name = config.run if run is None and config is not None else run
+    ledger = None if name is None else load_ledger(store, name)
+    roots = {} if config is None else {name: find_root(source.path) for name, source in config.all_sources.items()}
+    for digest in {*(ledger.indices if ledger else ()), *list_snapshots(store)[-1:]}:
+        snapshot = open_snapshot(store, digest)
+        source = _find_source(path, snapshot, roots) or _find_source(path, snapshot, {})
+        if source is not None:
+            raise ConfigError(f"{path}: found a data file of source {source!r}, {_EXPECTED}")
+    return path
+
+
+def _find_source(path: Path, snapshot: Snapshot, roots: dict[str, str]) -> str | None:
+    """The source that has a file; None where none has. Only files of its size, or of its name without suffixes, are compared."""
+    stem, names = path.name.partition(".")[0], snapshot.file_names()
+    likely = snapshot.file_sizes == path.stat().st_size
+    likely |= np.array([name.rpartition("/")[2].partition(".")[0] == stem for name in names], bool)
+    for number in np.flatnonzero(likely).tolist():
+        column = snapshot.column_of(number)
+        if any(_is_same(path, each) for each in column.kind.files(snapshot.path(number, roots))):
+            return column.source_name
+    return None
+
+
+def _is_same(path: Path, other: str | Path) -> bool:
+    with contextlib.suppress(OSError):  # it does not exist, or is a URL
+        return os.path.samefile(path, other)  # noqa: PTH121
+    return False
