@@ -316,13 +316,13 @@ INJECTED = {
     "EIO of the cache": Injected(
         "read:error=EIO",
         "cache/runs/default.json",
-        "show",
+        "describe",
         r"default\.json.*Input/output error.*the disk or the file server is failing: check it, then try again",
     ),
     "ESTALE of the cache": Injected(
         "read:error=ESTALE",
         "cache/runs/default.json",
-        "show",
+        "describe",
         r"default\.json.*Stale file handle.*: try again, and check the mount if that repeats",
     ),
     "ENOMEM": Injected(

@@ -69,10 +69,21 @@ def levels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return levels
 
 
-@pytest.mark.parametrize("lanes", [1, 4, 64])
 @pytest.mark.parametrize(
-    ("order", "levels"),
-    [("page", "one"), ("page", "two"), ("row", "one"), ("row", "two"), ("sequential", "one")],
+    ("order", "levels", "lanes"),
+    [
+        ("page", "one", 1),
+        ("page", "one", 64),
+        ("page", "two", 4),
+        ("page", "two", 64),
+        ("row", "one", 4),
+        ("row", "one", 64),
+        ("row", "two", 1),
+        ("row", "two", 64),
+        ("sequential", "one", 1),
+        ("sequential", "one", 4),
+        ("sequential", "one", 64),
+    ],
     indirect=["levels"],
 )
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -200,7 +211,7 @@ def test_ranks_share_the_steps_and_change_nothing(config: dict[str, Any], size: 
 
 
 @pytest.mark.parametrize(
-    ("workers", "context"), [(1, "fork"), (4, "fork"), (2, "spawn"), pytest.param(4, "spawn", marks=pytest.mark.slow)]
+    ("workers", "context"), [(1, "fork"), (4, "fork"), (1, "spawn"), pytest.param(4, "spawn", marks=pytest.mark.slow)]
 )
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -32,7 +32,7 @@ from tests.storage.objects.servers.fill import AzureContainer
 from tests.storage.objects.servers.forward import RoundsInFront
 
 pytestmark = pytest.mark.usefixtures("obstore")
-ROUND = 0.25
+ROUND = 0.1
 """Seconds without a further request after which a round is over: far more than a client takes between two of its requests."""
 RNG = np.random.default_rng(3)
 LENGTHS = RNG.integers(0, 3000, 400)

@@ -70,7 +70,7 @@ def test_a_write_whose_connection_breaks(monkeypatch: pytest.MonkeyPatch, caplog
     Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
-    options = {"endpoint": f"http://127.0.0.1:{server.server_port}", "give_up_after": 1.0}
+    options = {"endpoint": f"http://127.0.0.1:{server.server_port}", "give_up_after": 3.0}
     prefix = ObjectPrefix("s3://b/c", parse_options({"s3://": options}))
     says = "the connection broke during a write, as it does where a server refuses a write without an answer"
     try:
