@@ -13,4 +13,4 @@ mypy
 mypy tests tools
 
 say "Tests"
-exec python -m pytest -m "not slow" --numprocesses "${MEGABLEND_TEST_PROCESSES:-3}" --dist worksteal "$@"
+exec python -m pytest -m "not slow" --numprocesses "${MEGABLEND_TEST_PROCESSES:-4}" --dist worksteal "$@"
