@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Style, types and tests (the long ones with a fixed seed only), in an environment of their own: bash tools/test.sh [pytest arguments]
-# MEGABLEND_TEST_PROCESSES (3): how many tests run at the same time; one more than two cores, since tests wait for processes and servers.
+# MEGABLEND_TEST_PROCESSES (4): how many tests run at the same time; more than two cores, since tests wait for processes and servers.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
