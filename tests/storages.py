@@ -16,5 +16,6 @@ class CountingStorage(WrapperStorage):
         self.bytes = 0
 
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
-        self.bytes += int(sizes.sum())
+        size = int(sizes.sum())  # before the addition: several threads read
+        self.bytes += size
         return super().read_ranges(path, offsets, sizes, allocate)

@@ -10,7 +10,7 @@ import numpy as np
 
 from megablend.api.runs import ConfigLike, is_cache, resolve_cache
 from megablend.config import load_config
-from megablend.errors import ConfigError
+from megablend.errors import CacheError, ConfigError
 from megablend.fs.atomic_write import check_target
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import Snapshot, open_snapshot
@@ -46,8 +46,14 @@ def check_output(target: str | Path, what: ConfigLike, *, run: str | None = None
     name = config.run if run is None and config is not None else run
     ledger = None if name is None else load_ledger(store, name)
     roots = {} if config is None else {name: find_root(source.path) for name, source in config.all_sources.items()}
-    for digest in {*(ledger.indices if ledger else ()), *list_snapshots(store)[-1:]}:
-        snapshot = open_snapshot(store, digest)
+    needed = ledger.indices if ledger else ()
+    for digest in {*needed, *list_snapshots(store)[-1:]}:
+        try:
+            snapshot = open_snapshot(store, digest)
+        except CacheError:
+            if digest in needed:
+                raise
+            continue
         source = _find_source(path, snapshot, roots) or _find_source(path, snapshot, {})
         if source is not None:
             raise ConfigError(f"{path}: found a data file of source {source!r}, {_EXPECTED}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 from megablend.caches.base import GENERATIONS, CacheStore
@@ -36,15 +35,18 @@ def list_references(cache: CacheStore) -> dict[str, Path]:
     return found
 
 
-def list_runs_by_index(cache: CacheStore) -> dict[str, list[str]]:
-    """Digests of the snapshots that runs use, each with their names; without runs whose ledger is damaged."""
-    found = dict[str, list[str]]()
+def list_runs_by_index(cache: CacheStore) -> tuple[dict[str, list[str]], bool]:
+    """Digests of the snapshots that runs use, each with their names; and whether these are all: no ledger is damaged."""
+    found, is_complete = dict[str, list[str]](), True
     for name in run_names(cache):
-        with contextlib.suppress(CacheError):
+        try:
             ledger = load_ledger(cache, name)
-            for index in () if ledger is None else ledger.indices:
-                found.setdefault(index, []).append(name)
-    return found
+        except CacheError:
+            is_complete = False
+            continue
+        for index in () if ledger is None else ledger.indices:
+            found.setdefault(index, []).append(name)
+    return found, is_complete
 
 
 def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse]:
@@ -58,7 +60,7 @@ def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse
     """
     entries = {entry.name: entry for entry in cache.list_entries(GENERATIONS)}
     superseded = find_superseded(cache, entries, list_snapshots(cache))
-    runs, references = list_runs_by_index(cache), list_references(cache)
+    (runs, is_complete), references = list_runs_by_index(cache), list_references(cache)
     found = dict[str, SnapshotUse]()
     for digest in entries:
         names, whose = runs.get(digest, []), "the config"
@@ -72,8 +74,11 @@ def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse
             repair = f"build again with {whose} to repair it (`megablend build CONFIG`)"
         elif digest in references:
             repair = f"remove {references[digest]}, and open the dataset in Megatron again, which indexes it again"
-        elif digest in superseded:
-            repair = f"no run uses this index: `megablend gc {cache.location} --older-than 0` removes it"
+        elif digest in superseded and is_complete:
+            repair = (
+                f"no run uses this index: `megablend gc {cache.location} --older-than 0` removes it, with all others that no run "
+                "uses; checkpoints of runs that were reset may need them"
+            )
         missing = (
             f"restore the file; or, if the data was moved, set the new `path` in {whose}, build (`megablend build CONFIG`), and "
             "verify with that config (`megablend verify --data CONFIG`)"

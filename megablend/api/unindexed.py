@@ -7,10 +7,12 @@ run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from megablend.api.runs import newest_snapshot
 from megablend.api.source_specs import list_specs
 from megablend.config import Config
-from megablend.errors import CacheError
+from megablend.errors import CacheError, ConfigError, MissingFileError
 from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import SourceEntry
 from megablend.index.source_spec import SourceListing
@@ -19,6 +21,8 @@ from megablend.plan.open_store import find_misfit
 from megablend.storage.base import Storage
 from megablend.storage.location import join
 
+_MOST_LOOKED_UP = 100
+"""Files of a source that are not matched, of which one is looked for that exists."""
 INDEX_REMEDY = "`megablend index CONFIG` indexes the files and commits no run"
 
 
@@ -33,12 +37,12 @@ def open_newest(config: Config, storage: Storage) -> Snapshot:
 def find_unindexed(config: Config, newest: Snapshot, storage: Storage, *, is_kept: bool = False) -> str | None:
     """What the newest index lacks, or has otherwise, of what the config requests; None where it is of its files.
 
-    Files are compared by name and size; those of a source that moved as a whole are the same.
+    Files are compared by name; those of a source that moved as a whole are the same. Whether one is missing or was replaced is
+    left to checks of files.
 
     Args:
         is_kept: the config's run keeps this index: opening it for the run says which options the run cannot have.
 
-    Raises: ConfigError, DataError where the files cannot be found, as `build` does.
     """
     names, known = [spec.name for spec in list_specs(config)], newest.sources.numbers
     if missing := [name for name in names if name not in known]:
@@ -51,11 +55,14 @@ def find_unindexed(config: Config, newest: Snapshot, storage: Storage, *, is_kep
 
 def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> str | None:
     """The first source whose path matches other files than the index has, with the first of these; None where there is none."""
-    known, names, sizes = newest.sources.numbers, newest.file_names(), newest.file_sizes.tolist()
-    for listing in list_sources(list_specs(config), storage):
+    known, names = newest.sources.numbers, newest.file_names()
+    try:
+        listings = list(list_sources(list_specs(config), storage))
+    except (ConfigError, MissingFileError):  # no file is there: checks of files say which are missing
+        return None
+    for listing in listings:
         entry = newest.sources[known[listing.spec.name]]
-        indexed = {names[i]: sizes[i] for i in entry.files}
-        if (difference := _compare(entry, indexed, listing)) is not None:
+        if (difference := _compare(entry, [names[i] for i in entry.files], listing, storage)) is not None:
             return (
                 f"the newest index of {config.cache} has other files of source {entry.name!r} than its path matches "
                 f"({difference})"
@@ -63,22 +70,16 @@ def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> str
     return None
 
 
-def _compare(entry: SourceEntry, indexed: dict[str, int], listing: SourceListing) -> str | None:
-    """How the files that a source's path matches differ from those indexed (name -> size); None where they do not."""
-    if indexed == {file.name: file.size for file in listing.files}:
+def _compare(entry: SourceEntry, names: Sequence[str], listing: SourceListing, storage: Storage) -> str | None:
+    """How the files that a source's path matches differ from those indexed, apart from missing ones; None where they do not."""
+    if set(names) == {file.name for file in listing.files}:
         return None
-    found = {file.path: file.size for file in listing.files}
-    known = {join(entry.root, name): size for name, size in indexed.items()}
-    if known.keys().isdisjoint(found):  # moved
-        known = {join(listing.root, name): size for name, size in indexed.items()}
-    differing = [path for path in known.keys() | found.keys() if known.get(path) != found.get(path)]
-    if not differing:
-        return None
-    first = min(differing)
-    if first not in known:
-        how = "not indexed"
-    elif first not in found:
-        how = "indexed, but missing or not matched now"
-    else:
-        how = f"{found[first]:,} bytes, {known[first]:,} when it was indexed"
-    return f"{len(known):,} and {len(found):,}; the first that differs: {first}, {how}"
+    found = {file.path for file in listing.files}
+    known = {join(entry.root, name) for name in names}
+    if known.isdisjoint(found):  # moved
+        known = {join(listing.root, name) for name in names}
+    counts = f"{len(known):,} and {len(found):,}; the first that differs"
+    if new := found - known:
+        return f"{counts}: {min(new)}, not indexed"
+    not_matched = (path for path in sorted(known - found)[:_MOST_LOOKED_UP] if storage.glob(path))
+    return next((f"{counts}: {path}, indexed, but not matched" for path in not_matched), None)

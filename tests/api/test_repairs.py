@@ -161,9 +161,9 @@ def test_an_index_that_no_run_uses(tmp_path: Path, name: str) -> None:
     flip(unused / name)
     assert megablend.verify(project.path) == megablend.verify(project.cache)
     said = follow(project)
-    remedy = f"no run uses this index: `megablend gc {project.cache} --older-than 0` removes it"
+    remedy = f"no run uses this index: `megablend gc {project.cache} --older-than 0` removes it, with all others"
     assert said[-1].startswith(str(unused / name))
-    assert said[-1].endswith(remedy)
+    assert remedy in said[-1]
     assert len(said) == 1 + (name == "roots.json"), "damaged now, it may be the newest until the next build"
     assert not unused.exists()
     assert project.read() == tokens

@@ -131,8 +131,8 @@ def test_another_config_with_other_files_is_not_described_by_their_index(
     megablend.build(config)
     other = without_second_file(config)
     note = files_note(other)
-    missing = f"{tmp_path}/data/source0/1.parquet, indexed, but missing or not matched now"
-    assert f"{OTHER_FILES} (2 and 1; the first that differs: {missing})" in note
+    first = f"{tmp_path}/data/source0/1.parquet, indexed, but not matched"
+    assert f"{OTHER_FILES} (2 and 1; the first that differs: {first})" in note
     path = tmp_path / "other.json"
     path.write_text(json.dumps(other))
     with pytest.raises(megablend.ConfigError, match=rf"{path}: the newest index of .* {OTHER_FILES}"):
@@ -145,28 +145,36 @@ def test_another_config_with_other_files_is_not_described_by_their_index(
     assert of_one["tokens"] < of_both["tokens"]
 
 
-def test_files_that_came_since_or_changed_are_not_described_by_the_older_index(
-    tmp_path: Path, config: dict[str, Any]
-) -> None:
+def test_files_that_came_since_are_not_described_by_the_older_index(tmp_path: Path, config: dict[str, Any]) -> None:
     megablend.build_index(config)
     folder = tmp_path / "data" / "source0"
     KINDS["parquet"].write(folder / "2.parquet", documents(0, 9, 9, 1))
     assert f"{OTHER_FILES} (2 and 3; the first that differs: {folder}/2.parquet, not indexed)" in files_note(config)
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_missing_and_changed_files_are_problems_before_a_run_exists(
+    tmp_path: Path, config: dict[str, Any], left: int
+) -> None:
     megablend.build_index(config)
-    KINDS["parquet"].write(folder / "2.parquet", documents(0, 90, 9, 1))
-    size = (folder / "2.parquet").stat().st_size
-    assert re.search(rf"{folder}/2\.parquet, {size:,} bytes, [\d,]+ when it was indexed\)", files_note(config))
-    for path in folder.iterdir():
+    paths = [tmp_path / "data" / "source0" / f"{number}.parquet" for number in range(2)]
+    for path in paths[left:]:
         path.unlink()
-    with pytest.raises(megablend.ConfigError, match="matches no file"):
-        megablend.describe(config)
+    if left == 2:
+        KINDS["parquet"].write(paths[1], documents(0, 90, 9, 1))
+    says = [f"{paths[1]}: has "] if left == 2 else [f"{path}: no such file" for path in paths[left:]]
+    for problems in (megablend.describe(config)["problems"], megablend.check(config).problems):
+        assert len(problems) == len(says)
+        assert all(problem.startswith(text) for problem, text in zip(problems, says, strict=True)), problems
 
 
 def test_files_of_another_folder_are_not_those_of_the_index(tmp_path: Path, config: dict[str, Any]) -> None:
     megablend.build_index(config)
     other = write_source(tmp_path / "more", 0, "parquet", documents(0, 20, 9, 1), num_files=3)
     config["sources"][0] |= {"path": other["path"]}
-    assert f"{OTHER_FILES} (2 and 3; the first that differs: {tmp_path}/more/source0/0.parquet" in files_note(config)
+    assert f"{OTHER_FILES} (2 and 3; the first that differs: {tmp_path}/more/source0/2.parquet, not" in files_note(
+        config
+    )
 
 
 def test_files_that_moved_as_a_whole_are_those_of_the_index(tmp_path: Path, config: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset
 
 from megablend.errors import ChangedFileError, MissingFileError
 from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset, prepare
-from megablend.megatron.cache_builder import build_cache
+from megablend.megatron.cache_builder import build_cache, completion_marker
 from tests.megatron.plugin_data import assert_same_samples, draw_documents, plugin_config, write_word
 from tests.megatron.reference import config_of, megatron_build
 
@@ -104,6 +105,60 @@ def test_a_build_that_fails_leaves_nothing_outdated(
             prepare(config_of(cache, **options), SIZES)
     expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
     check(megatron_build(config_of(cache, **options), SIZES), expected)  # Megatron takes what is there
+    check(build(GPTDataset, cache, options), expected)
+
+
+def fill_until_the_marker(cache: Path, options: dict[str, Any]) -> None:
+    """A build that is killed when all arrays are there."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_cache, "write_receipt", fail)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config_of(cache, **options), SIZES)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_killed_build_says_what_it_read(tmp_path: Path, options: dict[str, Any], is_first: bool) -> None:
+    """Its arrays are not taken for those of other data, and those of the same data are not built again."""
+    cache = tmp_path / "cache"
+    expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
+    if not is_first:
+        build(GPTDataset, cache, options)
+    rewrite(tmp_path / "1", 5)
+    fill_until_the_marker(cache, options)
+    assert prepare(config_of(cache, **options), SIZES).missing == frozenset()
+    fill_until_the_marker(cache, options)
+    write_word(tmp_path / "1", "megatron", draw_documents(1, 30))
+    check(build(GPTDataset, cache, options), expected)
+
+
+def test_a_marker_does_not_outlive_arrays_that_were_built_again(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Descriptions were lost, and another request has built the arrays out of other data meanwhile."""
+    cache, other = tmp_path / "cache", [SIZES[0], SIZES[1] + 2, 0]
+    expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
+    build(GPTDataset, cache, options)
+    for path in cache.glob("*-train-description.txt"):
+        path.unlink()
+    rewrite(tmp_path / "1", 6)
+    build(GPTDataset, cache, options, other)
+    write_word(tmp_path / "1", "megatron", draw_documents(1, 30))
+    check(build(GPTDataset, cache, options), expected)
+
+
+def test_a_marker_that_does_not_say_what_arrays_were_made_of(tmp_path: Path, options: dict[str, Any]) -> None:
+    cache = tmp_path / "cache"
+    build(GPTDataset, cache, options)
+    (marker,) = (cache / ".megablend").glob("whole-*.json")
+    content = json.loads(marker.read_text().rpartition("\n")[0])
+    del content["made_of"]
+    completion_marker._replace(marker, content)
+    assert prepare(config_of(cache, **options), SIZES).missing == frozenset()
+    completion_marker._replace(marker, content)
+    rewrite(tmp_path / "1", 7)
+    expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
     check(build(GPTDataset, cache, options), expected)
 
 

@@ -48,9 +48,11 @@ READING = """
 import os, random, resource, sys
 from pathlib import Path
 import megablend
+from megablend.api.load_kernels import wait_for_kernels
 project, room = sys.argv[1], 96 << 20
 dataset = megablend.open(project)
 dataset[0]
+wait_for_kernels()  # LLVM ends a process that lacks memory
 limit = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + room
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 places = random.Random(1)

@@ -26,7 +26,7 @@ from megablend.fs.build_lock import build_lock, verify_shared_filesystem
 from megablend.index.build import Progress
 from megablend.megatron.cache_builder.artefacts import names_in, problem_with
 from megablend.megatron.cache_builder.commit import WORK_FOLDER
-from megablend.megatron.cache_builder.completion_marker import find_outdated, set_aside, write_receipt
+from megablend.megatron.cache_builder.completion_marker import begin_build, find_outdated, write_receipt
 from megablend.megatron.cache_builder.cost import estimate_cost
 from megablend.megatron.cache_builder.length_reader import LengthReader
 from megablend.megatron.cache_builder.lengths import PartSize
@@ -117,7 +117,7 @@ def _prepare(
         )
     if missing and not dry_run:
         with contextlib.ExitStack() as stack:
-            notes += _open_cache(cache, sum(job.artefact.nbytes for job in missing), outdated, launch, stack)
+            notes += _open_cache(request, cache, missing, outdated, launch, stack)
             build_share(missing, needs, shares[launch.rank], request, cache, launch, lengths, progress)
             if launch.rank == 0:
                 flush_folder(cache)
@@ -169,12 +169,18 @@ def _jobs(splits: Sequence[SplitPlan]) -> list[Job]:
 
 
 def _open_cache(
-    cache: Path, nbytes: int, outdated: Collection[str], launch: Communicator, stack: contextlib.ExitStack
+    request: CacheRequest,
+    cache: Path,
+    missing: Sequence[Job],
+    outdated: Collection[str],
+    launch: Communicator,
+    stack: contextlib.ExitStack,
 ) -> list[str]:
-    """Lock the cache until `stack` ends, remove leftovers of killed builds, check for `nbytes` of free space; returns notes.
+    """Lock the cache until `stack` ends, remove leftovers of killed builds, check for free space; returns notes.
 
     Args:
-        outdated: base names of artefacts that count as missing from now on.
+        missing: what will be built.
+        outdated: base names of those of them that are there, made of other data.
 
     Raises: CacheError where it cannot be written, is in use, has no room, or is another one on this rank.
     """
@@ -185,11 +191,12 @@ def _open_cache(
             held = stack.enter_context(build_lock(work))
             remove_leftovers(work)
             free = shutil.disk_usage(cache).free
+        nbytes = sum(job.artefact.nbytes for job in missing)
         if free < nbytes:
             raise CacheError(
                 f"{cache}: {free:,} bytes are free, but the files need {nbytes:,}; free disk space or choose another folder"
             )
-        set_aside(outdated, cache)
+        begin_build(request, missing, outdated, cache)
     held = launch.bcast(held)
     assert held is not None
     if launch.rank > 0:

@@ -32,7 +32,8 @@ from megablend.megatron.request.request import CacheRequest
 
 _VERSION = 3
 _PAIR = (".idx", ".bin")
-_PAST = ".past"
+_SUFFIX, _PAST, _BEGUN = ".json", ".past", ".begun"
+"""Of markers; appended where one does not count any more, and while what it will list is built."""
 
 DatasetKey = tuple[str, int, int | None]
 """Prefix, number of the split, and samples asked for, of a dataset."""
@@ -48,9 +49,10 @@ class Receipt:
 
 def read_receipt(request: CacheRequest) -> Receipt | None:
     """The completion marker of a request; None if its cache has none, or one that is damaged or outdated."""
-    cache = Path(request.path_to_cache)
+    cache, found = Path(request.path_to_cache), _read(_path(request))
+    if found is None:
+        return None
     try:
-        found = _read(_path(request))
         if not all(_is_there(cache, base, arrays) for base, arrays in found["artefacts"]):
             return None
         if any(_has_other_size(prefix, sizes) for prefix, sizes in found["pairs"].items()):
@@ -64,19 +66,28 @@ def find_outdated(jobs: Sequence[Job], cache: Path) -> frozenset[str]:
     """Base names of the artefacts that were made of other data or settings, by the newest marker that lists them."""
     known: dict[str, object] = {}
     for path in _markers(cache):
-        known.update(_made_of(path))
+        known.update(_made_of(_read(path)))
     return frozenset(job.artefact.base for job in jobs if known.get(job.artefact.base, job.made_of) != job.made_of)
 
 
-def set_aside(bases: Collection[str], cache: Path) -> None:
-    """Have artefacts count as missing from now on, and no marker that lists one of them count. Raises: CacheError."""
-    if not bases:
-        return
+def begin_build(request: CacheRequest, jobs: Sequence[Job], outdated: Collection[str], cache: Path) -> None:
+    """Note what artefacts will be made of before they are, in case the build is killed; no marker that lists one of them counts.
+
+    Args:
+        jobs: of the artefacts that will be built.
+        outdated: base names of those that are there, and count as missing from now on.
+
+    Raises: CacheError.
+    """
+    bases = [job.artefact.base for job in jobs]
+    listed = set(bases)
     with translate_os_errors(cache):
         for path in _markers(cache):
-            if path.suffix != _PAST and not _made_of(path).keys().isdisjoint(bases):
+            if path.suffix == _SUFFIX and not listed.isdisjoint(_bases(_read(path))):
                 path.rename(f"{path}{_PAST}")  # `find_outdated` still reads it: it may list artefacts of other requests
-        for base in bases:
+    _replace(Path(f"{_path(request)}{_BEGUN}"), {"artefacts": [[base, {}] for base in bases], "made_of": _inputs(jobs)})
+    with translate_os_errors(cache):
+        for base in outdated:
             (cache / f"{base}-description.txt").unlink(missing_ok=True)
         flush_folder(cache)
 
@@ -92,14 +103,15 @@ def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], *, built: 
     ]
     prefixes = sorted({job.part.prefix for split in splits for job in split.datasets})
     pairs = {prefix: _pair_sizes(prefix) for prefix in prefixes}
-    made_of = [job.made_of for job in jobs]
-    text = json.dumps({"artefacts": artefacts, "made_of": made_of, "datasets": datasets, "pairs": pairs})
+    content = {"artefacts": artefacts, "made_of": _inputs(jobs), "datasets": datasets, "pairs": pairs}
     path = _path(request)
     # A complete cache may be read-only: it is merely checked again the next time.
     with contextlib.nullcontext() if built else contextlib.suppress(CacheError):
         with translate_os_errors(path):
             path.parent.mkdir(exist_ok=True)
-        replace_file(path, f"{text}\n{_digest(text)}".encode())
+        _replace(path, content)
+        with translate_os_errors(path):
+            Path(f"{path}{_BEGUN}").unlink(missing_ok=True)
 
 
 def _markers(cache: Path) -> list[Path]:
@@ -111,22 +123,37 @@ def _markers(cache: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def _made_of(path: Path) -> dict[str, object]:
-    """What the artefacts that a marker lists were made of, by base name; nothing where it is damaged or does not say."""
+def _read(path: Path) -> dict[str, Any] | None:
+    """A marker's content; None if it is not there or damaged."""
     try:
-        found = _read(path)
+        text, _, digest = path.read_text(encoding="utf-8").rpartition("\n")
+        found: dict[str, Any] = json.loads(text)
     except (OSError, ValueError):
+        return None
+    return found if _digest(text) == digest else None
+
+
+def _replace(path: Path, content: dict[str, Any]) -> None:
+    text = json.dumps(content)
+    replace_file(path, f"{text}\n{_digest(text)}".encode())
+
+
+def _bases(found: dict[str, Any] | None) -> list[str]:
+    return [base for base, _ in found["artefacts"]] if found else []
+
+
+def _made_of(found: dict[str, Any] | None) -> dict[str, object]:
+    """What the artefacts that a marker lists were made of, by base name; None where that is unknown and the data has changed."""
+    if found is None:
         return {}
-    return dict(zip((base for base, _ in found["artefacts"]), found.get("made_of", []), strict=False))
+    if "made_of" in found:
+        return dict(zip(_bases(found), found["made_of"], strict=True))
+    changed = any(_has_other_size(prefix, sizes) for prefix, sizes in found["pairs"].items())  # of an older version
+    return dict.fromkeys(_bases(found)) if changed else {}
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """A marker's content. Raises: OSError; ValueError if it is damaged."""
-    text, _, digest = path.read_text(encoding="utf-8").rpartition("\n")
-    if _digest(text) != digest:
-        raise ValueError("its checksum is wrong")
-    found: dict[str, Any] = json.loads(text)
-    return found
+def _inputs(jobs: Sequence[Job]) -> list[list[int]]:
+    return [job.made_of for job in jobs]
 
 
 def _sizes(artefact: Artefact) -> dict[str, int]:

@@ -94,7 +94,10 @@ def _numbers(end: int) -> npt.NDArray[np.int32]:
 
 
 def _length(dataset: Any) -> int:
-    return int(dataset._samples)
+    samples = dataset.__dict__.get("_samples")
+    return (
+        len(dataset) if samples is None else int(samples)
+    )  # where another thread has just opened it, its class is Megatron's
 
 
 def _sample(dataset: Any, idx: Any) -> Any:
