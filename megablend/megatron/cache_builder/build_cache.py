@@ -117,7 +117,7 @@ def _prepare(
         )
     if missing and not dry_run:
         with contextlib.ExitStack() as stack:
-            notes += _open_cache(request, cache, missing, outdated, launch, stack)
+            notes += _open_cache(request, jobs, missing, outdated, launch, stack)
             build_share(missing, needs, shares[launch.rank], request, cache, launch, lengths, progress)
             if launch.rank == 0:
                 flush_folder(cache)
@@ -170,7 +170,7 @@ def _jobs(splits: Sequence[SplitPlan]) -> list[Job]:
 
 def _open_cache(
     request: CacheRequest,
-    cache: Path,
+    jobs: Sequence[Job],
     missing: Sequence[Job],
     outdated: Collection[str],
     launch: Communicator,
@@ -179,11 +179,13 @@ def _open_cache(
     """Lock the cache until `stack` ends, remove leftovers of killed builds, check for free space; returns notes.
 
     Args:
-        missing: what will be built.
+        jobs: all of the request.
+        missing: those that will be built.
         outdated: base names of those of them that are there, made of other data.
 
     Raises: CacheError where it cannot be written, is in use, has no room, or is another one on this rank.
     """
+    cache = Path(request.path_to_cache).absolute()
     work, held = cache / WORK_FOLDER, None
     if launch.rank == 0:
         with translate_os_errors(cache):
@@ -196,7 +198,7 @@ def _open_cache(
             raise CacheError(
                 f"{cache}: {free:,} bytes are free, but the files need {nbytes:,}; free disk space or choose another folder"
             )
-        begin_build(request, missing, outdated, cache)
+        begin_build(request, jobs, {job.artefact.base for job in missing}, outdated, cache)
     held = launch.bcast(held)
     assert held is not None
     if launch.rank > 0:

@@ -18,7 +18,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,22 +70,24 @@ def find_outdated(jobs: Sequence[Job], cache: Path) -> frozenset[str]:
     return frozenset(job.artefact.base for job in jobs if known.get(job.artefact.base, job.made_of) != job.made_of)
 
 
-def begin_build(request: CacheRequest, jobs: Sequence[Job], outdated: Collection[str], cache: Path) -> None:
-    """Note what artefacts will be made of before they are, in case the build is killed; no marker that lists one of them counts.
+def begin_build(
+    request: CacheRequest, jobs: Sequence[Job], missing: Set[str], outdated: Collection[str], cache: Path
+) -> None:
+    """Note what artefacts will be made of before they are, in case the build is killed.
 
     Args:
-        jobs: of the artefacts that will be built.
-        outdated: base names of those that are there, and count as missing from now on.
+        jobs: all of the request.
+        missing: base names of the artefacts that will be built; no marker that lists one of them counts from now on.
+        outdated: those of them that are there, and count as missing from now on.
 
     Raises: CacheError.
     """
-    bases = [job.artefact.base for job in jobs]
-    listed = set(bases)
     with translate_os_errors(cache):
         for path in _markers(cache):
-            if path.suffix == _SUFFIX and not listed.isdisjoint(_bases(_read(path))):
+            if path.suffix == _SUFFIX and not missing.isdisjoint(_bases(_read(path))):
                 path.rename(f"{path}{_PAST}")  # `find_outdated` still reads it: it may list artefacts of other requests
-    _replace(Path(f"{_path(request)}{_BEGUN}"), {"artefacts": [[base, {}] for base in bases], "made_of": _inputs(jobs)})
+    content = {"artefacts": [[job.artefact.base, {}] for job in jobs], "made_of": _inputs(jobs)}
+    _replace(Path(f"{_path(request)}{_BEGUN}"), content)
     with translate_os_errors(cache):
         for base in outdated:
             (cache / f"{base}-description.txt").unlink(missing_ok=True)
