@@ -55,7 +55,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", [pytest.param("fork", marks=pytest.mark.slow), "spawn"])
 def test_an_interrupted_loop_leaves_no_worker_and_no_shared_memory(
     tmp_path: Path, config: dict[str, Any], context: str
 ) -> None:

@@ -211,7 +211,7 @@ def test_ranks_share_the_steps_and_change_nothing(config: dict[str, Any], size: 
 
 
 @pytest.mark.parametrize(
-    ("workers", "context"), [(1, "fork"), (4, "fork"), (1, "spawn"), pytest.param(4, "spawn", marks=pytest.mark.slow)]
+    ("workers", "context"), [(1, "fork"), (4, "fork"), pytest.param(4, "spawn", marks=pytest.mark.slow)]
 )
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -76,6 +76,7 @@ def test_mixers_that_are_not_there_are_named(
     assert not any("does not run" in line for line in lines[2:4])
 
 
+@pytest.mark.slow
 def test_mixers_of_a_blend_that_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
