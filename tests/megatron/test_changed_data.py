@@ -174,6 +174,8 @@ def test_settings_that_megatrons_names_leave_out(tmp_path: Path, options: dict[s
     found = build(GPTDataset, tmp_path / "cache", options, add_extra_token_to_sequence=not extra)
     expected = megatron_build(config_of(tmp_path / "expected", **options, add_extra_token_to_sequence=not extra), SIZES)
     check(found, expected)
+    for path in (tmp_path / "expected").glob("*.npy"):
+        assert (tmp_path / "cache" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_what_is_not_outdated_stays(tmp_path: Path, options: dict[str, Any]) -> None:
