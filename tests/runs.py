@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from megablend.prefetch import samples
+from megablend.reader.dataset import Dataset
 from megablend.testing.documents import Documents
 from tests.formats.writers import KINDS
 
@@ -55,3 +61,29 @@ def make_config(folder: Path, sources: Sequence[dict[str, Any]], **settings: Any
         "seed": 7,
     }
     return defaults | {"sources": list(sources)} | settings
+
+
+class ReadSample(NamedTuple):
+    """What was read of a sample."""
+
+    source: int
+    ordinal: int
+    tokens: npt.NDArray[np.int64]
+    """The extra one included."""
+
+
+def read_samples(dataset: Dataset, ks: Sequence[int] | None = None) -> list[ReadSample]:
+    """Samples `ks`, or all: as `dataset.sample` reads each, in batches, which takes a thirtieth of the time."""
+    found: list[ReadSample] = []
+    sections = dataset.run.sections
+    for section, group in groupby(
+        range(len(dataset)) if ks is None else ks, lambda k: next(s for s in sections if k < s.stop)
+    ):
+        run, listed = dataset.run.view(section), list(group)
+        for batch in (listed[i : i + 256] for i in range(0, len(listed), 256)):
+            sources, ordinals = run.plan.locate_many(batch)
+            read = samples.read_samples(run, dataset.window, batch)
+            extra = run.sample_tokens - run.config.sequence_length
+            tokens = np.concatenate([read.tokens, read.labels[:, read.labels.shape[1] - extra :]], axis=1)
+            found += map(ReadSample, sources.tolist(), ordinals.tolist(), tokens)
+    return found

@@ -17,7 +17,7 @@ import megablend
 from megablend.cli.main import cli
 from megablend.plan.ledger_file import load_ledger
 from tests.api.test_stages import stream
-from tests.runs import make_config, write_blend
+from tests.runs import make_config, read_samples, write_blend
 
 FIRST: dict[str, Any] = {"samples": 640}
 NEXT: dict[str, Any] = {"samples": 640, "sources": {"s0": {"weight": 1}, "s2": {"weight": 2}}}
@@ -36,8 +36,8 @@ def config(tmp_path: Path, data: list[dict[str, Any]]) -> dict[str, Any]:
     return config
 
 
-def read(dataset: megablend.Dataset, start: int = 0) -> list[list[int]]:
-    return [dataset[k]["tokens"].tolist() for k in range(start, len(dataset))]
+def read(dataset: megablend.Dataset) -> list[list[int]]:
+    return [each.tokens[:-1].tolist() for each in read_samples(dataset)]
 
 
 def test_a_job_goes_through_an_amendment(config: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ def test_a_job_goes_through_an_amendment(config: dict[str, Any]) -> None:
         seen += [row for batch in pair for row in batch["tokens"].tolist()]
     assert seen[:48] == promised[:48]
     assert seen == read(megablend.open(edited))
-    sources = [resumed.sample(k).source for k in range(640)]
+    sources = [each.source for each in read_samples(resumed, range(640))]
     assert Counter(sources[48:]) == {0: 148, 1: 148, 2: 296}
     for number in range(3):  # what was begun is read to its end, each token as often as any other before the next epoch
         counts = Counter(t for k, tokens in enumerate(seen) if sources[k] == number for t in tokens)
@@ -82,7 +82,7 @@ def test_no_token_is_lost_when_the_length_changes(config: dict[str, Any]) -> Non
         (0, 8),
         (112 + found.drain, 12),
     ]
-    samples = [dataset.sample(k) for k in range(len(dataset))]
+    samples = read_samples(dataset)
     for number in range(3):
         ordinals = sorted(sample.ordinal for sample in samples if sample.source == number)
         assert ordinals == list(range(len(ordinals)))
@@ -152,7 +152,7 @@ def test_amended_again_and_again(config: dict[str, Any]) -> None:
         found = megablend.amend(edited, at=at)
         assert found.at >= at
         dataset = megablend.open(edited)
-        now, sources = read(dataset), [dataset.sample(k).source for k in range(len(dataset))]
+        now, sources = read(dataset), [each.source for each in read_samples(dataset)]
         assert now[: found.at] == past[: found.at]
         for number in range(3):
             tokens = Counter(t for source, row in zip(sources, now, strict=True) if source == number for t in row)
@@ -294,8 +294,7 @@ def test_a_dry_run_changes_nothing_and_says_what_would(config: dict[str, Any]) -
     for number, sample in enumerate(with_repeat):
         seen = Counter[int]()
         again = None
-        for k in range(len(dataset)):
-            each = dataset.sample(k)
+        for k, each in enumerate(read_samples(dataset)):
             if each.source == number:
                 seen.update(each.tokens.tolist()[:-1])
                 if again is None and max(seen.values()) > 1:

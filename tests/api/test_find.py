@@ -11,7 +11,7 @@ import pytest
 import megablend
 from megablend.cli.find import split_place
 from megablend.errors import CacheError, ConfigError
-from tests.runs import EOD, documents, make_config, write_source
+from tests.runs import EOD, documents, make_config, read_samples, write_source
 
 KINDS = ("parquet", "megatron", "arrow")
 
@@ -27,10 +27,10 @@ def make_run(folder: Path, *, eod: bool = True, **settings: Any) -> tuple[dict[s
     return config, listed
 
 
-def read_samples(config: dict[str, Any], split: str) -> list[np.ndarray[Any, Any]]:
+def read_split(config: dict[str, Any], split: str) -> list[np.ndarray[Any, Any]]:
     """The tokens of each sample."""
     dataset = megablend.open(config, split)
-    return [dataset.sample(k).tokens for k in range(len(dataset))]
+    return [each.tokens for each in read_samples(dataset)]
 
 
 def occurrences(samples: list[np.ndarray[Any, Any]], wanted: set[int]) -> dict[int, list[int]]:
@@ -55,7 +55,7 @@ def found_places(listed: dict[str, Any], tokens: list[int], *, eod: bool) -> dic
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_every_row_is_where_its_tokens_are(tmp_path: Path, order: str, split: str) -> None:
     config, listed = make_run(tmp_path, order=order, valid_samples=60)
-    samples, seen = read_samples(config, split), 0
+    samples, seen = read_split(config, split), 0
     for d, rows in enumerate(listed):
         for document in (0, 7, 19, 20, 31, 33, 39):
             tokens = rows[document] or []
@@ -71,7 +71,7 @@ def test_every_row_is_where_its_tokens_are(tmp_path: Path, order: str, split: st
 
 def test_a_whole_file_and_steps(tmp_path: Path) -> None:
     config, listed = make_run(tmp_path, eod=False, split="100,0,0")
-    samples = read_samples(config, "train")
+    samples = read_split(config, "train")
     for d, rows in enumerate(listed):
         tokens = [token for row in rows[20:] for token in row or []]
         (found,) = megablend.find(config, f"source{d}/1.{('parquet', 'bin', 'arrow')[d]}", batch_size=8)["found"]

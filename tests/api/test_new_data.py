@@ -20,9 +20,8 @@ import pytest
 import megablend
 from megablend.errors import ConfigError, DataError, MegablendError, PlanError, StateError
 from megablend.plan.ledger_file import load_ledger
-from megablend.prefetch.samples import Sample
 from tests.formats.writers import KINDS
-from tests.runs import STEP, documents, make_config
+from tests.runs import STEP, ReadSample, documents, make_config, read_samples
 
 pytestmark = pytest.mark.long
 PARQUET = KINDS["parquet"]
@@ -64,11 +63,7 @@ def make_run(folder: Path, **settings: Any) -> dict[str, Any]:
     return config
 
 
-def read_samples(dataset: megablend.Dataset) -> list[Sample]:
-    return [dataset.sample(k) for k in range(len(dataset))]
-
-
-def find_holding(samples: Sequence[Sample], listed: Sequence[int]) -> list[int]:
+def find_holding(samples: Sequence[ReadSample], listed: Sequence[int]) -> list[int]:
     """The samples that have any of these tokens."""
     wanted = set(listed)
     return [k for k, sample in enumerate(samples) if wanted & set(sample.tokens.tolist())]
@@ -80,7 +75,7 @@ def read_rows(dataset: megablend.Dataset, start: int) -> list[list[int]]:
         return [row.tolist() for batch in loader for row in batch["tokens"]]
 
 
-def read_sources(dataset: megablend.Dataset, read: Sequence[Sample] = ()) -> dict[str, list[int]]:
+def read_sources(dataset: megablend.Dataset, read: Sequence[ReadSample] = ()) -> dict[str, list[int]]:
     """Of each source, the tokens of its samples by ordinal, without the extra ones; of all samples, where `read` lists them."""
     samples = defaultdict[str, dict[int, list[int]]](dict)
     for sample in read or read_samples(dataset):
@@ -296,7 +291,7 @@ def test_validation_of_the_first_stage_has_no_sources_that_come_later(tmp_path: 
         ]
         assert len(list(megablend.Loader(valid, micro_batch_size=2))) == len(valid) // 2
     later_one = megablend.open(grown, "valid", stage=1)
-    assert {later_one.sample(k).source for k in range(len(later_one))} == {0, 1, 2}
+    assert {each.source for each in read_samples(later_one)} == {0, 1, 2}
     assert not megablend.describe(grown, document_lengths=True)["problems"]
 
 
@@ -407,7 +402,7 @@ def test_a_source_that_is_filled_again_after_a_cut(tmp_path: Path) -> None:
     megablend.build_index(config | named)
     megablend.build(config | named)
     dataset = megablend.open(config | named)
-    last = [dataset.sample(k) for k in range(1600, 1920)]
+    last = read_samples(dataset, range(1600, 1920))
     assert {token for each in last if each.source == 2 for token in each.tokens.tolist()} <= set(tokens_of(later(1)))
     assert {each.source for each in last} == {0, 2}
 
@@ -463,10 +458,11 @@ def test_another_order_without_new_data_after_files_changed(tmp_path: Path, coun
     assert [dataset[k]["tokens"].tolist() for k in range(112)] == past
     assert (set(tokens_of(later(1))) & set(read_sources(dataset)["s1"]) == set()) == counted
     megablend.export(edited, tmp_path / "order.parquet", stop=112)
-    for k, pieces in enumerate(pq.read_table(tmp_path / "order.parquet").column("pieces").to_pylist()):
-        listed = OLD[dataset.sample(k).source]
+    listing = pq.read_table(tmp_path / "order.parquet").column("pieces").to_pylist()
+    for sample, pieces in zip(read_samples(dataset, range(112)), listing, strict=True):
+        listed = OLD[sample.source]
         documents = listed[:50] if "m0" in pieces[0]["file"] else listed[50:]
-        row, first = pieces[0]["row"], dataset.sample(k).tokens[0]
+        row, first = pieces[0]["row"], sample.tokens[0]
         assert (row is not None) == counted
         assert row is None or first in (documents[row] or [])
 
@@ -599,8 +595,8 @@ def test_states_of_validation_with_new_data_need_the_run(tmp_path: Path) -> None
     valid = megablend.open(edited, "valid", stage=1)
     state = json.loads(json.dumps(valid.state_dict(3)))
     again = megablend.open(edited, "valid", stage=1, state=state)
-    assert [again.sample(k).tokens.tolist() for k in range(len(again))] == [
-        valid.sample(k).tokens.tolist() for k in range(len(valid))
+    assert [each.tokens.tolist() for each in read_samples(again)] == [
+        each.tokens.tolist() for each in read_samples(valid)
     ]
     shutil.copytree(config["cache"], tmp_path / "kept")
     megablend.remove_run(config["cache"], "default")
@@ -640,7 +636,7 @@ def test_stages_with_new_data_are_committed_one_after_another(tmp_path: Path) ->
     assert dataset.run.ledger.indices[:2] == indices
     assert [stage.stop for stage in dataset.run.ledger.stages] == [112, 1600, 1920]
     late = set(tokens_of(later(0)))
-    assert not any(late & set(dataset.sample(k).tokens.tolist()) for k in range(1600))
+    assert not any(late & set(each.tokens.tolist()) for each in read_samples(dataset, range(1600)))
 
 
 def test_rows_where_the_files_of_before_are_back(tmp_path: Path) -> None:
@@ -663,8 +659,8 @@ def test_rows_where_the_files_of_before_are_back(tmp_path: Path) -> None:
     assert indices[0] == indices[2]
     assert len(set(indices)) == 3
     megablend.export(config | {"stages": stages}, tmp_path / "order.parquet")
-    for k, pieces in enumerate(pq.read_table(tmp_path / "order.parquet").column("pieces").to_pylist()):
-        sample = dataset.sample(k)
+    listing = pq.read_table(tmp_path / "order.parquet").column("pieces").to_pylist()
+    for sample, pieces in zip(read_samples(dataset), listing, strict=True):
         documents = {"m0": OLD[sample.source][:50], "m1": OLD[sample.source][50:]} | listed
         assert sample.tokens[0] in (documents[Path(pieces[0]["file"]).stem][pieces[0]["row"]] or [])
 
@@ -700,7 +696,7 @@ def test_where_grown_runs_part(tmp_path: Path) -> None:
     for path, each in zip(paths, (edited, changed, newest), strict=True):
         path.write_text(json.dumps(each))
     datasets = [megablend.open(each) for each in (edited, alone | {"stages": changed["stages"]}, newest)]
-    listed = [[each.sample(k).tokens.tolist() for k in range(1600)] for each in datasets]
+    listed = [[sample.tokens.tolist() for sample in read_samples(each, range(1600))] for each in datasets]
     for i, j in ((0, 1), (0, 2), (1, 2)):
         parts_at = next(k for k in range(1600) if listed[i][k] != listed[j][k])
         assert megablend.diff(paths[i], paths[j])["parts_at"] == parts_at

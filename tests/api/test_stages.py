@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import megablend
-from tests.runs import documents, make_config, write_source
+from tests.runs import documents, make_config, read_samples, write_source
 
 STAGES: list[dict[str, Any]] = [
     {"samples": 160},
@@ -52,8 +52,7 @@ def test_every_source_goes_on_where_it_was_whatever_changes(tmp_path: Path) -> N
     megablend.build(config)
     dataset = megablend.open(config)
     read = defaultdict[int, list[tuple[int, list[int]]]](list)
-    for k, length in enumerate(LENGTHS):
-        sample = dataset.sample(k)
+    for length, sample in zip(LENGTHS, read_samples(dataset), strict=True):
         assert len(sample.tokens) == length + 1
         read[sample.source].append((sample.ordinal, sample.tokens.tolist()))
     for source, samples in read.items():
@@ -201,7 +200,7 @@ def test_a_committed_run_is_looked_at_without_its_config(config: dict[str, Any],
         assert each["pieces"][-1]["stop_token"] <= LENGTHS[each["sample"]] + 1
     target = tmp_path / "order.parquet"
     megablend.export(config["cache"], target, run="default")
-    assert pq.read_table(target)["ordinal"].to_pylist() == [dataset.sample(k).ordinal for k in range(640)]
+    assert pq.read_table(target)["ordinal"].to_pylist() == [each.ordinal for each in read_samples(dataset, range(640))]
     assert built.ledger == dataset.run.ledger
 
 
@@ -211,8 +210,8 @@ def test_describe_and_stats_count_tokens_of_all_lengths(config: dict[str, Any]) 
     described = megablend.describe(config, micro_batch_size=8).to_dict()["splits"]["train"]
     assert described["tokens"] == sum(LENGTHS)
     by_source = dict.fromkeys(dataset.sources, 0)
-    for k, length in enumerate(LENGTHS):
-        by_source[dataset.sources[dataset.sample(k).source]] += length
+    for length, sample in zip(LENGTHS, read_samples(dataset), strict=True):
+        by_source[dataset.sources[sample.source]] += length
     stats = megablend.Loader(dataset, micro_batch_size=8, consumed_samples=640).stats()
     assert {each["name"]: each["tokens"] for each in stats["sources"]} == by_source
     totals = {name: len(stream(number)) for number, name in enumerate(dataset.sources)}
@@ -310,12 +309,12 @@ def test_a_source_finishes_its_epoch_in_the_old_order(tmp_path: Path, amended: b
     config = config_of(tmp_path, stages=[first])
     megablend.build(config)
     old = megablend.open(config)
-    past = [old.sample(k).tokens.tolist() for k in range(480)]
+    past = [each.tokens.tolist() for each in read_samples(old, range(480))]
     changed = config | {"stages": [first, then]}
     at = megablend.amend(changed, at=100).at if amended else 480
     megablend.build(changed)
     dataset = megablend.open(changed)
-    samples = [dataset.sample(k) for k in range(len(dataset))]
+    samples = read_samples(dataset)
     assert [sample.tokens.tolist() for sample in samples[:at]] == past[:at]
     for number in (0, 1):
         tokens, mine = stream(number), sorted((s.ordinal, k) for k, s in enumerate(samples) if s.source == number)
@@ -360,7 +359,7 @@ def test_a_schedule_changes_shares_in_steps(tmp_path: Path, kind: str) -> None:
     at = megablend.amend(edited, at=310).at
     amended = megablend.open(edited, state=state)
     assert amended.run.ledger.ends == (64, at, 900)
-    assert [amended.sample(k).tokens.tolist() for k in range(0, at, 9)] == [
+    assert [each.tokens.tolist() for each in read_samples(amended, range(0, at, 9))] == [
         dataset.sample(k).tokens.tolist() for k in range(0, at, 9)
     ]
     assert megablend.show(config["cache"], 500, run="default") == megablend.show(edited, 500)

@@ -9,7 +9,7 @@ import torch
 
 import megablend
 from tests.formats.writers import KINDS
-from tests.runs import EOD, documents, make_config, write_source
+from tests.runs import EOD, documents, make_config, read_samples, write_source
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_sources_one_after_the_other_are_a_choice_of_the_config(tmp_path: Path) 
     )
     digest = megablend.build(given).ledger.digest
     dataset = megablend.open(given)
-    assert [dataset.sample(k).source for k in range(60)] == [0] * 30 + [1] * 30
+    assert [each.source for each in read_samples(dataset, range(60))] == [0] * 30 + [1] * 30
     assert len(list(megablend.Loader(dataset, micro_batch_size=4))) == 15
     assert megablend.build(given | {"interleaving": "lanes", "run": "lanes"}).ledger.digest != digest
     with pytest.raises(megablend.PlanError, match="interleaving was sequential, is now lanes"):

@@ -20,7 +20,7 @@ from megablend.order.document import DocumentOrder
 from megablend.order.registry import ORDERS
 from tests.examples import examples
 from tests.formats.writers import KINDS
-from tests.runs import EOD, documents, make_config, write_source
+from tests.runs import EOD, documents, make_config, read_samples, write_source
 
 Read = dict[tuple[int, int], list[int]]
 """Tokens of each (source, ordinal)."""
@@ -28,8 +28,7 @@ Read = dict[tuple[int, int], list[int]]
 
 def read_all(dataset: megablend.Dataset) -> Read:
     found: Read = {}
-    for k in range(len(dataset)):
-        sample = dataset.sample(k)
+    for sample in read_samples(dataset):
         assert (sample.source, sample.ordinal) not in found
         found[sample.source, sample.ordinal] = sample.tokens.tolist()
     return found

@@ -17,6 +17,7 @@ from megablend.plan.stages_plan import Stretch
 from tests.api.histories import twin
 from tests.api.histories.job import Job
 from tests.api.histories.twin import EOD, Change, SourceSample
+from tests.runs import read_samples
 
 
 def check_job(job: Job) -> None:
@@ -139,8 +140,7 @@ def check_other_splits(job: Job) -> None:
     for number, requested in enumerate(job.requested):
         valid = megablend.open(job.config, "valid", stage=number)
         seen = defaultdict[str, set[int]](set)
-        for k in range(len(valid)):
-            sample = valid.sample(k)
+        for sample in read_samples(valid):
             seen[valid.sources[sample.source]] |= set(sample.tokens.tolist()) - {EOD}
         for name, tokens in seen.items():
             assert tokens <= job.files.tokens(requested.snapshot, int(name[1:]), "valid")
@@ -186,8 +186,8 @@ def check_export(job: Job, dataset: megablend.Dataset) -> None:
         str(file.path.with_suffix(".bin") if file.path.suffix == ".idx" else file.path): file
         for file in job.files.files
     }
-    for row in rows:
-        tokens, at = dataset.sample(row["sample"]).tokens.tolist(), 0
+    for row, sample in zip(rows, read_samples(dataset, [row["sample"] for row in rows]), strict=True):
+        tokens, at = sample.tokens.tolist(), 0
         for piece in row["pieces"]:
             part = tokens[at : at + piece["stop"] - piece["start"]]
             at += len(part)
@@ -202,8 +202,9 @@ def check_find(job: Job, dataset: megablend.Dataset) -> None:
     """`find` of a file gives the samples that have one of its tokens."""
     file = job.rng.choice(job.files.files)
     listed = {token for document in file.documents for token in document or ()}
-    holding = {k for k in range(len(dataset)) if listed & set(dataset.sample(k).tokens.tolist())}
+    read = [set(sample.tokens.tolist()) for sample in read_samples(dataset)]
+    holding = {k for k, tokens in enumerate(read) if listed & tokens}
     hits = megablend.find(job.config, str(file.path))["found"]
     found = {each["sample"] for each in hits[0]["samples"]}
     assert holding <= found
-    assert all(EOD in dataset.sample(k).tokens.tolist() for k in found - holding)
+    assert all(EOD in read[k] for k in found - holding)

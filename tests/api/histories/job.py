@@ -20,7 +20,7 @@ from megablend.plan.ledger_file import load_ledger
 from tests.api.histories.files import Files
 from tests.api.histories.twin import EOD
 from tests.formats.writers import KINDS
-from tests.runs import make_config
+from tests.runs import make_config, read_samples
 
 
 class Requested(NamedTuple):
@@ -87,7 +87,7 @@ class Job:
     def read_valid(self) -> list[list[int]]:
         """All of validation, as it is by default."""
         valid = megablend.open(self.config, "valid")
-        return [valid.sample(k).tokens.tolist() for k in range(len(valid))]
+        return [each.tokens.tolist() for each in read_samples(valid)]
 
     def train(self, steps: int) -> None:
         """Train some steps of 4 samples on one, two or four ranks; sample by sample where steps of 4 end elsewhere."""

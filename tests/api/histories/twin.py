@@ -9,8 +9,11 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+import numpy as np
+
 import megablend
 from tests.api.histories.files import Files
+from tests.runs import read_samples
 
 EOD = 0
 TokensOf = Callable[[int], frozenset[int]]
@@ -44,12 +47,11 @@ def list_samples(dataset: megablend.Dataset, source: int, lengths: Sequence[int]
     """The samples of a source by their positions; `lengths` of all samples of the run, without extra tokens."""
     sources, ordinals = dataset.run.plan.locate_many(range(len(dataset)))
     positions = dataset.run.plan.token_ranges(sources, ordinals)[0].tolist()
-    found = []
-    for k, owner in enumerate(sources.tolist()):
-        if owner == source:
-            tokens = dataset.sample(k).tokens.tolist()
-            assert len(tokens) == lengths[k] + 1
-            found.append(SourceSample(k, positions[k], tokens[:-1], tokens[-1]))
+    own, found = np.flatnonzero(sources == source).tolist(), []
+    for k, sample in zip(own, read_samples(dataset, own), strict=True):
+        tokens = sample.tokens.tolist()
+        assert len(tokens) == lengths[k] + 1
+        found.append(SourceSample(k, positions[k], tokens[:-1], tokens[-1]))
     return sorted(found, key=lambda sample: sample.position)
 
 
