@@ -12,6 +12,7 @@
     │   ├── ChangedFileError              it is not the file that was indexed
     │   └── UnsupportedFileError          a valid file that megablend cannot read
     ├── CacheError (RuntimeError)         the cache: missing, damaged, in use: exit code 3
+    │   └── DamagedCacheError             a table or manifest is not what was committed, and a build repairs it
     └── ResourceError (RuntimeError)      the system denies a resource: memory, permission, open files: exit code 3
 
 Any other exception that escapes is a bug of megablend: exit code 70. A message says which
@@ -122,6 +123,20 @@ class CacheError(MegablendError, RuntimeError):
     """The cache is missing, damaged or in use by another build."""
 
     exit_code = 3
+
+
+class DamagedCacheError(CacheError):
+    """A table or manifest of the cache is not what was committed, and a build repairs it."""
+
+    def __init__(self, message: str, problem: str | None = None) -> None:
+        super().__init__(message)
+        self.problem = message if problem is None else problem
+        """The message without what to do."""
+
+    @classmethod
+    def of(cls, problem: str) -> DamagedCacheError:
+        """The error for a problem: where, what was found, what was expected."""
+        return cls(f"{problem}; {REPAIR_REMEDY}", problem)
 
 
 class ResourceError(MegablendError, RuntimeError):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from megablend.config import Config
 from megablend.distributed.base import Communicator
-from megablend.errors import REPAIR_REMEDY, CacheError
+from megablend.errors import CacheError
 from megablend.index.build import Progress, build_index
 from megablend.index.repair import find_damage, list_indexed_files
 from megablend.plan.ledger import Ledger
@@ -54,7 +54,6 @@ def repair_kept_index(
 
 def lost_index(ledger: Ledger, newest: str, problem: str) -> CacheError:
     """The error for an index that a run keeps and that cannot be rebuilt."""
-    problem = problem.removesuffix(f"; {REPAIR_REMEDY}")
     return CacheError(
         f"{problem}\nrun {ledger.run!r} keeps the index {ledger.index}, but the data and the config now make {newest}: "
         "restore them as they were, or that index from a backup, and build again; or give the run another name (`run:`), "

@@ -15,8 +15,8 @@ from megablend.config.storage_settings import load_storage_settings
 from megablend.errors import CacheError
 from megablend.index.build import Progress
 from megablend.index.list_snapshots import list_snapshots
-from megablend.index.verify import SnapshotUse
 from megablend.index.verify import verify as verify_index
+from megablend.index.verify_data import SnapshotUse
 from megablend.plan.ledger_file import load_ledger, run_names
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage

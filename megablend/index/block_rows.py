@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import REPAIR_REMEDY, CacheError
+from megablend.errors import DamagedCacheError
 from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE
 from megablend.index.checked_table import (
     BLOCK_LAYOUT,
@@ -53,9 +53,8 @@ class BlockRows:
         self.tokens_before, self.rows_before, self.ends_before = (columns[name] for name in RUNNING)
         self.num_blocks = self._blocks.num_rows - 1
         if self.num_blocks != manifest["num_blocks"]:
-            raise CacheError(
-                f"{folder / BLOCKS}: damaged table: {self.num_blocks} blocks, {manifest['num_blocks']} were committed; "
-                f"{REPAIR_REMEDY}"
+            raise DamagedCacheError.of(
+                f"{folder / BLOCKS}: damaged table: {self.num_blocks} blocks, {manifest['num_blocks']} were committed"
             )
         self._num_chunks: int = manifest["num_chunks"]
         self._files = FileTable(
@@ -87,17 +86,16 @@ class BlockRows:
     def _check_chunks(self, chunks: Int64Array, low: int | Int64Array, high: int | Int64Array) -> None:
         """Refuse numbers of chunks outside [low, high)."""
         if ((chunks < low) | (chunks >= high)).any():
-            raise CacheError(
-                f"{self.folder / BLOCKS}: damaged table: a block refers to a chunk outside its file; {REPAIR_REMEDY}"
+            raise DamagedCacheError.of(
+                f"{self.folder / BLOCKS}: damaged table: a block refers to a chunk outside its file"
             )
 
     @cached_property
     def _chunks(self) -> CheckedTable:
         table = CheckedTable(self.folder, CHUNK_LAYOUT, checks=self._has_checks)
         if table.num_rows != self._num_chunks:
-            raise CacheError(
-                f"{self.folder / CHUNKS}: damaged table: {table.num_rows} rows, {self._num_chunks} were committed; "
-                f"{REPAIR_REMEDY}"
+            raise DamagedCacheError.of(
+                f"{self.folder / CHUNKS}: damaged table: {table.num_rows} rows, {self._num_chunks} were committed"
             )
         return table
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import REPAIR_REMEDY, CacheError
+from megablend.errors import DamagedCacheError
 from megablend.fs.atomic_write import checksum, flush_folder, replace_file, temp_sibling, translate_os_errors
 from megablend.index.manifest import BLOCKS, CHUNKS, MANIFEST, damaged_tables, dump_with_checksum, read_manifest
 from megablend.index.mapped_table import MappedTable
@@ -71,8 +71,8 @@ class CheckedTable:
         self._checks = MappedTable(f"{folder}/{layout.checks}", layout.check_columns) if checks else None
         self.num_rows = len(self.mapped[(layout.columns.names or ("",))[0]])
         if self._checks is not None and len(self._checks[next(iter(layout.groups))]) != self.num_rows:
-            raise CacheError(
-                f"{folder / layout.checks}: damaged table: its number of rows differs from {layout.table}; {REPAIR_REMEDY}"
+            raise DamagedCacheError.of(
+                f"{folder / layout.checks}: damaged table: its number of rows differs from {layout.table}"
             )
 
     def take(self, group: str, rows: Int64s, *, plainly: bool = False) -> Int64s:
@@ -91,9 +91,9 @@ class CheckedTable:
             found = (plain_row_checks if plainly else compute_checks)(rows, values)
             wrong = found != self._checks.take(group, rows)
             if wrong.any():
-                raise CacheError(
+                raise DamagedCacheError.of(
                     f"{self._path}: damaged table: row {rows[wrong.argmax()]} does not match its checksum in "
-                    f"{self._layout.checks}; {REPAIR_REMEDY}"
+                    f"{self._layout.checks}"
                 )
         return values
 
@@ -112,7 +112,7 @@ class CheckedTable:
             self._layout.groups[group].index(name)
         ].reshape(2, -1)
         if ((low > values) | (high <= values)).any():
-            raise CacheError(f"{self._path}: damaged table: its {name} is not ascending; {REPAIR_REMEDY}")
+            raise DamagedCacheError.of(f"{self._path}: damaged table: its {name} is not ascending")
         return found
 
 
@@ -169,7 +169,7 @@ def complete_checks(folder: Path) -> bool:
     if has_checks(manifest):
         return False
     if damaged := damaged_tables(folder, manifest):
-        raise CacheError(damaged[0])
+        raise DamagedCacheError.of(damaged[0])
     with translate_os_errors(folder):
         aside = temp_sibling(folder / "checks")
         aside.mkdir()

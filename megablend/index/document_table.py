@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.caches.base import DOCUMENTS
-from megablend.errors import REPAIR_REMEDY, CacheError
+from megablend.errors import CacheError, DamagedCacheError
 from megablend.fs.atomic_write import checksum, reading
 from megablend.index.checked_table import warn_unchecked
 from megablend.index.document_checks import (
@@ -73,7 +73,7 @@ class DocumentTable:
 
     def damaged(self, problem: str) -> CacheError:
         """An error about the content of the table."""
-        return CacheError(f"{self.folder}: damaged table of documents ({problem}); {REPAIR_REMEDY}")
+        return DamagedCacheError.of(f"{self.folder}: damaged table of documents ({problem})")
 
     def lengths(self, documents: Int64s, *, eod: bool) -> Int64s:
         """Tokens of each of `documents` int64 [n]; with `eod`, plus one for each document that has tokens: int64 [n]."""
@@ -244,11 +244,11 @@ def _open_once(folder: Path, version: tuple[int, int, int]) -> DocumentTable:
         with reading(folder / name):
             size = (folder / name).stat().st_size if (folder / name).is_file() else 0
         if size != committed["bytes"]:
-            raise CacheError(f"{folder / name}: has {size} bytes, {committed['bytes']} were committed; {REPAIR_REMEDY}")
+            raise DamagedCacheError.of(f"{folder / name}: has {size} bytes, {committed['bytes']} were committed")
         if size > _CHECKED_BYTES:
             is_large = True
         elif checksum(folder / name) != committed["blake2b"]:
-            raise CacheError(f"{folder / name}: damaged table (its checksum is wrong); {REPAIR_REMEDY}")
+            raise DamagedCacheError.of(f"{folder / name}: damaged table (its checksum is wrong)")
     if is_large and GROUP_CHECKS not in committed_tables:
         warn_unchecked(folder)
     return DocumentTable(folder, checks=is_large and GROUP_CHECKS in committed_tables)

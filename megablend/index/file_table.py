@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import REPAIR_REMEDY, CacheError
+from megablend.errors import CacheError, DamagedCacheError
 from megablend.formats.as_numpy import as_numpy
 from megablend.formats.base import OpenedFile
 from megablend.index.manifest import FILES
@@ -162,4 +162,4 @@ class FileTable:
         return offsets
 
     def _damaged(self, problem: str) -> CacheError:
-        return CacheError(f"{self._path}: damaged table: {problem}; {REPAIR_REMEDY}")
+        return DamagedCacheError.of(f"{self._path}: damaged table: {problem}")

@@ -11,7 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from megablend.errors import REPAIR_REMEDY, CacheError
+from megablend.errors import CacheError, DamagedCacheError
 from megablend.fs.atomic_write import checksum, reading
 from megablend.fs.file_size import get_file_size
 from megablend.system.limited_json import missing_field, parse_json
@@ -75,7 +75,7 @@ _ROOTS_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 def _wrong(path: Path, name: str, found: object, expected: str) -> CacheError:
     text = json.dumps(found)
     shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-    return CacheError(f"{path}: damaged (it has {name} {shown}, expected {expected}); {REPAIR_REMEDY}")
+    return DamagedCacheError.of(f"{path}: damaged (it has {name} {shown}, expected {expected})")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -89,10 +89,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"this megablend reads up to version {FORMAT_VERSION}: upgrade megablend, or build into another cache"
         )
     if manifest.pop("checksum", None) != _checksum(manifest, as_stored=True):
-        raise CacheError(f"{folder / MANIFEST}: damaged (its checksum is wrong); {REPAIR_REMEDY}")
+        raise DamagedCacheError.of(f"{folder / MANIFEST}: damaged (its checksum is wrong)")
     _check_fields(folder, manifest, _FIELDS)
     if manifest["format_version"] != FORMAT_VERSION:
-        raise CacheError(f"{folder / MANIFEST}: damaged (format version {version}); {REPAIR_REMEDY}")
+        raise DamagedCacheError.of(f"{folder / MANIFEST}: damaged (format version {version})")
     for entry in manifest["tables"].values():
         _check_fields(folder, entry, _TABLE_FIELDS)
     return manifest
@@ -111,12 +111,11 @@ def read_generation_manifest(folder: Path) -> dict[str, Any]:
     _check_sources(folder, manifest["sources"])
     for source in manifest["sources"]:
         if source["first_file"] != first_file or source["num_files"] < 0:
-            raise CacheError(f"{folder / MANIFEST}: damaged (the files of its sources overlap); {REPAIR_REMEDY}")
+            raise DamagedCacheError.of(f"{folder / MANIFEST}: damaged (the files of its sources overlap)")
         first_file += source["num_files"]
     if first_file != manifest["num_files"]:
-        raise CacheError(
-            f"{folder / MANIFEST}: damaged (its sources have {first_file} files of {manifest['num_files']}); "
-            f"{REPAIR_REMEDY}"
+        raise DamagedCacheError.of(
+            f"{folder / MANIFEST}: damaged (its sources have {first_file} files of {manifest['num_files']})"
         )
     return manifest
 
@@ -139,7 +138,7 @@ def _check_sources(folder: Path, sources: Sequence[Any]) -> None:
 
 def _check_fields(folder: Path, value: object, fields: Mapping[str, type | tuple[type, ...]]) -> None:
     if (missing := missing_field(value, fields)) is not None:
-        raise CacheError(f"{folder / MANIFEST}: damaged (it lacks {missing}); {REPAIR_REMEDY}")
+        raise DamagedCacheError.of(f"{folder / MANIFEST}: damaged (it lacks {missing})")
 
 
 def dump_with_checksum(manifest: Mapping[str, Any]) -> bytes:
@@ -169,7 +168,7 @@ def parse_roots(folder: Path, data: bytes) -> dict[str, Any]:
         None,
         _checksum(roots, as_stored=True),
     ):
-        raise CacheError(f"{folder / ROOTS}: damaged (its checksum is wrong); {REPAIR_REMEDY}")
+        raise DamagedCacheError.of(f"{folder / ROOTS}: damaged (its checksum is wrong)")
     for name, (expected, is_valid) in _ROOTS_FIELDS.items():
         if name in roots and not is_valid(roots[name]):
             raise _wrong(folder / ROOTS, name, roots[name], expected)
@@ -181,16 +180,16 @@ def _read_bytes(path: str) -> bytes:
         with reading(path, apart_from=(FileNotFoundError,)), open(path, "rb") as file:
             return file.read()
     except FileNotFoundError as error:
-        raise CacheError(f"{path}: cannot be read ({error}); {REPAIR_REMEDY}") from error
+        raise DamagedCacheError.of(f"{path}: cannot be read ({error})") from error
 
 
 def _parse_json(path: str, data: bytes) -> dict[str, Any]:
     try:
         value = parse_json(data.decode("utf-8"))
     except ValueError as error:
-        raise CacheError(f"{path}: cannot be read ({error}); {REPAIR_REMEDY}") from error
+        raise DamagedCacheError.of(f"{path}: cannot be read ({error})") from error
     if not isinstance(value, dict):
-        raise CacheError(f"{path}: damaged (not a JSON object); {REPAIR_REMEDY}")
+        raise DamagedCacheError.of(f"{path}: damaged (not a JSON object)")
     return value
 
 

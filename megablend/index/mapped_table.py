@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from megablend.errors import REPAIR_REMEDY, CacheError
+from megablend.errors import DamagedCacheError
 from megablend.fs.atomic_write import reading
 from megablend.index.tables import read_mapped
 from megablend.kernels.file_ranges import read_ranges
@@ -48,7 +48,7 @@ class MappedTable:
             self._path, self._fd = path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             weakref.finalize(self, _close, self._fd)
             if os.fstat(self._fd).st_size == 0:
-                raise CacheError(f"{path}: damaged table: it is empty; {REPAIR_REMEDY}")
+                raise DamagedCacheError.of(f"{path}: damaged table: it is empty")
             self._mapping = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
         data = pa.py_buffer(self._mapping)
         batch = read_mapped(path, data, columns)
@@ -107,6 +107,6 @@ class MappedTable:
             with reading(self._path):
                 part = os.pread(self._fd, size, offset)
             if len(part) < size:
-                raise CacheError(f"{self._path}: damaged table: it ends before byte {offset + size}; {REPAIR_REMEDY}")
+                raise DamagedCacheError.of(f"{self._path}: damaged table: it ends before byte {offset + size}")
             out[begin : begin + size] = np.frombuffer(part, np.uint8)
             done += 1

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from megablend.caches.base import GENERATIONS
 from megablend.caches.find import CacheLike, find_store
 from megablend.config.read_spec import ReadSpec
-from megablend.errors import CacheError
+from megablend.errors import CacheError, DamagedCacheError
 from megablend.fs.atomic_write import checksum
 from megablend.index.file_versions import read_seen
 from megablend.index.manifest import FILES, damaged_tables, read_generation_manifest, read_roots
@@ -31,6 +31,8 @@ def find_damage(cache: CacheLike, digest: str) -> str | None:
         read_seen(folder, manifest["num_files"])
         read_ranges(folder, manifest["num_files"])
         return next(iter(damaged_tables(folder, manifest)), None)
+    except DamagedCacheError as error:
+        return error.problem
     except CacheError as error:
         return str(error)
 
@@ -49,7 +51,7 @@ def list_indexed_files(
     folder = find_store(cache).fetch_folder(GENERATIONS, digest)
     manifest = read_generation_manifest(folder)
     if checksum(folder / FILES) != manifest["tables"][FILES]["blake2b"]:
-        raise CacheError(f"{folder / FILES}: damaged table: its checksum is wrong")
+        raise DamagedCacheError.of(f"{folder / FILES}: damaged table: its checksum is wrong")
     names = read_batch(f"{folder}/{FILES}", FILE_SCHEMA).column("name").to_pylist()
     with contextlib.suppress(CacheError):  # roots are not part of what the digest stands for
         roots = {**roots, **read_roots(folder)["roots"]}

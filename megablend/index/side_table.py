@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import REPAIR_REMEDY, CacheError
+from megablend.errors import DamagedCacheError
 from megablend.system.failures import cause_of
 
 _DIGEST_BYTES = 16
@@ -35,10 +35,10 @@ def read_numbers(path: Path, magic: bytes, dtype: np.dtype[Any], count: int) -> 
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise CacheError(f"{path}: cannot be read ({cause_of(error)}); {REPAIR_REMEDY}") from error
+        raise DamagedCacheError.of(f"{path}: cannot be read ({cause_of(error)})") from error
     body, dtype = data[:-_DIGEST_BYTES], dtype.newbyteorder("<")
     if len(body) != len(magic) + dtype.itemsize * count or data[-_DIGEST_BYTES:] != _checksum(path.parent.name, body):
-        raise CacheError(f"{path}: damaged (its checksum is wrong); {REPAIR_REMEDY}")
+        raise DamagedCacheError.of(f"{path}: damaged (its checksum is wrong)")
     return np.frombuffer(body, dtype, count, len(magic))
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from megablend.caches.base import CHECKSUMS, GENERATIONS, CacheStore
 from megablend.caches.find import CacheLike, find_store
-from megablend.errors import REPAIR_REMEDY, CacheError
+from megablend.errors import CacheError, DamagedCacheError
 from megablend.formats import find_format, get_format
 from megablend.formats.base import has_group_digests
 from megablend.fs.atomic_write import checksum, reading
@@ -169,16 +169,16 @@ def _open_folder(store: CacheStore, folder: Path) -> Snapshot:
         with reading(folder):
             size = get_file_size(f"{folder}/{name}") or 0
         if size != entry["bytes"]:
-            raise CacheError(f"{folder / name}: has {size} bytes, {entry['bytes']} were committed; {REPAIR_REMEDY}")
+            raise DamagedCacheError.of(f"{folder / name}: has {size} bytes, {entry['bytes']} were committed")
     # The table of files is read completely and not verified later; checking the larger ones here would take too long.
     if checksum(f"{folder}/{FILES}") != manifest["tables"][FILES]["blake2b"]:
-        raise CacheError(f"{folder / FILES}: damaged table: its checksum is wrong; {REPAIR_REMEDY}")
+        raise DamagedCacheError.of(f"{folder / FILES}: damaged table: its checksum is wrong")
     found = read_roots(folder)
     roots, known = found["roots"], dict[str, bool]()
     for entry in manifest["sources"]:
         name, format_name = entry["name"], entry["format"]
         if not isinstance(roots.get(name), str):
-            raise CacheError(f"{folder / ROOTS}: does not contain the folder of source {name!r}; {REPAIR_REMEDY}")
+            raise DamagedCacheError.of(f"{folder / ROOTS}: does not contain the folder of source {name!r}")
         if format_name not in known:
             known[format_name] = find_format(format_name) is not None
         if not known[format_name]:

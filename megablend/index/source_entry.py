@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.config.read_spec import ReadSpec
-from megablend.errors import REPAIR_REMEDY, CacheError
+from megablend.errors import DamagedCacheError
 from megablend.formats import get_format
 from megablend.formats.base import Format
 from megablend.index.manifest import MANIFEST
@@ -155,8 +155,8 @@ def make_columns(
     names = [record["name"] for record in records if record.get("extra_of") is None]
     owners = [record.get("extra_of") for record in records[len(names) :]]
     if not set(owners) <= set(names):  # None: a source after an extra column
-        raise CacheError(
-            f"{folder / MANIFEST}: damaged (extra columns do not follow the sources they belong to); {REPAIR_REMEDY}"
+        raise DamagedCacheError.of(
+            f"{folder / MANIFEST}: damaged (extra columns do not follow the sources they belong to)"
         )
     reads, extra = ReadSpec.from_records(records), dict[str, list[ColumnEntry]]()
     entries = _Records(records, found, borders, counts, reads, extra)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from megablend.errors import REPAIR_REMEDY, CacheError
+from megablend.errors import DamagedCacheError
 from megablend.fs.atomic_write import flush, reading
 from megablend.fs.file_size import get_file_size
 
@@ -171,11 +171,11 @@ def _parsed(path: Path | str, file: pa.NativeFile, schema: pa.Schema) -> pa.Reco
     try:
         reader = pa.ipc.open_file(file)
         if reader.num_record_batches != 1:
-            raise CacheError(f"{path}: damaged table: {reader.num_record_batches} record batches, expected 1")
+            raise DamagedCacheError.of(f"{path}: damaged table: {reader.num_record_batches} record batches, expected 1")
         batch = reader.get_batch(0)
         batch.validate(full=True)  # does not read the values of numbers
     except (pa.ArrowException, OSError) as error:  # OSError: invalid flatbuffer
-        raise CacheError(f"{path}: damaged table ({error}); {REPAIR_REMEDY}") from error
+        raise DamagedCacheError.of(f"{path}: damaged table ({error})") from error
     if batch.schema != schema or any(map(_NULL_COUNT, batch.columns)):
-        raise CacheError(f"{path}: damaged table: its columns are not {', '.join(schema.names)}; {REPAIR_REMEDY}")
+        raise DamagedCacheError.of(f"{path}: damaged table: its columns are not {', '.join(schema.names)}")
     return batch

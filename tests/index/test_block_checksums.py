@@ -251,7 +251,7 @@ def test_checksums_are_read_once_by_verify(config: dict[str, Any], monkeypatch: 
         opened.append(snapshot.folder)
         return open_checksums(snapshot)
 
-    monkeypatch.setattr("megablend.index.verify.open_checksums", count)
+    monkeypatch.setattr("megablend.index.verify_data.open_checksums", count)
     assert megablend.verify(config["cache"], data=True).problems == ()
     assert len(opened) == 1 < megablend.open_index(config["cache"]).generation.num_files
 

@@ -3,15 +3,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from megablend.errors import CacheError
+from megablend.errors import CacheError, DamagedCacheError
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import open_snapshot
+from megablend.index.tables import read_batch
 from megablend.index.verify import verify
 from tests.index.index_data import build, documents_of, spec, write
 from tests.storages import STORAGE
@@ -122,3 +125,18 @@ def test_an_unknown_generation_lists_those_there_are(cache: Path) -> None:
     shutil.rmtree(folder)
     with pytest.raises(CacheError, match="none"):
         open_snapshot(str(cache), "0" * 32)
+
+
+def test_a_table_of_several_batches_is_damaged_and_its_error_travels(tmp_path: Path) -> None:
+    """An error of a worker process says where, how and what to do once, and what it says without the last is kept."""
+    batch = pa.record_batch({"number": [1]})
+    with pa.ipc.new_file(tmp_path / "table.arrow", batch.schema) as writer:
+        writer.write(batch)
+        writer.write(batch)
+    with pytest.raises(
+        DamagedCacheError, match=r"table.arrow: damaged table: 2 record batches, expected 1; build"
+    ) as found:
+        read_batch(str(tmp_path / "table.arrow"), batch.schema)
+    again = pickle.loads(pickle.dumps(found.value))
+    assert (str(again), again.problem) == (str(found.value), found.value.problem)
+    assert str(again) == f"{again.problem}; build again to repair it (`megablend build CONFIG`)"

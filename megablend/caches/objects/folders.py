@@ -17,7 +17,7 @@ from megablend.caches.objects.commits import Commit, StoredFile, describe_files,
 from megablend.caches.objects.copies import Copies
 from megablend.caches.objects.names import is_own
 from megablend.caches.objects.node import lock_node
-from megablend.errors import REPAIR_REMEDY, CacheError
+from megablend.errors import CacheError, DamagedCacheError
 from megablend.fs.atomic_write import translate_os_errors
 from megablend.fs.log_waits import log_slow_wait
 from megablend.storage.objects.prefix import ObjectEntry, ObjectPrefix
@@ -84,7 +84,7 @@ class Folders:
                     break
                 except FileNotFoundError as error:  # perhaps committed again meanwhile, and its previous files removed
                     if is_last:
-                        raise CacheError(f"{error}; {REPAIR_REMEDY}") from None
+                        raise DamagedCacheError.of(f"{error}") from None
         return path
 
     def commit(
