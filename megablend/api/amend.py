@@ -12,11 +12,13 @@ from megablend.api.build import publish_splits
 from megablend.api.committed import open_ledger
 from megablend.api.diff import list_differences
 from megablend.api.result_base import Result
-from megablend.api.runs import ConfigLike, make_run_storage, plan_committed
+from megablend.api.runs import ConfigLike, list_indices, make_run_storage, plan_committed
+from megablend.api.unindexed import check_indexed
 from megablend.config import Config, load_config
 from megablend.config.numbers import whole_number
 from megablend.errors import CacheError, ConfigError
 from megablend.index.list_snapshots import list_snapshots
+from megablend.index.snapshot import open_snapshot
 from megablend.plan.amending import amend_ledger, cut_ledger, rewind_to
 from megablend.plan.committed_run import keep_plan
 from megablend.plan.ledger import Ledger
@@ -98,7 +100,8 @@ def amend(
         dry_run: only say what would change.
 
     Raises: ConfigError where the config lists no stage to begin there; PlanError where it changes samples before, or cannot be
-        planned; StateError for a state of another run; CacheError where the run was not built, or cannot be written.
+        planned; StateError for a state of another run; CacheError where the run was not built, or cannot be written, or the files for a stage with
+            `new_data` are not indexed as they are now.
     """
     checked = load_config(config, cache=cache)
     if (at is None) == (state is None):
@@ -132,6 +135,8 @@ def amend(
 def _plan_amended(config: Config, cut: Ledger, replaced: Sequence[str], *, keep: bool) -> Run:
     """The amended run; `replaced`: snapshots of the stages that were cut off. Raises: as `amend` does."""
     newest, storage = list_snapshots(config.cache_store)[-1], make_run_storage(config)
+    if newest in list_indices(config, cut, newest, replaced)[len(cut.indices) :]:
+        check_indexed(config, open_snapshot(config.cache_store, newest), storage)
     requested = plan_committed(config, "train", cut, storage, newest, replaced=replaced, keep=keep)
     run = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger))
     check_run(run)

@@ -29,9 +29,14 @@ INDEX_REMEDY = "`megablend index CONFIG` indexes the files and commits no run"
 def open_newest(config: Config, storage: Storage) -> Snapshot:
     """The newest index, for a config without a run. Raises: CacheError where there is none, or as `find_unindexed` finds."""
     newest = newest_snapshot(config.cache_store)
+    check_indexed(config, newest, storage)
+    return newest
+
+
+def check_indexed(config: Config, newest: Snapshot, storage: Storage) -> None:
+    """Raises: CacheError where the newest index is not of what the config requests, as `find_unindexed` finds."""
     if (problem := find_unindexed(config, newest, storage)) is not None:
         raise CacheError(f"{problem}; {INDEX_REMEDY}")
-    return newest
 
 
 def find_unindexed(config: Config, newest: Snapshot, storage: Storage, *, is_kept: bool = False) -> str | None:

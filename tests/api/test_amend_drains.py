@@ -175,3 +175,15 @@ def test_a_drain_is_read_in_the_settings_before(config: dict[str, Any]) -> None:
     run = megablend.open(edited).run
     views = [run.view(section) for section in run.sections]
     assert [[blend.lanes for blend in view.blends] for view in views] == [[16], [16], [2]]
+
+
+def test_a_drain_reads_what_was_begun_before_a_lower_cap(config: dict[str, Any]) -> None:
+    """A stage without a source may cap it at less than was read before; what its lanes have begun is read to its end."""
+    without = {"samples": 800, "sources": {"s1": {"weight": 0, "max_epochs": 0.5}, "s2": {"weight": 1}}}
+    stages = [FIRST, without, LONGER | {"sources": {"s1": {"weight": 1, "max_epochs": None}}}]
+    megablend.build(config | {"stages": stages[:1]})
+    megablend.amend(config | {"stages": stages[:2]}, at=600)
+    assert megablend.amend(config | {"stages": stages}, at=700).drain
+    run = check_run(config | {"stages": stages})
+    drained = next(each for each in run.plan.list_stretches() if each.start == 704)
+    assert drained.read[1] > 0

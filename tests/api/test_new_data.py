@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import megablend
-from megablend.errors import ConfigError, DataError, MegablendError, PlanError, StateError
+from megablend.errors import CacheError, ConfigError, DataError, MegablendError, PlanError, StateError
 from megablend.plan.ledger_file import load_ledger
 from tests.formats.writers import KINDS
 from tests.runs import STEP, ReadSample, documents, make_config, read_samples
@@ -701,3 +701,28 @@ def test_where_grown_runs_part(tmp_path: Path) -> None:
         parts_at = next(k for k in range(1600) if listed[i][k] != listed[j][k])
         assert megablend.diff(paths[i], paths[j])["parts_at"] == parts_at
     assert megablend.diff(paths[0], paths[0])["parts_at"] is None
+
+
+def test_the_newest_index_must_be_of_the_configs_files(tmp_path: Path) -> None:
+    """Another config of the same cache has indexed other files of sources of the same names; or a file came after the index."""
+    config = make_run(tmp_path)
+    edited = config | {"stages": [*STAGES[:1], STAGES[1]]}
+    other = tmp_path / "other"
+    for d in range(2):
+        write_file(other, d, "m0", later(d))
+    megablend.build_index(config | {"sources": [entry(other, 0, weight=2), entry(other, 1, weight=1)]})
+    ledger = load_ledger(config["cache"], "default")
+    for dry_run in (True, False):
+        with pytest.raises(
+            CacheError, match=r"other files of source 's0' than its path matches .* `megablend index CONFIG`"
+        ):
+            megablend.amend(edited, at=112, dry_run=dry_run)
+    assert load_ledger(config["cache"], "default") == ledger
+    write_file(tmp_path, 0, "m2", later(0))
+    megablend.build_index(edited)
+    write_file(tmp_path, 1, "m2", later(1))
+    with pytest.raises(CacheError, match=r"source 's1' .*m2.parquet, not indexed"):
+        megablend.amend(edited, at=112)
+    megablend.build_index(edited)
+    megablend.amend(edited, at=112)
+    assert set(tokens_of(later(1))) & set(read_sources(megablend.open(edited))["s1"])

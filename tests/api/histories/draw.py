@@ -14,13 +14,16 @@ def draw_stage(job: Job) -> tuple[dict[str, Any], Requested]:
     rng, files = job.rng, job.files
     stage: dict[str, Any] = {"samples": len(job.dataset) + 32 * rng.randrange(4, 9)}
     weights = list(job.requested[-1].weights)
+    renamed = None
     if rng.random() < 0.6:
-        files.change()
+        renamed = files.change()
         stage["new_data"] = True
     living = [s for s in range(files.num_sources) if files.list_files(s)]
     weights += [Fraction(0)] * (files.num_sources - len(weights))
     if len(living) > 2 and rng.random() < 0.15:
-        gone = rng.choice([source for source in living if source < len(job.requested[-1].weights)])
+        # an index has the new name of a renamed file only if its source is still there
+        may_go = [source for source in living if source < len(job.requested[-1].weights) and source != renamed]
+        gone = rng.choice(may_go)
         files.withdraw(gone)
         living.remove(gone)
         weights[gone] = Fraction(0)

@@ -71,18 +71,22 @@ class Files:
         kind.write(path, listed)
         self.files.append(DataFile(source, path, listed, len(self.snapshots)))
 
-    def change(self) -> None:
-        """A file or a source is new; perhaps a file is gone, and perhaps one is renamed."""
+    def change(self) -> int | None:
+        """A file or a source is new; perhaps a file is gone, and perhaps one is renamed. Returns: whose."""
         living = [source for source in range(self.num_sources) if self.list_files(source)]
         source = self.rng.choice([*living, *([self.num_sources] if self.num_sources < 4 else [])])
         if source == self.num_sources:
             self.add_source()
         else:
             self.add_file(source)
+        renamed = None
         for chance, act in ((0.3, self._remove), (0.3, self._rename)):
             if self.rng.random() < chance:
-                act(self.rng.choice([each for each in self.files if not each.is_gone]))
+                file = self.rng.choice([each for each in self.files if not each.is_gone])
+                act(file)
+                renamed = file.source if act == self._rename else None
         self.take_snapshot()
+        return renamed
 
     def withdraw(self, source: int) -> None:
         """All files of a source go."""
