@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,13 +23,20 @@ DEEP = "[" * 100_000
 NESTED = "[" * 500 + "]" * 500
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> dict[str, Any]:
-    source = write_source(tmp_path, 0, "parquet", documents(0, 20, 30, 1)) | {"weight": 1}
-    config = make_config(tmp_path, [source], samples=20, run="demo")
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("built")
+    source = write_source(folder, 0, "parquet", documents(0, 20, 30, 1)) | {"weight": 1}
+    config = make_config(folder, [source], samples=20, run="demo")
     megablend.build(config)
     megablend.build(config | {"run": "other"})
     return config
+
+
+@pytest.fixture
+def config(tmp_path: Path, built: dict[str, Any]) -> dict[str, Any]:
+    """A run with a copy of the cache."""
+    return built | {"cache": str(shutil.copytree(built["cache"], tmp_path / "cache"))}
 
 
 def write_ledger(config: dict[str, Any], change: Callable[[dict[str, Any]], object]) -> Path:
