@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import megablend
 from megablend.errors import CacheError
 from megablend.index.manifest import dump_with_checksum
 from megablend.plan.ledger_format import digest_of
+from tests.preloaded import python
 from tests.runs import documents, make_config, write_source
 
 DEEP = "[" * 100_000
@@ -253,7 +253,7 @@ def test_the_command_prints_what_can_be_read(config: dict[str, Any]) -> None:
     (Path(cache) / "runs" / "demo.json").write_text(DEEP)
     folder = manifest_of(config).parent
     (folder / "roots.json").write_text(NESTED)
-    command = [sys.executable, "-m", "megablend", "describe", cache]
+    command = [*python(), "-m", "megablend", "describe", cache]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0
     assert "other" in done.stdout
