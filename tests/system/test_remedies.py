@@ -49,7 +49,7 @@ import os, random, resource, sys
 from pathlib import Path
 import megablend
 from megablend.api.load_kernels import wait_for_kernels
-room, warm = 96 << 20, megablend.open(sys.argv[1])[0]
+room, warm = 56 << 20, megablend.open(sys.argv[1])[0]
 wait_for_kernels()  # LLVM ends a process that lacks memory
 for project in sys.argv[1:]:
     if not os.fork():
@@ -64,7 +64,7 @@ limit = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PA
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 places = random.Random(1)
 try:
-    for _ in range(200):
+    for _ in range(120):
         dataset[places.randrange(len(dataset))]
 except megablend.ResourceError as error:
     print(error)
@@ -100,7 +100,7 @@ def test_too_little_memory() -> None:
 
 
 def test_more_cached_blocks_than_memory_has_room_for(tmp_path: Path) -> None:
-    length, documents = 50_000, 2_000  # 190 MiB of blocks: more than the process has room for, less than `memory`
+    length, documents = 50_000, 1_200  # 114 MiB of blocks: more than the process has room for, less than `memory`
     values = pa.array(np.full(length * documents, 7, np.uint16))
     starts = pa.array(np.arange(0, len(values) + 1, length, dtype=np.int32))
     tokens = pa.ListArray.from_arrays(starts, values)
@@ -110,7 +110,7 @@ def test_more_cached_blocks_than_memory_has_room_for(tmp_path: Path) -> None:
     settings = f"cache: {tmp_path}/cache\nsequence_length: 4096\nsamples: 20000\nsources:\n{source}"
     project.write_text(f"memory: 2GiB\n{settings}")
     megablend.build(str(project))
-    lower.write_text(f"memory: 64MiB\n{settings}")
+    lower.write_text(f"memory: 24MiB\n{settings}")
     said, found = run(READING, project, lower).splitlines()
     assert re.search(r": out of memory \(.*\): .*; lower `memory:` where it is set", said)
     assert found == "read"
