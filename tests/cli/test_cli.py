@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ import megablend
 from megablend.cli.main import main
 from megablend.cli.tables import print_sample
 from tests.cli.commands import run, run_process
-from tests.preloaded import python
 from tests.runs import EOD, documents, make_config, write_source
 
 
@@ -267,7 +265,7 @@ def test_a_tokenizer_needs_its_library(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_a_closed_pipe_is_no_bug(built: Path) -> None:
     root = str(Path(__file__).parents[2])
-    command = f"{shlex.join(python('torch'))} -m megablend show {built} --sample 0 | true"
+    command = f"{sys.executable} -m megablend show {built} --sample 0 | true"
     environ = os.environ | {"PYTHONPATH": root}
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, env=environ)
     assert done.stderr == ""
