@@ -16,6 +16,7 @@ from numba.core import config
 from megablend import jit
 from megablend.jit_cache import KernelCache
 from megablend.kernels.exact.sample_index import cut, gather_lengths
+from tests.preloaded import python
 
 ARGUMENTS = np.arange(1, 4, dtype=np.int32), np.array([2, 0, 1], np.int32), np.empty(3, np.int32)
 compiled = pytest.mark.skipif(bool(vars(config)["DISABLE_JIT"]), reason="nothing is compiled")
@@ -133,7 +134,7 @@ def test_a_kernel_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> No
     environment = {**os.environ, "MEGABLEND_KERNEL_CACHE": str(tmp_path)}
     said = 0
     for limit in (["0"], ["1000"], []):
-        command = [sys.executable, "-c", GATHER, *limit]
+        command = [*python(), "-c", GATHER, *limit]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         assert done.stdout == "6 [3, 1, 2]\n"
@@ -148,7 +149,7 @@ def test_processes_that_start_together_say_once_that_they_compile(tmp_path: Path
     """As the ranks of a job, or a DataLoader's workers, on a node without compiled kernels."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "none" / "yet")}
     environment.pop("MEGABLEND_KERNEL_CACHE", None)
-    command, pipe = [sys.executable, "-c", GATHER], subprocess.PIPE
+    command, pipe = [*python(), "-c", GATHER], subprocess.PIPE
     started = [subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) for _ in range(3)]
     said = [process.communicate(timeout=150) for process in started]
     assert [found for found, _ in said] == ["6 [3, 1, 2]\n"] * 3, said

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import megablend
-from tests.runs import make_config, write_source
+from tests.runs import make_config, read_samples, write_source
 
 TOKENS = (400, 800, 1600)
 
@@ -32,7 +32,7 @@ def counts(config: dict[str, Any]) -> dict[str, int]:
     dataset = megablend.open(config)
     described = megablend.describe(config)["splits"]["train"]["sources"]
     planned = {source["name"]: source["samples"] for source in described}
-    walked = Counter(dataset.sources[dataset[k]["dataset_id"]] for k in range(len(dataset)))
+    walked = Counter(dataset.sources[each.source] for each in read_samples(dataset))
     assert planned == {name: walked[name] for name in planned}
     return planned
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,27 @@ import megablend
 from megablend.errors import CacheError
 from megablend.index.manifest import dump_with_checksum
 from megablend.plan.ledger_format import digest_of
+from tests.preloaded import python
 from tests.runs import documents, make_config, write_source
 
 DEEP = "[" * 100_000
 NESTED = "[" * 500 + "]" * 500
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> dict[str, Any]:
-    source = write_source(tmp_path, 0, "parquet", documents(0, 20, 30, 1)) | {"weight": 1}
-    config = make_config(tmp_path, [source], samples=20, run="demo")
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("built")
+    source = write_source(folder, 0, "parquet", documents(0, 20, 30, 1)) | {"weight": 1}
+    config = make_config(folder, [source], samples=20, run="demo")
     megablend.build(config)
     megablend.build(config | {"run": "other"})
     return config
+
+
+@pytest.fixture
+def config(tmp_path: Path, built: dict[str, Any]) -> dict[str, Any]:
+    """A run with a copy of the cache."""
+    return built | {"cache": str(shutil.copytree(built["cache"], tmp_path / "cache"))}
 
 
 def write_ledger(config: dict[str, Any], change: Callable[[dict[str, Any]], object]) -> Path:
@@ -245,7 +253,7 @@ def test_the_command_prints_what_can_be_read(config: dict[str, Any]) -> None:
     (Path(cache) / "runs" / "demo.json").write_text(DEEP)
     folder = manifest_of(config).parent
     (folder / "roots.json").write_text(NESTED)
-    command = [sys.executable, "-m", "megablend", "describe", cache]
+    command = [*python(), "-m", "megablend", "describe", cache]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0
     assert "other" in done.stdout

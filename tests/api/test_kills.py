@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.preloaded import python
 from tests.runs import documents, make_config, write_source
 
 KILLS = int(os.environ.get("MEGABLEND_TEST_KILLS", "200"))
@@ -30,7 +30,7 @@ def kill(folder: Path, seed: int, count: int) -> None:
     fewer = [source | {"path": source["path"].replace("*", "[0-3]")} for source in sources]
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "fewer.json").write_text(json.dumps(config | {"sources": fewer}))
-    command = [sys.executable, str(Path(__file__).with_name("kill_campaign.py")), str(folder), str(seed), str(count)]
+    command = [*python("torch"), str(Path(__file__).with_name("kill_campaign.py")), str(folder), str(seed), str(count)]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=120 + 10 * count, env=dict(os.environ)
     )

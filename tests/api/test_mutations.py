@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import megablend
+from tests.preloaded import python
 
 WORKER = Path(__file__).with_name("mutation_worker.py")
 IN_MEMORY = Path("/dev/shm")
@@ -29,7 +29,7 @@ SEED = os.environ.get("MEGABLEND_SEED", "17")
 def damage(folder: Path, start: int, stop: int) -> Counter[str]:
     """Mutations from `start` up to `stop`, in one process: how many ended how."""
     path = os.pathsep.join([str(Path(megablend.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(WORKER), str(folder), SEED, str(start), str(stop)]
+    command = [*python(), str(WORKER), str(folder), SEED, str(start), str(stop)]
     with (folder / "log").open("w+", encoding="utf-8") as log:
         done = subprocess.run(
             command,

@@ -69,6 +69,11 @@ def find_holding(samples: Sequence[ReadSample], listed: Sequence[int]) -> list[i
     return [k for k, sample in enumerate(samples) if wanted & set(sample.tokens.tolist())]
 
 
+def read_tokens(dataset: megablend.Dataset, stop: int) -> list[list[int]]:
+    """The tokens of the first samples, without the extra ones."""
+    return [each.tokens[:-1].tolist() for each in read_samples(dataset, range(stop))]
+
+
 def read_rows(dataset: megablend.Dataset, start: int) -> list[list[int]]:
     """The tokens of all samples from `start` on, all as long as one another, read in batches."""
     with closing(megablend.Loader(dataset, micro_batch_size=50, consumed_samples=start)) as loader:
@@ -98,7 +103,7 @@ def begin_epochs(tokens: Sequence[int], old: Sequence[int], new: Sequence[int]) 
 def test_a_grown_source_finishes_its_epoch_and_a_new_one_begins_at_once(tmp_path: Path, at: int | None) -> None:
     config = make_run(tmp_path, order="sequential")
     before = megablend.open(config)
-    past = [before[k]["tokens"].tolist() for k in range(at or 320)]
+    past = read_tokens(before, at or 320)
     state = json.loads(json.dumps(before.state_dict(at or 320)))
     write_file(tmp_path, 1, "m00", later(1))  # between the others, by name
     write_file(tmp_path, 2, "a", later(2))
@@ -115,7 +120,7 @@ def test_a_grown_source_finishes_its_epoch_and_a_new_one_begins_at_once(tmp_path
     assert (found.at, found.committed, committed.num_samples) == (at or 320, False, 320)
     megablend.amend(grown, state=state)
     dataset = megablend.open(grown, state=state)
-    assert [dataset[k]["tokens"].tolist() for k in range(at or 320)] == past
+    assert read_tokens(dataset, at or 320) == past
     tokens = read_sources(dataset)
     old = [tokens_of(each) for each in OLD]
     new = tokens_of(OLD[1][:50], later(1), OLD[1][50:])
@@ -215,7 +220,7 @@ def test_every_snapshot_of_a_run_is_kept_and_read_by_its_ledger_alone(tmp_path: 
 def test_what_is_left_of_an_epoch_skips_withdrawn_files(tmp_path: Path, order: str, at: int) -> None:
     config = make_run(tmp_path, order=order)
     before = megablend.open(config)
-    past = [before[k]["tokens"].tolist() for k in range(at)]
+    past = read_tokens(before, at)
     (tmp_path / "data" / "source0" / "m1.parquet").rename(tmp_path / "m1.gone")
     (tmp_path / "data" / "source1" / "m0.parquet").rename(tmp_path / "m0.gone")
     write_file(tmp_path, 1, "m2", later(1))
@@ -225,7 +230,7 @@ def test_what_is_left_of_an_epoch_skips_withdrawn_files(tmp_path: Path, order: s
     (tmp_path / "m1.gone").rename(tmp_path / "data" / "source0" / "m1.parquet")
     (tmp_path / "m0.gone").rename(tmp_path / "data" / "source1" / "m0.parquet")
     dataset = megablend.open(edited)
-    assert [dataset[k]["tokens"].tolist() for k in range(at)] == past
+    assert read_tokens(dataset, at) == past
     samples = read_samples(dataset)
     tokens, start = read_sources(dataset, samples), at + found.drain
     gone = {"s0": set(tokens_of(OLD[0][50:])), "s1": set(tokens_of(OLD[1][:50]))}
@@ -265,7 +270,7 @@ def test_samples_of_another_length_after_a_source_is_withdrawn(tmp_path: Path, i
         edited["stages"].append(longer)
         megablend.build(edited)
     dataset = megablend.open(edited)
-    assert [dataset[k]["tokens"].tolist() for k in range(at)] == [before[k]["tokens"].tolist() for k in range(at)]
+    assert read_tokens(dataset, at) == read_tokens(before, at)
     samples = read_samples(dataset)
     assert {sample.source for sample in samples[at:]} == {0}
     found = read_sources(dataset, samples)["s0"]
@@ -286,9 +291,7 @@ def test_validation_of_the_first_stage_has_no_sources_that_come_later(tmp_path: 
     }
     megablend.build(grown)
     for valid in (megablend.open(grown, "valid"), megablend.open(grown, "valid", stage=0)):
-        assert [valid[k]["tokens"].tolist() for k in range(len(valid))] == [
-            before[k]["tokens"].tolist() for k in range(len(before))
-        ]
+        assert read_tokens(valid, len(valid)) == read_tokens(before, len(before))
         assert len(list(megablend.Loader(valid, micro_batch_size=2))) == len(valid) // 2
     later_one = megablend.open(grown, "valid", stage=1)
     assert {each.source for each in read_samples(later_one)} == {0, 1, 2}
@@ -425,13 +428,13 @@ def test_an_index_without_a_withdrawn_source_has_its_document_tables(tmp_path: P
 def test_new_data_in_another_order_needs_no_document_table_of_the_old_index(tmp_path: Path) -> None:
     config = make_run(tmp_path, order="block", split="70,20,10")  # the index then has counts of documents
     before = megablend.open(config)
-    past = [before[k]["tokens"].tolist() for k in range(112)]
+    past = read_tokens(before, 112)
     write_file(tmp_path, 1, "m00", later(1))
     edited = config | {"stages": [STAGES[0], STAGES[1] | {"order": "document"}]}
     megablend.build_index(edited)
     megablend.amend(edited, at=112)
     dataset = megablend.open(edited)
-    assert [dataset[k]["tokens"].tolist() for k in range(112)] == past
+    assert read_tokens(dataset, 112) == past
     assert set(tokens_of(later(1))) & set(read_sources(dataset)["s1"])
 
 
@@ -440,7 +443,7 @@ def test_another_order_without_new_data_after_files_changed(tmp_path: Path, coun
     """`index` makes the tables of the index that the run keeps, if documents were counted; else a message says what to do."""
     config = make_run(tmp_path, order="block", **({"split": "70,20,10"} if counted else {}))
     before = megablend.open(config)
-    past = [before[k]["tokens"].tolist() for k in range(112)]
+    past = read_tokens(before, 112)
     write_file(tmp_path, 1, "m00", later(1))
     edited = config | {"stages": [STAGES[0], {"samples": 1600, "order": "document"}]}
     says = r"rebuild the index \(`megablend index CONFIG`\)" if counted else "has no document counts"
@@ -455,7 +458,7 @@ def test_another_order_without_new_data_after_files_changed(tmp_path: Path, coun
         edited = config | {"stages": [STAGES[0], {"samples": 1600, "order": "document", "new_data": True}]}
     megablend.amend(edited, at=112)
     dataset = megablend.open(edited)
-    assert [dataset[k]["tokens"].tolist() for k in range(112)] == past
+    assert read_tokens(dataset, 112) == past
     assert (set(tokens_of(later(1))) & set(read_sources(dataset)["s1"]) == set()) == counted
     megablend.export(edited, tmp_path / "order.parquet", stop=112)
     listing = pq.read_table(tmp_path / "order.parquet").column("pieces").to_pylist()
@@ -505,7 +508,7 @@ def test_new_data_in_another_order_after_files_of_before_are_gone(tmp_path: Path
 def test_renamed_files_are_read_where_they_are_now(tmp_path: Path, order: str) -> None:
     config = make_run(tmp_path, order=order)
     before = megablend.open(config)
-    past = [before[k]["tokens"].tolist() for k in range(112)]
+    past = read_tokens(before, 112)
     here = tmp_path / "data" / "source1"
     (here / "m1.parquet").rename(here / "z1.parquet")
     write_file(tmp_path, 0, "m3", later(0))
@@ -513,7 +516,7 @@ def test_renamed_files_are_read_where_they_are_now(tmp_path: Path, order: str) -
     megablend.build_index(edited)
     megablend.amend(edited, at=112)
     dataset = megablend.open(edited)
-    assert [dataset[k]["tokens"].tolist() for k in range(112)] == past
+    assert read_tokens(dataset, 112) == past
     samples = read_samples(dataset)
     tokens, old = read_sources(dataset, samples)["s1"], tokens_of(OLD[1])
     first = Counter(tokens[: len(old)])
@@ -578,12 +581,12 @@ def test_of_equal_files_one_that_is_left_is_read(tmp_path: Path) -> None:
     write_file(tmp_path, 1, "m2", OLD[1][:50])  # as m0
     config = make_run(tmp_path, order="block")
     before = megablend.open(config)
-    past = [before[k]["tokens"].tolist() for k in range(320)]
+    past = read_tokens(before, 320)
     (here / "m0.parquet").unlink()
     edited = config | {"stages": STAGES}
     megablend.build(edited)
     dataset = megablend.open(edited)
-    assert [dataset[k]["tokens"].tolist() for k in range(320)] == past
+    assert read_tokens(dataset, 320) == past
     assert set(read_sources(dataset)["s1"]) == set(tokens_of(OLD[1]))
 
 

@@ -19,6 +19,7 @@ from megablend.cli.main import cli
 from megablend.errors import CacheError, DataError, MegablendError, StateError
 from megablend.index.list_snapshots import list_snapshots
 from tests.formats.writers import write_megatron
+from tests.runs import read_samples
 
 ROWS = [list(range(1, 1 + i % 40)) for i in range(200)]
 
@@ -55,8 +56,7 @@ class Project:
         return done.output
 
     def read(self) -> list[list[int]]:
-        dataset = megablend.open(str(self.path))
-        return [dataset[i]["tokens"].tolist() for i in range(len(dataset))]
+        return [each.tokens[:-1].tolist() for each in read_samples(megablend.open(str(self.path)))]
 
     def symptom(self) -> str:
         """What a person sees first: reading, then `verify`."""

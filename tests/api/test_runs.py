@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ import megablend
 from megablend.order.block import BlockOrder
 from megablend.order.registry import ORDERS, OrderKind
 from tests.formats.writers import KINDS
-from tests.runs import EOD, documents, make_config, write_source
+from tests.runs import EOD, documents, make_config, read_samples, write_source
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 
 def tokens(dataset: megablend.Dataset) -> torch.Tensor:
-    return torch.stack([dataset[k]["tokens"] for k in range(len(dataset))])
+    return torch.tensor(np.stack([each.tokens[:-1] for each in read_samples(dataset)]))
 
 
 def test_a_run_must_be_built(config: dict[str, Any]) -> None:

@@ -13,7 +13,6 @@ import random
 import re
 import shutil
 import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from typing import IO, Any, NamedTuple
 
 import pytest
 
+from tests.preloaded import python
 from tests.runs import documents, make_config, write_source
 
 STRACE = shutil.which("strace")
@@ -70,7 +70,7 @@ class Server:
         script = Path(__file__).with_name("fault_server.py")
         self.errors = (folder / "server.log").open("wb")
         self.process = subprocess.Popen(
-            [sys.executable, str(script), str(folder / "warm.json")],
+            [*python("torch"), str(script), str(folder / "warm.json")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,

@@ -20,6 +20,7 @@ from megablend.errors import ConfigError
 from tests.cli.test_megatron_cache import environment, flags
 from tests.megatron.meeting import on_ranks
 from tests.pairs import write_pair
+from tests.preloaded import python
 
 SAME: dict[str, Any] = {
     "seed": 1,
@@ -102,7 +103,7 @@ def test_ranks_with_different_configs(tmp_path: Path, what: Any, change: dict[st
 
 def launch_each(*commands: list[str], code: int = 2) -> str:
     """What programs that start with one another, each on one rank, write to stderr; all exit with the same code."""
-    parts = [part for words in commands for part in (":", "-n", "1", sys.executable, "-m", "megablend", *words)]
+    parts = [part for words in commands for part in (":", "-n", "1", *python(), "-m", "megablend", *words)]
     done = subprocess.run(
         [str(Path(sys.executable).with_name("mpirun")), *parts[1:]],
         capture_output=True,

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,7 +20,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 
 def tokens(dataset: megablend.Dataset) -> torch.Tensor:
-    return torch.stack([dataset[k]["tokens"] for k in range(len(dataset))])
+    return torch.tensor(np.stack([each.tokens[:-1] for each in read_samples(dataset)]))
 
 
 def test_a_run_goes_on_when_a_path_in_another_folder_is_added(tmp_path: Path, config: dict[str, Any]) -> None:
