@@ -121,7 +121,7 @@ def test_every_number_comes_with_its_token(tmp_path: Path, kind: str, order: str
     megablend.build(config)
     for split in ("train", "valid"):
         dataset = megablend.open(config, split)
-        samples = [*read_samples(dataset), *map(dataset.sample, range(0, len(dataset), 7))]
+        samples: list[Any] = [*read_samples(dataset), *map(dataset.sample, range(0, len(dataset), 7))]
         for number, rows in enumerate(listed):
             check((sample for sample in samples if sample.source == number), rows, eods[number])
 
