@@ -70,6 +70,8 @@ class ReadSample(NamedTuple):
     ordinal: int
     tokens: npt.NDArray[np.int64]
     """The extra one included."""
+    extra: dict[str, npt.NDArray[Any]]
+    """By extra column, one value per token."""
 
 
 def read_samples(dataset: Dataset, ks: Sequence[int] | None = None) -> list[ReadSample]:
@@ -85,5 +87,6 @@ def read_samples(dataset: Dataset, ks: Sequence[int] | None = None) -> list[Read
             read = samples.read_samples(run, dataset.window, batch)
             extra = run.sample_tokens - run.config.sequence_length
             tokens = np.concatenate([read.tokens, read.labels[:, read.labels.shape[1] - extra :]], axis=1)
-            found += map(ReadSample, sources.tolist(), ordinals.tolist(), tokens)
+            columns = [{name: values[i] for name, values in read.extra.items()} for i in range(len(batch))]
+            found += map(ReadSample, sources.tolist(), ordinals.tolist(), tokens, columns)
     return found

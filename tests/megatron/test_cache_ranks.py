@@ -48,7 +48,9 @@ def forked() -> Iterator[None]:
 def started_by(launcher: str, num_ranks: int = NUM_RANKS, *, killed: bool = False) -> list[str]:
     """What comes before the Python program's own words; `killed`: the launcher has to notice that one of its processes is."""
     if launcher == "torchrun":
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+        run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+        ranks = [] if killed else ["--no-python", *python("torch")]
+        return [*([sys.executable] if killed else python("torch")), *run, *ranks]
     beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return [shutil.which("mpirun", path=beside) or "mpirun", "-n", str(num_ranks)] + (
         [sys.executable] if killed else python("torch")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from megablend.storage.descriptors import shared_pool
 from tests.megatron.plugin_data import assert_same_samples, draw_documents, environment, plugin_config, write_word
 from tests.megatron.reference import config_of, megatron_build
 from tests.pairs import contents, write_pair
+from tests.preloaded import python
 
 pytestmark = [
     pytest.mark.usefixtures("distributed"),
@@ -144,8 +143,11 @@ def test_a_whole_cache_may_be_read_only(tmp_path: Path, options: dict[str, Any])
     build(GPTDataset, config_of(cache, **options))
     for receipt in (cache / ".megablend").glob("whole-*"):
         receipt.unlink()
+    mount = f"mount --make-rprivate / && mount --bind {cache} {cache} && mount -o remount,ro,bind {cache}"
     code = f"""
-import sys, warnings
+import ctypes, subprocess, sys, warnings
+if ctypes.CDLL(None).unshare(0x20000) or subprocess.run({mount!r}, shell=True).returncode:  # CLONE_NEWNS
+    sys.exit(77)
 warnings.simplefilter("ignore")
 import tests.eager
 from pathlib import Path
@@ -166,11 +168,9 @@ for sizes in ({SIZES}, [201, 20, 10]):
     except CacheError as error:
         print(error)
 """
-    mounted = f"mount --bind {cache} {cache} && mount -o remount,ro,bind {cache}"
-    python = environment(PYTHONPATH=os.pathsep.join(sys.path))
-    command = ["unshare", "-m", "sh", "-c", f'{mounted} || exit 77; exec "$0" -c "$1"', sys.executable, code]
-    result = subprocess.run(command, env=python, capture_output=True, text=True, timeout=120, check=False)
-    if result.returncode == 77 or "unshare" in result.stderr:
+    command = [*python("megatron"), "-c", code]
+    result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    if result.returncode == 77:
         pytest.skip("no right to mount")
     length, complaint = result.stdout.splitlines()
     assert length == "200"

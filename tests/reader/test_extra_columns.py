@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import megablend
 from megablend.errors import ConfigError, CorruptFileError, PlanError
 from tests.examples import examples
 from tests.formats.writers import KINDS
-from tests.runs import EOD, documents, make_config
+from tests.runs import EOD, documents, make_config, read_samples
 
 Rows = list[list[int] | None]
 
@@ -83,24 +84,29 @@ def write_source(folder: Path, number: int, kind: str, listed: Rows, *, files: i
     return {"name": f"s{number}", "path": f"{here}/*{suffix}", "column": "ids", "extra_columns": NAMES}
 
 
-def check(sample: Any, listed: Rows, eod: int | None) -> None:
+def check(samples: Iterable[Any], listed: Rows, eod: int | None) -> None:
     """Every number of a sample belongs to its token; those of an end-of-document token to the one before."""
     row_of = {token: row for row, document in enumerate(listed) for token in document or []}
     last_of = {row: document[-1] for row, document in enumerate(listed) if document}
-    extra = sample.extra
-    assert list(extra) == sorted(NAMES)
-    for at, token in enumerate(sample.tokens.tolist()):
-        if token == eod:
-            row = int(extra["number"][at])
-            token = last_of[row]
-            assert at == 0 or int(sample.tokens[at - 1]) == token
-        else:
-            row = row_of[token]
-        assert bool(extra["mask"][at]) == (token % 3 == 0)
-        assert extra["weight"][at] == weight(token)
-        assert extra["small"][at] == token % 100
-        assert (extra["number"][at], extra["wide"][at], bool(extra["is_even"][at])) == (row, row + 40_000, row % 2 == 0)
-        assert extra["score"][at] == np.float32(row / 3)
+    for sample in samples:
+        extra = sample.extra
+        assert list(extra) == sorted(NAMES)
+        for at, token in enumerate(sample.tokens.tolist()):
+            if token == eod:
+                row = int(extra["number"][at])
+                token = last_of[row]
+                assert at == 0 or int(sample.tokens[at - 1]) == token
+            else:
+                row = row_of[token]
+            assert bool(extra["mask"][at]) == (token % 3 == 0)
+            assert extra["weight"][at] == weight(token)
+            assert extra["small"][at] == token % 100
+            assert (extra["number"][at], extra["wide"][at], bool(extra["is_even"][at])) == (
+                row,
+                row + 40_000,
+                row % 2 == 0,
+            )
+            assert extra["score"][at] == np.float32(row / 3)
 
 
 @pytest.mark.parametrize("order", ["page", "row", "sequential"])
@@ -115,9 +121,9 @@ def test_every_number_comes_with_its_token(tmp_path: Path, kind: str, order: str
     megablend.build(config)
     for split in ("train", "valid"):
         dataset = megablend.open(config, split)
-        for k in range(len(dataset)):
-            sample = dataset.sample(k)
-            check(sample, listed[sample.source], eods[sample.source])
+        samples: list[Any] = [*read_samples(dataset), *map(dataset.sample, range(0, len(dataset), 7))]
+        for number, rows in enumerate(listed):
+            check((sample for sample in samples if sample.source == number), rows, eods[number])
 
 
 @examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -129,8 +135,7 @@ def test_any_rows(tmp_path_factory: pytest.TempPathFactory, kind: str, eod: int 
     config = make_config(folder, [source], samples=60, sequence_length=length, seed=seed)
     megablend.build(config)
     dataset = megablend.open(config)
-    for k in range(60):
-        check(dataset.sample(k), listed, eod)
+    check([*read_samples(dataset), *map(dataset.sample, range(0, 60, 7))], listed, eod)
 
 
 @pytest.fixture

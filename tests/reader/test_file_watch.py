@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from megablend.index.check_files import FileChecker
 from megablend.plan.run_files import RunFile
 from megablend.reader import file_watch
 from megablend.reader.file_watch import FileWatch
+from tests.preloaded import python
 from tests.reader.test_forks import run_in_child
 from tests.runs import documents, make_config, write_source
 
@@ -109,7 +109,7 @@ def test_what_a_check_finds_that_outlasts_an_epoch_is_raised_in_the_next_one(is_
 
 
 EXIT = """
-import sys, time, torch
+import ctypes, sys, time, torch
 from megablend.plan.run_files import RunFile
 from megablend.reader.file_watch import FileWatch
 
@@ -125,6 +125,8 @@ watch.start()
 if sys.argv[1] == "collected":
     del watch
 time.sleep(0.15)
+sys.stdout.flush()
+ctypes.pythonapi.Py_Exit(0)  # as Python itself ends, which a preloaded process does not
 """
 
 
@@ -132,7 +134,7 @@ time.sleep(0.15)
 def test_a_process_that_exits_waits_for_the_check_in_progress(watch: str) -> None:
     root = Path(__file__).parent.parent.parent
     done = subprocess.run(
-        [sys.executable, "-c", EXIT, watch],
+        [*python("torch"), "-c", EXIT, watch],
         capture_output=True,
         text=True,
         timeout=120,

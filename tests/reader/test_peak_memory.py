@@ -44,10 +44,10 @@ def test_a_small_index_over_an_epoch_and_into_the_next(tmp_path: Path) -> None:
     config = linked_corpus(tmp_path / "corpus", 600, block_tokens=16_384, samples=12_000)
     build_linked(config)
     epoch = 600 * 16_384 // 2048 // 8  # batches
-    tight = growth(tmp_path, config | {"memory": "20MiB"}, 0, epoch + 300)
+    tight = growth(tmp_path, config | {"memory": "20MiB"}, 0, epoch + 100)
     assert tight["epochs"] == [0, 1]
     assert tight["growth"] <= 20 * MIB + ALLOCATOR_BYTES
-    roomy = growth(tmp_path, config | {"memory": "256MiB"}, 0, epoch + 300)
+    roomy = growth(tmp_path, config | {"memory": "256MiB"}, 0, epoch + 100)
     assert tight["growth"] < roomy["growth"] <= 256 * MIB + ALLOCATOR_BYTES
 
 

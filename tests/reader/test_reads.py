@@ -104,7 +104,7 @@ def bytes_used(config: dict[str, Any]) -> int:
 def test_what_is_read_is_within_the_bounds_and_as_told(
     tmp_path: Path, num_sources: int, micro_batch: int, ranks: int, bound: float
 ) -> None:
-    samples = 4 * 512 * (16 if num_sources == 100 else 4)
+    samples = 4 * 512 * (8 if num_sources == 100 else 4)
     config = run_of(tmp_path, num_sources, samples * LENGTH, samples=samples)
     predicted = megablend.describe(config, micro_batch_size=micro_batch, data_parallel_size=ranks)["read_amplification"]
     reads = read_all(config, tmp_path / "log", ranks, micro_batch_size=micro_batch)
