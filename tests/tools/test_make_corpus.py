@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from corpus.texts import Candidate, candidates, docstrings, source_of, texts
+from corpus.texts import Candidate, candidates, docstrings, roots, source_of, texts
 from tokenizers import Tokenizer
 
 NUM_TOKENS = 200_000
-FEW_ROOTS = [*make_corpus.roots()[:1], Path(np.__file__).parent]
+FEW_ROOTS = [*roots()[:1], Path(np.__file__).parent]
 """Folders that have text of each source; to search all takes a second or two."""
 
 
