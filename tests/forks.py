@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+
+from tests.preloaded import python
 
 SERVE = """
 import os as _os, sys as _sys, traceback as _traceback
@@ -30,7 +31,7 @@ def forked(script: str, environment: Mapping[str, str]) -> Iterator[Callable[...
         script: defines `work`; starts no threads.
         environment: of the processes.
     """
-    command = [sys.executable, "-c", script + SERVE]
+    command = [*python(), "-c", script + SERVE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as server:
         requests, codes = server.stdin, server.stdout
         assert requests is not None

@@ -69,11 +69,16 @@ def each_remote(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue("remote" if request.param == "azurite" else f"remote_{request.param}"))
 
 
-@pytest.fixture
-def remote(container: AzureContainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of a cache in an object store in which nothing is built yet."""
+def use_container(container: AzureContainer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a cache in an object store in which nothing is built yet; a node's copies are in the folder."""
     for name, value in container.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", container.url)
-    monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "node"))
+    monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(folder / "node"))
     return f"az://{container.name}/of/{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def remote(container: AzureContainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of such a cache."""
+    return use_container(container, tmp_path, monkeypatch)

@@ -17,6 +17,7 @@ from megablend.caches.objects.store import ObjectCacheStore
 from megablend.errors import CacheError
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
+from tests.caches.conftest import use_container
 from tests.caches.test_remote_cache import configs, samples
 from tests.storage.objects.conftest import S3Server
 from tests.storage.objects.servers.fill import AzureContainer
@@ -100,10 +101,23 @@ def on_another_node(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     return config | {"local_cache": str(folder / "another node")}
 
 
+@pytest.fixture(scope="module")
+def restored(
+    container: AzureContainer, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], list[list[int]]]:
+    """A run in an object store for tests that restore what they damage, and its samples."""
+    folder = tmp_path_factory.mktemp("restored")
+    with pytest.MonkeyPatch.context() as patch:
+        config = configs(folder, use_container(container, folder, patch))[1]
+        megablend.build(config)
+        return config, samples(config)
+
+
+@pytest.mark.usefixtures("remote")
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_record(tmp_path: Path, built: dict[str, Any], name: str) -> None:
+def test_a_damaged_record(tmp_path: Path, restored: tuple[dict[str, Any], list[list[int]]], name: str) -> None:
     pattern, change, says = DAMAGES[name]
-    expected = samples(built)
+    built, expected = restored
     prefix, key, backup = find_object(built, pattern)
     changed = change(json.loads(backup))
     prefix.write(key, backup[:20] if changed is None else json.dumps(changed).encode())

@@ -19,7 +19,7 @@ import megablend
 from megablend.errors import MegablendError
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
-from tests.runs import documents, make_config, write_source
+from tests.runs import documents, make_config, read_samples, write_source
 
 
 def configs(folder: Path, remote: str, **settings: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -35,8 +35,7 @@ def configs(folder: Path, remote: str, **settings: Any) -> tuple[dict[str, Any],
 
 
 def samples(config: dict[str, Any], **options: Any) -> list[list[int]]:
-    dataset = megablend.open(config, **options)
-    return [dataset[k]["tokens"].tolist() for k in range(len(dataset))]
+    return [each.tokens[:-1].tolist() for each in read_samples(megablend.open(config, **options))]
 
 
 @pytest.mark.parametrize("order", ["block", "document"])

@@ -11,7 +11,7 @@ import site
 import subprocess
 import sysconfig
 import venv
-from collections.abc import Mapping
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -43,8 +43,21 @@ def run(command: list[str], folder: Path, **environment: str) -> str:
     return done.stdout
 
 
-def install(folder: Path) -> str:
-    """Install a package into an environment of its own, which also sees what this one has; its Python."""
+PAGES = ("format", "storage")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the packages, each in one by the name of its page."""
+    folder = tmp_path_factory.mktemp("packages")
+    for page in PAGES:
+        write_package(f"{page}.md", folder / page)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def python(folder: Path) -> str:
+    """Install the packages into an environment of their own, which also sees what this one has; its Python."""
     if not {"setuptools", "pip"} <= {each.name for each in importlib.metadata.distributions()}:
         pytest.skip("pip and setuptools are needed to install a package")
     venv.create(folder / "env", with_pip=False, symlinks=True)
@@ -59,11 +72,17 @@ def install(folder: Path) -> str:
         str(Path(megablend.origin).parent.parent),
     ]
     Path(paths["purelib"], "outer.pth").write_text("\n".join(lines))
-    run(
-        [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", str(folder)],
-        folder,
-    )
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+    run([python, "-m", "pip", "install", *options, *(f"./{page}" for page in PAGES)], folder)
     return python
+
+
+@pytest.fixture(scope="module")
+def passed(python: str, folder: Path) -> Counter[str]:
+    """Of each page, how many tests of its suite passed."""
+    folders = [f"{page}/tests" for page in PAGES]
+    shown = run([python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--rootdir=.", *folders], folder)
+    return Counter(re.findall(r"^(\w+)/tests/.* PASSED", shown, re.MULTILINE))
 
 
 SCRIPT = """
@@ -76,10 +95,22 @@ for config in json.loads(sys.argv[1]):
 """
 
 
-def list_samples(
-    python: str, folder: Path, *sources: Mapping[str, object], **environment: str
-) -> list[list[list[int]]]:
-    """The samples of a run over each source, in a process of the environment."""
+Samples = list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def samples(python: str, folder: Path) -> list[Samples]:
+    """The samples of runs over a file of the format, over a plain file, and over the same in the storage."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    (folder / "x.jsonl").write_text("".join(json.dumps({"ids": document}) + "\n" for document in DOCUMENTS))
+    (folder / "data" / "corpus").mkdir(parents=True)
+    np.save(folder / "data" / "corpus" / "x.npy", np.arange(300, dtype=np.int32))
+    sources: list[dict[str, str]] = [
+        {"path": "x.jsonl", "column": "ids"},
+        {"path": str(folder / "data" / "corpus" / "x.npy")},
+        {"path": "team://corpus/*.npy"},
+    ]
     configs = [
         {
             "cache": str(folder / f"cache{number}"),
@@ -90,37 +121,18 @@ def list_samples(
         }
         for number, source in enumerate(sources)
     ]
-    return [
-        json.loads(line)
-        for line in run([python, "-c", SCRIPT, json.dumps(configs)], folder, **environment).splitlines()
-    ]
+    shown = run([python, "-c", SCRIPT, json.dumps(configs)], folder, TEAM_DATA=str(folder / "data"))
+    return [json.loads(line) for line in shown.splitlines()]
 
 
-def check_suite(python: str, folder: Path, least: int) -> None:
-    passed = run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"], folder)
-    assert int(re.findall(r"(\d+) passed", passed)[0]) >= least
-
-
-def test_a_format(tmp_path: Path) -> None:
-    write_package("format.md", tmp_path)
-    python = install(tmp_path)
-    check_suite(python, tmp_path, 20)
-    pytest.importorskip("torch")
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"ids": document}) + "\n" for document in DOCUMENTS))
-    (samples,) = list_samples(python, tmp_path, {"path": "x.jsonl", "column": "ids"})
+def test_a_format(passed: Counter[str], samples: list[Samples]) -> None:
+    assert passed["format"] >= 20
     text = json.dumps([token for document in DOCUMENTS for token in document] * 3)
-    assert len(samples) == 8
-    assert all(json.dumps(each)[1:-1] in text for each in samples), "samples are consecutive tokens of the file"
+    assert len(samples[0]) == 8
+    assert all(json.dumps(each)[1:-1] in text for each in samples[0]), "samples are consecutive tokens of the file"
 
 
-def test_a_storage(tmp_path: Path) -> None:
-    write_package("storage.md", tmp_path)
-    python = install(tmp_path)
-    check_suite(python, tmp_path, 15)
-    pytest.importorskip("torch")
-    folder = tmp_path / "data" / "corpus"
-    folder.mkdir(parents=True)
-    np.save(folder / "x.npy", np.arange(300, dtype=np.int32))
-    sources = {"path": str(folder / "x.npy")}, {"path": "team://corpus/*.npy"}
-    plain, team = list_samples(python, tmp_path, *sources, TEAM_DATA=str(tmp_path / "data"))
+def test_a_storage(passed: Counter[str], samples: list[Samples]) -> None:
+    assert passed["storage"] >= 15
+    _, plain, team = samples
     assert plain == team

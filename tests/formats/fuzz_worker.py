@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -163,12 +163,17 @@ def targets(base: Base, found: FileIndex, data: bytes) -> list[Range]:
     return [(0, len(data)), (0, 60), (len(data) * 3 // 4, len(data)), *base.watched(found, data)]
 
 
+@cache
+def write_sound(base: Base, path: Path) -> tuple[bytes, FileIndex, int]:
+    """Write the sound file. Returns: it, its index, and its size, or that of the file beside it."""
+    base.write(path)
+    size = Path(format_of(str(path), STORAGE).files(str(path))[0]).stat().st_size
+    return path.read_bytes(), index(path, base.column), size
+
+
 def attempt(base: Base, path: Path, rng: random.Random) -> None:
     """Mutate before indexing, and between indexing and reading."""
-    base.write(path)
-    whole = path.read_bytes()
-    found = index(path, base.column)
-    size = Path(format_of(str(path), STORAGE).files(str(path))[0]).stat().st_size
+    whole, found, size = write_sound(base, path)
     watched = base.watched(found, whole)
     target = rng.choice(targets(base, found, whole))
     path.write_bytes(mutate(whole, rng, target))

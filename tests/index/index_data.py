@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,17 @@ def strip_checks(folder: Path) -> None:
     (folder / "roots.json").write_text(json.dumps(roots, sort_keys=True, indent=1))
 
 
-def driver(num_ranks: int, *args: object, killed: bool = False) -> list[str]:
-    """The command of a build; `killed`: a test kills its processes, and goes on as soon as the launcher ends."""
+def driver(num_ranks: int, *args: object) -> list[str]:
+    """The command of a build."""
     launcher = [] if num_ranks == 0 else [str(Path(sys.executable).with_name("mpirun")), "-n", str(num_ranks)]
-    return [*launcher, *([sys.executable] if killed else python()), str(DRIVER), *map(str, args)]
+    return [*launcher, *python(), str(DRIVER), *map(str, args)]
+
+
+def wait_for_end(pids: Path) -> None:
+    """Until the processes of a build, whose ids are in a folder, have ended: soon after their launcher has."""
+    places = [Path("/proc", path.read_text()) for path in pids.iterdir() if path.name.isdigit()]
+    while any(place.exists() for place in places):
+        time.sleep(0.005)
 
 
 def environment(**extra: object) -> dict[str, str]:

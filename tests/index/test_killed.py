@@ -19,7 +19,7 @@ from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
 from tests.forks import forked
-from tests.index.index_data import ROOT, build, driver, environment, spec, write
+from tests.index.index_data import ROOT, build, driver, environment, spec, wait_for_end, write
 from tests.storages import STORAGE
 
 pytestmark = pytest.mark.long  # builds are started, killed and repeated
@@ -71,7 +71,7 @@ def kill_a_rank(data: Path, cache: Path, seed: int) -> None:
     num_ranks = chance.choice([2, 3, 4])
     pids = cache.with_name("pids")
     pids.mkdir()
-    command = driver(num_ranks, cache, f"source={data}/*.arrow", killed=True)
+    command = driver(num_ranks, cache, f"source={data}/*.arrow")
     launcher = subprocess.Popen(
         command,
         env=environment(MEGABLEND_TEST_PIDS=pids, MEGABLEND_TEST_SLOW=0.01),
@@ -87,6 +87,7 @@ def kill_a_rank(data: Path, cache: Path, seed: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(victim, signal.SIGKILL)
     launcher.wait(timeout=30)
+    wait_for_end(pids)
 
 
 @pytest.mark.parametrize(

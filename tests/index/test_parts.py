@@ -30,7 +30,7 @@ from megablend.index.sources import list_source
 from megablend.index.verify import verify
 from megablend.storage.base import Storage
 from megablend.storage.local import LocalStorage
-from tests.index.index_data import ROOT, build, driver, environment, generation_bytes, run, spec
+from tests.index.index_data import ROOT, build, driver, environment, generation_bytes, run, spec, wait_for_end
 from tests.storages import STORAGE
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -206,13 +206,14 @@ def test_a_rank_that_fails_ends_all_and_a_kill_leaves_what_was_done(tmp_path: Pa
     pids.mkdir()
     extra = {"MEGABLEND_TEST_PART_BYTES": 2500, "MEGABLEND_TEST_PIDS": pids, "MEGABLEND_TEST_HANG": 3}
     with subprocess.Popen(
-        driver(2, cache, pattern, killed=True), env=environment(**extra), cwd=ROOT, stderr=subprocess.DEVNULL
+        driver(2, cache, pattern), env=environment(**extra), cwd=ROOT, stderr=subprocess.DEVNULL
     ) as launcher:
         deadline = time.monotonic() + 30
         while not (pids / "hangs-1").exists() and time.monotonic() < deadline:
             time.sleep(0.005)
         os.kill(int((pids / "1").read_text()), signal.SIGKILL)
         assert launcher.wait(timeout=30) != 0
+    wait_for_end(pids)
     left = len(list((cache / "fragments").glob("*.part-*")))
     assert left >= 3
     done = run(driver(4, cache, pattern), MEGABLEND_TEST_PART_BYTES=2500)

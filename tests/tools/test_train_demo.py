@@ -10,6 +10,7 @@ import pytest
 import train_demo
 
 import megablend
+from tests.tools.test_make_corpus import FEW_ROOTS
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -18,7 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as the demo script leaves it before training, with less of everything."""
     folder = tmp_path_factory.mktemp("demo")
-    make_corpus.main([str(folder / "data"), "--tokens", "400000", "--vocab", "2000"])
+    make_corpus.make_corpus(folder / "data", num_tokens=100_000, vocab_size=2000, seed=0, folders=FEW_ROOTS)
     config = (ROOT / "configs" / "demo.yaml").read_text(encoding="utf-8").replace("samples: 40000", "samples: 200")
     config = config.replace("sequence_length: 512", "sequence_length: 64")
     (folder / "demo.yaml").write_text(config, encoding="utf-8")

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from megablend.storage.ends import TAIL_BYTES
 from megablend.storage.portions import read_portions
 from tests.formats.writers import KINDS
 from tests.index.index_data import LAUNCHERS
+from tests.preloaded import python
 from tests.pyarrow_versions import INSTALLED
 from tests.runs import make_config
 from tests.storage.faulty import Faults, FaultySource
@@ -38,6 +38,7 @@ RNG = np.random.default_rng(3)
 LENGTHS = RNG.integers(0, 3000, 400)
 TOKENS = RNG.integers(0, 50_000, int(LENGTHS.sum())).astype(np.int32)
 DOCUMENTS = [each.tolist() for each in np.split(TOKENS, np.cumsum(LENGTHS)[:-1])]
+ROWS = pa.ListArray.from_arrays(pa.array(np.append(0, np.cumsum(LENGTHS)), pa.int32()), TOKENS)
 MAX_ROUNDS = 3
 LEVEL_ROUNDS = 2
 """Further ones where a page index has no histograms of levels: pages' headers, then pages."""
@@ -52,22 +53,20 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_parquet(path: Path, **settings: Any) -> None:
-    rows = pa.array(DOCUMENTS, pa.list_(pa.int32()))
     defaults = {"row_group_size": 60, "data_page_size": 16 << 10, "compression": "zstd"}
-    pq.write_table(pa.table({"input_ids": rows}), path, **defaults | settings)
+    pq.write_table(pa.table({"input_ids": ROWS}), path, **defaults | settings)
 
 
 def write_long_footer(path: Path) -> None:
     """A Parquet file with more bytes of metadata than are read of the end of a file at first."""
     others = {f"c{i}": pa.array(range(len(DOCUMENTS))) for i in range(250)}
-    table = pa.table({"input_ids": pa.array(DOCUMENTS, pa.list_(pa.int32()))} | others)
+    table = pa.table({"input_ids": ROWS} | others)
     pq.write_table(table, path, row_group_size=60, write_page_index=True)
     assert pq.read_metadata(path).serialized_size > 2 * TAIL_BYTES
 
 
 def write_arrow(path: Path, codec: str | None) -> None:
-    rows = pa.array(DOCUMENTS, pa.list_(pa.int32()))
-    table = pa.table({"other": pa.array(np.arange(len(rows))), "input_ids": rows})
+    table = pa.table({"other": pa.array(np.arange(len(ROWS))), "input_ids": ROWS})
     with pa.ipc.new_file(str(path), table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
         writer.write_table(table, max_chunksize=27)  # the last one is shorter
 
@@ -89,6 +88,16 @@ SUFFIXES = {
     "a stream of one batch": ".arrow",
     "long footer": ".parquet",
 }
+
+
+def copy_files(folder: Path, count: int) -> dict[str, bytes]:
+    """Copy the files in a folder, 0.*, to 1.* and so on. Returns: what is there then, by keys in bucket b."""
+    for path in list(folder.iterdir()):
+        for i in range(1, count):
+            shutil.copy(path, path.with_stem(str(i)))
+    return {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
+
+
 ROOTS = {"listed": "s3://b", "single": "s3://b", "no tails": "s3://b", "no room": "s3://b", "web": "{url}/b"}
 """How files are named and where they are; also on servers that refuse requests for a file's end, and where no ends are kept."""
 
@@ -157,10 +166,9 @@ def test_a_file_is_indexed_in_three_rounds(
         monkeypatch.setattr("megablend.storage.ends.MAX_KEPT_BYTES", 0)
     folder = tmp_path / "data"
     folder.mkdir()
-    for i in range(3):
-        writer = write_long_footer if kind == "long footer" else WRITERS[kind]
-        writer(folder / f"{i}{SUFFIXES.get(kind, '.feather')}")
-    files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    writer = write_long_footer if kind == "long footer" else WRITERS[kind]
+    writer(folder / f"0{SUFFIXES.get(kind, '.feather')}")
+    files = copy_files(folder, 3)
     assert (
         min(len(data) for name, data in files.items() if not name.endswith(".idx")) > 1 << 19
     )  # smaller ones are read whole
@@ -243,7 +251,7 @@ def test_a_raw_file_with_separators_is_read_once(tmp_path: Path, monkeypatch: py
 
 
 def write_stream(path: Path, rows: int) -> None:
-    table = pa.table({"input_ids": pa.array(DOCUMENTS, pa.list_(pa.int32()))})
+    table = pa.table({"input_ids": ROWS})
     with pa.ipc.new_stream(str(path), table.schema) as writer:
         writer.write_table(table, max_chunksize=rows)
 
@@ -278,9 +286,8 @@ def test_streams_of_batches(rows: int, small: int, tmp_path: Path, monkeypatch: 
 def write_files(folder: Path, count: int) -> dict[str, bytes]:
     """So many Parquet files with page indices, by their keys in bucket b."""
     folder.mkdir()
-    for i in range(count):
-        WRITERS["page index"](folder / f"{i}.parquet")
-    return {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    WRITERS["page index"](folder / "0.parquet")
+    return copy_files(folder, count)
 
 
 def test_a_damaged_file_among_others_is_named(tmp_path: Path) -> None:
@@ -303,7 +310,7 @@ def test_ranks_request_each_range_once(tmp_path: Path) -> None:
     made: list[dict[str, Any]] = [{"name": kind, "weight": 1, "path": each} for kind, each in paths.items()]
     made[1]["column"] = "input_ids"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    command = ["mpirun", "-n", "2", sys.executable, "-m", "megablend", "build", str(tmp_path / "config.json")]
+    command = ["mpirun", "-n", "2", *python(), "-m", "megablend", "build", str(tmp_path / "config.json")]
     for seconds in (ROUND, 10 * ROUND):
         with FaultySource(files, Faults(round=seconds)) as source:
             config = make_config(tmp_path, made, samples=5, cache=str(tmp_path / f"cache{seconds}"))
@@ -322,9 +329,8 @@ def test_ranks_request_each_range_once(tmp_path: Path) -> None:
 def test_a_server_that_refuses_the_end_of_a_file_is_soon_asked_for_it_no_more(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
-    for i in range(20):
-        write_arrow(folder / f"{i}.feather", None)
-    files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    write_arrow(folder / "0.feather", None)
+    files = copy_files(folder, 20)
     with FaultySource(files) as source:
         source.has_tails = False
         plain, remote = build(folder, source, "single")
@@ -367,10 +373,7 @@ def test_a_file_on_azure_is_indexed_in_three_rounds(
 
 def test_a_dry_run_and_describe_tell_requests_bytes_and_cost(tmp_path: Path) -> None:
     folder = tmp_path / "data"
-    folder.mkdir()
-    for i in range(4):
-        WRITERS["page index"](folder / f"{i}.parquet")
-    files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    files = write_files(folder, 4)
     with FaultySource(files) as source:
         prices = {"price_per_1000_requests": 0.5, "price_per_gb": 2.0}
         made = {"name": "s", "weight": 1, "path": "s3://b/*.parquet", "column": "input_ids"}
