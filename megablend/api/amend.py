@@ -12,8 +12,8 @@ from megablend.api.build import publish_splits
 from megablend.api.committed import open_ledger
 from megablend.api.diff import list_differences
 from megablend.api.result_base import Result
-from megablend.api.runs import ConfigLike, list_indices, make_run_storage, plan_committed
-from megablend.api.unindexed import check_indexed
+from megablend.api.runs import ConfigLike, make_run_storage, plan_committed
+from megablend.api.unindexed import INDEX_REMEDY, find_unindexed
 from megablend.config import Config, load_config
 from megablend.config.numbers import whole_number
 from megablend.errors import CacheError, ConfigError
@@ -28,6 +28,7 @@ from megablend.plan.skips import load_skips
 from megablend.plan.stage_requests import plan_stages
 from megablend.plan.stages_plan import StagesPlan
 from megablend.plan.state import State
+from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
 
@@ -76,6 +77,8 @@ class Amendment(Result):
     changes: tuple[dict[str, Any], ...]
     """what, before, after: the settings that differ from `at` on."""
     sources: tuple[AmendedSource, ...]
+    note: str | None = None
+    """What the files that the config's paths match now have more than the index that the run reads; None where nothing."""
 
 
 @translating("amend")
@@ -100,8 +103,8 @@ def amend(
         dry_run: only say what would change.
 
     Raises: ConfigError where the config lists no stage to begin there; PlanError where it changes samples before, or cannot be
-        planned; StateError for a state of another run; CacheError where the run was not built, or cannot be written, or the files for a stage with
-            `new_data` are not indexed as they are now.
+        planned; StateError for a state of another run; CacheError where the run was not built, or cannot be written, or the
+            newest index, which a stage with `new_data` reads, has other files or options than the config.
     """
     checked = load_config(config, cache=cache)
     if (at is None) == (state is None):
@@ -121,7 +124,7 @@ def amend(
     cut = cut_ledger(known, plan_stages(known.stages, *data), sample)
     _check_skips(checked, known, cut.num_samples)
     _check_stages(checked, cut)
-    run = _plan_amended(checked, cut, ledger.indices[len(cut.indices) :], keep=not dry_run)
+    run, note = _plan_amended(checked, cut, ledger.indices[len(cut.indices) :], keep=not dry_run)
     if not dry_run:
         with checked.cache_store.hold():
             if load_ledger(checked.cache_store, checked.run) != ledger:
@@ -129,22 +132,42 @@ def amend(
                     f"{checked.cache}: run {checked.run!r} was changed by another process just now; try again"
                 )
             save_ledger(checked.cache_store, run.ledger, replaces=ledger)
-    return _describe(run, plan_stages(ledger.stages, *data), ledger, cut.num_samples, sample, committed=not dry_run)
+    found = _describe(run, plan_stages(ledger.stages, *data), ledger, cut.num_samples, sample, committed=not dry_run)
+    return dataclasses.replace(found, note=note)
 
 
-def _plan_amended(config: Config, cut: Ledger, replaced: Sequence[str], *, keep: bool) -> Run:
-    """The amended run; `replaced`: snapshots of the stages that were cut off. Raises: as `amend` does."""
+def _plan_amended(config: Config, cut: Ledger, replaced: Sequence[str], *, keep: bool) -> tuple[Run, str | None]:
+    """The amended run, and a note about its files. Raises: as `amend` does.
+
+    Args:
+        replaced: snapshots of the stages that were cut off.
+    """
     newest, storage = list_snapshots(config.cache_store)[-1], make_run_storage(config)
-    if newest in list_indices(config, cut, newest, replaced)[len(cut.indices) :]:
-        check_indexed(config, open_snapshot(config.cache_store, newest), storage)
     requested = plan_committed(config, "train", cut, storage, newest, replaced=replaced, keep=keep)
     run = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger))
     check_run(run)
+    note = _compare_files(run, cut, storage)
     precompute_orders(run)
     if keep:
         keep_plan(run)
         publish_splits(config, run.store)
-    return run
+    return run, note
+
+
+def _compare_files(run: Run, cut: Ledger, storage: Storage) -> str | None:
+    """Compare the index that a new stage reads with the files that the config's paths match now.
+
+    Returns: what it lacks; None where it is of all these files, or no new stage reads another index.
+    Raises: CacheError where it is not of this config.
+    """
+    if not run.ledger.indices[len(cut.indices) :]:
+        return None
+    newest = open_snapshot(run.config.cache_store, run.ledger.indices[-1])
+    if (found := find_unindexed(run.config, newest, storage)) is None:
+        return None
+    if not found.only_lacks_files:
+        raise CacheError(f"{found.text}; {INDEX_REMEDY}")
+    return f"{found.text}; to have them read, index again (`megablend index CONFIG`) and amend the run again"
 
 
 def _check_skips(config: Config, ledger: Ledger, at: int) -> None:

@@ -8,6 +8,7 @@ run.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from megablend.api.runs import newest_snapshot
 from megablend.api.source_specs import list_specs
@@ -26,6 +27,14 @@ _MOST_LOOKED_UP = 100
 INDEX_REMEDY = "`megablend index CONFIG` indexes the files and commits no run"
 
 
+class Unindexed(NamedTuple):
+    """How the newest index differs from what a config requests."""
+
+    text: str
+    only_lacks_files: bool = False
+    """It is of this config's files, as far as it goes."""
+
+
 def open_newest(config: Config, storage: Storage) -> Snapshot:
     """The newest index, for a config without a run. Raises: CacheError where there is none, or as `find_unindexed` finds."""
     newest = newest_snapshot(config.cache_store)
@@ -36,10 +45,10 @@ def open_newest(config: Config, storage: Storage) -> Snapshot:
 def check_indexed(config: Config, newest: Snapshot, storage: Storage) -> None:
     """Raises: CacheError where the newest index is not of what the config requests, as `find_unindexed` finds."""
     if (problem := find_unindexed(config, newest, storage)) is not None:
-        raise CacheError(f"{problem}; {INDEX_REMEDY}")
+        raise CacheError(f"{problem.text}; {INDEX_REMEDY}")
 
 
-def find_unindexed(config: Config, newest: Snapshot, storage: Storage, *, is_kept: bool = False) -> str | None:
+def find_unindexed(config: Config, newest: Snapshot, storage: Storage, *, is_kept: bool = False) -> Unindexed | None:
     """What the newest index lacks, or has otherwise, of what the config requests; None where it is of its files.
 
     Files are compared by name; those of a source that moved as a whole are the same. Whether one is missing or was replaced is
@@ -51,14 +60,15 @@ def find_unindexed(config: Config, newest: Snapshot, storage: Storage, *, is_kep
     """
     names, known = [spec.name for spec in list_specs(config)], newest.sources.numbers
     if missing := [name for name in names if name not in known]:
-        return f"the newest index of {config.cache} lacks {len(missing)} of the config's sources (the first: {missing[0]!r})"
+        first = f"the first: {missing[0]!r}"
+        return Unindexed(f"the newest index of {config.cache} lacks {len(missing)} of the config's sources ({first})")
     requested = {} if is_kept else {name: config.all_sources[name] for name in names}
     if (misfit := find_misfit(config, newest, requested)) is not None:
-        return f"the newest index of {config.cache} is {newest.digest}, {misfit.problem}"
+        return Unindexed(f"the newest index of {config.cache} is {newest.digest}, {misfit.problem}")
     return _find_other_files(config, newest, storage)
 
 
-def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> str | None:
+def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Unindexed | None:
     """The first source whose path matches other files than the index has, with the first of these; None where there is none."""
     known, names = newest.sources.numbers, newest.file_names()
     try:
@@ -68,23 +78,22 @@ def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> str
     for listing in listings:
         entry = newest.sources[known[listing.spec.name]]
         if (difference := _compare(entry, [names[i] for i in entry.files], listing, storage)) is not None:
-            return (
-                f"the newest index of {config.cache} has other files of source {entry.name!r} than its path matches "
-                f"({difference})"
-            )
+            whose = f"the newest index of {config.cache} has other files of source {entry.name!r} than its path matches"
+            return difference._replace(text=f"{whose} ({difference.text})")
     return None
 
 
-def _compare(entry: SourceEntry, names: Sequence[str], listing: SourceListing, storage: Storage) -> str | None:
+def _compare(entry: SourceEntry, names: Sequence[str], listing: SourceListing, storage: Storage) -> Unindexed | None:
     """How the files that a source's path matches differ from those indexed, apart from missing ones; None where they do not."""
     if set(names) == {file.name for file in listing.files}:
         return None
     found = {file.path for file in listing.files}
     known = {join(entry.root, name) for name in names}
-    if known.isdisjoint(found):  # moved
+    not_matched = next((path for path in sorted(known - found)[:_MOST_LOOKED_UP] if storage.glob(path)), None)
+    if not_matched is None and known.isdisjoint(found):  # moved
         known = {join(listing.root, name) for name in names}
     counts = f"{len(known):,} and {len(found):,}; the first that differs"
-    if new := found - known:
-        return f"{counts}: {min(new)}, not indexed"
-    not_matched = (path for path in sorted(known - found)[:_MOST_LOOKED_UP] if storage.glob(path))
-    return next((f"{counts}: {path}, indexed, but not matched" for path in not_matched), None)
+    if not_matched is not None:
+        return Unindexed(f"{counts}: {not_matched}, indexed, but not matched")
+    new = found - known
+    return Unindexed(f"{counts}: {min(new)}, not indexed", only_lacks_files=True) if new else None

@@ -62,7 +62,7 @@ def foresee_run(config: Config, *, storage: Storage | None = None, compares_file
     newest, started = open_snapshot(config.cache_store, generations[-1]), perf_counter()
     keeps = ledger is not None and newest.digest in ledger.indices
     if compares_files and (problem := find_unindexed(config, newest, storage, is_kept=keeps)) is not None:
-        return f"{problem}, so the numbers of tokens are not known: {INDEX_REMEDY}"
+        return f"{problem.text}, so the numbers of tokens are not known: {INDEX_REMEDY}"
     compared_in = perf_counter() - started
     if ledger is not None and planned is None:  # a stage reads the newest index
         planned = _plan_by_ledger(config, ledger, storage, newest.digest)

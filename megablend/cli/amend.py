@@ -65,6 +65,8 @@ def _print_amendment(found: Amendment) -> None:
         pairs = zip(_format(source.before), _format(source.after), strict=True)
         rows.append([source.name, *(cell for pair in pairs for cell in pair)])
     print_table(console, f"the rest of the run, {found.samples:,} samples in all", columns, rows)
+    if found.note is not None:
+        print_line(f"note: {found.note}")
     if found.committed:
         print_line(f"to build this run from its config alone, write `from: {found.at}` into the stage")
 

@@ -172,9 +172,8 @@ def test_files_of_another_folder_are_not_those_of_the_index(tmp_path: Path, conf
     megablend.build_index(config)
     other = write_source(tmp_path / "more", 0, "parquet", documents(0, 20, 9, 1), num_files=3)
     config["sources"][0] |= {"path": other["path"]}
-    assert f"{OTHER_FILES} (2 and 3; the first that differs: {tmp_path}/more/source0/2.parquet, not" in files_note(
-        config
-    )
+    first = f"{tmp_path}/data/source0/0.parquet, indexed, but not matched"
+    assert f"{OTHER_FILES} (2 and 3; the first that differs: {first})" in files_note(config)
 
 
 def test_files_that_moved_as_a_whole_are_those_of_the_index(tmp_path: Path, config: dict[str, Any]) -> None:

@@ -211,7 +211,7 @@ class Job:
             where = {"state": self.state, "after": after}
         while True:
             try:
-                expected = self.with_files(lambda where=where: megablend.amend(self.config, dry_run=True, **where))
+                expected = megablend.amend(self.config, dry_run=True, **where)
                 break
             except ConfigError as error:
                 if "skips; amend it at" not in str(error):
@@ -223,7 +223,7 @@ class Job:
         if ledger != self.dataset.run.ledger:
             assert ledger.digest == expected.plan  # it is whole
             return expected.at
-        done = self.with_files(lambda: megablend.amend(self.config, **where))
+        done = megablend.amend(self.config, **where)
         assert (done.at, done.drain, done.plan) == (expected.at, expected.drain, expected.plan)
         return done.at
 
