@@ -1,4 +1,4 @@
-"""The server of `tests.preloaded`: SOCKET MODULES... It ends when its standard input does."""
+"""The server of `tests.preloaded`: SOCKET MODULES... It goes on in the background, and ends when its standard input does."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ def serve(path: str) -> Request:
     poll, clients, processes = select.poll(), dict[int, Any](), dict[int, Any]()
     for file in (0, server.fileno()):
         poll.register(file, select.POLLIN)
-    print("ready", flush=True)
+    if os.fork():
+        os._exit(0)  # what started the server knows now that it is ready
     while True:
         file = poll.poll()[0][0]  # one at a time: what is done for it may close others, whose numbers are used again
         if file == 0:
