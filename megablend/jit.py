@@ -1,20 +1,18 @@
-"""The only interface to numba.
+"""The only interface to numba, with `intrinsics`.
 
 `kernel` compiles a function on its first call and keeps the machine code on the node, in a folder named by the CPU, the
-versions and the text of all kernels, so that an upgrade never loads stale code. A node's processes take turns by a file lock for
-each kernel: the first compiles it, the others load it (processes that fill numba's cache with one function at the same time can
-crash: numba #4807, #10128). Different kernels are compiled at the same time.
-`device` marks a function that kernels call; it is compiled into them. `prefetch`, `load64`, `store64`, `bytes_at`,
-`pointer_at`, `pread` and `fadvise` are some that numba lacks.
+versions and the text of all modules that become machine code, so that an upgrade never loads stale code. A node's processes take
+turns by a file lock for each kernel: the first compiles it, the others load it (processes that fill numba's cache with one
+function at the same time can crash: numba #4807, #10128). Different kernels are compiled at the same time.
+`device` marks a function that kernels call; it is compiled into them. `intrinsics` has some that numba lacks.
 
-Kernels read arrays and fill arrays that the caller has checked; they raise nothing, and do no I/O except by these two, where a
-Python call per read would cost more than the read. With NUMBA_DISABLE_JIT=1 both run as plain Python.
+Kernels read arrays and fill arrays that the caller has checked; they raise nothing, and do no I/O except by `pread` and
+`fadvise`, where a Python call per read would cost more than the read. With NUMBA_DISABLE_JIT=1 both run as plain Python.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import hashlib
 import os
@@ -24,7 +22,7 @@ from functools import cache, wraps
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
-from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -34,8 +32,11 @@ from megablend.jit_cache import KernelCache
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Pointer: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
-"""Bytes in memory, of which only single ones can be read and written; without JIT, an array."""
+
+def compiled_modules() -> list[Path]:
+    """The modules that machine code depends on."""
+    package = Path(__file__).parent
+    return [package / "jit.py", package / "intrinsics.py", *sorted((package / "kernels").rglob("*.py"))]
 
 
 @cache
@@ -45,7 +46,7 @@ def cache_dir() -> Path:
     import numba
 
     text = hashlib.blake2b(digest_size=8)
-    for module in sorted((Path(__file__).parent / "kernels").rglob("*.py")):
+    for module in compiled_modules():
         text.update(module.read_bytes())
     text.update(f"{numba.__version__} {llvm.get_host_cpu_name()} {os.uname().machine}".encode())
     return private_kernel_folder(Path(f"{os.uname().nodename}-{text.hexdigest()}"))
@@ -120,179 +121,6 @@ def _njit(function: Callable[..., Any], *, cached: bool = False) -> Callable[...
     return cast("Callable[..., Any]", numba.njit(nogil=True, cache=cached)(function))
 
 
-def _prefetch() -> Callable[[np.ndarray[Any, Any], int], None]:
-    from llvmlite import ir
-    from numba.core import cgutils, config, types
-    from numba.extending import intrinsic
-
-    if vars(config)["DISABLE_JIT"]:
-        return lambda array, index: None
-
-    codegen: Any = cgutils
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        item = codegen.get_item_pointer(context, builder, signature.args[0], array, [args[1]], wraparound=False)
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        # read, into the second-level cache (the first has too few slots for misses under way), data
-        builder.call(fetch, [builder.bitcast(item, byte), word(0), word(2), word(1)])
-        return context.get_dummy_value()
-
-    def typed(typing: Any, array: Any, index: Any) -> Any:
-        return types.void(array, types.intp), emit
-
-    return cast("Callable[[np.ndarray[Any, Any], int], None]", intrinsic(typed))
-
-
-prefetch = _prefetch()
-"""prefetch(array, index): begin to load array[index], a 1-D array's, into the cache; any index is harmless."""
-
-
-def _bytes_at() -> Callable[[int, int], np.ndarray[Any, np.dtype[np.uint8]]]:
-    import numba
-    from numba.core import config, types
-    from numba.extending import intrinsic
-
-    if vars(config)["DISABLE_JIT"]:
-        return lambda address, size: np.ctypeslib.as_array((ctypes.c_uint8 * int(size)).from_address(int(address)))
-
-    open_types: Any = types
-    open_numba: Any = numba
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    def typed(typing: Any, address: Any) -> Any:
-        return open_types.CPointer(types.uint8)(types.uintp), emit
-
-    pointer: Any = intrinsic(typed)
-    return device(lambda address, size: open_numba.carray(pointer(address), (size,)))
-
-
-def _load64() -> Callable[[Pointer, int], np.uint64]:
-    from llvmlite import ir
-    from numba.core import config, types
-    from numba.extending import intrinsic
-
-    if vars(config)["DISABLE_JIT"]:
-        return lambda pointer, index: np.uint64(int.from_bytes(pointer[index : index + 8].tobytes(), "little"))
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(64).as_pointer()), align=1)
-
-    def typed(typing: Any, pointer: Any, index: Any) -> Any:
-        return types.uint64(pointer, types.intp), emit
-
-    return cast("Callable[[Pointer, int], np.uint64]", intrinsic(typed))
-
-
-def _store64() -> Callable[[Pointer, int, np.uint64], None]:
-    from llvmlite import ir
-    from numba.core import config, types
-    from numba.extending import intrinsic
-
-    if vars(config)["DISABLE_JIT"]:
-        return lambda pointer, index, word: pointer.__setitem__(
-            slice(index, index + 8), np.frombuffer(word.tobytes(), np.uint8)
-        )
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(64).as_pointer())
-        builder.store(args[2], place, align=1)
-        return context.get_dummy_value()
-
-    def typed(typing: Any, pointer: Any, index: Any, word: Any) -> Any:
-        return types.void(pointer, types.intp, types.uint64), emit
-
-    return cast("Callable[[Pointer, int, np.uint64], None]", intrinsic(typed))
-
-
-def _pointer_at() -> Callable[[int, int], Pointer]:
-    from numba.core import config, types
-    from numba.extending import intrinsic
-
-    if vars(config)["DISABLE_JIT"]:
-        return lambda address, size: np.ctypeslib.as_array((ctypes.c_uint8 * int(size)).from_address(int(address)))
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    open_types: Any = types
-
-    def typed(typing: Any, address: Any, size: Any) -> Any:
-        return open_types.CPointer(types.uint8)(types.uintp, size), emit
-
-    return cast("Callable[[int, int], Pointer]", intrinsic(typed))
-
-
-def _pread() -> Callable[[int, Pointer, int, int], int]:
-    from numba.core import config, types
-
-    if vars(config)["DISABLE_JIT"]:
-        return lambda fd, pointer, size, offset: os.preadv(fd, [cast("Any", pointer)[:size]], offset)
-    open_types: Any = types
-    pointer = open_types.CPointer(types.uint8)
-    found: Any = open_types.ExternalFunction("pread", types.intp(types.intc, pointer, types.uintp, types.int64))
-    return cast("Callable[[int, Pointer, int, int], int]", found)
-
-
-def _fadvise_plainly(fd: int, offset: int, size: int, advice: int) -> int:
-    os.posix_fadvise(fd, offset, size, advice)
-    return 0
-
-
-def _fadvise() -> Callable[[int, int, int, int], int]:
-    from numba.core import config, types
-
-    if vars(config)["DISABLE_JIT"]:
-        return _fadvise_plainly
-    open_types: Any = types
-    found: Any = open_types.ExternalFunction(
-        "posix_fadvise", types.intc(types.intc, types.int64, types.int64, types.intc)
-    )
-    return cast("Callable[[int, int, int, int], int]", found)
-
-
-def library_function(library: str, name: str, result: str, *arguments: str) -> Callable[..., int] | None:
-    """A C function of a shared library, for kernels to call; None if this system does not have it.
-
-    Args:
-        library: as the loader knows it, such as "libzstd.so.1".
-        result, arguments: numba's names of integer types; addresses are "uintp".
-    """
-    from llvmlite import binding as llvm
-    from numba.core import config, types
-
-    try:
-        found = getattr(ctypes.CDLL(library), name)
-        llvm.load_library_permanently(library)
-    except (OSError, AttributeError, RuntimeError):
-        return None
-    if vars(config)["DISABLE_JIT"]:
-        kinds = {"uintp": ctypes.c_size_t, "intp": ctypes.c_ssize_t, "intc": ctypes.c_int}
-        found.restype, found.argtypes = kinds[result], [kinds[argument] for argument in arguments]
-        return cast("Callable[..., int]", lambda *values: found(*map(int, values)))
-    open_types: Any = types
-    kind = getattr(open_types, result)(*(getattr(open_types, argument) for argument in arguments))
-    return cast("Callable[..., int]", open_types.ExternalFunction(name, kind))
-
-
-load64 = _load64()
-"""load64(pointer, index): the 8 bytes from `index` on, little-endian."""
-store64 = _store64()
-"""store64(pointer, index, word): write 8 bytes from `index` on, little-endian."""
-pointer_at = _pointer_at()
-"""pointer_at(address, size): the bytes at that address, by index; the caller keeps them alive, and indices within `size`.
-
-Unlike an array, a pointer costs nothing when it is passed on: numba counts an array's references, atomically, at every call."""
-pread = _pread()
-"""pread(fd, pointer, size, offset): read bytes of a file, as libc's does; returns the number of bytes, or -1."""
-fadvise = _fadvise()
-"""fadvise(fd, offset, size, advice): tell the system how bytes of a file will be used, as libc's posix_fadvise does."""
-
-
 def _take_turns(dispatcher: Any) -> Callable[..., Any]:
     """`dispatcher.compile`, which numba calls for argument types that it has not met, with the kernel's lock held."""
     compile_, stored = dispatcher.compile, dispatcher._cache
@@ -347,7 +175,3 @@ class _Kernel:
 
     def __reduce__(self) -> str:
         return self.__qualname__
-
-
-bytes_at = _bytes_at()
-"""bytes_at(address, size): the uint8 array at that address in memory; the caller keeps it alive."""

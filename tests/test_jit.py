@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import contextlib
 import fcntl
 import os
@@ -18,6 +19,7 @@ from megablend.jit_cache import KernelCache
 from megablend.kernels.exact.sample_index import cut, gather_lengths
 from tests.preloaded import python
 
+PACKAGE = Path(jit.__file__).parent
 ARGUMENTS = np.arange(1, 4, dtype=np.int32), np.array([2, 0, 1], np.int32), np.empty(3, np.int32)
 compiled = pytest.mark.skipif(bool(vars(config)["DISABLE_JIT"]), reason="nothing is compiled")
 
@@ -154,3 +156,14 @@ def test_processes_that_start_together_say_once_that_they_compile(tmp_path: Path
     said = [process.communicate(timeout=150) for process in started]
     assert [found for found, _ in said] == ["6 [3, 1, 2]\n"] * 3, said
     assert sum(text.count("megablend: compiling kernels for this machine, once") for _, text in said) == 1
+
+
+def test_the_folder_of_kernels_depends_on_all_that_they_are_made_of() -> None:
+    """Else an upgrade that changes one of these would load machine code of before."""
+    hashed = {path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", ".") for path in jit.compiled_modules()}
+    imported = set[str]()
+    for path in PACKAGE.joinpath("kernels").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("megablend."):
+                imported.add((node.module or "").removeprefix("megablend."))
+    assert {"jit", "intrinsics"} <= imported <= hashed

@@ -17,6 +17,7 @@ LAYERS = [
     "fs",
     "jit_cache",
     "jit",
+    "intrinsics",
     "kernels",
     "order",
     "storage",
@@ -37,8 +38,8 @@ LAYERS = [
     "cli",
 ]
 HOMES = {
-    "numba": {"jit", "jit_cache"},
-    "llvmlite": {"jit"},
+    "numba": {"jit", "jit_cache", "intrinsics"},
+    "llvmlite": {"jit", "intrinsics"},
     "pyarrow": {"formats", "index", "api"},
     "mpi4py": {"distributed"},
     "torch": {"distributed", "reader", "megatron"},

@@ -7,7 +7,8 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import fadvise, kernel, pointer_at, pread
+from megablend.intrinsics import fadvise, pointer_at, pread
+from megablend.jit import kernel
 
 Int64s = npt.NDArray[np.int64]
 

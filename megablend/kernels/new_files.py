@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import kernel, library_function
+from megablend.intrinsics import library_function
+from megablend.jit import kernel
 
 Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]

@@ -12,7 +12,7 @@ from megablend.errors import CorruptFileError
 from megablend.formats.parquet.decoding import codecs
 from megablend.formats.parquet.decoding.bodies import decompress_pages
 from megablend.formats.parquet.metadata.source import ByteSource
-from megablend.jit import library_function
+from megablend.intrinsics import library_function
 from megablend.kernels.parquet.bodies import expand_lz4, expand_lz4_plainly, lz4_decompress, zstd_decompress
 from tests.examples import examples
 from tests.storages import STORAGE

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import device, kernel, prefetch
+from megablend.intrinsics import prefetch
+from megablend.jit import device, kernel
 from megablend.kernels.exact.random_state import WORDS, Uint32s, next_words, temper
 
 Entries = npt.NDArray[Any]

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import device, kernel, prefetch
+from megablend.intrinsics import prefetch
+from megablend.jit import device, kernel
 
 Int32s = npt.NDArray[np.int32]
 Rows = npt.NDArray[Any]

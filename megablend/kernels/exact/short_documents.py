@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import device, kernel, prefetch
+from megablend.intrinsics import prefetch
+from megablend.jit import device, kernel
 from megablend.kernels.exact.sample_index import begun
 
 Int32s = npt.NDArray[np.int32]

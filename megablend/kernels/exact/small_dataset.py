@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import bytes_at, device, kernel
+from megablend.intrinsics import bytes_at
+from megablend.jit import device, kernel
 from megablend.kernels.exact.numpy_shuffle import shuffle_entries
 from megablend.kernels.exact.random_state import Uint32s
 from megablend.kernels.exact.sample_index import Int32s, cut_rows

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import kernel, library_function
+from megablend.intrinsics import library_function
+from megablend.jit import kernel
 from megablend.kernels.parquet.lz4 import decode_lz4
 
 Int64s = npt.NDArray[np.int64]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import device, pointer_at
+from megablend.intrinsics import pointer_at
+from megablend.jit import device
 from megablend.kernels.parquet.hybrid import bits_at, next_run
 
 

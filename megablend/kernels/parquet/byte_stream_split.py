@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import device, pointer_at
+from megablend.intrinsics import pointer_at
+from megablend.jit import device
 
 Tokens = npt.NDArray[Any]
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import Pointer, device, load64, pointer_at
+from megablend.intrinsics import Pointer, load64, pointer_at
+from megablend.jit import device
 from megablend.kernels.parquet.hybrid import bits_at
 from megablend.kernels.parquet.thrift import varint
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import device, load64, pointer_at
+from megablend.intrinsics import load64, pointer_at
+from megablend.jit import device
 from megablend.kernels.parquet.hybrid import bits_at, next_run
 
 Tokens = npt.NDArray[Any]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from megablend.jit import Pointer, device, load64
+from megablend.intrinsics import Pointer, load64
+from megablend.jit import device
 
 BROKEN = -1
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import Pointer, device, kernel, pointer_at
+from megablend.intrinsics import Pointer, pointer_at
+from megablend.jit import device, kernel
 from megablend.kernels.parquet.hybrid import bits_at, next_run
 
 LEVELS_DTYPE = np.dtype(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from megablend.jit import Pointer, device, load64, pointer_at, store64
+from megablend.intrinsics import Pointer, load64, pointer_at, store64
+from megablend.jit import device
 
 SLACK = 32
 """Words are copied, up to 16 bytes more than needed, where at least so many are left."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import Pointer, device, kernel, pointer_at, pread
+from megablend.intrinsics import Pointer, pointer_at, pread
+from megablend.jit import device, kernel
 from megablend.kernels.parquet.thrift import FALSE, STRUCT, TRUE, UNUSUAL, integer, next_field, skip
 
 DATA, DICTIONARY, DATA_V2 = 0, 2, 3

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import Pointer, device, kernel, pointer_at
+from megablend.intrinsics import Pointer, pointer_at
+from megablend.jit import device, kernel
 from megablend.kernels.parquet.thrift import I8, I32, I64, LIST, STRUCT, UNUSUAL, integer, list_header, next_field, skip
 
 Bytes = npt.NDArray[np.uint8]

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import Pointer, bytes_at, device, kernel, pointer_at
+from megablend.intrinsics import Pointer, bytes_at, pointer_at
+from megablend.jit import device, kernel
 from megablend.kernels.parquet.booleans import decode_bits
 from megablend.kernels.parquet.byte_stream_split import join_streams
 from megablend.kernels.parquet.delta import decode_delta

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.jit import bytes_at, kernel
+from megablend.intrinsics import bytes_at
+from megablend.jit import kernel
 
 Int64s = npt.NDArray[np.int64]
 
