@@ -48,11 +48,14 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceListing:
         these options; DataError if a path that may be, or contain, one of the files cannot be read.
     """
     root, matches = _root_of(spec), dict[str, Match]()
-    unreadable: dict[str, str] = {}
+    unreadable, folders = dict[str, str](), dict[str, str]()
     threads = storage.limits(spec.patterns[0]).max_files
-    for found in parallel_map(lambda pattern: _find(spec, pattern, storage), spec.patterns, threads):
+    listed = parallel_map(lambda pattern: _find(spec, pattern, storage), spec.patterns, threads)
+    for pattern, found in zip(spec.patterns, listed, strict=True):
         unreadable |= found.unreadable
         matches |= {match.path: match for match in found.files}
+        folders |= dict.fromkeys(found.folders, pattern)
+    unreadable |= _leave_out_folders(spec, folders, matches)
     if unreadable and not spec.skip_unreadable:
         raise _unreadable_error(spec, unreadable)
     if spec.skip_unreadable and threads == 1:  # of objects nothing is known before they are read
@@ -76,6 +79,29 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceListing:
         skipped=tuple(f"{path}: {reason}" for path, reason in sorted(unreadable.items())),
         note=note,
     )
+
+
+def _leave_out_folders(spec: SourceSpec, folders: Mapping[str, str], paths: Iterable[str]) -> dict[str, str]:
+    """Folders that look like data files, as Spark and Dask write them, of whose files the patterns match none.
+
+    Args:
+        folders: path -> the pattern that matches it.
+
+    Returns: these, where they may be skipped, and why.
+    Raises: ConfigError where they may not.
+    """
+    suffixes = tuple(list_suffixes())
+    parents = {location.get_parent(path) for path in paths} if folders else set()
+    left_out = {path: pattern for path, pattern in folders.items() if path.endswith(suffixes) and path not in parents}
+    if left_out and not spec.skip_unreadable:
+        path, pattern = min(left_out.items())
+        more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
+        inner = f"{pattern}/*{next(suffix for suffix in suffixes if path.endswith(suffix))}"
+        raise spec.complaint(
+            f"{pattern} matches the folder {path}{more}, whose files would be left out: add a pattern for them, "
+            f"`path: [{pattern}, {inner}]`, or set `on_unreadable: skip` to continue without them"
+        )
+    return dict.fromkeys(left_out, "a folder, whose files no pattern matches")
 
 
 def _denied(spec: SourceSpec, path: str, storage: Storage) -> str | None:
@@ -164,7 +190,7 @@ def _root_of(spec: SourceSpec) -> str:
 
 def _find(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
     found = storage.find(pattern)
-    if found.files or found.unreadable:
+    if found.files or found.unreadable or any(each.endswith(tuple(list_suffixes())) for each in found.folders):
         return found
     for kind in FORMATS.values():  # a Megatron prefix stands for two files
         paths = kind.files(pattern)

@@ -15,7 +15,7 @@ import heapq
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import NamedTuple
@@ -42,6 +42,8 @@ class Found:
     """Sorted by path."""
     unreadable: dict[str, str]
     """Folders that could not be listed and dangling links -> the reason."""
+    folders: tuple[str, ...] = ()
+    """Folders that a pattern with wildcards matches as it does files; what is in them is not listed."""
 
 
 def find_files(pattern: str) -> Found:
@@ -55,7 +57,7 @@ def find_files(pattern: str) -> Found:
     if glob.has_magic(pattern) and not walk.files:
         walk = _Walk(_parts_of(pattern))
         walk.run(_root_of(pattern))
-    return Found(sorted(walk.files, key=lambda match: match.path), walk.unreadable)
+    return Found(sorted(walk.files, key=lambda match: match.path), walk.unreadable, tuple(walk.folders))
 
 
 def _root_of(pattern: str) -> str:
@@ -83,6 +85,7 @@ class _Walk:
     def __init__(self, parts: list[str]) -> None:
         self.files: list[Match] = []
         self.unreadable: dict[str, str] = {}
+        self.folders: list[str] = []
         self.last = len(parts) - 1
         self._parts = parts
         self._expressions = [re.compile(fnmatch.translate(part)) for part in parts]
@@ -158,7 +161,9 @@ class _Walk:
         elif self.last in matched and stat.S_ISREG(state.st_mode):
             self.files.append(Match(links + is_link, path, place))
 
-    def _push(self, links: int, folder: str, real: str, matched: Collection[int]) -> None:
+    def _push(self, links: int, folder: str, real: str, matched: set[int]) -> None:
         """Continue in a folder, with the parts after those that its name matched."""
+        if self.last in matched & self._magic and not matched & self._any:
+            self.folders.append(folder)
         if wanted := {i if i in self._any else i + 1 for i in matched if i in self._any or i < self.last}:
             heapq.heappush(self._folders, (links, folder, real, wanted))

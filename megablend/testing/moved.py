@@ -26,7 +26,7 @@ class MovedStorage(WrapperStorage):
         """See Storage.find."""
         found = self.inner.find(_path(pattern))
         files = [Match(each.links, f"{SCHEME}{each.path}", f"{SCHEME}{each.real}") for each in found.files]
-        return Found(files, found.unreadable)
+        return Found(files, found.unreadable, tuple(f"{SCHEME}{each}" for each in found.folders))
 
     def glob(self, pattern: str) -> list[str]:
         """See Storage.glob."""

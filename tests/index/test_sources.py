@@ -112,6 +112,32 @@ def test_nothing_but_what_cannot_be_read(tmp_path: Path) -> None:
         list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=True), storage=STORAGE)
 
 
+def test_folders_that_look_like_files_are_not_left_out_silently(tmp_path: Path) -> None:
+    """Spark and Dask write a folder of files for each table."""
+    write(tmp_path / "a.arrow", 1)
+    write(tmp_path / "b.arrow" / "part-0.arrow", 1)
+    (tmp_path / "notes").mkdir()
+    patterns = f"{tmp_path}/*.arrow", f"{tmp_path}/*.arrow/*.arrow"
+    says = (
+        f"{patterns[0]} matches the folder {tmp_path}/b.arrow, whose files would be left out: add a pattern for them, "
+    )
+    says += f"`path: [{patterns[0]}, {patterns[1]}]`, or set `on_unreadable: skip`"
+    one = spec(tmp_path, "*.arrow")
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        find_source(one, storage=STORAGE)
+    assert find_source(dataclasses.replace(one, patterns=patterns), storage=STORAGE).paths == (
+        f"{tmp_path}/a.arrow",
+        f"{tmp_path}/b.arrow/part-0.arrow",
+    )
+    skipped = find_source(dataclasses.replace(one, skip_unreadable=True), storage=STORAGE)
+    assert skipped.paths == (f"{tmp_path}/a.arrow",)
+    assert skipped.skipped == (f"{tmp_path}/b.arrow: a folder, whose files no pattern matches",)
+    assert len(find_source(spec(tmp_path, "**/*.arrow"), storage=STORAGE).paths) == 2
+    (tmp_path / "a.arrow").unlink()
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        find_source(one, storage=STORAGE)
+
+
 def test_a_file_counts_once_whatever_links_lead_to_it(tmp_path: Path) -> None:
     write(tmp_path / "z" / "a.arrow", 1)
     (tmp_path / "b.arrow").symlink_to("z/a.arrow")

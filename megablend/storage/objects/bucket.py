@@ -28,6 +28,8 @@ class FoundKeys(NamedTuple):
     """Those that match, sorted."""
     listed: Mapping[str, Pin]
     """The versions of these, and of all others that the listings contained."""
+    folders: Sequence[str]
+    """Folders that the pattern matches as it does objects."""
 
 
 class Bucket:
@@ -160,8 +162,8 @@ class Bucket:
             keep(found)
             return found
 
-        keys = [each.key for each in await find_objects(address.key, list_folder, list_all)]
-        return FoundKeys(keys, listed)
+        found = await find_objects(address.key, list_folder, list_all)
+        return FoundKeys([each.key for each in found.objects], listed, found.folders)
 
     async def has_folder(self, path: str, key: str) -> bool:
         """Whether objects have keys below a folder's. Raises: DataError."""

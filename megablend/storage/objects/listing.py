@@ -36,16 +36,21 @@ ListAll = Callable[[str], Awaitable[Sequence[Object]]]
 """Objects anywhere below a folder."""
 
 
-async def find_objects(pattern: str, list_folder: ListFolder, list_all: ListAll) -> list[Object]:
-    """Objects whose key matches `pattern`, sorted by key. The pattern has a wildcard. Raises as the two callbacks do."""
+async def find_objects(pattern: str, list_folder: ListFolder, list_all: ListAll) -> Listed:
+    """Objects whose key matches `pattern`, sorted by key, and folders that it matches as it does objects.
+
+    The pattern has a wildcard. Raises as the two callbacks do.
+    """
     parts = pattern.split("/")
     if any(part in ("", ".", "..") for part in parts):
-        return []  # no key that the client can address
+        return Listed([], [])  # no key that the client can address
     first = next(i for i, part in enumerate(parts) if is_wild(part))
     found = await _search("/".join(parts[:first]), parts[first:], list_folder, list_all)
-    by_key = {each.key: each for each in found}
+    by_key = {each.key: each for each in found.objects}
     exact = by_key.get(pattern)
-    return [exact] if exact is not None else [by_key[key] for key in sorted(by_key)]
+    if exact is not None:
+        return Listed([], [exact])
+    return Listed(found.folders, [by_key[key] for key in sorted(by_key)])
 
 
 def is_wild(part: str) -> bool:
@@ -53,23 +58,24 @@ def is_wild(part: str) -> bool:
     return re.search(r"[*?[]", part) is not None
 
 
-async def _search(folder: str, parts: Sequence[str], list_folder: ListFolder, list_all: ListAll) -> list[Object]:
-    """Objects below a folder that match the parts of a pattern."""
+async def _search(folder: str, parts: Sequence[str], list_folder: ListFolder, list_all: ListAll) -> Listed:
+    """Objects, and folders, below a folder that match the parts of a pattern."""
     if ANY_FOLDERS in parts:
         plain = next(i for i, part in enumerate(parts) if is_wild(part))
         if parts[plain] == ANY_FOLDERS:
             below = _join(folder, parts[:plain])
             skip = len(below) + 1 if below else 0
             objects = await list_all(below)
-            return [each for each in objects if matches_parts(each.key[skip:].split("/"), tuple(parts[plain:]))]
+            wanted = tuple(parts[plain:])
+            return Listed([], [each for each in objects if matches_parts(each.key[skip:].split("/"), wanted)])
     plain = next((i for i, part in enumerate(parts) if is_wild(part)), len(parts) - 1)
     folder, parts = _join(folder, parts[:plain]), parts[plain:]
     listed = await list_folder(folder)
+    folders = [each for each in listed.folders if matches_part(_name(each), parts[0])]
     if len(parts) == 1:
-        return [each for each in listed.objects if matches_part(_name(each.key), parts[0])]
-    below_these = [each for each in listed.folders if matches_part(_name(each), parts[0])]
-    found = await asyncio.gather(*(_search(each, parts[1:], list_folder, list_all) for each in below_these))
-    return [each for listed_below in found for each in listed_below]
+        return Listed(folders, [each for each in listed.objects if matches_part(_name(each.key), parts[0])])
+    found = await asyncio.gather(*(_search(each, parts[1:], list_folder, list_all) for each in folders))
+    return Listed([name for each in found for name in each.folders], [obj for each in found for obj in each.objects])
 
 
 def _join(folder: str, parts: Sequence[str]) -> str:

@@ -77,7 +77,8 @@ class ObjectStorage:
             loop.run(self._find_versions(bucket, paths, found.keys))
         else:
             self._known.replace({f"{address.root}/{key}": pin for key, pin in found.listed.items()})
-        return Found([Match(0, path, path) for path in paths], {})
+        folders = tuple(f"{address.root}/{key}" for key in found.folders)
+        return Found([Match(0, path, path) for path in paths], {}, folders)
 
     def glob(self, pattern: str) -> list[str]:
         """See Storage.glob; nothing for a pattern of a web server, which does not list: `find` says so."""

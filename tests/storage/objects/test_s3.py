@@ -60,6 +60,14 @@ def test_patterns_match_keys_as_on_a_local_disk(swift: S3Server, bucket: str, pa
     assert make_storage().glob(f"{bucket}/{pattern}") == sorted(f"{bucket}/{key}" for key in keys)
 
 
+def test_folders_that_a_pattern_matches_are_told(swift: S3Server, bucket: str) -> None:
+    """As on a local disk: what is in them is not listed, and would be left out silently."""
+    storage = make_storage()
+    assert storage.find(f"{bucket}/t*").folders == (f"{bucket}/t", f"{bucket}/tt")
+    assert storage.find(f"{bucket}/t/s*").folders == (f"{bucket}/t/sub",)
+    assert storage.find(f"{bucket}/t/**/s*").folders == storage.find(f"{bucket}/t/sub").folders == ()
+
+
 def test_every_key_is_read_and_a_listing_tells_what_a_request_tells(swift: S3Server, bucket: str) -> None:
     storage = make_storage()
     paths = storage.glob(f"{bucket}/t/**/*.bin") + storage.glob(f"{bucket}/t/.*")

@@ -43,7 +43,7 @@ def test_of_a_key_that_equals_the_pattern_no_other_is_found() -> None:
         return Listed([], objects)
 
     async def find(pattern: str) -> list[str]:
-        return [each.key for each in await find_objects(pattern, list_folder, None)]  # type: ignore[arg-type]
+        return [each.key for each in (await find_objects(pattern, list_folder, None)).objects]  # type: ignore[arg-type]
 
     assert asyncio.run(find("d/a[12]")) == ["d/a[12]"]
     assert asyncio.run(find("d/a?")) == ["d/a1", "d/a2"]
