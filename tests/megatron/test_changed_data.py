@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
-from megablend.errors import ChangedFileError, MissingFileError
+from megablend.errors import CacheError, ChangedFileError, MissingFileError
+from megablend.fs import build_lock
 from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset, prepare
 from megablend.megatron.cache_builder import build_cache, completion_marker
 from tests.megatron.plugin_data import assert_same_samples, draw_documents, plugin_config, write_word
@@ -204,3 +207,101 @@ def test_a_file_that_is_missing(
         build(cls, tmp_path / "cache", options)
     away.rename(path)
     build(cls, tmp_path / "cache", options)
+
+
+def rewrite_and_stop(cache: Path, options: dict[str, Any], folder: Path, name: str) -> None:
+    """A build out of other data that is killed when `completion_marker` has called a function the first time."""
+    rewrite(folder, 2)
+    function = getattr(completion_marker, name)
+
+    def stop(*args: Any) -> None:
+        function(*args)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(completion_marker, name, stop)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config_of(cache, **options), SIZES)
+
+
+@pytest.mark.parametrize("name", ["_replace", "flush_folder"])
+def test_a_build_that_is_killed_when_it_begins(tmp_path: Path, options: dict[str, Any], name: str) -> None:
+    cache = tmp_path / "cache"
+    prepare(config_of(cache, **options), SIZES)
+    rewrite_and_stop(cache, options, tmp_path / "1", name)
+    check_arrays(cache, tmp_path / "expected", options)
+
+
+def check_arrays(cache: Path, expected: Path, options: dict[str, Any]) -> None:
+    """After another build, the arrays are those that Megatron makes of the data."""
+    build(GPTDataset, cache, options)
+    megatron_build(config_of(expected, **options), SIZES)
+    for path in expected.glob("*.npy"):
+        assert (cache / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_copy_whose_files_have_other_times(tmp_path: Path, options: dict[str, Any], reverse: bool) -> None:
+    """Which marker is the newest one does not depend on the order in which `cp -r` has copied them."""
+    cache, other = tmp_path / "cache", [SIZES[0], SIZES[1] + 2, 0]
+    prepare(config_of(cache, **options), SIZES)
+    rewrite(tmp_path / "1", 2)
+    prepare(config_of(cache, **options), SIZES)
+    prepare(config_of(cache, **options), other)
+    for time, path in enumerate(sorted((cache / ".megablend").glob("whole-*"), reverse=reverse)):
+        os.utime(path, (time, time))
+    write_word(tmp_path / "1", "megatron", draw_documents(1, 30))
+    check_arrays(cache, tmp_path / "expected", options)
+
+
+def run_before(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> None:
+    """Run something once, before `build_cache` calls a function the next time."""
+    function = getattr(build_cache, name)
+
+    def both(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(build_cache, name, function)
+        act()
+        return function(*args, **options)
+
+    monkeypatch.setattr(build_cache, name, both)
+
+
+def test_data_that_is_replaced_during_a_build(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The marker does not count: it was made of the files that were counted."""
+    run_before(monkeypatch, "write_receipt", lambda: rewrite(tmp_path / "1", 2))
+    prepare(config_of(tmp_path / "cache", **options), SIZES)
+    check_arrays(tmp_path / "cache", tmp_path / "expected", options)
+
+
+def test_another_build_while_this_one_waits(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was found out before the lock was held is found out again."""
+    cache = tmp_path / "cache"
+    prepare(config_of(cache, **options), SIZES)
+    next(cache.glob("*-BlendedDataset-train-description.txt")).unlink()
+
+    def act() -> None:
+        rewrite(tmp_path / "1", 2)
+        prepare(config_of(cache, **options), SIZES)
+
+    run_before(monkeypatch, "_open_cache", act)
+    assert prepare(config_of(cache, **options), SIZES).missing == frozenset()
+    write_word(tmp_path / "1", "megatron", draw_documents(1, 30))
+    check_arrays(cache, tmp_path / "expected", options)
+
+
+def test_a_marker_is_written_before_another_build_begins(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, others = tmp_path / "cache", {"add_extra_token_to_sequence": False}
+    monkeypatch.setattr(build_lock, "WAIT_SECONDS", 0.0)
+
+    def act() -> None:
+        with pytest.raises(CacheError, match="another build holds the cache"):
+            prepare(config_of(cache, **options, **others), SIZES)
+
+    run_before(monkeypatch, "write_receipt", act)
+    prepare(config_of(cache, **options), SIZES)

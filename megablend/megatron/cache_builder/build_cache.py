@@ -26,7 +26,14 @@ from megablend.fs.build_lock import build_lock, verify_shared_filesystem
 from megablend.index.build import Progress
 from megablend.megatron.cache_builder.artefacts import names_in, problem_with
 from megablend.megatron.cache_builder.commit import WORK_FOLDER
-from megablend.megatron.cache_builder.completion_marker import begin_build, find_outdated, write_receipt
+from megablend.megatron.cache_builder.completion_marker import (
+    PairSizes,
+    begin_build,
+    find_outdated,
+    newest_number,
+    pair_sizes,
+    write_receipt,
+)
 from megablend.megatron.cache_builder.cost import estimate_cost
 from megablend.megatron.cache_builder.length_reader import LengthReader
 from megablend.megatron.cache_builder.lengths import PartSize
@@ -84,7 +91,10 @@ def prepare_cache(
     """
     try:
         with _without_collection():
-            return _prepare(request, launch, storage, dry_run, max_memory, progress or _ignore)
+            report = None
+            while report is None:
+                report = _prepare(request, launch, storage, dry_run, max_memory, progress or _ignore)
+            return report
     except BaseException as error:
         launch.abort(error)
 
@@ -96,9 +106,14 @@ def _prepare(
     dry_run: bool,
     max_memory: int | None,
     progress: Callable[[Progress], None],
-) -> CacheReport:
+) -> CacheReport | None:
+    """As `prepare_cache` does it; None where another build was at work meanwhile, so that all has to be looked at again."""
     start, cache = time.monotonic(), Path(request.path_to_cache).absolute()
     lengths = LengthReader(request, storage, keep_bytes=_KEPT_BYTES if max_memory is None else 0)
+    newest, pairs = 0, PairSizes()
+    if launch.rank == 0:
+        prefixes = {part.prefix for layout in layouts(request) for part in layout.parts}
+        newest, pairs = newest_number(cache), pair_sizes(prefixes)
     splits = tuple(plan_cache(request, _part_sizes(request, launch, lengths)))
     if launch.rank == 0:
         for split in splits:
@@ -117,12 +132,16 @@ def _prepare(
         )
     if missing and not dry_run:
         with contextlib.ExitStack() as stack:
-            notes += _open_cache(request, jobs, missing, outdated, launch, stack)
+            found = _open_cache(request, jobs, missing, outdated, newest, launch, stack)
+            if found is None:
+                return None
+            notes += found
             build_share(missing, needs, shares[launch.rank], request, cache, launch, lengths, progress)
             if launch.rank == 0:
                 flush_folder(cache)
-    if launch.rank == 0 and not dry_run:
-        write_receipt(request, splits, built=bool(missing))
+                write_receipt(request, splits, pairs, built=True)  # while no other build has begun
+    elif launch.rank == 0 and not dry_run:
+        write_receipt(request, splits, pairs, built=False)
     return CacheReport(
         splits=splits,
         missing=outdated.union(problems),
@@ -173,26 +192,34 @@ def _open_cache(
     jobs: Sequence[Job],
     missing: Sequence[Job],
     outdated: Collection[str],
+    newest: int,
     launch: Communicator,
     stack: contextlib.ExitStack,
-) -> list[str]:
+) -> list[str] | None:
     """Lock the cache until `stack` ends, remove leftovers of killed builds, check for free space; returns notes.
+
+    None where another build was at work before this one held the lock.
 
     Args:
         jobs: all of the request.
         missing: those that will be built.
         outdated: base names of those of them that are there, made of other data.
+        newest: on rank 0, number of the newest marker before all this was found out.
 
     Raises: CacheError where it cannot be written, is in use, has no room, or is another one on this rank.
     """
     cache = Path(request.path_to_cache).absolute()
-    work, held = cache / WORK_FOLDER, None
+    work, held, is_current = cache / WORK_FOLDER, None, True
     if launch.rank == 0:
         with translate_os_errors(cache):
             work.mkdir(parents=True, exist_ok=True)
             held = stack.enter_context(build_lock(work))
             remove_leftovers(work)
             free = shutil.disk_usage(cache).free
+        is_current = newest_number(cache) == newest
+    if not launch.bcast(is_current):
+        return None
+    if launch.rank == 0:
         nbytes = sum(job.artefact.nbytes for job in missing)
         if free < nbytes:
             raise CacheError(

@@ -2,6 +2,7 @@
 
     .megablend/whole-<digest of the request>.json    {"artefacts": [[base, {array: bytes of its file}], ...],
                                                       "made_of": [what the arrays of each artefact depend on, ...],
+                                                      "number": one more than that of any marker before,
                                                       "datasets": [[prefix, split, samples asked for, samples], ...],
                                                       "pairs": {prefix: [bytes of its .idx, bytes of its .bin], ...}}
 
@@ -37,6 +38,8 @@ _SUFFIX, _PAST, _BEGUN = ".json", ".past", ".begun"
 
 DatasetKey = tuple[str, int, int | None]
 """Prefix, number of the split, and samples asked for, of a dataset."""
+PairSizes = dict[str, list[int | None]]
+"""Bytes of `.idx` and `.bin`, by prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +68,8 @@ def read_receipt(request: CacheRequest) -> Receipt | None:
 def find_outdated(jobs: Sequence[Job], cache: Path) -> frozenset[str]:
     """Base names of the artefacts that were made of other data or settings, by the newest marker that lists them."""
     known: dict[str, object] = {}
-    for path in _markers(cache):
-        known.update(_made_of(_read(path)))
+    for _, found in _markers(cache):
+        known.update(_made_of(found))
     return frozenset(job.artefact.base for job in jobs if known.get(job.artefact.base, job.made_of) != job.made_of)
 
 
@@ -83,19 +86,36 @@ def begin_build(
     Raises: CacheError.
     """
     with translate_os_errors(cache):
-        for path in _markers(cache):
-            if path.suffix == _SUFFIX and not missing.isdisjoint(_bases(_read(path))):
+        for path, found in _markers(cache):
+            if path.suffix == _SUFFIX and not missing.isdisjoint(_bases(found)):
                 path.rename(f"{path}{_PAST}")  # `find_outdated` still reads it: it may list artefacts of other requests
-    content = {"artefacts": [[job.artefact.base, {}] for job in jobs], "made_of": _inputs(jobs)}
-    _replace(Path(f"{_path(request)}{_BEGUN}"), content)
-    with translate_os_errors(cache):
         for base in outdated:
             (cache / f"{base}-description.txt").unlink(missing_ok=True)
         flush_folder(cache)
+    # Only now: nothing that is there and outdated may be listed as made of what is read now.
+    artefacts = [[job.artefact.base, {}] for job in jobs]
+    content = {"artefacts": artefacts, "made_of": _inputs(jobs), "number": newest_number(cache) + 1}
+    _replace(Path(f"{_path(request)}{_BEGUN}"), content)
 
 
-def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], *, built: bool) -> None:
-    """Write the marker of a cache that was just filled (`built`), or found complete. Raises: CacheError."""
+def newest_number(cache: Path) -> int:
+    """The number of a cache's newest marker: another one tells that a build has begun or ended since. 0 without markers."""
+    return max([_number(found) for _, found in _markers(cache)], default=0)
+
+
+def pair_sizes(prefixes: Collection[str]) -> PairSizes:
+    """Bytes of the files of pairs; None for those that are not local files, or are missing."""
+    return {prefix: _pair_sizes(prefix) for prefix in sorted(prefixes)}
+
+
+def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], pairs: PairSizes, *, built: bool) -> None:
+    """Write the marker of a cache that was just filled (`built`), or found complete.
+
+    Args:
+        pairs: the data's files before they were read: one that was replaced since makes the marker not count.
+
+    Raises: CacheError.
+    """
     jobs = [job for split in splits for job in split.jobs]
     artefacts = [[job.artefact.base, _sizes(job.artefact)] for job in jobs]
     datasets = [
@@ -103,9 +123,8 @@ def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], *, built: 
         for split in splits
         for job in split.datasets
     ]
-    prefixes = sorted({job.part.prefix for split in splits for job in split.datasets})
-    pairs = {prefix: _pair_sizes(prefix) for prefix in prefixes}
     content = {"artefacts": artefacts, "made_of": _inputs(jobs), "datasets": datasets, "pairs": pairs}
+    content["number"] = newest_number(Path(request.path_to_cache)) + 1
     path = _path(request)
     # A complete cache may be read-only: it is merely checked again the next time.
     with contextlib.nullcontext() if built else contextlib.suppress(CacheError):
@@ -116,13 +135,17 @@ def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], *, built: 
             Path(f"{path}{_BEGUN}").unlink(missing_ok=True)
 
 
-def _markers(cache: Path) -> list[Path]:
-    """All markers of a cache, also those that do not count any more, the oldest first."""
+def _markers(cache: Path) -> list[tuple[Path, dict[str, Any] | None]]:
+    """All markers of a cache with their contents, also those that do not count any more, the oldest first.
+
+    By their numbers, for in a copy of a cache the files' times may be of any order; older versions wrote none.
+    """
     found = []
     for path in (cache / WORK_FOLDER).glob("whole-*.json*"):
         with contextlib.suppress(FileNotFoundError):  # another build has just set it aside
-            found.append((path.stat().st_mtime_ns, path))
-    return [path for _, path in sorted(found)]
+            content = _read(path)
+            found.append((_number(content), path.stat().st_mtime_ns, path, content))
+    return [(path, content) for _, _, path, content in sorted(found, key=lambda each: each[:3])]
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -138,6 +161,10 @@ def _read(path: Path) -> dict[str, Any] | None:
 def _replace(path: Path, content: dict[str, Any]) -> None:
     text = json.dumps(content)
     replace_file(path, f"{text}\n{_digest(text)}".encode())
+
+
+def _number(found: dict[str, Any] | None) -> int:
+    return int(found.get("number", 0)) if found else 0
 
 
 def _bases(found: dict[str, Any] | None) -> list[str]:
@@ -170,7 +197,6 @@ def _is_there(cache: Path, base: str, arrays: Mapping[str, int]) -> bool:
 
 
 def _pair_sizes(prefix: str) -> list[int | None]:
-    """Bytes of a pair's files; None for those that are not local files, or are missing."""
     return [_size_of(prefix + suffix) for suffix in _PAIR]
 
 
