@@ -86,6 +86,13 @@ REMOVE_REMEDY = "remove it and build again (`megablend build CONFIG`)"
 """What to do about a damaged file of a cache that is computed again where it is missing, but that perhaps no config needs."""
 
 
+REBUILD_REMEDY = (
+    "`megablend build CONFIG` rebuilds it if the data is unchanged; otherwise give the run another name (`run:`), or reset it "
+    "(`megablend runs reset CONFIG`), and build"
+)
+"""What to do about an index that a run keeps and that does not exist any more."""
+
+
 class DataError(MegablendError, ValueError):
     """A data file cannot be read as requested; the message starts with its path (and byte offset)."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -61,7 +62,7 @@ def open_committed(
     if ledger is None:
         raise CacheError(
             f"{folder}: run {name!r} was not built there; run `megablend build CONFIG` first, or choose one of the runs that "
-            f"`megablend runs list {folder}` lists"
+            f"`megablend runs list {shlex.quote(folder.location)}` lists"
         )
     if storage is None:  # with the queries of a config's URLs, and its settings, which no ledger has
         storage = make_storage(objects=load_storage_settings()) if config is None else make_run_storage(config)

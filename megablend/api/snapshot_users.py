@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from megablend.caches.base import GENERATIONS, CacheStore
@@ -76,8 +77,8 @@ def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse
             repair = f"remove {references[digest]}, and open the dataset in Megatron again, which indexes it again"
         elif digest in superseded and is_complete:
             repair = (
-                f"no run uses this index: `megablend gc {cache.location} --older-than 0` removes it, with all others that no run "
-                "uses; checkpoints of runs that were reset may need them"
+                f"no run uses this index: `megablend gc {shlex.quote(cache.location)} --older-than 0` removes it, with all "
+                "others that no run uses; checkpoints of runs that were reset may need them"
             )
         missing = (
             f"restore the file; or, if the data was moved, set the new `path` in {whose}, build (`megablend build CONFIG`), and "

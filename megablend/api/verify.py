@@ -12,7 +12,7 @@ from megablend.api.snapshot_users import find_uses
 from megablend.caches.base import CacheStore
 from megablend.config import load_config
 from megablend.config.storage_settings import load_storage_settings
-from megablend.errors import CacheError
+from megablend.errors import REBUILD_REMEDY, CacheError
 from megablend.index.build import Progress
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.verify import verify as verify_index
@@ -100,4 +100,4 @@ def _run_problems(cache: CacheStore) -> Iterator[str]:
             continue
         for index in [] if ledger is None else ledger.indices:
             if index not in indices:
-                yield f"{cache.location}: run {name!r} uses index {index}, which does not exist: rebuild it from the same data"
+                yield f"{cache.location}: run {name!r} uses index {index}, which does not exist; {REBUILD_REMEDY}"

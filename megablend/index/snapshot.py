@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from megablend.caches.base import CHECKSUMS, GENERATIONS, CacheStore
 from megablend.caches.find import CacheLike, find_store
-from megablend.errors import CacheError, DamagedCacheError
+from megablend.errors import REBUILD_REMEDY, CacheError, DamagedCacheError
 from megablend.formats import find_format, get_format
 from megablend.formats.base import has_group_digests
 from megablend.fs.atomic_write import checksum, reading
@@ -145,8 +145,7 @@ def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
         known = ", ".join(list_snapshots(store)) or "none"
         raise CacheError(
             f"{store.location}/generations/{digest}: this version of the index does not exist (existing ones: {known}); "
-            "`megablend build CONFIG` rebuilds it if the data is unchanged; otherwise give the run another name (`run:`), or "
-            "reset it (`megablend runs reset CONFIG`), and build"
+            f"{REBUILD_REMEDY}"
         )
     folder = store.fetch_folder(GENERATIONS, digest)
     store.fetch_folder(CHECKSUMS, digest)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ class Project:
         given = {"cache": str(self.cache), "sequence_length": 8, "samples": 150, **settings}
         ending = {"parquet": "*.parquet", "bin": "*.bin"}[kind]
         self.given = {**given, "sources": [{"name": "a", "path": str(folder / "data" / ending)}]}
+        folder.mkdir(exist_ok=True)
         self.path.write_text(json.dumps(self.given))
         self.add(0)
         self.run("build CONFIG")
@@ -50,7 +52,7 @@ class Project:
 
     def run(self, command: str, *, code: int = 0) -> str:
         """Run a command of a message; CONFIG is the config's file."""
-        words = [str(self.path) if word == "CONFIG" else word for word in command.split()]
+        words = [str(self.path) if word == "CONFIG" else word for word in shlex.split(command)]
         done = CliRunner().invoke(cli, words)
         assert done.exit_code == code, (command, done.output, done.exception)
         return done.output
@@ -167,6 +169,19 @@ def test_an_index_that_no_run_uses(tmp_path: Path, name: str) -> None:
     assert len(said) == 1 + (name == "roots.json"), "damaged now, it may be the newest until the next build"
     assert not unused.exists()
     assert project.read() == tokens
+
+
+def test_an_index_that_no_run_uses_of_a_cache_whose_name_has_spaces(tmp_path: Path) -> None:
+    project = Project(tmp_path / "my project's")
+    unused = project.kept
+    project.run("runs remove CONFIG default")
+    project.add(1)
+    project.run("build CONFIG")
+    flip(unused / "blocks.arrow")
+    (command,) = commands_in(project.symptom())
+    project.run(command)
+    assert not unused.exists()
+    assert project.symptom() == ""
 
 
 def test_an_index_that_no_run_uses_without_a_manifest(tmp_path: Path) -> None:

@@ -97,6 +97,10 @@ def write_with_views(path: Path) -> None:
     write_file(path, pa.table({"odd": views, "ids": TABLE["ids"]}))
 
 
+def write_tokens_as_views(path: Path) -> None:
+    write_file(path, pa.table({"ids": pa.array([TOKENS], pa.list_view(pa.int32()))}))
+
+
 class Fault(NamedTuple):
     write: Callable[[Path], Any]
     says: str
@@ -119,7 +123,12 @@ FAULTS: dict[str, Fault] = {
     ),
     "a column of unknown layout": Fault(
         write_with_views,
-        r"column odd has type list_view<.* not supported before the token column; write the file without it$",
+        r"column odd has type list_view<.* not supported; write it as list, or, if it has no tokens, the file without it$",
+        write_file,
+    ),
+    "tokens of unknown layout": Fault(
+        write_tokens_as_views,
+        r"column ids has type list_view<.* not supported; write it as list, or, if it has no tokens, the file without it$",
         write_file,
     ),
 }

@@ -24,7 +24,7 @@ from megablend.fs import build_lock
 from megablend.index import file_tasks
 from megablend.index.sampled_digest import sampled_content_digest
 from tests.api.test_remedies_of_runs import configure, run_named
-from tests.api.test_repairs import Project
+from tests.api.test_repairs import Project, commands_in
 from tests.formats.test_registry import TOKENS
 from tests.pairs import write_pair
 from tests.runs import make_config
@@ -85,14 +85,23 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert project.read() == project.tokens
 
 
-def test_an_index_that_is_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_unchanged", [True, False])
+def test_an_index_that_is_gone(tmp_path: Path, is_unchanged: bool) -> None:
     project = Project(tmp_path)
     shutil.rmtree(project.kept)
+    if not is_unchanged:
+        project.add(1)
     (problem,) = megablend.verify(str(project.cache))
-    assert re.search(r"run 'default' uses index \w+, which does not exist: rebuild it from the same data", problem)
-    project.run("build CONFIG")
+    assert re.search(
+        r"run 'default' uses index \w+, which does not exist; `megablend build CONFIG` rebuilds it if", problem
+    )
+    build, reset = commands_in(problem)
+    project.run(build, code=0 if is_unchanged else 1)
+    if not is_unchanged:
+        project.run(reset)
+        project.run(build)
     assert megablend.verify(str(project.cache)) == []
-    assert project.read() == project.tokens
+    assert (project.read() == project.tokens) == is_unchanged
 
 
 def test_a_run_that_is_not_committed(tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ class _Field(NamedTuple):
 def find_column(path: str, column: str | None, schema: pa.Schema, *, numbers: bool = False) -> tuple[str, Column]:
     """The token column of a schema, by its dotted path; with `numbers`, one of numbers of any kind.
 
-    Raises: ConfigError (no such column, several to choose from, or not of integers or numbers); UnsupportedFileError (after a
-        column of a type whose buffers are not known); CorruptFileError (a name is not UTF-8).
+    Raises: ConfigError (no such column, several to choose from, or not of integers or numbers); UnsupportedFileError (a
+        column has a type whose buffers are not known); CorruptFileError (a name is not UTF-8).
     """
     fields: dict[str, tuple[_Field, ...]] = {}
     end = Level(0, 0, 0)
@@ -90,7 +90,8 @@ def find_column(path: str, column: str | None, schema: pa.Schema, *, numbers: bo
     except _UnknownLayoutError as error:
         raise UnsupportedFileError(
             path,
-            f"column {field.name} has type {error}, which is not supported before the token column; write the file without it",
+            f"column {field.name} has type {error}, which is not supported; write it as list, or, if it has no tokens, "
+            "the file without it",
         ) from error
     problems = {name: _problem(chain[-1].type, numbers=numbers) for name, chain in fields.items()}
     lists = [name for name, chain in fields.items() if _list_kind(_storage(chain[-1].type))]
