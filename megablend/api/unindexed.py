@@ -13,7 +13,8 @@ from typing import NamedTuple
 from megablend.api.runs import newest_snapshot
 from megablend.api.source_specs import list_specs
 from megablend.config import Config
-from megablend.errors import CacheError, ConfigError, MissingFileError
+from megablend.errors import CacheError, ChangedFileError, ConfigError, MissingFileError
+from megablend.index.check_files import FileChecker, check_files
 from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import SourceEntry
 from megablend.index.source_spec import SourceListing
@@ -24,6 +25,8 @@ from megablend.storage.location import join
 
 _MOST_LOOKED_UP = 100
 """Files of a source that are not matched, of which one is looked for that exists."""
+_MOST_COMPARED = 8
+"""Files of a source in another folder than the indexed one that are compared with those of their names in the index."""
 INDEX_REMEDY = "`megablend index CONFIG` indexes the files and commits no run"
 
 
@@ -51,8 +54,8 @@ def check_indexed(config: Config, newest: Snapshot, storage: Storage) -> None:
 def find_unindexed(config: Config, newest: Snapshot, storage: Storage, *, is_kept: bool = False) -> Unindexed | None:
     """What the newest index lacks, or has otherwise, of what the config requests; None where it is of its files.
 
-    Files are compared by name; those of a source that moved as a whole are the same. Whether one is missing or was replaced is
-    left to checks of files.
+    Files are compared by name; those of a source that moved as a whole are the same, if the content of some is what was
+    indexed. Whether one is missing or was replaced in its folder is left to checks of files.
 
     Args:
         is_kept: the config's run keeps this index: opening it for the run says which options the run cannot have.
@@ -77,10 +80,21 @@ def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Uni
         return None
     for listing in listings:
         entry = newest.sources[known[listing.spec.name]]
+        whose = f"the newest index of {config.cache} has other files of source {entry.name!r} than its path matches"
         if (difference := _compare(entry, [names[i] for i in entry.files], listing, storage)) is not None:
-            whose = f"the newest index of {config.cache} has other files of source {entry.name!r} than its path matches"
             return difference._replace(text=f"{whose} ({difference.text})")
+        if (changed := _find_foreign(newest, entry, listing, storage)) is not None:
+            return Unindexed(f"{whose} ({changed}, those of {entry.root} were indexed)")
     return None
+
+
+def _find_foreign(newest: Snapshot, entry: SourceEntry, listing: SourceListing, storage: Storage) -> str | None:
+    """The first file of a source that has the name of an indexed one of another folder, but not its content; None without one."""
+    if listing.root == entry.root:
+        return None
+    checker = FileChecker(newest, {entry.name: listing.root}, storage)
+    problems = check_files(checker, entry.files[:_MOST_COMPARED])
+    return next((problem.path for problem in problems if isinstance(problem, ChangedFileError)), None)
 
 
 def _compare(entry: SourceEntry, names: Sequence[str], listing: SourceListing, storage: Storage) -> Unindexed | None:

@@ -82,11 +82,16 @@ class PretrainingSampler(Sampler[list[int]]):
                 nearest = (
                     before.stop - rest if 2 * rest <= step and before.stop - rest > start else before.stop - rest + step
                 )
+                resume = (
+                    ""
+                    if self.consumed_samples
+                    else "; to resume, open the run where it was: megablend.open(config, state=state)"
+                )
                 raise ConfigError(
                     f"the length or the mask settings of samples change at sample {before.stop:,}, within a step of {step:,} "
                     f"samples (micro batch {self.micro_batch_size} x {self.data_parallel_size} ranks, from sample {start:,} on), "
                     f"and a batch cannot contain both: the nearest end of a step is sample {nearest:,}; end the stage there, or "
-                    "use a micro batch and ranks whose steps end where it does"
+                    f"use a micro batch and ranks whose steps end where it does{resume}"
                 )
             start = before.stop
 

@@ -729,6 +729,13 @@ def test_the_newest_index_must_be_of_the_configs_files(tmp_path: Path) -> None:
     assert re.search(
         r"source 's1' .*m2.parquet, not indexed\); .*index again \(`megablend index CONFIG`\) and amend", note
     )
+    megablend.build_index(
+        config | {"sources": [dict(each, name=f"s{1 - d}") for d, each in enumerate(config["sources"])]}
+    )
+    with pytest.raises(
+        CacheError, match=r"other files of source 's[01]' .*, those of .* were indexed\)"
+    ):  # of equal names
+        megablend.amend(edited, at=112)
     megablend.build_index(edited)
     assert megablend.amend(edited, at=112).note is None
     assert set(tokens_of(later(1))) & set(read_sources(megablend.open(edited))["s1"])

@@ -118,8 +118,11 @@ def test_masks_may_change_between_stages(tmp_path: Path) -> None:
     assert ["cu_seqlens" in dataset[k] for k in (79, 80)] == [False, True]
     batches = list(megablend.Loader(dataset, micro_batch_size=8))
     assert ["cu_seqlens" in batch for batch in batches] == [False] * 10 + [True] * 10
-    with pytest.raises(megablend.ConfigError, match="nearest end of a step is sample 84"):
+    with pytest.raises(
+        megablend.ConfigError, match=r"nearest end of a step is sample 84.*open\(config, state=state\)$"
+    ):
         megablend.Loader(dataset, micro_batch_size=12)
+    megablend.Loader(megablend.open(config, state=dataset.state_dict(8)), micro_batch_size=12).close()
 
 
 def test_a_run_is_extended_by_listing_another_stage(config: dict[str, Any]) -> None:
