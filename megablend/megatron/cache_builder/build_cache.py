@@ -140,7 +140,7 @@ def _prepare(
             if launch.rank == 0:
                 flush_folder(cache)
                 write_receipt(request, splits, pairs, built=True)  # while no other build has begun
-    elif launch.rank == 0 and not dry_run:
+    elif launch.rank == 0 and not dry_run and newest_number(cache) == newest:  # else another build has begun
         write_receipt(request, splits, pairs, built=False)
     return CacheReport(
         splits=splits,
