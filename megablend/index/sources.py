@@ -90,8 +90,9 @@ def _leave_out_folders(spec: SourceSpec, folders: Mapping[str, str], paths: Iter
     Returns: these, where they may be skipped, and why.
     Raises: ConfigError where they may not.
     """
-    suffixes = tuple(list_suffixes())
-    parents = {location.get_parent(path) for path in paths} if folders else set()
+    if not folders:
+        return {}
+    suffixes, parents = tuple(list_suffixes()), {location.get_parent(path) for path in paths}
     left_out = {path: pattern for path, pattern in folders.items() if path.endswith(suffixes) and path not in parents}
     if left_out and not spec.skip_unreadable:
         path, pattern = min(left_out.items())

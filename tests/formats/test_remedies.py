@@ -123,12 +123,12 @@ FAULTS: dict[str, Fault] = {
     ),
     "a column of unknown layout": Fault(
         write_with_views,
-        r"column odd has type list_view<.* not supported; write it as list, or, if it has no tokens, the file without it$",
+        r"column odd has type list_view<.* not supported; write it as a list, or leave it out of the file if it has no tokens$",
         write_file,
     ),
     "tokens of unknown layout": Fault(
         write_tokens_as_views,
-        r"column ids has type list_view<.* not supported; write it as list, or, if it has no tokens, the file without it$",
+        r"column ids has type list_view<.* not supported; write it as a list, or leave it out of the file if it has no tokens$",
         write_file,
     ),
 }

@@ -90,8 +90,8 @@ def find_column(path: str, column: str | None, schema: pa.Schema, *, numbers: bo
     except _UnknownLayoutError as error:
         raise UnsupportedFileError(
             path,
-            f"column {field.name} has type {error}, which is not supported; write it as list, or, if it has no tokens, "
-            "the file without it",
+            f"column {field.name} has type {error}, which is not supported; write it as a list, or leave it out of "
+            "the file if it has no tokens",
         ) from error
     problems = {name: _problem(chain[-1].type, numbers=numbers) for name, chain in fields.items()}
     lists = [name for name, chain in fields.items() if _list_kind(_storage(chain[-1].type))]
