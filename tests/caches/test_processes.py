@@ -158,7 +158,9 @@ def test_a_build_that_ends_at_any_of_its_writes_leaves_nothing_invalid(
         megablend.build(config)
     writes.last = 0
     monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "other-node"))
-    is_committed = bool(megablend.list_runs(remote))
+    is_committed = False
+    with contextlib.suppress(megablend.CacheError):  # before its first index, there is no cache
+        is_committed = bool(megablend.list_runs(remote))
     assert is_committed == (last == NUM_WRITES and is_done)
     if is_committed:
         assert samples(config) == expected[1]

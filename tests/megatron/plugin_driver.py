@@ -67,10 +67,10 @@ def watch(built: list[str], victim: bool) -> None:
     """Note what is built; a victim ends with its first artefact."""
     add = Commits.add
 
-    def noted(commits: Commits, artefact: Artefact) -> None:
-        add(commits, artefact)
+    def noted(commits: Commits, *artefacts: Artefact) -> None:
+        add(commits, *artefacts)
         commits.finish()  # at once, as a large one is
-        built.append(artefact.base)
+        built.extend(each.base for each in artefacts)
         if victim:
             os.kill(os.getpid(), signal.SIGKILL)
 
