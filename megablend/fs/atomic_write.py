@@ -22,15 +22,19 @@ _READ_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
-def translate_os_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of the cache's file system (no permission, no space) into a CacheError that names the path."""
+def translate_os_errors(path: Path, what: str = "the cache") -> Iterator[None]:
+    """Turn an OSError of the cache's file system (no permission, no space) into a CacheError that names the path.
+
+    Args:
+        what: is written.
+    """
     try:
         yield
     except MegablendError:  # a missing data file is an OSError too, but not one of the cache
         raise
     except OSError as error:
         remedy = remedy_of(error.errno)
-        raise CacheError(f"{error.filename or path}: cannot write the cache ({cause_of(error)}): {remedy}") from error
+        raise CacheError(f"{error.filename or path}: cannot write {what} ({cause_of(error)}): {remedy}") from error
 
 
 class reading:  # noqa: N801  # used like a function
@@ -86,9 +90,14 @@ def write_flushed(path: Path, parts: Iterable[bytes]) -> None:
         flush(file)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace the file at `path` atomically: a reader sees either the old content or the new one, complete."""
-    _replace(path, data, write_flushed)
+def replace_file(path: Path, data: bytes, what: str = "the cache") -> None:
+    """Replace the file at `path` atomically: a reader sees either the old content or the new one, complete.
+
+    Args:
+        what: is written, for an error.
+    """
+    with translate_os_errors(path, what):
+        _replace(path, data, write_flushed)
 
 
 def keep_computed(path: Path, data: bytes) -> None:
@@ -96,7 +105,7 @@ def keep_computed(path: Path, data: bytes) -> None:
     computed again where a power failure left it damaged."""
     with translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    _replace(path, data, _write)
+        _replace(path, data, _write)
 
 
 def _write(path: Path, parts: Iterable[bytes]) -> None:
@@ -105,14 +114,13 @@ def _write(path: Path, parts: Iterable[bytes]) -> None:
 
 
 def _replace(path: Path, data: bytes, write: Callable[[Path, Iterable[bytes]], None]) -> None:
-    with translate_os_errors(path):
-        temporary = temp_sibling(path)
-        try:
-            write(temporary, [data])
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    temporary = temp_sibling(path)
+    try:
+        write(temporary, [data])
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def check_target(path: Path) -> None:

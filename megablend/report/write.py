@@ -24,4 +24,4 @@ def write_html(described: RunDescription, path: str | Path) -> None:
     target = Path(path).absolute()
     check_target(target)
     charts = {name: draw_charts(split, key=name) for name, split in described.splits.items() if split.blended}
-    replace_file(target, make_page(described, charts).encode())
+    replace_file(target, make_page(described, charts).encode(), "the page")

@@ -87,3 +87,9 @@ def test_other_files_are_replaced(tmp_path: Path, config: Path) -> None:
         target.write_text("earlier")
         assert export(config, target) == (0, "")
         assert target.read_bytes()[:4] == b"PAR1"
+
+
+def test_a_place_that_cannot_be_written_is_named(config: Path) -> None:
+    code, said = describe(config, Path("/proc/page.html"))
+    assert code == 3
+    assert re.search(r"/proc/\S+: cannot write the page \(.*\): ", said)

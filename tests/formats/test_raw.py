@@ -134,6 +134,12 @@ def test_documents_are_those_of_a_naive_split(
             "its llm.c header states 3 tokens of uint16: truncated",
         ),
         (
+            llmc_header("uint16", 1) + b"1234",
+            {},
+            CorruptFileError,
+            "states 1 tokens of uint16: something was appended, or the header is wrong; restore it",
+        ),
+        (
             llmc_header("uint16", 2) + b"1234",
             {"dtype": "int32"},
             ConfigError,

@@ -74,11 +74,15 @@ def read_layout(path: str, size: int, options: RawOptions, storage: Storage) -> 
                 f"{path}: its {header.kind} header has dtype {header.dtype}, format_options has {options.dtype}; remove that"
             )
         layout = Layout(header.dtype, header.header_bytes, header.num_tokens)
-        if size - layout.header_bytes != layout.num_tokens * layout.token_bytes:
+        missing = layout.num_tokens * layout.token_bytes - (size - layout.header_bytes)
+        if missing:
+            cause = (
+                "truncated, or still being written" if missing > 0 else "something was appended, or the header is wrong"
+            )
             raise CorruptFileError(
                 path,
                 f"has {size - layout.header_bytes:,} bytes of tokens, but its {header.kind} header states {layout.num_tokens:,} "
-                f"tokens of {layout.dtype}: truncated, or still being written; restore it",
+                f"tokens of {layout.dtype}: {cause}; restore it",
             )
     else:
         layout = _layout_by_options(path, size, options)
