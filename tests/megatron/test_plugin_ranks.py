@@ -192,7 +192,7 @@ def test_one_rank_without_a_cache_fails_them_all(tmp_path: Path, forked: Callabl
 @slow
 @pytest.mark.parametrize("kind", ["megatron", "parquet"])
 def test_a_full_disk(tmp_path: Path, kind: str) -> None:
-    for limit in (700, 3000):
+    for limit in (700, 2500):
         spec = spec_of(tmp_path, kind, cache=str(tmp_path / f"cache{limit}"))
 
         def lower(limit: int = limit) -> None:
