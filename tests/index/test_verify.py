@@ -129,7 +129,7 @@ def test_an_unknown_generation_lists_those_there_are(cache: Path) -> None:
 
 def test_a_table_of_several_batches_is_damaged_and_its_error_travels(tmp_path: Path) -> None:
     """An error of a worker process says where, how and what to do once, and what it says without the last is kept."""
-    batch = pa.record_batch({"number": [1]})
+    batch = pa.RecordBatch.from_pydict({"number": [1]})
     with pa.ipc.new_file(tmp_path / "table.arrow", batch.schema) as writer:
         writer.write(batch)
         writer.write(batch)
