@@ -104,7 +104,7 @@ def amend(
 
     Raises: ConfigError where the config lists no stage to begin there; PlanError where it changes samples before, or cannot be
         planned; StateError for a state of another run; CacheError where the run was not built, or cannot be written, or the
-            newest index, which a stage with `new_data` reads, has other files or options than the config.
+        newest index, which a stage with `new_data` reads, has other files or options than the config.
     """
     checked = load_config(config, cache=cache)
     if (at is None) == (state is None):

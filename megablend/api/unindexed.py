@@ -41,14 +41,9 @@ class Unindexed(NamedTuple):
 def open_newest(config: Config, storage: Storage) -> Snapshot:
     """The newest index, for a config without a run. Raises: CacheError where there is none, or as `find_unindexed` finds."""
     newest = newest_snapshot(config.cache_store)
-    check_indexed(config, newest, storage)
-    return newest
-
-
-def check_indexed(config: Config, newest: Snapshot, storage: Storage) -> None:
-    """Raises: CacheError where the newest index is not of what the config requests, as `find_unindexed` finds."""
     if (problem := find_unindexed(config, newest, storage)) is not None:
         raise CacheError(f"{problem.text}; {INDEX_REMEDY}")
+    return newest
 
 
 def find_unindexed(config: Config, newest: Snapshot, storage: Storage, *, is_kept: bool = False) -> Unindexed | None:
@@ -59,7 +54,6 @@ def find_unindexed(config: Config, newest: Snapshot, storage: Storage, *, is_kep
 
     Args:
         is_kept: the config's run keeps this index: opening it for the run says which options the run cannot have.
-
     """
     names, known = [spec.name for spec in list_specs(config)], newest.sources.numbers
     if missing := [name for name in names if name not in known]:

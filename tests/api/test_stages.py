@@ -377,3 +377,20 @@ def test_a_stage_too_short_for_steps_is_refused(tmp_path: Path) -> None:
     stages = [{"samples": 64}, {"samples": 80, "schedule": "linear", "sources": {"s0": {"weight": 9}}}]
     with pytest.raises(megablend.PlanError, match="has 16 samples, fewer than two cycles of 16"):
         megablend.build(config_of(tmp_path, stages=stages))
+
+
+def test_samples_read_in_batches_are_those_read_singly(config: dict[str, Any]) -> None:
+    """For the tests that read many, in sections whose samples have other lengths."""
+    megablend.build(config)
+    dataset = megablend.open(config)
+    ks = [0, 159, 160, 161, 330, 500, 639]
+    assert [each.tokens.tolist() for each in read_samples(dataset)] == [
+        each.tokens.tolist() for each in read_samples(dataset, range(len(dataset)))
+    ]
+    for k, read in zip(ks, read_samples(dataset, ks), strict=True):
+        single = dataset.sample(k)
+        assert (read.source, read.ordinal, read.tokens.tolist()) == (
+            single.source,
+            single.ordinal,
+            single.tokens.tolist(),
+        )
