@@ -248,7 +248,9 @@ def test_a_copy_whose_files_have_other_times(tmp_path: Path, options: dict[str, 
     rewrite(tmp_path / "1", 2)
     prepare(config_of(cache, **options), SIZES)
     prepare(config_of(cache, **options), other)
-    for time, path in enumerate(sorted((cache / ".megablend").glob("whole-*"), reverse=reverse)):
+    markers = sorted((cache / ".megablend").glob("whole-*"), key=lambda path: path.stat().st_mtime_ns, reverse=reverse)
+    assert len(markers) > 1
+    for time, path in enumerate(markers):
         os.utime(path, (time, time))
     write_word(tmp_path / "1", "megatron", draw_documents(1, 30))
     check_arrays(cache, tmp_path / "expected", options)
@@ -305,3 +307,21 @@ def test_a_marker_is_written_before_another_build_begins(
 
     run_before(monkeypatch, "write_receipt", act)
     prepare(config_of(cache, **options), SIZES)
+
+
+def test_what_is_found_complete_is_not_vouched_for_once_another_build_has_begun(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one may replace the arrays that were found."""
+    cache = tmp_path / "cache"
+    prepare(config_of(cache, **options), SIZES)
+    for path in (cache / ".megablend").glob("whole-*"):
+        path.unlink()
+    begun = cache / ".megablend" / "whole-other.json.begun"
+    run_before(
+        monkeypatch,
+        "find_outdated",
+        lambda: completion_marker._replace(begun, {"artefacts": [], "made_of": [], "number": 7}),
+    )
+    prepare(config_of(cache, **options), SIZES)
+    assert list((cache / ".megablend").glob("whole-*")) == [begun]
