@@ -11,7 +11,7 @@ from megablend.errors import ChangedFileError, CorruptFileError, MissingFileErro
 from megablend.megatron.cache_builder import build_cache, build_small, length_reader, worker
 from megablend.megatron.cache_builder import lengths as module
 from megablend.megatron.cache_builder.length_reader import LengthReader
-from megablend.megatron.cache_builder.lengths import counted_lengths, lengths_of, part_sizes, read_lengths
+from megablend.megatron.cache_builder.lengths import counted_lengths, lengths_of, part_sizes, read_lengths, read_part
 from megablend.megatron.request.request import Blend, CacheRequest
 from tests.pairs import write_pair
 from tests.storages import STORAGE
@@ -30,7 +30,8 @@ def test_a_part_is_counted_and_read_in_pieces(prefix: str, chunk: int, monkeypat
     assert (part.begin, part.end, part.tokens, part.num_sequences) == (1, 6, 13, 7)
     assert (rest.begin, rest.end, rest.tokens, rest.num_sequences) == (6, 7, 2, 7)
     assert counted_lengths(prefix, part, storage=STORAGE) == stored
-    lengths = read_lengths(stored, part.begin, part.end)
+    assert read_lengths(stored).tolist() == [3, 0, 1, 5, 7, 0, 2]
+    lengths = read_part(stored, part)
     assert lengths.tolist() == [0, 0, 1, 5, 7, 0, 0]
     assert lengths.dtype == np.int32
 
@@ -69,7 +70,7 @@ def test_counted_lengths_are_kept(tmp_path: Path) -> None:
     assert kept == [True, False, True]
     for prefix in (first, second, third):
         stored = reader.find(prefix, sizes[1])
-        assert stored.read(2, 4).tolist() == read_lengths(stored, 2, 4)[2:].tolist() == [1, 2]
+        assert stored.read(2, 4).tolist() == read_part(stored, sizes[1])[2:].tolist() == [1, 2]
         assert stored.read(2, 4).flags.writeable  # a kernel would be compiled again for others
 
 
@@ -94,8 +95,9 @@ def test_lengths_of_large_datasets_are_not_kept(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("most_bytes", [build_small._MAX_BYTES, 0], ids=["small", "large"])
+@pytest.mark.parametrize(("changed", "tokens"), [([8] + 9 * [9], 44), ([8, 10] + 8 * [9], 45)])
 def test_lengths_that_change_during_the_build_are_refused(
-    most_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changed: list[int], tokens: int, most_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(length_reader, "_MOST_KEPT", 0)
     monkeypatch.setattr(build_small, "_MAX_BYTES", most_bytes)
@@ -104,22 +106,28 @@ def test_lengths_that_change_during_the_build_are_refused(
     whole = idx.read_bytes()
 
     def build_after_change(*args: Any) -> None:
-        idx.write_bytes(whole[:34] + b"\x08" + whole[35:])
+        idx.write_bytes(whole[:34] + np.array(changed, "<i4").tobytes() + whole[74:])
         worker.build_share(*args)
 
     monkeypatch.setattr(build_cache, "build_share", build_after_change)
     request = make_request(tmp_path, prefix)
-    says = r"a\.idx: sequences 0 to 5 have 44 tokens; they had 45 when this build counted them: .*; build again when it is "
+    says = (
+        rf"a\.idx: the lengths of sequences 0 to 5 changed while this build ran \(45 tokens before, {tokens} now\): .*; build "
+        "again when it is "
+    )
     with pytest.raises(ChangedFileError, match=says):
         build_cache.prepare_cache(request, launch=detect(), storage=STORAGE)
     monkeypatch.undo()
     build_cache.prepare_cache(request, launch=detect(), storage=STORAGE)
 
 
-def test_damaged_lengths_are_not_kept(prefix: str) -> None:
+def test_damaged_lengths_are_not_kept(prefix: str, tmp_path: Path) -> None:
     idx = Path(f"{prefix}.idx")
     whole = idx.read_bytes()
     idx.write_bytes(whole[:38] + b"\xff\xff\xff\xff" + whole[42:])
-    stored = lengths_of(prefix, storage=STORAGE)
+    reader = LengthReader(make_request(tmp_path, prefix), STORAGE, keep_bytes=1 << 20)
     with pytest.raises(CorruptFileError, match=r"a\.idx at byte 38: sequence 1 has -1 tokens"):
-        stored.keep_in(np.empty(7, np.int32))
+        reader.count(prefix, [(0.0, 1.0)])
+    idx.write_bytes(whole)
+    (size,) = reader.count(prefix, [(0.0, 0.5)])
+    assert reader.find(prefix, size).kept is None

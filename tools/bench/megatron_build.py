@@ -119,6 +119,7 @@ def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -
     from megablend.exact.samples import sample_index
     from megablend.exact.shuffle import SMALL, shuffle
     from megablend.exact.small_dataset import SampleRules, SmallDataset, fill_small_datasets
+    from megablend.kernels.exact.length_totals import total_lengths
     from megablend.kernels.new_files import contains_any, rename_files, write_new_files
     from megablend.megatron.cache_builder.build_cache import prepare_cache
     from megablend.megatron.request.request import Blend, CacheRequest
@@ -129,6 +130,7 @@ def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -
     greedy((1 / np.arange(1, 50)).tolist(), 99).draw(99)
     shuffle(np.arange(SMALL, dtype=np.uint32), np.random.RandomState(1))
     lengths = np.full(9, 9, np.int32)
+    total_lengths(lengths, 0)
     small = SmallDataset(lengths, 0, 9, 10, None, keep_tail=False, documents=0, rows=9, samples=31)
     fill_small_datasets([small], SampleRules(1, 8, 1), np.empty(41, np.int32))
     none = np.empty(0, np.int64)

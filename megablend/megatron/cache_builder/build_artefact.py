@@ -18,7 +18,7 @@ from megablend.exact.shuffle import Generator
 from megablend.formats.base import Array
 from megablend.megatron.cache_builder.commit import Commits
 from megablend.megatron.cache_builder.length_reader import LengthReader
-from megablend.megatron.cache_builder.lengths import check_tokens, read_lengths
+from megablend.megatron.cache_builder.lengths import read_part
 from megablend.megatron.cache_builder.work_plan import BlendJob, DatasetJob
 from megablend.megatron.cache_builder.write import ArtefactWriter
 from megablend.megatron.request.request import LARGEST_REMAINDER, CacheRequest
@@ -112,10 +112,7 @@ def _documents(job: DatasetJob, request: CacheRequest) -> tuple[Array, Generator
 def _write_sample_index(
     job: DatasetJob, request: CacheRequest, reader: LengthReader, documents: Array, out: ArtefactWriter, *, threads: int
 ) -> None:
-    prefix, part = job.part.prefix, job.size
-    stored = reader.find(prefix, part)
-    lengths = read_lengths(stored, part.begin, part.end)
-    check_tokens(stored, part, lengths[part.begin : part.end])
+    lengths = read_part(reader.find(job.part.prefix, job.size), job.size)
     extra = int(request.add_extra_token_to_sequence)
     with out.array("sample_index") as file:
         made = sample_rows(

@@ -15,7 +15,7 @@ import numpy as np
 from megablend.exact.small_dataset import MAX_DOCUMENTS, SampleRules, SmallDataset, fill_small_datasets
 from megablend.megatron.cache_builder.commit import Commits, NewFiles
 from megablend.megatron.cache_builder.length_reader import LengthReader
-from megablend.megatron.cache_builder.lengths import check_tokens
+from megablend.megatron.cache_builder.lengths import check_part
 from megablend.megatron.cache_builder.work_plan import DatasetJob, Job
 from megablend.megatron.request.request import CacheRequest
 
@@ -82,7 +82,7 @@ def _dataset(job: DatasetJob, begins: Sequence[int], lengths: LengthReader) -> S
     documents, rows, samples = begins
     stored = lengths.find(prefix, part)
     own = stored.read(part.begin, part.end)
-    check_tokens(stored, part, own)
+    check_part(stored, part, own)
     return SmallDataset(
         lengths=own,
         begin=part.begin,

@@ -95,7 +95,7 @@ def build_catalog(cache: str, prefixes: Sequence[str], *, launch: Communicator, 
             path.with_suffix(".json").unlink(missing_ok=True)
     with shared_array(path.with_suffix(".npy"), firsts[-1], launch) as write:
         for number in assign_longest_first(counts, launch.size)[launch.rank]:
-            write(firsts[number], read_lengths(lengths_of(names[number], storage=storage), 0, counts[number]))
+            write(firsts[number], read_lengths(lengths_of(names[number], storage=storage)))
     if launch.rank == 0:
         replace_file(path.with_suffix(".json"), text)
     launch.barrier()

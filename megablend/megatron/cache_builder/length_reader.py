@@ -40,9 +40,12 @@ class LengthReader:
         size = stored.num_sequences
         keeps = size <= _MOST_KEPT and sequence_range(whole, size) == (0, size)
         memory = self._allocate(size) if keeps else None
-        if memory is not None:
-            stored = self._kept[prefix] = stored.keep_in(memory)
-        return part_sizes(stored, spans)
+        if memory is None:
+            return part_sizes(stored, spans)
+        kept = stored.keep_in(memory)
+        sizes = part_sizes(kept, spans)
+        self._kept[prefix] = kept  # they are not damaged
+        return sizes
 
     def find(self, prefix: str, size: PartSize) -> StoredLengths:
         """The lengths of a dataset whose part has been counted, by this rank or another."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from megablend.errors import ChangedFileError, CorruptFileError
 from megablend.formats.base import Array
 from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
+from megablend.kernels.exact.length_totals import total_lengths
 from megablend.megatron.request.split import sequence_range
 from megablend.storage.base import Storage
 
@@ -31,7 +31,7 @@ class PartSize:
     num_sequences: int
     """Number of sequences in the whole dataset."""
     checksum: int
-    """CRC-32 of the lengths of its sequences, int32."""
+    """Of the lengths of its sequences; see `total_lengths`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class StoredLengths:
     """All of them, int32 [num_sequences], if they have been read and checked before."""
 
     def read(self, first: int, last: int) -> Array:
-        """Those of sequences [first, last). Raises: CorruptFileError where one is negative; MissingFileError."""
+        """Those of sequences [first, last), as they are stored, so perhaps negative. Raises: MissingFileError."""
         if self.kept is not None:
             return self.kept[first:last]
         lengths = np.empty(last - first, "<i4")
@@ -55,20 +55,28 @@ class StoredLengths:
         return lengths
 
     def keep_in(self, memory: Array) -> StoredLengths:
-        """The same, read as a whole into `memory`, int32 [num_sequences]. Raises: as `read` does."""
+        """The same, read as a whole into `memory`, int32 [num_sequences]. Raises: MissingFileError."""
         self._read_into(memory, 0)
         return dataclasses.replace(self, kept=memory)
 
-    def _read_into(self, lengths: Array, first: int) -> None:
-        offsets, sizes = np.array([self.offset + 4 * first]), np.array([lengths.nbytes])
-        self.storage.read_ranges(self.path, offsets, sizes, lambda _: lengths.view(np.uint8))
-        if lengths.size and lengths.min() < 0:
+    def total(self, first: int, lengths: Array, position: int = 0) -> tuple[int, int]:
+        """(Sum, checksum) of lengths from sequence `first` on; the first is number `position` for the checksum.
+
+        Raises: CorruptFileError where one is negative.
+        """
+        least, tokens, checksum = total_lengths(lengths, position)
+        if least < 0:
             number = int(np.argmin(lengths))
             raise CorruptFileError(
                 self.path,
                 f"sequence {first + number} has {lengths[number]} tokens; expected 0 or more: restore the file",
                 offset=self.offset + 4 * (first + number),
             )
+        return tokens, checksum
+
+    def _read_into(self, lengths: Array, first: int) -> None:
+        offsets, sizes = np.array([self.offset + 4 * first]), np.array([lengths.nbytes])
+        self.storage.read_ranges(self.path, offsets, sizes, lambda _: lengths.view(np.uint8))
 
 
 def lengths_of(prefix: str, table: str | None = None, *, storage: Storage) -> StoredLengths:
@@ -99,43 +107,58 @@ def part_sizes(stored: StoredLengths, spans: Sequence[tuple[float, float]]) -> l
     for first, last in _chunks(min(begin for begin, _ in ranges), max(end for _, end in ranges)):
         lengths = stored.read(first, last)
         for number, (begin, end) in enumerate(ranges):
-            own = lengths[max(begin - first, 0) : max(end - first, 0)]
-            tokens[number] += int(own.sum(dtype=np.int64))
-            checksums[number] = zlib.crc32(own.data, checksums[number])
+            low = max(begin, first)
+            own = lengths[low - first : max(end - first, 0)]
+            count, checksum = stored.total(low, own, low - begin)
+            tokens[number] += count
+            checksums[number] = (checksums[number] + checksum) % (1 << 32)
     return [
         PartSize(begin=begin, end=end, tokens=count, num_sequences=stored.num_sequences, checksum=checksum)
         for (begin, end), count, checksum in zip(ranges, tokens, checksums, strict=True)
     ]
 
 
-def read_lengths(stored: StoredLengths, begin: int, end: int) -> Array:
-    """Lengths of sequences [begin, end) at their own places: int32 [num_sequences], tokens.
+def read_lengths(stored: StoredLengths) -> Array:
+    """All lengths: int32 [num_sequences], tokens. Raises: CorruptFileError where one is negative; MissingFileError."""
+    lengths = np.empty(stored.num_sequences, np.int32)
+    for first, last in _chunks(0, stored.num_sequences):
+        lengths[first:last] = stored.read(first, last)
+        stored.total(first, lengths[first:last])
+    return lengths
 
-    Unless all have been read before, other entries stay zero and untouched, and so take no memory.
 
-    Raises: DataError as StoredLengths.read does.
+def read_part(stored: StoredLengths, part: PartSize) -> Array:
+    """Lengths of a part that has been counted, at their own places: int32 [num_sequences], tokens.
+
+    Unless all have been kept, other entries stay zero and untouched, and so take no memory.
+
+    Raises: ChangedFileError where they differ from those that were counted; MissingFileError.
     """
     if stored.kept is not None:
         return stored.kept
     lengths = np.zeros(stored.num_sequences, np.int32)
-    for first, last in _chunks(begin, end):
+    for first, last in _chunks(part.begin, part.end):
         lengths[first:last] = stored.read(first, last)
+    check_part(stored, part, lengths[part.begin : part.end])
     return lengths
 
 
-def check_tokens(stored: StoredLengths, part: PartSize, lengths: Array) -> None:
-    """Check lengths of a part that were read again since it was counted.
+def check_part(stored: StoredLengths, part: PartSize, lengths: Array) -> None:
+    """Check lengths of a part that were read again since it was counted, unless they have been kept.
 
     Args:
         lengths: int32 [n], those of its sequences.
 
-    Raises: ChangedFileError where they are others, unless they add up to the same number of tokens.
+    Raises: ChangedFileError where they differ.
     """
-    if stored.kept is None and (tokens := int(lengths.sum(dtype=np.int64))) != part.tokens:
+    if stored.kept is not None:
+        return
+    _, tokens, checksum = total_lengths(lengths, 0)
+    if (tokens, checksum) != (part.tokens, part.checksum):
         raise ChangedFileError(
             stored.path,
-            f"sequences {part.begin:,} to {part.end:,} have {tokens:,} tokens; they had {part.tokens:,} when this build counted "
-            "them: the file is being written; build again when it is complete",
+            f"the lengths of sequences {part.begin:,} to {part.end:,} changed while this build ran ({part.tokens:,} tokens "
+            f"before, {tokens:,} now): the file is being written; build again when it is complete",
         )
 
 

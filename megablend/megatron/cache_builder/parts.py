@@ -24,7 +24,7 @@ from megablend.formats.base import Array
 from megablend.fs.atomic_write import flush, open_part, translate_os_errors
 from megablend.megatron.cache_builder.commit import StoppedError
 from megablend.megatron.cache_builder.length_reader import LengthReader
-from megablend.megatron.cache_builder.lengths import check_tokens, read_lengths
+from megablend.megatron.cache_builder.lengths import read_part
 from megablend.megatron.cache_builder.work_plan import DatasetJob, Job
 from megablend.megatron.request.request import CacheRequest
 
@@ -155,11 +155,7 @@ class Parts:
         size, header = job.artefact.arrays[0].shape[0], len(job.artefact.arrays[0].header)
         first, stop = (size * part // self._num_parts for part in (self._part, self._part + 1))
         documents = np.memmap(path, np.int32, "r", header + 4 * first, (stop - first,))
-        prefix = job.part.prefix
-        stored = self._lengths.find(prefix, job.size)
-        begin, end = job.size.begin, job.size.end
-        lengths = read_lengths(stored, begin, end)
-        check_tokens(stored, job.size, lengths[begin:end])
+        lengths = read_part(self._lengths.find(job.part.prefix, job.size), job.size)
         gathered, sums = count_run(lengths, documents)
         self._runs[number] = gathered, sums
         self._send(Counted(number, self._part, sum(sums)))

@@ -139,7 +139,7 @@ class PairDocuments(Documents):
         self._storage.stat(f"{self.path_prefix}.bin")
         if self._storage.stat(path).etag != self._etag:
             stored = lengths_of(self.path_prefix, storage=self._storage)
-            if not np.array_equal(read_lengths(stored, 0, stored.num_sequences), self.sequence_lengths):
+            if not np.array_equal(read_lengths(stored), self.sequence_lengths):
                 raise ChangedFileError(
                     path,
                     f"its {stored.num_sequences:,} lengths differ from the {len(self):,} that the cache was built from: restore "
