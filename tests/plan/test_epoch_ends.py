@@ -14,8 +14,8 @@ SOAK_PLANS = int(os.environ.get("MEGABLEND_SOAK_PLANS", "2000"))
 SOAK_SEED = int(os.environ.get("MEGABLEND_SOAK_SEED", "1"))
 
 
-def check_plan(given: oracle.Plan) -> float:
-    """Order, promises and first repeats of a plan against the oracle; by how many samples an epoch's end exceeds a quarter."""
+def check_plan(given: oracle.Plan) -> None:
+    """Order, promises and first repeats of a plan against the oracle."""
     plan = lane_plan(**given)
     sources, ordinals = plan.locate_many(np.arange(plan.num_samples))
     walked = oracle.walk(**given)
@@ -32,11 +32,11 @@ def check_plan(given: oracle.Plan) -> float:
         later = of_source[ordinals[of_source] >= ordinal]
         assert plan.first_sample_from(source, ordinal) == (int(later[0]) if len(later) else None), (ordinal, given)
     if given["epoch_tokens"] is None:
-        return 0.0
+        return
     check_that_epochs_mix_in_one_cycle(given, sources, ordinals)
-    ends = list(oracle.epoch_ends(given, walked))
-    assert all(end.early <= end.cycle_samples // 2 for end in ends), given  # proved in megablend.kernels.plan.periods
-    return max((end.early - end.cycle_samples / 4 for end in ends), default=0.0)
+    for end in oracle.epoch_ends(given, walked):
+        assert end.early <= end.cycle_samples // 2, (end, given)  # proved in megablend.kernels.plan.periods
+        assert end.early <= end.measured, (end, given)
 
 
 def check_that_epochs_mix_in_one_cycle(given: oracle.Plan, sources: np.ndarray, ordinals: np.ndarray) -> None:
@@ -58,8 +58,8 @@ def check_that_epochs_mix_in_one_cycle(given: oracle.Plan, sources: np.ndarray, 
 
 def test_random_plans_equal_the_oracle() -> None:
     rng = random.Random(0)
-    excess = [check_plan(oracle.draw_plan(rng, most_samples=600)) for _ in range(40)]
-    assert max(excess) <= 2
+    for _ in range(40):
+        check_plan(oracle.draw_plan(rng, most_samples=600))
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def test_many_random_plans_equal_the_oracle() -> None:
         given = oracle.draw_plan(rng, most_samples=6000)
         if number % 4 == 0:
             given["epoch_tokens"] = None
-        assert check_plan(given) <= 8, given  # measured, 5.25 at most; `check_plan` asserts what is proved
+        check_plan(given)
 
 
 @pytest.mark.long
@@ -102,10 +102,10 @@ def test_an_epoch_begins_when_the_last_one_has_ended(
         for worth in np.ceil(np.arange(1, len(ours) // epoch) * epoch).astype(int):
             low = ours[worth - 1] // (lanes * slots) * lanes * slots
             of_cycle = ((ours >= low) & (ours < low + lanes * slots)).sum()
-            ends.append(oracle.EpochEnd(0, int((ordinals[ours][:worth] >= worth).sum()), int(of_cycle)))
+            ends.append(oracle.EpochEnd(0, int((ordinals[ours][:worth] >= worth).sum()), int(of_cycle), True, epoch))
         early[name] = ends
     assert len(early["regarded"]) >= 2
-    assert max(end.early - end.cycle_samples / 4 for end in early["regarded"]) <= 2
+    assert all(end.early <= end.measured for end in early["regarded"])
     if lanes > 1:
         assert max(end.early - end.cycle_samples / 4 for end in early["not"]) > 20
 
@@ -139,8 +139,8 @@ def test_epochs_as_long_as_a_cycle_or_shorter(epoch: int) -> None:
         "epoch_tokens": [epoch],
         "sample_tokens": 1,
     }
-    assert check_plan(given) <= 2
-    assert check_plan(given | {"totals": [[97, 100]], "spans": [3, 1], "epoch_tokens": [epoch, 7]}) <= 2
+    check_plan(given)
+    check_plan(given | {"totals": [[97, 100]], "spans": [3, 1], "epoch_tokens": [epoch, 7]})
 
 
 def test_epochs_of_less_than_a_sample_and_of_more_than_a_run() -> None:
