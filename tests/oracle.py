@@ -286,8 +286,8 @@ def epoch_ends(plan: Plan, samples: Sequence[Sample]) -> Iterator[EpochEnd]:
             if worth > len(of_source):
                 break
             early = sum(samples[k][1] >= worth for k in of_source[:worth])
-            stage, cycle = here = cycle_of[of_source[worth - 1]]
-            is_full = (cycle + 1) * plan["lanes"] * plan["slots"] <= sum(plan["totals"][stage])
+            here = cycle_of[of_source[worth - 1]]
+            is_full = (here[1] + 1) * plan["lanes"] * plan["slots"] <= sum(plan["totals"][here[0]])
             of_cycle = sum(cycle_of[k] == here for k in of_source)
             yield EpochEnd(source, early, of_cycle, is_full, tokens / plan["sample_tokens"])
 
