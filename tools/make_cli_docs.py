@@ -19,6 +19,7 @@ messages to stderr; `--json` prints one JSON object on stdout.
 | exit code | meaning |
 |---|---|
 | 0 | done |
+| 1 | whoever read stdout ended before all was written, as `head` does |
 | 2 | usage, config, blend, launcher or checkpoint state: the message names the key or flag, and the nearest right spelling |
 | 3 | data or cache: the message names the file and the place in it |
 | 70 | a bug of megablend: please report it |

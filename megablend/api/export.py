@@ -82,12 +82,26 @@ def export(
             f"found samples {start:,} to {stop:,}, expected a range within 0 to {opened.num_samples:,}, the samples of {split}"
         )
     path = check_output(target, what, run=run, cache=cache)
+    with translating(str(path)):
+        _write(opened, path, start, stop, progress)
+    return {
+        "run": opened.ledger.run,
+        "split": split,
+        "start": start,
+        "stop": stop,
+        "file": str(path),
+        "bytes": path.stat().st_size,
+    }
+
+
+def _write(run: Run, path: Path, start: int, stop: int, progress: Callable[[int, int], None] | None) -> None:
+    """Write the rows of samples [start, stop) to a file that appears only once complete."""
     unfinished = temp_sibling(path)
     try:
-        with pq.ParquetWriter(unfinished, SCHEMA.with_metadata(_describe(opened)), compression="zstd") as writer:
+        with pq.ParquetWriter(unfinished, SCHEMA.with_metadata(_describe(run)), compression="zstd") as writer:
             for first in range(start, stop, CHUNK):
                 ks = np.arange(first, min(first + CHUNK, stop))
-                writer.write_table(_locate(opened, ks), row_group_size=CHUNK)
+                writer.write_table(_locate(run, ks), row_group_size=CHUNK)
                 if progress is not None:
                     progress(int(ks[-1]) + 1 - start, stop - start)
         with unfinished.open("rb") as file:
@@ -97,14 +111,6 @@ def export(
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-    return {
-        "run": opened.ledger.run,
-        "split": split,
-        "start": start,
-        "stop": stop,
-        "file": str(path),
-        "bytes": path.stat().st_size,
-    }
 
 
 def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:

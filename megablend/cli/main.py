@@ -1,7 +1,8 @@
 """The commands, and how they end.
 
 Results go to stdout (a table, or with --json one JSON object, for errors too), everything else to stderr. Exit codes: 0 done;
-2 usage, config, blend, state or launcher; 3 data, cache or system; 70 a bug of megablend; 130 interrupted.
+1 the reader of stdout ended early; 2 usage, config, blend, state or launcher; 3 data, cache or system; 70 a bug of megablend; 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -186,8 +188,7 @@ class _WarningPrinter(logging.Handler):
     """Prints warnings of the package on stderr, one line each."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # the log's disk is full: a warning does not end the work
-            click.echo(f"megablend: {record.getMessage()}", err=True)
+        _say(record.getMessage())
 
 
 _TO_STDERR = _WarningPrinter(logging.WARNING)
@@ -195,37 +196,51 @@ _TO_STDERR = _WarningPrinter(logging.WARNING)
 
 def main() -> NoReturn:
     """Entry point of `megablend` and `python -m megablend`."""
+    _open_closed_streams()
     logging.getLogger("megablend").addHandler(_TO_STDERR)
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         _end("UsageError", error.format_message(), EXIT_USAGE)
     except MegablendError as error:
-        click.echo(f"megablend: {error}", err=True)
+        _say(str(error))
         _end(type(error).__name__, str(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("megablend: interrupted", err=True)
+        _say("interrupted")
         _end("Interrupted", "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader of stdout has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
         if (translated := translate(error, " ".join(sys.argv[1:3]))) is not None:
-            click.echo(f"megablend: {translated}", err=True)
+            _say(str(translated))
             _end(type(translated).__name__, str(translated), translated.exit_code)
         traceback.print_exc()
-        click.echo(
-            "megablend: the above is a bug of megablend: please report it, with the command and the traceback", err=True
-        )
+        _say("the above is a bug of megablend: please report it, with the command and the traceback")
         _end(type(error).__name__, str(error), EXIT_BUG)
     sys.exit(0)
+
+
+def _open_closed_streams() -> None:
+    """Lead streams that the caller has closed to nowhere: else files that are opened would get their descriptors."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # until the process ends
+
+
+def _say(message: str) -> None:
+    """Print a line on stderr; a full disk under it, or a reader that has ended, changes nothing else."""
+    with contextlib.suppress(OSError):
+        click.echo(f"megablend: {message}", err=True)
 
 
 def _end(kind: str, message: str, exit_code: int) -> NoReturn:
     """Exit; with --json, print the error as one JSON object on stdout too, in addition to the line on stderr."""
     if "--json" in sys.argv[1:]:
-        print_json({"error": {"kind": kind, "message": message, "exit_code": exit_code}})
+        with contextlib.suppress(OSError):  # it may be stdout that cannot be written
+            print_json({"error": {"kind": kind, "message": message, "exit_code": exit_code}})
     sys.exit(exit_code)

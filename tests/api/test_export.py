@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 import megablend
 from megablend.api import export as export_module
-from megablend.errors import ConfigError, MegablendError
+from megablend.errors import ConfigError, MegablendError, ResourceError
 from tests.api.test_find import make_run
 from tests.runs import EOD
 
@@ -103,6 +104,20 @@ def test_nothing_half_written_is_left(tmp_path: Path) -> None:
         megablend.export(config, target, stop=201)
     with pytest.raises(MegablendError, match="missing"):
         megablend.export(config, tmp_path / "missing" / "order.parquet")
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    config, _ = make_run(tmp_path)
+    target = tmp_path / "order.parquet"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
+    try:
+        with pytest.raises(ResourceError, match=rf"^{target}: .*File too large.*: allow larger files \(`ulimit -f`\)"):
+            megablend.export(config, target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not [path for path in tmp_path.iterdir() if "order" in path.name]
+    megablend.export(config, target)
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])

@@ -263,12 +263,35 @@ def test_a_tokenizer_needs_its_library(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr().err == "megablend: --tokenizer needs the tokenizers library: pip install tokenizers\n"
 
 
+def in_bash(command: str) -> subprocess.CompletedProcess[str]:
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = command.replace("megablend ", f"{sys.executable} -m megablend ")
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, env=environ, check=False)
+
+
 def test_a_closed_pipe_is_no_bug(built: Path) -> None:
-    root = str(Path(__file__).parents[2])
-    command = f"{sys.executable} -m megablend show {built} --sample 0 | true"
-    environ = os.environ | {"PYTHONPATH": root}
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, env=environ)
-    assert done.stderr == ""
+    done = in_bash(f"megablend describe {built} | true; exit ${{PIPESTATUS[0]}}")
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code"),
+    [
+        ("build CONFIG >&-", 0),
+        ("build CONFIG <&- >&- 2>&-", 0),
+        ("describe nowhere.yaml 2>&-", 2),
+        ("describe nowhere.yaml 2>/dev/full", 2),
+        ("runs list 2>/dev/full", 2),
+        ("describe CONFIG --json >/dev/full", 3),
+    ],
+)
+def test_output_that_is_closed_or_full(built: Path, command: str, exit_code: int) -> None:
+    done = in_bash("megablend " + command.replace("CONFIG", str(built)))
+    assert done.returncode == exit_code, done.stderr
+    assert "Traceback" not in done.stderr
+    if exit_code == 3:
+        assert done.stderr.startswith(f"megablend: describe {built}: No space left on device: ")
+        assert done.stderr.count("\n") == 1
 
 
 def test_gc(built: Path) -> None:
