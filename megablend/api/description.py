@@ -58,7 +58,8 @@ class SourceDescription(Result):
     """Number of its first sample in the run; None where it has none."""
     last_sample: int | None
     epoch_ends: tuple[int, ...]
-    """Numbers of the samples that read the last token of an epoch; at most the first 32."""
+    """Numbers of the samples with which it has given an epoch's worth of samples; at most the first 32. Those of the epoch
+    that are still unread then, and those of the next one that were read before, are of one cycle (lanes * shuffle_window)."""
     worst_prefix_error: float
     """Largest distance from its share, in samples, over the prefixes of each stage that end in its first 65,536 samples."""
     document_lengths: tuple[int, ...] | None = None

@@ -112,10 +112,9 @@ def parse_ledger(record: object) -> tuple[str, tuple[Stage, ...], tuple[str, ...
     """
     if not isinstance(record, dict) or record.get("version") not in (VERSION, CHANGES_VERSION, DATA_VERSION):
         version = record.get("version") if isinstance(record, dict) else record
-        raise ValueError(
-            f"found ledger version {version!r}, expected {VERSION} to {DATA_VERSION}; use the version of megablend that "
-            "wrote it"
-        )
+        is_newer = isinstance(version, int) and version > DATA_VERSION
+        remedy = "use the version of megablend that wrote it" if is_newer else REMEDY
+        raise ValueError(f"found ledger version {version!r}, expected {VERSION} to {DATA_VERSION}; {remedy}")
     _check_plan_version(record)
     try:
         run, stages, digests = _parse_stages(record)

@@ -58,16 +58,18 @@ def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCA
 
 
 def find_epoch_ends(plan: StagesPlan, *, limit: int) -> list[list[int]]:
-    """For each source, the samples that read the last token of its epochs, the first `limit` of them at most.
+    """For each source, the samples with which it has given an epoch's worth of samples, the first `limit` of them at most.
 
-    With several lanes, some samples of the next epoch come a little before, and some of this one a little after.
+    That is within the cycle in which the last samples of the epoch are read, and the first ones of the next.
     """
-    ordinals = [_last_ordinals(plan, source, limit) for source in range(plan.num_sources)]
-    counts = [len(each) for each in ordinals]
-    owners = np.repeat(np.arange(plan.num_sources, dtype=np.int32), counts)
-    samples = plan.find_samples(owners, np.concatenate(ordinals))
-    parts = np.split(samples, np.cumsum(counts)[:-1])
-    return [part[part >= 0].tolist() for part in parts]  # without those that an amendment left unread
+    return [
+        [
+            sample
+            for ordinal in _last_ordinals(plan, source, limit).tolist()
+            if (sample := plan.sample_of_count(source, ordinal)) is not None
+        ]
+        for source in range(plan.num_sources)
+    ]
 
 
 def _last_ordinals(plan: StagesPlan, source: int, limit: int) -> Int64s:

@@ -193,6 +193,16 @@ class StagesPlan:
             coming = following
         return None
 
+    def sample_of_count(self, source: int, ordinal: int) -> int | None:
+        """The sample with which a source has given as many samples as it has ordinals up to `ordinal`, in whatever order it
+        gives them; None where the run does not get there."""
+        stage = int((self._edges[1:, source] <= ordinal).sum())
+        if stage == len(self._stages) or ordinal < self._edges[stage, source]:
+            return None
+        return self._starts[stage] + self.plan_of(stage).nth_sample(
+            source, int(ordinal - self._edges[stage, source]) + 1
+        )
+
     def _advance(
         self, number: int, stage: PlannedStage, sources: Int32s, ordinals: Int64s
     ) -> tuple[Int64s, npt.NDArray[np.bool_]]:

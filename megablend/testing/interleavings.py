@@ -93,6 +93,15 @@ class InterleavingContract:
                         found = plan.first_sample_from(source, ordinal, before=before)
                         assert found == (first if first is not None and first < before else None), (stage, before)
 
+    def test_nth_samples_agree_with_a_walk(self) -> None:
+        """The samples of a source, in the sequence in which they come."""
+        for _, stage in self.draw_stages("nth"):
+            plan = self.kind.plan(stage)
+            sources, _ = plan.locate_many(np.arange(plan.num_samples))
+            for source, total in enumerate(stage.totals.tolist()):
+                found = [plan.nth_sample(source, n) for n in range(1, total + 1)]
+                assert found == np.flatnonzero(sources == source).tolist(), (stage, source)
+
     def test_samples_of_is_the_inverse(self) -> None:
         """For every sample, in any sequence."""
         for rng, stage in self.draw_stages("inverse"):

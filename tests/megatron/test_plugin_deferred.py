@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
+from megablend.errors import ChangedFileError, MissingFileError
 from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset
 from megablend.megatron.plugin import deferred
 from tests.megatron.plugin_data import assert_same_samples, plugin_config
@@ -179,3 +181,70 @@ def test_numbers_are_shared() -> None:
     assert many[:9].tolist() == list(range(9))
     assert few[:5].tolist() == list(range(5))
     assert np.shares_memory(deferred._numbers(3), many)
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["same process", "sent to a worker"])
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        (
+            "rewritten",
+            ChangedFileError,
+            r"2_text\.bin: was replaced or written to after this job began .*modified since.*restart",
+        ),
+        (
+            "longer",
+            ChangedFileError,
+            r"2_text\.idx: was replaced or written to .* bytes, [\d,]+ before\): restart the job",
+        ),
+        (
+            "removed",
+            MissingFileError,
+            r"2_text\.idx: is missing, but was there when this job built its datasets: restore",
+        ),
+    ],
+)
+def test_a_pair_that_is_replaced_before_its_first_sample_is_refused(
+    tmp_path: Path, options: dict[str, Any], opened: list[Any], copies: bool, change: str, error: type, says: str
+) -> None:
+    prefix, dataset = options["blend"][0][2], opened[0].datasets[2]
+    if copies:
+        dataset = pickle.loads(pickle.dumps(dataset))
+    kept = {
+        path: (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in (Path(f"{prefix}{end}") for end in (".idx", ".bin"))
+    }
+    for path, (content, _) in kept.items():
+        if change == "removed":
+            path.unlink()
+        elif path.suffix == ".bin":
+            path.write_bytes(bytes(len(content)))
+    if change == "longer":
+        write_pair(Path(prefix), [9] * 150)
+    with pytest.raises(error, match=says):
+        dataset[0]
+    with pytest.raises(error, match=says):  # again
+        dataset[0]
+    for path, (content, modified) in kept.items():  # "restore the file"
+        path.write_bytes(content)
+        os.utime(path, ns=(modified, modified))
+    dataset[0]
+    assert type(dataset) is GPTDataset
+
+
+def test_a_pair_that_is_replaced_while_the_cache_is_built_is_refused(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix, real = options["blend"][0][1], MegablendDatasetBuilder._build_together
+
+    def build_and_replace(self: Any, *args: Any) -> None:
+        real(self, *args)
+        write_pair(Path(prefix), [9] * 150)
+
+    monkeypatch.setattr(MegablendDatasetBuilder, "_build_together", build_and_replace)
+    with pytest.raises(ChangedFileError, match=r"1_text\.idx: was replaced or written to after this job began"):
+        MegablendDatasetBuilder(GPTDataset, SIZES, lambda: True, config_of(tmp_path / "cache", **options)).build()
+    monkeypatch.undo()
+    ours = MegablendDatasetBuilder(GPTDataset, SIZES, lambda: True, config_of(tmp_path / "cache", **options)).build()
+    theirs = megatron_build(config_of(tmp_path / "theirs", **options), SIZES)
+    assert_same_samples(ours[0], theirs[0])  # "restart the job"

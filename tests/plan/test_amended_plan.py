@@ -114,6 +114,9 @@ def check_history(history: History) -> None:
     rng = random.Random(len(expected))
     for source in range(plan.num_sources):
         read = {ordinal for which, ordinal in expected if which == source}
+        given = [k for k, (which, _) in enumerate(expected) if which == source]
+        if read == set(range(len(read))):
+            assert [plan.sample_of_count(source, ordinal) for ordinal in range(len(read) + 1)] == [*given, None]
         beyond = np.arange(max(read, default=0) + 3)
         found = plan.find_samples(np.full(len(beyond), source, np.int32), beyond)
         assert [k >= 0 for k in found] == [ordinal in read for ordinal in beyond]

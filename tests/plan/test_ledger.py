@@ -167,8 +167,12 @@ def write(folder: Path, record: dict[str, Any]) -> None:
         (lambda text: text[:-20], "cannot read the run's ledger"),
         (lambda text: text.replace("200", "300"), "does not match its own digest"),
         (lambda text: text.replace('"1/2"', '"1/3"'), "does not match its own digest"),
-        (lambda text: json.dumps(json.loads(text) | {"version": 9}), "found ledger version 9, expected 1"),
-        (lambda text: "[]", "found ledger version"),
+        (
+            lambda text: json.dumps(json.loads(text) | {"version": 9}),
+            "version 9, expected 1 to 3; use the version of megablend",
+        ),
+        (lambda text: "[]", r"found ledger version \[\], expected 1 to 3; restore it from a backup, or reset the run"),
+        (lambda text: "{}", "found ledger version None, expected 1 to 3; restore it from a backup, or reset the run"),
         (lambda text: json.dumps({"version": 1}), "does not match its own digest"),
     ],
 )

@@ -28,6 +28,7 @@ def test_counts_and_where_they_are_reached() -> None:
         assert plan.counts(n).tolist() == [min(n, 3), 0, max(n - 3, 0), 0]
     assert [plan.first_sample_from(2, ordinal) for ordinal in range(3)] == [3, 4, None]
     assert plan.first_sample_from(1, 0) is None
+    assert [plan.nth_sample(2, n) for n in (1, 2)] == [3, 4]
 
 
 def test_outside_is_refused() -> None:

@@ -85,6 +85,12 @@ def leaf_counts(left_leaves: Int32s, left_samples: Int64s, total: int, n: int, r
     return before, n
 
 
+@kernel
+def counts_of_leaf(left_leaves: Int32s, left_samples: Int64s, total: int, n: int, rank: int) -> tuple[int, int]:
+    """The same as `leaf_counts`, for callers outside of kernels."""
+    return leaf_counts(left_leaves, left_samples, total, n, rank)
+
+
 @device
 def leaf_at(left_leaves: Int32s, left_samples: Int64s, total: int, start: int, stop: int, position: int) -> int:
     """The rank of the leaf at `position` when samples [start, stop) are laid out leaf by leaf; 0 <= position < stop - start."""

@@ -29,10 +29,10 @@ from megablend.fs.atomic_write import flush_folder, replace_file, translate_os_e
 from megablend.megatron.cache_builder.artefacts import Artefact
 from megablend.megatron.cache_builder.commit import WORK_FOLDER
 from megablend.megatron.cache_builder.work_plan import Job, SplitPlan
+from megablend.megatron.pair_files import PairState, look_at_pair, look_at_pairs, sizes_of
 from megablend.megatron.request.request import CacheRequest
 
 _VERSION = 3
-_PAIR = (".idx", ".bin")
 _SUFFIX, _PAST, _BEGUN = ".json", ".past", ".begun"
 """Of markers; appended where one does not count any more, and while what it will list is built."""
 
@@ -48,6 +48,8 @@ class Receipt:
 
     num_samples: Mapping[DatasetKey, int]
     """How many samples each dataset has."""
+    pairs: Mapping[str, PairState]
+    """The data's files when they were checked, by prefix."""
 
 
 def read_receipt(request: CacheRequest) -> Receipt | None:
@@ -58,11 +60,13 @@ def read_receipt(request: CacheRequest) -> Receipt | None:
     try:
         if not all(_is_there(cache, base, arrays) for base, arrays in found["artefacts"]):
             return None
-        if any(_has_other_size(prefix, sizes) for prefix, sizes in found["pairs"].items()):
+        pairs = look_at_pairs(found["pairs"])
+        if any(_has_other_size(pairs[prefix], sizes) for prefix, sizes in found["pairs"].items()):
             return None
     except (OSError, ValueError):
         return None
-    return Receipt(num_samples={(prefix, split, asked): samples for prefix, split, asked, samples in found["datasets"]})
+    num_samples = {(prefix, split, asked): samples for prefix, split, asked, samples in found["datasets"]}
+    return Receipt(num_samples=num_samples, pairs=pairs)
 
 
 def find_outdated(jobs: Sequence[Job], cache: Path) -> frozenset[str]:
@@ -105,7 +109,7 @@ def newest_number(cache: Path) -> int:
 
 def pair_sizes(prefixes: Collection[str]) -> PairSizes:
     """Bytes of the files of pairs; None for those that are not local files, or are missing."""
-    return {prefix: _pair_sizes(prefix) for prefix in sorted(prefixes)}
+    return {prefix: sizes_of(pair) for prefix, pair in look_at_pairs(prefixes).items()}
 
 
 def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], pairs: PairSizes, *, built: bool) -> None:
@@ -177,7 +181,7 @@ def _made_of(found: dict[str, Any] | None) -> dict[str, object]:
         return {}
     if "made_of" in found:
         return dict(zip(_bases(found), found["made_of"], strict=True))
-    changed = any(_has_other_size(prefix, sizes) for prefix, sizes in found["pairs"].items())  # of an older version
+    changed = any(_has_other_size(look_at_pair(prefix), sizes) for prefix, sizes in found["pairs"].items())  # older
     return dict.fromkeys(_bases(found)) if changed else {}
 
 
@@ -196,20 +200,9 @@ def _is_there(cache: Path, base: str, arrays: Mapping[str, int]) -> bool:
     return all(os.stat(f"{stem}{name}.npy").st_size == size for name, size in arrays.items())  # noqa: PTH116
 
 
-def _pair_sizes(prefix: str) -> list[int | None]:
-    return [_size_of(prefix + suffix) for suffix in _PAIR]
-
-
-def _has_other_size(prefix: str, sizes: Sequence[int | None]) -> bool:
+def _has_other_size(pair: PairState, sizes: Sequence[int | None]) -> bool:
     """Whether a pair's files are missing, or have other sizes than before."""
-    return any(before is not None and now != before for before, now in zip(sizes, _pair_sizes(prefix), strict=True))
-
-
-def _size_of(path: str) -> int | None:
-    try:
-        return os.stat(path).st_size  # noqa: PTH116 of thousands of files; a Path takes as long as the call
-    except OSError:
-        return None
+    return any(before is not None and now != before for before, now in zip(sizes, sizes_of(pair), strict=True))
 
 
 def _path(request: CacheRequest) -> Path:

@@ -36,6 +36,7 @@ from megablend.megatron.cache_builder.document_tables import build_table, pinned
 from megablend.megatron.cache_builder.idx_copies import make_copies
 from megablend.megatron.compat import TRIED, assumes_whole_cache, find_unknown_settings, is_tried
 from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset, GPTDatasetConfig, Split
+from megablend.megatron.pair_files import PairState, check_pair, look_at_pairs
 from megablend.megatron.plugin.config import list_settings, uses_own_plan
 from megablend.megatron.plugin.dataset import (
     MegablendGPTDataset,
@@ -49,6 +50,7 @@ from megablend.megatron.plugin.deferred import PrefixOpener, defer, identifiers
 from megablend.megatron.plugin.installed import installed_version, misfit
 from megablend.megatron.plugin.pages import build_pages, open_pages
 from megablend.megatron.request.dataset_uri import PAIR, parse_address
+from megablend.megatron.request.layout import layouts
 from megablend.megatron.request.request import CacheRequest
 from megablend.storage.objects.helper import closing_helper
 from megablend.system.log import LOG
@@ -108,8 +110,11 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             return found
         with job.members(range(job.size)) as world, closing_helper():
             try:
+                before = self._look_at_pairs()
                 self._build_together(job, world)
                 found = self._open(read_receipt(self._request()) if self._has_receipt else None)
+                for prefix, pair in before.items():
+                    check_pair(prefix, pair)
                 world.finish()
             except BaseException as error:
                 world.abort(error)
@@ -164,6 +169,12 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         self._receipt = receipt
         return list(super().build())
 
+    def _look_at_pairs(self) -> dict[str, PairState]:
+        """The files of the pairs that this rank will open; none where the class itself checks what it opens."""
+        if not self._has_receipt or self._checks_pairs:
+            return {}
+        return look_at_pairs({part.prefix for layout in layouts(self._request()) for part in layout.parts})
+
     def _build_together(self, job: Job, world: FailTogether) -> None:
         """Build what is missing, with the ranks that see the same cache folder."""
         cache = Path(cache_of(self.config)) if self.is_built_on_rank() else None
@@ -214,6 +225,11 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def _has_receipt(self) -> bool:
         return self.is_built_on_rank() and not self._in_pages
 
+    @property
+    def _checks_pairs(self) -> bool:
+        """Whether the datasets compare their pairs with the cache themselves."""
+        return issubclass(self.cls, MegablendGPTDataset)
+
     @cached_property
     def _in_pages(self) -> bool:
         return uses_own_plan(self.config) and issubclass(self.cls, MegablendGPTDataset)
@@ -249,7 +265,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         made = []
         for prefix, sizes in zip(prefixes, sizes_per_dataset, strict=True):
             path, own = self._path(prefix), list[Any]()
-            opener = PrefixOpener(self.cls, self.config, path, split)
+            files = None if self._checks_pairs else self._receipt.pairs.get(path)
+            opener = PrefixOpener(self.cls, self.config, path, split, files)
             for number, (size, kind) in enumerate(zip(sizes, Split, strict=True)):
                 samples = self._receipt.num_samples.get((path, number, size))
                 if first[number] is None:

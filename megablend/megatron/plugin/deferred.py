@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from megablend.megatron.pair_files import PairState, check_pair
+
 Open = Callable[[], Any]
 """Makes the dataset with its own constructor."""
 
@@ -66,22 +68,33 @@ class PrefixOpener:
     Args:
         cls: of the datasets.
         split: the split matrix.
+        files: of the pair when the cache was compared with it; None where `cls` itself checks what it opens.
     """
 
-    def __init__(self, cls: type[Any], config: Any, path: str, split: Any) -> None:
-        self._cls, self._config, self._path, self._split = cls, config, path, split
+    def __init__(self, cls: type[Any], config: Any, path: str, split: Any, files: PairState | None = None) -> None:
+        self._cls, self._config, self._path, self._split, self._files = cls, config, path, split, files
         self._documents: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PrefixOpener, (self._cls, self._config, self._path, self._split)
+        return PrefixOpener, (self._cls, self._config, self._path, self._split, self._files)
 
     def dataset(self, kind: Any, num_samples: int | None) -> Any:
-        """The dataset of a split. Source: BlendedMegatronDatasetBuilder._build_megatron_dataset_splits."""
+        """The dataset of a split. Source: BlendedMegatronDatasetBuilder._build_megatron_dataset_splits.
+
+        Raises: MissingFileError, ChangedFileError where its pair is another one by now.
+        """
         if self._documents is None:
-            self._documents = self._cls.build_low_level_dataset(self._path, self._config)
+            self._check()
+            documents = self._cls.build_low_level_dataset(self._path, self._config)
+            self._check()  # these are what it has opened
+            self._documents = documents
         count = float(self._cls.numel_low_level_dataset(self._documents))
         begin, end = (round(edge * count) for edge in self._split[kind.value])
         return self._cls(self._documents, self._path, _numbers(end)[begin:end], num_samples, kind, self._config)
+
+    def _check(self) -> None:
+        if self._files is not None:
+            check_pair(self._path, self._files)
 
 
 def _numbers(end: int) -> npt.NDArray[np.int32]:

@@ -79,6 +79,10 @@ class Plan(Protocol):
         """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none (before `before`)."""
         ...
 
+    def nth_sample(self, source: int, n: int) -> int:
+        """The sample with which a source has given n samples, of whatever ordinals; n from 1 to the source's samples."""
+        ...
+
 
 def sample_numbers(ks: npt.ArrayLike, num_samples: int) -> Int64s:
     """Sample numbers as int64 [n]. Raises IndexError outside [0, num_samples), TypeError where they are not integers."""

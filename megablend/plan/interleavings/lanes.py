@@ -21,7 +21,7 @@ from megablend.kernels.plan.keyed_hash import MASK
 from megablend.kernels.plan.lanes import cycle_shift, locate
 from megablend.kernels.plan.periods import HEAD, period_of
 from megablend.kernels.plan.tails import find_tails
-from megablend.kernels.plan.tree import first_multiple
+from megablend.kernels.plan.tree import counts_of_leaf, first_multiple
 from megablend.lazy import cached_property
 from megablend.plan.interleavings.base import (
     Int32s,
@@ -115,6 +115,19 @@ class LanePlan(LocatesMany):
                 return int(hits[0]) if hits[0] < stop else None
         return None
 
+    def nth_sample(self, source: int, n: int) -> int:
+        """The sample with which a source has given n samples, of whatever ordinals; n from 1 to the source's samples."""
+        rank = int(self._ranks[source])
+        cycle = self._cycle_of(rank, n)
+        in_cycle = (
+            self._samples_in_cycle(rank, cycle) if cycle * self._cycle_samples < self._dealt else np.zeros(0, np.int64)
+        )
+        _, seen = self._counts_of(rank, min(cycle * self._cycle_samples, self._dealt))
+        if n > seen + len(in_cycle):  # of the stage's tail
+            tail = np.arange(self._dealt, self.num_samples)
+            seen, in_cycle = seen + len(in_cycle), tail[self._sources(self._dealt, self.num_samples) == source]
+        return int(in_cycle[n - 1 - seen])
+
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
         """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of `locate_many`.
 
@@ -196,7 +209,7 @@ class LanePlan(LocatesMany):
         tail; without cycles that begin at sample `stop` or later."""
         tree, total = self._tree, self.num_samples
         shape = tree.left_leaves, tree.left_samples
-        cycle = first_multiple(*shape, total, int(tree.samples[rank]), rank, ordinal + 1, self._cycle_samples) - 1
+        cycle = self._cycle_of(rank, ordinal + 1)
         if cycle * self._cycle_samples < self._dealt:
             columns = tree.samples, self._leaf_tokens, self._leaf_cycles, self._leaf_epochs
             samples, first, span, epoch = (int(column[rank]) for column in columns)
@@ -209,11 +222,21 @@ class LanePlan(LocatesMany):
     def _samples_in_cycle(self, rank: int, cycle: int) -> Int64s:
         """Samples of a leaf in a cycle: int64 [n], ascending."""
         low, high = cycle * self._cycle_samples, min((cycle + 1) * self._cycle_samples, self._dealt)
-        counts = self._tree.counts(high) - self._tree.counts(low)
+        (before, seen), (before_high, seen_high) = self._counts_of(rank, low), self._counts_of(rank, high)
         schedule = self._schedules[0 if high - low == self._cycle_samples else -1]
         shift = cycle_shift(self._seed, self._start, cycle, schedule.slots)
-        left = int(counts[:rank].sum())
-        return low + np.sort(schedule.samples(np.arange(left, left + int(counts[rank])), shift))
+        left = before_high - before
+        return low + np.sort(schedule.samples(np.arange(left, left + seen_high - seen), shift))
+
+    def _cycle_of(self, rank: int, count: int) -> int:
+        """The cycle in which a leaf has given `count` samples; its samples in the stage's tail are of the short cycle, too."""
+        tree = self._tree
+        shape = tree.left_leaves, tree.left_samples, self.num_samples
+        return int(first_multiple(*shape, int(tree.samples[rank]), rank, count, self._cycle_samples)) - 1
+
+    def _counts_of(self, rank: int, n: int) -> tuple[int, int]:
+        """Among the first n samples: (how many are of leaves before `rank`, how many of leaf `rank`)."""
+        return counts_of_leaf(self._tree.left_leaves, self._tree.left_samples, self.num_samples, n, rank)
 
     def _sources(self, start: int, stop: int) -> Int32s:
         """Sources of samples [start, stop), int32 [stop - start]; they do not depend on how many cycles share a run."""

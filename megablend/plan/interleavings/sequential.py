@@ -59,6 +59,10 @@ class SequentialPlan(LocatesMany):
         sample = int(start + max(0, ordinal))
         return sample if sample < stop and (before is None or sample < before) else None
 
+    def nth_sample(self, source: int, n: int) -> int:
+        """The sample with which a source has given n samples; n from 1 to the source's samples."""
+        return int(self._offsets[source]) + n - 1
+
 
 def plan_one_after_another(stage: StageRequest) -> SequentialPlan:
     """Plan the sources of a stage one after another. Raises PlanError."""
