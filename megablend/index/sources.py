@@ -48,13 +48,14 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceListing:
         these options; DataError if a path that may be, or contain, one of the files cannot be read.
     """
     root, matches = _root_of(spec), dict[str, Match]()
-    unreadable, folders = dict[str, str](), dict[str, str]()
+    unreadable, folders, links = dict[str, str](), dict[str, str](), set[str]()
     threads = storage.limits(spec.patterns[0]).max_files
     listed = parallel_map(lambda pattern: _find(spec, pattern, storage), spec.patterns, threads)
     for pattern, found in zip(spec.patterns, listed, strict=True):
         unreadable |= found.unreadable
         matches |= {match.path: match for match in found.files}
         folders |= dict.fromkeys(found.folders, pattern)
+        links |= {*found.links}
     unreadable |= _leave_out_folders(spec, folders, matches)
     if unreadable and not spec.skip_unreadable:
         raise _unreadable_error(spec, unreadable)
@@ -66,7 +67,7 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceListing:
     if not matches:
         raise spec.complaint(f"none of its files can be read: {_first_of(unreadable)}; get permission to read them")
     kind = _single_format(spec, matches, storage)
-    paths, note = _without_doubles(spec, kind, matches.values(), storage)
+    paths, note = _without_doubles(spec, kind, matches.values(), links, storage)
     try:
         kind.check_options(dict(spec.read.options))
     except ValueError as error:
@@ -152,9 +153,9 @@ def _first_of(unreadable: Mapping[str, str]) -> str:
 
 
 def _without_doubles(
-    spec: SourceSpec, kind: Format, matches: Collection[Match], storage: Storage
+    spec: SourceSpec, kind: Format, matches: Collection[Match], links: Collection[str], storage: Storage
 ) -> tuple[tuple[str, ...], str | None]:
-    """Paths of the files, each once; and a note about other paths that lead to the same files."""
+    """Paths of the files, each once; and a note about other paths, and `links` to folders, that lead to the same files."""
     times = Counter(match.real for match in matches)
     # If several `.idx` describe one `.bin`, each pair has its own documents.
     identities = {
@@ -166,13 +167,16 @@ def _without_doubles(
         kept.setdefault(identities[match.path], match)
     paths = tuple(sorted(match.path for match in kept.values()))
     doubles = [match for match in matches if kept[identities[match.path]] is not match]
-    if not doubles:
-        return paths, None
-    first = min(doubles, key=lambda match: match.path)
-    return paths, (
-        f"source {spec.name!r}: {len(doubles):,} paths lead to files that are already listed under another name "
-        f"(such as {first.path}, the same file as {kept[identities[first.path]].path}); each file counts once"
-    )
+    told = []
+    if doubles:
+        first = min(doubles, key=lambda match: match.path)
+        told.append(
+            f"{len(doubles):,} paths lead to files that are already listed under another name "
+            f"(such as {first.path}, the same file as {kept[identities[first.path]].path})"
+        )
+    if links:
+        told.append(f"{len(links):,} links lead to folders that are already listed (such as {min(links)})")
+    return paths, f"source {spec.name!r}: {', and '.join(told)}; each file counts once" if told else None
 
 
 def _real_paths(kind: Format, path: str, storage: Storage) -> list[str]:

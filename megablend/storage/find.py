@@ -44,6 +44,8 @@ class Found:
     """Folders that could not be listed and dangling links -> the reason."""
     folders: tuple[str, ...] = ()
     """Folders that a pattern with wildcards matches as it does files; what is in them is not listed."""
+    links: tuple[str, ...] = ()
+    """Links to folders that are listed under another name."""
 
 
 def find_files(pattern: str) -> Found:
@@ -57,7 +59,9 @@ def find_files(pattern: str) -> Found:
     if glob.has_magic(pattern) and not walk.files:
         walk = _Walk(_parts_of(pattern))
         walk.run(_root_of(pattern))
-    return Found(sorted(walk.files, key=lambda match: match.path), walk.unreadable, tuple(walk.folders))
+    return Found(
+        sorted(walk.files, key=lambda match: match.path), walk.unreadable, tuple(walk.folders), tuple(walk.links)
+    )
 
 
 def _root_of(pattern: str) -> str:
@@ -86,6 +90,7 @@ class _Walk:
         self.files: list[Match] = []
         self.unreadable: dict[str, str] = {}
         self.folders: list[str] = []
+        self.links: list[str] = []
         self.last = len(parts) - 1
         self._parts = parts
         self._expressions = [re.compile(fnmatch.translate(part)) for part in parts]
@@ -93,6 +98,7 @@ class _Walk:
         self._any = {i for i, part in enumerate(parts) if part == _ANY_FOLDERS}
         self._done: dict[str, set[int]] = {}
         self._folders: list[tuple[int, str, str, set[int]]] = []
+        self._linked: set[str] = set()
 
     def run(self, root: str) -> None:
         """Visit the folders from `root` on."""
@@ -105,6 +111,8 @@ class _Walk:
             while i in self._any and i < self.last:
                 wanted = wanted | {i := i + 1}
         done = self._done.setdefault(real, set())
+        if wanted & done and folder in self._linked:
+            self.links.append(folder)
         wanted = wanted - done
         done |= wanted
         for i in wanted - self._magic:
@@ -157,6 +165,8 @@ class _Walk:
                 return
         place = os.path.realpath(path) if is_link else _join(real, name)
         if stat.S_ISDIR(state.st_mode):
+            if is_link:
+                self._linked.add(path)
             self._push(links + is_link, path, place, matched)
         elif self.last in matched and stat.S_ISREG(state.st_mode):
             self.files.append(Match(links + is_link, path, place))

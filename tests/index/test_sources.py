@@ -138,6 +138,18 @@ def test_folders_that_look_like_files_are_not_left_out_silently(tmp_path: Path) 
         find_source(one, storage=STORAGE)
 
 
+@pytest.mark.parametrize("pattern", ["**/*.arrow", "*/*.arrow"])
+def test_links_to_folders_are_followed_once_and_noted(tmp_path: Path, pattern: str) -> None:
+    write(tmp_path / "y" / "a.arrow", 1)
+    (tmp_path / "z").symlink_to("y")
+    (tmp_path / "y" / "up").symlink_to("..")
+    found = find_source(spec(tmp_path, pattern), storage=STORAGE)
+    assert found.paths == (f"{tmp_path}/y/a.arrow",)
+    many, first = (2, "y/up") if "**" in pattern else (1, "z")
+    says = f"source 'source': {many} links lead to folders that are already listed (such as {tmp_path}/{first}); "
+    assert found.note == says + "each file counts once"
+
+
 def test_a_file_counts_once_whatever_links_lead_to_it(tmp_path: Path) -> None:
     write(tmp_path / "z" / "a.arrow", 1)
     (tmp_path / "b.arrow").symlink_to("z/a.arrow")
@@ -149,7 +161,8 @@ def test_a_file_counts_once_whatever_links_lead_to_it(tmp_path: Path) -> None:
     assert found.note == (
         f"source 'source': 1 paths lead to files that are already listed under another name "
         f"(such as {tmp_path}/b.arrow, the same file as "
-        f"{tmp_path}/z/a.arrow); each file counts once"
+        f"{tmp_path}/z/a.arrow), and 2 links lead to folders that are already listed (such as {tmp_path}/c); "
+        "each file counts once"
     )
     both = dataclasses.replace(spec(tmp_path), patterns=(f"{tmp_path}/z/a.arrow", f"{tmp_path}/z/*.arrow"))
     assert find_source(both, storage=STORAGE).note is None, "the same name twice is no other name"
