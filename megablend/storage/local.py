@@ -176,7 +176,10 @@ def _stat_file(path: str, opened: Container[str]) -> os.stat_result:
     except OSError as error:
         raise data_error(path, error, opened) from error
     if not stat.S_ISREG(state.st_mode):
-        raise DataError(path, "is not a regular file")
+        found = "a folder" if stat.S_ISDIR(state.st_mode) else "a pipe, a socket or a device"
+        raise DataError(
+            path, f"is {found}, not a regular file: put the file back in its place, or leave it out of the config"
+        )
     return state
 
 

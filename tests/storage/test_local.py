@@ -63,7 +63,7 @@ def test_what_is_not_there_or_no_file(tmp_path: Path, storage: LocalStorage) -> 
         storage.stat(missing)
     with pytest.raises(MissingFileError, match="missing: no such file"):
         storage.read(missing, 0, 1)
-    with pytest.raises(DataError, match="not a regular file"):
+    with pytest.raises(DataError, match="is a folder, not a regular file: put the file back"):
         storage.stat(str(tmp_path))
     with pytest.raises(DataError, match="cannot be read: Is a directory"):
         storage.read(str(tmp_path), 0, 1)
@@ -154,7 +154,7 @@ def test_a_storage_for_checking_reads_what_is_there_now(tmp_path: Path, storage:
     checking.stat(str(path))
     assert checking.read(str(path), 0, 4) == b"new!"
     assert storage.read(str(path), 0, 4) == b"old!"
-    with pytest.raises(DataError, match="not a regular file"):
+    with pytest.raises(DataError, match="is a folder, not a regular file: put the file back"):
         checking.stat(str(tmp_path))
 
 
