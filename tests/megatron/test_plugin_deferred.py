@@ -232,6 +232,20 @@ def test_a_pair_that_is_replaced_before_its_first_sample_is_refused(
     assert type(dataset) is GPTDataset
 
 
+def test_a_pair_that_is_replaced_while_it_is_opened_is_refused(
+    options: dict[str, Any], opened: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = GPTDataset.build_low_level_dataset
+
+    def replaced_and_opened(path: str, config: Any) -> Any:
+        write_pair(Path(path), [9] * 150)
+        return real(path, config)
+
+    monkeypatch.setattr(GPTDataset, "build_low_level_dataset", staticmethod(replaced_and_opened))
+    with pytest.raises(ChangedFileError, match=r"2_text\.idx: was replaced or written to after this job began"):
+        opened[0].datasets[2][0]
+
+
 def test_a_pair_that_is_replaced_while_the_cache_is_built_is_refused(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
