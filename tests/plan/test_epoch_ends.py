@@ -14,8 +14,8 @@ SOAK_PLANS = int(os.environ.get("MEGABLEND_SOAK_PLANS", "2000"))
 SOAK_SEED = int(os.environ.get("MEGABLEND_SOAK_SEED", "1"))
 
 
-def check_plan(given: oracle.Plan) -> None:
-    """Order, promises and first repeats of a plan against the oracle."""
+def check_plan(given: oracle.Plan) -> float:
+    """Order, promises and first repeats of a plan against the oracle; by how many samples an epoch's end exceeds a quarter."""
     plan = lane_plan(**given)
     sources, ordinals = plan.locate_many(np.arange(plan.num_samples))
     walked = oracle.walk(**given)
@@ -34,11 +34,13 @@ def check_plan(given: oracle.Plan) -> None:
         later = of_source[ordinals[of_source] >= ordinal]
         assert plan.first_sample_from(source, ordinal) == (int(later[0]) if len(later) else None), (ordinal, given)
     if given["epoch_tokens"] is None:
-        return
+        return 0.0
     check_that_epochs_mix_in_one_cycle(given, sources, ordinals)
-    for end in oracle.epoch_ends(given, walked):
+    ends = list(oracle.epoch_ends(given, walked))
+    for end in ends:
         assert end.early <= end.cycle_samples // 2, (end, given)  # proved in megablend.kernels.plan.periods
         assert end.early <= end.measured, (end, given)
+    return max((end.early - end.cycle_samples / 4 for end in ends), default=0.0)
 
 
 def check_that_epochs_mix_in_one_cycle(given: oracle.Plan, sources: np.ndarray, ordinals: np.ndarray) -> None:
@@ -60,8 +62,8 @@ def check_that_epochs_mix_in_one_cycle(given: oracle.Plan, sources: np.ndarray, 
 
 def test_random_plans_equal_the_oracle() -> None:
     rng = random.Random(0)
-    for _ in range(40):
-        check_plan(oracle.draw_plan(rng, most_samples=600))
+    excess = [check_plan(oracle.draw_plan(rng, most_samples=600)) for _ in range(40)]
+    assert max(excess) <= 2
 
 
 @pytest.mark.slow
@@ -107,7 +109,7 @@ def test_an_epoch_begins_when_the_last_one_has_ended(
             ends.append(oracle.EpochEnd(0, int((ordinals[ours][:worth] >= worth).sum()), int(of_cycle), True, epoch))
         early[name] = ends
     assert len(early["regarded"]) >= 2
-    assert all(end.early <= end.measured for end in early["regarded"])
+    assert max(end.early - end.cycle_samples / 4 for end in early["regarded"]) <= 2
     if lanes > 1:
         assert max(end.early - end.cycle_samples / 4 for end in early["not"]) > 20
 
@@ -141,8 +143,8 @@ def test_epochs_as_long_as_a_cycle_or_shorter(epoch: int) -> None:
         "epoch_tokens": [epoch],
         "sample_tokens": 1,
     }
-    check_plan(given)
-    check_plan(given | {"totals": [[97, 100]], "spans": [3, 1], "epoch_tokens": [epoch, 7]})
+    assert check_plan(given) <= 2
+    assert check_plan(given | {"totals": [[97, 100]], "spans": [3, 1], "epoch_tokens": [epoch, 7]}) <= 2
 
 
 def test_epochs_of_less_than_a_sample_and_of_more_than_a_run() -> None:
