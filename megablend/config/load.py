@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -26,6 +27,8 @@ from megablend.config.places import Places
 from megablend.errors import ConfigError
 from megablend.system.failures import cause_of, remedy_of
 
+MAX_PROBLEMS = 20
+"""Problems of a config that an error lists."""
 _IRRELEVANT = (
     *("cache", "local_cache", "memory", "file_checks_per_second", "direct_io", "storage", "warnings", "on_bad_sample"),
     *("vocab_size", "eod_token"),
@@ -61,11 +64,19 @@ def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str |
     try:
         checked = Config.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(explain_errors(error, place, data))) from None
+        raise ConfigError(_join_problems(error, place, data)) from None
     loaded = make_paths_absolute(checked, base, place)
     if (digest := _digest_request(data)) is not None:
         loaded.set_request_digest(digest)
     return loaded
+
+
+def _join_problems(error: ValidationError, place: Places, data: Mapping[str, Any]) -> str:
+    """A line for each of the first problems of a config, and how many more there are."""
+    lines = list(islice(explain_errors(error, place, data), MAX_PROBLEMS))
+    if (more := error.error_count() - len(lines)) > 0:
+        lines.append(f"{place.name}: and {more:,} more problems; mend these first")
+    return "\n".join(lines)
 
 
 def _digest_request(data: Mapping[str, Any]) -> str | None:

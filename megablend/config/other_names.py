@@ -29,6 +29,18 @@ _OTHER_NAMES = {
     "append_eod": ("eos_token_id", "eod", "eos"),
 }
 """What Megatron, Streaming, datasets, nanotron and others call something like our keys."""
+_SET_ELSEWHERE = {
+    "batch_size": "batches are not part of the data: give `micro_batch_size=` to megablend.Loader",
+    "micro_batch_size": "batches are not part of the data: give `micro_batch_size=` to megablend.Loader",
+    "global_batch_size": "it is micro batch x data-parallel size x accumulated steps of your training loop; remove the key",
+    "tokenizer": "sources hold tokens already; for checks of token ids give `vocab_size` (a number, or a tokenizer.json)",
+    "shuffle": "runs are always shuffled, unless `order: sequential`; `shuffle_window` sets how far blocks are mixed",
+    "drop_last": "give `drop_last=` to megablend.Loader",
+    "num_workers": "give `num_workers=` to megablend.Loader",
+}
+"""Keys of other tools that are set elsewhere here, or not at all: what to do instead."""
+_MAX_LISTED = 12
+"""Known keys that a message lists."""
 
 
 def explain_unknown(key: str, known: Collection[str], keys_of_sources: Sequence[str]) -> str:
@@ -38,13 +50,21 @@ def explain_unknown(key: str, known: Collection[str], keys_of_sources: Sequence[
         known: the keys that may stand there.
         keys_of_sources: the keys that each source may have.
     """
-    meant = next((ours for ours, others in _OTHER_NAMES.items() if key in (*others, ours)), None)
+    spelled = key.replace("-", "_")
+    meant = next((ours for ours, others in _OTHER_NAMES.items() if spelled in (*others, ours)), None)
     if meant in known:
         return f"did you mean {meant!r}?"
     if meant in keys_of_sources:
         return f"each source has its own `{meant}`"
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else f"known ones are {', '.join(known)}"
+    if spelled in _SET_ELSEWHERE:
+        return _SET_ELSEWHERE[spelled]
+    # a high cutoff: the nearest of many keys is often a different one, and a wrong hint costs more than none
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    if len(known) > _MAX_LISTED:
+        return "docs/configuration.md lists the keys"
+    return f"known ones are {', '.join(known)}"
 
 
 def explain_mapping(keys: Collection[object], keys_of_sources: Collection[str]) -> str:

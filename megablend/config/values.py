@@ -20,6 +20,8 @@ SIZE: Literal["size"] = "size"
 MAX_COUNT = 1 << 62
 MAX_EXPONENT = 100
 """Largest power of ten in a number: a typing error such as 1e999999999 would be stored exactly, digit by digit."""
+_POWERS = {"m": 6, "b": 9, "g": 9, "t": 12}
+"""Powers of ten that the last letter of a number stands for, which a config does not accept."""
 
 
 def _number(value: object, *, least: str = "0 or more") -> Fraction:
@@ -31,10 +33,22 @@ def _number(value: object, *, least: str = "0 or more") -> Fraction:
             raise InvalidOperation
         number = value if isinstance(value, Fraction) else _exact(Decimal(str(value).strip().replace("_", "")))
     except (InvalidOperation, ValueError, OverflowError):
-        raise ValueError(f"found {value!r}, expected a finite number") from None
+        raise ValueError(f"found {value!r}, expected a finite number{_spell_out(value)}") from None
     if number < 0:
         raise ValueError(f"found {value!r}, expected {least}")
     return number
+
+
+def _spell_out(value: object) -> str:
+    """How to write a number that ends in a unit, such as 50B: nobody can tell 4,000 from 4,096 by `4k`; empty for others."""
+    written = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmbgt])i?\s*", str(value), re.IGNORECASE)
+    if written is None:
+        return ""
+    number = written[1]
+    unit = written[2].lower()
+    if unit == "k":
+        return f": write {Decimal(number) * 1000:f} or {Decimal(number) * 1024:f} in full"
+    return f": write it as {number}e{_POWERS[unit]}"
 
 
 def _exact(written: Decimal) -> Fraction:

@@ -135,6 +135,20 @@ BAD = [
     ),
     ("data/docs_text", "hf://user/docs", 12, "sources[1].path", "hf:// is not supported: download the dataset once"),
     ("run: demo", "run: ../demo", 2, "run", "found '../demo'"),
+    ("samples: 9000", "tokens: 50B", 5, "tokens", "found '50B', expected a finite number: write it as 50e9"),
+    ("samples: 9000", "samples: 1.5M", 5, "samples", "expected a finite number: write it as 1.5e6"),
+    ("samples: 9000", "samples: 4k", 5, "samples", "expected a finite number: write 4000 or 4096 in full"),
+    (
+        "seed: 1234",
+        "batch_size: 8",
+        4,
+        "batch_size",
+        "unknown key; batches are not part of the data: give `micro_batch_size=",
+    ),
+    ("seed: 1234", "global_batch_size: 8", 4, "global_batch_size", "it is micro batch x data-parallel size"),
+    ("seed: 1234", "tokenizer: gpt2", 4, "tokenizer", "sources hold tokens already"),
+    ("seed: 1234", "shuffle: true", 4, "shuffle", "runs are always shuffled, unless `order: sequential`"),
+    ("seed: 1234", "colour: red", 4, "colour", "unknown key; docs/configuration.md lists the keys"),
     ("run: demo", f"run: {'x' * 101}", 2, "run", "expected at most 100 letters, digits"),
     ("weight: 0.5", "weight: 1e999999999", 11, "sources[0].weight", "found '1e999999999', expected a finite number"),
     ("weight: 0.5", "weight: 1e-999999999", 11, "sources[0].weight", "found '1e-999999999', expected a finite number"),
@@ -148,6 +162,13 @@ BAD = [
         "eod_mask_loss needs to know the end-of-document token, and the sources append different ones (0, none)",
     ),
 ]
+
+
+def test_only_the_first_problems_of_many_are_listed(tmp_path: Path) -> None:
+    config = {"cache": "c", "sequence_length": 8, "samples": 8, "sources": []} | {f"key{i}": i for i in range(100_000)}
+    with pytest.raises(ConfigError, match=r"and 99,98\d more problems; mend these first") as caught:
+        load_config(config)
+    assert len(str(caught.value)) < 4000
 
 
 @pytest.mark.parametrize(

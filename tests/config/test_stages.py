@@ -75,9 +75,9 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
         ),
         ([{"samples": 8, "lane": 3}], {}, "stages[0].lane: unknown key; did you mean 'lanes'?"),
         (
-            [{"samples": 8, "sources": {"web": {"wait": 3}}}],
+            [{"samples": 8, "sources": {"web": {"waight": 3}}}],
             {},
-            "sources.web.wait: unknown key; did you mean 'weight'?",
+            "sources.web.waight: unknown key; did you mean 'weight'?",
         ),
         (
             [{"samples": 8, "sources": {"wep": {"weight": 3}}}],
