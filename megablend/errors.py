@@ -63,9 +63,13 @@ CHANGED_REMEDY = (
 """What to do about a file that is not the one that was indexed. A rebuild alone does not move a run to the new index."""
 
 
+WITHOUT_IT = "to go on without it, amend the run (`new_data` or `withdraw` of a stage, docs/stages.md)"
+"""What to do about a file that a run needs and that is gone for good."""
+
+
 MISSING_REMEDY = (
-    "restore the file; or continue without it: if the config names it, remove it there, give the run another name (`run:`) and "
-    "run `megablend build CONFIG`"
+    f"restore the file; {WITHOUT_IT}; or, if the config names it, remove it there, give the run another name (`run:`) and run "
+    "`megablend build CONFIG`"
 )
 """What to do about a file that was indexed and does not exist any more."""
 

@@ -183,10 +183,14 @@ def _check_stages(config: Config, cut: Ledger) -> None:
     """Raises: ConfigError where the config has no stages, with those of the run as it would list them."""
     at = cut.num_samples
     if not config.stages and at < cut.stages[-1].end:
-        listed = ", ".join(f"{{samples: {stage.end}}}" for stage in cut.stages)
+        if len(cut.stages) > 1:  # what their stages said is not in the ledger
+            raise ConfigError(
+                f"the config has no `stages`, but run {cut.run!r} has {len(cut.stages)} before sample {at:,}: list them as they "
+                f"were (`megablend runs show`), then one with `from: {at}` and what changes"
+            )
         raise ConfigError(
-            f"the config has no `stages`: add `stages: [{listed}, {{from: {at}, ...}}]`, with what changes from sample {at:,} on "
-            "in place of `...`"
+            f"the config has no `stages`: add `stages: [{{samples: {cut.stages[0].end}}}, {{from: {at}, ...}}]`, with what "
+            f"changes from sample {at:,} on in place of `...`"
         )
 
 

@@ -119,14 +119,15 @@ def _print_split(console: Console, title: str, described: dict[str, Any]) -> Non
         "left in epoch",
         "first sample",
         "last sample",
-        "epoch 1 ends",
+        "epoch 0 ends",
         "worst error",
         "stored MB",
     )
+    is_blended = described["blended"]  # else nobody requested shares, and the sources follow one another
     rows = [
         (
             source["name"],
-            f"{source['requested_share']:.6f}",
+            f"{source['requested_share']:.6f}" if is_blended else "",
             f"{source['actual_share']:.6f}",
             f"{source['samples']:,}",
             f"{source['tokens_read']:,}",
@@ -138,7 +139,7 @@ def _print_split(console: Console, title: str, described: dict[str, Any]) -> Non
             _number(source["first_sample"]),
             _number(source["last_sample"]),
             _number(next(iter(source["epoch_ends"]), None)),
-            f"{source['worst_prefix_error']:.2f}",
+            f"{source['worst_prefix_error']:.2f}" if is_blended else "",
             f"{source['stored_bytes'] / 1e6:,.1f}",
         )
         for source in described["sources"]
@@ -153,9 +154,11 @@ def _print_split(console: Console, title: str, described: dict[str, Any]) -> Non
             print_line(f"source {source['name']!r}: {tokens} in the epoch in which they were withdrawn")
     first = described["first_repeated_source"]
     if first is not None:
-        print_line(f"first source to begin a second epoch: {first['source']!r}, at sample {first['sample']:,}")
+        print_line(
+            f"first source to begin epoch 1, which reads its tokens again: {first['source']!r}, at sample {first['sample']:,}"
+        )
     elif described["blended"]:
-        print_line("no source begins a second epoch")
+        print_line("no source begins epoch 1: no token is read twice")
 
 
 def _cap(source: dict[str, Any]) -> str:
@@ -191,7 +194,7 @@ def _print_stages(console: Console, split: str, stages: Sequence[dict[str, Any]]
             if shares[source["name"]] != before.get(source["name"])
         ]
         title = (
-            f"{split}, stage {number + 1}: samples {stage['start']:,} to {stage['stop']:,} of {stage['sequence_length']:,} "
+            f"{split}, stage {number}: samples {stage['start']:,} to {stage['stop']:,} of {stage['sequence_length']:,} "
             f"tokens, {stage['lanes']:,} lanes"
         )
         columns = (

@@ -30,7 +30,7 @@ from megablend.cli.options import as_json, in_cache, print_json
 from megablend.cli.runs import runs
 from megablend.cli.show import show
 from megablend.cli.skip import skip
-from megablend.errors import ConfigError, MegablendError
+from megablend.errors import CacheError, ConfigError, MegablendError
 from megablend.system.failures import translate
 
 EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED = 2, 70, 130
@@ -128,7 +128,11 @@ def verify(what: str, data: bool, as_json: bool) -> None:
 
     cache = resolve_cache(what)
     if not cache.folder.is_dir():
-        raise ConfigError(f"{what}: found no such folder, expected a cache that `megablend build CONFIG` filled")
+        if Path(what).is_file():
+            raise CacheError(
+                f"{what}: its cache {cache.location} does not exist yet; `megablend build {what}` makes it"
+            )
+        raise ConfigError(f"{what}: found no such folder, expected a config, or a cache that `megablend build` filled")
     with progress_on(sys.stderr, doing="verifying", done="verified") as progress:
         result = verify_cache(what, data=data, progress=progress)
     if as_json:

@@ -118,7 +118,7 @@ def print_built(built: BuildResult, *, ranks: int) -> None:
     if built.stages_before == len(ledger.ends):
         done = "is unchanged"
     elif built.stages_before:
-        done = f"was extended: stage {len(ledger.ends)} appended"
+        done = f"was extended: stage {len(ledger.ends) - 1} appended"
     else:
         done = "is new"
     print_line(f"run {ledger.run!r} {done}: {ledger.ends[-1]:,} samples, plan {ledger.digest}")

@@ -30,6 +30,10 @@ ENTRY_POINTS = "megablend.formats"
 BUILT_IN: tuple[Format, ...] = (PARQUET, ARROW, ARROW_STREAM, MEGATRON, RAW)
 FORMATS: dict[str, Format] = {each.name: each for each in BUILT_IN}
 """Formats by name; those of other packages are added when they are first needed."""
+TEXT_SUFFIXES = tuple(
+    name + packed for name in (".jsonl", ".json", ".txt", ".csv", ".tsv") for packed in ("", ".gz", ".zst", ".xz")
+)
+"""Suffixes of text, which is not read."""
 _HEAD_BYTES = 64
 """Read once for all formats that share a suffix."""
 
@@ -87,6 +91,11 @@ def format_of(path: str, storage: Storage) -> Format:
     pair = f"; {missing[0]} does not exist, but the other file of the pair does" if len(missing) == 1 else ""
     if pair and (remedy := MEGATRON.describe_missing_remedy(missing[0])):
         pair += f": {remedy}"
+    if path.lower().endswith(TEXT_SUFFIXES):
+        raise ConfigError(
+            f"{path}: text, not tokens: tokenise it first, for instance to Parquet with a column of token ids (docs/parquet.md), "
+            "or with Megatron's preprocess_data.py to .bin/.idx"
+        )
     raise ConfigError(
         f"{path}: unknown kind of file{pair}; known suffixes: {', '.join(list_suffixes())}, or the prefix of a .bin/.idx pair; "
         f"for files with other names, set `format` to one of {', '.join(list_names())}"

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from megablend.errors import ConfigError, DataError
 from megablend.formats import FORMATS, format_of, get_format
 from megablend.formats.base import Format
-from megablend.formats.registry import list_suffixes
+from megablend.formats.registry import TEXT_SUFFIXES, list_suffixes
 from megablend.index.source_spec import SourceListing, SourceSpec
 from megablend.storage import location
 from megablend.storage.base import Storage
@@ -247,6 +247,8 @@ def _advice(folder: str, storage: Storage) -> str:
             return f"specify its files as `{below}{endings.most_common(1)[0][0]}`"
         if any(name.endswith(_SHARD_ENDINGS) for name in names):
             return "it contains MosaicML MDS shards, which megablend does not read: write the tokens to Parquet, and use that"
+        if any(name.lower().endswith(TEXT_SUFFIXES) for name in names):
+            return "it contains text, not tokens: tokenise it first, for instance to Parquet (docs/parquet.md)"
     return f"it contains no files that megablend reads ({', '.join(list_suffixes())}): specify files in another folder"
 
 

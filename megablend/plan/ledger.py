@@ -169,11 +169,9 @@ class Ledger:
             other = requested.stage_at(start)
             where = f"in stage {number}, from sample {start:,} on, " if number else ""
             if start < stop and (reason := describe_difference(stage.blend, other.blend)):
-                would_become = self.with_blends([other.blend] * len(self.stages)).digest
-                changed = "" if number else f" (plan {self.digest} would become {would_become})"
                 raise PlanError(
-                    f"run {self.run!r} has already started, so its order is fixed: {where}{reason}{changed}; {self._remedy}"
-                    f"{_explain_amending(stage, reason)}"
+                    f"run {self.run!r} has already started, so its order is fixed: {where}{reason}; {self._remedy}"
+                    f"{self._explain_amending(reason)}"
                 )
             last = min(stop, stage.stop) - 1
             after = requested.stage_at(last)
@@ -187,22 +185,20 @@ class Ledger:
     @property
     def _remedy(self) -> str:
         return (
-            f"give the new one another name (`run:`), restore the config that run {self.run!r} was built with, or let the next "
-            "build plan it again (`megablend runs reset CONFIG`)"
+            "give the new one another name (`run:`), restore the config, or let the next build plan it again (`megablend runs "
+            "reset CONFIG`)"
         )
 
-
-def _explain_amending(stage: Stage, reason: str) -> str:
-    """How to change from some sample on what a run can change; empty where it cannot."""
-    what = reason.partition(" ")[0]
-    if what not in ("share", "lanes", "shuffle_window", "sequence_length"):
-        return ""
-    change = "sources: {NAME: {weight: NUMBER}}" if what == "share" else f"{what}: NUMBER"
-    return (
-        ", or change it from where training is: restore the previous value, list the change as a stage after the one that was "
-        f"built, `stages: [{{samples: {stage.end}}}, {{{change}}}]`, beside the run's length (`samples:`, which may be raised), "
-        "and commit that (`megablend amend CONFIG --at SAMPLE`)"
-    )
+    def _explain_amending(self, reason: str) -> str:
+        """How to change from some sample on what a run can change; empty if it cannot."""
+        what = reason.partition(" ")[0]
+        if what not in ("share", "lanes", "shuffle_window", "sequence_length"):
+            return ""
+        change = "sources: {NAME: {weight: NUMBER}}" if what == "share" else f"{what}: NUMBER"
+        stages = "the change as a further stage"
+        if len(self.stages) == 1:  # else the config lists stages already, in words that the ledger does not know
+            stages = f"`stages: [{{samples: {self.stages[0].end}}}, {{{change}}}]`"
+        return f"; to change it from where training is, restore it, add {stages} and run `megablend amend CONFIG --at SAMPLE`"
 
 
 def _with_cycles(blend: Blend, fixed: Blend) -> Blend:

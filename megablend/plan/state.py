@@ -117,6 +117,11 @@ class State:
                 f"the index differs{where}: the state was saved with {', '.join(self.indices)}, this dataset reads "
                 f"{', '.join(indices)}; {remedy}"
             )
+        if not differs and consumed > stages[-1].stop and self.plan == stages[-1].digest:
+            raise StateError(
+                f"the state is of sample {consumed:,}, but run {self.run!r} ends at sample {stages[-1].stop:,} in the plan that "
+                "it names: its consumed_samples was changed; load another checkpoint"
+            )
         if differs or consumed > stages[-1].stop:
             raise StateError(
                 f"the plan differs{where}: the state was saved with {self.plan}, this dataset has {stages[-1].digest}; open the "

@@ -20,7 +20,8 @@ class MemoryNeed:
     limit_per_rank: int
     """What `memory` allows them together."""
     most_lanes: int | None
-    """The most lanes that suit the loaders and for which `memory` is enough; None where memory does not depend on lanes."""
+    """The most lanes that suit the loaders and the run's length and for which `memory` is enough; None if memory does not
+    depend on lanes."""
 
 
 def find_memory_need(run: Run, *, micro_batch_size: int, data_parallel_size: int, num_workers: int) -> MemoryNeed:
@@ -32,7 +33,10 @@ def find_memory_need(run: Run, *, micro_batch_size: int, data_parallel_size: int
     budget = max(budgets, key=lambda each: each.batches)  # where samples are longest
     needed, most = budget.batches + budget.orders, None
     if run.has_lanes and run.consumes_whole_blocks:
-        most = turn * _count_rounds(run, budget, micro_batch_size, MAX_LANES // turn)
+        # More lanes than the run has windows would not even fill one cycle.
+        windows = max(run.num_samples // blend.shuffle_window for blend in run.blends)
+        useful = min(MAX_LANES, max(windows, *(blend.lanes for blend in run.blends)))
+        most = turn * _count_rounds(run, budget, micro_batch_size, useful // turn)
         lanes = max(lanes_of(blend.lanes, micro_batch_size, turn) for blend in run.blends)
         needed += math.ceil(blocks_of_lanes(run, lanes).sum() / SHARES["blocks"] * NUM_SHARES)
     return MemoryNeed(bytes_per_rank=processes * needed, limit_per_rank=processes * run.config.memory, most_lanes=most)

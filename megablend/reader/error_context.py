@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megablend.errors import DataError, MegablendError
+from megablend.errors import WITHOUT_IT, DataError, MegablendError
 from megablend.plan.run import Run
 
 
@@ -20,6 +20,9 @@ def name_sample(run: Run, ks: Sequence[int], error: DataError) -> DataError:
         column = generation.columns[int(generation.file_columns[file])]
         if error.path in column.kind.files(generation.path(file, run.store.roots)):
             needed = f"needed for sample {ks[row]:,} of {run.split}, source {column.source_name!r}"
-            remedy = "restore the file and resume; `megablend check CONFIG` lists all files that are missing or changed"
+            remedy = (
+                "restore the file and resume; `megablend check CONFIG` lists all files that are missing or changed; "
+                f"{WITHOUT_IT}"
+            )
             return type(error)(error.path, f"{error.problem} ({needed}; {remedy})", offset=error.offset)
     return error

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from queue import Empty, SimpleQueue
 
-from megablend.errors import ChangedFileError, DataError, MissingFileError
+from megablend.errors import WITHOUT_IT, ChangedFileError, DataError, MissingFileError
 from megablend.index.check_files import FileChecker
 from megablend.plan.run_files import RunFile
 from megablend.storage.waits import Waits
@@ -186,5 +186,5 @@ def _look(
 
 def _explained(error: DataError) -> DataError:
     remedy = "found by the background check of files, before a sample needed it; restore the file and resume; "
-    remedy += "`megablend check CONFIG` lists all files that are missing or changed"
+    remedy += f"`megablend check CONFIG` lists all files that are missing or changed; {WITHOUT_IT}"
     return type(error)(error.path, f"{error.problem}: {remedy}", offset=error.offset)

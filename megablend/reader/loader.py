@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,6 +38,14 @@ SETTINGS = (
     "worker_init_fn",
 )
 """Attributes of a DataLoader that a Loader has as well."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pass:
+    """An iteration that is under way."""
+
+    num_batches: int
+    """What it yields in all."""
 
 
 class Loader:
@@ -97,6 +106,7 @@ class Loader:
         self._threads = Threads()
         self._watch = _watch_of(dataset, self.sampler.data_parallel_rank, self.sampler.data_parallel_size)
         self._position_lost = False
+        self._pass: _Pass | None = None
         options = choose_start_method(checked_options(options), dataset.run.config)
         self._check_lanes(options["num_workers"])
         if "collate_fn" in options:  # it takes single samples
@@ -115,8 +125,19 @@ class Loader:
         self._loader = DataLoader(counted, batch_size=None, sampler=self.sampler, **options)
 
     def __len__(self) -> int:
-        """The number of remaining batches."""
-        return self.sampler.steps_after(self.consumed_samples)
+        """The number of batches that the next iteration yields; while one is under way, what it yields in all.
+
+        After `load_state_dict` these are the batches that are left; `batches_total` is the number of the whole run.
+        """
+        if self._pass is not None:
+            return self._pass.num_batches
+        self.sampler.consumed_samples = self.consumed_samples
+        return len(self.sampler)
+
+    @property
+    def batches_total(self) -> int:
+        """The number of batches of the whole run, whatever the position."""
+        return self.sampler.steps_after(0)
 
     def __getattr__(self, name: str) -> Any:
         if name in SETTINGS and "_loader" in self.__dict__:
@@ -146,8 +167,12 @@ class Loader:
             self._watch.stop()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if len(self) == 0 and self.dataset.run.split != "train":
-            self.consumed_samples = 0
+        self.sampler.consumed_samples = self.consumed_samples
+        self.consumed_samples = self.sampler.next_start()
+        self._pass = _Pass(len(self.sampler))
+        return self._yield_batches(self._pass)
+
+    def _yield_batches(self, current: _Pass) -> Iterator[dict[str, Any]]:
         self.sampler.consumed_samples = self.consumed_samples
         try:
             for batch in self._counts.watch(self._batches()):
@@ -160,6 +185,8 @@ class Loader:
             raise
         finally:  # also when the garbage collector ends this generator, in any thread
             self._watch.stop()
+            if self._pass is current:  # not another iterator's, which was made since
+                self._pass = None
         self.close()
 
     def _batches(self) -> Iterator[dict[str, Any]]:
@@ -225,6 +252,7 @@ class Loader:
         self.sampler.load_state_dict(state)
         self.consumed_samples = self.sampler.consumed_samples
         self._position_lost = False
+        self._pass = None
 
     def _check_lanes(self, num_workers: int) -> None:
         run = self.dataset.run

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch.utils.data
 
 from megablend.errors import ConfigError
@@ -19,6 +22,7 @@ from megablend.prefetch.read_counts import ReadCounts
 from megablend.reader.batch_dataset import BatchDataset
 
 T = TypeVar("T")
+Float64s = npt.NDArray[np.float64]
 
 
 class CountedBatch(NamedTuple):
@@ -72,14 +76,15 @@ def describe_progress(run: Run, consumed_samples: int, skips: Skips | None = Non
         skips: ranges of samples that are not trained on, and not counted by source.
 
     Returns: run, split, consumed_samples, num_samples, and sources: for each name, dataset_id, samples, tokens, epochs, share (of
-        the samples trained on so far; 0 before the first) and planned_share (of the whole run).
+        the samples trained on so far; 0 before the first) and planned_share (what the stages so far plan for them; before the
+        first, what the first stage plans).
     """
     skips = skips or Skips()
     samples, tokens_read = (
         _count_trained(count, consumed_samples, skips).tolist() for count in (run.plan.counts, run.plan.count_tokens)
     )
     trained = skips.count_trained(consumed_samples)
-    totals = run.plan.counts(run.num_samples).tolist()
+    planned = _plan_shares(run, max(1, consumed_samples)).tolist()
     return {
         "run": run.ledger.run,
         "split": run.split,
@@ -93,11 +98,26 @@ def describe_progress(run: Run, consumed_samples: int, skips: Skips | None = Non
                 "tokens": tokens_read[i],
                 "epochs": tokens_read[i] / tokens if tokens else 0.0,
                 "share": samples[i] / trained if trained else 0.0,
-                "planned_share": totals[i] / run.num_samples,
+                "planned_share": planned[i],
             }
             for i, (source, tokens) in enumerate(zip(run.sources, run.tokens, strict=True))
         ],
     }
+
+
+def _plan_shares(run: Run, count: int) -> Float64s:
+    """The shares that the stages plan for the first `count` samples, float64 [num_sources].
+
+    Stages before the last of them count with what they gave; that one with its share of the whole stage.
+    """
+    number = bisect.bisect_left(run.ledger.ends, count)
+    number = min(number, len(run.ledger.ends) - 1)
+    start = run.ledger.starts[number]
+    stop = run.ledger.ends[number]
+    given = run.plan.counts(start)
+    of_stage = (run.plan.counts(stop) - given) * ((count - start) / max(1, stop - start))
+    shares: Float64s = (given + of_stage) / count
+    return shares
 
 
 def _count_trained(count: Callable[[int], Int64s], consumed_samples: int, skips: Skips) -> Int64s:

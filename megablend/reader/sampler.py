@@ -96,8 +96,14 @@ class PretrainingSampler(Sampler[list[int]]):
             start = before.stop
 
     def __len__(self) -> int:
-        """The number of remaining batches."""
-        return self.steps_after(self.consumed_samples)
+        """The number of batches that the next iteration yields."""
+        return self.steps_after(self.next_start())
+
+    def next_start(self) -> int:
+        """The sample number at which the next iteration begins: a validation split that is through begins anew."""
+        if self.dataset.run.split != "train" and self.steps_after(self.consumed_samples) == 0:
+            return 0
+        return self.consumed_samples
 
     def steps_after(self, consumed_samples: int) -> int:
         """The number of micro steps from a sample number to the end of the run."""
@@ -125,10 +131,8 @@ class PretrainingSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         refuse_second_split()
-        if len(self) == 0 and self.dataset.run.split != "train":
-            self.consumed_samples = 0
-        start = self.consumed_samples
-        for _ in range(len(self)):
+        start = self.next_start()
+        for _ in range(self.steps_after(start)):
             first, start = self.next_step(start)
             begin = first + self.data_parallel_rank * self.micro_batch_size
             self.consumed_samples = start  # before the yield: the state includes the batch that was just yielded

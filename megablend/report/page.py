@@ -31,7 +31,7 @@ COLUMNS = (
     "tokens left in epoch",
     "first sample",
     "last sample",
-    "epoch 1 ends",
+    "epoch 0 ends",
     "worst prefix error",
     "stored MB",
 )
@@ -134,16 +134,17 @@ def _split(name: str, split: SplitDescription, charts: Sequence[Chart]) -> Itera
         return
     yield f"<p>{split.samples:,} samples, {split.tokens:,} tokens, {kind}.</p>"
     if (repeat := split.first_repeated_source) is not None:
-        yield f"<p>{escape(repeat.source)} is the first source to begin a second epoch, at sample {repeat.sample:,}.</p>"
+        again = "is the first source to begin epoch 1, which reads its tokens again"
+        yield f"<p>{escape(repeat.source)} {again}, at sample {repeat.sample:,}.</p>"
     for chart in charts:
         yield f"<figure><h3>{escape(chart.title)}</h3><figcaption>{escape(chart.text)}</figcaption>"
         yield f'<div class="drawing" tabindex="0" role="group" aria-label="{escape(chart.title)}">'
         yield f'<div class="wide">{chart.wide}</div><div class="narrow">{chart.narrow}</div></div></figure>'
-    yield from _table(name, split.sources)
+    yield from _table(name, split.sources, split.blended)
     yield "</section>"
 
 
-def _table(name: str, sources: Sequence[SourceDescription]) -> Iterator[str]:
+def _table(name: str, sources: Sequence[SourceDescription], is_blended: bool) -> Iterator[str]:
     count = f"{len(sources):,} sources"
     yield f'<div data-table id="sources-{name}">'
     yield f'<div class="search" hidden><label for="search-{name}">Search sources of {name}</label>'
@@ -154,7 +155,7 @@ def _table(name: str, sources: Sequence[SourceDescription]) -> Iterator[str]:
     yield "</tr></thead><tbody>"
     for source in sources:
         title = escape(source.name, quote=True)
-        yield f'<tr><th scope="row" title="{title}">{title}</th>{"".join(_cells(_numbers(source)))}</tr>'
+        yield f'<tr><th scope="row" title="{title}">{title}</th>{"".join(_cells(_numbers(source, is_blended)))}</tr>'
     yield "</tbody></table></div></div>"
 
 
@@ -163,9 +164,10 @@ def _cells(cells: Iterable[Cell]) -> Iterator[str]:
         yield "<td></td>" if value is None else f'<td data-value="{value:.12g}">{text}</td>'
 
 
-def _numbers(source: SourceDescription) -> list[Cell]:
+def _numbers(source: SourceDescription, is_blended: bool) -> list[Cell]:
+    nothing: Cell = ("", None)  # of an unblended split nobody requested shares
     return [
-        (f"{source.requested_share:.6f}", source.requested_share),
+        (f"{source.requested_share:.6f}", source.requested_share) if is_blended else nothing,
         (f"{source.actual_share:.6f}", source.actual_share),
         _whole(source.samples),
         _whole(source.tokens_read),
@@ -177,7 +179,7 @@ def _numbers(source: SourceDescription) -> list[Cell]:
         _whole(source.first_sample),
         _whole(source.last_sample),
         _whole(source.epoch_ends[0] if source.epoch_ends else None),
-        (f"{source.worst_prefix_error:.2f}", source.worst_prefix_error),
+        (f"{source.worst_prefix_error:.2f}", source.worst_prefix_error) if is_blended else nothing,
         (f"{source.stored_bytes / 1e6:,.1f}", source.stored_bytes),
     ]
 

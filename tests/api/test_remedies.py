@@ -450,7 +450,7 @@ def test_a_run_that_is_planned_again(tmp_path: Path) -> None:
         message = refused(given | change)
         assert "give the new one another name (`run:`)" in message
         works(given | change | {"run": f"other-{len(change)}-{next(iter(change))}"})
-        works(given)  # "restore the config that run 'default' was built with"
+        works(given)  # "restore the config"
         path.write_text(json.dumps(given | change))
         advised = re.search("let the next build plan it again \\(`megablend ([^`]+)`\\)", message)
         assert advised, message

@@ -88,7 +88,7 @@ def test_describe_tells_what_there_is_and_what_is_given(tmp_path: Path, built: P
         "stages end at sample 100",
     ):
         assert said in done.stdout
-    assert "first source to begin a second epoch: 's" in done.stdout
+    assert "first source to begin epoch 1, which reads its tokens again: 's" in done.stdout
     printed = run("describe", built, "--micro-batch", 4, "--ranks", 2).stdout
     assert "read amplification: " in printed
     of_cache = run("describe", tmp_path / "cache").stdout

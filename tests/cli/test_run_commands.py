@@ -160,7 +160,7 @@ def test_show_prints_few_tokens_unless_asked(config: Path, command: Command) -> 
         (["describe", "{config}", "--rank", "2"], 2, "UsageError", "No such option"),
         (["describe", "{config}", "--workers", "1"], 2, "UsageError", "--workers 1 needs --micro-batch"),
         (["show", "{config}", "--sample", "0"], 3, "CacheError", "was not built"),
-        (["verify", "{config}"], 2, "ConfigError", "found no such folder, expected a cache"),
+        (["verify", "{config}"], 3, "CacheError", "does not exist yet; `megablend build "),
     ],
 )
 def test_errors_are_json_too(config: Path, command: Command, args: list[str], code: int, kind: str, says: str) -> None:

@@ -313,9 +313,8 @@ NOTES = [
     Mistake(
         "the way to another mix",
         {"run": "built", "s0": {"weight": 7}},
-        "or change it from where training is: restore the previous value, list the change as a stage after the one that was "
-        "built, `stages: [{samples: 200}, {sources: {NAME: {weight: NUMBER}}}]`, beside the run's length (`samples:`, which may "
-        "be raised), and commit that (`megablend amend CONFIG --at SAMPLE`)",
+        "to change it from where training is, restore it, add `stages: [{samples: 200}, {sources: {NAME: {weight: NUMBER}}}]` "
+        "and run `megablend amend CONFIG --at SAMPLE`",
         "NVIDIA/Megatron-LM#457",
     ),
     Mistake(
