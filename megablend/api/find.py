@@ -4,7 +4,8 @@ document, the blocks in which it begins and ends."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from megablend.blocks.block_store import BlockStore
 from megablend.blocks.splits import SplitBlocks, find_document
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
+from megablend.formats.base import DecodedBlock
 from megablend.index.file_table import FileEntry
 from megablend.index.snapshot import Snapshot
 from megablend.order.base import Placed
@@ -145,11 +147,18 @@ def _resolve(location: str) -> str:
     return location if find_scheme(location) else os.path.realpath(location)
 
 
-def stored_tokens(store: BlockStore, blocks: SplitBlocks, entry: FileEntry, row: int | None) -> tuple[int, int]:
+def stored_tokens(
+    store: BlockStore,
+    blocks: SplitBlocks,
+    entry: FileEntry,
+    row: int | None,
+    read: Callable[[int], DecodedBlock] | None = None,
+) -> tuple[int, int]:
     """The range of a source's stored tokens, counted in the split, that a file or one of its rows has; empty where none is in it.
 
     Args:
         store, blocks, entry: of one snapshot of the index.
+        read: as for `find_document`.
 
     Raises: ConfigError where there is no such row, or the index does not know rows; as BlockStore.read does.
     """
@@ -168,7 +177,7 @@ def stored_tokens(store: BlockStore, blocks: SplitBlocks, entry: FileEntry, row:
         raise ConfigError(f"{entry.name}: found row {row:,}, expected 0 to {entry.rows - 1:,}")
     before = generation.running("rows_before", [listed.blocks.start, entry.first_block])
     document = int(before[1] - before[0]) + row
-    edges = np.array([blocks.stored_position(*find_document(store, entry.column, document + i)) for i in (0, 1)])
+    edges = np.array([blocks.stored_position(*find_document(store, entry.column, document + i, read)) for i in (0, 1)])
     start, stop = np.clip(edges, 0, blocks.num_tokens).tolist()
     return start, stop
 
@@ -247,7 +256,9 @@ def _list_samples(
     for i, reading in enumerate(readings):
         if (known := entries.get(reading.blocks.generation.digest)) is not None:
             store, number = known
-            start, stop = stored_tokens(store, reading.blocks, store.generation.file(number), row)
+            start, stop = stored_tokens(
+                store, reading.blocks, store.generation.file(number), row, partial(_read_block, run, store)
+            )
             ranges[i], tokens = reading.count_remaining(start, stop), max(tokens, stop - start)
     for i, (reading, epochs) in enumerate(list_epochs(run, source)):
         start, stop = ranges.get(i, (0, 0))
@@ -257,6 +268,13 @@ def _list_samples(
                     return tokens, samples, False
                 samples.append(sample)
     return tokens, samples, True
+
+
+def _read_block(run: Run, store: BlockStore, block: int) -> DecodedBlock:
+    """Decode a block of one of the run's snapshots where its file is now, which may have been renamed since."""
+    first = run.store.first_blocks[run.store.stores.index(store)]
+    decoded: DecodedBlock = run.store.read([first + block])[0]
+    return decoded
 
 
 def _place_in_training(sample: dict[str, Any], skips: Skips, batch_size: int | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.blocks.block_store import BlockStore
-from megablend.formats.base import STARTS_MID_DOCUMENT
+from megablend.formats.base import STARTS_MID_DOCUMENT, DecodedBlock
 from megablend.fs.atomic_write import keep_computed
 from megablend.index.cache_folders import splits
 from megablend.index.document_table import PartDocuments, open_table
@@ -118,8 +118,14 @@ def cut_documents(
     return parts
 
 
-def find_document(store: BlockStore, source: int, document: int) -> tuple[int, int]:
-    """The block in which a document of the source begins, and the tokens in that block before it."""
+def find_document(
+    store: BlockStore, source: int, document: int, read: Callable[[int], DecodedBlock] | None = None
+) -> tuple[int, int]:
+    """The block in which a document of the source begins, and the tokens in that block before it.
+
+    Args:
+        read: decodes a block of `store`, if its file has another path by now; by default `store` does.
+    """
     generation, entry = store.generation, store.generation.sources[source]
     if document == 0:
         return entry.blocks.start, 0
@@ -129,7 +135,8 @@ def find_document(store: BlockStore, source: int, document: int) -> tuple[int, i
     block = int(generation.find_blocks("rows_before", entry.blocks, row)[0])
     piece = int((row - generation.running("rows_before", [block]))[0])
     piece += bool(generation.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT)
-    return block, int(store.read([block])[0].offsets[piece])
+    decoded = store.read([block])[0] if read is None else read(block)
+    return block, int(decoded.offsets[piece])
 
 
 class SplitBlocks:
