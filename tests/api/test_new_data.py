@@ -527,11 +527,12 @@ def test_renamed_files_are_read_where_they_are_now(tmp_path: Path, order: str) -
     hits = megablend.find(edited, "source1/z1.parquet")["found"]
     holding = find_holding(samples, tokens_of(OLD[1][50:]))
     assert {each["sample"] for found in hits for each in found["samples"]} >= set(holding)
-    row = max(range(len(OLD[1][50:])), key=lambda i: len(OLD[1][50 + i] or []))
-    of_row = megablend.find(edited, "source1/z1.parquet", row)["found"]
-    expected = find_holding(samples, OLD[1][50 + row] or [])
-    assert expected
-    assert {each["sample"] for found in of_row for each in found["samples"]} >= set(expected)
+    if order == "document":  # else the index has no counts of documents
+        row = max(range(len(OLD[1][50:])), key=lambda i: len(OLD[1][50 + i] or []))
+        of_row = megablend.find(edited, "source1/z1.parquet", row)["found"]
+        expected = find_holding(samples, OLD[1][50 + row] or [])
+        assert expected
+        assert {each["sample"] for found in of_row for each in found["samples"]} >= set(expected)
     shown = {piece.file for k in holding[:9] for piece in megablend.show(config["cache"], k, run="default").pieces}
     assert str(here / "m1.parquet") not in shown
     (here / "z1.parquet").rename(here / "z2.parquet")
