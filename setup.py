@@ -36,6 +36,7 @@ setup(
             "botocore>=1.34",
             "coverage>=7.4",
             "hypothesis>=6.100",
+            "lightning>=2.4",
             "matplotlib>=3.8",
             "megatron-core==0.16.1",
             "mypy>=1.10",

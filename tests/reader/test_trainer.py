@@ -101,3 +101,31 @@ def test_a_trainer_that_shuffles_again_is_told(config: dict[str, Any], tmp_path:
     )
     with pytest.warns(RuntimeWarning, match="shuffles a megablend dataset"):
         next(iter(trainer.get_train_dataloader()))
+
+
+def test_a_trainer_goes_on_from_the_loaders_own_state_by_the_batches_of_the_run(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    """With the length of the run given, as docs/resume.md says; `len` of a Loader is what is left."""
+    dataset = megablend.open(config)
+    expected = [dataset[k]["tokens"].tolist() for k in range(len(dataset))]
+    OwnLoader(make_loader(config), tmp_path / "a", max_steps=STEPS).seen()
+    loader = make_loader(config)
+    loader.load_state_dict({**loader.state_dict(), "consumed_samples": 6 * BATCH})
+    assert (len(loader), loader.batches_total) == (STEPS - 6, STEPS)
+    arguments = {"ignore_data_skip": True, "max_steps": loader.batches_total}
+    checkpoint = str(tmp_path / "a" / "checkpoint-6")
+    assert (
+        OwnLoader(loader, tmp_path / "b", **arguments).seen(resume_from_checkpoint=checkpoint) == expected[6 * BATCH :]
+    )
+
+
+def test_accelerate_keeps_the_length_of_an_iteration(config: dict[str, Any]) -> None:
+    accelerate: Any = pytest.importorskip("accelerate")
+    loader = make_loader(config)
+    prepared = accelerate.Accelerator(cpu=True).prepare(loader)
+    assert len(prepared) == STEPS
+    assert sum(1 for _ in prepared) == STEPS
+    skipped = accelerate.skip_first_batches(make_loader(config), 3)
+    assert len(skipped) == STEPS - 3
+    assert sum(1 for _ in skipped) == STEPS - 3
