@@ -72,13 +72,10 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
     needed = format_bytes(for_lanes + budget.batches + budget.orders, up=True)
     raise ConfigError(
         f"memory: found {format_bytes(config.memory)}, expected {needed} or more: each process reads {lanes} of "
-        f"{max(blend.lanes for blend in run.blends)} lanes, and for each lane keeps the blocks that "
-        f"{max(blend.shuffle_window for blend in run.blends)} samples (shuffle_window) read "
-        f"from {len(run.sources)} sources ({format_bytes(for_lanes)} including read buffers; source {largest!r} needs most, "
-        f"{format_bytes(source_bytes.max())}), in addition to {num_batches} batches of {micro_batch_size} samples "
-        f"({format_bytes(budget.batches)}) and the order of the sources' blocks ({format_bytes(budget.orders)}); "
-        "raise memory, or lower shuffle_window, lanes, micro batch or "
-        "the sources' block sizes, or make lanes a multiple of micro batch x data-parallel size x workers"
+        f"{max(blend.lanes for blend in run.blends)} lanes, whose blocks take {format_bytes(for_lanes)} (most of source "
+        f"{largest!r}: {format_bytes(source_bytes.max())}), {num_batches} batches of {micro_batch_size} samples "
+        f"({format_bytes(budget.batches)}) and the order of the sources' blocks ({format_bytes(budget.orders)}); raise "
+        "memory, or lower shuffle_window, lanes, micro batch or block sizes"
     )
 
 
