@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +124,7 @@ def amend(
     cut = cut_ledger(known, plan_stages(known.stages, *data), sample)
     _check_skips(checked, known, cut.num_samples)
     _check_stages(checked, cut)
-    run, note = _plan_amended(checked, cut, ledger.indices[len(cut.indices) :], keep=not dry_run)
+    run, note = _plan_amended(checked, cut, ledger, keep=not dry_run)
     if not dry_run:
         with checked.cache_store.hold():
             if load_ledger(checked.cache_store, checked.run) != ledger:
@@ -136,15 +136,16 @@ def amend(
     return dataclasses.replace(found, note=note)
 
 
-def _plan_amended(config: Config, cut: Ledger, replaced: Sequence[str], *, keep: bool) -> tuple[Run, str | None]:
+def _plan_amended(config: Config, cut: Ledger, committed: Ledger, *, keep: bool) -> tuple[Run, str | None]:
     """The amended run, and a note about its files. Raises: as `amend` does.
 
     Args:
-        replaced: snapshots of the stages that were cut off.
+        committed: the ledger as it is, with the stages that are cut off.
     """
+    replaced = committed.indices[len(cut.indices) :]
     newest, storage = list_snapshots(config.cache_store)[-1], make_run_storage(config)
     requested = plan_committed(config, "train", cut, storage, newest, replaced=replaced, keep=keep)
-    run = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger))
+    run = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger, committed))
     check_run(run)
     note = _compare_files(run, cut, storage)
     precompute_orders(run)
@@ -183,14 +184,16 @@ def _check_stages(config: Config, cut: Ledger) -> None:
     """Raises: ConfigError where the config has no stages, with those of the run as it would list them."""
     at = cut.num_samples
     if not config.stages and at < cut.stages[-1].end:
-        if len(cut.stages) > 1:  # what their stages said is not in the ledger
+        if any(stage.blend != cut.blend or stage.cut is not None for stage in cut.stages[:-1]):
+            # What the config said of such stages is not in the ledger.
             raise ConfigError(
                 f"the config has no `stages`, but run {cut.run!r} has {len(cut.stages)} before sample {at:,}: list them as they "
                 f"were (`megablend runs show`), then one with `from: {at}` and what changes"
             )
+        listed = ", ".join(f"{{samples: {stage.end}}}" for stage in cut.stages)
         raise ConfigError(
-            f"the config has no `stages`: add `stages: [{{samples: {cut.stages[0].end}}}, {{from: {at}, ...}}]`, with what "
-            f"changes from sample {at:,} on in place of `...`"
+            f"the config has no `stages`: add `stages: [{listed}, {{from: {at}, ...}}]`, with what changes from sample {at:,} on "
+            "in place of `...`"
         )
 
 

@@ -8,6 +8,7 @@ from megablend.errors import ConfigError, PlanError, StateError
 from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.ledger import Ledger, describe_difference
 from megablend.plan.links import find_parting
+from megablend.plan.stage import Stage
 from megablend.plan.stages_plan import StagesPlan
 from megablend.plan.state import State
 
@@ -62,8 +63,11 @@ def rewind_to(ledger: Ledger, state: State) -> Ledger:
     return rewound
 
 
-def amend_ledger(cut: Ledger, requested: Ledger) -> Ledger:
+def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
     """The stages of a ledger that was cut, and those that are requested after it.
+
+    Args:
+        committed: the ledger as it is; its stages after the cut are replaced.
 
     Raises: PlanError where the blend of a sample before differs from the committed one, or nothing changes; ConfigError where
         no stage is requested to begin there.
@@ -84,9 +88,15 @@ def amend_ledger(cut: Ledger, requested: Ledger) -> Ledger:
             f"sample, with what changes and `from: {at}`"
         )
     added = [stage for stage in requested.stages if stage.stop > at]
-    if describe_difference(cut.blend, added[0].blend) is None and cut.index == added[0].index:
+    replaced = committed.stages[len(cut.stages) :]
+    if not any(_differs(stage, cut.stages[-1]) for stage in (added[0], *replaced)):
         raise PlanError(
             f"run {cut.run!r}: the order from sample {at:,} on would not change; change a setting that affects it (masks do not, "
             "and need no amendment)"
         )
     return dataclasses.replace(cut, stages=(*cut.stages, *added))
+
+
+def _differs(stage: Stage, before: Stage) -> bool:
+    """Whether a stage has another order than the one before it."""
+    return stage.index != before.index or describe_difference(before.blend, stage.blend) is not None

@@ -222,7 +222,7 @@ CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
     (
         {"stages": [FIRST | {"lanes": 2}, NEXT]},
         {"at": 100},
-        "its order is fixed: lanes was 4, is now 2.*: restore the previous value, list the change as a stage after",
+        "its order is fixed: lanes was 4, is now 2.*where training is, restore it, add `stages: ",
         [({"stages": [FIRST, {"lanes": 2, "samples": 800}]}, {"at": 100})],
     ),
     (
