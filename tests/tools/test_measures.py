@@ -6,10 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from size import measure
+from trace_calls import tracing
 
 from tests.preloaded import python
-from tools.size import measure
-from tools.trace_calls import tracing
 
 ROOT = Path(__file__).parents[2]
 
