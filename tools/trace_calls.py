@@ -66,7 +66,7 @@ def tracing() -> Iterator[Trace]:
         yield trace
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 def make_config(folder: Path) -> dict[str, Any]:
