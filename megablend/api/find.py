@@ -185,7 +185,7 @@ def stored_tokens(
 def find_tokens(run: Run, source: int, reading: Reading, epoch: int, start: int, stop: int) -> Hits:
     """The samples that have a source's stored tokens [start, stop) of an epoch of one reading, as far as the run goes."""
     placed = reading.find_tokens(epoch, start, stop)
-    parts = [_find_placed(run, source, placed, each) for each in run.plan.list_tokens(source)]
+    parts = [_find_placed(run, source, reading, placed, each) for each in run.plan.list_tokens(source)]
     parts = parts or [Hits(*[np.zeros(0, np.int64)] * 5)]
     hits = Hits(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     order = np.lexsort((hits.starts, hits.samples))
@@ -193,7 +193,7 @@ def find_tokens(run: Run, source: int, reading: Reading, epoch: int, start: int,
     return hits._replace(stored=hits.stored - start)
 
 
-def _find_placed(run: Run, source: int, placed: Placed, samples: TokenRange) -> Hits:
+def _find_placed(run: Run, source: int, reading: Reading, placed: Placed, samples: TokenRange) -> Hits:
     """The samples, among those of a source that have one length, that have placed tokens; `stored` as in `placed`."""
     extra = int(run.config.add_extra_token_to_sequence)
     begins, ends = placed.starts - samples.token, placed.stops - samples.token
@@ -214,7 +214,12 @@ def _find_placed(run: Run, source: int, placed: Placed, samples: TokenRange) -> 
         np.minimum(ends[which], tokens + samples.step + extra) - tokens,
         placed.stored[which] + starts - begins[which],
     )
-    return Hits(*(column[numbers >= 0] for column in hits))
+    # Of the sample that ends where the files change, the extra token is read either before or after the change.
+    positions = samples.token + tokens
+    is_read = (numbers >= 0) & (positions < reading.stop)
+    if reading.extra_before:
+        is_read &= positions >= reading.position
+    return Hits(*(column[is_read] for column in hits))
 
 
 def list_epochs(run: Run, source: int) -> list[tuple[Reading, range]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -35,6 +35,11 @@ class Reading(NamedTuple):
     order: Order
     first_block: int
     """See SourceRanges."""
+    extra: int = 0
+    """Tokens after `stop` that are read here: the extra one of the sample that ends there, if it was promised before the files
+    changed."""
+    extra_before: int = 0
+    """Tokens from `position` on that this sample reads where the reading before does."""
 
     def index_blocks(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Numbers of local blocks among those of all snapshots of the run: int64 [n]."""
@@ -48,7 +53,7 @@ class Reading(NamedTuple):
 
     def list_epochs(self, stop: int) -> range:
         """The epochs of which it has tokens before position `stop`."""
-        first, stop = self.position + self.shift, min(stop, self.stop) + self.shift
+        first, stop = self.position + self.shift, min(stop, self.stop + self.extra) + self.shift
         tokens = self.view.num_tokens
         return range(first // tokens, -(-stop // tokens)) if tokens and first < stop else range(0)
 
@@ -56,7 +61,7 @@ class Reading(NamedTuple):
         """Where an epoch reads stored tokens [start, stop) as `order` counts them; positions are those of all readings."""
         found = self.order.find_tokens(epoch, np.array([start]), np.array([stop]))
         starts = np.maximum(found.starts - self.shift, self.position)
-        stops = np.minimum(found.stops - self.shift, self.stop)
+        stops = np.minimum(found.stops - self.shift, self.stop + self.extra)
         stored = found.stored + starts - (found.starts - self.shift)
         return Placed(*(column[starts < stops] for column in (found.rows, stored, starts, stops)))
 
@@ -72,19 +77,26 @@ class LocatedSource:
     blocks: SourceBlocks
     segments: tuple[Segment, ...]
     """Its epochs."""
+    is_promised: Callable[[Segment], bool]
+    """Whether the sample that ends where a segment begins comes before the stage with which its files changed."""
 
 
 class Locator:
-    """The orders of one split's sources, each created on first use."""
+    """The orders of one split's sources, each created on first use.
 
-    def __init__(self, sources: Sequence[LocatedSource]) -> None:
+    Args:
+        extra: tokens that a sample has in addition to those by which the next one is further.
+    """
+
+    def __init__(self, sources: Sequence[LocatedSource], extra: int) -> None:
         self._sources = tuple(sources)
+        self._extra = extra
         self._readings: dict[int, tuple[Reading, ...]] = {}
 
     def readings(self, source: int) -> tuple[Reading, ...]:
         """What the epochs of a source read, in order; none of a source that no snapshot of this split has."""
         if source not in self._readings:
-            self._readings[source] = tuple(_make_readings(self._sources[source]))
+            self._readings[source] = tuple(_make_readings(self._sources[source], self._extra))
         return self._readings[source]
 
     def blocks(self, source: int) -> SplitBlocks:
@@ -115,8 +127,13 @@ class Locator:
                 parts.append(_locate(readings[0], rows, starts[rows], counts))
                 continue
             first, stop = starts[rows], starts[rows] + counts
+            end = first[:0]  # of the reading before, for each sample
             for reading in readings:
-                begins, ends = np.maximum(first, reading.position), np.minimum(stop, reading.stop)
+                begins = np.maximum(first, end if len(end) else reading.position)
+                end = np.full(len(rows), reading.stop)
+                if reading.extra:
+                    end += reading.extra * ((first < reading.stop) & (stop == reading.stop + reading.extra))
+                ends = np.minimum(stop, end)
                 inside = np.flatnonzero(begins < ends)
                 if len(inside):
                     parts.append(_locate(reading, rows[inside], begins[inside], (ends - begins)[inside]))
@@ -135,7 +152,7 @@ def _locate(
     return Spans(rows[spans.rows], spans.epochs, *columns)
 
 
-def _make_readings(source: LocatedSource) -> list[Reading]:
+def _make_readings(source: LocatedSource, extra: int) -> list[Reading]:
     """A reading for each run of segments of one snapshot; snapshots without the source are not read.
 
     There is none where the split reads only such snapshots.
@@ -160,5 +177,8 @@ def _make_readings(source: LocatedSource) -> list[Reading]:
                 first_block=ranges[snapshot].first_block,
             )
         )
-    stops = [*(reading.position for reading in readings), _FOREVER][1:]
-    return [reading._replace(stop=stop) for reading, stop in zip(readings, stops, strict=True)]
+        if len(readings) > 1:
+            kept = extra if source.is_promised(first) else 0
+            readings[-2] = readings[-2]._replace(stop=first.position, extra=kept)
+            readings[-1] = readings[-1]._replace(extra_before=kept)
+    return readings

@@ -129,10 +129,8 @@ def _depends_on_read(found: Sequence[RequestedStage], own: Config) -> bool:
 
 def _explain_empty(start: int, first: int, end: int) -> str:
     if start == first:
-        return (
-            f"it ends at sample {end:,}, but begins at sample {start:,}; end it later, or let it begin earlier, where training "
-            "is: `megablend amend CONFIG --at SAMPLE`"
-        )
+        earlier = ", or let it begin earlier, where training is: `megablend amend CONFIG --at SAMPLE`" if start else ""
+        return f"it ends at sample {end:,}, but begins at sample {start:,}; end it later{earlier}"
     return (
         f"it ends at sample {end:,}, but where an amendment changes the length of samples or withdraws files, the settings "
         f"before it are kept to sample {first:,}; end it later"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from megablend.lazy import cached_property
 from megablend.order.base import Order, Spans
 from megablend.order.registry import find_order
 from megablend.plan.check_totals import check_totals
-from megablend.plan.epochs import Epochs
+from megablend.plan.epochs import Epochs, Segment
 from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.ledger import Ledger
 from megablend.plan.links import Link
@@ -163,8 +164,22 @@ class Run:
     @cached_property
     def locator(self) -> Locator:
         """(source, ordinal) -> tokens of blocks."""
-        listed = zip(self.asked.blocks, self.plan.epochs.segments, strict=True)
-        return Locator([LocatedSource(blocks=blocks, segments=segments) for blocks, segments in listed])
+        located = [
+            LocatedSource(blocks=blocks, segments=segments, is_promised=partial(self._is_promised, number))
+            for number, (blocks, segments) in enumerate(zip(self.asked.blocks, self.plan.epochs.segments, strict=True))
+        ]
+        return Locator(located, int(self.asked.config.add_extra_token_to_sequence))
+
+    def _is_promised(self, source: int, segment: Segment) -> bool:
+        """Whether the sample of a source that ends where a segment begins comes before the stage that reads its files."""
+        ordinal = self.plan.ordinal_ending_at(source, segment.position)
+        if ordinal is None:
+            return False
+        index = segment.withdrawn[-1] if segment.withdrawn else segment.snapshot
+        starts = zip(self.ledger.starts, self.ledger.stages, strict=True)
+        start = next(start for start, stage in starts if stage.index == index)
+        sample = self.plan.find_samples(np.array([source], np.int32), np.array([ordinal]))[0]
+        return 0 <= int(sample) < start
 
     @property
     def epochs(self) -> Epochs:

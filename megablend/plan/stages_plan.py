@@ -250,6 +250,14 @@ class StagesPlan:
                 return count
         return count
 
+    def ordinal_ending_at(self, source: int, position: int) -> int | None:
+        """The ordinal of a source's sample whose tokens, without extra ones, end at a position; None if there is none."""
+        for each in self.list_tokens(source):
+            samples, rest = divmod(position - each.token, each.step)
+            if rest == 0 and 0 < samples <= each.stop - each.first:
+                return each.first + samples - 1
+        return None
+
     def list_tokens(self, source: int) -> list[TokenRange]:
         """How a source's samples cover its tokens, by ordinal; stages with samples of the same length are joined."""
         found = list[TokenRange]()

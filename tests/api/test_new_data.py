@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import megablend
 from megablend.errors import CacheError, ConfigError, DataError, MegablendError, PlanError, StateError
@@ -745,3 +746,37 @@ def test_the_newest_index_must_be_of_the_configs_files(tmp_path: Path) -> None:
     megablend.build_index(edited)
     assert megablend.amend(edited, at=112).note is None
     assert set(tokens_of(later(1))) & set(read_sources(megablend.open(edited))["s1"])
+
+
+def assert_same(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> None:
+    """All fields of all samples are the same."""
+    for k, (sample, again) in enumerate(zip(before, after, strict=True)):
+        assert sample.keys() == again.keys()
+        for name, value in sample.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(again[name])), (k, name)
+
+
+@pytest.mark.parametrize("order", ["block", "document", "sequential"])
+@pytest.mark.parametrize("gone", [(0, "m0"), (0, "m1"), (1, "m0"), (1, "m1")])
+@pytest.mark.parametrize("at", [64, 112, 160, 320])
+def test_all_fields_before_an_amendment_stay_when_a_file_is_gone(
+    tmp_path: Path, order: str, gone: tuple[int, str], at: int
+) -> None:
+    """The last label of a sample that ends where the files change is still that of the stage that has the sample."""
+    config = make_run(tmp_path, order=order)
+    before = [dict(sample) for sample in map(megablend.open(config).__getitem__, range(at))]
+    source, name = gone
+    path = tmp_path / "data" / f"source{source}" / f"{name}.parquet"
+    edited = config | {"stages": STAGES}
+    path.rename(tmp_path / "aside")
+    megablend.build_index(edited)
+    found = megablend.amend(edited, at=at)
+    assert found.at == at
+    (tmp_path / "aside").rename(path)  # jobs before the amendment still have it
+    dataset = megablend.open(edited)
+    assert_same(before, [dataset[k] for k in range(at)])
+    samples = read_samples(dataset)
+    for number, part in ((n, part) for n in range(2) for part in ("m0", "m1")):
+        half = OLD[number][:50] if part == "m0" else OLD[number][50:]
+        hits = megablend.find(edited, f"source{number}/{part}.parquet")["found"][0]["samples"]
+        assert {hit["sample"] for hit in hits} == set(find_holding(samples, tokens_of(half)))
