@@ -199,9 +199,10 @@ class StagesPlan:
         stage = int((self._edges[1:, source] <= ordinal).sum())
         if stage == len(self._stages) or ordinal < self._edges[stage, source]:
             return None
-        return self._starts[stage] + self.plan_of(stage).nth_sample(
-            source, int(ordinal - self._edges[stage, source]) + 1
-        )
+        before = int(ordinal - self._edges[stage, source])
+        if before >= self._stages[stage].read[source]:  # what the stage had begun of a source that was withdrawn
+            return None
+        return self._starts[stage] + self.plan_of(stage).nth_sample(source, before + 1)
 
     def _advance(
         self, number: int, stage: PlannedStage, sources: Int32s, ordinals: Int64s

@@ -280,6 +280,11 @@ def test_samples_of_another_length_after_a_source_is_withdrawn(tmp_path: Path, i
     pieces = pq.read_table(tmp_path / "order.parquet").column("pieces").to_pylist()
     lengths = [sum(piece["stop"] - piece["start"] for piece in each) for each in pieces]
     assert lengths == [len(sample.tokens) for sample in samples]
+    described = megablend.describe(edited)
+    for number, source in enumerate(described["splits"]["train"]["sources"]):
+        given = [k for k, sample in enumerate(samples) if sample.source == number]
+        assert (source["samples"], source["first_sample"], source["last_sample"]) == (len(given), given[0], given[-1])
+        assert all(end <= given[-1] for end in source["epoch_ends"])
 
 
 def test_validation_of_the_first_stage_has_no_sources_that_come_later(tmp_path: Path) -> None:
@@ -780,3 +785,22 @@ def test_all_fields_before_an_amendment_stay_when_a_file_is_gone(
         half = OLD[number][:50] if part == "m0" else OLD[number][50:]
         hits = megablend.find(edited, f"source{number}/{part}.parquet")["found"][0]["samples"]
         assert {hit["sample"] for hit in hits} == set(find_holding(samples, tokens_of(half)))
+
+
+def test_epochs_that_end_in_what_a_withdrawn_source_has_left_are_described(tmp_path: Path) -> None:
+    """An epoch may end in samples that the lanes had begun when the source was withdrawn, and that nobody reads."""
+    config = make_run(tmp_path)
+    config["sources"][1]["weight"] = 6
+    for at in range(32, 320, 32):
+        of_run = config | {"run": f"run-{at}"}
+        megablend.build(of_run)
+        withdrawn = {"samples": 1600, "withdraw": ["s1"], "sequence_length": 16}
+        edited = of_run | {"stages": [STAGES[0], withdrawn]}
+        megablend.build_index(edited)
+        assert megablend.amend(edited, at=at).at == at
+        source = megablend.describe(edited)["splits"]["train"]["sources"][1]
+        samples = read_samples(megablend.open(edited))
+        given = [k for k, sample in enumerate(samples) if sample.source == 1]
+        epoch = -(-len(tokens_of(OLD[1])) // 8)  # ordinals until an epoch's worth was given
+        worth = [given[end - 1] for end in range(epoch, len(given) + 1, epoch)]
+        assert len(source["epoch_ends"]) == len(worth)
