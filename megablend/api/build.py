@@ -17,7 +17,7 @@ from megablend.api.repair import repair_kept_index
 from megablend.api.runs import list_indices, make_run_storage
 from megablend.api.same_config import check_same_config
 from megablend.api.source_specs import list_specs
-from megablend.api.warn import find_warnings, warn_of_last_share, warn_of_shared_files
+from megablend.api.warn import find_warnings, warn_of_ends, warn_of_last_share, warn_of_shared_files
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.build_document_tables import TablesReport, build_tables
 from megablend.caches.base import OvertakenError
@@ -255,6 +255,7 @@ def _commit_run(config: Config, report: BuildReport, documents: TablesReport | N
         warnings=(
             *find_warnings(run),
             *warn_of_last_share(run),
+            *warn_of_ends(run),
             *warn_of_shared_files(run),
             *_warn_of_other_splits(config, run),
         ),

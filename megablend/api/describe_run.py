@@ -16,6 +16,7 @@ from megablend.api.skip import describe_skips
 from megablend.api.warn import (
     find_warnings,
     warn_of_amplification,
+    warn_of_ends,
     warn_of_last_share,
     warn_of_shared_files,
     warn_of_steps,
@@ -56,7 +57,7 @@ def describe_planned(
     run = planned.run
     splits = _describe_splits(config, run, loaders, document_lengths=document_lengths)
     warnings = [warning for _, found in splits.values() for warning in found]
-    warnings += warn_of_last_share(run) + warn_of_shared_files(run)
+    warnings += warn_of_last_share(run) + warn_of_ends(run) + warn_of_shared_files(run)
     described = RunDescription(
         cache=config.cache,
         run=config.run,

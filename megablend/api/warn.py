@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from megablend.config import Config
@@ -83,6 +85,24 @@ def warn_of_last_share(run: Run) -> list[str]:
         "and 70%: `share: 0.3`, then a stage without), or, to end there, give the ends of all stages as `samples` and no length "
         "for the run"
     ]
+
+
+def warn_of_ends(run: Run) -> list[str]:
+    """A line for each stage, but the last one, that does not end with its lanes."""
+    lines = []
+    for number, (stage, _) in enumerate(pairwise(run.asked.stages)):
+        lanes = stage.config.lanes
+        rest = (stage.end - stage.first) % lanes
+        if stage.cut is not None or not run.has_lanes or rest == 0:
+            continue
+        remedy = f"{stage.end - rest:,} or {stage.end - rest + lanes:,} would end with all lanes"
+        if run.config.stages[number].samples is None:
+            remedy = f"write its end as `samples: {stage.end}`, so that the config alone makes this run again"
+        lines.append(
+            f"stages[{number}]: ends at sample {stage.end:,}, {rest} of its {lanes} lanes further than the others, so loaders "
+            f"go on in other lanes, which costs reads: {remedy}"
+        )
+    return lines
 
 
 def warn_of_steps(run: Run, step_samples: int) -> list[str]:

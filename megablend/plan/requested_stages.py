@@ -195,20 +195,17 @@ def _length(
 def _end_with_lanes(
     length: int, settings: StageSettings, lanes: int, first: int, links: Sequence[Link], *, is_cut: bool
 ) -> int:
-    """The length of a stage that is followed by another, a multiple of its lanes unless it is committed already or cut before.
+    """The length of a stage that is followed by another: as many samples as its config says; of an end in other units, which is
+    rounded anyway, a multiple of its lanes, unless it is committed already or cut before.
 
-    Raises: PlanError for a number of samples that is not a multiple, and for a stage shorter than that.
+    Raises: PlanError for a stage shorter than its lanes, if its end is in other units.
     """
+    if settings.samples is not None:
+        return length
     aligned = length - length % lanes
     committed = {end - first for link in links for end in (link.stop, link.end)}
     if aligned == length or length in committed or (is_cut and aligned not in committed):
         return length
-    if settings.samples is not None:
-        nearest = [f"{first + each:,}" for each in (aligned, aligned + lanes) if each]
-        raise PlanError(
-            f"samples: found {settings.samples:,}, expected {' or '.join(nearest)}: a stage that is followed by another must "
-            f"have a multiple of its {lanes} lanes, counted from its start at sample {first:,}"
-        )
     if aligned == 0:
         raise PlanError(f"it has {length:,} samples, fewer than its {lanes} lanes; end it later, or lower lanes")
     return aligned

@@ -392,3 +392,29 @@ def test_samples_read_in_batches_are_those_read_singly(config: dict[str, Any]) -
             single.ordinal,
             single.tokens.tolist(),
         )
+
+
+@pytest.mark.parametrize("end", [{"samples": 163}, {"tokens": 163 * 8 + 5}])
+def test_a_run_whose_last_stage_ended_off_its_lanes_grows_and_is_made_again_by_its_config_alone(
+    config: dict[str, Any], tmp_path: Path, end: dict[str, int]
+) -> None:
+    alone = {key: value for key, value in config.items() if key != "samples"}
+    short = alone | {"stages": [end]}
+    assert megablend.build(short).warnings == ()
+    grown = alone | {"stages": [end, {"samples": 320, "lanes": 8}]}
+    (warned,) = megablend.build(grown).warnings
+    assert "stages[0]: ends at sample 163, 3 of its 4 lanes further than the others" in warned
+    assert warned in megablend.describe(grown)["warnings"]
+    if "tokens" in end:
+        assert "write its end as `samples: 163`" in warned
+        grown["stages"][0] = {"samples": 163}
+    fresh = grown | {"cache": str(tmp_path / "fresh")}
+    megablend.build(fresh)
+    dataset = megablend.open(grown)
+    again = megablend.open(fresh)
+    assert dataset.run.ledger.digest == again.run.ledger.digest
+    assert len(dataset) == 320
+    for k in range(320):
+        one = dataset[k]
+        other = again[k]
+        assert all(torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one)
