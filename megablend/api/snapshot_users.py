@@ -8,6 +8,7 @@ from pathlib import Path
 from megablend.caches.base import GENERATIONS, CacheStore
 from megablend.config import Config
 from megablend.errors import REPAIR_REMEDY, CacheError
+from megablend.fs.safe_open import read_regular
 from megablend.index.cache_folders import external_references_dir
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.superseded import find_superseded
@@ -25,7 +26,7 @@ def list_references(cache: CacheStore) -> dict[str, Path]:
     found = dict[str, Path]()
     for path in external_references_dir(cache.folder).glob("*.json"):
         try:
-            pin = parse_json(path.read_text(encoding="utf-8"))
+            pin = parse_json(read_regular(path, 1 << 20))
             if (missing := missing_field(pin, {"index": str})) is not None:
                 raise ValueError(f"it lacks {missing}")
         except (OSError, ValueError) as error:

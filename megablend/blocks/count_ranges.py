@@ -27,6 +27,7 @@ from megablend.distributed.assign import assign_longest_first
 from megablend.distributed.base import Communicator
 from megablend.errors import CacheError, UnsupportedFileError
 from megablend.fs.atomic_write import replace_file
+from megablend.fs.safe_open import read_regular
 from megablend.index.snapshot import Snapshot
 from megablend.storage.requested_reads import RequestedReads, run_in_threads
 
@@ -110,7 +111,7 @@ def owners_of(parts: Sequence[BlockRange]) -> set[str]:
 def _read(path: Path, part: BlockRange) -> Int32s | None:
     """The lengths of a range's documents; None if they are missing or damaged."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except FileNotFoundError:
         return None
     body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.splits import PART_DTYPE, VERSION, cut_documents, find_document, parts_of
 from megablend.fs.atomic_write import keep_computed
+from megablend.fs.safe_open import read_regular
 from megablend.index.cache_folders import splits
 
 Ranges = npt.NDArray[np.void]
@@ -187,7 +188,7 @@ def _number(store: BlockStore, name: str) -> int | None:
 def _load(path: Path, key: bytes, size: int) -> tuple[npt.NDArray[np.int64], Ranges] | None:
     """Stored ranges: how many each split has, int64 [size], and all of them; None where they are missing or damaged."""
     with contextlib.suppress(OSError):
-        data, checksum = (whole := path.read_bytes())[:-16], whole[-16:]
+        data, checksum = (whole := read_regular(path))[:-16], whole[-16:]
         head = 8 * size
         if hashlib.blake2b(data, key=key, digest_size=16).digest() != checksum or len(data) < head:
             return None

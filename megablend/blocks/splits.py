@@ -19,6 +19,7 @@ import numpy.typing as npt
 from megablend.blocks.block_store import BlockStore
 from megablend.formats.base import STARTS_MID_DOCUMENT, DecodedBlock
 from megablend.fs.atomic_write import keep_computed
+from megablend.fs.safe_open import read_regular
 from megablend.index.cache_folders import splits
 from megablend.index.document_table import PartDocuments, open_table
 from megablend.index.group_totals import count, load_group_totals, save_group_totals
@@ -55,7 +56,7 @@ def parts_of(store: BlockStore, shares: Sequence[Fraction], *, keep: bool = Fals
     path = splits(generation.cache) / f"{generation.digest}-{key.hex()}"
     shape = (len(generation.columns), len(shares))  # extra columns have rows of zeros
     with contextlib.suppress(OSError):
-        data, checksum = (whole := path.read_bytes())[:-16], whole[-16:]
+        data, checksum = (whole := read_regular(path))[:-16], whole[-16:]
         if len(data) == shape[0] * shape[1] * PART_DTYPE.itemsize and _checksum(key, data) == checksum:
             return np.frombuffer(data, PART_DTYPE).reshape(shape)
     parts = np.zeros(shape, PART_DTYPE)

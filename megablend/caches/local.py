@@ -24,7 +24,7 @@ from megablend.fs.await_file import await_file
 from megablend.fs.build_lock import LockInfo, build_lock, lock_time, verify_shared_filesystem
 from megablend.fs.file_size import get_file_size
 from megablend.fs.log_waits import log_slow_wait
-from megablend.fs.safe_open import check_folder
+from megablend.fs.safe_open import check_folder, read_regular
 
 MANIFEST, ROOTS = "manifest.json", "roots.json"
 """Of a folder: written last when it is created; replaced by each commit."""
@@ -41,6 +41,8 @@ FOLDERS = (
     "runs/skips",
 )
 """The folders of a cache."""
+MAX_RECORD_BYTES = 1 << 30
+"""Largest ledger: a stage of a million sources has some 50 MB."""
 SET_ASIDE = "reset"
 """Folder below `runs` of the ledgers of runs that were reset, in a folder for each run."""
 
@@ -155,7 +157,7 @@ class LocalCacheStore:
         """See CacheStore."""
         path = self.folder / kind / name / member
         with reading(path, apart_from=(FileNotFoundError,)):
-            return path.read_bytes()
+            return read_regular(path)
 
     def commit_folder(
         self, kind: str, name: str, written: Path, replaced: Mapping[str, bytes], is_same: Callable[[Path, Path], bool]
@@ -215,8 +217,7 @@ class LocalCacheStore:
     def read_record(self, kind: str, name: str) -> Record | None:
         """See CacheStore."""
         try:
-            with open(self.describe_record(kind, name), encoding="utf-8") as file:
-                return Record(file.read(), -1)
+            return Record(read_regular(self.describe_record(kind, name), MAX_RECORD_BYTES).decode(), -1)
         except FileNotFoundError:
             return None
 

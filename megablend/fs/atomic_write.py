@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import IO
 
 from megablend.errors import CacheError, ConfigError, MegablendError
-from megablend.fs.safe_open import check_folder, open_again
+from megablend.fs.safe_open import check_folder, open_again, open_regular
 from megablend.system.failures import cause_of, remedy_of
 
 TEMPORARY = ".tmp-"
@@ -162,7 +162,7 @@ def flush_folder(path: Path) -> None:
 def checksum(path: Path | str) -> str:
     """Hex digest (blake2b, 16 bytes) of a file's bytes. Raises: CacheError if it cannot be read."""
     digest = hashlib.blake2b(digest_size=16)
-    with reading(path), open(path, "rb") as file:
+    with reading(path), open_regular(path) as file:
         while part := file.read(_READ_BYTES):
             digest.update(part)
     return digest.hexdigest()

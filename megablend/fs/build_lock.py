@@ -18,7 +18,7 @@ from typing import IO
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import translate_os_errors
 from megablend.fs.log_waits import log_slow_wait
-from megablend.fs.safe_open import open_again
+from megablend.fs.safe_open import open_again, read_regular
 from megablend.system.limited_json import parse_json
 
 WAIT_SECONDS = 60.0
@@ -138,7 +138,7 @@ def _name_holder(path: Path) -> str:
 
 def _holder(cache: Path) -> dict[str, object]:
     try:
-        holder = parse_json(_path(cache).read_text(encoding="utf-8"))
+        holder = parse_json(read_regular(_path(cache), 1 << 20))
     except (OSError, ValueError):  # does not exist yet, or is being written
         return {}
     return holder if isinstance(holder, dict) else {}

@@ -1,4 +1,7 @@
-"""Writing in folders that other users can also write to, without following links that one of them may have placed there.
+"""Opening files in folders that other users can also write to.
+
+For reading, a file is a regular one of a bounded size: a pipe in its place would be waited for without end, and a device may be
+read until memory ends. For writing, no link is followed that another user may have placed there.
 
 New files are created exclusively (mode "x", which follows no link). A file that is opened again must be a regular file with one
 name, not a link to a file elsewhere; a folder may be reached through a symbolic link only if this user or root created the link.
@@ -10,6 +13,34 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
+
+MAX_BYTES = 1 << 32
+"""Largest file that is read as a whole; tables, which are mapped, may be larger."""
+
+
+def open_regular(path: Path | str) -> BinaryIO:
+    """Open a regular file for reading, without waiting for whoever would write to a pipe.
+
+    Raises: OSError, with ENXIO if it is a pipe, a socket or a device, EISDIR for a folder.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(fd, "rb")
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.ENXIO, "a pipe, socket or device in place of a file", str(path))
+
+
+def read_regular(path: Path | str, most_bytes: int = MAX_BYTES) -> bytes:
+    """The content of a regular file. Raises: as `open_regular`; OSError with EFBIG if it has more than `most_bytes`."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most_bytes:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, expected at most {most_bytes:,}", str(path))
+        return file.read(most_bytes)
 
 
 def open_again(path: Path | str, flags: int) -> int:

@@ -26,6 +26,7 @@ from megablend.caches.base import CacheStore
 from megablend.errors import REMOVE_REMEDY, CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
 from megablend.fs.atomic_write import replace_file
+from megablend.fs.safe_open import open_regular, read_regular
 from megablend.index.source_spec import SourceColumn, SourceFile
 from megablend.system.failures import cause_of, remedy_of
 from megablend.system.limited_json import missing_field, parse_json
@@ -130,7 +131,7 @@ def publish_fragment(store: CacheStore, name: str, fragment: Fragment) -> None:
 def read_fragment(path: Path) -> Fragment:
     """Load a fragment. Raises: FileNotFoundError; CacheError if it is damaged or cannot be read."""
     with _readable(path):
-        data = path.read_bytes()
+        data = read_regular(path)
     body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if not body.startswith(_MAGIC) or hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != trailer:
         raise CacheError(f"{path}: damaged fragment of {len(data)} bytes (its checksum is wrong); {REMOVE_REMEDY}")
@@ -176,7 +177,7 @@ def fragment_content(path: Path) -> tuple[str, str] | None:
     Raises: FileNotFoundError; CacheError if it cannot be read.
     """
     try:
-        with _readable(path), path.open("rb") as file:
+        with _readable(path), open_regular(path) as file:
             start = file.read(len(_MAGIC) + _LENGTH.size)
             if not start.startswith(_MAGIC) or len(start) < len(_MAGIC) + _LENGTH.size:
                 return None

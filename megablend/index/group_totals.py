@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.fs.atomic_write import keep_computed
+from megablend.fs.safe_open import read_regular
 
 Int64s = npt.NDArray[np.int64]
 VERSION = 1
@@ -49,7 +50,7 @@ def load_group_totals(cache: Path, key_parts: Sequence[object], num_groups: int)
     """
     path, key = _location(cache, key_parts)
     with contextlib.suppress(OSError):
-        data, checksum = (stored := path.read_bytes())[:-16], stored[-16:]
+        data, checksum = (stored := read_regular(path))[:-16], stored[-16:]
         if len(data) == 8 * num_groups and _checksum(key, data) == checksum:
             return np.frombuffer(data, np.int64)
     return None

@@ -21,6 +21,7 @@ from megablend.errors import REMOVE_REMEDY
 from megablend.formats import get_format
 from megablend.formats.base import Format, OpenedFile, has_group_digests
 from megablend.fs.atomic_write import replace_file
+from megablend.fs.safe_open import read_regular
 from megablend.index.file_table import FileEntry
 from megablend.index.snapshot import Snapshot
 from megablend.storage.base import Storage
@@ -88,7 +89,7 @@ def make_digests(cache: CacheLike, idx: LongIdx, storage: Storage) -> None:
 
 def _read(path: Path) -> Digests | None:
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError:  # treated as missing
         return None
     body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]

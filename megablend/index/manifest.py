@@ -14,6 +14,7 @@ from typing import Any
 from megablend.errors import CacheError, DamagedCacheError
 from megablend.fs.atomic_write import checksum, reading
 from megablend.fs.file_size import get_file_size
+from megablend.fs.safe_open import read_regular
 from megablend.system.limited_json import missing_field, parse_json
 
 FORMAT_VERSION = 1
@@ -177,8 +178,8 @@ def parse_roots(folder: Path, data: bytes) -> dict[str, Any]:
 
 def _read_bytes(path: str) -> bytes:
     try:
-        with reading(path, apart_from=(FileNotFoundError,)), open(path, "rb") as file:
-            return file.read()
+        with reading(path, apart_from=(FileNotFoundError,)):
+            return read_regular(path)
     except FileNotFoundError as error:
         raise DamagedCacheError.of(f"{path}: cannot be read ({error})") from error
 
@@ -198,10 +199,11 @@ def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     problems = []
     for name, entry in manifest["tables"].items():
         path = folder / name
-        found = checksum(path) if path.is_file() else "no file"
         size = get_file_size(f"{path}")
-        if found != entry["blake2b"]:
+        if size is None:
+            problems.append(f"{path}: damaged table: no file, {entry['bytes']} bytes were committed")
+        elif size != entry["bytes"]:  # however large it is, it need not be read
+            problems.append(f"{path}: damaged table: has {size} bytes, {entry['bytes']} were committed")
+        elif (found := checksum(path)) != entry["blake2b"]:
             problems.append(f"{path}: damaged table: its blake2b is {found}, {entry['blake2b']} was committed")
-        elif size != entry["bytes"]:
-            problems.append(f"{path}: has {size} bytes, {entry['bytes']} were committed")
     return problems

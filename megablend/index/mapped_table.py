@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from megablend.errors import DamagedCacheError
 from megablend.fs.atomic_write import reading
+from megablend.fs.safe_open import open_regular
 from megablend.index.tables import read_mapped
 from megablend.kernels.file_ranges import read_ranges
 
@@ -45,7 +46,9 @@ class MappedTable:
 
     def __init__(self, path: Path | str, columns: np.dtype[np.void]) -> None:
         with reading(path):
-            self._path, self._fd = path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._path = path
+            with open_regular(path) as file:
+                self._fd = os.dup(file.fileno())
             weakref.finalize(self, _close, self._fd)
             if os.fstat(self._fd).st_size == 0:
                 raise DamagedCacheError.of(f"{path}: damaged table: it is empty")

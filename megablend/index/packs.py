@@ -25,6 +25,7 @@ import pyarrow as pa
 from megablend.errors import REMOVE_REMEDY, CacheError
 from megablend.formats.as_numpy import as_numpy
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array
+from megablend.fs.safe_open import open_regular
 from megablend.index.fragments import Fragment, FragmentName
 from megablend.lazy import cached_property
 
@@ -97,7 +98,7 @@ class Pack:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as error:  # ValueError: an empty file
             raise CacheError(f"{path}: cannot be read ({error}); {REMOVE_REMEDY}") from error

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.errors import DamagedCacheError
+from megablend.fs.safe_open import read_regular
 from megablend.system.failures import cause_of
 
 _DIGEST_BYTES = 16
@@ -31,7 +32,7 @@ def read_numbers(path: Path, magic: bytes, dtype: np.dtype[Any], count: int) -> 
     Raises: CacheError if it is damaged, or cannot be read.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except FileNotFoundError:
         return None
     except OSError as error:

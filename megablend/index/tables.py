@@ -23,6 +23,7 @@ import pyarrow as pa
 from megablend.errors import DamagedCacheError
 from megablend.fs.atomic_write import flush, reading
 from megablend.fs.file_size import get_file_size
+from megablend.fs.safe_open import open_regular
 
 BLOCK_COLUMNS = np.dtype(
     [
@@ -152,7 +153,7 @@ def write_batch(path: Path, batch: pa.RecordBatch) -> None:
 
 def read_batch(path: str, schema: pa.Schema) -> pa.RecordBatch:
     """Memory-map a table of this schema. Raises: CacheError if it is damaged, or cannot be read."""
-    with reading(path), open(path, "rb") as file:  # not pa.memory_map, which threads of Arrow would read
+    with reading(path), open_regular(path) as file:  # not pa.memory_map, which threads of Arrow would read
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if get_file_size(path) else b""
     return _parsed(path, pa.BufferReader(pa.py_buffer(data)), schema)
 

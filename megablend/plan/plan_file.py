@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from megablend.fs.atomic_write import keep_computed
+from megablend.fs.safe_open import read_regular
 from megablend.index.cache_folders import splits
 from megablend.lazy import LazyTuple, cached_property
 from megablend.plan.interleavings.base import Int64s
@@ -97,7 +98,7 @@ def load_plan_file(cache: Path, text: str) -> PlanFile | None:
     """The plan file of a ledger's text; None where it is missing, damaged, or not readable."""
     path = _path(cache, text, "plan")
     with contextlib.suppress(OSError, *_MALFORMED):
-        whole = path.read_bytes()
+        whole = read_regular(path)
         checksum, data = whole[:_DIGEST], memoryview(whole)[_DIGEST:]
         if checksum != _checksum(data, path.name):
             return None
@@ -146,7 +147,7 @@ def is_approved(cache: Path, text: str, data: str, request: str | None) -> bool:
         return False
     path = _path(cache, text, "approval", data, request)
     with contextlib.suppress(OSError):
-        return path.read_bytes() == _checksum(b"", path.name)
+        return read_regular(path) == _checksum(b"", path.name)
     return False
 
 

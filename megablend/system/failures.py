@@ -20,6 +20,8 @@ _REMEDIES = {
     errno.EDQUOT: "free space within the quota there, or use another folder",
     errno.ENOMEM: "the machine, or the job's limit, has no memory left: stop other processes, or request more",
     errno.ELOOP: "links are not followed here for security: remove the link",
+    errno.ENXIO: "remove it, and build again (`megablend build CONFIG`)",
+    errno.EISDIR: "remove it, and build again (`megablend build CONFIG`)",
     errno.ENOENT: "it does not exist, or was just removed",
     errno.ENAMETOOLONG: "use shorter names",
     errno.EFBIG: "allow larger files (`ulimit -f`), or use another file system",

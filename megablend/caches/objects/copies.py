@@ -14,6 +14,7 @@ from megablend.caches.objects.unused_copies import RECEIPTS, UNUSED_SECONDS, not
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import checksum, flush_folder, replace_file, temp_sibling
 from megablend.fs.log_waits import log_slow_wait
+from megablend.fs.safe_open import read_regular
 from megablend.storage.objects.prefix import ObjectPrefix
 
 
@@ -30,7 +31,7 @@ class Copies:
     def find_complete(self, folder: str) -> Commit | None:
         """The commit that this node has a complete copy of, which then counts as used."""
         with suppress(OSError, ValueError, KeyError, TypeError, CacheError):
-            record = json.loads(self._receipt(folder).read_bytes())
+            record = json.loads(read_regular(self._receipt(folder)))
             commit = parse_commit(folder, Version(record["number"], record["content"]))
             sizes = {name: (self._node / folder / name).stat().st_size for name in commit.files}
             if commit.files and sizes == {name: file.bytes for name, file in commit.files.items()}:
@@ -60,12 +61,12 @@ class Copies:
         """A small file of a commit. Raises: as `update`."""
         path = self._node / folder / name
         if self.find_complete(folder) == commit:
-            return path.read_bytes()
+            return read_regular(path)
         temporary = temp_sibling(self._node / RECEIPTS / name)
         temporary.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._download(folder, commit, name, temporary)
-            return temporary.read_bytes()
+            return read_regular(temporary)
         finally:
             temporary.unlink(missing_ok=True)
 
