@@ -26,6 +26,22 @@ RUNS, SKIPS = "runs", "runs/skips"
 """Kinds of records."""
 
 
+def place_below(kind: str, *names: str) -> str:
+    """The place of something of a cache, below its folder or prefix: all paths and keys of a cache are made here.
+
+    Names come from ledgers, manifests and states, which others may have written: none leads out of the cache.
+
+    Raises: CacheError for a name that is a path, or has control characters.
+    """
+    for name in names:
+        if name in ("", ".", "..") or "/" in name or any(ord(letter) < 32 or ord(letter) == 127 for letter in name):
+            raise CacheError(
+                f"found {name!r} as the name of a file in `{kind}` of a cache, expected a name without slashes and control "
+                "characters: the file of the cache, or the state, that has this name was edited or damaged; restore it"
+            )
+    return "/".join((kind, *names))
+
+
 class OvertakenError(CacheError):
     """Another process has replaced what was to be replaced; reading it again and repeating the change may succeed."""
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from megablend.caches.base import GENERATIONS, RUNS, Entry, Record
+from megablend.caches.base import GENERATIONS, RUNS, Entry, Record, place_below
 from megablend.fs.atomic_write import (
     flush_folder,
     list_committed,
@@ -123,7 +123,7 @@ class LocalCacheStore:
 
     def fetch_file(self, kind: str, name: str, *, is_written: bool = False) -> Path:
         """See CacheStore."""
-        path = self.folder / kind / name
+        path = self._path(kind, name)
         if is_written:
             with log_slow_wait(f"{path} to become visible"):
                 await_file(path)
@@ -140,22 +140,19 @@ class LocalCacheStore:
 
     def list_folders(self, kind: str) -> list[str]:
         """See CacheStore."""
-        return [name for name in list_committed(self.folder / kind) if self.has_folder(kind, name)]
+        return [name for name in list_committed(self.folder / kind) if _is_committed(f"{self.folder}/{kind}/{name}")]
 
     def has_folder(self, kind: str, name: str) -> bool:
         """See CacheStore; assumed if it cannot be inspected."""
-        try:
-            return get_file_size(f"{self.folder}/{kind}/{name}/{MANIFEST}") is not None
-        except OSError:
-            return True
+        return _is_committed(str(self._path(kind, name)))
 
     def fetch_folder(self, kind: str, name: str, *, is_fresh: bool = False) -> Path:
         """See CacheStore."""
-        return self.folder.joinpath(kind, name)
+        return self._path(kind, name)
 
     def read_member(self, kind: str, name: str, member: str) -> bytes:
         """See CacheStore."""
-        path = self.folder / kind / name / member
+        path = self._path(kind, name, member)
         with reading(path, apart_from=(FileNotFoundError,)):
             return read_regular(path)
 
@@ -163,7 +160,7 @@ class LocalCacheStore:
         self, kind: str, name: str, written: Path, replaced: Mapping[str, bytes], is_same: Callable[[Path, Path], bool]
     ) -> bool:
         """See CacheStore: renamed to its final name, after its content is on the disk."""
-        final = self.folder / kind / name
+        final = self._path(kind, name)
         if final.exists() and is_same(final, written):
             for each, data in replaced.items():
                 replace_file(final / each, data)
@@ -183,11 +180,11 @@ class LocalCacheStore:
 
     def list_upgradable(self, kind: str) -> list[Path]:
         """See CacheStore: all."""
-        return [self.folder / kind / name for name in self.list_folders(kind)]
+        return [self._path(kind, name) for name in self.list_folders(kind)]
 
     def remove(self, kind: str, name: str) -> None:
         """See CacheStore. A folder is renamed first, so that it is either complete or absent."""
-        path = self.folder / kind / name
+        path = self._path(kind, name)
         if path.is_dir() and not path.is_symlink():
             aside = temp_sibling(path)
             path.rename(aside)
@@ -212,7 +209,7 @@ class LocalCacheStore:
 
     def describe_record(self, kind: str, name: str) -> str:
         """See CacheStore."""
-        return f"{self.folder}/{kind}/{name}.json"
+        return str(self._record(kind, name))
 
     def read_record(self, kind: str, name: str) -> Record | None:
         """See CacheStore."""
@@ -235,7 +232,7 @@ class LocalCacheStore:
         with translate_os_errors(path):
             path.unlink(missing_ok=True)
             if kind == RUNS:
-                shutil.rmtree(path.parent / SET_ASIDE / name, ignore_errors=True)
+                shutil.rmtree(self._path(f"{kind}/{SET_ASIDE}", name), ignore_errors=True)
             if path.parent.exists():
                 flush_folder(path.parent)
 
@@ -243,7 +240,7 @@ class LocalCacheStore:
         """See CacheStore."""
         path = self._record(kind, name)
         stamp = f"{time.strftime('%Y-%m-%dT%H.%M.%SZ', time.gmtime())}-{time.time_ns()}.json"
-        aside = path.parent / SET_ASIDE / name / stamp
+        aside = self._path(f"{kind}/{SET_ASIDE}", name, stamp)
         with translate_os_errors(path):
             aside.parent.mkdir(parents=True, exist_ok=True)
             path.replace(aside)
@@ -252,7 +249,18 @@ class LocalCacheStore:
         return str(aside)
 
     def _record(self, kind: str, name: str) -> Path:
-        return self.folder / kind / f"{name}.json"
+        return self._path(kind, f"{name}.json")
+
+    def _path(self, kind: str, *names: str) -> Path:
+        return self.folder / place_below(kind, *names)
+
+
+def _is_committed(folder: str) -> bool:
+    """Whether a folder has a manifest; assumed if it cannot be inspected."""
+    try:
+        return get_file_size(f"{folder}/{MANIFEST}") is not None
+    except OSError:
+        return True
 
 
 def _describe(path: Path) -> Entry:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from megablend.cli.lines import print_line
+from megablend.cli.lines import print_line, printable
 from megablend.cli.tables import format_transfer, new_console, print_problems, print_table, print_warnings
 from megablend.order.registry import find_order
 from megablend.prefetch.memory_budget import format_bytes
@@ -53,7 +53,7 @@ def print_description(found: dict[str, Any]) -> None:
     print_warnings(found["warnings"])
     if "full_share_stages" in found:
         print_line("to read sources at their full shares until they run out instead, without on_exhausted:")
-        console.print(found["full_share_stages"], markup=False, end="")
+        console.print(printable(found["full_share_stages"]), markup=False, end="")
 
 
 def _print_memory(found: dict[str, Any]) -> None:

@@ -10,10 +10,17 @@ import click
 
 _INDENT = "  "
 """Of what continues a line."""
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """A text for a terminal: control characters, which names in files may have, are written as escapes; lines and tabs stay."""
+    return text.translate(_CONTROLS)
 
 
 def print_line(text: str, *, italic: bool = False) -> None:
     """Print a line, wrapped between words where stdout has a width; lines of a log stay whole. No word is broken."""
+    text = printable(text)
     width = _find_width()
     if width is None or len(text) <= width:
         click.secho(text, italic=italic or None)

@@ -24,7 +24,7 @@ from megablend.cli.describe import describe
 from megablend.cli.diff import diff
 from megablend.cli.export import export
 from megablend.cli.find import find
-from megablend.cli.lines import print_line
+from megablend.cli.lines import print_line, printable
 from megablend.cli.megatron_cache import megatron_cache
 from megablend.cli.options import as_json, in_cache, print_json
 from megablend.cli.runs import runs
@@ -239,7 +239,7 @@ def _open_closed_streams() -> None:
 def _say(message: str) -> None:
     """Print a line on stderr; a full disk under it, or a reader that has ended, changes nothing else."""
     with contextlib.suppress(OSError):
-        click.echo(f"megablend: {message}", err=True)
+        click.echo(printable(f"megablend: {message}"), err=True)
 
 
 def _end(kind: str, message: str, exit_code: int) -> NoReturn:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from megablend.cli.lines import printable
 from megablend.index.build import Progress
 
 LOG_SECONDS = 5.0
@@ -78,7 +79,7 @@ def log_line(text: str, stream: TextIO) -> None:
 
 
 def _waiting(progress: Progress) -> str:
-    return f"megablend: waiting for another build of this cache ({progress.waiting_for})"
+    return printable(f"megablend: waiting for another build of this cache ({progress.waiting_for})")
 
 
 def _megabytes(progress: Progress) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 from megablend.api.build_results import BuildResult
 from megablend.api.check_data import CheckDataResult
 from megablend.blocks.build_document_tables import TablesReport
-from megablend.cli.lines import print_line
+from megablend.cli.lines import print_line, printable
 from megablend.index.build import BuildReport
 
 SHOWN_PROBLEMS = 10
@@ -72,7 +72,7 @@ def print_table(
         for row in rows:
             if row is total:
                 table.add_section()
-            table.add_row(*(escape(row[i]) for i in (0, *group)))
+            table.add_row(*(escape(printable(row[i])) for i in (0, *group)))
         console.print(table)
 
 
@@ -146,7 +146,7 @@ def print_checked(found: CheckDataResult) -> None:
     for source in found.sources:
         ends = (source.smallest, source.largest, source.vocab_size)
         numbers = ("" if number is None else f"{number:,}" for number in ends)
-        table.add_row(escape(source.name), f"{source.files:,}", f"{source.tokens:,}", *numbers)
+        table.add_row(escape(printable(source.name)), f"{source.files:,}", f"{source.tokens:,}", *numbers)
     console.print(table)
     for problem in found.problems:
         print_line(problem)
@@ -185,7 +185,7 @@ def print_sample(found: dict[str, Any], *, whole: bool = False) -> None:
         print_line(f"{name}: {_shortened(numbers, whole)}")
     if "text" in found:
         print_line("text:")
-        console.print(found["text"], markup=False)
+        console.print(printable(found["text"]), markup=False)
 
 
 def _shortened(numbers: Sequence[Any], whole: bool, between: str = " ") -> str:

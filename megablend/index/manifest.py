@@ -198,6 +198,9 @@ def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Compare all tables of a folder with its manifest; one line for each that is not what was committed."""
     problems = []
     for name, entry in manifest["tables"].items():
+        if Path(name).name != name:
+            problems.append(f"{folder / MANIFEST}: damaged: it names {name!r} as a table")
+            continue
         path = folder / name
         size = get_file_size(f"{path}")
         if size is None:

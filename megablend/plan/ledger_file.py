@@ -65,6 +65,16 @@ def _read(store: CacheStore, run: str) -> Record | None:
 
 
 def _parse(store: CacheStore, run: str, record: Record) -> Ledger:
+    ledger = _parse_text(store, run, record)
+    if ledger.run != run:  # it would be written, and its skips looked for, under the other name
+        raise CacheError(
+            f"{store.describe_record(RUNS, run)}: found the ledger of run {ledger.run!r}, expected that of {run!r}; put it back "
+            "where it was, and rename runs by `megablend runs rename`"
+        )
+    return ledger
+
+
+def _parse_text(store: CacheStore, run: str, record: Record) -> Ledger:
     if (file := load_plan_file(store.folder, record.data)) is not None:
         return Ledger.from_plan_file(file)
     try:

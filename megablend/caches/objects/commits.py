@@ -58,7 +58,7 @@ def parse_commit(place: str, version: Version) -> Commit:
         fields = (missing_field(file, _FILE) for file in content["files"].values())
         missing = next((field for field in fields if field is not None), None)
     names = () if missing is not None else (*content["files"], *content["replaced"])
-    if any(not isinstance(name, str) or "/" in name or name.startswith(".") for name in names):
+    if any(not isinstance(name, str) or not name or "/" in name or name.startswith(".") for name in names):
         missing = "valid names of files"
     if missing is not None:
         raise CacheError(f"{place}: damaged (it lacks {missing}); restore it from a backup")

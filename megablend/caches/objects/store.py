@@ -11,7 +11,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, RUNS, SKIPS, Entry, OvertakenError, Record
+from megablend.caches.base import (
+    CHECKSUMS,
+    DOCUMENTS,
+    GENERATIONS,
+    RUNS,
+    SKIPS,
+    Entry,
+    OvertakenError,
+    Record,
+    place_below,
+)
 from megablend.caches.local import check_folders
 from megablend.caches.objects.chains import Chain, Version, find_last
 from megablend.caches.objects.folders import Folders
@@ -129,7 +139,7 @@ class ObjectCacheStore:
         path = self._path(kind, name)
         if kind in _COPIED and path.is_file():
             return path
-        data = self._prefix.read(f"{kind}/{name}")
+        data = self._prefix.read(place_below(kind, name))
         if data is not None:
             replace_file(path, data)
         elif is_written:
@@ -148,7 +158,7 @@ class ObjectCacheStore:
 
     def publish_file(self, kind: str, name: str) -> None:
         """See CacheStore."""
-        self._prefix.write(f"{kind}/{name}", self.folder / kind / name)
+        self._prefix.write(place_below(kind, name), self._path(kind, name))
 
     def publish_files(self, kind: str, owners: Collection[str]) -> None:
         """See CacheStore."""
@@ -163,21 +173,21 @@ class ObjectCacheStore:
 
     def has_folder(self, kind: str, name: str) -> bool:
         """See CacheStore."""
-        return self._folders.read(f"{kind}/{name}") is not None
+        return self._folders.read(place_below(kind, name)) is not None
 
     def fetch_folder(self, kind: str, name: str, *, is_fresh: bool = False) -> Path:
         """See CacheStore."""
-        return self._folders.fetch(f"{kind}/{name}", is_fresh=is_fresh)
+        return self._folders.fetch(place_below(kind, name), is_fresh=is_fresh)
 
     def read_member(self, kind: str, name: str, member: str) -> bytes:
         """See CacheStore."""
-        return self._folders.read_member(f"{kind}/{name}", member)
+        return self._folders.read_member(place_below(kind, name), member)
 
     def commit_folder(
         self, kind: str, name: str, written: Path, replaced: Mapping[str, bytes], is_same: Callable[[Path, Path], bool]
     ) -> bool:
         """See CacheStore."""
-        return self._folders.commit(f"{kind}/{name}", written, replaced, is_same)
+        return self._folders.commit(place_below(kind, name), written, replaced, is_same)
 
     def list_upgradable(self, kind: str) -> list[Path]:
         """See CacheStore: no older version wrote to object stores."""
@@ -186,11 +196,11 @@ class ObjectCacheStore:
     def remove(self, kind: str, name: str) -> None:
         """See CacheStore."""
         if kind in _FOLDERS:
-            self._folders.remove(f"{kind}/{name}")
+            self._folders.remove(place_below(kind, name))
         else:
-            self._prefix.remove([f"{kind}/{name}"])
+            self._prefix.remove([place_below(kind, name)])
             with contextlib.suppress(FileNotFoundError):
-                (self.folder / kind / name).unlink()
+                (self.folder / place_below(kind, name)).unlink()
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
         """See CacheStore: what killed builds uploaded, and files of earlier commits; and unused copies of this node."""
@@ -252,7 +262,7 @@ class ObjectCacheStore:
         return self._chain(kind, name).read_last()
 
     def _chain(self, kind: str, name: str) -> Chain:
-        return Chain(self._prefix, f"{_KEYS[kind]}/{name}")
+        return Chain(self._prefix, place_below(_KEYS[kind], name))
 
     def _overtaken(self, kind: str, name: str) -> OvertakenError:
         return OvertakenError(
@@ -260,7 +270,7 @@ class ObjectCacheStore:
         )
 
     def _path(self, kind: str, name: str) -> Path:
-        path = self.folder / kind / name
+        path = self.folder / place_below(kind, name)
         with translate_os_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         return path
