@@ -17,6 +17,7 @@ from megablend.index.check_files import FileChecker, check_each, check_files, fi
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.open_store import open_stores
 from megablend.plan.run_files import list_files
+from megablend.plan.skips import load_skips
 from megablend.plan.state import State
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
@@ -68,6 +69,8 @@ def check(
     """
     checked = load_config(config, cache=cache)
     ledger = load_ledger(checked.cache_store, checked.run)
+    if ledger is not None:
+        load_skips(checked.cache_store, ledger)
     storage = storage.for_reading() if storage else make_storage(objects=checked.storage)
     digests = ledger.indices if ledger else (open_newest(checked, storage).digest,)
     position = None if state is None else State.from_dict(state).consumed_samples

@@ -149,8 +149,8 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
         if there and load_ledger(cache, new) != renamed:  # the same one: a rename that was interrupted
             raise ConfigError(f"{cache}: there is a run {new!r} already; remove it first, or choose another name")
         if not there:
-            copy_skips(store, ledger, new)  # before the ledger, so that a run of the new name never lacks them
-            save_ledger(cache, renamed)
+            skips = copy_skips(store, ledger, new)  # before the ledger, so that a run of the new name never lacks them
+            save_ledger(cache, renamed, skips=skips)
         forget_skips(store, run)
         store.remove_record(RUNS, run)
 

@@ -9,7 +9,7 @@ from typing import Any, overload
 
 from megablend.api.runs import ConfigLike, resolve_cache
 from megablend.api.snapshot_users import find_uses
-from megablend.caches.base import CacheStore
+from megablend.caches.base import SKIPS, CacheStore
 from megablend.config import load_config
 from megablend.config.storage_settings import load_storage_settings
 from megablend.errors import REBUILD_REMEDY, CacheError
@@ -18,6 +18,7 @@ from megablend.index.list_snapshots import list_snapshots
 from megablend.index.verify import verify as verify_index
 from megablend.index.verify_data import SnapshotUse
 from megablend.plan.ledger_file import load_ledger, run_names
+from megablend.plan.skips import lacks_checksum, load_skips
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.system.failures import translating
@@ -33,10 +34,12 @@ class VerifyResult(Sequence[str]):
     """Whether the data files were read, too."""
     problems: tuple[str, ...]
     """A line for each problem, which names file and place; none where all is OK."""
+    notes: tuple[str, ...] = ()
+    """A line for each thing that is not wrong, but not as a build of today makes it."""
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
-        return {"cache": self.cache, "data": self.data, "problems": list(self.problems)}
+        return {"cache": self.cache, "data": self.data, "problems": list(self.problems), "notes": list(self.notes)}
 
     def __len__(self) -> int:
         return len(self.problems)
@@ -87,17 +90,26 @@ def verify(
     except CacheError as error:
         problems.append(str(error))
     problems += verify_index(store, data=data, storage=storage, progress=progress, uses=uses)
-    return VerifyResult(cache=store.location, data=data, problems=(*problems, *_run_problems(store)))
+    notes = list[str]()
+    problems += _run_problems(store, notes)
+    return VerifyResult(cache=store.location, data=data, problems=tuple(problems), notes=tuple(notes))
 
 
-def _run_problems(cache: CacheStore) -> Iterator[str]:
+def _run_problems(cache: CacheStore, notes: list[str]) -> Iterator[str]:
     indices = list_snapshots(cache)
     for name in run_names(cache):
         try:
             ledger = load_ledger(cache, name)
+            if ledger is not None:
+                load_skips(cache, ledger)
         except CacheError as error:
             yield str(error)
             continue
+        if ledger is not None and lacks_checksum(cache, name):
+            notes.append(
+                f"{cache.describe_record(SKIPS, name)}: has no checksum, as an earlier release wrote it; the next `megablend "
+                "skip` of the run writes one"
+            )
         for index in [] if ledger is None else ledger.indices:
             if index not in indices:
                 yield f"{cache.location}: run {name!r} uses index {index}, which does not exist; {REBUILD_REMEDY}"

@@ -140,6 +140,8 @@ def verify(what: str, data: bool, as_json: bool) -> None:
     else:
         for problem in result.problems:
             print_line(problem)
+        for note in result.notes:
+            print_line(f"note: {note}")
         print_line(f"{cache.location}: {f'{len(result.problems):,} problems' if result.problems else 'OK'}")
     if result.problems:
         sys.exit(3)

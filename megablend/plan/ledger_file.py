@@ -6,7 +6,7 @@ from megablend.caches.base import RUNS, CacheStore, OvertakenError, Record
 from megablend.caches.find import CacheLike, find_store
 from megablend.errors import CacheError
 from megablend.plan.ledger import Ledger
-from megablend.plan.ledger_format import REMEDY, dump_ledger, parse_ledger
+from megablend.plan.ledger_format import REMEDY, dump_ledger, open_seal, parse_ledger, seal_ledger
 from megablend.plan.plan_file import load_plan_file
 from megablend.system.failures import cause_of, remedy_of
 from megablend.system.limited_json import parse_json
@@ -22,24 +22,33 @@ def load_ledger(cache: CacheLike, run: str) -> Ledger | None:
     return None if record is None else _parse(store, run, record)
 
 
-def save_ledger(cache: CacheLike, ledger: Ledger, *, replaces: Ledger | None = None) -> None:
+def count_skips(cache: CacheLike, run: str) -> int:
+    """How many ranges the run's ledger says that it skips; 0 if there is no ledger, or it does not say. Raises: CacheError."""
+    store = find_store(cache)
+    record = _read(store, run)
+    return 0 if record is None else _open(store, run, record)[1] or 0
+
+
+def save_ledger(cache: CacheLike, ledger: Ledger, *, replaces: Ledger | None = None, skips: int | None = None) -> None:
     """Replace the run's ledger atomically.
 
     Args:
         replaces: the ledger that was loaded before; None for a run that had none.
+        skips: how many ranges the run skips; as the ledger says that is replaced if None.
 
     Raises: CacheError where it cannot be written; OvertakenError where another process has replaced it since, in a cache that
         cannot be locked.
     """
     store = find_store(cache)
-    text = dump_ledger(ledger.run, ledger.stages)
     record = _read(store, ledger.run)
     if record is not None and record.number >= 0 and _parse(store, ledger.run, record) not in (replaces, ledger):
         raise OvertakenError(
             f"{store.describe_record(RUNS, ledger.run)}: another process has changed run {ledger.run!r} meanwhile; repeat "
             "the command"
         )
-    store.write_record(RUNS, ledger.run, text, record)
+    if skips is None:
+        skips = 0 if record is None else _open(store, ledger.run, record)[1] or 0
+    store.write_record(RUNS, ledger.run, seal_ledger(dump_ledger(ledger.run, ledger.stages), skips), record)
 
 
 def run_names(cache: CacheLike) -> list[str]:
@@ -74,11 +83,20 @@ def _parse(store: CacheStore, run: str, record: Record) -> Ledger:
     return ledger
 
 
+def _open(store: CacheStore, run: str, record: Record) -> tuple[str, int | None]:
+    """The ledger's text, and how many ranges the run skips. Raises: CacheError if it does not match its checksum."""
+    try:
+        return open_seal(record.data)
+    except ValueError as error:
+        raise CacheError(f"{store.describe_record(RUNS, run)}: {error}") from None
+
+
 def _parse_text(store: CacheStore, run: str, record: Record) -> Ledger:
-    if (file := load_plan_file(store.folder, record.data)) is not None:
+    text = _open(store, run, record)[0]
+    if (file := load_plan_file(store.folder, text)) is not None:
         return Ledger.from_plan_file(file)
     try:
-        parsed = parse_json(record.data)
+        parsed = parse_json(text)
     except ValueError as error:
         raise _unreadable(store, run, error) from None
     try:

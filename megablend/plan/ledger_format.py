@@ -32,6 +32,9 @@ _PERSISTED_ORDERS = {new: old for old, new in OLD_NAMES.items()}
 _BLEND = {"split": str, "sequence_length": int, "add_extra_token_to_sequence": bool, "sources": list}
 _BLENDED = {"seed": int, "order": str, "lanes": int, "cycle": int}
 _OPTIONAL = {"plan": int, "interleaving": str}
+_SEAL = re.compile(r',\s*"skips": ([0-9]{1,9}),\s*"checksum": "([0-9a-f]{32})"\s*}\s*$')
+_SEAL_CHARACTERS = 200
+"""More than a seal has: a ledger may have millions of characters."""
 _SHARE = re.compile(r"[0-9]+(/[1-9][0-9]*)?")
 
 
@@ -103,6 +106,31 @@ def dump_ledger(run: str, stages: Sequence[Stage]) -> str:
     """The text of a ledger's file. Raises: as `ledger_record`."""
     record = ledger_record(run, stages)
     return json.dumps(record, indent=1) if record["version"] == VERSION else dump_changes(record)
+
+
+def seal_ledger(text: str, skips: int) -> str:
+    """The text of a ledger with what is stored outside of its chain: how many ranges the run skips, and a checksum of it all."""
+    body = text.rstrip().removesuffix("}").rstrip()
+    return f'{body},\n"skips": {skips},\n"checksum": "{_checksum(body, skips)}"}}\n'
+
+
+def open_seal(text: str) -> tuple[str, int | None]:
+    """A ledger's text as `dump_ledger` made it, and how many ranges the run skips; None in ledgers of before, which do not say.
+
+    Raises: ValueError if the text does not match its checksum.
+    """
+    sealed = _SEAL.search(text, max(0, len(text) - _SEAL_CHARACTERS))
+    if sealed is None:
+        return text, None
+    body = text[: sealed.start()]
+    skips = int(sealed[1])
+    if _checksum(body, skips) != sealed[2]:
+        raise ValueError(f"the ledger does not match its checksum: it was edited or damaged; {REMEDY}")
+    return body + ("\n}" if body.startswith("{\n") else "}\n"), skips
+
+
+def _checksum(body: str, skips: int) -> str:
+    return hashlib.blake2b(f"{skips}\n{body}".encode(), digest_size=16).hexdigest()
 
 
 def parse_ledger(record: object) -> tuple[str, tuple[Stage, ...], tuple[str, ...]]:

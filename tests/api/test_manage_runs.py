@@ -220,7 +220,7 @@ def test_changes_wait_for_a_build(
 def test_a_damaged_ledger_can_be_reset_or_removed(tmp_path: Path, config: dict[str, Any]) -> None:
     ledger = tmp_path / "cache" / "runs" / "demo.json"
     ledger.write_text(ledger.read_text().replace("100", "101"))
-    with pytest.raises(megablend.CacheError, match="does not match its own digest"):
+    with pytest.raises(megablend.CacheError, match="does not match its checksum"):
         megablend.rename_run(config, "demo", "other")
     megablend.reset_run(config, "demo")
     megablend.build(config)

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +105,13 @@ def test_no_command_waits_and_no_sample_is_wrong(config: dict[str, Any], tmp_pat
         PUT[kind](cache / name)
         given = config | {"cache": str(cache)}
         commands: dict[str, Callable[[], Any]] = {
-            "open": lambda given=given: read_all(given),
-            "verify": lambda given=given: megablend.verify(given["cache"]),
-            "describe": lambda given=given: megablend.describe(given),
-            "runs list": lambda given=given: megablend.list_runs(given["cache"]),
-            "gc": lambda given=given: megablend.gc(given["cache"], dry_run=True),
-            "build": lambda given=given: megablend.build(given),
-            "open after build": lambda given=given: read_all(given),
+            "open": partial(read_all, given),
+            "verify": partial(megablend.verify, given["cache"]),
+            "describe": partial(megablend.describe, given),
+            "runs list": partial(megablend.list_runs, given["cache"]),
+            "gc": partial(megablend.gc, given["cache"], dry_run=True),
+            "build": partial(megablend.build, given),
+            "open after build": partial(read_all, given),
         }
         for command, run in commands.items():
             with limit(f"{command} with a {kind} in place of {name}"):

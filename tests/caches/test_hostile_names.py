@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def test_a_ledger_of_another_name_is_refused_and_writes_nothing(
     path.write_text(dump_ledger(name, ledger.stages))
     (tmp_path / "victim.json").write_text("{}")
     before = list_files(tmp_path)
-    calls = [
+    calls: list[Callable[[], Any]] = [
         lambda: megablend.skip(config, 8, 16, batch_size=4),
         lambda: megablend.build(config | {"samples": 192}),
         lambda: megablend.open(config),

@@ -11,7 +11,7 @@ import pytest
 from megablend.errors import CacheError, PlanError
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import list_runs, load_ledger, save_ledger
-from megablend.plan.ledger_format import blend_record, digest_of, ledger_record
+from megablend.plan.ledger_format import blend_record, digest_of, ledger_record, open_seal
 from megablend.plan.stage import Blend, SourceShare, Stage
 
 A = SourceShare(name="a", append_eod=None, share=Fraction(1, 2), cycles=1)
@@ -165,10 +165,11 @@ def write(folder: Path, record: dict[str, Any]) -> None:
     ("damage", "says"),
     [
         (lambda text: text[:-20], "cannot read the run's ledger"),
-        (lambda text: text.replace("200", "300"), "does not match its own digest"),
-        (lambda text: text.replace('"1/2"', '"1/3"'), "does not match its own digest"),
+        (lambda text: text.replace("200", "300"), "does not match its checksum"),
+        (lambda text: open_seal(text)[0].replace("200", "300"), "does not match its own digest"),
+        (lambda text: open_seal(text)[0].replace('"1/2"', '"1/3"'), "does not match its own digest"),
         (
-            lambda text: json.dumps(json.loads(text) | {"version": 9}),
+            lambda text: json.dumps(json.loads(open_seal(text)[0]) | {"version": 9}),
             "version 9, expected 1 to 3; use the version of megablend",
         ),
         (lambda text: "[]", r"found ledger version \[\], expected 1 to 3; restore it from a backup, or reset the run"),
