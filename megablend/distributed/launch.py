@@ -47,12 +47,12 @@ def detect_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
     sizes = _SIZES | (_SLURM_SIZES if "SLURM_STEP_ID" in environ else {})
     for variable, by in sizes.items():
         if variable in environ:
-            return LauncherInfo(by=by, variable=variable, size=_count(environ, variable), exact=True)
+            return LauncherInfo(by=by, variable=variable, size=read_count(environ, variable), exact=True)
     if "MPI_LOCALNRANKS" in environ:
-        size = _count(environ, "MPI_LOCALNRANKS")
+        size = read_count(environ, "MPI_LOCALNRANKS")
         return LauncherInfo(by="mpirun", variable="MPI_LOCALNRANKS", size=size, exact=False)
     if "PMIX_RANK" in environ:
-        size = _count(environ, "PMIX_RANK") + 1
+        size = read_count(environ, "PMIX_RANK") + 1
         return LauncherInfo(by="a PMIx launcher", variable="PMIX_RANK", size=size, exact=False)
     return None
 
@@ -88,7 +88,8 @@ def _bound_to(library: str) -> str:
     )
 
 
-def _count(environ: Mapping[str, str], variable: str) -> int:
+def read_count(environ: Mapping[str, str], variable: str) -> int:
+    """The whole number in a variable of a launcher. Raises: LaunchError."""
     try:
         return int(environ[variable])
     except ValueError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,9 +14,16 @@ import torch.distributed
 from megablend.distributed.fail_together import FailTogether
 from megablend.distributed.job import Job
 from megablend.errors import LaunchError
+from megablend.system.log import LOG
 
-_TIMEOUT = datetime.timedelta(days=1)
+_FORMING = datetime.timedelta(minutes=5)
+"""How long ranks wait for each other to connect."""
+_WORKING = datetime.timedelta(days=365)
 """How long a rank waits for others that are working. Ranks that die are noticed at once: their connections close."""
+_LOG_SECONDS = 60.0
+_groups: dict[tuple[int, ...], tuple[Any, Any]] = {}
+"""Gloo groups by their ranks, each with the job's group that it was made in. They are kept: torch gives a group that is made
+again the name of the one before, and its ranks would read the addresses that the former ones left in the store."""
 
 
 def torch_job() -> Job:
@@ -45,18 +54,36 @@ def _members(ranks: Sequence[int]) -> Iterator[FailTogether]:
     if len(ranks) == 1:
         yield FailTogether(0, 1, lambda value: [value])
         return
-    group = torch.distributed.new_group(list(ranks), timeout=_TIMEOUT, backend="gloo", use_local_synchronization=True)
+    group = _find_group(tuple(ranks))
+    yield FailTogether(list(ranks).index(rank), len(ranks), _exchange(group, len(ranks)))
+
+
+def _find_group(ranks: tuple[int, ...]) -> Any:
+    """The gloo group of these ranks, made when it is first needed. Raises: LaunchError if they cannot reach each other."""
+    job = torch.distributed.group.WORLD
+    made_in, group = _groups.get(ranks, (None, None))
+    if made_in is job:
+        return group
     try:
-        yield FailTogether(list(ranks).index(rank), len(ranks), _exchange(group, len(ranks)))
-    finally:
-        torch.distributed.destroy_process_group(group)
+        group = torch.distributed.new_group(
+            list(ranks), timeout=_FORMING, backend="gloo", use_local_synchronization=True
+        )
+        torch.distributed.distributed_c10d._set_pg_timeout(_WORKING, group)
+    except RuntimeError as error:
+        raise LaunchError(
+            f"ranks {', '.join(map(str, ranks))} did not reach each other within {_FORMING.seconds // 60} minutes ({error}): "
+            "see the logs of the others, then restart the job; finished work is kept"
+        ) from error
+    _groups[ranks] = job, group
+    return group
 
 
 def _exchange(group: Any, size: int) -> Callable[[Any], list[Any]]:
     def exchange(value: Any) -> list[Any]:
         found: list[Any] = [None] * size
         try:
-            torch.distributed.all_gather_object(found, value, group=group)
+            with _logging_waits():
+                torch.distributed.all_gather_object(found, value, group=group)
         except RuntimeError as error:
             raise LaunchError(
                 f"a rank exited during dataset setup ({error}): see that rank's log, then restart the job; finished "
@@ -65,3 +92,21 @@ def _exchange(group: Any, size: int) -> Callable[[Any], list[Any]]:
         return found
 
     return exchange
+
+
+@contextmanager
+def _logging_waits() -> Iterator[None]:
+    """Log a line now and then while this rank waits for others, which may work for hours."""
+    ended = threading.Event()
+
+    def log() -> None:
+        started = time.monotonic()
+        while not ended.wait(_LOG_SECONDS):
+            LOG.warning("waiting for %.0f s for other ranks, which are still working", time.monotonic() - started)
+
+    logging = threading.Thread(target=log, daemon=True)
+    logging.start()
+    try:
+        yield
+    finally:
+        ended.set()

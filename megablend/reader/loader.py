@@ -59,8 +59,8 @@ class Loader:
     ahead; it is faster to load the Loader's own state, with Trainer's ignore_data_skip.
 
     Args:
-        dataset, micro_batch_size, data_parallel_rank, data_parallel_size, data_parallel_group, consumed_samples, drop_last: as
-            for PretrainingSampler.
+        dataset, micro_batch_size, data_parallel_rank, data_parallel_size, data_parallel_group, consumed_samples, drop_last,
+            replicas: as for PretrainingSampler.
         transform: applied to each sample's dict as the final step, in threads, or in the workers (then it is pickled if they are
             spawned). Its return values are collated as torch does.
         **options: options of torch.utils.data.DataLoader, such as num_workers, pin_memory, multiprocessing_context.
@@ -78,6 +78,7 @@ class Loader:
         data_parallel_group: DataParallelGroup | None = None,
         consumed_samples: int | None = None,
         drop_last: bool = True,
+        replicas: int = 1,
         transform: Transform | None = None,
         **options: Any,
     ) -> None:
@@ -94,6 +95,7 @@ class Loader:
             data_parallel_group=data_parallel_group,
             consumed_samples=consumed_samples,
             drop_last=drop_last,
+            replicas=replicas,
         )
         self.dataset = dataset
         self.batch_size, self.drop_last = self.sampler.micro_batch_size, drop_last

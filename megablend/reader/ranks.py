@@ -6,15 +6,16 @@ Ranks of tensor and pipeline parallelism read the same samples, so the number of
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch.distributed
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from megablend.config.numbers import whole_number
-from megablend.distributed.launch import detect_launcher
+from megablend.distributed.launch import detect_launcher, read_count
 from megablend.errors import ConfigError
 
 DataParallelGroup: TypeAlias = ProcessGroup | DeviceMesh
@@ -30,11 +31,18 @@ def resolve_rank(
     data_parallel_size: int | None,
     data_parallel_group: DataParallelGroup | None,
     environ: Mapping[str, str] = os.environ,
+    *,
+    replicas: int = 1,
 ) -> tuple[int, int]:
-    """The data-parallel (rank, size). In a single-process job, the default is rank 0 of 1.
+    """The data-parallel (rank, size). In a single-process job, the default is rank 0 of 1, and it may play any other.
 
-    Raises: ConfigError where both are missing in a job of several processes, where one is given without the other or together
-        with a group, or where they are out of range; LaunchError where a launcher's variable is not a number.
+    Args:
+        replicas: how many jobs, each of as many processes as this one, read the run together.
+
+    Warns: where the processes of a job are not a multiple of the size.
+    Raises: ConfigError if both are missing in a job of several processes, if one is given without the other or together with a
+        group, if they are out of range, or if there are fewer processes than ranks; LaunchError if a launcher's variable is not
+        a number.
     """
     rank, size = data_parallel_rank, data_parallel_size
     if data_parallel_group is not None:
@@ -43,7 +51,8 @@ def resolve_rank(
                 "data_parallel_group: found together with data_parallel_rank or data_parallel_size; give only the group"
             )
         return _place_in(data_parallel_group)
-    if size is None and (job := _processes_of_job(environ)) is not None:
+    job = _processes_of_job(environ)
+    if size is None and job is not None:
         missing = "data_parallel_size is" if rank is not None else "data_parallel_rank and data_parallel_size are"
         raise ConfigError(
             f"{missing} missing, and this process is one of {job}, all of which would read "
@@ -51,12 +60,15 @@ def resolve_rank(
             "pipeline parallelism must read the same samples"
         )
     size = 1 if size is None else whole_number("data_parallel_size", size, least=1)
+    replicas = whole_number("replicas", replicas, least=1)
     if rank is None and size > 1:
         raise ConfigError(f"found data_parallel_size {size} without data_parallel_rank; {_ADVICE}")
     rank = 0 if rank is None else whole_number("data_parallel_rank", rank)
     if not 0 <= rank < size:
         expected = "0" if size == 1 else f"0 to {size - 1}"
         raise ConfigError(f"found data_parallel_rank {rank}, expected {expected}: data_parallel_size is {size}")
+    if job is not None:
+        _check_size(size, job, replicas)
     return rank, size
 
 
@@ -89,15 +101,45 @@ def _not_a_member() -> ConfigError:
     )
 
 
-def _processes_of_job(environ: Mapping[str, str]) -> str | None:
-    """The number of processes of the job, and where it is from; None for one process."""
+class _Processes(NamedTuple):
+    """How many processes the job of this process has."""
+
+    number: int
+    is_exact: bool
+    """False if there may be more."""
+    told_by: str
+
+    def __str__(self) -> str:
+        return f"{self.number}{'' if self.is_exact else ' or more'} ({self.told_by})"
+
+
+def _processes_of_job(environ: Mapping[str, str]) -> _Processes | None:
+    """The number of processes of the job; None for one process. Raises: LaunchError for a variable that is not a number."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         size = torch.distributed.get_world_size()
-        return f"{size} (torch.distributed)" if size > 1 else None
+        return _Processes(size, True, "torch.distributed") if size > 1 else None
     if "WORLD_SIZE" in environ:  # torchrun, accelerate launch
-        written = environ["WORLD_SIZE"]
-        return None if written.strip() == "1" else f"{written} (WORLD_SIZE)"
+        size = read_count(environ, "WORLD_SIZE")
+        return _Processes(size, True, "WORLD_SIZE") if size > 1 else None
     started = detect_launcher(environ)
     if started is None or (started.exact and started.size == 1):
         return None
-    return f"{started.size}{'' if started.exact else ' or more'} ({started.variable})"
+    return _Processes(started.size, started.exact, started.variable)
+
+
+def _check_size(size: int, job: _Processes, replicas: int) -> None:
+    """Raises: ConfigError if there are fewer processes than data-parallel ranks, so that some samples were never read."""
+    processes = job.number * replicas
+    jobs = f", of which {replicas} make up the run" if replicas > 1 else ""
+    if size > processes and job.is_exact:
+        raise ConfigError(
+            f"found data_parallel_size {size}, expected at most {processes}: this process is one of a job of {job}{jobs}, so "
+            "some ranks' samples would never be read; if other jobs read them, say how many jobs there are (`replicas=`)"
+        )
+    if processes % size and job.is_exact:
+        warnings.warn(
+            f"data_parallel_size {size} does not divide the {processes} processes of the job ({job.told_by}{jobs}): give the "
+            "number of ranks that read different samples",
+            RuntimeWarning,
+            stacklevel=4,
+        )

@@ -33,8 +33,10 @@ class PretrainingSampler(Sampler[list[int]]):
         data_parallel_group: instead of both, a torch ProcessGroup or one dimension of a DeviceMesh.
         drop_last: omit a last step of less than micro_batch_size * data_parallel_size samples. Otherwise a rank that gets none of
             its samples has an empty batch, for which the dataset returns one sample whose loss mask is 0.
+        replicas: how many jobs of as many processes read the run together; then data_parallel_size is of all of them.
 
-    Raises: ConfigError where sizes or rank are out of range, not integers, or missing in a job of several processes; StateError
+    Raises: ConfigError if sizes or rank are out of range, not integers, missing in a job of several processes, or if the job has
+        fewer processes than there are data-parallel ranks, whose samples would never be read; StateError
         where `consumed_samples` is out of range.
     """
 
@@ -48,10 +50,11 @@ class PretrainingSampler(Sampler[list[int]]):
         data_parallel_group: DataParallelGroup | None = None,
         consumed_samples: int | None = None,
         drop_last: bool = True,
+        replicas: int = 1,
     ) -> None:
         check_dataset(dataset)
         micro_batch_size = whole_number("micro_batch_size", micro_batch_size, least=1)
-        rank, size = resolve_rank(data_parallel_rank, data_parallel_size, data_parallel_group)
+        rank, size = resolve_rank(data_parallel_rank, data_parallel_size, data_parallel_group, replicas=replicas)
         self.dataset = dataset
         self.micro_batch_size = micro_batch_size
         self.data_parallel_rank = rank

@@ -98,3 +98,39 @@ def test_groups_and_meshes_give_both_where_remedies_are_followed(tmp_path: Path,
         assert "this process is not in it" in found["other"]
         assert "found together with data_parallel_rank or data_parallel_size" in found["both"]
         assert "found str, expected a torch.distributed.ProcessGroup or a DeviceMesh" in found["wrong"]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"WORLD_SIZE": "2"}, {"PMI_SIZE": "2"}, {"OMPI_COMM_WORLD_SIZE": "2"}],
+    ids=lambda each: next(iter(each)),
+)
+def test_a_job_of_fewer_processes_than_ranks_is_refused(variables: dict[str, str]) -> None:
+    says = r"found data_parallel_size 4, expected at most 2: this process is one of a job of 2 .*never be read.*`replicas=`"
+    with pytest.raises(megablend.ConfigError, match=says):
+        resolve_rank(1, 4, None, variables)
+    assert resolve_rank(1, 2, None, variables) == (1, 2)
+    assert resolve_rank(0, 1, None, variables) == (0, 1)  # both read the same
+    assert resolve_rank(3, 4, None, variables, replicas=2) == (3, 4)  # "say how many jobs there are"
+    with pytest.raises(megablend.ConfigError, match=r"expected at most 4: .* of which 2 make up the run"):
+        resolve_rank(3, 5, None, variables, replicas=2)
+    with pytest.raises(megablend.ConfigError, match="found data_parallel_rank 2, expected 0 to 1"):
+        resolve_rank(2, 2, None, variables)
+
+
+def test_a_size_that_does_not_divide_the_job_is_warned_of(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.warns(RuntimeWarning, match="data_parallel_size 3 does not divide the 4 processes of the job"):
+        megablend.Loader(megablend.open(config), micro_batch_size=2, data_parallel_rank=0, data_parallel_size=3)
+    loader = megablend.Loader(
+        megablend.open(config), micro_batch_size=2, data_parallel_rank=7, data_parallel_size=8, replicas=2
+    )
+    assert next(iter(loader.sampler)) == [14, 15]
+
+
+def test_a_process_alone_may_play_any_rank() -> None:
+    assert resolve_rank(6, 8, None, {}) == (6, 8)
+    with pytest.raises(megablend.ConfigError, match="found data_parallel_rank 8, expected 0 to 7"):
+        resolve_rank(8, 8, None, {})
