@@ -22,7 +22,7 @@ from megablend.reader.loader_stats import CountedSteps, LoaderCounts, describe_p
 from megablend.reader.options import checked_options
 from megablend.reader.ranks import DataParallelGroup
 from megablend.reader.sampler import PretrainingSampler, check_dataset
-from megablend.reader.start_method import choose_start_method
+from megablend.reader.start_method import WorkerStart, choose_start_method
 from megablend.reader.transform import AHEAD, Threads, Transform, TransformedSteps, transformed
 
 SETTINGS = (
@@ -110,6 +110,8 @@ class Loader:
         self._position_lost = False
         self._pass: _Pass | None = None
         options = choose_start_method(checked_options(options), dataset.run.config)
+        if options["num_workers"] > 0:
+            options["worker_init_fn"] = WorkerStart(options.get("worker_init_fn"))
         self._check_lanes(options["num_workers"])
         if "collate_fn" in options:  # it takes single samples
             self._loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
