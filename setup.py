@@ -16,7 +16,6 @@ setup(
     package_data={"megablend": ["py.typed"], "megablend.report": ["page.css", "page.js"]},
     install_requires=[
         "click>=8.1",
-        "mpi4py>=4.1",
         "numba>=0.60",
         "numpy>=1.26",
         "pyarrow>=15.0",
@@ -26,7 +25,8 @@ setup(
         "torch>=2.6",
     ],
     extras_require={
-        "mpich": ["mpich>=4.2"],
+        "mpi": ["mpi4py>=4.1"],  # for the MPI library that the machine has; Lightning imports mpi4py where it finds it
+        "mpich": ["mpi4py>=4.1", "mpich>=4.2"],
         "objects": ["obstore>=0.11.1"],
         "demo": ["tokenizers>=0.20"],
         "html": ["matplotlib>=3.8"],

@@ -69,8 +69,8 @@ def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
         from megablend.distributed import mpi
     except (ImportError, RuntimeError) as error:  # mpi4py's wheel raises RuntimeError if it finds no libmpi
         raise LaunchError(
-            f"{started} but MPI cannot be loaded ({error}): install mpi4py and the launcher's MPI library "
-            "(python -m pip install mpi4py mpich installs both), or start one process alone"
+            f"{started} but MPI cannot be loaded ({error}): install mpi4py for the launcher's MPI library (`pip install "
+            "'megablend[mpi]'`), or both (`pip install 'megablend[mpich]'`), or start one process alone"
         ) from error
     library = mpi.library()
     if started.variable == _OPEN_MPI and any(name in library for name in _OTHERS):

@@ -73,7 +73,7 @@ def test_a_launcher_without_mpi(tmp_path: Path) -> None:
     without = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = run(build(project), PMI_SIZE="2", **without)
     assert done.returncode == 2
-    assert "python -m pip install mpi4py mpich installs both), or start one process alone" in done.stderr
+    assert "or both (`pip install 'megablend[mpich]'`), or start one process alone" in done.stderr
     done = run(build(project), **without)  # "start one process alone"
     assert done.returncode == 0, done.stderr
 

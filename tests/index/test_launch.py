@@ -78,7 +78,7 @@ def test_a_launcher_without_mpi4py_is_refused(tmp_path: Path) -> None:
     )
     result = run([*driver(0)[:1], "-c", check], PMI_SIZE=4)
     assert "MPI cannot be loaded" in result.stderr
-    assert "pip install mpi4py mpich" in result.stderr
+    assert "pip install 'megablend[mpi]'" in result.stderr
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -99,3 +99,18 @@ def test_an_error_of_all_ranks_is_said_once(tmp_path: Path) -> None:
     result = run(driver(4, tmp_path / "cache", f"s={tmp_path}/*.arrow"))
     assert result.returncode == 2
     assert result.stderr.count("matches no file") == 1
+
+
+def test_one_process_needs_no_mpi4py(tmp_path: Path) -> None:
+    """It comes with the extras `mpi` and `mpich`; without it all works but builds by several MPI ranks."""
+    write(tmp_path / "0.arrow", 0)
+    config = {"cache": str(tmp_path / "cache"), "sequence_length": 4, "samples": 8}
+    config["sources"] = [{"name": "s", "path": f"{tmp_path}/*.arrow", "weight": 1}]
+    use = (
+        f"import sys; sys.modules['mpi4py'] = None; import megablend; config = {config!r}; megablend.build(config); "
+        "print(len(megablend.open(config)[7]['tokens']), megablend.describe(config).committed)"
+    )
+    result = run([*driver(0)[:1], "-c", use])
+    assert result.stdout.split() == ["4", "True"], result.stderr
+    setup = Path(__file__).parents[2].joinpath("setup.py").read_text()
+    assert "mpi4py" not in setup.partition("extras_require")[0]
