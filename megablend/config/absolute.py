@@ -12,7 +12,7 @@ from megablend.config.model import Config
 from megablend.config.places import Places, join_keys
 from megablend.config.source import Source
 from megablend.errors import ConfigError
-from megablend.storage.location import check_schemes, find_scheme, make_absolute
+from megablend.storage.location import check_schemes, find_scheme, lower_scheme, make_absolute
 from megablend.storage.object_options import make_files_absolute
 from megablend.storage.objects.urls import LIST_ENDING, expand_location, is_web, split_query
 from megablend.storage.registry import explain_scheme, find_storage
@@ -63,7 +63,8 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
 
 
 def _expand_urls(location: str, base: Path, place: str) -> list[str]:
-    """The URLs that a location expands to (a URL with braces, or a text file of URLs); other locations unchanged."""
+    """The URLs that a location expands to (a URL with braces, or a text file of URLs); other locations as they are."""
+    location = lower_scheme(location)
     is_list = location.endswith(LIST_ENDING) and not find_scheme(location)
     try:
         return expand_location(_absolute_path(location, base, place) if is_list else location)
@@ -82,7 +83,8 @@ def _take_query(location: str, urls: dict[str, str]) -> str:
 
 
 def _absolute_location(location: str, base: Path, place: str) -> str:
-    """The location of data: unchanged if a storage handles its scheme, otherwise an absolute path."""
+    """The location of data: a URL if a storage handles its scheme, otherwise an absolute path."""
+    location = lower_scheme(location)
     scheme = find_scheme(location)
     if scheme and scheme != "file" and "\0" not in location:
         if find_storage(scheme) is None:
@@ -99,6 +101,7 @@ def make_cache_absolute(location: str, base: Path, place: str) -> str:
 
     Raises: ConfigError.
     """
+    location = lower_scheme(location)
     if not is_remote(location) or location.startswith("file://") or "\0" in location:
         return _absolute_path(location, base, place)
     try:

@@ -24,6 +24,12 @@ def find_scheme(location: str) -> str:
     return found[1].lower()
 
 
+def lower_scheme(location: str) -> str:
+    """The location with its scheme in lower case, as storages write the locations that they find."""
+    scheme = find_scheme(location)
+    return scheme + location[len(scheme) :] if scheme else location
+
+
 def join(folder: str, name: str) -> str:
     """The location of `name`, which is relative to a folder."""
     if not find_scheme(folder):
@@ -60,8 +66,8 @@ def make_relative(location: str, folder: str) -> str:
 
 
 def make_absolute(location: str, folder: str) -> str:
-    """A location with a scheme as it is; a plain path joined to a folder."""
-    return location if find_scheme(location) else join(folder, location)
+    """A location with a scheme, which is written in lower case; a plain path joined to a folder."""
+    return lower_scheme(location) if find_scheme(location) else join(folder, location)
 
 
 def has_wildcard(pattern: str) -> bool:

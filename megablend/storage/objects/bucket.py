@@ -182,8 +182,10 @@ class Bucket:
                 listed = await obstore.list_with_delimiter_async(self._lister, folder or None)
             except Exception as error:  # of the client: whatever it is
                 return _read_list_failure(error, address)
+            folders = list(listed["common_prefixes"])
+            markers = {folder, *folders}
             objects = [Object(each["path"], each) for each in listed["objects"]]
-            return Listed(list(listed["common_prefixes"]), objects)
+            return Listed(folders, [each for each in objects if each.meta["size"] or each.key not in markers])
 
         return _answer(pattern, await self.source.persist(pattern, attempt), is_list=True)
 
@@ -195,9 +197,23 @@ class Bucket:
                 listed = await obstore.list(self._lister, folder or None, chunk_size=1000).collect_async()
             except Exception as error:  # of the client: whatever it is
                 return _read_list_failure(error, address)
-            return _without_markers([Object(each["path"], each) for each in listed])
+            return [Object(each["path"], each) for each in listed]
 
-        return _answer(pattern, await self.source.persist(pattern, attempt), is_list=True)
+        found = _answer(pattern, await self.source.persist(pattern, attempt), is_list=True)
+        return await self._leave_out_markers(pattern, address, folder, found)
+
+    async def _leave_out_markers(
+        self, pattern: str, address: Address, folder: str, objects: Sequence[Object]
+    ) -> Sequence[Object]:
+        """Objects without the empty ones that stand for folders, whose trailing slash the client takes away.
+
+        One that stands for a folder of nothing looks like an empty file here; the listing of the folder that has it tells.
+        """
+        folders = {folder, *(each.key.rpartition("/")[0] for each in objects)}
+        unclear = [each.key for each in objects if not each.meta["size"] and each.key not in folders]
+        for parent in sorted({key.rpartition("/")[0] for key in unclear}):
+            folders.update((await self._list_folder(pattern, address, parent)).folders)
+        return [each for each in objects if each.meta["size"] or each.key not in folders]
 
 
 def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[tuple[int, int, int]]:
@@ -217,12 +233,6 @@ def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[tuple[
             stop = min(size, done + MAX_PART_BYTES)
             requests.append((offset + done, offset + stop, begin + done))
     return requests
-
-
-def _without_markers(objects: Sequence[Object]) -> Sequence[Object]:
-    """Objects without the empty ones that stand for folders, whose trailing slash the client takes away."""
-    folders = {each.key.rpartition("/")[0] for each in objects}
-    return [each for each in objects if each.meta["size"] or each.key not in folders]
 
 
 def _read_list_failure(error: Exception, address: Address) -> Failure:

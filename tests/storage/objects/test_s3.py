@@ -217,3 +217,56 @@ def test_endpoints_are_by_prefix_and_the_longest_wins(swift: S3Server, monkeypat
     assert pickle.loads(pickle.dumps(storage)).read("s3://prefix/a/b", 0, 2) == b"01"
     assert options.find("s3://other/x").region is None
     assert ObjectOptions().find("s3://prefix/a").endpoint is None
+
+
+MARKED = ["m/a.parquet", "m/sub/b.parquet", "m/sub/deep/c.parquet"]
+
+
+@pytest.fixture(scope="session")
+def marked(swift_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Data below folders for each of which Hadoop, or a console, has made an empty object; some have nothing else."""
+    folder = tmp_path_factory.mktemp("marked")
+    source = write_source(folder, 0, "parquet", documents(0, 60, 40, 3))
+    data = next(Path(source["path"]).parent.glob("*")).read_bytes()
+    swift_server.admin.make_bucket("marked")
+    for key in MARKED:
+        swift_server.admin.put("marked", key, data)
+    for key in ("m/", "m/sub/", "m/sub/deep/", "m/nothing/", "m/sub/void.parquet/"):
+        swift_server.admin.put("marked", key, b"")
+    return "s3://marked"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "keys"),
+    [
+        ("m/*", ["m/a.parquet"]),
+        ("m/*.parquet", ["m/a.parquet"]),
+        ("*/*", ["m/a.parquet"]),
+        ("*/*/*", ["m/sub/b.parquet"]),
+        ("m/*/*", ["m/sub/b.parquet"]),
+        ("m/**", MARKED),
+        ("m/**/*.parquet", MARKED),
+        ("**", MARKED),
+        ("m/sub/*", ["m/sub/b.parquet"]),
+        ("m/nothing/*", []),
+        ("*", []),
+    ],
+)
+def test_markers_of_folders_are_no_files(swift: S3Server, marked: str, pattern: str, keys: list[str]) -> None:
+    storage = make_storage()
+    assert storage.glob(f"{marked}/{pattern}") == [f"{marked}/{key}" for key in keys]
+
+
+@pytest.mark.parametrize("pattern", ["m/*", "*/*", "m/sub/**", "m/**/*.parquet"])
+@pytest.mark.parametrize("scheme", ["s3", "S3"])
+def test_a_run_over_folders_with_markers(
+    swift: S3Server, marked: str, tmp_path: Path, pattern: str, scheme: str
+) -> None:
+    path = f"{scheme}://{marked.partition('://')[2]}/{pattern}"
+    source = {"name": "a", "path": path, "format": "parquet", "weight": 1}
+    config = make_config(tmp_path, [source], samples=64)
+    built = megablend.build(config)
+    assert built.problems == ()
+    dataset = megablend.open(config)
+    assert len(dataset[63]["tokens"]) == len(dataset[0]["tokens"])
+    assert megablend.check(config).problems == ()
