@@ -205,6 +205,15 @@ class Format(Protocol):
         """Check the config's `format_options`. Raises: ValueError, which names the option, what was found and expected."""
         ...
 
+    def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
+        """Why a file's content cannot be what it would be read as, and what to do; None where nothing says so.
+
+        New files for which there is a reason are refused; of those that a cache has, it is a warning.
+
+        Raises: as Storage.read does.
+        """
+        ...
+
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
         """Find the blocks of a file and count their tokens.
 
@@ -257,6 +266,10 @@ class BaseFormat:
         """Reject any option."""
         if options:
             raise ValueError(f"found option {min(options)!r}, but this format has no options; remove format_options")
+
+    def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
+        """No contradiction."""
+        return None
 
     def describe_unused_bytes(self, path: str, blocks: Array, size: int) -> str | None:
         """No warning."""

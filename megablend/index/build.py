@@ -28,7 +28,7 @@ from megablend.fs.atomic_write import translate_os_errors
 from megablend.index.build_report import BuildReport, Progress, report_waiting
 from megablend.index.cache_folders import fragments, generations
 from megablend.index.commit_build import commit_build
-from megablend.index.file_tasks import FileTask, await_pack, items_of, plan_work
+from megablend.index.file_tasks import FileTask, await_pack, describe_contradictions, items_of, plan_work
 from megablend.index.idx_digests import LongIdx, find_missing, idx_digests, make_digests
 from megablend.index.packs import Pack, Packed, packs
 from megablend.index.share_work import index_share
@@ -102,9 +102,8 @@ def _build(
             results = {number: result for rank, _ in gathered for number, result in rank.items()}
             for name in chain(*(names for _, names in gathered)):
                 packed.add(await_pack(store, name))
-            report = commit_build(
-                store, prepared.columns, prepared.work, items, results, packed, prepared.notes, start=start
-            )
+            notes = (*prepared.notes, *describe_contradictions(prepared.columns, prepared.work, storage))
+            report = commit_build(store, prepared.columns, prepared.work, items, results, packed, notes, start=start)
             if any(has_group_digests(each.source.kind) for each in prepared.columns):
                 long_idx = tuple(find_missing(open_snapshot(store, report.digest)))
         for each in launch.bcast(long_idx)[launch.rank :: launch.size]:

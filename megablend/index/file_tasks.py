@@ -25,6 +25,7 @@ from megablend.index.packs import Pack, Packed
 from megablend.index.sampled_digest import request_samples, sampled_content_digest
 from megablend.index.source_spec import SourceColumn, SourceFile, stat_file
 from megablend.storage.base import Storage
+from megablend.storage.parallel_map import parallel_map
 from megablend.storage.prefetched import request_ranges
 
 _FILE_COST = 1 << 20
@@ -141,6 +142,8 @@ def ensure_fragment(
             if work.num_parts == 1:
                 packs.add(work.fragment, fragment, is_single=True)
             return TaskResult(read=False, scanned_bytes=0, note=None)
+    if part == 0 and not _is_known(work, column) and (problem := _describe_contradiction(work, column, storage)):
+        raise column.source.spec.complaint(problem)
     fragment = _index(work, part, column, storage)
     if work.num_parts == 1:
         packs.add(work.fragment, fragment, is_single=False)
@@ -149,6 +152,24 @@ def ensure_fragment(
     if fragment.index.note:
         note = "; ".join(filter(None, [note, f"{work.file.path}: {fragment.index.note}"]))
     return TaskResult(read=True, scanned_bytes=fragment.index.scanned_bytes, note=note)
+
+
+def describe_contradictions(columns: Sequence[SourceColumn], work: Sequence[FileTask], storage: Storage) -> list[str]:
+    """Warnings about files of the cache that are of another kind than they are read as. Raises: as Storage.read does."""
+    known = [each for each in work if _is_known(each, columns[each.column])]
+    threads = storage.limits(known[0].file.path).max_files if known else 1
+    found = parallel_map(lambda each: _describe_contradiction(each, columns[each.column], storage), known, threads)
+    return [each for each in found if each is not None]
+
+
+def _is_known(work: FileTask, column: SourceColumn) -> bool:
+    """Whether a run may read the file already: the cache has an index of some version of it, or it is repaired from one."""
+    return work.known or work.changed or not column.source.spec.patterns
+
+
+def _describe_contradiction(work: FileTask, column: SourceColumn, storage: Storage) -> str | None:
+    problem = column.source.kind.describe_contradiction(work.file.path, column.read, storage=storage)
+    return None if problem is None else f"{work.file.path}: {problem}"
 
 
 def join_parts(work: FileTask, store: CacheStore) -> None:

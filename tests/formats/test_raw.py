@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+import re
 import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import megablend
 from megablend.config.read_spec import OptionValue, ReadSpec, make_options
+from megablend.distributed.base import SingleProcess
 from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, MegablendError, UnsupportedFileError
 from megablend.formats.base import FileIndex, OpenedFile
 from megablend.formats.blocks import place_blocks
 from megablend.formats.fetch import read_blocks
 from megablend.formats.raw import RAW, raw_format
+from megablend.index.build import BuildReport, SourceSpec, build_index
 from megablend.index.file_parts import join, part_span
 from megablend.testing.documents import join_pieces
 from tests.runs import documents, make_config, write_source
@@ -196,6 +203,7 @@ def test_arrays_that_hold_no_tokens_are_refused(tmp_path: Path, array: Any, prob
         ({"header_bytes": -1}, "header_bytes: found -1"),
         ({"header_bytes": 3, "dtype": "uint16"}, "header_bytes: found 3, expected a multiple of 2"),
         ({"eod_token": True}, "eod_token: found True"),
+        ({"allow_container": 1}, "allow_container: found 1, expected true or false"),
         ({"eod_token": 1, "bos_token": 2}, "found both eod_token and bos_token"),
         ({"eod_token": 70000, "dtype": "uint16"}, "eod_token 70000 does not fit tokens of uint16"),
     ],
@@ -253,3 +261,96 @@ def test_a_few_tokens_are_not_taken_for_a_header(tmp_path: Path, content: bytes)
     path.write_bytes(content)
     found = index(path, dtype="uint16")
     assert read(path, found) == [np.frombuffer(content, "<u2").tolist()]
+
+
+def containers(folder: Path) -> dict[str, tuple[bytes, dict[str, OptionValue]]]:
+    """Files of each kind that is recognized, made by its own writer, of an even size; and their options."""
+    table = pa.table({"tokens": np.arange(100)})
+    buffers = dict[str, bytes]()
+    pq.write_table(table, folder / "Parquet")
+    with pa.ipc.new_file(str(folder / "Arrow"), table.schema) as writer:
+        writer.write_table(table)
+    np.savez(folder / "zip.npz", tokens=np.arange(100))
+    np.save(folder / "npy.npy", np.arange(100, dtype=np.uint16))
+    tokens = np.arange(100, dtype=np.uint16).tobytes()
+    buffers["Parquet"] = (folder / "Parquet").read_bytes()
+    buffers["Arrow"] = (folder / "Arrow").read_bytes()
+    buffers["zip"] = (folder / "zip.npz").read_bytes()
+    buffers[".npy"] = (folder / "npy.npy").read_bytes()
+    buffers["gzip"] = gzip.compress(tokens)
+    buffers["zstd"] = pa.compress(tokens, codec="zstd", asbytes=True)
+    found = dict[str, tuple[bytes, dict[str, OptionValue]]]()
+    for name, content in buffers.items():
+        padding = b"\0" * (len(content) % 2 if name in ("gzip", "zstd", "zip") else 0)
+        found[name] = content + padding, {"dtype": "uint16"}
+    found[".npy"][1]["header_bytes"] = 0
+    return found
+
+
+KINDS = ("Parquet", "Arrow", "gzip", "zstd", "zip", ".npy")
+
+
+def contradiction(path: Path, **options: OptionValue) -> str | None:
+    return RAW.describe_contradiction(str(path), ReadSpec(options=make_options(options)), storage=STORAGE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_containers_are_not_tokens(tmp_path: Path, kind: str) -> None:
+    content, options = containers(tmp_path)[kind]
+    path = tmp_path / "x.bin"
+    path.write_bytes(content)
+    assert re.match(rf"its content is that of a file of kind {kind}", contradiction(path, **options) or "")
+    assert contradiction(path, **options, allow_container=True) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [
+        (b"PAR1" + b"\1" * 40 + b"PAR2", {}),  # only one end
+        (b"ARROW1" + b"\1" * 40, {}),
+        (b"PAR1", {}),  # one token's bytes are both ends
+        (b"\x1f\x8b\x08\xe0" + b"\1" * 40, {}),  # reserved bits
+        (b"\x1f\x8b\x09\x00" + b"\1" * 40, {}),
+        (b"\x28\xb5\x2f\xfd\x08" + b"\1" * 41, {}),
+        (b"PK\x03\x04\x14\0\0\x80\x08\0" + b"\1" * 40, {}),
+        (b"PK\x03\x04\x14\0\0\0\x07\0" + b"\1" * 40, {}),
+        (b"PK\x03\x04\x14\0\0\0\x08\0" + b"\xff" * 40, {}),  # a name longer than the file
+        (b"\x93NUMPY\x01\x00\xff\xff" + b"\1" * 40, {"header_bytes": 0}),  # a header longer than the file
+        (b"\x93NUMPY\x01\x00\x02\x00{}" + b"\1" * 40, {"header_bytes": 12}),  # tokens begin behind the header
+    ],
+)
+def test_tokens_like_a_magic_number_are_tokens(tmp_path: Path, content: bytes, options: dict[str, OptionValue]) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(content)
+    assert contradiction(path, **options) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_build_refuses_new_containers_and_warns_of_known_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    content, options = containers(tmp_path)[kind]
+    (tmp_path / "raw").mkdir()
+    path = tmp_path / "raw" / "x.bin"
+    path.write_bytes(content)
+    cache, patterns = tmp_path / "cache", (str(tmp_path / "raw" / "*"),)
+
+    def build(**more: OptionValue) -> BuildReport:
+        read = ReadSpec(format="raw", options=make_options(options | more))
+        source = SourceSpec(name="source", patterns=patterns, read=read)
+        return build_index(str(cache), [source], launch=SingleProcess(), storage=STORAGE)
+
+    says = rf"source 'source': {path}: its content is that of a file of kind {kind}.*allow_container: true"
+    with pytest.raises(ConfigError, match=says):
+        build()
+    assert build(allow_container=True).notes == ()
+    with monkeypatch.context() as before:  # as versions that did not look
+        before.setattr(type(RAW), "describe_contradiction", lambda *_, **__: None)
+        first = build()
+    again = build()
+    assert (again.digest, again.created) == (first.digest, False)
+    assert len(again.notes) == 1
+    assert re.match(f"{path}: its content is that of a file of kind {kind}", again.notes[0])
+    os.utime(path, (1, 1))  # indexed again, and still what a run reads
+    touched = build()
+    assert (touched.digest, touched.read, touched.notes) == (first.digest, 1, again.notes)

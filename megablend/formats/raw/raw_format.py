@@ -23,7 +23,7 @@ from megablend.errors import (
 )
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array, BaseFormat, BlockReader, FileIndex, OpenedFile
 from megablend.formats.raw.boundaries import Separator, count_documents, make_blocks
-from megablend.formats.raw.raw_header import Layout, read_layout
+from megablend.formats.raw.raw_header import Layout, find_container, read_layout
 from megablend.formats.raw.raw_options import RawOptions, parse_options
 from megablend.formats.raw.raw_reader import RawReader
 from megablend.formats.unchanged import check_size
@@ -51,6 +51,19 @@ class RawFormat(BaseFormat):
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
         """Find the documents of a file; see Format.index."""
         return self.index_part(path, read, span=(0, storage.stat(path).size), storage=storage)
+
+    def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
+        """What the bytes of a container are, if they would be read as tokens; see Format.describe_contradiction."""
+        options = parse_options(dict(read.options))
+        if options.allow_container:
+            return None
+        found = find_container(path, storage.stat(path).size, options.header_bytes, storage)
+        if found is None:
+            return None
+        return (
+            f"its content is that of a file of kind {found}, whose bytes are not token ids; correct or remove `format` and "
+            "`header_bytes`, unpack a compressed file, or set `format_options: {allow_container: true}` if they are tokens"
+        )
 
     def index_part(self, path: str, read: ReadSpec, *, span: tuple[int, int], storage: Storage) -> FileIndex:
         """Find the documents of the chunks that begin in a span of bytes; see DivisibleFormat.index_part."""

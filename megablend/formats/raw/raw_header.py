@@ -31,6 +31,16 @@ _LIT_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "fl
 _LLMC_BYTES = 1024
 _LLMC = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
 """Version and dtype for each magic number."""
+_AT_BOTH_ENDS = {"Parquet": b"PAR1", "Arrow": b"ARROW1"}
+_LEAST_CONTAINER = 30
+"""Bytes of a zip's first header, the longest of those that are recognized."""
+_GZIP_RESERVED = 0xE0
+"""Bits of the flags that RFC 1952 requires to be 0."""
+_ZSTD_RESERVED = 0x08
+"""The bit of the frame's descriptor that RFC 8878 requires to be 0."""
+_ZIP_RESERVED = 0xD780
+"""Bits of the flags that APPNOTE 4.4.4 leaves unused, or reserves."""
+_ZIP_METHODS = (0, 8, 9, 12, 14, 93, 95)
 _NPY_DTYPES = {f"<{np.dtype(name).str[1:]}": name for name in DTYPES}
 _DESCR = re.compile(r"""['"]descr['"]\s*:\s*['"]([^'"]{1,20})['"]""")
 _SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([0-9,\sL]{0,100})\)""")
@@ -91,6 +101,41 @@ def read_layout(path: str, size: int, options: RawOptions, storage: Storage) -> 
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
     return layout, head[: layout.header_bytes]
+
+
+def find_container(path: str, size: int, header_bytes: int | None, storage: Storage) -> str | None:
+    """The kind of file that the content of a file shows it to be, if it is one whose bytes are not token ids.
+
+    A few tokens may be like a magic number, so that further bytes have to fit: the end of the file, or a header's reserved bits.
+
+    Args:
+        header_bytes: the option: a known `.npy` header is no contradiction where tokens begin behind it.
+
+    Raises: as Storage.read does.
+    """
+    head = storage.read(path, 0, min(size, HEAD_BYTES))
+    for name, magic in _AT_BOTH_ENDS.items():
+        is_whole = size >= 2 * len(magic) and head.startswith(magic)
+        if is_whole and storage.read(path, size - len(magic), len(magic)) == magic:
+            return name
+    if len(head) < _LEAST_CONTAINER:
+        return None
+    if head.startswith(b"\x1f\x8b\x08") and not head[3] & _GZIP_RESERVED:
+        return "gzip"
+    if head.startswith(b"\x28\xb5\x2f\xfd") and not head[4] & _ZSTD_RESERVED:
+        return "zstd"
+    if head.startswith(b"PK\x03\x04"):
+        _, flags, method = struct.unpack_from("<3H", head, 4)
+        name_bytes, extra_bytes = struct.unpack_from("<2H", head, 26)
+        fits = name_bytes and 30 + name_bytes + extra_bytes <= size
+        if fits and not flags & _ZIP_RESERVED and method in _ZIP_METHODS:
+            return "zip (PyTorch's .pt and NumPy's .npz are such)"
+    if head.startswith(_NPY) and header_bytes is not None and head[6] in (1, 2, 3):
+        kind, start = ("<H", 10) if head[6] == 1 else ("<I", 12)
+        end = start + int(struct.unpack_from(kind, head, 8)[0])
+        if header_bytes != end <= size and head[start : start + 1] == b"{":
+            return f".npy whose header ends at byte {end}"
+    return None
 
 
 def _layout_by_options(path: str, size: int, options: RawOptions) -> Layout:

@@ -26,6 +26,9 @@ class RawOptions:
     bos_token: int | None = None
     """Documents begin with this token, which is part of them."""
 
+    allow_container: bool = False
+    """Bytes that are those of a Parquet, Arrow, gzip, zstd, zip or `.npy` file are read as tokens nevertheless."""
+
     @property
     def separator(self) -> int | None:
         """The token that ends or begins documents; None if a file is one document."""
@@ -42,12 +45,16 @@ class RawOptions:
 
 def parse_options(options: Mapping[str, Any]) -> RawOptions:
     """Parse the options of a source. Raises: ValueError, which names the option, what was found and expected."""
-    known = ("dtype", "header_bytes", "eod_token", "bos_token")
+    known = ("dtype", "header_bytes", "eod_token", "bos_token", "allow_container")
     for name, value in options.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(f"unknown option {name!r}; {hint}known: {', '.join(known)}")
+        if name == "allow_container":
+            if not isinstance(value, bool):
+                raise ValueError(f"{name}: found {value!r}, expected true or false")
+            continue
         if name == "dtype" and value not in (None, *DTYPES):
             raise ValueError(f"dtype: found {value!r}, expected one of {', '.join(DTYPES)}")
         most = _MAX_HEADER_BYTES if name == "header_bytes" else (1 << 32) - 1
