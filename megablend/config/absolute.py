@@ -13,7 +13,7 @@ from megablend.config.places import Places, join_keys
 from megablend.config.source import Source
 from megablend.errors import ConfigError
 from megablend.storage.location import check_schemes, find_scheme, lower_scheme, make_absolute
-from megablend.storage.object_options import make_files_absolute
+from megablend.storage.object_options import check_signature, make_files_absolute
 from megablend.storage.objects.urls import LIST_ENDING, expand_location, is_web, split_query
 from megablend.storage.registry import explain_scheme, find_storage
 
@@ -89,6 +89,8 @@ def _absolute_location(location: str, base: Path, place: str) -> str:
     if scheme and scheme != "file" and "\0" not in location:
         if find_storage(scheme) is None:
             raise ConfigError(f"{place}: found {location!r}; {explain_scheme(scheme)}")
+        if not is_web(location):
+            _check_signature(location, place)
         return location
     return _absolute_path(location, base, place)
 
@@ -104,11 +106,19 @@ def make_cache_absolute(location: str, base: Path, place: str) -> str:
     location = lower_scheme(location)
     if not is_remote(location) or location.startswith("file://") or "\0" in location:
         return _absolute_path(location, base, place)
+    _check_signature(location, place)
     try:
         check_location(location)
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
     return location.rstrip("/")
+
+
+def _check_signature(location: str, place: str) -> None:
+    try:
+        check_signature(location)
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}") from None
 
 
 def _check_one_storage(locations: Sequence[str], place: str) -> None:

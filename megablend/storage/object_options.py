@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import math
+import multiprocessing.context
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ _SERVER = re.compile(
     r"(?i:https?)://([^\s/@]*@)?(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]\\%\"<>^`{|}]+)(:(?P<port>\d{1,5}))?(/\S*)?"
 )
 
+_SIGNATURE = re.compile(r"(?i)(^|&)(X-(Amz|Goog)-|AWSAccessKeyId=|Signature=|sig=|sv=)")
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
@@ -63,8 +67,21 @@ class ObjectOptions:
 
     by_prefix: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
     """Prefixes and their settings, the shortest prefix first."""
-    urls: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """URLs of web servers without their query, and the query (or ""), which is sent with requests and stored nowhere else."""
+    urls: tuple[tuple[str, str | None], ...] = field(default=(), repr=False)
+    """URLs of web servers without their query, and the query (or ""), which is sent with requests and stored nowhere else; None
+    if it was left out of the pickle that these options come from."""
+
+    def __reduce__(self) -> tuple[type[ObjectOptions], tuple[Any, ...]]:
+        urls = self.urls
+        if not _is_starting_process():
+            urls = tuple((url, None if query else query) for url, query in urls)
+        return ObjectOptions, (self.by_prefix, urls)
+
+    def __copy__(self) -> ObjectOptions:
+        return self
+
+    def __deepcopy__(self, memo: object) -> ObjectOptions:
+        return self  # not by a pickle, which may lack queries
 
     def find(self, location: str) -> StoreOptions:
         """The options for reading a location."""
@@ -73,6 +90,34 @@ class ObjectOptions:
             if has_prefix(location, prefix):
                 chosen.update(settings)
         return StoreOptions(**chosen)
+
+
+@contextlib.contextmanager
+def carrying_queries() -> Iterator[None]:
+    """Pickles that this thread makes have the queries of URLs: for a process of this program, through memory alone."""
+    _pickling.carries_queries = True
+    try:
+        yield
+    finally:
+        _pickling.carries_queries = False
+
+
+def _is_starting_process() -> bool:
+    """Whether what is pickled now goes to a process that is being started, and nowhere else."""
+    return multiprocessing.context.get_spawning_popen() is not None or getattr(_pickling, "carries_queries", False)
+
+
+_pickling = threading.local()
+
+
+def check_signature(location: str) -> None:
+    """Refuse a signed URL that is written with the scheme of a store. Raises: ValueError, without the signature."""
+    plain, _, query = location.partition("?")
+    if _SIGNATURE.search(query) is not None:
+        raise ValueError(
+            f"found {plain}?... with a signature, expected a key without one: credentials come from the environment; a signed "
+            "URL begins with https://"
+        )
 
 
 def has_prefix(location: str, prefix: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from megablend.errors import ConfigError
 from megablend.storage.location import find_scheme, make_absolute
+from megablend.storage.object_options import check_signature
 from megablend.storage.registry import OBJECT_SCHEMES
 
 PAIR = "megatron"
@@ -66,6 +67,10 @@ def is_in_object_store(word: str) -> bool:
 
 
 def _options(text: str, query: str) -> Mapping[str, str]:
+    try:
+        check_signature(text)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     options: dict[str, str] = {}
     for part in filter(None, query.split("&")):
         name, _, value = part.partition("=")

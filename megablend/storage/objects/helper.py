@@ -24,6 +24,7 @@ from typing import Any
 
 from megablend.errors import DataError
 from megablend.storage.base import KnownFiles, Storage
+from megablend.storage.object_options import carrying_queries
 
 _THREADS = 64
 _CODE = "import sys; from megablend.storage.objects.helper import serve; serve(int(sys.argv[1]))"
@@ -52,10 +53,12 @@ class Helper:
         Returns: a future of its result and the versions known afterwards, or of its error; DataError where the process has ended.
         """
         number, found = next(self._numbers), Future[Any]()
+        with carrying_queries():
+            pickled = pickle.dumps(storage)
         with self._lock:
             self._pending[number] = (arguments[0], found)
             try:
-                self._connection.send_bytes(pickle.dumps((number, pickle.dumps(storage), known, method, arguments)))
+                self._connection.send_bytes(pickle.dumps((number, pickled, known, method, arguments)))
             except OSError:
                 self._pending.pop(number)[1].set_exception(self._ended(arguments[0]))
         return found

@@ -222,7 +222,13 @@ class ObjectStorage:
     def _bucket(self, location: str, address: Address) -> Bucket:
         loop.check_fork()
         plain, query = split_query(location) if address.scheme in WEB_SCHEMES else (location, "")
-        query = query or self._queries.get(plain, "")
+        kept = self._queries.get(plain, "")
+        if not query and kept is None:
+            raise ConfigError(
+                f"{plain}: its query, which may be a signature, is not part of pickles: open the run in this process by the "
+                "config that has the URL"
+            )
+        query = query or kept or ""
         options = self._options.find(plain)
         check_installed(location)
         source = get_source(address, options, query)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import glob
 import os
 import pickle
@@ -13,6 +14,7 @@ import pytest
 import megablend
 from megablend.config import load_config
 from megablend.errors import ChangedFileError, ConfigError, MissingFileError, UnsupportedFileError
+from megablend.megatron.request.dataset_uri import parse_address
 from megablend.storage.by_scheme import make_storage
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import FaultySource
@@ -109,3 +111,56 @@ def test_queries_are_for_the_requests_only(tmp_path: Path) -> None:
     assert "canary" not in repr(checked)
     with pytest.raises(ConfigError, match=r"^http://h/a: given with two different queries; keep one$"):
         load_config(config | {"sources": [{"name": "a", "path": ["http://h/a?x", "http://h/a?y"], "weight": 1}]})
+
+
+SIGNATURE = "X-Amz-Signature=s3cr3t"
+
+
+def make_signed_run(nginx: WebServer, folder: Path, name: str) -> dict[str, Any]:
+    """A built run over signed URLs; nginx answers whatever the query is."""
+    (nginx.folder / name).mkdir()
+    source = write_source(nginx.folder / name, 0, "parquet", documents(0, 60, 40, 3))
+    urls = [f"{nginx.url}/{Path(path).relative_to(nginx.folder)}?{SIGNATURE}" for path in list_files(source)]
+    config = make_config(folder, [source | {"path": urls, "weight": 1}], samples=32, file_checks_per_second=0)
+    megablend.build(config)
+    return config
+
+
+def test_a_pickle_has_no_query_and_its_first_read_says_so(nginx: WebServer, tmp_path: Path) -> None:
+    dataset = megablend.open(make_signed_run(nginx, tmp_path, "signed"))
+    for kept in (copy.copy(dataset), copy.deepcopy(dataset)):
+        assert len(kept[31]["tokens"])
+    stored = pickle.dumps(dataset)
+    assert b"s3cr3t" not in stored
+    with pytest.raises(ConfigError, match=r"/signed/.*: its query, which may be a signature, is not part of pickles"):
+        pickle.loads(stored)[0]
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_workers_that_are_started_get_the_query(nginx: WebServer, tmp_path: Path, method: str) -> None:
+    config = make_signed_run(nginx, tmp_path, f"signed-{method}")
+    loader = megablend.Loader(megablend.open(config), micro_batch_size=4, num_workers=1, multiprocessing_context=method)
+    assert sum(len(batch["tokens"]) for batch in loader) == 32
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "s3://b/k.parquet?X-Amz-Algorithm=AWS4&X-Amz-Signature=s3cr3t",
+        "gs://b/k.parquet?X-Goog-Signature=s3cr3t",
+        "az://c/k.parquet?sv=2024&sig=s3cr3t",
+    ],
+)
+def test_signatures_that_are_no_part_of_a_key_are_refused_and_not_printed(location: str) -> None:
+    given = {"cache": "c", "sequence_length": 8, "samples": 8}
+    source = {"name": "a", "path": location, "weight": 1}
+    for config in (
+        given | {"sources": [source]},
+        given | {"cache": location, "sources": [source | {"path": "x.parquet"}]},
+    ):
+        with pytest.raises(ConfigError, match="with a signature, expected a key without one") as caught:
+            load_config(config)
+        assert "s3cr3t" not in str(caught.value)
+    with pytest.raises(ConfigError, match="with a signature, expected a key without one") as caught:
+        parse_address(f"parquet:{location}")
+    assert "s3cr3t" not in str(caught.value)
