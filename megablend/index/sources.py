@@ -11,6 +11,7 @@ import difflib
 import errno
 import fnmatch
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -23,7 +24,14 @@ from megablend.storage import location
 from megablend.storage.base import Storage
 from megablend.storage.find import Found, Match
 from megablend.storage.parallel_map import parallel_map
+from megablend.system.limited_json import parse_json
 
+DATASET_DICT = "dataset_dict.json"
+"""In the folder of a Hugging Face DatasetDict: names its splits, each of which is a folder."""
+SPLIT_NAMES = frozenset({"train", "validation", "valid", "val", "dev", "eval", "test"})
+_SPLIT_SHARD = re.compile(rf"({'|'.join(sorted(SPLIT_NAMES))})-\d+-of-\d+")
+"""How the Hugging Face Hub names the files of a split."""
+_MAX_DICT_BYTES = 1 << 20
 _SHARD_ENDINGS = (".mds", ".mds.zstd")
 _SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
 
@@ -78,7 +86,7 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceListing:
         root=root,
         paths=paths,
         skipped=tuple(f"{path}: {reason}" for path, reason in sorted(unreadable.items())),
-        note=note,
+        note="; ".join(filter(None, (note, _describe_mixed_splits(spec, root, paths)))) or None,
     )
 
 
@@ -244,12 +252,51 @@ def _advice(folder: str, storage: Storage) -> str:
         names = storage.glob(below)
         endings = Counter(ending for name in names if (ending := _known_ending(name)))
         if endings:
+            if folders := _find_split_folders(folder, names, storage):
+                splits = ", ".join(location.get_name(each) for each in folders)
+                chosen = next((each for each in folders if location.get_name(each) == "train"), folders[0])
+                return f"it has the splits {splits}, so name the folder of one: {_advice(chosen, storage)}"
             return f"specify its files as `{below}{endings.most_common(1)[0][0]}`"
         if any(name.endswith(_SHARD_ENDINGS) for name in names):
             return "it contains MosaicML MDS shards, which megablend does not read: write the tokens to Parquet, and use that"
-        if any(name.lower().endswith(TEXT_SUFFIXES) for name in names):
-            return "it contains text, not tokens: tokenise it first, for instance to Parquet (docs/parquet.md)"
+    if any(
+        name.lower().endswith(TEXT_SUFFIXES) for name in names
+    ):  # of all folders: datasets have .json files beside them
+        return "it contains text, not tokens: tokenise it first, for instance to Parquet (docs/parquet.md)"
     return f"it contains no files that megablend reads ({', '.join(list_suffixes())}): specify files in another folder"
+
+
+def _find_split_folders(folder: str, names: Collection[str], storage: Storage) -> list[str]:
+    """The folders of the splits that a folder holds, of those that contain files `names`; none where it holds no splits."""
+    listed = location.join(folder, DATASET_DICT)
+    if storage.find(location.escape_wildcards(listed)).files:
+        try:
+            found = parse_json(storage.read(listed, 0, min(storage.stat(listed).size, _MAX_DICT_BYTES)))
+            splits = [each for each in found["splits"] if isinstance(each, str)]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{listed}: is not a list of splits ({error}): restore it, or list the files") from error
+    else:
+        below = {location.make_relative(name, folder).partition("/")[0] for name in names}
+        splits = sorted(below & SPLIT_NAMES)
+        splits = splits if {*splits} - {"train"} else []
+    return [
+        location.join(folder, split) for split in splits if any(name.startswith(f"{folder}/{split}/") for name in names)
+    ]
+
+
+def _describe_mixed_splits(spec: SourceSpec, root: str, paths: Iterable[str]) -> str | None:
+    """A warning that the files of a source are of several splits by the names of their folders, or as the Hub names files."""
+    first = dict[str, str]()
+    for path in sorted(paths):
+        *folders, name = location.make_relative(path, root).split("/")
+        shard = _SPLIT_SHARD.match(name)
+        for split in [*folders, *([shard[1]] if shard else [])]:
+            if split in SPLIT_NAMES:
+                first.setdefault(split, path)
+    if len(first) < 2:
+        return None
+    listed = ", ".join(f"{split} ({path})" for split, path in first.items())
+    return f"source {spec.name!r}: its patterns match files of several splits, {listed}; name one split's files for each source"
 
 
 def _known_ending(path: str) -> str | None:

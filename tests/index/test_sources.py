@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import shutil
@@ -220,3 +221,53 @@ def test_a_cache_among_the_data_is_no_data(tmp_path: Path) -> None:
     write_megatron(tmp_path / "a.bin", [[1, 2], [3]])
     for _ in range(2):
         assert build(tmp_path / "cache", spec(tmp_path, "**/*.bin")).num_files == 1
+
+
+@pytest.mark.parametrize("listed", [["train", "validation"], ["validation", "held-out"], None])
+def test_a_folder_of_splits_is_answered_with_that_of_one(tmp_path: Path, listed: list[str] | None) -> None:
+    folder = tmp_path / "my[1]"  # a remedy's path is a pattern
+    for split in listed or ["test", "train"]:
+        write(folder / split / "data-00000-of-00001.arrow", 1)
+    if listed is not None:
+        (folder / "dataset_dict.json").write_text(json.dumps({"splits": listed}))
+    chosen = "validation" if listed and "train" not in listed else "train"
+    splits = ", ".join(listed or ["test", "train"])
+    remedy = f"{tmp_path}/my[[]1]/{chosen}/*.arrow"
+    says = rf"is a folder: it has the splits {splits}, so name the folder of one: .*`{re.escape(remedy)}`$"
+    with pytest.raises(ConfigError, match=says):
+        list_source(spec(tmp_path, "my[1]"), storage=STORAGE)
+    (file,) = list_source(spec(tmp_path, f"my[[]1]/{chosen}/*.arrow"), storage=STORAGE).files
+    assert file.path == f"{folder}/{chosen}/data-00000-of-00001.arrow"
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"splits": 1}'])
+def test_a_list_of_splits_that_is_none_is_named(tmp_path: Path, content: str) -> None:
+    write(tmp_path / "books" / "train" / "a.arrow", 1)
+    (tmp_path / "books" / "dataset_dict.json").write_text(content)
+    with pytest.raises(
+        ConfigError, match=rf"{tmp_path}/books/dataset_dict\.json: is not a list of splits .*restore it"
+    ):
+        list_source(spec(tmp_path, "books"), storage=STORAGE)
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern", "splits"),
+    [
+        (["d/train/a", "d/validation/a"], "d/**/*.arrow", ("train", "validation")),
+        (["d/x/train/a", "d/y/test/a"], "d/*/*/*.arrow", ("train", "test")),
+        (["train-00000-of-00001", "test-00000-of-00001"], "*.arrow", ("test", "train")),
+        (["d/train/a", "e/train/a"], "*/train/*.arrow", None),
+        (["train/a", "books/a"], "*/*.arrow", None),
+        (["test/d/a", "test/d/b"], "test/d/*.arrow", None),
+    ],
+)
+def test_patterns_over_several_splits_are_warned_of(
+    tmp_path: Path, names: list[str], pattern: str, splits: tuple[str, str] | None
+) -> None:
+    for seed, name in enumerate(names):
+        write(tmp_path / f"{name}.arrow", seed)
+    note = list_source(spec(tmp_path, pattern), storage=STORAGE).note
+    if splits is None:
+        assert note is None
+    else:
+        assert re.match(rf"source 'source': .* of several splits, {splits[0]} \(.*, {splits[1]} \(", note or "")
