@@ -106,6 +106,33 @@ def test_steps_are_balanced_in_any_plan(weights: list[int], quarter: int, more: 
 
 
 @pytest.mark.long
+@examples(25)
+@given(
+    st.lists(st.integers(1, 1000), min_size=2, max_size=40),
+    st.integers(2, 8),
+    st.integers(1, 3),
+    st.integers(1, 200_000),
+    st.integers(1, 20_000),
+)
+def test_steps_of_any_size_in_powers_of_two(
+    weights: list[int], digits: int, windows: int, total: int, size: int
+) -> None:
+    """Sums at any sample stay within 10; those at a slot's samples within 2 log2 K of those at its start."""
+    lanes = 2**digits
+    totals = largest_remainder(weights, total)
+    plan = lane_plan([totals], lanes=lanes, slots=lanes * windows, spans=[1] * len(totals), seed=5)
+    sources, _ = plan.locate_many(np.arange(total))
+    full = total // (lanes**2 * windows) * lanes**2 * windows
+    for source, samples in enumerate(totals):
+        seen = np.concatenate([[0], np.cumsum(sources == source)])
+        strays = seen - samples / total * np.arange(total + 1)
+        assert np.abs(strays).max() <= 10
+        assert np.abs(np.diff(strays[::size])).max(initial=0) <= 20
+        slots = strays[:full].reshape(-1, lanes)
+        assert np.abs(slots - slots[:, :1]).max(initial=0) < 2 * digits
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", blends())
 def test_a_thousand_appends_of_one_sample_stay_within_2(name: str) -> None:
     weights = blends()[name]
