@@ -17,6 +17,7 @@ from megablend.api.repair import repair_kept_index
 from megablend.api.runs import list_indices, make_run_storage
 from megablend.api.same_config import check_same_config
 from megablend.api.source_specs import list_specs
+from megablend.api.token_documents import refuse_token_documents, warn_of_token_documents
 from megablend.api.warn import find_warnings, warn_of_ends, warn_of_last_share, warn_of_shared_files
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.build_document_tables import TablesReport, build_tables
@@ -142,7 +143,9 @@ def _index(
     try:
         with translating(checked.cache):
             if launch.rank == 0:
-                refuse_known_outliers(checked, open_snapshot(checked.cache_store, report.digest), storage)
+                indexed = open_snapshot(checked.cache_store, report.digest)
+                refuse_token_documents(checked, indexed, load_ledger(checked.cache_store, checked.run))
+                refuse_known_outliers(checked, indexed, storage)
     except BaseException as error:
         launch.abort(error)
     if launch.rank == 0:
@@ -253,6 +256,7 @@ def _commit_run(config: Config, report: BuildReport, documents: TablesReport | N
         stages_before=stages_before,
         problems=problems,
         warnings=(
+            *warn_of_token_documents(config, store.generation),
             *find_warnings(run),
             *warn_of_last_share(run),
             *warn_of_ends(run),

@@ -8,6 +8,7 @@ from typing import Any
 
 from megablend.api.committed import open_committed
 from megablend.api.runs import ConfigLike
+from megablend.api.token_documents import warn_of_token_documents
 from megablend.api.unindexed import open_newest
 from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, load_config
@@ -36,10 +37,14 @@ class CheckResult:
     older_problems: tuple[str, ...] = ()
     """The same for files that later stages with new data no longer have; each line says which samples read them."""
 
+    warnings: tuple[str, ...] = ()
+    """What of the run is readable, but hardly meant."""
+
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
         older = {"older_problems": list(self.older_problems)} if self.older_problems else {}
-        return {"index": self.index, "files": self.files, "problems": list(self.problems), **older}
+        warned = {"warnings": list(self.warnings)} if self.warnings else {}
+        return {"index": self.index, "files": self.files, "problems": list(self.problems), **older, **warned}
 
 
 def check(
@@ -110,6 +115,7 @@ def check_store(
         index=store.generation.digest,
         files=len(numbers),
         problems=tuple(str(error) + _remedy_of(error) for error in found),
+        warnings=tuple(warn_of_token_documents(config, store.generation)),
     )
 
 

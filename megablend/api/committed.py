@@ -147,12 +147,15 @@ def _schedule(stage: Stage) -> dict[str, Any]:
 
 
 def _source(entry: SourceEntry, source: SourceShare) -> dict[str, Any]:
+    options = dict(entry.read.options)
+    documents = options.pop("documents", None)
     return {
+        "documents": {"eod_token": documents} if isinstance(documents, int) else documents,
         "name": source.name,
         "path": join(escape_wildcards(entry.root), "*"),
         "column": entry.column,
         "format": entry.format,
-        "format_options": dict(entry.read.options),
+        "format_options": options,
         "append_eod": source.append_eod,
         "weight": source.share,
     }

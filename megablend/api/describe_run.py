@@ -13,6 +13,7 @@ from megablend.api.description import RunDescription, SplitDescription
 from megablend.api.full_shares import write_full_share_stages
 from megablend.api.other_splits import plan_other_splits
 from megablend.api.skip import describe_skips
+from megablend.api.token_documents import warn_of_token_documents
 from megablend.api.warn import (
     find_warnings,
     warn_of_amplification,
@@ -57,6 +58,7 @@ def describe_planned(
     run = planned.run
     splits = _describe_splits(config, run, loaders, document_lengths=document_lengths)
     warnings = [warning for _, found in splits.values() for warning in found]
+    warnings += warn_of_token_documents(config, run.store.generation)
     warnings += warn_of_last_share(run) + warn_of_ends(run) + warn_of_shared_files(run)
     described = RunDescription(
         cache=config.cache,

@@ -10,6 +10,7 @@ from megablend.blocks.block_store import BlockStore
 from megablend.blocks.document_lengths import count_documents
 from megablend.blocks.extra_columns import ExtraColumn
 from megablend.errors import ConfigError
+from megablend.formats.flat import is_flat
 from megablend.index.file_table import FileEntry
 from megablend.index.source_entry import ColumnEntry, SourceEntry
 
@@ -28,7 +29,7 @@ def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple
         entry = source.find_extra(column)
         assert entry is not None, column
         kinds = {
-            (file.opened.token_dtype, _is_flat(file.opened.meta)): generation.path(i)
+            (file.opened.token_dtype, is_flat(file.opened.meta)): generation.path(i)
             for i, file in ((i, generation.file(i)) for i in reversed(entry.files))
         }
         if len(kinds) > 1:
@@ -70,9 +71,3 @@ def _first_difference(store: BlockStore, file: FileEntry, column_file: FileEntry
     ]
     row = int(np.flatnonzero(lengths[0] != lengths[1])[0])
     return f"has {lengths[1][row]:,} values in row {row} for {lengths[0][row]:,} tokens"
-
-
-def _is_flat(meta: dict[str, object]) -> bool:
-    """Whether a column is flat (not of lists), from its format's metadata."""
-    column = meta.get("column")
-    return column["kind"] == "flat" if isinstance(column, dict) else meta["max_rep"] == 0

@@ -45,6 +45,8 @@ def check(config: str, data: bool, state: str | None, cache: str | None, as_json
             print_line(problem)
         for problem in files.older_problems:
             print_line(f"note: {problem}; `--state FILE` says whether a checkpoint still needs it")
+        for warning in files.warnings:
+            print_line(f"warning: {warning}")
         result = f"{len(files.problems):,} missing or changed" if files.problems else "all as indexed"
         print_line(f"{files.files:,} files of index {files.index}: {result}")
         if tokens is not None:

@@ -121,6 +121,7 @@ class Config(Settings):
         """Whether the index has to contain the source's document boundaries; or a snapshot of it, by its number in the run."""
         return (
             source.append_eod is not None
+            or source.documents is not None
             or (self.split is not None and max(self.split) != 1)
             or bool(source.extra_columns)
             or (self.ever_moves_documents if snapshot is None else self.moves_documents_of(snapshot))
@@ -133,7 +134,7 @@ class Config(Settings):
             column=source.column,
             count_documents=self.needs_documents(source),
             block_bytes=self.block_bytes,
-            options=make_options(source.format_options),
+            options=make_options(source.options),
         )
 
     @property

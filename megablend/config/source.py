@@ -7,7 +7,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
-from megablend.config.values import Count, Number, Option, Positive, Token, VocabSize, Weight, parse_path
+from megablend.config.read_spec import OptionValue
+from megablend.config.values import Count, Documents, Number, Option, Positive, Token, VocabSize, Weight, parse_path
 
 UNITS = ("weight", "tokens", "samples", "epochs")
 """Units of a source's share; all sources of a blend use the same one."""
@@ -53,6 +54,9 @@ class Source(Share):
     column: see megablend.formats.choose."""
     append_eod: Token | None = None
     """End-of-document token appended on reading to each document that has tokens."""
+    documents: Documents | None = None
+    """What a document of a flat column is: `file`, `row_group` (of Arrow files a record batch), or `{eod_token: ID}`, for the
+    token that ends documents and is part of them. Columns of lists have one in each row."""
     vocab_size: VocabSize | None = None
     """Like the config's `vocab_size`, for this source."""
     extra_columns: tuple[Annotated[str, Field(min_length=1)], ...] = ()
@@ -69,6 +73,11 @@ class Source(Share):
         return paths
 
     @property
+    def options(self) -> dict[str, OptionValue]:
+        """The options of the format, with `documents`."""
+        return self.format_options if self.documents is None else {**self.format_options, "documents": self.documents}
+
+    @property
     def place(self) -> str:
         """Where the config defines the source, for messages: `demo.yaml:12: sources[1]`."""
         return self._place
@@ -82,6 +91,19 @@ class Source(Share):
     def unit(self) -> str | None:
         """The unit in which the share is given."""
         return next((unit for unit in UNITS if getattr(self, unit) is not None), None)
+
+    @model_validator(mode="after")
+    def _documents_fit(self) -> Source:
+        if self.documents is not None and self.extra_columns:
+            raise ValueError(
+                f"source {self.name!r} has documents and extra_columns, which are by row; write the columns as lists"
+            )
+        if self.documents is not None and self.format in ("raw", "megatron"):
+            key = (
+                "`format_options: {eod_token: ID}`" if self.format == "raw" else "nothing: an .idx says where they end"
+            )
+            raise ValueError(f"source {self.name!r} has documents, expected for {self.format} files {key}; remove it")
+        return self
 
     @model_validator(mode="after")
     def _one_unit(self) -> Source:

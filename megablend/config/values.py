@@ -124,6 +124,14 @@ def _option(value: object) -> object:
     return value
 
 
+def _documents(value: object) -> str | int:
+    if value in ("file", "row_group"):
+        return str(value)
+    if isinstance(value, dict) and list(value) == ["eod_token"]:
+        return _token(value["eod_token"])
+    raise ValueError(f"found {value!r}, expected file, row_group or {{eod_token: ID}}")
+
+
 def parse_path(value: object) -> object:
     """A path as text; other values unchanged."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -159,6 +167,7 @@ Positive = Annotated[Fraction, BeforeValidator(_positive)]
 Count = Annotated[int, BeforeValidator(_count)]
 Token = Annotated[int, BeforeValidator(_token)]
 Option = Annotated[OptionValue, BeforeValidator(_option)]
+Documents = Annotated[str | int, BeforeValidator(_documents)]
 Size = Annotated[int, BeforeValidator(_size)]
 VocabSize = Annotated[int | str, BeforeValidator(_vocab_size)]
 PathText = Annotated[str, BeforeValidator(parse_path)]

@@ -265,7 +265,8 @@ class BaseFormat:
     def check_options(self, options: Mapping[str, OptionValue]) -> None:
         """Reject any option."""
         if options:
-            raise ValueError(f"found option {min(options)!r}, but this format has no options; remove format_options")
+            key = "`documents`" if "documents" in options else "format_options"
+            raise ValueError(f"found option {min(options)!r}, but this format has no options; remove {key}")
 
     def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
         """No contradiction."""

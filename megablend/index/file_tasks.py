@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from megablend.caches.base import CacheStore
 from megablend.errors import CacheError, ChangedFileError, ConfigError
 from megablend.formats.base import is_divisible
+from megablend.formats.flat import DOCUMENTS
 from megablend.index.file_parts import join, num_parts, part_span
 from megablend.index.fragments import (
     Fragment,
@@ -86,7 +87,8 @@ def plan_work(columns: Sequence[SourceColumn], singles: Sequence[str], packed: P
     answers, places = {name.answer: name for name in present}, packed.places | {name.place for name in present}
     work = []
     for number, column in enumerate(columns):
-        divisible = is_divisible(column.source.kind)
+        # Where documents of a flat column end is known only of the whole file.
+        divisible = is_divisible(column.source.kind) and column.read.option(DOCUMENTS) is None
         for file in column.source.files:
             serving = [True] if column.read.count_documents else [True, False]
             asked = {documents: fragment_answer(column, file, documents=documents) for documents in serving}

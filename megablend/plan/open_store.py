@@ -117,7 +117,7 @@ def find_misfit(
         files = range(sources[-1].files.stop)  # those of extra columns follow
         largest = min(map(_find_largest, generation.token_dtypes(files)), default=0)
     for name, source in named.items():
-        eod, read, options = source.append_eod, reads.get(name), tuple(source.format_options.items())
+        eod, read, options = source.append_eod, reads.get(name), tuple(source.options.items())
         request = id(read), source.format, source.column, options, eod is None
         if request not in checked or source.extra_columns or (eod is not None and eod > largest):
             if (misfit := _find_misfit(config, generation, name, source, number)) is not None:

@@ -17,17 +17,17 @@ from megablend.formats.arrow.column import Column, find_column
 from megablend.formats.arrow.count_batches import count_batches
 from megablend.formats.arrow.footer import MAGIC, batch_places, footer_digest, read_footer, read_schema
 from megablend.formats.base import (
-    BaseFormat,
     BlockReader,
     FileIndex,
     OpenedFile,
 )
 from megablend.formats.blocks import single_chunk
+from megablend.formats.flat import ColumnFormat, read_divided
 from megablend.formats.unchanged import check_size
 from megablend.storage.base import Storage
 
 
-class ArrowFormat(BaseFormat):
+class ArrowFormat(ColumnFormat):
     """Arrow IPC files (also called Feather V2)."""
 
     name = "arrow"
@@ -45,7 +45,7 @@ class ArrowFormat(BaseFormat):
         places = batch_places(path, size, footer)
         name, found = find_column(path, read.column, read_schema(path, size, footer), numbers=read.allow_float)
         blocks, scanned_bytes = count_batches(path, places, found, storage)
-        return FileIndex(
+        index = FileIndex(
             rows=int(blocks["rows"].sum()),
             tokens=int(blocks["tokens"].sum()),
             token_dtype=found.token_dtype,
@@ -56,6 +56,7 @@ class ArrowFormat(BaseFormat):
             scanned_bytes=scanned_bytes,
             column=name,
         )
+        return self.divide(path, read, index, storage)
 
     def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
         """A reader of an indexed file; see Format.open."""
@@ -72,7 +73,8 @@ class ArrowFormat(BaseFormat):
             raise ChangedFileError(path, f"changed since it was indexed: {error.problem}; {CHANGED_REMEDY}") from error
         places = np.sort(places, order="offset")
         offsets = np.ascontiguousarray(places["offset"])
-        return ArrowReader(path, Column.from_json(file.meta["column"]), places, offsets)
+        reader = ArrowReader(path, Column.from_json(file.meta["column"]), places, offsets)
+        return read_divided(path, file.meta, reader)
 
 
 ARROW = ArrowFormat()

@@ -22,13 +22,14 @@ from megablend.formats.arrow_stream.messages import (
     read_stream,
     unpack_places,
 )
-from megablend.formats.base import Array, BaseFormat, BlockReader, FileIndex, OpenedFile
+from megablend.formats.base import Array, BlockReader, FileIndex, OpenedFile
 from megablend.formats.blocks import single_chunk
+from megablend.formats.flat import ColumnFormat, read_divided
 from megablend.formats.unchanged import check_size
 from megablend.storage.base import Storage
 
 
-class ArrowStreamFormat(BaseFormat):
+class ArrowStreamFormat(ColumnFormat):
     """Arrow IPC streams; `.arrow` files that begin as one."""
 
     name = "arrow-stream"
@@ -46,7 +47,7 @@ class ArrowStreamFormat(BaseFormat):
         schema = read_schema(path, stream.schema_bytes)
         name, column = find_column(path, read.column, schema, numbers=read.allow_float)
         blocks, scanned_bytes = count_batches(path, stream.places, column, storage)
-        return FileIndex(
+        index = FileIndex(
             rows=int(blocks["rows"].sum()),
             tokens=int(blocks["tokens"].sum()),
             token_dtype=column.token_dtype,
@@ -61,6 +62,7 @@ class ArrowStreamFormat(BaseFormat):
             scanned_bytes=scanned_bytes,
             column=name,
         )
+        return self.divide(path, read, index, storage)
 
     def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
         """A reader of an indexed stream; see Format.open."""
@@ -72,7 +74,8 @@ class ArrowStreamFormat(BaseFormat):
                 path, f"its schema's digest is {found}, was {file.structure} when it was indexed; {CHANGED_REMEDY}"
             )
         offsets = np.ascontiguousarray(places["offset"])
-        return ArrowReader(path, Column.from_json(file.meta["column"]), places, offsets)
+        reader = ArrowReader(path, Column.from_json(file.meta["column"]), places, offsets)
+        return read_divided(path, file.meta, reader)
 
 
 ARROW_STREAM = ArrowStreamFormat()

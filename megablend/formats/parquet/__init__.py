@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from megablend.config.read_spec import ReadSpec
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, UnsupportedFileError
-from megablend.formats.base import BaseFormat, BlockReader, DivisibleFormat, FileIndex, OpenedFile
+from megablend.formats.base import BlockReader, DivisibleFormat, FileIndex, OpenedFile
+from megablend.formats.flat import DOCUMENTS, ColumnFormat, read_divided
 from megablend.formats.parquet.decoding.page_reader import ParquetReader
 from megablend.formats.parquet.indexing.index_file import index_file
 from megablend.formats.parquet.metadata.footer import digest_of, read_footer_bytes
@@ -15,7 +16,7 @@ from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.storage.base import Storage
 
 
-class ParquetFormat(BaseFormat):
+class ParquetFormat(ColumnFormat):
     """Parquet files; see `Format`."""
 
     name = "parquet"
@@ -26,7 +27,7 @@ class ParquetFormat(BaseFormat):
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
         """Find the pages of a file and count their tokens; pages are as large as their writer made them."""
-        return index_file(path, read, storage)
+        return self.divide(path, read, index_file(path, read, storage), storage)
 
     def index_part(self, path: str, read: ReadSpec, *, span: tuple[int, int], storage: Storage) -> FileIndex:
         """Find the pages of the column chunks that begin within bytes [start, stop); see `DivisibleFormat`."""
@@ -49,7 +50,8 @@ class ParquetFormat(BaseFormat):
             raise ChangedFileError(
                 path, f"its footer's digest is {found}, was {file.structure} when it was indexed; {CHANGED_REMEDY}"
             )
-        return ParquetReader(source, Column.from_meta(file.meta))
+        meta = {name: value for name, value in file.meta.items() if name != DOCUMENTS}
+        return read_divided(path, file.meta, ParquetReader(source, Column.from_meta(meta)))
 
 
 PARQUET: DivisibleFormat = ParquetFormat()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from megablend.errors import CHANGED_REMEDY, CorruptFileError
 from megablend.formats.base import (
     BLOCK_DTYPE,
     ENDS_AT_DOCUMENT_END,
@@ -67,3 +68,26 @@ def make_blocks(layout_offset: int, token_bytes: int, first: Int64s, tokens: Int
     blocks["tokens"], blocks["first_token"] = tokens, first
     blocks["stored_bytes"] = blocks["decoded_bytes"] = tokens * token_bytes
     return blocks
+
+
+def find_offsets(path: str, block: np.void, separator: Separator | None, tokens: Array | None) -> Int64s:
+    """Offsets of the pieces of a block's documents: int64 [num_pieces + 1].
+
+    Args:
+        separator: None if no token separates documents, which then begin at most at the block's first token.
+        tokens: [num_tokens] of the block; needed only with a separator.
+
+    Raises: CorruptFileError if these are not the documents that were indexed.
+    """
+    inside = np.zeros(0, np.int64)
+    if separator is not None and tokens is not None:
+        inside = separator.find_starts(tokens)
+    rows = len(inside) + 1 - bool(block["flags"] & STARTS_MID_DOCUMENT)
+    if rows != block["rows"]:
+        raise CorruptFileError(
+            path,
+            f"{rows} documents begin in a block of {block['tokens']} tokens, {block['rows']} when it was indexed; "
+            f"{CHANGED_REMEDY}",
+            offset=int(block["offset"]),
+        )
+    return np.concatenate([np.zeros(1, np.int64), inside, np.full(1, int(block["tokens"]), np.int64)])

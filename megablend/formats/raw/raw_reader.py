@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from megablend.errors import CHANGED_REMEDY, CorruptFileError
-from megablend.formats.base import NO_OFFSETS, STARTS_MID_DOCUMENT, Array, DecodedBlock
-from megablend.formats.raw.boundaries import Separator
+from megablend.errors import CorruptFileError
+from megablend.formats.base import NO_OFFSETS, Array, DecodedBlock
+from megablend.formats.raw.boundaries import Separator, find_offsets
 from megablend.storage.ranges import FetchedRanges, FileRanges
 
 Int64s = npt.NDArray[np.int64]
@@ -44,7 +44,9 @@ class RawReader:
         found = []
         for i, block in enumerate(blocks):
             tokens = self._tokens(fetched[0][i])
-            found.append(DecodedBlock(tokens, self._offsets(block, tokens) if pieces else NO_OFFSETS))
+            found.append(
+                DecodedBlock(tokens, find_offsets(self.path, block, self.separator, tokens) if pieces else NO_OFFSETS)
+            )
         return found
 
     def find_pieces(
@@ -52,8 +54,11 @@ class RawReader:
     ) -> tuple[list[npt.NDArray[np.int64]], int]:
         """See BlockReader.find_pieces; found in the tokens if these separate documents."""
         if self.separator is None:
-            return [self._offsets(block, None) for block in blocks], 0
-        found = [self._offsets(block, self._tokens(fetched[0][i])) for i, block in enumerate(blocks)]
+            return [find_offsets(self.path, block, self.separator, None) for block in blocks], 0
+        found = [
+            find_offsets(self.path, block, self.separator, self._tokens(fetched[0][i]))
+            for i, block in enumerate(blocks)
+        ]
         return found, int(blocks["stored_bytes"].sum())
 
     def _ranges(self, blocks: Array) -> tuple[Int64s, Int64s]:
@@ -75,21 +80,3 @@ class RawReader:
         tokens: Array = np.require(data.view(np.dtype(self.dtype).newbyteorder("<")), requirements="A")
         tokens.flags.writeable = False
         return tokens
-
-    def _offsets(self, block: np.void, tokens: Array | None) -> Int64s:
-        """Offsets of the pieces of a block's documents: int64 [num_pieces + 1].
-
-        Raises: CorruptFileError if these are not the documents that were indexed.
-        """
-        inside = np.zeros(0, np.int64)
-        if self.separator is not None and tokens is not None:
-            inside = self.separator.find_starts(tokens)
-        rows = len(inside) + 1 - bool(block["flags"] & STARTS_MID_DOCUMENT)
-        if rows != block["rows"]:
-            raise CorruptFileError(
-                self.path,
-                f"{rows} documents begin in a block of {block['tokens']} tokens, {block['rows']} when it was indexed; "
-                f"{CHANGED_REMEDY}",
-                offset=int(block["offset"]),
-            )
-        return np.concatenate([np.zeros(1, np.int64), inside, np.full(1, int(block["tokens"]), np.int64)])
