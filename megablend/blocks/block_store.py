@@ -18,6 +18,7 @@ from megablend.blocks.extra_columns import ExtraColumn, read_extra_columns
 from megablend.blocks.open_files import OpenedReader, OpenFiles
 from megablend.errors import CHANGED_REMEDY, CorruptFileError
 from megablend.formats.base import NO_OFFSETS, Array, DecodedBlock
+from megablend.formats.blocks import decoded_sizes
 from megablend.formats.decoded import DecodedBlocks
 from megablend.formats.eod import with_eod
 from megablend.formats.fetch import BATCH_BYTES, FileRead, fetch_all, read_pieces
@@ -108,7 +109,7 @@ class BlockStore(BlockSizes):
         with translating(str(self.generation.folder)):
             if rows is None:
                 rows = self.generation.blocks(numbers)
-            for part in portions(rows["decoded_bytes"], BATCH_BYTES):
+            for part in portions(decoded_sizes(rows), BATCH_BYTES):
                 read = self.begin_read(numbers[part], rows[part], pieces=pieces)
                 fetch_all(read.files, self.storage)
                 parts.append(read.decode())

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from megablend.formats.base import Array, BlockReader
+from megablend.formats.blocks import decoded_sizes
 from megablend.formats.decoded import DecodedBlocks
 from megablend.storage.base import Allocate, Bytes, Int64s, ReadLimits, Storage
 from megablend.storage.futures import gather_futures
@@ -147,7 +148,7 @@ def read_pieces(
 def _batches(blocks: Array, order: Int64s) -> Iterator[Array]:
     """Blocks in an order, in batches that are processed together."""
     ordered = blocks[order]
-    for part in portions(ordered["decoded_bytes"], BATCH_BYTES):
+    for part in portions(decoded_sizes(ordered), BATCH_BYTES):
         yield ordered[part]
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from megablend.config.read_spec import ReadSpec
+from megablend.formats import fetch
+from megablend.formats.base import OpenedFile
+from megablend.formats.blocks import place_blocks
 from megablend.formats.fetch import fetch_now
-from megablend.storage.base import Allocate, Bytes, Int64s
+from megablend.formats.parquet import PARQUET
+from megablend.storage.base import Allocate, Bytes, Int64s, Storage
 from megablend.storage.ranges import FileRanges
 from megablend.storage.wrapper import WrapperStorage
 from tests.storages import STORAGE
@@ -43,3 +51,26 @@ def test_neighbours_of_different_owners_are_read_one_by_one_where_copying_costs_
     assert storage.reads == reads
     if owned:
         assert len({id(fetched.buffers[int(buffer)]) for buffer in fetched.buffer_of}) == 16
+
+
+def test_pages_far_smaller_than_their_tokens_are_read_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, rows = tmp_path / "x.parquet", [[5] * 100_000] * 4
+    pq.write_table(pa.table({"tokens": pa.array(rows, pa.list_(pa.int32()))}), path, row_group_size=1)
+    found = PARQUET.index(str(path), ReadSpec(), storage=STORAGE)
+    assert found.blocks["decoded_bytes"].max() < 4_000
+    size = path.stat().st_size
+    opened = OpenedFile(size=size, token_dtype=found.token_dtype, structure=found.structure, meta=found.meta)
+    reader, batches = PARQUET.open(str(path), None, opened, storage=STORAGE), list[int]()
+    fetch_all = fetch.fetch_all
+
+    def count(reads: Sequence[fetch.FileRead], storage: Storage) -> None:
+        batches.extend(len(each.blocks) for each in reads)
+        fetch_all(reads, storage)
+
+    monkeypatch.setattr(fetch, "fetch_all", count)
+    monkeypatch.setattr(fetch, "BATCH_BYTES", 400_000)
+    decoded = fetch.read_blocks(reader, place_blocks(found.blocks), found.chunks, STORAGE)
+    assert [each.tokens.tolist() for each in decoded] == rows
+    assert batches == [1] * 4
