@@ -72,7 +72,7 @@ def open_committed(
 def open_ledger(cache: CacheLike, ledger: Ledger, *, storage: Storage | None = None) -> Run:
     """Open the train split of a ledger, over the index that it names. Raises CacheError, PlanError."""
     snapshots = [open_snapshot(cache, index) for index in ledger.indices]
-    return open_run(make_config(cache, ledger, snapshots), "train", storage=storage)
+    return open_run(make_config(cache, ledger, snapshots), "train", storage=storage, ledger=ledger)
 
 
 def make_config(cache: CacheLike, ledger: Ledger, snapshots: Sequence[Snapshot]) -> Config:

@@ -62,16 +62,27 @@ def make_run_storage(config: Config) -> Storage:
     return make_storage(direct=config.direct_io, objects=config.storage)
 
 
-def open_run(config: Config, split: str, state: State | None = None, *, storage: Storage | None = None) -> Run:
-    """Open the run behind a dataset, read from `storage` or, by default, the config's. Raises as `megablend.open` does."""
-    return _open(config, split, state, (storage or make_run_storage(config)).for_reading())
+def open_run(
+    config: Config,
+    split: str,
+    state: State | None = None,
+    *,
+    storage: Storage | None = None,
+    ledger: Ledger | None = None,
+) -> Run:
+    """Open the run behind a dataset, read from `storage` or, by default, the config's. Raises as `megablend.open` does.
 
-
-def _open(config: Config, split: str, state: State | None, storage: Storage) -> Run:
+    Args:
+        ledger: the run's, if it was read already: another process may replace it at any time.
+    """
     if split not in SPLITS:
         raise ConfigError(f"found split {split!r}, expected one of {', '.join(SPLITS)}")
     check_sample(config)
-    ledger = load_ledger(config.cache_store, config.run)
+    ledger = ledger or load_ledger(config.cache_store, config.run)
+    return _open(config, split, state, ledger, (storage or make_run_storage(config)).for_reading())
+
+
+def _open(config: Config, split: str, state: State | None, ledger: Ledger | None, storage: Storage) -> Run:
     if state is None:
         if ledger is None:
             raise CacheError(

@@ -14,6 +14,8 @@ import yaml
 from click.testing import CliRunner
 
 import megablend
+from megablend.caches.base import RUNS, Record
+from megablend.caches.local import LocalCacheStore
 from megablend.cli.main import cli
 from megablend.plan.ledger_file import load_ledger
 from tests.api.test_stages import stream
@@ -338,3 +340,25 @@ def test_a_run_of_any_length_can_be_amended(tmp_path: Path, data: list[dict[str,
     edited = config | {"stages": [{"samples": 641}, NEXT]}
     assert megablend.amend(edited, at=100).at == 112
     assert len(megablend.open(edited)) == 640
+
+
+def test_a_run_that_is_amended_while_it_is_shown(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger is read once: what is shown is of the plan before, or of the plan after."""
+    edited = config | {"stages": [FIRST, NEXT]}
+    before = list(megablend.show(config["cache"], 150, run=config.get("run", "default")).tokens)
+    read = LocalCacheStore.read_record
+
+    def read_and_amend(store: LocalCacheStore, kind: str, name: str) -> Record | None:
+        found = read(store, kind, name)
+        if kind == RUNS and not amended:
+            amended.append(True)
+            megablend.amend(edited, at=100)
+        return found
+
+    amended: list[bool] = []
+    monkeypatch.setattr(LocalCacheStore, "read_record", read_and_amend)
+    shown = list(megablend.show(config["cache"], 150, run=config.get("run", "default")).tokens)
+    assert amended
+    after = list(megablend.show(config["cache"], 150, run=config.get("run", "default")).tokens)
+    assert after != before
+    assert shown in (before, after)
