@@ -12,9 +12,11 @@ from megablend.api.token_documents import warn_of_token_documents
 from megablend.api.unindexed import open_newest
 from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, load_config
+from megablend.config.numbers import whole_number
 from megablend.errors import MISSING_REMEDY, DataError, MissingFileError
 from megablend.index.build import Progress
 from megablend.index.check_files import FileChecker, check_each, check_files, files_of
+from megablend.plan.fitting_steps import unfit_step
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.open_store import open_stores
 from megablend.plan.run_files import list_files
@@ -39,12 +41,16 @@ class CheckResult:
 
     warnings: tuple[str, ...] = ()
     """What of the run is readable, but hardly meant."""
+    unfit_steps: str | None = None
+    """Why the steps of the loaders that were asked about do not fit the run; None if they do, or were not asked about."""
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints."""
+        steps = {"unfit_steps": self.unfit_steps} if self.unfit_steps is not None else {}
         older = {"older_problems": list(self.older_problems)} if self.older_problems else {}
         warned = {"warnings": list(self.warnings)} if self.warnings else {}
-        return {"index": self.index, "files": self.files, "problems": list(self.problems), **older, **warned}
+        record = {"index": self.index, "files": self.files, "problems": list(self.problems)}
+        return record | older | warned | steps
 
 
 def check(
@@ -52,6 +58,8 @@ def check(
     *,
     cache: str | None = None,
     state: Mapping[str, Any] | None = None,
+    micro_batch_size: int | None = None,
+    data_parallel_size: int = 1,
     progress: Callable[[Progress], None] | None = None,
     storage: Storage | None = None,
 ) -> CheckResult:
@@ -66,6 +74,8 @@ def check(
         cache: cache folder, in place of the config's `cache`.
         state: a checkpoint's, from `state_dict()`: what is missing of files that only earlier samples read is then left out,
             and of those that later ones read it is a problem. Without it such files are in `older_problems`.
+        micro_batch_size, data_parallel_size: of loaders, whose steps from the state's position on (or the first sample) are
+            compared with changes of length, masks and skipped samples.
         progress: called as files are checked.
         storage: where files are looked up and read, in place of the one that the config asks for.
 
@@ -80,6 +90,12 @@ def check(
     digests = ledger.indices if ledger else (open_newest(checked, storage).digest,)
     position = None if state is None else State.from_dict(state).consumed_samples
     result = check_store(checked, open_stores(checked, digests, storage), progress=progress)
+    if micro_batch_size is not None and ledger is not None:
+        step = whole_number("micro_batch_size", micro_batch_size, least=1)
+        step *= whole_number("data_parallel_size", data_parallel_size, least=1)
+        run = open_committed(checked, storage=storage)
+        unfit = unfit_step(run, load_skips(checked.cache_store, run.ledger), position or 0, step)
+        result = replace(result, unfit_steps=unfit)
     return result if len(digests) == 1 else _check_older(checked, result, position, storage, progress)
 
 

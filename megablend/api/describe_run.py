@@ -26,7 +26,9 @@ from megablend.api.what_if import Foreseen, foresee_run
 from megablend.config import Config
 from megablend.errors import PlanError
 from megablend.plan.fitting_lanes import fitting_lanes, unfit_lanes
+from megablend.plan.fitting_steps import unfit_step
 from megablend.plan.run import Run
+from megablend.plan.skips import load_skips
 from megablend.prefetch.estimate_transfer import estimate_transfer
 from megablend.prefetch.memory_need import find_memory_need
 from megablend.prefetch.read_amplification import read_amplification
@@ -117,6 +119,14 @@ def _with_estimates(described: RunDescription, config: Config, run: Run, loaders
     warnings = [*described.warnings, *warn_of_amplification(config, amplification)]
     if problem := unfit_lanes(config.lanes, **sizes):
         warnings.append(problem)
+    skips = load_skips(config.cache_store, run.ledger)
+    if (unfit := unfit_step(run, skips, 0, loaders.step_samples)) is not None:
+        warnings.append(f"micro batch {loaders.micro_batch_size} x {loaders.data_parallel_size} ranks: {unfit}")
+    if rest := skips.count_trained(run.num_samples) % loaders.step_samples:
+        warnings.append(
+            f"train: its last {rest:,} samples are fewer than a step of {loaders.step_samples:,}: loaders leave them out, except "
+            "with drop_last=False"
+        )
     memory = find_memory_need(run, **sizes)
     return dataclasses.replace(
         described,

@@ -22,9 +22,29 @@ from megablend.cli.options import as_json, in_cache, print_json
     metavar="FILE",
     help="A checkpoint's state as JSON: files that only earlier samples read need not exist.",
 )
+@click.option(
+    "--micro-batch",
+    type=click.IntRange(1),
+    help="Also check that steps of this micro batch fit the run, from the state's position on.",
+)
+@click.option(
+    "--ranks",
+    "--data-parallel",
+    type=click.IntRange(1),
+    default=1,
+    help="Number of data-parallel ranks of these steps.",
+)
 @in_cache
 @as_json
-def check(config: str, data: bool, state: str | None, cache: str | None, as_json: bool) -> None:
+def check(
+    config: str,
+    data: bool,
+    state: str | None,
+    micro_batch: int | None,
+    ranks: int,
+    cache: str | None,
+    as_json: bool,
+) -> None:
     """Check that all data files of CONFIG's run exist, with the sizes and times that were indexed. Exits with 3 if not."""
     from megablend.api.check import check as check_files
     from megablend.api.check_data import check_data
@@ -33,7 +53,14 @@ def check(config: str, data: bool, state: str | None, cache: str | None, as_json
     from megablend.cli.tables import print_checked
 
     with progress_on(sys.stderr, doing="checking", done="checked") as progress:
-        files = check_files(config, cache=cache, state=None if state is None else read_state(state), progress=progress)
+        files = check_files(
+            config,
+            cache=cache,
+            state=None if state is None else read_state(state),
+            micro_batch_size=micro_batch,
+            data_parallel_size=ranks,
+            progress=progress,
+        )
     tokens = None
     if data and not files.problems:
         with progress_on(sys.stderr, doing="reading", done="read") as progress:
@@ -49,7 +76,9 @@ def check(config: str, data: bool, state: str | None, cache: str | None, as_json
             print_line(f"warning: {warning}")
         result = f"{len(files.problems):,} missing or changed" if files.problems else "all as indexed"
         print_line(f"{files.files:,} files of index {files.index}: {result}")
+        if files.unfit_steps is not None:
+            print_line(files.unfit_steps)
         if tokens is not None:
             print_checked(tokens)
-    if files.problems or (tokens is not None and tokens.problems):
+    if files.problems or files.unfit_steps is not None or (tokens is not None and tokens.problems):
         sys.exit(3)

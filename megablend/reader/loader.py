@@ -172,6 +172,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self.sampler.consumed_samples = self.consumed_samples
+        self.sampler.check_steps()  # before workers start, rather than at the step that does not fit
         self.consumed_samples = self.sampler.next_start()
         self._pass = _Pass(len(self.sampler))
         return self._yield_batches(self._pass)

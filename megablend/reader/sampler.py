@@ -14,6 +14,7 @@ from torch.utils.data import Sampler
 
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
+from megablend.plan.fitting_steps import unfit_step
 from megablend.reader.callers import refuse_second_split
 from megablend.reader.dataset import Dataset
 from megablend.reader.ranks import DataParallelGroup, resolve_rank
@@ -72,31 +73,16 @@ class PretrainingSampler(Sampler[list[int]]):
         self.consumed_samples = (
             dataset.consumed_samples if consumed_samples is None else dataset.check_position(consumed_samples)
         )
-        self.check_sections()
+        # A position that nobody gave may still come from `load_state_dict`.
+        if consumed_samples is not None or dataset.consumed_samples:
+            self.check_steps()
 
-    def check_sections(self) -> None:
-        """Refuse steps that would have samples of two lengths. Raises: ConfigError."""
-        start, step = self.consumed_samples, self.step_samples
-        for before in self.dataset.run.sections[:-1]:
-            if before.stop <= self.consumed_samples:
-                continue
-            left = self.dataset.skips.count_trained(before.stop) - self.dataset.skips.count_trained(start)
-            if rest := left % step:
-                nearest = (
-                    before.stop - rest if 2 * rest <= step and before.stop - rest > start else before.stop - rest + step
-                )
-                resume = (
-                    ""
-                    if self.consumed_samples
-                    else "; to resume, open the run where it was: megablend.open(config, state=state)"
-                )
-                raise ConfigError(
-                    f"the length or the mask settings of samples change at sample {before.stop:,}, within a step of {step:,} "
-                    f"samples (micro batch {self.micro_batch_size} x {self.data_parallel_size} ranks, from sample {start:,} on), "
-                    f"and a batch cannot contain both: the nearest end of a step is sample {nearest:,}; end the stage there, or "
-                    f"use a micro batch and ranks whose steps end where it does{resume}"
-                )
-            start = before.stop
+    def check_steps(self) -> None:
+        """Refuse steps, from the position on, that would have samples of two lengths or that are skipped. Raises: ConfigError."""
+        dataset = self.dataset
+        problem = unfit_step(dataset.run, dataset.skips, self.next_start(), self.step_samples)
+        if problem is not None:
+            raise ConfigError(f"micro batch {self.micro_batch_size} x {self.data_parallel_size} ranks: {problem}")
 
     def __len__(self) -> int:
         """The number of batches that the next iteration yields."""
@@ -115,25 +101,17 @@ class PretrainingSampler(Sampler[list[int]]):
         return left // self.step_samples if self.drop_last else -(-left // self.step_samples)
 
     def next_step(self, consumed_samples: int) -> tuple[int, int]:
-        """The samples [start, stop) of the next step of all ranks; the next one follows from `stop`.
-
-        Raises: ConfigError where a step would reach into samples that are skipped.
-        """
+        """The samples [start, stop) of the next step of all ranks; the next one follows from `stop`."""
         skips, num_samples = self.dataset.skips, self.dataset.run.num_samples
         if not skips.ranges:  # called for each batch
             return consumed_samples, min(consumed_samples + self.step_samples, num_samples)
         start = skips.next_sample(consumed_samples)
         stop = min(start + self.step_samples, num_samples)
-        if (cut := skips.cutting(start, stop)) is not None:
-            raise ConfigError(
-                f"the step of samples {start:,} to {stop:,} would reach into samples {cut[0]:,} to {cut[1]:,}, which are "
-                f"skipped: steps of {self.step_samples:,} samples from {start:,} on do not end at {cut[0]:,}; use a micro batch "
-                f"and ranks whose steps do, or `megablend skip` the range again with --batch {self.step_samples}"
-            )
         return start, stop
 
     def __iter__(self) -> Iterator[list[int]]:
         refuse_second_split()
+        self.check_steps()
         start = self.next_start()
         for _ in range(self.steps_after(start)):
             first, start = self.next_step(start)
@@ -148,7 +126,7 @@ class PretrainingSampler(Sampler[list[int]]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a state was saved, with any number of ranks and any micro batch. Raises StateError."""
         self.consumed_samples = self.dataset.check_state(state)
-        self.check_sections()
+        self.check_steps()
 
 
 def check_dataset(dataset: object) -> None:

@@ -64,7 +64,7 @@ def test_a_damaged_ledger_and_nonsense_are_refused(config: dict[str, Any]) -> No
         megablend.gc(config["cache"], older_than_days=-1)
     ledger = Path(config["cache"]) / "runs" / "demo.json"
     ledger.write_text(ledger.read_text().replace("40", "41"))
-    with pytest.raises(megablend.CacheError, match="does not match its own digest"):
+    with pytest.raises(megablend.CacheError, match="does not match its checksum"):
         megablend.gc(config["cache"], older_than_days=0)
 
 

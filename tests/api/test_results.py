@@ -112,7 +112,7 @@ def test_verify_reads_like_the_list_of_problems(config: dict[str, Any]) -> None:
     result = megablend.verify(config)
     assert result == []
     assert not result
-    assert result.to_dict() == {"cache": config["cache"], "data": False, "problems": []}
+    assert result.to_dict() == {"cache": config["cache"], "data": False, "problems": [], "notes": []}
     next((Path(config["cache"]) / "runs").glob("*.json")).write_text("{")
     result = megablend.verify(config)
     (problem,) = result

@@ -58,7 +58,7 @@ def test_a_damaged_ledger_hides_no_other(config: dict[str, Any], capsys: pytest.
     found = megablend.describe(config["cache"])
     damaged, other = found["runs"]
     assert (damaged["run"], other["run"], other["stages"]) == ("demo", "other", [40])
-    assert "demo.json: the ledger does not match its own digest" in damaged["problem"]
+    assert "demo.json: the ledger does not match its checksum" in damaged["problem"]
     print_cache(found.to_dict())
     printed = capsys.readouterr().out
     assert "damaged: " in printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import megablend
 from megablend.errors import CacheError, ConfigError, StateError
 from tests.api.test_find import make_run
+from tests.cli.commands import run
 
 
 def read_samples(config: dict[str, Any], *, rank: int = 0, size: int = 1, micro: int = 4, **options: Any) -> list[int]:
@@ -98,8 +100,46 @@ def test_find_knows_what_is_skipped(config: dict[str, Any]) -> None:
 def test_steps_that_do_not_end_there(config: dict[str, Any]) -> None:
     megablend.skip(config, 40, 72, batch_size=8)
     loader = megablend.Loader(megablend.open(config), micro_batch_size=6)
-    with pytest.raises(ConfigError, match=r"samples 36 to 42 would reach into samples 40 to 72.*with --batch 6"):
-        list(loader)
+    with pytest.raises(ConfigError, match=r"steps of 6 .* would reach into samples 40 to 72.*with --batch 6"):
+        iter(loader)  # before the first batch
+
+
+def test_steps_are_compared_when_the_position_is_known(config: dict[str, Any]) -> None:
+    """Opened with a state, or at `load_state_dict`: not before, since another position may fit."""
+    megablend.skip(config, 40, 72, batch_size=8)
+    dataset = megablend.open(config)
+    says = "would reach into samples 40 to 72"
+    with pytest.raises(ConfigError, match=says):
+        megablend.Loader(dataset, micro_batch_size=6, consumed_samples=8)
+    state = dataset.state_dict(8)
+    with pytest.raises(ConfigError, match=says):
+        megablend.Loader(megablend.open(config, state=state), micro_batch_size=6)
+    loader = megablend.Loader(dataset, micro_batch_size=6, num_workers=1)
+    with pytest.raises(ConfigError, match=says):
+        loader.load_state_dict(state)
+    with pytest.raises(ConfigError, match=says):
+        iter(loader)  # before workers start
+    assert loader._loader._iterator is None
+    loader.load_state_dict(dataset.state_dict(4))
+    assert len(list(loader)) == (200 - 32 - 4) // 6
+    sampler = megablend.PretrainingSampler(dataset, micro_batch_size=6)
+    with pytest.raises(ConfigError, match=says):
+        next(iter(sampler))
+
+
+def test_describe_and_check_compare_steps_before_a_job(config: dict[str, Any], tmp_path: Path) -> None:
+    megablend.skip(config, 40, 72, batch_size=8)
+    says = "steps of 6 samples from sample 0 on would reach into samples 40 to 72"
+    assert says in "".join(megablend.describe(config, micro_batch_size=3, data_parallel_size=2)["warnings"])
+    assert says not in "".join(megablend.describe(config, micro_batch_size=8)["warnings"])
+    assert says in str(megablend.check(config, micro_batch_size=6).unfit_steps)
+    state = megablend.open(config).state_dict(4)
+    assert megablend.check(config, micro_batch_size=6, state=state).unfit_steps is None
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(config))
+    done = run("check", path, "--micro-batch", 3, "--ranks", 2)
+    assert (done.returncode, says in done.stdout) == (3, True)
+    assert run("check", path, "--micro-batch", 4, "--ranks", 2).returncode == 0
 
 
 def test_ranges_that_together_are_the_whole_run_are_refused(config: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ def test_a_ledger_that_was_edited(cache: Path) -> None:
     ledger = cache / "runs" / "demo.json"
     ledger.write_text(ledger.read_text().replace("20", "21"))
     (problem,) = megablend.verify(cache)
-    assert problem.startswith(f"{ledger}: the ledger does not match its own digest")
+    assert problem.startswith(f"{ledger}: the ledger does not match its checksum")
 
 
 def test_a_run_whose_index_is_gone(cache: Path) -> None:

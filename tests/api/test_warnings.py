@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def test_read_amplification_and_lanes_are_said(config: dict[str, Any]) -> None:
     assert "times the bytes that they use, more than 0.001 times (warnings.max_read_amplification)" in read
     unfit: dict[str, Any] = {"micro_batch_size": 3, "data_parallel_size": 4}
     found = megablend.describe(config | {"warnings": quiet | {"max_read_amplification": None}}, **unfit)
-    (lanes,) = found["warnings"]
+    lanes, last = found["warnings"]
+    assert re.match(r"train: its last \d+ samples are fewer than a step of 12: loaders leave them out", last)
     assert "lanes: 8 is not a multiple of micro batch 3 x 4 ranks" in lanes
     assert "lanes: 12 fits" in lanes
     assert (found["lanes"], found["fitting_lanes"]) == (8, 12)

@@ -9,12 +9,12 @@ start) contains exactly one lane: the error of any source's share is less than 2
 reversed digits, the lanes of an aligned half or quarter are one to every 2 or 4 windows, and the same bound holds for steps of
 K / 2 and K / 4 samples where these are integers. So it is for K / 2^j samples with any 2^j that divides K: where K is a power of
 two, the first t samples of a slot are one such step for each 1 among t's binary digits, so the sums at any sample are less than
-2 log2 K further from the cycle's share than those at the slot's start. e is chosen by reversed digits, too, so that lane l owns residue l where K
-divides b.
+2 log2 K further from the cycle's share than those at the slot's start. e is chosen by reversed digits, too, so that lane l owns
+residue l where K divides b.
 
 Over slots the error is the discrepancy of the multiples of a well-chosen stride: sums at the ends of steps stay within 12
-where K is a power of two (measured for K up to 1,024 and b up to 4,096). Where K has a large odd divisor that divides b, too, they
-may not: 25 for K = b = 500, 100 for K = 479 and b = 958. Committed runs have this order, so it stays.
+where K is a power of two (measured for K up to 1,024 and b up to 4,096). Where K has a large odd divisor that divides b, too,
+they may not: 25 for K = b = 500, 100 for K = 479 and b = 958. Committed runs have this order, so it stays.
 """
 
 from __future__ import annotations

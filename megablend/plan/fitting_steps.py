@@ -1,0 +1,44 @@
+"""Which steps fit a run: no batch has samples of two lengths or masks, and none has samples that are skipped.
+
+A step is what all data-parallel ranks read at once. Steps are counted from a position; so whether they fit is known only when
+that is, and then for the whole run.
+"""
+
+from __future__ import annotations
+
+from megablend.plan.run import Run
+from megablend.plan.skips import Skips
+
+
+def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | None:
+    """Why steps from sample `first` on do not fit, and which would; None if they do.
+
+    Args:
+        step_samples: micro batch x data-parallel size.
+    """
+    start = first
+    changes = [section.stop for section in run.sections[:-1]]
+    while True:
+        start = skips.next_sample(start)
+        change = next((stop for stop in changes if stop > start), None)
+        skip = next((each for each in skips.ranges if each[0] > start), None)
+        is_skip = skip is not None and (change is None or skip[0] <= change)
+        end = skip[0] if is_skip and skip is not None else change
+        if end is None or end >= run.num_samples:
+            return None
+        rest = (end - start) % step_samples
+        if rest:
+            break
+        start = end
+    from_here = f"steps of {step_samples:,} samples from sample {start:,} on"
+    if is_skip and skip is not None:
+        return (
+            f"{from_here} would reach into samples {skip[0]:,} to {skip[1]:,}, which are skipped: use a micro batch and ranks "
+            f"whose steps end at {skip[0]:,}, or `megablend skip` the range again with --batch {step_samples}"
+        )
+    nearest = end - rest if 2 * rest <= step_samples and end - rest > start else end - rest + step_samples
+    return (
+        f"the length or the mask settings of samples change at sample {end:,}, within {from_here}, and a batch cannot contain "
+        f"both: end the stage at the nearest end of a step, sample {nearest:,}, or use a micro batch and ranks whose steps end "
+        "where it does"
+    )
