@@ -146,7 +146,7 @@ def test_a_run_on_token_documents_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert longer.index.digest == first.index.digest
     says = "each token of 's' counts as a document"
     assert any(says in each for each in longer.warnings)
-    assert any(says in each for each in megablend.describe(config | {"samples": 30}).warnings)
+    assert any(says in each for each in megablend.describe(config | {"samples": 30})["warnings"])
     assert any(says in each for each in megablend.check(config | {"samples": 30}).warnings)
     with pytest.raises(ConfigError, match="`documents: file`"):  # another run's first build
         megablend.build(config | {"run": "other"})
