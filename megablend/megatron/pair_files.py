@@ -43,6 +43,11 @@ def sizes_of(pair: PairState) -> list[int | None]:
     return [None if state is None else state.size for state in pair]
 
 
+def times_of(pair: PairState) -> list[int | None]:
+    """When both files were written, in nanoseconds since 1970."""
+    return [None if state is None else state.modified for state in pair]
+
+
 def check_pair(prefix: str, before: PairState) -> None:
     """Check that a pair's files are as they were before. Raises: MissingFileError, ChangedFileError."""
     for suffix, state, now in zip(_SUFFIXES, before, look_at_pair(prefix), strict=True):

@@ -67,10 +67,13 @@ def test_documents_of_other_lengths(tmp_path: Path, options: dict[str, Any], cls
 
 @pytest.mark.parametrize("is_built", [False, True])
 def test_lengths_that_add_up_to_the_same(tmp_path: Path, options: dict[str, Any], is_built: bool) -> None:
-    """The files have the same sizes as before: noticed when they are read, or where something else is built."""
+    """The files have the same sizes and times as before: noticed when they are read, or where something else is built."""
     build(MegablendGPTDataset, tmp_path / "cache", options)
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*") if path.suffix in (".bin", ".idx")}
     documents = draw_documents(1, 30)
     write_word(tmp_path / "1", "megatron", [*documents[1:], documents[0]])
+    for path, modified in times.items():
+        os.utime(path, ns=(modified, modified))
     if is_built:
         next((tmp_path / "cache").glob("*-description.txt")).unlink()
     else:
@@ -79,6 +82,45 @@ def test_lengths_that_add_up_to_the_same(tmp_path: Path, options: dict[str, Any]
         shutil.rmtree(tmp_path / "cache")
     expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
     check(build(MegablendGPTDataset, tmp_path / "cache", options), expected)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_documents_in_another_order(tmp_path: Path, options: dict[str, Any], cls: type[Any]) -> None:
+    """Sizes and shapes are the same; the times of the files lead to another look at the lengths, when a job starts."""
+    build(cls, tmp_path / "cache", options)
+    documents = draw_documents(1, 30)
+    write_word(tmp_path / "1", "megatron", [*documents[1:], documents[0]])
+    expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
+    check(build(cls, tmp_path / "cache", options), expected)
+    check(build(cls, tmp_path / "cache", options), expected)  # from the new marker
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_data_that_was_only_touched(tmp_path: Path, options: dict[str, Any], cls: type[Any]) -> None:
+    """Nothing is made again, and the next job asks no further."""
+    build(cls, tmp_path / "cache", options)
+    arrays = {path: path.stat().st_ino for path in (tmp_path / "cache").glob("*.npy")}
+    for path in tmp_path.rglob("*.*"):
+        if path.suffix in (".bin", ".idx"):
+            os.utime(path, (1, 1))
+    datasets = build(cls, tmp_path / "cache", options)
+    assert {path: path.stat().st_ino for path in (tmp_path / "cache").glob("*.npy")} == arrays
+    check(datasets, megatron_build(config_of(tmp_path / "expected", **options), SIZES))
+    with pytest.MonkeyPatch.context() as patch:  # the new marker counts: nothing is built together
+        patch.setattr(MegablendDatasetBuilder, "_build_together", None)
+        assert len(build(cls, tmp_path / "cache", options)) == 3
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_pair_that_is_replaced_between_a_jobs_start_and_its_first_sample(
+    tmp_path: Path, options: dict[str, Any], cls: type[Any]
+) -> None:
+    build(cls, tmp_path / "cache", options)
+    datasets = build(cls, tmp_path / "cache", options)
+    documents = draw_documents(1, 30)
+    write_word(tmp_path / "1", "megatron", [*documents[1:], documents[0]])
+    with pytest.raises(ChangedFileError, match="was replaced or written to after this job began"):
+        list(datasets[0])
 
 
 def test_data_that_comes_back(tmp_path: Path, options: dict[str, Any]) -> None:

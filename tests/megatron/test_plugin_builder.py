@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 from collections.abc import Callable
@@ -89,7 +90,9 @@ def test_no_idx_is_read_twice(tmp_path: Path, options: dict[str, Any]) -> None:
     build(MegablendGPTDataset, config)
     for prefix in options["blend"][0]:
         path = Path(f"{prefix}.idx")
-        path.write_bytes(bytes(path.stat().st_size))
+        state = path.stat()
+        path.write_bytes(bytes(state.st_size))
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
     shared_pool("local", 0)
     train = build(MegablendGPTDataset, config)[0]
     with pytest.raises(CorruptFileError, match=r"\.idx at byte 0: "):

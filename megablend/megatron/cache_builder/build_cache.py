@@ -27,11 +27,10 @@ from megablend.index.build import Progress
 from megablend.megatron.cache_builder.artefacts import names_in, problem_with
 from megablend.megatron.cache_builder.commit import WORK_FOLDER
 from megablend.megatron.cache_builder.completion_marker import (
-    PairSizes,
+    Pairs,
     begin_build,
     find_outdated,
     newest_number,
-    pair_sizes,
     write_receipt,
 )
 from megablend.megatron.cache_builder.cost import estimate_cost
@@ -41,6 +40,7 @@ from megablend.megatron.cache_builder.oversampling import refuse_oversampling
 from megablend.megatron.cache_builder.schedule import Forecast, assign_jobs, forecast, this_place
 from megablend.megatron.cache_builder.work_plan import Job, PartKey, SplitPlan, plan_cache
 from megablend.megatron.cache_builder.worker import build_share
+from megablend.megatron.pair_files import look_at_pairs
 from megablend.megatron.request.layout import layouts
 from megablend.megatron.request.request import CacheRequest
 from megablend.storage.base import Storage
@@ -110,10 +110,10 @@ def _prepare(
     """As `prepare_cache` does it; None where another build was at work meanwhile, so that all has to be looked at again."""
     start, cache = time.monotonic(), Path(request.path_to_cache).absolute()
     lengths = LengthReader(request, storage, keep_bytes=_KEPT_BYTES if max_memory is None else 0)
-    newest, pairs = 0, PairSizes()
+    newest, pairs = 0, Pairs()
     if launch.rank == 0:
         prefixes = {part.prefix for layout in layouts(request) for part in layout.parts}
-        newest, pairs = newest_number(cache), pair_sizes(prefixes)
+        newest, pairs = newest_number(cache), look_at_pairs(prefixes)
     splits = tuple(plan_cache(request, _part_sizes(request, launch, lengths)))
     if launch.rank == 0:
         for split in splits:

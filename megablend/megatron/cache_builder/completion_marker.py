@@ -4,12 +4,14 @@
                                                       "made_of": [what the arrays of each artefact depend on, ...],
                                                       "number": one more than that of any marker before,
                                                       "datasets": [[prefix, split, samples asked for, samples], ...],
-                                                      "pairs": {prefix: [bytes of its .idx, bytes of its .bin], ...}}
+                                                      "pairs": {prefix: [bytes of its .idx, bytes of its .bin], ...},
+                                                      "modified": {prefix: [when each was written, in ns], ...}}
 
 It is written when a build ends. A run that finds it compares the names and sizes of the files, all of them, and then knows how
-long every dataset is; what else may be damaged shows when the arrays are opened. Where a file of a pair is missing or has another
-size than before, the marker no longer counts: a build reads the lengths of all documents, and makes the arrays again of which a
-marker says that they were made of other lengths, or with other settings. Their names and shapes may be the same.
+long every dataset is; what else may be damaged shows when the arrays are opened. If a file of a pair is missing, or has another
+size or time than before, the marker no longer counts: a build reads the lengths of all documents, and makes the arrays again of
+which a marker says that they were made of other lengths, or with other settings. Their names and shapes may be the same. Times
+are a hint only: data that was copied or touched is read once more, and nothing is made again.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from megablend.fs.atomic_write import flush_folder, replace_file, translate_os_e
 from megablend.megatron.cache_builder.artefacts import Artefact
 from megablend.megatron.cache_builder.commit import WORK_FOLDER
 from megablend.megatron.cache_builder.work_plan import Job, SplitPlan
-from megablend.megatron.pair_files import PairState, look_at_pair, look_at_pairs, sizes_of
+from megablend.megatron.pair_files import PairState, look_at_pair, look_at_pairs, sizes_of, times_of
 from megablend.megatron.request.request import CacheRequest
 
 _VERSION = 3
@@ -38,8 +40,8 @@ _SUFFIX, _PAST, _BEGUN = ".json", ".past", ".begun"
 
 DatasetKey = tuple[str, int, int | None]
 """Prefix, number of the split, and samples asked for, of a dataset."""
-PairSizes = dict[str, list[int | None]]
-"""Bytes of `.idx` and `.bin`, by prefix."""
+Pairs = dict[str, PairState]
+"""The data's files, by prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,8 @@ def read_receipt(request: CacheRequest) -> Receipt | None:
             return None
         pairs = look_at_pairs(found["pairs"])
         if any(_has_other_size(pairs[prefix], sizes) for prefix, sizes in found["pairs"].items()):
+            return None
+        if {prefix: times_of(pair) for prefix, pair in pairs.items()} != found.get("modified"):  # older ones have none
             return None
     except (OSError, ValueError):
         return None
@@ -107,12 +111,7 @@ def newest_number(cache: Path) -> int:
     return max([_number(found) for _, found in _markers(cache)], default=0)
 
 
-def pair_sizes(prefixes: Collection[str]) -> PairSizes:
-    """Bytes of the files of pairs; None for those that are not local files, or are missing."""
-    return {prefix: sizes_of(pair) for prefix, pair in look_at_pairs(prefixes).items()}
-
-
-def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], pairs: PairSizes, *, built: bool) -> None:
+def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], pairs: Pairs, *, built: bool) -> None:
     """Write the marker of a cache that was just filled (`built`), or found complete.
 
     Args:
@@ -127,7 +126,9 @@ def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], pairs: Pai
         for split in splits
         for job in split.datasets
     ]
-    content = {"artefacts": artefacts, "made_of": _inputs(jobs), "datasets": datasets, "pairs": pairs}
+    content: dict[str, Any] = {"artefacts": artefacts, "made_of": _inputs(jobs), "datasets": datasets}
+    content["pairs"] = {prefix: sizes_of(pair) for prefix, pair in pairs.items()}
+    content["modified"] = {prefix: times_of(pair) for prefix, pair in pairs.items()}
     content["number"] = newest_number(Path(request.path_to_cache)) + 1
     path = _path(request)
     # A complete cache may be read-only: it is merely checked again the next time.

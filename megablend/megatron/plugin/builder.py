@@ -170,9 +170,11 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return list(super().build())
 
     def _look_at_pairs(self) -> dict[str, PairState]:
-        """The files of the pairs that this rank will open; none where the class itself checks what it opens."""
-        if not self._has_receipt or self._checks_pairs:
+        """The files of the pairs that this rank will open."""
+        if not self._has_receipt:
             return {}
+        if issubclass(self.cls, MegablendGPTDataset):  # the request has addresses, too, which need an index
+            return look_at_pairs(pairs_of(self.config))
         return look_at_pairs({part.prefix for layout in layouts(self._request()) for part in layout.parts})
 
     def _build_together(self, job: Job, world: FailTogether) -> None:
@@ -225,11 +227,6 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def _has_receipt(self) -> bool:
         return self.is_built_on_rank() and not self._in_pages
 
-    @property
-    def _checks_pairs(self) -> bool:
-        """Whether the datasets compare their pairs with the cache themselves."""
-        return issubclass(self.cls, MegablendGPTDataset)
-
     @cached_property
     def _in_pages(self) -> bool:
         return uses_own_plan(self.config) and issubclass(self.cls, MegablendGPTDataset)
@@ -265,8 +262,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         made = []
         for prefix, sizes in zip(prefixes, sizes_per_dataset, strict=True):
             path, own = self._path(prefix), list[Any]()
-            files = None if self._checks_pairs else self._receipt.pairs.get(path)
-            opener = PrefixOpener(self.cls, self.config, path, split, files)
+            opener = PrefixOpener(self.cls, self.config, path, split, self._receipt.pairs.get(path))
             for number, (size, kind) in enumerate(zip(sizes, Split, strict=True)):
                 samples = self._receipt.num_samples.get((path, number, size))
                 if first[number] is None:

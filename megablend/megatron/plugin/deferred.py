@@ -68,7 +68,7 @@ class PrefixOpener:
     Args:
         cls: of the datasets.
         split: the split matrix.
-        files: of the pair when the cache was compared with it; None where `cls` itself checks what it opens.
+        files: of the pair when the cache was compared with it; None if it is no pair.
     """
 
     def __init__(self, cls: type[Any], config: Any, path: str, split: Any, files: PairState | None = None) -> None:
