@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import sys
@@ -15,6 +16,28 @@ from megablend.cli.words import WordsCommand
 from megablend.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _MegatronCommand(WordsCommand):
+    """Explains flags of training scripts that it does not have, rather than suggest similar ones with another meaning."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click.Command. Raises: click.UsageError."""
+        for name in (arg.partition("=")[0] for arg in args):
+            if name in _EXPLAINED:
+                raise click.UsageError(f"{name}: {_EXPLAINED[name]}")
+            if _OTHER_DATASETS.match(name):
+                raise click.UsageError(
+                    f"{name}: only the cache of GPTDataset is built; of other datasets Megatron builds it itself when training "
+                    "starts"
+                )
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            known = [name for option in self.params for name in option.opts]
+            near = difflib.get_close_matches(error.option_name, known, n=1, cutoff=_SIMILAR)
+            raise click.NoSuchOption(error.option_name, possibilities=near, ctx=ctx) from None
+
 
 _TOKENIZER_FLAGS: dict[str, dict[str, Any]] = {
     "--tokenizer-type": {"help": "Build the tokenizer with the installed megatron-core, with the flags below."},
@@ -35,6 +58,7 @@ _TOKENIZER_FLAGS: dict[str, dict[str, Any]] = {
 """As Megatron's training script of 0.16.1 has them; the identifiers hold their values."""
 _IDLE_FLAGS: dict[str, dict[str, Any]] = {
     "--num-workers": {},
+    "--rampup-batch-size": {"multiple": True},
     "--num-dataset-builder-threads": {},
     "--object-storage-cache-path": {},
     "--per-dataset-sequences-path": {},
@@ -48,6 +72,18 @@ _IDLE_FLAGS: dict[str, dict[str, Any]] = {
     "--dataloader-defer-npy-index-mmap": {"is_flag": True},
 }
 """Accepted so that all data flags of a training script can be passed on; they do not affect a cache."""
+_EXPLAINED = {
+    "--eval-global-batch-size": "validation has a batch of its own: give its samples, --valid-samples N (--eval-iters x "
+    "that batch x the number of validations)",
+    "--phase-transition-iterations": "steps change during training: give the samples of all phases, --train-samples N",
+    "--mock-data": "invented data needs no cache",
+    "--fim-data": "GPTFIMDataset is not built by this command: Megatron builds its cache itself",
+}
+"""Flags of training scripts that change what a cache contains, and are not known here: what to do."""
+_OTHER_DATASETS = re.compile(r"--(sft|[a-z-]*varlen)")
+"""Flags of datasets that are not GPTDataset."""
+_SIMILAR = 0.85
+"""How similar a flag must be to be suggested in place of another."""
 _UNITS = {
     "": 1,
     "K": 10**3,
@@ -74,7 +110,7 @@ def _words(name: str, text: str) -> Callable[[F], F]:
     return click.option(name, multiple=True, metavar="WORDS...", help=text)
 
 
-@click.command("megatron-cache", cls=WordsCommand)
+@click.command("megatron-cache", cls=_MegatronCommand)
 @_words("--data-path", "One blend for all splits: alternating weights and prefixes, or prefixes alone.")
 @click.option("--data-args-path", metavar="FILE", help="Read the --data-path entries from FILE.")
 @_words("--train-data-path", "Blend of the train split only.")

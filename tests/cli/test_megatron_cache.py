@@ -19,6 +19,7 @@ import pytest
 from megablend.cli.megatron_cache import megatron_cache, parse_bytes
 from megablend.cli.words import spread
 from megablend.errors import ConfigError, MegablendError
+from tests.cli.commands import run as run_here
 from tests.cli.commands import runner_with_stderr
 from tests.pairs import contents, write_pair
 from tests.preloaded import python
@@ -193,7 +194,7 @@ def test_a_killed_build_is_never_taken_for_a_hit(wanted: int, data: list[str], t
             r"tokenizer: expected either --tokenizer-identifiers",
         ),
         (["--data-path", "a", "--max-memory", "much"], r"--max-memory 'much': expected bytes"),
-        (["--data-path", "a", "--phase-transition-iterations", "3"], r"No such option"),
+        (["--data-path", "a", "--phase-transition-iterations", "3"], r"give the samples of all phases"),
     ],
 )
 def test_usage_errors(args: list[str], message: str, tmp_path: Path) -> None:
@@ -266,3 +267,30 @@ def test_sizes_are_read(text: str, expected: int) -> None:
 def test_sizes_that_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--max-memory '.*': expected bytes"):
         parse_bytes(text)
+
+
+BASE = ["megatron-cache", "--data-path", "x", "--seq-length", "8", "--data-cache-path", "c"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--eval-global-batch-size", "8"], "validation has a batch of its own: give its samples, --valid-samples N"),
+        (["--eval-global-batch-size=8"], "validation has a batch of its own"),
+        (["--phase-transition-iterations", "100,200"], "give the samples of all phases, --train-samples N"),
+        (["--sft"], "only the cache of GPTDataset is built"),
+        (["--sft-tokenizer-prompt-format", "x"], "only the cache of GPTDataset is built"),
+        (["--use-varlen-dataset"], "only the cache of GPTDataset is built"),
+        (["--global-batch-sise", "8"], "Did you mean"),
+    ],
+)
+def test_flags_of_training_scripts_are_answered_by_name(flags: list[str], says: str) -> None:
+    done = run_here(*BASE, *flags)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Did you mean" not in done.stderr or says == "Did you mean"
+
+
+def test_flags_that_only_look_alike_are_not_suggested() -> None:
+    done = run_here(*BASE, "--tokenizer-padding", "8")
+    assert (done.returncode, "Did you mean" in done.stderr) == (2, False)
