@@ -55,16 +55,15 @@ def cli() -> None:
 )
 @as_json
 def build(config: str, dry_run: bool, cache: str | None, checksums: bool, as_json: bool) -> None:
-    """Index the files that CONFIG lists and write its run's ledger. Under mpirun or srun the ranks share the work."""
+    """Index the files that CONFIG lists and write its run's ledger. Under mpirun, srun or torchrun the ranks share the work."""
     if dry_run:
         _print_dry_run(config, cache, as_json)
         return
     from megablend.api.build import build as build_run
     from megablend.cli.progress import progress_on
-    from megablend.distributed.launch import detect
+    from megablend.distributed.find_job import program_launch
 
-    launch = detect()
-    with progress_on(sys.stderr, quiet=launch.rank != 0) as progress:
+    with program_launch() as launch, progress_on(sys.stderr, quiet=launch.rank != 0) as progress:
         built = build_run(config, cache=cache, progress=progress, launch=launch, checksums=checksums)
     if launch.rank != 0:
         return
@@ -101,10 +100,9 @@ def index(config: str, cache: str | None, as_json: bool) -> None:
     """Index the files that CONFIG lists without committing a run; `describe` then reports what a run would read."""
     from megablend.api.build import build_index
     from megablend.cli.progress import progress_on
-    from megablend.distributed.launch import detect
+    from megablend.distributed.find_job import program_launch
 
-    launch = detect()
-    with progress_on(sys.stderr, quiet=launch.rank != 0) as progress:
+    with program_launch() as launch, progress_on(sys.stderr, quiet=launch.rank != 0) as progress:
         built = build_index(config, cache=cache, progress=progress, launch=launch)
     if launch.rank != 0:
         return

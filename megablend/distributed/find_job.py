@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from megablend.distributed.base import Communicator
 from megablend.distributed.fail_together import FailTogether
 from megablend.distributed.job import Job
 from megablend.distributed.launch import detect
@@ -54,6 +55,20 @@ def program_job() -> Iterator[Job]:
 
     with process_group():
         yield this_job()
+
+
+@contextmanager
+def program_launch() -> Iterator[Communicator]:
+    """The processes that run a command together: those of torchrun, else of an MPI launcher, else only this one.
+
+    For commands only: a training script may call Python functions on one of its ranks. Raises: LaunchError.
+    """
+    launch = detect()
+    if launch.size > 1 or _by_torchrun(os.environ) < 2:
+        yield launch
+        return
+    with program_job() as job:
+        yield job.world
 
 
 def single_process_job() -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +14,12 @@ import torch.distributed
 
 from megablend.distributed.fail_together import FailTogether
 from megablend.distributed.job import Job
+from megablend.distributed.launch import read_count
 from megablend.errors import LaunchError
 from megablend.system.log import LOG
 
+_ARRIVING = datetime.timedelta(seconds=60)
+"""How long the first rank waits for the others to run the same command."""
 _FORMING = datetime.timedelta(minutes=5)
 """How long ranks wait for each other to connect."""
 _WORKING = datetime.timedelta(days=365)
@@ -34,9 +38,25 @@ def torch_job() -> Job:
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """A gloo process group of the processes that torchrun started. Raises: LaunchError if they cannot reach each other."""
+    """A gloo process group of the processes that torchrun started, for a command that all of them run.
+
+    It uses torchrun's store, under a prefix of its own for each restart of the job and each command.
+
+    Raises: LaunchError, naming the ranks that are missing, if not all run the command within a minute, or if they cannot reach
+        each other.
+    """
+    rank, size = (read_count(os.environ, name) for name in ("RANK", "WORLD_SIZE"))
     try:
-        torch.distributed.init_process_group("gloo")
+        store, _, _ = next(torch.distributed.distributed_c10d.rendezvous("env://", rank, size, timeout=_ARRIVING))
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = torch.distributed.distributed_c10d.PrefixStore(f"megablend/{restart}", store)
+        command = store.add(f"commands/{rank}", 1)
+        store = torch.distributed.distributed_c10d.PrefixStore(str(command), store)
+        _await_ranks(store, rank, size)
+        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_FORMING)
+        torch.distributed.distributed_c10d._set_pg_timeout(_WORKING, torch.distributed.group.WORLD)
+    except LaunchError:
+        raise
     except (RuntimeError, ValueError) as error:
         raise LaunchError(
             f"the processes that torchrun started cannot reach each other ({error}); restart the job"
@@ -45,6 +65,23 @@ def process_group() -> Iterator[None]:
         yield
     finally:
         torch.distributed.destroy_process_group()
+
+
+def _await_ranks(store: Any, rank: int, size: int) -> None:
+    """Wait until all ranks have come to this command. Raises: LaunchError."""
+    keys = [f"here/{other}" for other in range(size)]
+    store.set(keys[rank], "")
+    try:
+        store.wait(keys, _ARRIVING)
+    except RuntimeError:
+        missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
+        if missing:
+            raise LaunchError(
+                f"torchrun started {size} processes (WORLD_SIZE), but ranks {', '.join(missing)} did not run this command within "
+                f"{_ARRIVING.seconds} s: run it on all ranks, or for one process alone call megablend's Python function, or "
+                "start the command by `env -u TORCHELASTIC_RUN_ID`"
+            ) from None
+        raise
 
 
 @contextmanager

@@ -1,0 +1,72 @@
+"""`torchrun -m megablend build`: its processes share the work; one that is started alone is told how."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import megablend
+from tests.runs import documents, make_config, write_source
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.long, pytest.mark.timeout(250)]
+WORKER = Path(__file__).with_name("torchrun_worker.py")
+ROOT = str(Path(__file__).parents[2])
+RANKS = 4
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    sources = [
+        write_source(tmp_path, i, "parquet", documents(i, 60, 40, 3), num_files=4) | {"weight": 1} for i in range(2)
+    ]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(make_config(tmp_path, sources, samples=64)))
+    return path
+
+
+def torchrun(*args: object, restarts: int = 0) -> subprocess.CompletedProcess[str]:
+    started = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    return subprocess.run(
+        [*started, f"--max-restarts={restarts}", *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=os.environ | {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+
+
+def test_all_ranks_share_the_work(config: Path) -> None:
+    done = torchrun("-m", "megablend", "build", config)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("run 'default' is new: 64 samples") == 1  # one build, told once
+    (row,) = (line.split("│") for line in done.stdout.splitlines() if line.startswith("│ 8"))
+    assert row[1:4] == [" 8     ", "    8 ", "      0 "]
+    assert int(row[8]) == RANKS
+    assert len(megablend.open(config)) == 64
+
+
+def test_a_restarted_job_meets_again(config: Path) -> None:
+    done = torchrun(WORKER, "restart", config, restarts=1)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("samples, plan ") == 1
+    assert len(megablend.open(config)) == 64
+
+
+def test_one_rank_alone_is_told_who_is_missing(config: Path) -> None:
+    done = torchrun(WORKER, "first", config)
+    assert done.returncode != 0
+    assert "ranks 1, 2, 3 did not run this command within 3 s: run it on all ranks" in done.stderr
+    assert not Path(json.loads(config.read_text())["cache"]).exists()
+
+
+def test_one_rank_may_build_by_the_function(config: Path) -> None:
+    done = torchrun(WORKER, "api", config)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["built", "8"]
