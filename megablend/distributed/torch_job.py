@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed
+from torch.distributed.rendezvous import rendezvous
 
 from megablend.distributed.fail_together import FailTogether
 from megablend.distributed.job import Job
@@ -47,7 +48,7 @@ def process_group() -> Iterator[None]:
     """
     rank, size = (read_count(os.environ, name) for name in ("RANK", "WORLD_SIZE"))
     try:
-        store, _, _ = next(torch.distributed.distributed_c10d.rendezvous("env://", rank, size, timeout=_ARRIVING))
+        store, _, _ = next(rendezvous("env://", rank, size, timeout=_ARRIVING))
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = torch.distributed.distributed_c10d.PrefixStore(f"megablend/{restart}", store)
         command = store.add(f"commands/{rank}", 1)
