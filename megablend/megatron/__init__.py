@@ -3,7 +3,7 @@
     megablend.megatron.prepare(config, sizes)               # on every rank: fills the cache that training will find
     MegablendDatasetBuilder(GPTDataset, sizes, is_built_on_rank, config).build()         # in the training script
 
-The plugin's names are loaded when they are first used: `prepare` needs neither torch nor megatron-core.
+Names are loaded when they are first used: `prepare` needs neither torch nor megatron-core.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from megablend.megatron.api import prepare
-
 if TYPE_CHECKING:
+    from megablend.megatron.api import prepare
     from megablend.megatron.plugin.builder import MegablendDatasetBuilder
     from megablend.megatron.plugin.config import MegablendDatasetConfig
     from megablend.megatron.plugin.dataset import MegablendGPTDataset
@@ -24,6 +23,7 @@ _HOMES = {
     "MegablendDatasetBuilder": "megablend.megatron.plugin.builder",
     "MegablendDatasetConfig": "megablend.megatron.plugin.config",
     "MegablendGPTDataset": "megablend.megatron.plugin.dataset",
+    "prepare": "megablend.megatron.api",
 }
 
 
