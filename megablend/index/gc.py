@@ -16,6 +16,7 @@ collection is continued by the next one, or by a build.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -62,14 +63,16 @@ def collect(
         `needed`.
     """
     store = find_existing(cache)
-    with translate_os_errors(store.folder), store.hold(wait_seconds=0) as lock:
-        if not lock.exclusive:
+    # A dry run writes nothing, no lock either: it may be of somebody who may only read.
+    held = contextlib.nullcontext() if dry_run else store.hold(wait_seconds=0)
+    with translate_os_errors(store.folder), held as lock:
+        if lock is not None and not lock.exclusive:
             raise CacheError(
                 f"{store.location}: the file system has no locks, so a running build cannot be detected: copy the cache to one "
                 f"that has locks; or, while no build is running, remove {fragments(store.folder)}: the next build then reads "
                 "all files again"
             )
-        before = store.now() - min_age_seconds
+        before = (time.time() if dry_run else store.now()) - min_age_seconds
         generations = {entry.name: entry for entry in store.list_entries(GENERATIONS)}
         by_arrival, in_use = list_snapshots(store), set(needed())
         superseded = find_superseded(store, generations, by_arrival)

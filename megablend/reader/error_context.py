@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megablend.errors import WITHOUT_IT, DataError, MegablendError
+from megablend.errors import (
+    WITHOUT_IT,
+    ChangedFileError,
+    CorruptFileError,
+    DataError,
+    MegablendError,
+    MissingFileError,
+)
 from megablend.plan.run import Run
 
 
@@ -20,9 +27,9 @@ def name_sample(run: Run, ks: Sequence[int], error: DataError) -> DataError:
         column = generation.columns[int(generation.file_columns[file])]
         if error.path in column.kind.files(generation.path(file, run.store.roots)):
             needed = f"needed for sample {ks[row]:,} of {run.split}, source {column.source_name!r}"
-            remedy = (
-                "restore the file and resume; `megablend check CONFIG` lists all files that are missing or changed; "
-                f"{WITHOUT_IT}"
-            )
-            return type(error)(error.path, f"{error.problem} ({needed}; {remedy})", offset=error.offset)
+            if isinstance(error, MissingFileError | ChangedFileError | CorruptFileError):
+                needed += "; restore the file and resume; `megablend check CONFIG` lists all files that are missing or changed; "
+                needed += WITHOUT_IT
+            # Others, such as an outage or credentials that have expired, say themselves what to do.
+            return type(error)(error.path, f"{error.problem} ({needed})", offset=error.offset)
     return error

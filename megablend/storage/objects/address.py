@@ -47,6 +47,11 @@ def parse_location(location: str) -> Address:
 
 def check_key(location: str, key: str) -> None:
     """Refuse keys that the client cannot address. Raises: UnsupportedFileError."""
+    if any(ord(letter) < 32 or ord(letter) == 127 for letter in key):
+        raise UnsupportedFileError(
+            location.encode("unicode_escape").decode("ascii"),
+            "its key has a control character, such as a newline or a tab; copy the object to a key without these",
+        )
     parts = key.split("/")
     if any(part in ("", ".", "..") for part in parts):
         raise UnsupportedFileError(

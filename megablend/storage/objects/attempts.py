@@ -113,10 +113,14 @@ class Attempts:
         if failure.kind not in _TRIED_AGAIN:
             return
         patience = self._give_up_after
+        remedy = failure.remedy or "check the source and the network, or increase `give_up_after`"
         if failure.kind is Kind.CONNECT and not self._has_answered:
             patience = min(patience, _FIRST_CONTACT_SECONDS)
+            remedy = (
+                failure.remedy
+                or "the server has never answered: check the location, `endpoint`, `proxy` and the network"
+            )
         if seconds >= patience:
-            remedy = failure.remedy or "check the source and the network, or increase `give_up_after`"
             raise DataError(
                 location, f"cannot be read: {failure.cause}; tried {attempts} times in {seconds:.0f} s: {remedy}"
             )

@@ -99,6 +99,9 @@ _STATUSES = {
     "412": (Kind.CHANGED, "was replaced", ""),
     "416": (Kind.EMPTY, "the object ends before", ""),
 }
+_NO_CREDENTIALS = Failure(
+    Kind.CONNECT, "no credentials were found", "set them in the environment; or `anonymous: true` for public data"
+)
 _BROKEN = Failure(Kind.AGAIN, "the connection broke", "")
 _BROKEN_WRITE = Failure(
     Kind.AGAIN,
@@ -115,6 +118,8 @@ def read_failure(error: BaseException, *, is_write: bool = False) -> Failure:
 
 def _read_failure(error: BaseException) -> Failure:
     text, name = str(error), type(error).__name__
+    if _METADATA.search(text):  # whatever a cloud's own address for credentials has answered
+        return _NO_CREDENTIALS
     if (code := _CODE.search(text)) and (known := _CODES.get(code[1])):
         return Failure(known[0], f"{known[1]} ({code[1]})", known[2])
     if status := _STATUS.search(text):
@@ -168,8 +173,10 @@ def _of_status(status: str, code: str, text: str) -> Failure:
 
 
 def _of_connection(text: str, name: str) -> Failure:
-    asks_for_credentials = _METADATA.search(text) is not None
     low = _NAMES.sub("", text).lower()
+    if "causedasendentity" in low:
+        remedy = "give the server a certificate of its own, signed by that authority, whose PEM file `ca_file` names"
+        return Failure(Kind.CONNECT, "the server's TLS certificate is that of an authority (CA:TRUE)", remedy)
     if "certificate" in low or "invalidcertificate" in low or "unknownissuer" in low:
         remedy = "set `ca_file` to the PEM file of the authority that signed it, or correct `endpoint`"
         return Failure(Kind.CONNECT, "the server's TLS certificate is not trusted", remedy)
@@ -194,12 +201,8 @@ def _of_connection(text: str, name: str) -> Failure:
             "the server redirects to a URL that cannot be requested (from https:// to http://, or of another scheme)"
         )
         return Failure(Kind.REFUSED, cause, "check the location and `endpoint`")
-    if asks_for_credentials or "credential" in low or name == "UnauthenticatedError":
-        return Failure(
-            Kind.CONNECT,
-            "no credentials were found",
-            "set them in the environment; or `anonymous: true` for public data",
-        )
+    if "credential" in low or name == "UnauthenticatedError":
+        return _NO_CREDENTIALS
     if "kind: connect" in low or "tcp connect error" in low:
         return Failure(Kind.CONNECT, "no connection to the server", "check `endpoint`, `proxy` and the network")
     return _BROKEN

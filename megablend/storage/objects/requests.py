@@ -151,7 +151,8 @@ class Source:
             if request.is_stalled:
                 is_alive = self.timing.num_answers > request.num_answers
                 silence = asyncio.get_running_loop().time() - request.last
-                return Failure(Kind.AGAIN if is_alive else Kind.BUSY, f"no answer for {silence:.0f} s", "")
+                kind = Kind.AGAIN if is_alive else Kind.BUSY if self.timing.num_answers else Kind.CONNECT
+                return Failure(kind, f"no answer for {silence:.0f} s", "")
             raise
         except Exception as error:  # of the client: whatever it is
             return read_failure(error)

@@ -25,9 +25,11 @@ class SilentSource(Source):
         return answer
 
 
-async def end_request(*, cancel: bool, others: int = 0) -> Answer | Failure:
+async def end_request(*, cancel: bool, before: int = 0, others: int = 0) -> Answer | Failure:
     """Interrupt a stalled request, at the same moment as its caller cancels it or not, after answers of others."""
     source = SilentSource("s3://bucket", None, ObjectOptions().find("s3://bucket/key"), 1)
+    for _ in range(before):
+        source.timing.note(0.0, 0.01, 4)
     request = source._start(Wanted("key", 0, 4, None))
     task = asyncio.create_task(source._receive(request))
     await asyncio.sleep(0)
@@ -40,10 +42,10 @@ async def end_request(*, cancel: bool, others: int = 0) -> Answer | Failure:
     return await task
 
 
-@pytest.mark.parametrize(("others", "kind"), [(0, Kind.BUSY), (1, Kind.AGAIN)])
-def test_a_stalled_request_is_a_failure(others: int, kind: Kind) -> None:
-    """Of a source that is busy, unless it has answered others in the meantime."""
-    found = asyncio.run(end_request(cancel=False, others=others))
+@pytest.mark.parametrize(("before", "others", "kind"), [(0, 0, Kind.CONNECT), (1, 0, Kind.BUSY), (1, 1, Kind.AGAIN)])
+def test_a_stalled_request_is_a_failure(before: int, others: int, kind: Kind) -> None:
+    """Of a source that is busy, unless it has answered others in the meantime; or that has never answered."""
+    found = asyncio.run(end_request(cancel=False, before=before, others=others))
     assert isinstance(found, Failure)
     assert found.kind is kind
 
