@@ -10,6 +10,8 @@ from typing import Any
 from megablend.api.blend_differences import Difference
 from megablend.api.build import publish_splits
 from megablend.api.committed import open_ledger
+from megablend.api.describe_split import describe_drain
+from megablend.api.description import Drain
 from megablend.api.diff import list_differences
 from megablend.api.result_base import Result
 from megablend.api.runs import ConfigLike, make_run_storage, plan_committed
@@ -21,6 +23,7 @@ from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import open_snapshot
 from megablend.plan.amending import amend_ledger, cut_ledger, rewind_to
 from megablend.plan.committed_run import keep_plan
+from megablend.plan.fitting_steps import fitting_unit
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger, save_ledger
 from megablend.plan.run import Run, check_run, precompute_orders
@@ -67,6 +70,13 @@ class Amendment(Result):
     """The first sample that may differ: `requested`, rounded up to the end of a cycle."""
     drain: int
     """Samples from `at` on that are read in the old settings, since the length of samples changes."""
+    drained: Drain | None
+    """These samples by source; None if there are none."""
+    drain_settings: tuple[dict[str, int], ...]
+    """from, drain: what a config that makes the run alone says of drains from `at` on, each at the stage from that sample on."""
+    fitting_unit: int | None
+    """Steps (micro batch x ranks) must divide it, since the length or the masks of samples change between steps only; None if
+    they do not change."""
     plan_before: str
     """Digest of the plan before."""
     plan: str
@@ -88,6 +98,7 @@ def amend(
     at: int | None = None,
     state: Mapping[str, Any] | None = None,
     after: int = 0,
+    batch: int | None = None,
     cache: str | None = None,
     dry_run: bool = False,
 ) -> Amendment:
@@ -99,6 +110,8 @@ def amend(
     Args:
         at: the sample; rounded up to the end of a cycle of lanes x shuffle_window samples.
         state: a state instead, from `state_dict()`: its position, `after` samples further.
+        batch: where the length of samples changes is a multiple of it, counted from sample 0, and of the lanes before and
+            after; by default of the lanes alone. What all ranks read in a step, micro batch x ranks.
         cache: cache folder, in place of the config's.
         dry_run: only say what would change.
 
@@ -124,7 +137,8 @@ def amend(
     cut = cut_ledger(known, plan_stages(known.stages, *data), sample)
     _check_skips(checked, known, cut.num_samples)
     _check_stages(checked, cut)
-    run, note = _plan_amended(checked, cut, ledger, keep=not dry_run)
+    step = 1 if batch is None else whole_number("batch", batch)
+    run, note = _plan_amended(checked, cut, ledger, step, keep=not dry_run)
     if not dry_run:
         with checked.cache_store.hold():
             if load_ledger(checked.cache_store, checked.run) != ledger:
@@ -136,7 +150,7 @@ def amend(
     return dataclasses.replace(found, note=note)
 
 
-def _plan_amended(config: Config, cut: Ledger, committed: Ledger, *, keep: bool) -> tuple[Run, str | None]:
+def _plan_amended(config: Config, cut: Ledger, committed: Ledger, batch: int, *, keep: bool) -> tuple[Run, str | None]:
     """The amended run, and a note about its files. Raises: as `amend` does.
 
     Args:
@@ -144,7 +158,7 @@ def _plan_amended(config: Config, cut: Ledger, committed: Ledger, *, keep: bool)
     """
     replaced = committed.indices[len(cut.indices) :]
     newest, storage = list_snapshots(config.cache_store)[-1], make_run_storage(config)
-    requested = plan_committed(config, "train", cut, storage, newest, replaced=replaced, keep=keep)
+    requested = plan_committed(config, "train", cut, storage, newest, replaced=replaced, keep=keep, batch=batch)
     run = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger, committed))
     check_run(run)
     note = _compare_files(run, cut, storage)
@@ -198,9 +212,8 @@ def _check_stages(config: Config, cut: Ledger) -> None:
 
 
 def _describe(run: Run, before: StagesPlan, ledger: Ledger, at: int, requested: int, *, committed: bool) -> Amendment:
-    found = run.plan.list_stretches()
-    drain = next((each for each in found if each.start == at and each.request.first_sample == at), None)
-    is_drain = drain is not None and run.ledger.starts[drain.stage] < at
+    number = run.ledger.starts.index(at)
+    drain = describe_drain(run, number)
     names = [source.name for source in run.sources]
     outlooks = [_look_ahead(plan, at, run) for plan in (before, run.plan)]
     rest = dataclasses.replace(ledger, stages=(dataclasses.replace(ledger.stage_at(at), cut=None),))
@@ -211,7 +224,14 @@ def _describe(run: Run, before: StagesPlan, ledger: Ledger, at: int, requested: 
         committed=committed,
         requested=requested,
         at=at,
-        drain=drain.stop - at if drain is not None and is_drain else 0,
+        drain=0 if drain is None else drain.stop - at,
+        drained=drain,
+        drain_settings=tuple(
+            {"from": start, "drain": stage.drain}
+            for stage, start in zip(run.ledger.stages, run.ledger.starts, strict=True)
+            if start >= at and stage.drain is not None
+        ),
+        fitting_unit=fitting_unit(run),
         plan_before=ledger.digest,
         plan=run.ledger.digest,
         samples_before=ledger.num_samples,

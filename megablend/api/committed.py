@@ -129,6 +129,8 @@ def _list_stages(ledger: Ledger, snapshots: Sequence[Snapshot], prefix: str) -> 
         }
         if before is not None and before.cut is not None:
             settings["from"] = before.cut
+        if stage.drain is not None:
+            settings["drain"] = stage.drain
         names, lost = [source.name for source in stage.blend.sources], set[str]()
         if before is not None and before.index != stage.index:
             lost = {name for name in names if prefix + name in here - known[stage.index]}

@@ -26,7 +26,7 @@ from megablend.api.what_if import Foreseen, foresee_run
 from megablend.config import Config
 from megablend.errors import PlanError
 from megablend.plan.fitting_lanes import fitting_lanes, unfit_lanes
-from megablend.plan.fitting_steps import unfit_step
+from megablend.plan.fitting_steps import fitting_unit, unfit_step
 from megablend.plan.run import Run
 from megablend.plan.skips import load_skips
 from megablend.prefetch.estimate_transfer import estimate_transfer
@@ -136,6 +136,7 @@ def _with_estimates(described: RunDescription, config: Config, run: Run, loaders
         memory_per_rank=memory.bytes_per_rank,
         memory_limit_per_rank=memory.limit_per_rank,
         most_lanes=memory.most_lanes,
+        fitting_unit=fitting_unit(run),
     )
 
 

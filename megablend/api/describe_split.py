@@ -9,6 +9,8 @@ from itertools import pairwise
 import numpy as np
 
 from megablend.api.description import (
+    Drain,
+    DrainSource,
     FirstRepeat,
     SourceDescription,
     SplitDescription,
@@ -94,6 +96,30 @@ def _describe_stage(run: Run, number: int, start: int, part: Presence) -> StageD
                 worst_prefix_error=round(float(part.worst_error[i]), 3),
             )
             for i, source in enumerate(run.sources)
+        ),
+        drain=describe_drain(run, number),
+    )
+
+
+def describe_drain(run: Run, number: int) -> Drain | None:
+    """The drain at the start of stage `number` of the ledger; None if there is none."""
+    stretches, start = run.plan.list_stretches(), run.ledger.starts[number]
+    place = next((i for i, each in enumerate(stretches) if each.start >= start), 0)
+    drain = stretches[place]
+    if drain.stage == number:
+        return None
+    blend, planned = run.ledger.stages[drain.stage].blend, stretches[place - 1].request
+    shares = (planned.totals / planned.num_samples).tolist()  # as exact as a step of a schedule has them
+    if blend.schedule is None:
+        shares[: len(blend.sources)] = map(float, blend.shares)
+    samples, total = drain.read.tolist(), drain.stop - drain.start
+    return Drain(
+        start=drain.start,
+        stop=drain.stop,
+        sequence_length=drain.request.sample_tokens,
+        sources=tuple(
+            DrainSource(name=source.name, samples=count, share=count / total, share_before=share)
+            for source, count, share in zip(run.sources, samples, shares, strict=True)
         ),
     )
 

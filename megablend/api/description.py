@@ -86,14 +86,38 @@ class StageSource(Result):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DrainSource(Result):
+    """A source in a drain."""
+
+    name: str
+    samples: int
+    share: float
+    share_before: float
+    """Its share where the stage before stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Drain(Result):
+    """The samples at a stage's start that are read in the settings of the stage before: samples [start, stop)."""
+
+    start: int
+    stop: int
+    sequence_length: int
+    sources: tuple[DrainSource, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageDescription(Result):
     """One stage of a run: samples [start, stop)."""
 
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"drain"})
     start: int
     stop: int
     sequence_length: int
     lanes: int
     sources: tuple[StageSource, ...]
+    drain: Drain | None = None
+    """What of it continues the stage before; None if nothing does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -171,6 +195,7 @@ class RunDescription(Result):
             "memory_per_rank",
             "memory_limit_per_rank",
             "most_lanes",
+            "fitting_unit",
             "full_share_stages",
             "transfer",
         }
@@ -213,6 +238,9 @@ class RunDescription(Result):
     """Bytes that `memory` allows them, where `micro_batch_size` was given."""
     most_lanes: int | None = None
     """The most lanes that suit the loaders and fit in `memory`; None also where memory does not depend on lanes."""
+    fitting_unit: int | None = None
+    """Steps (micro batch x ranks) must divide it, since the length or the masks of samples change between steps only, where
+    `micro_batch_size` was given; None if they do not change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

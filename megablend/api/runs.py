@@ -157,6 +157,7 @@ def plan_committed(
     *,
     replaced: Sequence[str] = (),
     keep: bool = False,
+    batch: int | None = None,
 ) -> Run:
     """Plan what a config requests over the snapshots of its run's ledger, with what the ledger has fixed; not checked.
 
@@ -164,11 +165,12 @@ def plan_committed(
         newest: the snapshot that a stage reads which is not committed yet, and has `new_data`.
         replaced: the snapshots of committed stages after those of the ledger, which are planned again.
         keep: store the computed split ranges in the cache.
+        batch: of an amendment; see `request_stages`.
 
     Raises: PlanError; CacheError.
     """
     store = open_stores(config, list_indices(config, ledger, newest, replaced), storage)
-    return as_promised(plan_run(config, split, store, keep=keep, links=ledger.links), ledger)
+    return as_promised(plan_run(config, split, store, keep=keep, links=ledger.links, batch=batch), ledger)
 
 
 def list_indices(config: Config, ledger: Ledger, newest: str | None, replaced: Sequence[str] = ()) -> tuple[str, ...]:

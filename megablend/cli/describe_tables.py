@@ -8,7 +8,15 @@ from typing import Any
 from rich.console import Console
 
 from megablend.cli.lines import print_line, printable
-from megablend.cli.tables import format_transfer, new_console, print_problems, print_table, print_warnings
+from megablend.cli.tables import (
+    describe_fitting,
+    format_transfer,
+    new_console,
+    print_drain,
+    print_problems,
+    print_table,
+    print_warnings,
+)
 from megablend.order.registry import find_order
 from megablend.prefetch.memory_budget import format_bytes
 
@@ -49,6 +57,8 @@ def print_description(found: dict[str, Any]) -> None:
         if not find_order(found["order"]).consumes_whole_blocks:
             reads = f"order: {found['order']} reads a whole block for each {find_order(found['order']).unit}"
             print_line(f"{reads}, which costs this much (order: block is near 1)")
+    if "fitting_unit" in found:
+        print_line(describe_fitting(found["fitting_unit"]))
     print_problems(found["problems"])
     print_warnings(found["warnings"])
     if "full_share_stages" in found:
@@ -210,7 +220,9 @@ def _print_stages(console: Console, split: str, stages: Sequence[dict[str, Any]]
         if rows:
             print_table(console, title, columns, rows)
         else:
-            print_line(f"{title}; all shares as before")
+            print_line(f"{title}; all shares as before{', after a drain' if 'drain' in stage else ''}")
+        if "drain" in stage:
+            print_drain(console, stage["drain"])
         before = shares
     if len(stages) > STAGES:
         print_line(f"and {len(stages) - STAGES:,} more stages (--json has all)")

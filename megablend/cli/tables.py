@@ -18,6 +18,8 @@ from megablend.index.build import BuildReport
 
 SHOWN_PROBLEMS = 10
 """Missing or changed files that are printed."""
+DRAIN_SOURCES = 12
+"""Sources of a drain that are printed."""
 SHOWN_FIRST, SHOWN_LAST = 24, 8
 """Tokens of a sample that are printed, unless all are requested."""
 
@@ -194,3 +196,27 @@ def _shortened(numbers: Sequence[Any], whole: bool, between: str = " ") -> str:
         return between.join(map(str, numbers))
     first, last = (between.join(map(str, some)) for some in (numbers[:SHOWN_FIRST], numbers[-SHOWN_LAST:]))
     return f"{first} ... {last} ({len(numbers):,}; --all prints all)"
+
+
+def print_drain(console: Console, drain: dict[str, Any]) -> None:
+    """Print which samples a drain has, and how its shares differ from those before: of the sources that differ most."""
+    samples = drain["stop"] - drain["start"]
+    print_line(
+        f"samples {drain['start']:,} to {drain['stop']:,}, {samples:,} of {drain['sequence_length']:,} tokens, are a drain: they "
+        "continue the stage before, with the rest of what its lanes have begun to read"
+    )
+    rows = []
+    by_difference = sorted(drain["sources"], key=lambda source: -abs(source["share"] - source["share_before"]))
+    for source in by_difference[:DRAIN_SOURCES]:
+        beyond = source["samples"] - source["share_before"] * samples
+        shares = f"{source['share']:.4f}", f"{source['share_before']:.4f}"
+        rows.append([source["name"], *shares, f"{source['samples']:,}", f"{beyond:+,.1f}"])
+    columns = ["source", "share", "share before", "samples", "beyond its share"]
+    left_out = len(by_difference) - len(rows)
+    title = "the drain" + (f", without {left_out:,} sources whose shares differ less" if left_out else "")
+    print_table(console, title, columns, rows)
+
+
+def describe_fitting(unit: int) -> str:
+    """Which steps fit a run whose samples change."""
+    return f"steps (micro batch x ranks, counted from sample 0) fit if they divide {unit:,}"

@@ -53,6 +53,8 @@ class StageSettings(Model):
 
     from_: Annotated[int, Field(ge=1, strict=True)] | None = Field(None, alias="from")
     """The sample from which the stage applies, where it cuts the stage before it; see `megablend amend`."""
+    drain: Annotated[int, Field(ge=1, strict=True)] | None = None
+    """How many samples from there on continue the stage before, if the length of samples changes; `megablend amend` prints it."""
     samples: Count | None = None
     """Where the stage ends, in samples from the start of the run."""
     tokens: Count | None = None
@@ -152,9 +154,10 @@ def check_listed(stages: Sequence[StageSettings], names: Sequence[str], given: S
                 f"stages[{i}]: withdraw: train has no source {unknown[0]!r}; keep it in `sources`, since the stages before "
                 "read it"
             )
-        if i == 0 and stage.from_ is not None:
+        if i == 0 and (stage.from_ is not None or stage.drain is not None):
+            key = "from" if stage.from_ is not None else "drain"
             raise ValueError(
-                "stages[0]: found `from`, but the first stage begins with the run; list the stage that it cuts before it, or "
+                f"stages[0]: found `{key}`, but the first stage begins with the run; list the stage that it cuts before it, or "
                 "remove it"
             )
         if i == 0 and stage.changes_index:

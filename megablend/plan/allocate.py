@@ -53,6 +53,41 @@ def divide_residuals(due: Sequence[Fraction], given: Sequence[int], total: int) 
     return _divide(_whole(lacking), total)
 
 
+def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -> list[int]:
+    """Divide a drain of `total` samples by weight, [D], such that each source has at least the samples that it has left, [D].
+
+    What a source has left beyond its share is taken from the others, in proportion to their weights.
+
+    Raises: PlanError if there are fewer samples than are left, or more and all weights are 0.
+    """
+    totals, free = list(left), {source for source, weight in enumerate(weights) if weight > 0}
+    if total < sum(left) or (total > sum(left) and not free):
+        at_least = "at least " if free else ""
+        raise PlanError(
+            f"drain: found {total:,} samples, expected {at_least}{sum(left):,}, what lanes have begun to read"
+        )
+    short = free
+    while short:
+        rest = total - sum(left[source] for source in range(len(left)) if source not in free)
+        shares = largest_remainder([weight if each in free else 0 for each, weight in enumerate(weights)], rest)
+        short = {source for source in free if shares[source] < left[source]}
+        free = free - short
+        totals = [shares[source] if source in free else had for source, had in enumerate(left)]
+    return totals
+
+
+def drain_length(weights: Sequence[Fraction], left: Sequence[int], start: int, unit: int) -> int:
+    """The least samples of a drain which begins at sample `start` such that it ends at a multiple of `unit`, and each source's
+    share of it is what it has left, or more; see `divide_drain`. At most twice what is left, as far as `unit` allows."""
+    whole, scale = sum(left), sum(weights)
+    pairs = list(zip(weights, left, strict=True))
+    others = sum(had for weight, had in pairs if weight == 0)  # their share cannot be kept
+    length = others + max((math.ceil(had * scale / weight) for weight, had in pairs if weight > 0), default=0)
+    length = min(length, 2 * whole)
+    length += -(start + length) % unit
+    return length - unit if 2 * whole < length and length - unit >= whole > 0 else length
+
+
 def cycles_per_run(block_tokens: int | Fraction, share: int | Fraction, sample_tokens: int, slots: int) -> int:
     """Number of cycles that share each run of a source's ordinals, such that a lane's run spans about BLOCKS_PER_RUN blocks.
 

@@ -128,6 +128,8 @@ class ReadBefore(NamedTuple):
     """Where the sources' epochs begin, the stage's as well."""
     first_sample: int
     """The stage's first sample: after its start where a drain comes first; see `plan_stages`."""
+    drain: int | None = None
+    """See `Stage.drain`."""
 
 
 class EpochsBuilder:
@@ -152,9 +154,13 @@ class EpochsBuilder:
         self._shift = np.zeros(len(self._segments), np.int64)
         self._epoch_tokens = np.array(tokens[index], np.int64)
 
-    def loses_files(self, index: str, cursor: Int64s) -> npt.NDArray[np.bool_]:
+    def loses_files(self, index: str, cursor: Int64s, *, begun: bool = True) -> npt.NDArray[np.bool_]:
         """Whether each source has begun an epoch, by position `cursor` int64 [num_sources], of whose files a snapshot lacks some:
-        bool [num_sources]."""
+        bool [num_sources].
+
+        Args:
+            begun: leave out sources of whose epoch nothing was read yet.
+        """
         lost = np.zeros(len(cursor), bool)
         if index == self._now[0]:
             return lost
@@ -162,7 +168,7 @@ class EpochsBuilder:
             position = int(cursor[source])
             segment = _find_segment(self._segments[source], position)
             is_begun = position > 0 and segment.tokens > 0 and segment.own_position(position) % segment.tokens
-            lost[source] = bool(is_begun) and each.loses_files(segment, index)
+            lost[source] = bool(is_begun or not begun) and each.loses_files(segment, index)
         return lost
 
     def enter(self, index: str, order: str, begun: Int64s, cursor: Int64s) -> None:

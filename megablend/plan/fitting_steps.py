@@ -6,8 +6,16 @@ that is, and then for the whole run.
 
 from __future__ import annotations
 
+import math
+
 from megablend.plan.run import Run
 from megablend.plan.skips import Skips
+
+
+def fitting_unit(run: Run) -> int | None:
+    """The number that steps must divide so that the length and the masks of samples change between steps, counted from sample
+    0; None if they do not change."""
+    return math.gcd(*(section.stop for section in run.sections[:-1])) or None
 
 
 def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | None:

@@ -70,7 +70,9 @@ class Ledger:
     def links(self) -> tuple[Link, ...]:
         """The chain of stages, as a state stores it."""
         digests = self.digests
-        return tuple(Link(stage.end, digest, stage.cut) for stage, digest in zip(self.stages, digests, strict=True))
+        return tuple(
+            Link(stage.end, digest, stage.cut, stage.drain) for stage, digest in zip(self.stages, digests, strict=True)
+        )
 
     def stage_at(self, sample: int) -> Stage:
         """The stage that has a sample; the last one for samples beyond the run."""
@@ -142,7 +144,7 @@ class Ledger:
                 f"run {self.run!r} was built for {self.num_samples:,} samples, now {requested.num_samples:,} are requested; a "
                 f"run can only be extended: {self._remedy}"
             )
-        added = [stage for stage in requested.stages if stage.stop > self.num_samples]
+        added = requested.list_after(self.num_samples)
         return dataclasses.replace(self, stages=(*self.stages, *added)) if added else self
 
     def with_links(self, links: Sequence[Link]) -> Ledger:
@@ -150,16 +152,23 @@ class Ledger:
         stages, start = list[Stage](), 0
         for link in links:
             if start < self.num_samples:
-                stages.append(dataclasses.replace(self.stage_at(start), end=link.end, cut=link.cut))
+                stages.append(_follow(self.stage_at(start), link))
                 start = link.stop
-        stages += [stage for stage in self.stages if stage.stop > start]
-        return dataclasses.replace(self, stages=tuple(stages))
+        return dataclasses.replace(self, stages=(*stages, *self.list_after(start)))
+
+    def list_after(self, sample: int) -> list[Stage]:
+        """The stages that end after a sample; the rest of one that has begun before it has no drain."""
+        return [
+            stage if start >= sample else dataclasses.replace(stage, drain=None)
+            for stage, start in zip(self.stages, self.starts, strict=True)
+            if stage.stop > sample
+        ]
 
     def of_state(self, state: State) -> Ledger:
         """A ledger of the stages that a state names, with the blends that this one has there."""
         stages, start = list[Stage](), 0
         for link in state.stages:
-            stages.append(dataclasses.replace(self.stage_at(start), end=link.end, cut=link.cut))
+            stages.append(_follow(self.stage_at(start), link))
             start = link.stop
         return Ledger(run=state.run, stages=tuple(stages))
 
@@ -199,6 +208,11 @@ class Ledger:
         if len(self.stages) == 1:  # else the config lists stages already, in words that the ledger does not know
             stages = f"`stages: [{{samples: {self.stages[0].end}}}, {{{change}}}]`"
         return f"; to change it from where training is, restore it, add {stages} and run `megablend amend CONFIG --at SAMPLE`"
+
+
+def _follow(stage: Stage, link: Link) -> Stage:
+    """A stage of this blend, with what a link says of it."""
+    return dataclasses.replace(stage, end=link.end, cut=link.cut, drain=link.drain)
 
 
 def _with_cycles(blend: Blend, fixed: Blend) -> Blend:

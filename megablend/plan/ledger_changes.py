@@ -20,6 +20,8 @@ from megablend.system.limited_json import missing_field
 VERSION = 2
 DATA_VERSION = 3
 """Of ledgers whose stages read several snapshots of the index, with sources that come later."""
+DRAIN_VERSION = 4
+"""Of ledgers with a stage whose drain has a length of its own; see `Stage.drain`."""
 
 
 def changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) -> dict[str, Any]:
@@ -36,6 +38,8 @@ def changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) ->
         records.append(record)
         before = stage
     version = VERSION if len({stage.index for stage in stages}) == 1 else DATA_VERSION
+    if any(stage.drain is not None for stage in stages):
+        version = DRAIN_VERSION
     return {"version": version, "run": run, "sources": sources, "stages": records}
 
 
@@ -56,10 +60,8 @@ def parse_changes(record: dict[str, Any]) -> tuple[str, tuple[Stage, ...], list[
         count = _whole(each.get("num_sources", count))
         blend = _parse_blend(each, replace(blend, sources=(*blend.sources[:count], *named[len(blend.sources) : count])))
         index = _text(each.get("index", index))
-        cut = each.get("cut")
-        stages.append(
-            Stage(end=_whole(each["end"]), index=index, blend=blend, cut=None if cut is None else _whole(cut))
-        )
+        cut, drain = (None if each.get(key) is None else _whole(each[key]) for key in ("cut", "drain"))
+        stages.append(Stage(end=_whole(each["end"]), index=index, blend=blend, cut=cut, drain=drain))
         digests.append(_text(each["digest"]))
     return _text(record["run"]), tuple(stages), digests
 
@@ -69,6 +71,8 @@ def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
     record: dict[str, Any] = {"end": stage.end}
     if stage.cut is not None:
         record["cut"] = stage.cut
+    if stage.drain is not None:
+        record["drain"] = stage.drain
     if before is None or stage.index != before.index:
         record["index"] = stage.index
     blend, old = stage.blend, None if before is None else before.blend

@@ -15,8 +15,13 @@ from itertools import pairwise
 from typing import Any
 
 from megablend.order.registry import OLD_NAMES, current_name
-from megablend.plan.ledger_changes import DATA_VERSION, changes_record, dump_changes, parse_changes, parse_cycles
-from megablend.plan.ledger_changes import VERSION as CHANGES_VERSION
+from megablend.plan.ledger_changes import (
+    DRAIN_VERSION,
+    changes_record,
+    dump_changes,
+    parse_changes,
+    parse_cycles,
+)
 from megablend.plan.schedule import schedule_record
 from megablend.plan.stage import Blend, SourceShare, Stage
 from megablend.system.limited_json import missing_field
@@ -48,12 +53,13 @@ def chain_digests(stages: Sequence[Stage]) -> tuple[str, ...]:
     """The digest of a run after each of its stages: of a stage that was cut, what it would have been at its end."""
     link, chain, before = "", list[str](), None
     for stage in stages:
+        drain = [] if stage.drain is None else [stage.drain]
         if before is None:
-            link = digest_of([VERSION, stage.index, blend_record(stage.blend)])
+            link = digest_of([VERSION, stage.index, blend_record(stage.blend), *drain])
         elif before.cut is not None:
-            link = digest_of([link, before.cut, stage.index, blend_record(stage.blend)])
-        elif (stage.index, stage.blend) != (before.index, before.blend):
-            link = digest_of([link, stage.index, blend_record(stage.blend)])
+            link = digest_of([link, before.cut, stage.index, blend_record(stage.blend), *drain])
+        elif (stage.index, stage.blend) != (before.index, before.blend) or drain:
+            link = digest_of([link, stage.index, blend_record(stage.blend), *drain])
         link = digest_of([link, stage.end])
         chain.append(link)
         before = stage
@@ -138,11 +144,11 @@ def parse_ledger(record: object) -> tuple[str, tuple[Stage, ...], tuple[str, ...
 
     Raises: ValueError where the record is damaged or has a newer version.
     """
-    if not isinstance(record, dict) or record.get("version") not in (VERSION, CHANGES_VERSION, DATA_VERSION):
+    if not isinstance(record, dict) or record.get("version") not in range(VERSION, DRAIN_VERSION + 1):
         version = record.get("version") if isinstance(record, dict) else record
-        is_newer = isinstance(version, int) and version > DATA_VERSION
+        is_newer = isinstance(version, int) and version > DRAIN_VERSION
         remedy = "use the version of megablend that wrote it" if is_newer else REMEDY
-        raise ValueError(f"found ledger version {version!r}, expected {VERSION} to {DATA_VERSION}; {remedy}")
+        raise ValueError(f"found ledger version {version!r}, expected {VERSION} to {DRAIN_VERSION}; {remedy}")
     _check_plan_version(record)
     try:
         run, stages, digests = _parse_stages(record)

@@ -15,14 +15,18 @@ class Link(NamedTuple):
     """The plan's digest after the stage, had it gone on to its end."""
     cut: int | None = None
     """Where an amendment stops it before; None where it continues to its end."""
+    drain: int | None = None
+    """How many of its first samples continue the stage before; see `Stage.drain`."""
 
     @property
     def stop(self) -> int:
         """Number of the sample at which the next stage begins."""
         return self.end if self.cut is None else self.cut
 
-    def to_list(self) -> list[int | str]:
-        """As states store it: end and digest, and the cut where there is one."""
+    def to_list(self) -> list[int | str | None]:
+        """As states store it: end and digest, and the cut and the drain as far as there are any."""
+        if self.drain is not None:
+            return [self.end, self.digest, self.cut, self.drain]
         return [self.end, self.digest] if self.cut is None else [self.end, self.digest, self.cut]
 
 

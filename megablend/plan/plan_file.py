@@ -183,6 +183,8 @@ def _dump_stage(stage: Stage, digest: str) -> dict[str, Any]:
     }
     if (schedule := blend.schedule) is not None:
         record["schedule"] = [schedule.kind, schedule.samples, schedule.cycle, [str(done) for done in schedule.done]]
+    if stage.drain is not None:
+        record["drain"] = stage.drain
     return record
 
 
@@ -200,4 +202,4 @@ def _parse_stage(text: LedgerText, number: int, record: dict[str, Any]) -> Stage
         sources=LazyTuple(size, partial(text.sources, number)),
         schedule=schedule,
     )
-    return Stage(end=record["end"], index=record["index"], blend=blend, cut=record["cut"])
+    return Stage(end=record["end"], index=record["index"], blend=blend, cut=record["cut"], drain=record.get("drain"))

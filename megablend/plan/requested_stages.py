@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +27,15 @@ class RequestedSchedule(NamedTuple):
     """[num_sources], sum 1: the shares of the stage before."""
 
 
-CountRead = Callable[[Sequence["RequestedStage"], Config], ReadBefore]
+CountRead = Callable[[Sequence["RequestedStage"], Config, "Drain"], ReadBefore]
+
+
+class Drain(NamedTuple):
+    """Of a drain: the length that it has, see `Stage.drain`, or of what it is to end at a multiple."""
+
+    samples: int | None
+    unit: int | None = None
+    """None where the length is known, and where it is what the stages before have left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +53,8 @@ class RequestedStage:
     """Sample numbers of the run, [start, end)."""
     first: int
     """The first sample in its own settings: after `start` where a drain comes first; see plan_stages."""
+    drain: int | None = None
+    """See `Stage.drain`."""
     cut: int | None = None
     """Where the next stage begins, if that is before the end."""
     schedule: RequestedSchedule | None = None
@@ -63,7 +74,12 @@ class RequestedStage:
 
 
 def request_stages(
-    config: Config, split: str, by_snapshot: Sequence[Sequence[int]], links: Sequence[Link], count_read: CountRead
+    config: Config,
+    split: str,
+    by_snapshot: Sequence[Sequence[int]],
+    links: Sequence[Link],
+    count_read: CountRead,
+    batch: int | None = None,
 ) -> tuple[RequestedStage, ...]:
     """The stages of a blended split: those that the config lists for train, otherwise one.
 
@@ -72,6 +88,7 @@ def request_stages(
         links: what the run is committed to. Where an amendment cut a stage, the next one begins there, whether or not the
             config says so (`from`).
         count_read: what given stages read before one with these settings.
+        batch: the run is being amended: where samples get another length is a multiple of this, and `drain` is not the config's.
 
     Raises: PlanError, naming the stage, where its shares or its end are not possible.
     """
@@ -82,7 +99,11 @@ def request_stages(
     for i, (settings, own, after) in enumerate(zip(config.stages, config.stage_configs, following, strict=True)):
         tokens = by_snapshot[own.snapshot]
         with _naming(f"stages[{i}]"):
-            read = count_read(found, own) if _depends_on_read(found, own) else None
+            drain = _find_drain(settings, found, own, links, batch)
+            read = count_read(found, own, drain) if drain.samples or _depends_on_read(found, own) else None
+            if read is not None and batch and settings.drain not in (None, read.drain):
+                expected = "no `drain`" if read.drain is None else f"{read.drain:,}, or no `drain`"
+                raise PlanError(f"drain: found {settings.drain:,}, expected {expected}")
             if read is not None:
                 tokens_before += (read.first_sample - start) * found[-1].config.sequence_length
             first = start if read is None else read.first_sample
@@ -100,6 +121,7 @@ def request_stages(
                 length = _end_with_lanes(length, settings, own.lanes, first, links, is_cut=cut is not None)
             own = own.model_copy(update={"samples": length})
             stage = _request_stage(own, split, tokens, start, first, read)
+            stage = replace(stage, drain=None if read is None else read.drain)
             if settings.schedule is not None:
                 before = found[-1] if found else _request_top_level(config, tokens, length)
                 stage = replace(stage, schedule=RequestedSchedule(settings.schedule, settings.steps, before.weights))
@@ -125,6 +147,27 @@ def _depends_on_read(found: Sequence[RequestedStage], own: Config) -> bool:
     last = found[-1].config
     may_drain = own.sequence_length != last.sequence_length or own.snapshot != last.snapshot
     return may_drain and any(stage.cut is not None for stage in found)
+
+
+def _find_drain(
+    settings: StageSettings, found: Sequence[RequestedStage], own: Config, links: Sequence[Link], batch: int | None
+) -> Drain:
+    """What a drain before a stage is to be: as it was committed, as the config says, or, in a run that was built, chosen.
+
+    Raises: PlanError where the config says otherwise than the run is committed to.
+    """
+    start = found[-1].stop if found else 0
+    if not links or (start >= links[-1].stop and settings.drain is not None and batch is None):
+        return Drain(settings.drain)
+    if start >= links[-1].stop:
+        lanes = [found[-1].config.lanes] if found else []
+        return Drain(None, math.lcm(own.lanes, batch or 1, *lanes))
+    starts = [0, *(link.stop for link in links)]
+    committed = next((link.drain for begin, link in zip(starts, links, strict=False) if begin == start), None)
+    if settings.drain not in (None, committed):
+        expected = "no `drain`" if committed is None else f"{committed:,}, as the run was amended"
+        raise PlanError(f"drain: found {settings.drain:,}, expected {expected}")
+    return Drain(committed)
 
 
 def _explain_empty(start: int, first: int, end: int) -> str:

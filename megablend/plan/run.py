@@ -209,16 +209,24 @@ class Run:
         return next(iter(self.config.sources_of(self.split)))
 
 
-def plan_run(config: Config, split: str, store: BlockStore, *, keep: bool = False, links: Sequence[Link] = ()) -> Run:
+def plan_run(
+    config: Config,
+    split: str,
+    store: BlockStore,
+    *,
+    keep: bool = False,
+    links: Sequence[Link] = (),
+    batch: int | None = None,
+) -> Run:
     """Assemble a split as the config requests it, with the newest plan version. Its limits are checked by `check_run`.
 
     Args:
         keep: store the computed split ranges in the cache (`build` does).
-        links: what the run is committed to; see `request_stages`.
+        links, batch: what the run is committed to, and of an amendment `--batch`; see `request_stages`.
 
     Raises: PlanError where the blend is not possible.
     """
-    return make_run(prepare(config, split, store, keep=keep, links=links), store)
+    return make_run(prepare(config, split, store, keep=keep, links=links, batch=batch), store)
 
 
 def make_run(asked: Specification, store: BlockStore) -> Run:

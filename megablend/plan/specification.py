@@ -22,7 +22,7 @@ from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_format import PLAN_VERSION, digest_of
 from megablend.plan.links import Link
-from megablend.plan.requested_stages import RequestedSchedule, RequestedStage, request_stages
+from megablend.plan.requested_stages import Drain, RequestedSchedule, RequestedStage, request_stages
 from megablend.plan.schedule import Schedule, make_schedule
 from megablend.plan.source_blocks import SourceBlocks
 from megablend.plan.split_data import SplitData, find_data, list_blocks
@@ -116,6 +116,7 @@ class Specification:
                 index=self._data_of(stage).snapshot.digest,
                 blend=self._blend(stage),
                 cut=stage.cut,
+                drain=stage.drain,
             )
             for stage in self.stages
         )
@@ -182,13 +183,19 @@ def _make_schedule(stage: RequestedStage, requested: RequestedSchedule, blend: B
 
 
 def prepare(
-    config: Config, split: str, store: BlockStore, *, keep: bool = False, links: Sequence[Link] = ()
+    config: Config,
+    split: str,
+    store: BlockStore,
+    *,
+    keep: bool = False,
+    links: Sequence[Link] = (),
+    batch: int | None = None,
 ) -> Specification:
     """What a config requests for a split, whose stages are computed when one of them is first needed.
 
     Args:
         keep: store the computed split ranges in the cache (`build` does).
-        links: what the run is committed to; see `request_stages`.
+        links, batch: what the run is committed to, and of an amendment `--batch`; see `request_stages`.
 
     Raises: PlanError where the split has no sources; ConfigError for an unknown interleaving. `stages` raises PlanError where the
         blend is not possible.
@@ -208,24 +215,24 @@ def prepare(
         stages=(),
     )
     number = len(config.stages) if split == "train" and config.stages else 1
-    return replace(first, stages=LazyTuple(number, partial(_request, first, tuple(links))))
+    return replace(first, stages=LazyTuple(number, partial(_request, first, tuple(links), batch)))
 
 
-def _request(first: Specification, links: Sequence[Link]) -> Sequence[RequestedStage]:
+def _request(first: Specification, links: Sequence[Link], batch: int | None) -> Sequence[RequestedStage]:
     """The stages of a specification that has none yet."""
     config, split, data = first.config, first.split, first.data
 
-    def count_read(stages: Sequence[RequestedStage], following: Config) -> ReadBefore:
+    def count_read(stages: Sequence[RequestedStage], following: Config, drain: Drain) -> ReadBefore:
         before = replace(first, stages=tuple(stages))
         ledger = before.make_ledger().with_links(links)
         last, index = ledger.stages[-1], data[following.snapshot].snapshot.digest
         blend = replace(last.blend, order=current_name(following.order), sequence_length=following.sequence_length)
-        after, stop = replace(last, index=index, blend=blend), before.stages[-1].stop
-        return count_before(ledger.stages, before.tokens_by_index, before.blocks, stop, after)
+        after, stop = replace(last, index=index, blend=blend, drain=drain.samples), before.stages[-1].stop
+        return count_before(ledger.stages, before.tokens_by_index, before.blocks, stop, after, drain.unit)
 
     tokens = [each.tokens for each in data]
     if config.is_blended(split):
-        return request_stages(config, split, tokens, links, count_read)
+        return request_stages(config, split, tokens, links, count_read, batch)
     return (_request_one_pass(config, split, tokens[0]),)
 
 

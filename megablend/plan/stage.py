@@ -84,6 +84,9 @@ class Stage:
     blend: Blend
     cut: int | None = None
     """Where an amendment stops the stage before its end, at the end of a cycle; None where it continues to its end."""
+    drain: int | None = None
+    """How many of its first samples continue the stage before, in its settings and shares. None if what that one has left, if
+    anything, is all that is read so; see `plan_stages`."""
 
     @property
     def stop(self) -> int:

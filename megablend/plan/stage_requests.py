@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 
 import numpy as np
+import numpy.typing as npt
 
 from megablend.errors import PlanError
-from megablend.plan.allocate import stage_totals
+from megablend.plan.allocate import divide_drain, drain_length, stage_totals
 from megablend.plan.epochs import EpochsBuilder, ReadBefore, Withdrawals
 from megablend.plan.interleavings.base import Int64s, StageRequest, check_tokens
 from megablend.plan.interleavings.registry import find_interleaving
@@ -30,6 +32,7 @@ def plan_stages(
 
     Before samples get another length, and before files are withdrawn, what stages that were cut have left of their periods is
     read: a *drain*, in the settings of the stage before, since pieces that are not neighbours are never joined into one sample.
+    If the ledger gives its length (`Stage.drain`), it goes on in the shares of the stage before as well.
 
     Args:
         tokens: tokens per epoch of each source of the split, including end-of-document tokens; where stages read several
@@ -44,20 +47,31 @@ def plan_stages(
 
 
 def count_before(
-    stages: Sequence[Stage], tokens: TokensByIndex, withdrawals: Sequence[Withdrawals], stop: int, following: Stage
+    stages: Sequence[Stage],
+    tokens: TokensByIndex,
+    withdrawals: Sequence[Withdrawals],
+    stop: int,
+    following: Stage,
+    unit: int | None = None,
 ) -> ReadBefore:
-    """What the first `stop` samples of these stages, and a drain, read before a following stage. Raises: as plan_stages."""
+    """What the first `stop` samples of these stages, and a drain, read before a following stage. Raises: as plan_stages.
+
+    Args:
+        unit: choose a length for the drain with which it ends at a multiple of this many samples.
+    """
     starts = [0, *(stage.stop for stage in stages)]
     before = [stage for stage, start in zip(stages, starts, strict=False) if start < stop]
     planner = _Planner(before, tokens, withdrawals)
     plan = planner.plan()
     if planner.start == stop:
+        if unit is not None:
+            following = dataclasses.replace(following, drain=planner.choose_drain(before[-1], following, unit))
         planner.drain_before(before[-1], following)
         read, stop = planner.cursor, planner.start
     else:
         read = plan.count_tokens(stop)
     planner.enter(following.index, following.blend.order)
-    return ReadBefore(read.tolist(), planner.epochs.finish(), stop)
+    return ReadBefore(read.tolist(), planner.epochs.finish(), stop, following.drain)
 
 
 class _Planner:
@@ -125,13 +139,16 @@ class _Planner:
     def drain_before(self, stage: Stage, following: Stage) -> None:
         """Read what stages up to `stage` have left, of the sources that the following stage has, if that needs it."""
         if not self._needs_drain(stage, following):
+            if following.drain is not None:
+                raise PlanError("drain: found it at a stage with samples of the same length as before; remove it")
             return
-        left = np.maximum(0, self.reach - self.given)
-        is_gone = np.array(self.tokens[following.index]) == 0
-        dropped = np.where(is_gone & (left > 0), self.reach, self.dropped)
-        left[is_gone] = 0
-        if left.any():
-            last, request = self.planned[-1], self._make_request(stage.blend, left)
+        is_gone, totals = self._find_left(following)
+        dropped = np.where(is_gone & (self.reach > self.given), self.reach, self.dropped)
+        if following.drain is not None:
+            shares = self._find_shares(stage, following)
+            totals = np.array(divide_drain(shares, totals.tolist(), following.drain), np.int64)
+        if totals.any():
+            last, request = self.planned[-1], self._make_request(stage.blend, totals)
             part = PlannedStage(
                 request=request,
                 cursor=self.cursor,
@@ -141,6 +158,30 @@ class _Planner:
             )
             self._advance(part)
         self.reach, self.dropped = np.minimum(self.reach, self.given), dropped
+
+    def choose_drain(self, stage: Stage, following: Stage, unit: int) -> int | None:
+        """How many samples continue a stage, such that they end at a multiple of `unit`. None where there are none, and where
+        samples keep their length or no source may be read further: then a drain is what is left."""
+        _, left = self._find_left(following)
+        shares = self._find_shares(stage, following)
+        is_same = stage.blend.sequence_length == following.blend.sequence_length
+        if is_same or not any(shares) or not (left.any() or stage.cut is not None):
+            return None
+        return drain_length(shares, left.tolist(), self.start, unit) or None
+
+    def _find_left(self, following: Stage) -> tuple[npt.NDArray[np.bool_], Int64s]:
+        """Whether the following stage lacks each source: bool [num_sources]; and how many samples the others have left."""
+        is_gone = np.array(self.tokens[following.index]) == 0
+        return is_gone, np.where(is_gone, 0, np.maximum(0, self.reach - self.given))
+
+    def _find_shares(self, stage: Stage, following: Stage) -> list[Fraction]:
+        """The shares with which a stage stopped, [num_sources]; 0 of sources that lose files, of which no more may be begun."""
+        totals = self.planned[-1].request.totals  # a step of a schedule has no other shares than these
+        shares = list(stage.blend.shares) if stage.blend.schedule is None else list(map(Fraction, totals.tolist()))
+        shares += [Fraction(0)] * (len(totals) - len(shares))
+        lost = self.epochs.loses_files(following.index, self.cursor, begun=False)
+        lost |= np.array(self.tokens[following.index]) == 0
+        return [Fraction(0) if is_lost else share for share, is_lost in zip(shares, lost.tolist(), strict=True)]
 
     def _check_dropped(self, stage: Stage, totals: Int64s) -> None:
         """Raises: PlanError for a source that comes back after what it had left was dropped."""

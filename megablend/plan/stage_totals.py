@@ -40,12 +40,15 @@ def check_stage_totals(asked: Specification, plan: StagesPlan, starts: Sequence[
             )
     for stretch in stretches:
         is_drain = stretch.stage + 1 < len(starts) and stretch.start >= starts[stretch.stage + 1]
-        if not is_drain:  # what a drain reads was begun in stages whose caps allowed it
-            _check_caps(asked, asked.stage_at(starts[stretch.stage]), stretch, plan.epochs)
+        # what is left of stages before was begun where their caps allowed it; a drain with a length reads further
+        if not is_drain or asked.stage_at(stretch.start).drain is not None:
+            _check_caps(asked, asked.stage_at(starts[stretch.stage]), stretch, plan.epochs, is_drain=is_drain)
 
 
-def _check_caps(asked: Specification, stage: RequestedStage, stretch: Stretch, epochs: Epochs) -> None:
-    """Raises: PlanError for the first source that the stage reads more often than its caps allow."""
+def _check_caps(
+    asked: Specification, stage: RequestedStage, stretch: Stretch, epochs: Epochs, *, is_drain: bool
+) -> None:
+    """Raises: PlanError for the first source that the stage, or a drain after it, reads more often than its caps allow."""
     request, extra = stretch.request, int(asked.config.add_extra_token_to_sequence)
     length, sources = request.sample_tokens, list(stage.config.sources_of(asked.split).values())
     if not any(source.is_capped for source in sources):
@@ -57,12 +60,18 @@ def _check_caps(asked: Specification, stage: RequestedStage, stretch: Stretch, e
         for source, tokens, read, limit in zip(sources, asked.tokens_of(stage), before, most, strict=True)
     ]
     for i, (source, total, cap) in enumerate(zip(sources, totals, left, strict=True)):
-        if cap is None or total <= cap:
+        if cap is None or total <= cap or (is_drain and stage.weights[i] == 0):
             continue
         place = f"stages[{asked.stages.index(stage)}]"
         count = float(epochs.count(i, before[i] + total * length + extra))
         longest = longest_stage(stage.weights, left, redistribute=False)
         ends = "" if not longest else f"end the stage at sample {stretch.start + longest:,} or before, "
+        if is_drain:
+            raise PlanError(
+                f"{place}: source {source.name!r} would have been read {count:.2f} times, more than {describe_caps(source)}, "
+                f"when samples get another length at sample {stretch.stop:,}: until then this stage goes on; amend the run "
+                "at an earlier sample, or raise the cap in that stage"
+            )
         raise PlanError(
             f"{place}: source {source.name!r} would have been read {count:.2f} times at the stage's end, more than "
             f"{describe_caps(source)}: {total:,} samples of {length} tokens are requested, {cap:,} are left; {ends}raise the "

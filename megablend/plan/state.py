@@ -129,6 +129,6 @@ class State:
             )
 
 
-def _parse_link(end: Any, digest: object, cut: Any = None) -> Link:
+def _parse_link(end: Any, digest: object, *more: Any) -> Link:
     """A link of a state's chain. Raises: TypeError where a number is not an integer."""
-    return Link(operator.index(end), str(digest), None if cut is None else operator.index(cut))
+    return Link(operator.index(end), str(digest), *(None if each is None else operator.index(each) for each in more))

@@ -122,7 +122,8 @@ def test_states_before_are_good_and_those_past_it_say_what_to_do(config: dict[st
 
 def test_config_data_and_state_alone_rebuild_an_amended_run(config: dict[str, Any], tmp_path: Path) -> None:
     edited = config | {"stages": [FIRST, NEXT, {"samples": 960, "sequence_length": 12}]}
-    megablend.amend(edited, at=100)
+    found = megablend.amend(edited, at=100)
+    assert found.drain_settings == ({"from": 640, "drain": 196},)
     ledger = megablend.open(edited).run.ledger
     state = megablend.open(edited).state_dict(300)
     assert len(json.dumps(state)) < 1000
@@ -131,7 +132,7 @@ def test_config_data_and_state_alone_rebuild_an_amended_run(config: dict[str, An
     rebuilt = megablend.open(elsewhere, state=state)
     assert rebuilt.run.ledger == ledger
     assert rebuilt.consumed_samples == 300
-    written = [FIRST, NEXT | {"from": 112}, edited["stages"][2]]
+    written = [FIRST, NEXT | {"from": 112}, edited["stages"][2] | {"drain": 196}]
     assert megablend.build(elsewhere | {"stages": written}).ledger == ledger
     assert megablend.build(edited | {"stages": written}).ledger == ledger  # as the amended config may say
     assert megablend.show(config["cache"], 400, run="default") == megablend.show(edited, 400)
@@ -139,14 +140,14 @@ def test_config_data_and_state_alone_rebuild_an_amended_run(config: dict[str, An
 
 def test_amended_again_and_again(config: dict[str, Any]) -> None:
     """In the middle of what an amendment left, and in a drain."""
-    stages, ends, longer = [FIRST], [], NEXT | {"samples": 1280}
+    stages, ends, longer = [FIRST], [], NEXT | {"samples": 2400}
     past = read(megablend.open(config))
     changes: list[tuple[int, dict[str, Any]]] = [
         (20, NEXT),
         (40, longer | {"lanes": 2, "shuffle_window": 3}),
         (60, longer | {"sequence_length": 12}),
         (70, longer | {"sources": {"s1": {"weight": 5}}}),
-        (900, longer | {"sequence_length": 8}),
+        (1300, longer | {"sequence_length": 8}),
     ]
     for at, change in changes:
         stages = [*stages, change]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
+import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +14,12 @@ import numpy as np
 import pytest
 
 import megablend
+from megablend.api.committed import open_ledger
 from megablend.errors import PlanError
+from megablend.plan.ledger_format import chain_digests, ledger_record, parse_ledger
 from megablend.plan.run import Run
-from tests.runs import make_config, write_blend
+from megablend.plan.stage_requests import plan_stages
+from tests.runs import make_config, read_samples, write_blend
 
 FIRST: dict[str, Any] = {"samples": 640}
 LONGER: dict[str, Any] = {"samples": 1200, "sequence_length": 12, "sources": {"s0": {"weight": 1}, "s2": {"weight": 2}}}
@@ -51,16 +59,19 @@ def test_the_config_alone_rebuilds_a_run_with_a_drain(config: dict[str, Any], tm
     """A later cut is at the end of a cycle as they are counted after the drain."""
     megablend.build(config | {"stages": [FIRST]})
     first = megablend.amend(config | {"stages": [FIRST, LONGER]}, at=100)
-    assert (first.at, first.drain) == (112, 330)
-    stages = [FIRST, LONGER, {"samples": 1200, "sources": {"s1": {"weight": 5}}}]
+    assert (first.at, first.drain, first.drain_settings) == (112, 400, ({"from": 112, "drain": 400},))
+    stages = [FIRST, LONGER, {"samples": 2000, "sources": {"s1": {"weight": 5}}}]
     second = megablend.amend(config | {"stages": stages}, at=500)
-    assert (second.at - 112 - 330) % 16 == 0
+    assert (second.at - 112 - 400) % 16 == 0
     run = check_run(config | {"stages": stages})
-    written = [FIRST, LONGER | {"from": first.at}, stages[2] | {"from": second.at}]
+    written = [FIRST, LONGER | {"from": first.at, "drain": 400}, stages[2] | {"from": second.at}]
     other = config | {"cache": str(tmp_path / "other"), "stages": written}
     assert megablend.build(other).ledger == run.ledger
-    wrong = other | {"cache": str(tmp_path / "wrong"), "stages": [*written[:2], stages[2] | {"from": 112 + 25 * 16}]}
-    with pytest.raises(PlanError, match="from: found 512, expected 522, the end of a cycle"):
+    wrong = other | {
+        "cache": str(tmp_path / "wrong"),
+        "stages": [*written[:2], stages[2] | {"from": 112 + 33 * 16 + 1}],
+    }
+    with pytest.raises(PlanError, match="from: found 641, expected 656, the end of a cycle"):
         megablend.build(wrong)
 
 
@@ -93,7 +104,7 @@ def test_a_schedule_after_a_drain(config: dict[str, Any]) -> None:
     assert megablend.amend(config | {"stages": stages}, at=100).samples == 3200
     run = check_run(config | {"stages": stages})
     steps = [each for each in run.plan.list_stretches() if each.stage == 1]
-    assert (steps[0].start, steps[-1].stop) == (112 + 330, 3200)
+    assert (steps[0].start, steps[-1].stop) == (112 + 400, 3200)
 
 
 def test_an_amendment_right_after_a_drain(config: dict[str, Any]) -> None:
@@ -187,3 +198,194 @@ def test_a_drain_reads_what_was_begun_before_a_lower_cap(config: dict[str, Any])
     run = check_run(config | {"stages": stages})
     drained = next(each for each in run.plan.list_stretches() if each.start == 704)
     assert drained.read[1] > 0
+
+
+def walk(dataset: megablend.Dataset, totals: np.ndarray[Any, np.dtype[np.int64]], at: int) -> None:
+    """Check what a run with a drain reads, sample by sample: each token once an epoch, and the totals of the drain, evenly."""
+    drain = int(totals.sum())
+    samples = read_samples(dataset)
+    lengths = [len(sample.tokens) - 1 for sample in samples]
+    assert lengths == [8] * (at + drain) + [12] * (len(samples) - at - drain)
+    for source in range(len(totals)):
+        counts = Counter(t for sample in samples if sample.source == source for t in sample.tokens[:-1].tolist())
+        if counts:
+            assert max(counts.values()) - min(counts.values()) <= 1
+    blend = dataset.run.ledger.stages[0].blend
+    read = np.array([[sample.source == source for source in range(len(totals))] for sample in samples]).astype(int)
+    inside = read[at : at + drain]
+    assert (inside.sum(axis=0) == totals).all()
+    for begin in range(0, drain, blend.lanes):
+        step = inside[begin : begin + blend.lanes].sum(axis=0)
+        short = begin >= drain // (blend.lanes * blend.shuffle_window) * blend.lanes * blend.shuffle_window
+        assert np.abs(step - totals / drain * min(blend.lanes, drain - begin)).max() <= (4 if short else 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(12))
+def test_a_drain_continues_the_stage_before(config: dict[str, Any], tmp_path: Path, seed: int) -> None:
+    """In its shares, no longer than it must be, to where steps and lanes end; the config alone makes it again."""
+    rng = random.Random(seed)
+    weights = [rng.randint(1, 8) for _ in range(3)]
+    lanes, later, batch = rng.choice([4, 6, 8, 16]), rng.choice([4, 6, 8]), rng.choice([None, 8, 12, 24])
+    sources = [each | {"weight": weight} for each, weight in zip(config["sources"], weights, strict=True)]
+    config |= {"lanes": lanes, "shuffle_window": 16, "sources": sources}
+    megablend.build(config | {"samples": 2000})
+    longer = {"samples": 6000, "sequence_length": 12, "lanes": later, "sources": {"s0": {"weight": rng.randint(1, 9)}}}
+    edited = config | {"stages": [{"samples": 2000}, longer]}
+    foreseen = megablend.amend(edited, at=rng.randrange(1, 1000), batch=batch, dry_run=True)
+    found = megablend.amend(edited, at=foreseen.requested, batch=batch)
+    assert (found.drain, found.plan) == (foreseen.drain, foreseen.plan)
+    dataset = megablend.open(edited)
+    unit = math.lcm(lanes, later, batch or 1)
+    assert (found.at + found.drain) % unit == 0
+    assert found.fitting_unit == found.at + found.drain
+    run = check_run(edited)
+    left = find_left(run)
+    drained = next(each for each in run.plan.list_stretches() if each.start == found.at)
+    walk(dataset, drained.read, found.at)
+    assert (drained.read >= left).all()
+    shares = np.array(weights) / sum(weights)
+    least = int(np.ceil(left / shares - 1e-9).max())
+    least += -(found.at + least) % unit
+    if least <= 2 * left.sum():
+        assert found.drain == least
+        assert np.abs(drained.read - shares * found.drain).max() < 1
+    else:  # twice what is left, as far as steps and lanes allow, and what is beyond a source's share comes of all others
+        assert left.sum() <= found.drain <= max(2 * left.sum(), left.sum() + unit)
+        assert found.drain + unit > 2 * left.sum()
+        free = drained.read > left
+        assert (shares[~free] * found.drain < left[~free]).all()
+        rest = drained.read[free].sum()
+        assert np.abs(drained.read[free] - shares[free] / shares[free].sum() * rest).max() < 1
+    steps = (batch or lanes, 1), (1, batch or lanes), ((batch or lanes) // 2, 2)
+    for micro, ranks in steps:
+        sampler = megablend.PretrainingSampler(
+            dataset, micro_batch_size=micro, data_parallel_rank=0, data_parallel_size=ranks
+        )
+        assert sum(map(len, sampler)) == 6000 // (micro * ranks) * micro
+    loader = megablend.Loader(dataset, micro_batch_size=batch or lanes, drop_last=False)
+    assert sum(len(each["tokens"]) for each in loader) == 6000
+    loader.close()
+    (settings,) = found.drain_settings
+    written = [{"samples": 2000}, longer | settings]
+    other = config | {"cache": str(tmp_path / "other"), "stages": written}
+    assert megablend.build(other).ledger == run.ledger
+    assert open_ledger(config["cache"], run.ledger).ledger == run.ledger
+
+
+def find_left(run: Run) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """What a drain without a length of its own reads of each source: what the cut has left."""
+    *before, last = run.ledger.stages
+    plan = plan_stages([*before, dataclasses.replace(last, drain=None)], run.asked.tokens_by_index, run.asked.blocks)
+    drains = [each.read for each in plan.list_stretches() if each.start == run.ledger.starts[-1]]
+    left: np.ndarray[Any, np.dtype[np.int64]] = drains[0]
+    return left
+
+
+def test_what_cannot_be_spread_in_shares(config: dict[str, Any]) -> None:
+    """A source without a share in the stage before keeps a drain no longer than twice what is left, and is named."""
+    without = {"samples": 640, "sources": {"s1": {"weight": 0}}}
+    stages = [FIRST, without, LONGER | {"samples": 1600}]
+    megablend.build(config | {"stages": stages[:1]})
+    megablend.amend(config | {"stages": stages[:2]}, at=100)
+    found = megablend.amend(config | {"stages": stages}, at=130)
+    assert found.drained is not None
+    left = find_left(check_run(config | {"stages": stages}))
+    sources = {each.name: each for each in found.drained.sources}
+    assert left[1] > 0
+    assert (sources["s1"].samples, sources["s1"].share_before) == (left[1], 0)
+    assert found.drain <= 2 * left.sum()
+
+
+def test_a_ledger_with_a_drain(config: dict[str, Any]) -> None:
+    """It is read as it was written, in a version of its own; its digest and its states say how long the drain is."""
+    megablend.build(config | {"stages": [FIRST]})
+    before = megablend.open(config | {"stages": [FIRST]}).state_dict(50)
+    stages = [FIRST, LONGER]
+    megablend.amend(config | {"stages": stages}, at=100)
+    dataset = megablend.open(config | {"stages": stages})
+    ledger = dataset.run.ledger
+    record = ledger_record(ledger.run, ledger.stages)
+    assert record["version"] == 4
+    assert parse_ledger(record)[1:] == (ledger.stages, ledger.digests)
+    first, last = ledger.stages
+    for drain in (None, 404):
+        assert chain_digests([first, dataclasses.replace(last, drain=drain)])[1] != ledger.digest
+    damaged = {**record, "stages": [record["stages"][0], record["stages"][1] | {"drain": 404}]}
+    with pytest.raises(ValueError, match="does not match its own digest"):
+        parse_ledger(damaged)
+    state = dataset.state_dict(300)
+    assert json.loads(json.dumps(state))["stages"][1][3] == 400
+    for each in (before, state):
+        assert megablend.open(config | {"stages": stages}, state=each).run.ledger == ledger
+
+
+def test_a_ledger_without_the_length_of_its_drain(config: dict[str, Any]) -> None:
+    """It keeps the drain that it has, and so does a config that says `from` alone."""
+    stages = [FIRST, LONGER | {"from": 112}]
+    run = megablend.build(config | {"stages": stages})
+    assert run.ledger.stages[1].drain is None
+    opened = check_run(config | {"stages": stages})
+    assert opened.sections[0].stop == 112 + 330
+    longer = [FIRST, LONGER | {"from": 112, "samples": 1600}]
+    assert megablend.build(config | {"stages": longer}).ledger.stages[1:] == (
+        opened.ledger.stages[1],
+        dataclasses.replace(opened.ledger.stages[1], end=1600),
+    )
+    with pytest.raises(PlanError, match=r"stages\[1\]: drain: found 400, expected no `drain`"):
+        megablend.open(config | {"stages": [FIRST, stages[1] | {"drain": 400}]})
+
+
+def test_a_run_with_a_drain_is_lengthened(config: dict[str, Any]) -> None:
+    megablend.build(config | {"stages": [FIRST]})
+    megablend.amend(config | {"stages": [FIRST, LONGER]}, at=100)
+    longer = config | {"stages": [FIRST, LONGER | {"samples": 1600}]}
+    megablend.build(longer)
+    run = check_run(longer)
+    assert [stage.drain for stage in run.ledger.stages] == [None, 400, None]
+    assert [stretch.start for stretch in run.plan.list_stretches()] == [0, 112, 512, 1200]
+    assert open_ledger(config["cache"], run.ledger).ledger == run.ledger
+
+
+def test_drains_that_the_config_gets_wrong(config: dict[str, Any], tmp_path: Path) -> None:
+    megablend.build(config | {"stages": [FIRST]})
+    wrong = [FIRST, LONGER | {"drain": 404}]
+    with pytest.raises(PlanError, match=r"stages\[1\]: drain: found 404, expected 400, or no `drain`"):
+        megablend.amend(config | {"stages": wrong}, at=100)
+    megablend.amend(config | {"stages": [FIRST, LONGER]}, at=100)
+    with pytest.raises(PlanError, match=r"stages\[1\]: drain: found 404, expected 400, as the run was amended"):
+        megablend.open(config | {"stages": wrong})
+    other = config | {"cache": str(tmp_path / "other")}
+    short = [FIRST, LONGER | {"from": 112, "drain": 300}]
+    with pytest.raises(PlanError, match=r"stages\[1\]: drain: found 300 samples, expected at least 330, what lanes"):
+        megablend.build(other | {"stages": short})
+    same = [FIRST, {"samples": 1200, "drain": 300}]
+    with pytest.raises(PlanError, match=r"stages\[1\]: drain: found it at a stage with samples of the same length"):
+        megablend.build(other | {"stages": same})
+    with pytest.raises(megablend.ConfigError, match=r"stages\[0\]: found `drain`, but the first stage begins with"):
+        megablend.build(other | {"stages": [FIRST | {"drain": 300}]})
+
+
+def test_caps_of_a_drain(config: dict[str, Any]) -> None:
+    """What it reads further counts, in the stage that it continues."""
+    megablend.build(config | {"stages": [FIRST]})
+    holds = megablend.open(config | {"stages": [FIRST]}).run.tokens[1]
+    capped = FIRST | {"sources": {"s1": {"max_tokens": 112 * 2 + 8 * 60}}}
+    assert holds
+    with pytest.raises(
+        PlanError, match=r"stages\[0\]: source 's1' .*amend the run at an earlier sample, or raise the cap"
+    ):
+        megablend.amend(config | {"stages": [capped, LONGER]}, at=100)
+
+
+def test_the_description_of_a_drain(config: dict[str, Any]) -> None:
+    megablend.build(config | {"stages": [FIRST]})
+    edited = config | {"stages": [FIRST, LONGER]}
+    megablend.amend(edited, at=100)
+    found = megablend.describe(edited, micro_batch_size=4)
+    assert found["fitting_unit"] == 512
+    drain = found["splits"]["train"]["stages"][1]["drain"]
+    assert (drain["start"], drain["stop"], drain["sequence_length"]) == (112, 512, 8)
+    shares = {each["name"]: (each["samples"], each["share_before"]) for each in drain["sources"]}
+    assert shares == {"s0": (300, 0.75), "s1": (100, 0.25), "s2": (0, 0)}
+    assert "drain" not in found["splits"]["train"]["stages"][0]
