@@ -45,8 +45,11 @@ def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | N
             f"whose steps end at {skip[0]:,}, or `megablend skip` the range again with --batch {step_samples}"
         )
     nearest = end - rest if 2 * rest <= step_samples and end - rest > start else end - rest + step_samples
+    remedy = f"end the stage at the nearest end of a step, sample {nearest:,}"
+    if end not in run.ledger.starts:  # where a drain ends
+        at = max(sample for sample in run.ledger.starts if sample < end)
+        remedy = f"amend the run again, `megablend amend CONFIG --at {at} --batch {step_samples}`, if training is not past it"
     return (
         f"the length or the mask settings of samples change at sample {end:,}, within {from_here}, and a batch cannot contain "
-        f"both: end the stage at the nearest end of a step, sample {nearest:,}, or use a micro batch and ranks whose steps end "
-        "where it does"
+        f"both: {remedy}, or use a micro batch and ranks whose steps end where it does"
     )

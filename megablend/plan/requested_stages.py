@@ -101,8 +101,9 @@ def request_stages(
         with _naming(f"stages[{i}]"):
             drain = _find_drain(settings, found, own, links, batch)
             read = count_read(found, own, drain) if drain.samples or _depends_on_read(found, own) else None
-            if read is not None and batch and settings.drain not in (None, read.drain):
-                expected = "no `drain`" if read.drain is None else f"{read.drain:,}, or no `drain`"
+            chosen = None if read is None else read.drain
+            if batch and settings.drain not in (None, chosen):
+                expected = "no `drain`" if chosen is None else f"{chosen:,} (or another `--batch`), or no `drain`"
                 raise PlanError(f"drain: found {settings.drain:,}, expected {expected}")
             if read is not None:
                 tokens_before += (read.first_sample - start) * found[-1].config.sequence_length
@@ -121,7 +122,7 @@ def request_stages(
                 length = _end_with_lanes(length, settings, own.lanes, first, links, is_cut=cut is not None)
             own = own.model_copy(update={"samples": length})
             stage = _request_stage(own, split, tokens, start, first, read)
-            stage = replace(stage, drain=None if read is None else read.drain)
+            stage = replace(stage, drain=chosen)
             if settings.schedule is not None:
                 before = found[-1] if found else _request_top_level(config, tokens, length)
                 stage = replace(stage, schedule=RequestedSchedule(settings.schedule, settings.steps, before.weights))

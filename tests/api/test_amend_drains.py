@@ -12,9 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
+from click.testing import CliRunner
 
 import megablend
 from megablend.api.committed import open_ledger
+from megablend.cli.main import cli
 from megablend.errors import PlanError
 from megablend.plan.ledger_format import chain_digests, ledger_record, parse_ledger
 from megablend.plan.run import Run
@@ -350,8 +353,13 @@ def test_a_run_with_a_drain_is_lengthened(config: dict[str, Any]) -> None:
 def test_drains_that_the_config_gets_wrong(config: dict[str, Any], tmp_path: Path) -> None:
     megablend.build(config | {"stages": [FIRST]})
     wrong = [FIRST, LONGER | {"drain": 404}]
-    with pytest.raises(PlanError, match=r"stages\[1\]: drain: found 404, expected 400, or no `drain`"):
+    with pytest.raises(
+        PlanError, match=r"stages\[1\]: drain: found 404, expected 400 \(or another `--batch`\), or no `drain`"
+    ):
         megablend.amend(config | {"stages": wrong}, at=100)
+    useless = [FIRST, {"samples": 1200, "drain": 8, "sources": {"s1": {"weight": 2}}}]
+    with pytest.raises(PlanError, match=r"stages\[1\]: drain: found 8, expected no `drain`"):
+        megablend.amend(config | {"stages": useless}, at=100)
     megablend.amend(config | {"stages": [FIRST, LONGER]}, at=100)
     with pytest.raises(PlanError, match=r"stages\[1\]: drain: found 404, expected 400, as the run was amended"):
         megablend.open(config | {"stages": wrong})
@@ -369,9 +377,7 @@ def test_drains_that_the_config_gets_wrong(config: dict[str, Any], tmp_path: Pat
 def test_caps_of_a_drain(config: dict[str, Any]) -> None:
     """What it reads further counts, in the stage that it continues."""
     megablend.build(config | {"stages": [FIRST]})
-    holds = megablend.open(config | {"stages": [FIRST]}).run.tokens[1]
     capped = FIRST | {"sources": {"s1": {"max_tokens": 112 * 2 + 8 * 60}}}
-    assert holds
     with pytest.raises(
         PlanError, match=r"stages\[0\]: source 's1' .*amend the run at an earlier sample, or raise the cap"
     ):
@@ -389,3 +395,37 @@ def test_the_description_of_a_drain(config: dict[str, Any]) -> None:
     shares = {each["name"]: (each["samples"], each["share_before"]) for each in drain["sources"]}
     assert shares == {"s0": (300, 0.75), "s1": (100, 0.25), "s2": (0, 0)}
     assert "drain" not in found["splits"]["train"]["stages"][0]
+
+
+def test_steps_that_do_not_end_where_a_drain_does(config: dict[str, Any]) -> None:
+    """The command that the message gives makes them fit."""
+    megablend.build(config | {"stages": [FIRST]})
+    edited = config | {"stages": [FIRST, LONGER]}
+    megablend.amend(edited, at=100)
+    with pytest.raises(
+        megablend.ConfigError, match=r"change at sample 512, .*`megablend amend CONFIG --at 112 --batch 24`"
+    ):
+        next(iter(megablend.PretrainingSampler(megablend.open(edited), micro_batch_size=24)))
+    again = megablend.amend(edited, at=112, batch=24)
+    assert (again.at, again.at + again.drain) == (112, 528)
+    sampler = megablend.PretrainingSampler(megablend.open(edited), micro_batch_size=24)
+    assert sum(map(len, sampler)) == 1200
+
+
+@pytest.mark.long
+def test_what_the_commands_print(config: dict[str, Any], tmp_path: Path) -> None:
+    megablend.build(config | {"stages": [FIRST]})
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config | {"stages": [FIRST, LONGER]}))
+    lines = [
+        "samples 112 to 528, 416 of 8 tokens, are a drain",
+        "steps (micro batch x ranks, counted from sample 0) fit if they divide 528",
+    ]
+    for command in (
+        ["amend", "--at", "100", "--batch", "24", "--dry-run"],
+        ["amend", "--at", "100", "--batch", "24"],
+        ["describe", "--micro-batch", "8"],
+    ):
+        printed = CliRunner().invoke(cli, [command[0], str(tmp_path / "run.yaml"), *command[1:]])
+        assert printed.exit_code == 0, printed.output
+        assert all(line in printed.output for line in lines), printed.output
+        assert ("and `drain: 416` into the stage from sample 112 on" in printed.output) == (len(command) == 5)
