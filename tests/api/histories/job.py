@@ -95,7 +95,7 @@ class Job:
         try:
             self._keep(*self._read(steps, ranks, 4 // ranks))
         except ConfigError as error:
-            if "within a step of" not in str(error) and "would reach into" not in str(error):
+            if "within steps of" not in str(error) and "would reach into" not in str(error):
                 raise
             self._keep(*self._read(4 * steps, 1, 1))
 
