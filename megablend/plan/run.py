@@ -214,9 +214,9 @@ def plan_run(
     split: str,
     store: BlockStore,
     *,
-    keep: bool = False,
-    links: Sequence[Link] = (),
     batch: int | None = None,
+    links: Sequence[Link] = (),
+    keep: bool = False,
 ) -> Run:
     """Assemble a split as the config requests it, with the newest plan version. Its limits are checked by `check_run`.
 
