@@ -237,7 +237,7 @@ def _commit_run(config: Config, report: BuildReport, documents: TablesReport | N
     ledger = load_ledger(config.cache_store, config.run)
     digests = _list_needed(config, ledger, report)
     store = open_stores(config, digests, storage)
-    run = plan_run(config, "train", store, keep=True, links=ledger.links if ledger else ())
+    run = plan_run(config, "train", store, keep=True, links=ledger.links if ledger else (), promised=ledger)
     extended = ledger.extend(as_promised(run, ledger).ledger) if ledger else run.ledger
     run = dataclasses.replace(run, ledger=extended)
     check_run(run)

@@ -170,7 +170,8 @@ def plan_committed(
     Raises: PlanError; CacheError.
     """
     store = open_stores(config, list_indices(config, ledger, newest, replaced), storage)
-    return as_promised(plan_run(config, split, store, keep=keep, links=ledger.links, batch=batch), ledger)
+    run = plan_run(config, split, store, keep=keep, links=ledger.links, batch=batch, promised=ledger)
+    return as_promised(run, ledger)
 
 
 def list_indices(config: Config, ledger: Ledger, newest: str | None, replaced: Sequence[str] = ()) -> tuple[str, ...]:

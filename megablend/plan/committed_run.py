@@ -23,7 +23,7 @@ def open_committed(config: Config, ledger: Ledger, store: BlockStore) -> Run:
 
     Raises: PlanError where the config requests another order than the ledger's; CacheError where it requests more samples.
     """
-    asked, file = prepare(config, "train", store, links=ledger.links), ledger.plan_file
+    asked, file = prepare(config, "train", store, links=ledger.links, promised=ledger), ledger.plan_file
     if file is not None and is_approved(file.cache, file.text, asked.data_digest, config.request_digest):
         return Run(asked=asked, store=store, ledger=ledger)
     run = apply_ledger(as_promised(make_run(asked, store), ledger), ledger)
@@ -60,7 +60,7 @@ def keep_plan(run: Run) -> None:
 def _requests(config: Config, ledger: Ledger, store: BlockStore) -> bool:
     """Whether `open_committed` would accept the config, and read the ledger to its end."""
     try:
-        run = make_run(prepare(config, "train", store, links=ledger.links), store)
+        run = make_run(prepare(config, "train", store, links=ledger.links, promised=ledger), store)
         found = apply_ledger(as_promised(run, ledger), ledger)
         check_run(found)
     except MegablendError:

@@ -215,6 +215,7 @@ def plan_run(
     store: BlockStore,
     *,
     batch: int | None = None,
+    promised: Ledger | None = None,
     links: Sequence[Link] = (),
     keep: bool = False,
 ) -> Run:
@@ -222,11 +223,11 @@ def plan_run(
 
     Args:
         keep: store the computed split ranges in the cache (`build` does).
-        links, batch: what the run is committed to, and of an amendment `--batch`; see `request_stages`.
+        links, batch, promised: see `prepare`.
 
     Raises: PlanError where the blend is not possible.
     """
-    return make_run(prepare(config, split, store, keep=keep, links=links, batch=batch), store)
+    return make_run(prepare(config, split, store, keep=keep, links=links, batch=batch, promised=promised), store)
 
 
 def make_run(asked: Specification, store: BlockStore) -> Run:

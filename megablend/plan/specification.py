@@ -190,12 +190,14 @@ def prepare(
     keep: bool = False,
     links: Sequence[Link] = (),
     batch: int | None = None,
+    promised: Ledger | None = None,
 ) -> Specification:
     """What a config requests for a split, whose stages are computed when one of them is first needed.
 
     Args:
         keep: store the computed split ranges in the cache (`build` does).
         links, batch: what the run is committed to, and of an amendment `--batch`; see `request_stages`.
+        promised: the committed ledger, in whose plan version, and with whose cycles, drains are planned.
 
     Raises: PlanError where the split has no sources; ConfigError for an unknown interleaving. `stages` raises PlanError where the
         blend is not possible.
@@ -215,16 +217,20 @@ def prepare(
         stages=(),
     )
     number = len(config.stages) if split == "train" and config.stages else 1
-    return replace(first, stages=LazyTuple(number, partial(_request, first, tuple(links), batch)))
+    return replace(first, stages=LazyTuple(number, partial(_request, first, tuple(links), batch, promised)))
 
 
-def _request(first: Specification, links: Sequence[Link], batch: int | None) -> Sequence[RequestedStage]:
+def _request(
+    first: Specification, links: Sequence[Link], batch: int | None, promised: Ledger | None
+) -> Sequence[RequestedStage]:
     """The stages of a specification that has none yet."""
     config, split, data = first.config, first.split, first.data
 
     def count_read(stages: Sequence[RequestedStage], following: Config, drain: Drain) -> ReadBefore:
         before = replace(first, stages=tuple(stages))
         ledger = before.make_ledger().with_links(links)
+        if promised is not None and drain != Drain(None):
+            ledger = ledger.in_version(promised.plan_version).with_cycles_of(promised)
         last, index = ledger.stages[-1], data[following.snapshot].snapshot.digest
         blend = replace(last.blend, order=current_name(following.order), sequence_length=following.sequence_length)
         after, stop = replace(last, index=index, blend=blend, drain=drain.samples), before.stages[-1].stop

@@ -22,6 +22,7 @@ from megablend.errors import PlanError
 from megablend.plan.ledger_format import chain_digests, ledger_record, parse_ledger
 from megablend.plan.run import Run
 from megablend.plan.stage_requests import plan_stages
+from tests.golden_releases import copy_release
 from tests.runs import make_config, read_samples, write_blend
 
 FIRST: dict[str, Any] = {"samples": 640}
@@ -429,3 +430,40 @@ def test_what_the_commands_print(config: dict[str, Any], tmp_path: Path) -> None
         assert printed.exit_code == 0, printed.output
         assert all(line in printed.output for line in lines), printed.output
         assert ("and `drain: 416` into the stage from sample 112 on" in printed.output) == (len(command) == 5)
+
+
+@pytest.mark.filterwarnings("ignore:.*is now called:DeprecationWarning")
+@pytest.mark.parametrize("run", ["pages", "rows", "in_place"])
+@pytest.mark.parametrize("at", [1, 100])
+def test_a_run_of_the_first_version(tmp_path: Path, run: str, at: int) -> None:
+    """Its drain is of what its lanes have left in that version."""
+    path = copy_release("v0_1_0", tmp_path) / f"{run}.json"
+    samples = megablend.open(path).run.num_samples
+    given = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("samples", "epochs")}
+    longer = {"samples": 40 * samples, "sequence_length": 2 * given["sequence_length"]}
+    path.write_text(json.dumps(given | {"stages": [{"samples": samples}, longer]}))
+    found = megablend.amend(path, at=at)
+    opened = megablend.open(path).run
+    assert opened.ledger.plan_version == 1
+    assert opened.sections[0].stop == found.at + found.drain
+    drained = next(each for each in opened.plan.list_stretches() if each.start == found.at)
+    assert (drained.read >= find_left(opened)).all()
+    assert megablend.build(path).ledger == opened.ledger
+
+
+def test_a_drain_before_files_that_go(tmp_path: Path) -> None:
+    """Nothing more is begun of a source that loses files; the others make up for it."""
+    config = make_config(tmp_path, write_blend(tmp_path, 3, 2, 1))
+    megablend.build(config | {"samples": 640})
+    file = sorted(Path(config["sources"][1]["path"]).parent.iterdir())[1]
+    file.rename(tmp_path / "aside")
+    megablend.build_index(config | {"samples": 640})
+    (tmp_path / "aside").rename(file)  # what lanes have begun is read from it
+    edited = config | {"stages": [{"samples": 640}, {"samples": 1600, "sequence_length": 12, "new_data": True}]}
+    found = megablend.amend(edited, at=100)
+    assert found.drained is not None
+    left = find_left(megablend.open(edited).run)
+    read = [source.samples for source in found.drained.sources]
+    assert (read[1], found.drain) == (left[1], found.drain_settings[0]["drain"])
+    assert found.drain > left.sum()
+    assert (found.at + found.drain) % 4 == 0
