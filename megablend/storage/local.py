@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -146,15 +146,12 @@ class LocalStorage:
         """See Storage.fetch: the ranges are read before this returns."""
         return call_now(self.read_ranges, path, offsets, sizes, allocate)
 
-    @contextmanager
-    def descriptor(self, path: str) -> Iterator[int]:
+    def descriptor(self, path: str) -> AbstractContextManager[int]:
         """The pool's descriptor of a file. Raises: MissingFileError; DataError if it cannot be opened."""
-        with ExitStack() as stack:
-            try:
-                fd = stack.enter_context(self.pool.borrow(path, self.opened))
-            except OSError as error:
-                raise data_error(path, error, self.opened) from error
-            yield fd
+        try:
+            return self.pool.borrow(path, self.opened)
+        except OSError as error:
+            raise data_error(path, error, self.opened) from error
 
 
 @dataclass(frozen=True, slots=True)

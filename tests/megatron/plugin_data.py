@@ -78,7 +78,26 @@ def assert_same_samples(found: Any, expected: Any, step: int = 1) -> None:
         ours, theirs = found[k], expected[k]
         assert ours.keys() == theirs.keys()
         for name, value in theirs.items():
-            assert torch.equal(torch.as_tensor(ours[name]), torch.as_tensor(value)), (k, name)
+            assert_same_values(ours[name], value, (k, name))
+    if hasattr(found, "__getitems__"):
+        wanted = [*numbers, -1, 0]
+        batch = found.__getitems__(wanted)
+        for k, ours in zip(wanted, batch, strict=True):
+            theirs = expected[k]
+            assert list(ours) == list(theirs)
+            for name, value in theirs.items():
+                assert_same_values(ours[name], value, (k, name))
+        own = {sample[name].data_ptr() for sample in batch for name in ("tokens", "labels", "loss_mask")}
+        assert len(own) == 3 * len(batch)
+
+
+def assert_same_values(found: Any, expected: Any, where: tuple[Any, str]) -> None:
+    """Two values of samples have one type, dtype, shape and layout, and are equal."""
+    assert type(found) is type(expected), where
+    assert found.dtype == expected.dtype, where
+    if isinstance(expected, torch.Tensor):
+        assert found.is_contiguous() == expected.is_contiguous(), where
+    assert torch.equal(torch.as_tensor(found), torch.as_tensor(expected)), where
 
 
 def environment(**extra: object) -> dict[str, str]:

@@ -71,7 +71,7 @@ def test_every_format_gives_the_same_samples(tmp_path: Path, kind: str, flags: d
         expected = megatron_build(config_of(tmp_path / "theirs", blend=(prefixes, None), split=split, **flags), sizes)
         config = plugin_config(tmp_path / "ours", blend=(blended, None), split=split, **flags)
         found = build(MegablendGPTDataset, config, sizes)
-        assert [type(each) is BlendedDataset for each in found] == [len(prefixes) > 1] * 3
+        assert [isinstance(each, BlendedDataset) for each in found] == [len(prefixes) > 1] * 3
         for theirs, ours in zip(expected, found, strict=True):
             assert_same_samples(ours, theirs)
             assert_same_samples(pickle.loads(pickle.dumps(ours)), theirs, step=11)

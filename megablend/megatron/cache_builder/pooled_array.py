@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from megablend.lazy import cached_property
 from megablend.megatron.cache_builder.artefacts import read_header
 from megablend.storage.base import Storage
 
-_ENTRIES_START = 128
+ENTRIES_START = 128
 """Bytes before the entries of an array of one or two dimensions, as numpy.save writes it."""
 
 
@@ -59,6 +60,10 @@ class PooledArray(NDArrayOperatorsMixin):
         row = self._read(number % length, 1)
         return row[0]
 
+    def descriptor(self) -> AbstractContextManager[int]:
+        """A descriptor of the file, whose entries begin at ENTRIES_START. Raises: MissingFileError."""
+        return self._storage.descriptor(self.path)
+
     def __getattr__(self, name: str) -> Any:
         """Other attributes of numpy.ndarray (`max`, `tolist`, ...), of the whole array, which is read for them."""
         if name.startswith("_") or not hasattr(np.ndarray, name):
@@ -77,23 +82,23 @@ class PooledArray(NDArrayOperatorsMixin):
     def _read(self, first: int, count: int) -> Array:
         shape, dtype = self._header
         width = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
-        data = self._storage.read(self.path, _ENTRIES_START + first * width, count * width)
+        data = self._storage.read(self.path, ENTRIES_START + first * width, count * width)
         return np.frombuffer(data, dtype).reshape(count, *shape[1:])
 
     @cached_property
     def _header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Shape and dtype, of the file as it is now: the cache may have been rebuilt since the pool opened it."""
         self._storage.stat(self.path)
-        head = io.BytesIO(self._storage.read(self.path, 0, _ENTRIES_START))
+        head = io.BytesIO(self._storage.read(self.path, 0, ENTRIES_START))
         try:
             version, shape, fortran_order, dtype = read_header(head)
         except ValueError as error:
             raise CorruptFileError(self.path, f"not a .npy file ({error}); remove it and rebuild the cache") from error
-        if version != (1, 0) or fortran_order or head.tell() != _ENTRIES_START:
+        if version != (1, 0) or fortran_order or head.tell() != ENTRIES_START:
             order = "Fortran" if fortran_order else "C"
             raise CorruptFileError(
                 self.path,
                 f"is of version {version}, {order} order and {head.tell()} bytes of header; expected (1, 0), C order and "
-                f"{_ENTRIES_START}: remove it and rebuild the cache",
+                f"{ENTRIES_START}: remove it and rebuild the cache",
             )
         return shape, dtype

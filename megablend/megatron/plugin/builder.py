@@ -28,6 +28,7 @@ from megablend.distributed.job import Job
 from megablend.distributed.same_settings import compare_settings, digest_settings
 from megablend.errors import ConfigError
 from megablend.lazy import cached_property
+from megablend.megatron import core
 from megablend.megatron.api import request_of
 from megablend.megatron.cache_builder.build_cache import prepare_cache
 from megablend.megatron.cache_builder.catalog import build_catalog
@@ -35,10 +36,17 @@ from megablend.megatron.cache_builder.completion_marker import Receipt, read_rec
 from megablend.megatron.cache_builder.document_tables import build_table, pinned_address, table_path
 from megablend.megatron.cache_builder.idx_copies import make_copies
 from megablend.megatron.compat import TRIED, assumes_whole_cache, find_unknown_settings, is_tried
-from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset, GPTDatasetConfig, Split
+from megablend.megatron.core import (
+    BlendedMegatronDatasetBuilder,
+    GPTDataset,
+    GPTDatasetConfig,
+    Split,
+    installed_version,
+)
 from megablend.megatron.pair_files import PairState, check_pair, look_at_pairs
 from megablend.megatron.plugin.config import list_settings, uses_own_plan
 from megablend.megatron.plugin.dataset import (
+    BlendedDataset,
     MegablendGPTDataset,
     cache_of,
     data_path_entries,
@@ -47,7 +55,7 @@ from megablend.megatron.plugin.dataset import (
     pairs_of,
 )
 from megablend.megatron.plugin.deferred import PrefixOpener, defer, identifiers
-from megablend.megatron.plugin.installed import installed_version, misfit
+from megablend.megatron.plugin.installed import misfit
 from megablend.megatron.plugin.pages import build_pages, open_pages
 from megablend.megatron.request.dataset_uri import PAIR, parse_address
 from megablend.megatron.request.layout import layouts
@@ -292,6 +300,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         """The same as Megatron's method, without waiting for rank 0."""
         if torch.distributed.is_initialized() and not is_built_on_rank():
             return None
+        if cls is core.BlendedDataset and all(isinstance(each, MegablendGPTDataset) for each in args[0]):
+            return BlendedDataset(*args)
         return cls(*args)
 
 

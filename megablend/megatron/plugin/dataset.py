@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from megablend.config.storage_settings import load_storage_settings
 from megablend.errors import ConfigError
+from megablend.formats.base import Array
+from megablend.formats.megatron.idx import HEADER_BYTES
+from megablend.kernels.gpt_samples import read_samples
+from megablend.lazy import cached_property
+from megablend.megatron import core
 from megablend.megatron.cache_builder.catalog import catalog_path
 from megablend.megatron.cache_builder.document_tables import pinned_address
 from megablend.megatron.cache_builder.idx_copies import IdxCopies, copies_folder
-from megablend.megatron.cache_builder.pooled_array import PooledArray
-from megablend.megatron.compat import setting
-from megablend.megatron.core import GPTDataset
+from megablend.megatron.cache_builder.pooled_array import ENTRIES_START, PooledArray
+from megablend.megatron.compat import find_unknown_settings, is_tried, setting
+from megablend.megatron.core import GPTDataset, GPTDatasetConfig, installed_version
 from megablend.megatron.plugin.config import MegablendDatasetConfig
 from megablend.megatron.plugin.documents import Documents, PairDocuments, TableDocuments
 from megablend.megatron.request.dataset_uri import PAIR, is_in_object_store, parse_address
@@ -21,13 +30,18 @@ from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.objects.before_fork import BeforeForkStorage
 
+_INTEGERS = (int, np.integer)
+
 
 class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
     """A GPTDataset whose documents and index arrays are read through a bounded number of descriptors.
 
-    Made by MegablendDatasetBuilder, which builds what this class only opens. All that makes a sample's dict of its tokens is
-    the installed GPTDataset's own.
+    Made by MegablendDatasetBuilder, which builds what this class only opens. What makes a sample's dict of its tokens is the
+    installed GPTDataset's own; samples of pairs whose masks are the same for all are made of them here, many at once.
     """
+
+    _plain: bool | None = None
+    """Whether samples are made here; None before the first."""
 
     document_index: Any
     sample_index: Any
@@ -48,6 +62,91 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
 
     def __len__(self) -> int:
         return len(self._arrays[1]) - 1
+
+    def __getitem__(self, idx: int | None) -> dict[str, Any]:
+        """GPTDataset's dict. Raises: IndexError, and as Documents.get does."""
+        found = self._read_plain([idx]) if self._plain else None
+        return self._first(idx) if found is None else found[0]
+
+    def __getitems__(self, indices: Sequence[int | None]) -> list[dict[str, Any]]:
+        """The dicts of several samples, which torch's DataLoader asks for by batch. Raises as `__getitem__` does."""
+        found = self._read_plain(indices) if self._plain and len(indices) else None
+        return [self[idx] for idx in indices] if found is None else found
+
+    def _first(self, idx: int | None) -> dict[str, Any]:
+        """The installed GPTDataset's dict; the first one is compared with what would be made here."""
+        found: dict[str, Any] = super().__getitem__(idx)
+        if self._plain is None and idx is not None:
+            self._plain = self._may_be_plain()
+            own = self._read_plain([idx]) if self._plain else None
+            self._plain = own is not None and _are_same(own[0], found)
+        return found
+
+    def _may_be_plain(self) -> bool:
+        return (
+            type(self).__getitem__ is MegablendGPTDataset.__getitem__
+            and isinstance(self.dataset, PairDocuments)
+            and bool(self.masks_and_position_ids_are_cacheable and self.config.add_extra_token_to_sequence)
+            and not getattr(self.config, "inter_document_masking", False)
+            and is_tried(installed_version())
+            and not find_unknown_settings(self.config, GPTDatasetConfig)
+        )
+
+    def _read_plain(self, indices: Sequence[int | None]) -> list[dict[str, Any]] | None:
+        """Samples that are full, read by one kernel; None where the slower way has to find out what they are, or the error.
+
+        The position ids and the attention mask are one object for all samples, as those of GPTDataset are.
+        """
+        raw = self._read_tokens(indices)
+        if raw is None:
+            return None
+        tokens, labels = raw[:, :-1].astype(np.int64), raw[:, 1:].astype(np.int64)
+        masks = [self.cached_loss_mask.clone() for _ in indices]  # expanding one mask takes longer
+        pad = self._pad_token_id
+        if pad >= 0 and np.count_nonzero(raw == pad):
+            for mask, row in zip(masks, labels, strict=True):
+                mask[torch.from_numpy(row == pad)] = 0.0
+            tokens[tokens == pad] = 0
+            labels[labels == pad] = 0
+        shared = {"attention_mask": self.cached_attention_mask} if self.config.create_attention_mask else {}
+        positions, tensor = self.cached_position_ids, torch.from_numpy
+        return [
+            {"tokens": tensor(row), "labels": tensor(label), **shared, "loss_mask": mask, "position_ids": positions}
+            for row, label, mask in zip(tokens, labels, masks, strict=True)
+        ]
+
+    def _read_tokens(self, indices: Sequence[int | None]) -> Array | None:
+        """The tokens of samples [n, sequence_length + 1], of the pair's dtype; None as in `_read_plain`."""
+        documents: PairDocuments = self.dataset
+        count = len(self._arrays[2])
+        if not all(isinstance(idx, _INTEGERS) and -count <= idx < count for idx in indices):
+            return None
+        numbers = np.array(indices, np.int64)
+        numbers[numbers < 0] += count
+        document_index, sample_index, shuffle_index = self._arrays
+        idx_file, bin_file = documents.files
+        with (  # an ExitStack takes a tenth of a sample's time
+            document_index.descriptor() as documents_fd,
+            sample_index.descriptor() as samples_fd,
+            shuffle_index.descriptor() as shuffle_fd,
+            documents.storage.descriptor(idx_file) as idx_fd,
+            documents.storage.descriptor(bin_file) as bin_fd,
+        ):
+            fds = np.array((documents_fd, samples_fd, shuffle_fd, idx_fd, bin_fd), np.int64)
+            if idx_fd < 0 or bin_fd < 0:  # in an object store
+                return None
+            raw = np.empty((len(numbers), self.config.sequence_length + 1), documents.dtype)
+            word = np.empty(4, np.int64)
+            known = self._layout, documents.sequence_lengths
+            return raw if read_samples(numbers, fds, *known, word, raw.view(np.uint8)) else None
+
+    @cached_property
+    def _layout(self) -> Array:
+        """Where entries are in the files; see read_samples."""
+        documents, (document_index, sample_index, shuffle_index) = self.dataset, self._arrays
+        widths = sample_index.dtype.itemsize, shuffle_index.dtype.itemsize, documents.dtype.itemsize
+        counts = len(document_index), len(sample_index)
+        return np.array([*counts, *widths, ENTRIES_START, HEADER_BYTES + 4 * len(documents), 1], np.int64)
 
     def _build_document_sample_shuffle_indices(self) -> tuple[Any, Any, Any]:
         """Arrays that are opened when they are first read; Megatron would map three for each dataset.
@@ -70,6 +169,29 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
             self.document_index, self.sample_index, self.shuffle_index = self._arrays
         found: tuple[Any, ...] = super()._query_document_sample_shuffle_indices(idx)
         return found
+
+
+class BlendedDataset(core.BlendedDataset):  # type: ignore[misc]
+    """Megatron's blend, of the same name since its cache files contain it, which reads the samples of a dataset together."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """The dicts of several samples, as `__getitem__` returns them. Raises as it does."""
+        if self.dataset_index is None:  # opened with the first sample
+            return [self[idx] for idx in indices]
+        numbers = [self.dataset_index[idx] for idx in indices]
+        samples = [self.dataset_sample_index[idx] for idx in indices]
+        parts = {}
+        for number in set(numbers):
+            of_dataset = [sample for each, sample in zip(numbers, samples, strict=True) if each == number]
+            parts[number] = iter(self.datasets[number].__getitems__(of_dataset))
+        return [{"dataset_id": number, **next(parts[number])} for number in numbers]
+
+
+def _are_same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Whether two samples have the same keys in the same order, and tensors of the same values and dtypes."""
+    return list(ours) == list(theirs) and all(
+        ours[name].dtype == theirs[name].dtype and torch.equal(ours[name], theirs[name]) for name in ours
+    )
 
 
 def cache_of(config: Any) -> str:

@@ -90,9 +90,9 @@ class PairDocuments(Documents):
         pair = open_catalog(catalog).pair(prefix)
         self.path_prefix = prefix
         self.sequence_lengths = pair.lengths
-        self._catalog, self._storage, self._etag = catalog, storage, pair.etag
+        self._catalog, self.storage, self._etag = catalog, storage, pair.etag
         self._checked = False
-        self._dtype = np.dtype(pair.token_dtype).newbyteorder("<")
+        self.dtype = np.dtype(pair.token_dtype).newbyteorder("<")
 
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
         """See Documents.get.
@@ -102,18 +102,25 @@ class PairDocuments(Documents):
         """
         if not self._checked:
             self._check()
-        storage, width, number = self._storage, self._dtype.itemsize, self._number(idx)
+        storage, width, number = self.storage, self.dtype.itemsize, self._number(idx)
         place = HEADER_BYTES + 4 * len(self) + 8 * number
         pointer = int.from_bytes(storage.read(f"{self.path_prefix}.idx", place, 8), "little", signed=True)
         count = int(self.sequence_lengths[number]) - offset if length is None else int(length)
         data = storage.read(f"{self.path_prefix}.bin", pointer + int(offset) * width, count * width)
-        return np.frombuffer(data, self._dtype)
+        return np.frombuffer(data, self.dtype)
+
+    @cached_property
+    def files(self) -> tuple[str, str]:
+        """The `.idx` and the `.bin`, checked. Raises as `get` does."""
+        if not self._checked:
+            self._check()
+        return f"{self.path_prefix}.idx", f"{self.path_prefix}.bin"
 
     @cached_property
     def index(self) -> SequenceIndex:
         """See Documents.index; its arrays are maps of the `.idx`."""
         return SequenceIndex(
-            self.sequence_lengths, self._dtype, lambda: self._idx_arrays[0], lambda: self._idx_arrays[1]
+            self.sequence_lengths, self.dtype, lambda: self._idx_arrays[0], lambda: self._idx_arrays[1]
         )
 
     @cached_property
@@ -121,9 +128,9 @@ class PairDocuments(Documents):
         """Pointers and document boundaries. Raises as `get` does."""
         self._check()
         path = f"{self.path_prefix}.idx"
-        with self._storage.descriptor(path) as fd:  # the file that was checked, whatever the path refers to now
+        with self.storage.descriptor(path) as fd:  # the file that was checked, whatever the path refers to now
             if fd < 0:  # in an object store, without a copy
-                whole: Array = np.frombuffer(self._storage.read(path, 0, self._storage.stat(path).size), np.uint8)
+                whole: Array = np.frombuffer(self.storage.read(path, 0, self.storage.stat(path).size), np.uint8)
             else:
                 whole = np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ), np.uint8)
         header = parse_header(path, whole[:HEADER_BYTES].tobytes(), len(whole))
@@ -136,9 +143,9 @@ class PairDocuments(Documents):
         One that was copied or touched is read through, once a process.
         """
         path = f"{self.path_prefix}.idx"
-        self._storage.stat(f"{self.path_prefix}.bin")
-        if self._storage.stat(path).etag != self._etag:
-            stored = lengths_of(self.path_prefix, storage=self._storage)
+        self.storage.stat(f"{self.path_prefix}.bin")
+        if self.storage.stat(path).etag != self._etag:
+            stored = lengths_of(self.path_prefix, storage=self.storage)
             if not np.array_equal(read_lengths(stored), self.sequence_lengths):
                 raise ChangedFileError(
                     path,
@@ -148,7 +155,7 @@ class PairDocuments(Documents):
         self._checked = True
 
     def __reduce__(self) -> tuple[Callable[..., PairDocuments], tuple[Any, ...]]:
-        return PairDocuments, (self.path_prefix, self._catalog, self._storage)
+        return PairDocuments, (self.path_prefix, self._catalog, self.storage)
 
 
 class TableDocuments(Documents):

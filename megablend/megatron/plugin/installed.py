@@ -10,7 +10,6 @@ import hashlib
 import json
 import sys
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,8 @@ import numpy as np
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import replace_file
 from megablend.jit import cache_dir
-from megablend.megatron.core import GPTDataset
+from megablend.megatron.core import GPTDataset, installed_version
 from megablend.megatron.plugin.probe import find_misfit
-
-
-@cache
-def installed_version() -> str:
-    """Version of the imported megatron-core. A source checkout has no metadata, or takes precedence over an installed release."""
-    core: Any = sys.modules["megatron.core"]
-    version = getattr(core, "__version__", None)
-    if version is None:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            version = metadata.version("megatron-core")
-    return str(version or "of unknown version")
 
 
 @cache

@@ -1,0 +1,75 @@
+"""Samples of Megatron's index arrays over a `.bin/.idx` pair, read in one call: no Python between two reads."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.intrinsics import pointer_at, pread
+from megablend.jit import kernel
+
+Int64s = npt.NDArray[np.int64]
+
+
+@kernel
+def read_samples(
+    numbers: Int64s,
+    fds: Int64s,
+    layout: Int64s,
+    lengths: npt.NDArray[np.int32],
+    word: Int64s,
+    out: npt.NDArray[np.uint8],
+) -> bool:
+    """Read the tokens of samples. False where one is not full, or a file is not as it should be: the caller finds out why.
+
+    Args:
+        numbers: int64 [n], entries of the shuffle index, which the caller has checked.
+        fds: of the document, sample and shuffle index, of the `.idx` and of the `.bin`.
+        layout: entries of the document and the sample index; bytes of an entry of the sample and the shuffle index, and of a
+            token; where entries begin in these files, where pointers do in the `.idx`; the extra token, 0 or 1.
+        lengths: int32 [num_documents], tokens.
+        word: int64 [4], for integers that are read.
+        out: uint8 [n, bytes of a sample], filled.
+    """
+    num_documents, num_rows, row_width, shuffle_width, width, start, pointers, extra = layout
+    for k in range(len(numbers)):
+        address = word.ctypes.data
+        word[0] = 0
+        size = shuffle_width
+        if pread(fds[2], pointer_at(address, size), size, start + numbers[k] * size) != size:
+            return False
+        row = word[0]
+        if row < 0 or row + 1 >= num_rows:
+            return False
+        size = 4 * row_width
+        if pread(fds[1], pointer_at(address, size), size, start + row * 2 * row_width) != size:
+            return False
+        first, offset, last, end = word[0], word[1], word[2], word[3]
+        if row_width == 4:
+            first, offset, last, end = word[0] & 0x7FFFFFFF, word[0] >> 32, word[1] & 0x7FFFFFFF, word[1] >> 32
+        if first < 0 or last < first or last >= num_documents:
+            return False
+        done = 0
+        for position in range(first, last + 1):
+            word[0] = 0
+            if pread(fds[0], pointer_at(address, 4), 4, start + 4 * position) != 4:
+                return False
+            document = word[0]
+            if document >= len(lengths):
+                return False
+            begin = offset if position == first else 0
+            stop = end + extra if position == last else np.int64(lengths[document])
+            size = (stop - begin) * width
+            if begin < 0 or size < 0 or stop > lengths[document] or done + size > out.shape[1]:
+                return False
+            if size == 0:
+                continue
+            if pread(fds[3], pointer_at(address, 8), 8, pointers + 8 * document) != 8:
+                return False
+            place = out.ctypes.data + k * out.shape[1] + done
+            if pread(fds[4], pointer_at(place, size), size, word[0] + begin * width) != size:
+                return False
+            done += size
+        if done != out.shape[1]:
+            return False
+    return True
