@@ -1,4 +1,4 @@
-"""megatron-core: its version, and the classes that ours extend, imported without warnings of GPU libraries that a CPU does without."""
+"""megatron-core: its version, and the classes that ours extend, imported without the warnings of GPU libraries that a CPU lacks."""
 
 from __future__ import annotations
 

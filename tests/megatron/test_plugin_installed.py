@@ -17,7 +17,7 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
 from megablend.errors import CacheError
-from megablend.megatron import MegablendDatasetBuilder
+from megablend.megatron import MegablendDatasetBuilder, core
 from megablend.megatron.api import DatasetConfig
 from megablend.megatron.plugin import installed, probe
 from megablend.megatron.plugin.documents import PairDocuments
@@ -189,15 +189,15 @@ def test_an_outcome_that_cannot_be_kept_serves_the_process(
 
 @pytest.fixture
 def versions() -> Iterator[None]:
-    installed.installed_version.cache_clear()
+    core.installed_version.cache_clear()
     yield
-    installed.installed_version.cache_clear()
+    core.installed_version.cache_clear()
 
 
 @pytest.mark.usefixtures("versions")
 def test_a_source_checkout_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["megatron.core"], "__version__", "0.20.0")
-    assert installed.installed_version() == "0.20.0"
+    assert core.installed_version() == "0.20.0"
 
 
 @pytest.mark.usefixtures("versions")
@@ -207,7 +207,7 @@ def test_a_version_that_nothing_tells_is_no_error(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.delattr(sys.modules["megatron.core"], "__version__")
     monkeypatch.setattr(metadata, "version", none)
-    assert installed.installed_version() == "of unknown version"
+    assert core.installed_version() == "of unknown version"
 
 
 def test_what_was_found_is_kept_for_this_code_alone() -> None:
