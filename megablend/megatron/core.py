@@ -1,4 +1,4 @@
-"""megatron-core: its version, and the classes that ours extend, imported without the warnings of GPU libraries that a CPU lacks."""
+"""The classes of megatron-core that ours extend, imported without warnings of GPU libraries; and its version."""
 
 from __future__ import annotations
 
