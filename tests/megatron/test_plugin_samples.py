@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import pytest
 from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
+from megablend.errors import CorruptFileError
 from megablend.megatron import MegablendDatasetBuilder
 from megablend.megatron.plugin.dataset import MegablendGPTDataset
 from tests.megatron.plugin_data import assert_same_samples, draw_documents, known, plugin_config, write_word
@@ -116,3 +118,36 @@ def test_a_cache_that_is_built_anew_in_its_old_place_is_read_anew(tmp_path: Path
         assert_same_samples(dataset, expected[0])
         shutil.rmtree(tmp_path / "cache")
         shutil.rmtree(tmp_path / "pair")
+
+
+@pytest.mark.parametrize(
+    "damaged", ["pair.bin", "pair.idx", "document_index.npy", "sample_index.npy", "shuffle_index.npy"]
+)
+def test_samples_that_are_read_together_report_a_file_that_ends_early(tmp_path: Path, damaged: str) -> None:
+    prefix = write_word(tmp_path / "pair", "megatron", draw_documents(9))
+    config = plugin_config(tmp_path / "cache", blend=([prefix], None), split="1")
+    dataset = build(MegablendGPTDataset, config, [60, 0, 0])[0]
+    numbers = list(range(60))
+    assert len(dataset.__getitems__(numbers)) == 60
+    assert dataset._plain
+    (path,) = (each for each in tmp_path.rglob("*") if each.name.endswith(damaged))
+    os.truncate(path, path.stat().st_size // 8)
+    with pytest.raises(CorruptFileError, match=damaged):
+        dataset.__getitems__(numbers)
+    with pytest.raises(IndexError, match="shuffle_index"):
+        dataset.__getitems__([len(dataset.shuffle_index)])
+
+
+def test_samples_are_the_users_own_and_pads_are_masked(tmp_path: Path) -> None:
+    documents = [[*document, 49_999, 5] for document in draw_documents(10)]  # a pad token in nearly every sample
+    prefix = write_word(tmp_path / "pair", "megatron", documents)
+    theirs = megatron_build(config_of(tmp_path / "theirs", blend=([prefix], None), split="1"), [60, 0, 0])[0]
+    ours = build(MegablendGPTDataset, plugin_config(tmp_path / "ours", blend=([prefix], None), split="1"), [60, 0, 0])[
+        0
+    ]
+    assert_same_samples(ours, theirs)
+    assert ours._plain
+    for sample in ours.__getitems__([3, 4, 3]):
+        for name in ("tokens", "labels", "loss_mask"):
+            sample[name].fill_(9)
+    assert_same_samples(ours, theirs)
