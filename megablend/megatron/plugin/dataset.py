@@ -176,14 +176,13 @@ class BlendedDataset(core.BlendedDataset):  # type: ignore[misc]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The dicts of several samples, as `__getitem__` returns them. Raises as it does."""
-        if self.dataset_index is None:  # opened with the first sample
+        if self.dataset_index is None or not len(indices):  # opened with the first sample
             return [self[idx] for idx in indices]
-        numbers = [self.dataset_index[idx] for idx in indices]
-        samples = [self.dataset_sample_index[idx] for idx in indices]
-        parts = {}
-        for number in set(numbers):
-            of_dataset = [sample for each, sample in zip(numbers, samples, strict=True) if each == number]
-            parts[number] = iter(self.datasets[number].__getitems__(of_dataset))
+        numbers = list(np.asarray(self.dataset_index)[indices])  # entries of a map one by one take longer
+        wanted: dict[int, list[int]] = {}
+        for number, sample in zip(numbers, np.asarray(self.dataset_sample_index)[indices], strict=True):
+            wanted.setdefault(number, []).append(sample)
+        parts = {number: iter(self.datasets[number].__getitems__(samples)) for number, samples in wanted.items()}
         return [{"dataset_id": number, **next(parts[number])} for number in numbers]
 
 
