@@ -43,7 +43,8 @@ def warn_of_token_documents(config: Config, snapshot: Snapshot) -> list[str]:
 def _find(config: Config, snapshot: Snapshot) -> list[SourceEntry]:
     """The sources of which something depends on where documents end, while each of their tokens is one."""
     splits = config.split is not None and max(config.split) != 1
-    by_document = splits or config.ever_moves_documents
+    is_masked = any(settings.inter_document_masking for settings in (config, *config.stage_settings))
+    by_document = splits or config.ever_moves_documents or is_masked
     found = []
     for name, source in config.all_sources.items():
         number = snapshot.sources.numbers.get(name)
@@ -64,9 +65,9 @@ def _describe(config: Config, snapshot: Snapshot, entry: SourceEntry) -> str:
         groups = sum(len(snapshot.chunks(snapshot.file(number))) for number in entry.files)
     place = f"{source.place}: " if source.place else ""
     return (
-        f"{place}source {entry.name!r}: its column is flat, so each token would be a document, which append_eod, `split` and "
-        f"`order: document` go by; set `documents: file` ({_count(config, files)}), `documents: row_group` "
-        f"({_count(config, groups)}) or `documents: {{eod_token: ID}}` for a token that ends documents"
+        f"{place}source {entry.name!r}: its column is flat, so each token would be a document, which append_eod, `split`, "
+        f"`inter_document_masking` and `order: document` go by; set `documents: file` ({_count(config, files)}), "
+        f"`documents: row_group` ({_count(config, groups)}) or `documents: {{eod_token: ID}}` for a token that ends documents"
     )
 
 

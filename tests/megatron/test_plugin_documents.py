@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
@@ -126,6 +128,57 @@ def test_ranks_share_the_blocks_at_the_ends_of_documents(tmp_path: Path, num_ran
     assert np.concatenate(parts).tolist() == found.sequence_lengths.tolist()
 
 
+def write_flat(folder: Path, kind: str) -> str:
+    """Two files of 9 tokens each, 4 to a row group, in which 7 ends documents; how a blend calls them."""
+    folder.mkdir()
+    for number in range(2):
+        tokens = pa.table({"ids": pa.array([1, 2, 7, 3, 7, 7, 4, 5, 10 + number], pa.uint16())})
+        if kind == "parquet":
+            pq.write_table(tokens, folder / f"{number}.parquet", row_group_size=4)
+        else:
+            with pa.ipc.new_file(folder / f"{number}.arrow", tokens.schema) as writer:
+                writer.write_table(tokens, max_chunksize=4)
+    return f"{kind}:{folder}/*.{kind}?column=ids"
+
+
+@pytest.mark.parametrize("eod", [None, EOD])
+@pytest.mark.parametrize(
+    ("choice", "cuts"), [("file", [9]), ("row_group", [4, 8, 9]), ("7", [3, 5, 6, 9])], ids=["file", "row_group", "7"]
+)
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_documents_of_a_flat_column(tmp_path: Path, kind: str, choice: str, cuts: list[int], eod: int | None) -> None:
+    word, cache = write_flat(tmp_path / "data", kind), str(tmp_path / "cache")
+    address = parse_address(f"{word}&documents={choice}" + ("" if eod is None else f"&append_eod={eod}"))
+    table = build_table(cache, address, launch=SingleProcess(), storage=STORAGE)
+    found = TableDocuments(cache, table, memory=2000, storage=STORAGE)
+    expected = [
+        [1, 2, 7, 3, 7, 7, 4, 5, 10 + file][first:last] + ([] if eod is None else [eod])
+        for file in range(2)
+        for first, last in zip([0, *cuts], cuts, strict=False)
+    ]
+    assert found.sequence_lengths.tolist() == [len(document) for document in expected]
+    for number, document in enumerate(expected):
+        assert found.get(number).tolist() == document
+        assert found.get(number, offset=1).tolist() == document[1:]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_flat_column_needs_its_documents(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    word, cache = write_flat(tmp_path / "data", kind), str(tmp_path / "cache")
+    says = r"ids: its column is flat, .*`documents=file`, `documents=row_group` or `documents=ID` of the token"
+    with pytest.raises(ConfigError, match=says):
+        build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE)
+    with monkeypatch.context() as before:  # as versions that did not ask
+        before.setattr("megablend.megatron.cache_builder.document_tables.is_flat", lambda _: False)
+        first = build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE)
+        assert not caplog.messages
+    assert build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE) == first
+    assert "each token counts as a document" in caplog.text
+    assert TableDocuments(cache, first, memory=2000, storage=STORAGE).sequence_lengths.tolist() == [1] * 18
+
+
 def test_a_table_is_made_once_and_stays_with_its_files(tmp_path: Path) -> None:
     word, cache = write_word(tmp_path / "data", "arrow", DOCUMENTS), str(tmp_path / "cache")
     first = build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE)
@@ -181,6 +234,7 @@ def test_a_catalog_follows_its_files(tmp_path: Path) -> None:
             "parquet:/d/*.parquet?column=a.b&append_eod=2&index=ff",
             DatasetURI(format="parquet", pattern="/d/*.parquet", column="a.b", append_eod=2, index="ff"),
         ),
+        ("arrow:/d/a?documents=7", DatasetURI(format="arrow", pattern="/d/a", documents="7")),
     ],
 )
 def test_addresses(text: str, expected: DatasetURI) -> None:
@@ -195,6 +249,11 @@ def test_addresses(text: str, expected: DatasetURI) -> None:
         ("parquet:/d/a?column=x&column=y", "'column' has two values"),
         ("parquet:/d/a?column=", "'column' has no value"),
         ("arrow:/d/a?append_eod=-1", "append_eod is '-1'; expected a token id"),
+        (
+            "arrow:/d/a?documents=rows",
+            "documents is 'rows'; expected file, row_group or the token id that ends documents",
+        ),
+        ("arrow:/d/a?documents=4294967296", "documents is '4294967296'; expected file, row_group or the token id"),
     ],
 )
 def test_addresses_that_are_refused(text: str, message: str) -> None:

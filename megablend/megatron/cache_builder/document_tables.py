@@ -20,10 +20,11 @@ import numpy as np
 
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.document_lengths import count_documents
-from megablend.config.read_spec import ReadSpec
+from megablend.config.read_spec import ReadSpec, make_options
 from megablend.distributed.base import Communicator
-from megablend.errors import CacheError, UnsupportedFileError
+from megablend.errors import CacheError, ConfigError, UnsupportedFileError
 from megablend.formats.base import Array
+from megablend.formats.flat import DOCUMENTS, is_flat
 from megablend.fs.atomic_write import checksum, replace_file
 from megablend.index.build import SourceSpec, build_index
 from megablend.index.cache_folders import external_references_dir
@@ -33,6 +34,7 @@ from megablend.megatron.cache_builder.shared_array import shared_array
 from megablend.megatron.request.dataset_uri import DatasetURI, parse_address
 from megablend.storage.base import Storage
 from megablend.system.limited_json import parse_json
+from megablend.system.log import LOG
 
 _BLOCK_BYTES = 1 << 20
 _LONGEST = (1 << 31) - 1
@@ -49,16 +51,18 @@ def build_table(cache: str, address: DatasetURI, *, launch: Communicator, storag
     """
     whole = launch.bcast(_pinned(cache, address, check=True) if launch.rank == 0 else None)
     if whole is not None:
+        if launch.rank == 0 and _has_token_documents(_store(cache, whole, storage), address):
+            LOG.warning("%s: its column is flat, and each token counts as a document, as it was built", address)
         return whole
-    spec = SourceSpec(
-        name=_SOURCE,
-        patterns=(address.pattern,),
-        read=ReadSpec(column=address.column, block_bytes=_BLOCK_BYTES),
-        place=str(address),
-    )
+    spec = SourceSpec(name=_SOURCE, patterns=(address.pattern,), read=_read_spec(address), place=str(address))
     report = build_index(str(_index(cache)), [spec], launch=launch, storage=storage)
     whole = dataclasses.replace(address, index=report.digest)
     store = _store(cache, whole, storage)
+    if _has_token_documents(store, address):
+        raise ConfigError(
+            f"{address}: its column is flat, so each token would be a document; add `documents=file`, "
+            "`documents=row_group` or `documents=ID` of the token that ends documents"
+        )
     num_documents = store.generation.sources[0].rows
     with shared_array(table_path(cache, whole), num_documents, launch) as write:
         for first, lengths, _ in count_documents(store, *share_of(store.generation, launch.rank, launch.size)):
@@ -132,6 +136,17 @@ def _pin(cache: str, address: DatasetURI) -> Path:
 
 def _key(address: DatasetURI) -> str:
     return hashlib.blake2b(str(dataclasses.replace(address, index=None)).encode(), digest_size=16).hexdigest()
+
+
+def _read_spec(address: DatasetURI) -> ReadSpec:
+    options: dict[str, str | int] = {}
+    if address.documents is not None:
+        options[DOCUMENTS] = int(address.documents) if address.documents.isdecimal() else address.documents
+    return ReadSpec(column=address.column, block_bytes=_BLOCK_BYTES, options=make_options(options))
+
+
+def _has_token_documents(store: BlockStore, address: DatasetURI) -> bool:
+    return address.documents is None and is_flat(store.generation.file(0).opened.meta)
 
 
 def _index(cache: str) -> Path:

@@ -15,7 +15,7 @@ from megablend.storage.registry import OBJECT_SCHEMES
 
 PAIR = "megatron"
 _SCHEME = re.compile(r"(parquet|arrow):(?!//)")
-_OPTIONS = ("column", "append_eod", "index")
+_OPTIONS = ("column", "append_eod", "documents", "index")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,18 @@ class DatasetURI:
     column: str | None = None
     append_eod: int | None = None
     """Token put after each document as it is read."""
+    documents: str | None = None
+    """What a document of a flat column is: file, row_group, or the token that ends one."""
     index: str | None = None
     """Digest of the index generation that lists the files; only if known."""
 
     def __str__(self) -> str:
-        values = {"column": self.column, "append_eod": self.append_eod, "index": self.index}
+        values = {
+            "column": self.column,
+            "append_eod": self.append_eod,
+            "documents": self.documents,
+            "index": self.index,
+        }
         options = "&".join(f"{name}={value}" for name, value in values.items() if value is not None)
         scheme = "" if self.format == PAIR else f"{self.format}:"
         return f"{scheme}{self.pattern}{'?' if options else ''}{options}"
@@ -57,6 +64,7 @@ def parse_address(text: str) -> DatasetURI:
         pattern=make_absolute(pattern, str(Path.cwd())),
         column=options.get("column"),
         append_eod=_token(text, options.get("append_eod")),
+        documents=_documents(text, options.get("documents")),
         index=options.get("index"),
     )
 
@@ -77,7 +85,7 @@ def _options(text: str, query: str) -> Mapping[str, str]:
         if name not in _OPTIONS:
             close = difflib.get_close_matches(name, _OPTIONS, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"{text}: unknown option {name!r}{hint} (known: column, append_eod)")
+            raise ConfigError(f"{text}: unknown option {name!r}{hint} (known: column, append_eod, documents)")
         if name in options or not value:
             raise ConfigError(
                 f"{text}: option {name!r} has {'two values' if name in options else 'no value'}; give one"
@@ -89,6 +97,20 @@ def _options(text: str, query: str) -> Mapping[str, str]:
 def _token(text: str, value: str | None) -> int | None:
     if value is None:
         return None
-    if not value.isdecimal() or int(value) >= 1 << 32:
+    if not _is_token(value):
         raise ConfigError(f"{text}: append_eod is {value!r}; expected a token id (0 to 4294967295)")
     return int(value)
+
+
+def _documents(text: str, value: str | None) -> str | None:
+    if value in (None, "file", "row_group"):
+        return value
+    if not _is_token(value):
+        raise ConfigError(
+            f"{text}: documents is {value!r}; expected file, row_group or the token id that ends documents"
+        )
+    return str(int(value))
+
+
+def _is_token(value: str) -> bool:
+    return value.isdecimal() and int(value) < 1 << 32
