@@ -122,7 +122,7 @@ def make_flat(folder: Path, kind: str, **settings: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_build_asks_what_a_document_is(tmp_path: Path, kind: str) -> None:
     config = make_flat(tmp_path, kind)
-    for more in ({"split": "50,25,25"}, {"order": "document"}):
+    for more in ({"split": "50,25,25"}, {"order": "document"}, {"inter_document_masking": True}):
         with pytest.raises(ConfigError, match=r"source 's': its column is flat, so each token would be a document"):
             megablend.build(config | more)
     splits = "2: 1, 1, 0 in the splits.*6: 3, 1, 2 in the splits"
