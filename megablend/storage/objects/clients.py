@@ -62,6 +62,17 @@ def get_lister(address: Address, options: StoreOptions) -> Any:
         return _listers[key]
 
 
+def get_web_server(endpoint: str, options: StoreOptions) -> Any:
+    """obstore's store of an endpoint as of a web server, reached as its options say. Raises: ConfigError."""
+    scheme, _, server = endpoint.partition("://")
+    return _make_store(Address(scheme.lower(), server.rstrip("/"), ""), options, "", is_for_lists=False)
+
+
+def find_endpoint(address: Address, options: StoreOptions) -> str | None:
+    """The endpoint that is set, by the config or by the environment. Raises: ConfigError where it is not a URL."""
+    return options.endpoint or _find_endpoint(address.scheme)
+
+
 def forget_sources() -> None:
     """Make clients again on their next use, for what has changed in the environment; not while requests are in flight."""
     with _lock:
@@ -73,7 +84,7 @@ def _make_store(address: Address, options: StoreOptions, query: str, *, is_for_l
     from obstore.exceptions import BaseError
     from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
-    given = options.endpoint or _find_endpoint(address.scheme)
+    given = find_endpoint(address, options)
     common: dict[str, Any] = {
         "client_options": _client_options(address, options, given, is_for_lists=is_for_lists),
         "retry_config": {"max_retries": 4 if is_for_lists else 0, "retry_timeout": timedelta(seconds=_LIST_SECONDS)},

@@ -9,7 +9,14 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from megablend.errors import ConfigError, CorruptFileError, MegablendError, MissingFileError
+from megablend.errors import (
+    ConfigError,
+    CorruptFileError,
+    DataError,
+    MegablendError,
+    MissingFileError,
+    UnsupportedFileError,
+)
 from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, KnownFiles, ReadLimits, Storage
 from megablend.storage.ends import Ends
 from megablend.storage.find import Found, Match
@@ -18,7 +25,8 @@ from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects import loop
 from megablend.storage.objects.address import WEB_SCHEMES, Address, check_key, parse_location
 from megablend.storage.objects.bucket import MAX_PART_BYTES, Bucket
-from megablend.storage.objects.clients import check_installed, get_lister, get_source
+from megablend.storage.objects.clients import check_installed, find_endpoint, get_lister, get_source, get_web_server
+from megablend.storage.objects.endpoints import find_bucket_in, is_page
 from megablend.storage.objects.flow import MAX_REQUESTS
 from megablend.storage.objects.listing import is_wild
 from megablend.storage.objects.pins import Pin
@@ -63,8 +71,21 @@ class ObjectStorage:
         return ObjectStorage(self._options, checking=self._checking)
 
     def find(self, pattern: str) -> Found:
-        """See Storage.find. Sizes and etags of a listing are kept, also those of other keys: `stat` requests nothing then."""
+        """See Storage.find. Sizes and etags of a listing are kept, also those of other keys: `stat` requests nothing then.
+
+        Raises: ConfigError where nothing is found since the endpoint is not that of the store.
+        """
         address = parse_location(pattern)
+        try:
+            found = self._find(pattern, address)
+        except DataError as error:
+            self._check_endpoint(pattern, address, asks=isinstance(error, UnsupportedFileError))
+            raise
+        if not found.files and not found.folders:
+            self._check_endpoint(pattern, address, asks=True)
+        return found
+
+    def _find(self, pattern: str, address: Address) -> Found:
         if address.scheme in WEB_SCHEMES or not is_wild(address.key):
             return self._find_one(pattern, address)
         try:
@@ -191,6 +212,21 @@ class ObjectStorage:
         except MissingFileError:
             return Found([], {})
         return Found([Match(0, path, path)], {})
+
+    def _check_endpoint(self, location: str, address: Address, *, asks: bool) -> None:
+        """Look at the endpoint that is set, since nothing was found at a location; ask it what it is if `asks`.
+
+        Raises: ConfigError where it cannot be that of the store.
+        """
+        options = self._options.find(location)
+        endpoint = None if address.scheme in WEB_SCHEMES else find_endpoint(address, options)
+        if endpoint is None:
+            return
+        found = f"{location}: nothing was found with the endpoint {endpoint}, which"
+        if (better := find_bucket_in(endpoint, address, path_style=options.path_style is not False)) is not None:
+            raise ConfigError(f"{found} has the bucket in it: write {better}")
+        if asks and loop.run(is_page(get_web_server(endpoint, options), address.bucket, options.read_timeout)):
+            raise ConfigError(f"{found} answers with a web page: set the address of the store, not that of its console")
 
     def _pin(self, path: str) -> Pin:
         pin = None if self._checking else self._known.get(path)

@@ -20,6 +20,7 @@ import pytest
 
 import megablend
 from megablend.errors import DataError, MegablendError
+from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.object_options import parse_options
 from tests.runs import documents, make_config, write_source
@@ -126,7 +127,48 @@ def expired(stack: ExitStack, _: Path, patch: pytest.MonkeyPatch) -> tuple[str, 
     return "s3://bucket/a.parquet", {"s3://bucket": {"endpoint": stack.enter_context(answering(400, body))}}
 
 
+def bucket_in_the_path(stack: ExitStack, _: Path, patch: pytest.MonkeyPatch) -> tuple[str, Settings]:
+    source = stack.enter_context(FaultySource({"bucket/a.parquet": b"PAR1"}))
+    return "s3://bucket/*.parquet", {"s3://bucket": {"endpoint": f"{source.url}/bucket/", "anonymous": True}}
+
+
+def bucket_in_the_path_of_a_key(stack: ExitStack, folder: Path, patch: pytest.MonkeyPatch) -> tuple[str, Settings]:
+    return "s3://bucket/a.parquet", bucket_in_the_path(stack, folder, patch)[1]
+
+
+def bucket_in_the_host(stack: ExitStack, _: Path, patch: pytest.MonkeyPatch) -> tuple[str, Settings]:
+    source = stack.enter_context(FaultySource({"127/a.parquet": b"PAR1"}))
+    patch.setenv("AWS_ENDPOINT_URL", source.url)
+    return "s3://127/b/*.parquet", {"s3://127": {"anonymous": True}}
+
+
+def bucket_twice_in_the_host(stack: ExitStack, _: Path, patch: pytest.MonkeyPatch) -> tuple[str, Settings]:
+    settings = {"endpoint": "http://bucket.store.invalid", "path_style": False, "anonymous": True, "give_up_after": 1}
+    return "s3://bucket/a.parquet", {"s3://bucket": settings}
+
+
+def console(stack: ExitStack, status: int, key: str) -> tuple[str, Settings]:
+    url = stack.enter_context(answering(status, b"<!doctype html><title>Console</title>"))
+    return f"s3://bucket/{key}", {"s3://bucket": {"endpoint": url, "anonymous": True}}
+
+
+IN_IT = "has the bucket in it: write http://127.0.0.1:"
+PAGE = "answers with a web page: set the address of the store, not that of its console"
 SITUATIONS = [
+    Situation("an endpoint that ends with the bucket", bucket_in_the_path, IN_IT, 10),
+    Situation("the same of a key", bucket_in_the_path_of_a_key, IN_IT, 10),
+    Situation("an endpoint that begins with the bucket", bucket_in_the_host, "in it: write http://0.0.1:", 10),
+    Situation("the same with hosts of buckets", bucket_twice_in_the_host, "write http://store.invalid and `path", 20),
+    *(
+        Situation(
+            f"a console that answers {status} for {key}",
+            lambda stack, *_, s=status, k=key: console(stack, s, k),
+            PAGE,
+            10,
+        )
+        for status in (200, 404)
+        for key in ("a.parquet", "*.parquet", "**/*.parquet")
+    ),
     Situation("a server that never answers", silent, "the server has never answered: check the location", 30),
     Situation("a store that never answers", silent_store, "the server has never answered: check the location", 30),
     Situation("a metadata address that refuses", metadata_refuses, "no credentials were found", 30, "get permission"),
@@ -143,6 +185,12 @@ SITUATIONS = [
 ]
 
 
+def find_and_read(storage: Storage, location: str) -> bytes:
+    """What a build does with a location first."""
+    storage.find(location)
+    return storage.read(location, 0, 8)
+
+
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: situation.name)
 def test_what_is_said_and_how_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, situation: Situation) -> None:
     with ExitStack() as stack:
@@ -150,7 +198,7 @@ def test_what_is_said_and_how_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         storage = make_storage(objects=parse_options(settings))
         started = time.monotonic()
         with pytest.raises(MegablendError) as caught:
-            storage.read(location, 0, 8)
+            find_and_read(storage, location)
         assert time.monotonic() - started < situation.most_seconds
     assert situation.says in str(caught.value)
     assert situation.says_not not in str(caught.value)

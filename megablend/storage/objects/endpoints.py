@@ -1,0 +1,50 @@
+"""What is wrong with an endpoint where nothing is found: it has the bucket in it, or it is the address of a page for people."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+from megablend.storage.objects.address import Address
+
+_PAGE_BYTES = 1 << 10
+_PAGE = re.compile(r"<!doctype html|<html", re.IGNORECASE)
+
+
+def find_bucket_in(endpoint: str, address: Address, *, path_style: bool) -> str | None:
+    """The endpoint without the bucket that it has at its beginning or end; None where it has none."""
+    url = urlsplit(endpoint)
+    path = url.path.rstrip("/")
+    if path.endswith(f"/{address.bucket}"):
+        return f"{url.scheme}://{url.netloc}{path[: -len(address.bucket) - 1]}"
+    if url.netloc.startswith(f"{address.bucket}."):
+        style = "" if path_style else " and `path_style: false`"
+        return f"{url.scheme}://{url.netloc[len(address.bucket) + 1 :]}{path}{style}"
+    return None
+
+
+async def is_page(server: Any, key: str, seconds: float) -> bool:
+    """Whether a server answers with a page for people, as consoles of stores do at a port of their own.
+
+    Args:
+        server: obstore's store of the endpoint as a web server.
+        key: what is requested of it.
+        seconds: to wait for an answer.
+    """
+    try:
+        return await asyncio.wait_for(_is_page(server, key), seconds)
+    except Exception as error:  # of the client, whose text ends with the server's answer
+        return _PAGE.search(str(error)) is not None
+
+
+async def _is_page(server: Any, key: str) -> bool:
+    import obstore
+
+    answer = await obstore.get_async(server, key)
+    if str(answer.attributes.get("Content-Type", "")).startswith("text/html"):
+        return True
+    async for part in answer.stream(min_chunk_size=_PAGE_BYTES):
+        return _PAGE.search(bytes(part[:_PAGE_BYTES]).decode("latin-1")) is not None
+    return False
