@@ -132,7 +132,7 @@ class BlockStore(BlockSizes):
                 numbers[here],
                 opened,
                 self._extra_of(opened.column),
-                FileRead(opened.reader, mine, opened.chunks, check=opened.check),
+                FileRead(opened.reader, mine, opened.chunks, check=opened.check, source=opened.source),
             )
             for here, opened, mine in self._by_reader(numbers, rows)
         ]
@@ -184,7 +184,7 @@ class BlockStore(BlockSizes):
         found: list[npt.NDArray[np.int64]] = [None] * len(numbers)  # type: ignore[list-item]
         scanned_bytes = 0
         for here, opened, rows in self._by_reader(numbers, self.generation.blocks(numbers)):
-            offsets, size = read_pieces(opened.reader, rows, opened.chunks, self.storage, opened.check)
+            offsets, size = read_pieces(opened.reader, rows, opened.chunks, self.storage, opened.check, opened.source)
             scanned_bytes += size
             for i, block in zip(here.tolist(), offsets, strict=True):
                 found[i] = block

@@ -38,6 +38,8 @@ class OpenedReader(NamedTuple):
     column: ColumnEntry
     check: Check | None
     """Compares what was fetched with checksums."""
+    source: Storage | None
+    """Fetches damaged bytes once more; see FileRead."""
 
 
 class OpenFiles:
@@ -76,8 +78,9 @@ class OpenFiles:
             if (sums := self._find_sums(file, path)) is not None:
                 checks_bytes += sums.nbytes
                 check = FetchedCheck(kind.files(path), sums, self._storage)
+            source = self._storage if find_scheme(path) else None
             self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks + checks_bytes)
-            return OpenedReader(reader, chunks, self._eods[entry.column], column, check)
+            return OpenedReader(reader, chunks, self._eods[entry.column], column, check, source)
 
         return self._opened.get(file, enter)
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from megablend.errors import ChangedFileError, CorruptFileError, UnsupportedFileError
 from megablend.formats.base import Array, BlockReader
 from megablend.formats.blocks import decoded_sizes
 from megablend.formats.decoded import DecodedBlocks
 from megablend.storage.base import Allocate, Bytes, Int64s, ReadLimits, Storage
 from megablend.storage.futures import gather_futures
 from megablend.storage.ranges import FetchedRanges, FileRanges, MergedRanges, merge_ranges, portions
+from megablend.system.log import LOG
 
+T = TypeVar("T")
 Check: TypeAlias = Callable[[FetchedRanges], None]
 _POOLED_BYTES = 1 << 20
 """Requests of this size or more take their memory from Arrow's pool, which keeps what was freed: malloc returns it to the system,
@@ -82,12 +85,18 @@ class FileRead:
     """Whether tokens will be decoded; otherwise only their documents are needed."""
     check: Check | None = None
     """Called with all that was fetched."""
+    source: Storage | None = None
+    """Fetches bytes that turn out to be damaged once more; None on a local disk, where they would be the same."""
     fetched: list[FetchedRanges] = field(default_factory=list)
     """The fetched ranges, in the order of the requests."""
 
     def next_ranges(self) -> Sequence[FileRanges]:
         """The ranges to fetch next; empty when everything is there. Raises as BlockReader.byte_ranges does."""
-        return self.reader.byte_ranges(self.blocks, self.chunks, self.fetched, tokens=self.tokens)
+
+        def find(read: FileRead) -> Sequence[FileRanges]:
+            return read.reader.byte_ranges(read.blocks, read.chunks, read.fetched, tokens=read.tokens)
+
+        return self._use(find)
 
     def add(self, fetched: FetchedRanges) -> None:
         """Add the ranges that were requested next, once they are checked. Raises: as `check`."""
@@ -97,11 +106,31 @@ class FileRead:
 
     def decode(self, *, pieces: bool = True) -> DecodedBlocks:
         """See BlockReader.decode."""
-        return DecodedBlocks.of(self.reader.decode(self.blocks, self.chunks, self.fetched, pieces=pieces))
+
+        def decode(read: FileRead) -> DecodedBlocks:
+            return DecodedBlocks.of(read.reader.decode(read.blocks, read.chunks, read.fetched, pieces=pieces))
+
+        return self._use(decode)
 
     def find_pieces(self) -> tuple[list[npt.NDArray[np.int64]], int]:
         """See BlockReader.find_pieces."""
-        return self.reader.find_pieces(self.blocks, self.chunks, self.fetched)
+        return self._use(lambda read: read.reader.find_pieces(read.blocks, read.chunks, read.fetched))
+
+    def _use(self, work: Callable[[FileRead], T]) -> T:
+        """What `work` makes of the bytes; where they turn out to be damaged, of the same bytes fetched once more.
+
+        What a network or a proxy damages is whole the next time; pages with a CRC, and headers, show it.
+        """
+        try:
+            return work(self)
+        except (ChangedFileError, CorruptFileError, UnsupportedFileError) as error:
+            if self.source is None:
+                raise
+            LOG.warning("%s: the bytes are being read once more, since they may have been damaged on their way", error)
+        again = replace(self, source=None, fetched=[])
+        fetch_all([again], self.source)
+        self.fetched[:] = again.fetched
+        return work(again)
 
 
 def fetch_all(reads: Sequence[FileRead], storage: Storage) -> None:
@@ -131,13 +160,18 @@ def read_blocks(
 
 
 def read_pieces(
-    reader: BlockReader, blocks: Array, chunks: Array, storage: Storage, check: Check | None = None
+    reader: BlockReader,
+    blocks: Array,
+    chunks: Array,
+    storage: Storage,
+    check: Check | None = None,
+    source: Storage | None = None,
 ) -> tuple[list[npt.NDArray[np.int64]], int]:
     """Fetch and find the documents in blocks of one file; see BlockReader.find_pieces."""
     found, scanned_bytes = list[npt.NDArray[np.int64]](), 0
     order = np.argsort(blocks["offset"], kind="stable")
     for mine in _batches(blocks, order):
-        read = FileRead(reader, mine, chunks, tokens=False, check=check)
+        read = FileRead(reader, mine, chunks, tokens=False, check=check, source=source)
         fetch_all([read], storage)
         offsets, size = read.find_pieces()
         found += offsets

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from megablend.caches.base import CacheStore
 from megablend.distributed.assign import assign_longest_first
 from megablend.distributed.base import Communicator
-from megablend.errors import CacheError
+from megablend.errors import CacheError, CorruptFileError, UnsupportedFileError
 from megablend.index.build_report import Progress
 from megablend.index.file_tasks import FileTask, TaskPart, TaskResult, ensure_fragment, join_parts
 from megablend.index.pack_writer import PackWriter
@@ -17,6 +17,7 @@ from megablend.index.source_spec import SourceColumn
 from megablend.storage.base import Storage
 from megablend.storage.prefetched import PrefetchedStorage
 from megablend.storage.requested_reads import RequestedReads, run_in_threads
+from megablend.system.log import LOG
 
 _POST_SECONDS = 0.2
 _TIMES_IN_TURN = 8
@@ -85,8 +86,15 @@ def _index_items(
     def index(number: int, reads: RequestedReads) -> TaskResult:
         item = items[number]
         file = work[item.number]
-        fetched = PrefetchedStorage(storage, reads) if num_files[file.column] > 1 else storage
-        return ensure_fragment(file, item.part, columns[file.column], store, writer, fetched)
+        column = columns[file.column]
+        if num_files[file.column] == 1:
+            return ensure_fragment(file, item.part, column, store, writer, storage)
+        try:
+            return ensure_fragment(file, item.part, column, store, writer, PrefetchedStorage(storage, reads))
+        except (CorruptFileError, UnsupportedFileError) as error:
+            LOG.warning("%s: it is being read once more, since it may have been damaged on its way", error)
+        again = PrefetchedStorage(storage.for_reading(), reads)  # nothing that was read before
+        return ensure_fragment(file, item.part, column, store, writer, again)
 
     return run_in_threads(index, assigned, max(num_files.values(), default=1))
 

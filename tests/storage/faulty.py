@@ -76,9 +76,8 @@ class FaultySource:
     """Serves `files` (`bucket/key` to bytes) on loopback while it is entered.
 
     Set `faults`, `is_down`, `ignores_conditions`, `is_expired` (of an access key), `has_tails` (answers requests for the end of a
-    file), and `listed_bytes` (sizes in listings) at any time. Counts: `requests` and
-    `faulty` (by kind), `bytes` sent,
-    `most_in_flight`, `rounds` by file.
+    file), `listed_bytes` (sizes in listings), and `damages` (by file, a byte that is wrong in the first answer with it) at any
+    time. Counts: `requests` and `faulty` (by kind), `bytes` sent, `most_in_flight`, `rounds` by file.
     """
 
     def __init__(self, files: dict[str, bytes], faults: Faults | None = None) -> None:
@@ -89,6 +88,7 @@ class FaultySource:
         self.is_expired: Callable[[str], bool] | None = None
         self.listed_bytes: int | None = None
         self.body = b""
+        self.damages: dict[str, int] = {}
         self.paths: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.requests = self.bytes = self.in_flight = self.most_in_flight = 0
@@ -189,7 +189,7 @@ class FaultySource:
         etag = f'"{_md5(data)}"'
         if not self.ignores_conditions and headers.get("if-match", etag) != etag:
             return await self._send(writer, method, 412, {}, b"")
-        return await self._send_file(writer, method, headers, data, f"W/{etag}" if self.weak_etags else etag)
+        return await self._send_file(writer, method, headers, path, f"W/{etag}" if self.weak_etags else etag)
 
     async def _await_round(self, path: str, seconds: float) -> None:
         current = self._rounds.get(path)
@@ -202,8 +202,9 @@ class FaultySource:
         current.is_over = True
 
     async def _send_file(
-        self, writer: asyncio.StreamWriter, method: str, headers: dict[str, str], data: bytes, etag: str
+        self, writer: asyncio.StreamWriter, method: str, headers: dict[str, str], path: str, etag: str
     ) -> bool:
+        data = self.files[path]
         start, stop, status, more = 0, len(data), 200, {}
         if (wanted := headers.get("range", "")).startswith("bytes="):
             first, _, last = wanted.removeprefix("bytes=").partition("-")
@@ -219,6 +220,10 @@ class FaultySource:
             changed = bytearray(body)
             changed[self._random.randrange(len(body))] ^= 1 << self._random.randrange(8)
             body = bytes(changed)
+        if method == "GET" and start <= self.damages.get(path, -1) < stop:
+            place = self.damages.pop(path) - start
+            body = body[:place] + bytes([body[place] ^ 0x55]) + body[place + 1 :]
+            self.faulty["damage"] += 1
         if not self.no_etags:
             more["ETag"] = etag
         return await self._send(writer, method, status, more | {"Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}, body)
