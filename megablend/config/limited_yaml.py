@@ -18,6 +18,7 @@ MAX_BYTES = 64 << 20
 """Largest config: enough to list 500,000 files by name."""
 MAX_DEPTH = 64
 """Maximum nesting of lists and mappings; configs need six levels."""
+_TOO_DEEP = f"lists or mappings nested more than {MAX_DEPTH} deep"
 MAX_REPEATED = 1 << 18
 """Maximum number of values that aliases expand to."""
 _UNUSUAL_TAGS = frozenset(("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value"))
@@ -113,6 +114,11 @@ class _Reader:
         try:
             while (event := self._loader.get_event()) is not None:
                 self._take(event)
+        except yaml.scanner.ScannerError as error:
+            # From 0.2.6 on libyaml has a limit of its own, and it scans ahead of the events that are counted here.
+            if "nesting depth" not in str(error.problem):
+                raise
+            raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=error.problem_mark) from None
         finally:
             self._loader.dispose()
         return Document(*self._root, self._duplicates) if self._is_usual else None
@@ -145,7 +151,7 @@ class _Reader:
             self._is_usual = False  # a collection as a key
         self._nested.append(_Collection(event, is_mapping))
         if len(self._nested) > MAX_DEPTH:
-            raise _refused(f"lists or mappings nested more than {MAX_DEPTH} deep", event)
+            raise _refused(_TOO_DEEP, event)
 
     def _expand(self, event: Any) -> int:
         """The number of values of an alias."""
