@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ from megablend.errors import MegablendError
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
 from tests.runs import documents, make_config, read_samples, write_source
+from tests.storage.objects.servers.forward import RoundsInFront
 
 
 def configs(folder: Path, remote: str, **settings: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -140,9 +142,7 @@ def test_verify_names_damaged_and_missing_objects_and_build_repairs_them(tmp_pat
 def test_gc_keeps_what_runs_need_and_removes_the_rest_by_the_clock_of_the_store(tmp_path: Path, remote: str) -> None:
     _, config = configs(tmp_path, remote)
     first = megablend.build(config | {"run": "first"}).index.digest
-    write_source(tmp_path / "data" / "more", 0, "parquet", documents(0, 9, 9, seed=2))
-    for path in (tmp_path / "data" / "more" / "source0").iterdir():
-        path.rename(tmp_path / "data" / "source0" / f"more-{path.name}")
+    _add_files(tmp_path)
     second = megablend.build(config | {"run": "second"}).index.digest
     assert first != second
     prefix = ObjectPrefix(remote, ObjectOptions())
@@ -228,6 +228,53 @@ def test_of_sources_in_the_same_bucket_no_secret_is_kept_or_shown(
     assert len(shown) > 10 < len(kept)
     assert not any("canary" in each for each in shown)
     assert not any(b"canary" in each for each in (*stored, *kept, *pickled))
+
+
+class ReadOnlyInFront(RoundsInFront):
+    """Forwards what reads, and refuses what writes, as a store does to a user who may only read."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, 0)
+        self.refused = list[str]()
+
+    async def _answer(self, writer: asyncio.StreamWriter, method: str, target: str, headers: dict[str, str]) -> bool:
+        if method in ("GET", "HEAD"):
+            return await super()._answer(writer, method, target, headers)
+        self.refused.append(f"{method} {target}")
+        return await self._send(writer, method, 403, {}, b"<Error><Code>AccessDenied</Code></Error>")
+
+
+def test_a_dry_run_of_gc_only_reads(tmp_path: Path, remote_moto: str, moto: str) -> None:
+    _, config = configs(tmp_path, remote_moto)
+    unused = megablend.build(config | {"run": "first"}).index.digest
+    _add_files(tmp_path)
+    megablend.build(config | {"run": "second"})
+    megablend.remove_run(remote_moto, "first")
+    time.sleep(1.1)  # the store's clock counts seconds
+    front = ReadOnlyInFront(moto)
+    with front:
+        environment = os.environ | {"AWS_ENDPOINT_URL": front.url}
+        command = [sys.executable, "-m", "megablend", "gc", remote_moto, "--older-than", "0"]
+        options: dict[str, Any] = {
+            "capture_output": True,
+            "text": True,
+            "timeout": 120,
+            "check": False,
+            "env": environment,
+        }
+        dry = subprocess.run([*command, "--dry-run"], **options)
+        assert (dry.returncode, front.refused) == (0, []), dry.stderr
+        assert unused in dry.stdout
+        real = subprocess.run(command, **options)
+        assert real.returncode != 0
+        assert front.refused
+
+
+def _add_files(folder: Path) -> None:
+    """Add files to the first source of `configs`."""
+    write_source(folder / "data" / "more", 0, "parquet", documents(0, 9, 9, seed=2))
+    for path in (folder / "data" / "more" / "source0").iterdir():
+        path.rename(folder / "data" / "source0" / f"more-{path.name}")
 
 
 def _with_path(config: dict[str, Any], path: str) -> dict[str, Any]:
