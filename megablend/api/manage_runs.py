@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from megablend.api.blend_differences import Difference, describe_blend, list_blend_differences
 from megablend.api.result_base import Result
@@ -49,6 +49,7 @@ class RunSummary(Result):
 class StageCommitment(Result):
     """A stage of a run."""
 
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"drain"})
     start: int
     stop: int
     """Its samples, [start, stop)."""
@@ -60,6 +61,8 @@ class StageCommitment(Result):
     """Digest of the run's plan at its end."""
     changes: tuple[dict[str, Any], ...]
     """what, before, after: the settings that differ from the stage before it; none in the first one."""
+    drain: int | None = None
+    """Samples at its start that continue the stage before; None where the ledger does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -129,6 +132,7 @@ def _list_chain(ledger: Ledger) -> Iterator[StageCommitment]:
             changes=tuple(
                 {"what": each.what, "before": each.a, "after": each.b} for each in differences if each.a != each.b
             ),
+            drain=stage.drain,
         )
         before = stage
 

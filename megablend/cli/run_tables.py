@@ -66,7 +66,8 @@ def print_run(found: dict[str, Any]) -> None:
     stages = ", ".join(f"{end:,}" for end in found["stages"])
     print_line(f"stages end at sample {stages}; plan {found['plan']}")
     for number, stage in enumerate(found["chain"][1:], 1):
-        print_line(f"stage {number}, samples {stage['start']:,} to {stage['stop']:,}, changes:")
+        drain = f", the first {stage['drain']:,} of them a drain" if "drain" in stage else ""
+        print_line(f"stage {number}, samples {stage['start']:,} to {stage['stop']:,}{drain}, changes:")
         for change in stage["changes"][:_CHANGES]:
             print_line(f"  {change['what']}: {change['before']} -> {change['after']}")
         if (more := len(stage["changes"]) - _CHANGES) > 0:

@@ -120,7 +120,11 @@ def print_built(built: BuildResult, *, ranks: int) -> None:
     if built.stages_before == len(ledger.ends):
         done = "is unchanged"
     elif built.stages_before:
-        done = f"was extended: stage {len(ledger.ends) - 1} appended"
+        drain = ledger.stages[-1].drain
+        begins = (
+            "" if drain is None else f", which begins with a drain of {drain:,} samples (`megablend describe CONFIG`)"
+        )
+        done = f"was extended: stage {len(ledger.ends) - 1} appended{begins}"
     else:
         done = "is new"
     print_line(f"run {ledger.run!r} {done}: {ledger.ends[-1]:,} samples, plan {ledger.digest}")

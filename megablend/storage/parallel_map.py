@@ -25,7 +25,17 @@ def parallel_map(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> 
         return list(threads.map(work, items))
 
 
-def map_waiting(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> list[R]:
+def read_clocks() -> tuple[float, float]:
+    """Seconds that have passed, and seconds that this thread has had the processor."""
+    return time.perf_counter(), time.thread_time()
+
+
+def map_waiting(
+    work: Callable[[T], R],
+    items: Sequence[T],
+    in_flight: int,
+    clocks: Callable[[], tuple[float, float]] = read_clocks,
+) -> list[R]:
     """Apply `work`, which reads files, to each item: in the caller until reading blocks, from then on with `in_flight` threads.
 
     Where files are in the page cache, threads would only wait for Python's lock. Results are in order.
@@ -34,9 +44,10 @@ def map_waiting(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> l
     runs = [items[first:stop] for first, stop in pairwise(bounds)]
     results, waits = list[R](), False
     while runs and not waits:
-        processor, start = time.thread_time(), time.perf_counter()
+        start, start_processor = clocks()
         results += map(work, runs.pop(0))
-        waits = time.perf_counter() - start > _WAITING * (time.thread_time() - processor)
+        now, processor = clocks()
+        waits = now - start > _WAITING * (processor - start_processor)
     for part in parallel_map(lambda run: list(map(work, run)), runs, in_flight):
         results += part
     return results

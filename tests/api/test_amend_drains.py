@@ -7,6 +7,7 @@ import json
 import math
 import random
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -261,15 +262,20 @@ def test_a_drain_continues_the_stage_before(config: dict[str, Any], tmp_path: Pa
         assert (shares[~free] * found.drain < left[~free]).all()
         rest = drained.read[free].sum()
         assert np.abs(drained.read[free] - shares[free] / shares[free].sum() * rest).max() < 1
-    steps = (batch or lanes, 1), (1, batch or lanes), ((batch or lanes) // 2, 2)
-    for micro, ranks in steps:
-        sampler = megablend.PretrainingSampler(
-            dataset, micro_batch_size=micro, data_parallel_rank=0, data_parallel_size=ranks
-        )
-        assert sum(map(len, sampler)) == 6000 // (micro * ranks) * micro
-    loader = megablend.Loader(dataset, micro_batch_size=batch or lanes, drop_last=False)
-    assert sum(len(each["tokens"]) for each in loader) == 6000
-    loader.close()
+    step = batch or lanes
+    for ranks in (each for each in range(1, step + 1) if step % each == 0):
+        micro = step // ranks
+        passed = 0
+        for rank in range(ranks):
+            of_rank: dict[str, Any] = {
+                "micro_batch_size": micro,
+                "data_parallel_rank": rank,
+                "data_parallel_size": ranks,
+            }
+            assert sum(map(len, megablend.PretrainingSampler(dataset, **of_rank))) == 6000 // step * micro
+            with closing(megablend.Loader(dataset, **of_rank, drop_last=False)) as loader:
+                passed += sum(len(each["tokens"]) for each in loader)
+        assert passed == 6000
     (settings,) = found.drain_settings
     written = [{"samples": 2000}, longer | settings]
     other = config | {"cache": str(tmp_path / "other"), "stages": written}
@@ -430,6 +436,20 @@ def test_what_the_commands_print(config: dict[str, Any], tmp_path: Path) -> None
         assert printed.exit_code == 0, printed.output
         assert all(line in printed.output for line in lines), printed.output
         assert ("and `drain: 416` into the stage from sample 112 on" in printed.output) == (len(command) == 5)
+    printed = CliRunner().invoke(cli, ["runs", "show", str(tmp_path / "run.yaml")])
+    assert "samples 112 to 1,200, the first 416 of them a drain, changes:" in printed.output, printed.output
+
+
+def test_a_build_that_appends_a_drain_says_so(config: dict[str, Any], tmp_path: Path) -> None:
+    megablend.build(config | {"samples": 100})
+    stages: list[dict[str, Any]] = [{"samples": 1280}, {"samples": 1280, "from": 324, "sequence_length": 12}]
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config | {"stages": stages}))
+    printed = CliRunner().invoke(cli, ["build", str(tmp_path / "run.yaml")])
+    chain = megablend.show_run(config["cache"], "default").chain
+    assert chain[-1].drain is not None, printed.output
+    assert f"stage 2 appended, which begins with a drain of {chain[-1].drain:,} samples" in printed.output, (
+        printed.output
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*is now called:DeprecationWarning")
