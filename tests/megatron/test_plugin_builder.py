@@ -198,7 +198,7 @@ def test_an_unknown_version_that_fits_is_used_and_named_in_the_log(
 def test_a_version_that_does_not_fit_goes_megatrons_way(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megablend.megatron.plugin.builder.misfit", lambda builder: "GPTDataset has no __len__")
+    monkeypatch.setattr("megablend.megatron.plugin.installed.misfit", lambda builder: "GPTDataset has no __len__")
     for fast in (False, True):
         monkeypatch.setattr("megablend.megatron.plugin.builder.assumes_whole_cache", lambda config, fast=fast: fast)
         with pytest.warns(RuntimeWarning, match=r"GPTDataset has no __len__: Megatron builds the datasets itself"):

@@ -18,9 +18,9 @@ from megatron.core.datasets.gpt_dataset import GPTDataset
 
 from megablend.errors import CacheError
 from megablend.megatron import MegablendDatasetBuilder, core
-from megablend.megatron.api import DatasetConfig
 from megablend.megatron.plugin import installed, probe
 from megablend.megatron.plugin.documents import PairDocuments
+from megablend.megatron.request.config import DatasetConfig
 
 Change = Callable[[pytest.MonkeyPatch], None]
 

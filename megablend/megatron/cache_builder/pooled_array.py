@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import io
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from megablend.errors import CorruptFileError
-from megablend.formats.base import Array
 from megablend.lazy import cached_property
 from megablend.megatron.cache_builder.artefacts import read_header
 from megablend.storage.base import Storage
+
+if TYPE_CHECKING:
+    from megablend.formats.base import Array
 
 ENTRIES_START = 128
 """Bytes before the entries of an array of one or two dimensions, as numpy.save writes it."""

@@ -5,6 +5,7 @@
     else       the ranks that see one cache folder build it together; then each opens its datasets and reports it
 
 What comes out are Megatron's own objects, made by Megatron's own code, which finds every file it looks for.
+Modules that need numba, pyarrow or pydantic are imported where they are used: importing this one takes a script no time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 
@@ -29,11 +30,6 @@ from megablend.distributed.same_settings import compare_settings, digest_setting
 from megablend.errors import ConfigError
 from megablend.lazy import cached_property
 from megablend.megatron import core
-from megablend.megatron.api import request_of
-from megablend.megatron.cache_builder.build_cache import prepare_cache
-from megablend.megatron.cache_builder.catalog import build_catalog
-from megablend.megatron.cache_builder.completion_marker import Receipt, read_receipt
-from megablend.megatron.cache_builder.document_tables import build_table, pinned_address, table_path
 from megablend.megatron.cache_builder.idx_copies import make_copies
 from megablend.megatron.compat import TRIED, assumes_whole_cache, find_unknown_settings, is_tried
 from megablend.megatron.core import (
@@ -55,13 +51,15 @@ from megablend.megatron.plugin.dataset import (
     pairs_of,
 )
 from megablend.megatron.plugin.deferred import PrefixOpener, defer, identifiers
-from megablend.megatron.plugin.installed import misfit
-from megablend.megatron.plugin.pages import build_pages, open_pages
+from megablend.megatron.request.config import request_of
 from megablend.megatron.request.dataset_uri import PAIR, parse_address
 from megablend.megatron.request.layout import layouts
 from megablend.megatron.request.request import CacheRequest
 from megablend.storage.objects.helper import closing_helper
 from megablend.system.log import LOG
+
+if TYPE_CHECKING:
+    from megablend.megatron.cache_builder.completion_marker import Receipt
 
 
 class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]
@@ -92,6 +90,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         """
         if reason := self._not_ours():
             return self._leave_to_megatron(reason)
+        from megablend.megatron.plugin.installed import misfit
+
         own: Any = MegablendDatasetBuilder
         if assumes_whole_cache(self.config):
             reason = misfit(own)
@@ -120,7 +120,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             try:
                 before = self._look_at_pairs()
                 self._build_together(job, world)
-                found = self._open(read_receipt(self._request()) if self._has_receipt else None)
+                found = self._open(self._read_receipt())
                 for prefix, pair in before.items():
                     check_pair(prefix, pair)
                 world.finish()
@@ -157,13 +157,18 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def _open_whole(self) -> list[Any] | None:
         """The datasets, if the cache is marked complete and is; otherwise building finds out what is wrong with it."""
         try:
-            if not self._has_receipt:
-                return self._open()
-            if receipt := read_receipt(self._request()):
+            receipt = self._read_receipt()
+            if receipt is not None or not self._has_receipt:
                 return self._open(receipt)
         except Exception:  # of Megatron's too: all ranks meet again where it is repaired or reported
             pass
         return None
+
+    def _read_receipt(self) -> Receipt | None:
+        """The marker of a complete cache; None where there is none, or where this rank needs none."""
+        from megablend.megatron.cache_builder.completion_marker import read_receipt
+
+        return read_receipt(self._request()) if self._has_receipt else None
 
     def _open(self, receipt: Receipt | None = None) -> list[Any]:
         """The datasets of this rank, from a complete cache; with its marker, those of a blend are opened on first use.
@@ -173,6 +178,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         if not self.is_built_on_rank():
             return [None, None, None]
         if self._in_pages:
+            from megablend.megatron.plugin.pages import open_pages
+
             return list(open_pages(self.config, self.sizes))
         self._receipt = receipt
         return list(super().build())
@@ -199,8 +206,14 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def _fill(self, launch: Communicator) -> None:
         cache = cache_of(self.config)
         if self._in_pages:
+            from megablend.megatron.plugin.pages import build_pages
+
             build_pages(self.config, self.sizes, launch)
             return
+        from megablend.megatron.cache_builder.build_cache import prepare_cache
+        from megablend.megatron.cache_builder.catalog import build_catalog
+        from megablend.megatron.cache_builder.document_tables import build_table
+
         storage = make_dataset_storage(self.config)
         if issubclass(self.cls, MegablendGPTDataset):
             for word in data_path_entries(self.config):
@@ -215,6 +228,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         """What the cache should contain: for URIs, under names that include their index."""
         if not issubclass(self.cls, MegablendGPTDataset):
             return request_of(self.config, self.sizes)
+        from megablend.megatron.cache_builder.document_tables import table_path
+
         config, cache = self.config, cache_of(self.config)
         names = {word: self._named(word) for word in data_path_entries(config)}
         tables = {name: table_path(cache, address) for name in names.values() if (address := parse_address(name)).index}
@@ -229,6 +244,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         """A prefix or an address in the form that descriptions contain."""
         if parse_address(word).format == PAIR:
             return word
+        from megablend.megatron.cache_builder.document_tables import pinned_address
+
         return str(pinned_address(cache_of(self.config), word))
 
     @property

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megablend.config.storage_settings import load_storage_settings
 from megablend.distributed.folder_groups import SHARED_FS
 from megablend.errors import ConfigError
 from megablend.megatron.core import GPTDatasetConfig
@@ -85,6 +84,8 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         """Check the settings that Megatron does not know."""
+        from megablend.config.storage_settings import load_storage_settings
+
         super().__post_init__()
         if self.cycle is not None:
             warnings.warn("cycle is now called shuffle_window", DeprecationWarning, stacklevel=3)

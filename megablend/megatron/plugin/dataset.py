@@ -5,30 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from megablend.config.storage_settings import load_storage_settings
 from megablend.errors import ConfigError
-from megablend.formats.base import Array
-from megablend.formats.megatron.idx import HEADER_BYTES
-from megablend.kernels.gpt_samples import read_samples
 from megablend.lazy import cached_property
 from megablend.megatron import core
-from megablend.megatron.cache_builder.catalog import catalog_path
-from megablend.megatron.cache_builder.document_tables import pinned_address
 from megablend.megatron.cache_builder.idx_copies import IdxCopies, copies_folder
 from megablend.megatron.cache_builder.pooled_array import ENTRIES_START, PooledArray
 from megablend.megatron.compat import find_unknown_settings, is_tried, setting
 from megablend.megatron.core import GPTDataset, GPTDatasetConfig, installed_version
 from megablend.megatron.plugin.config import MegablendDatasetConfig
-from megablend.megatron.plugin.documents import Documents, PairDocuments, TableDocuments
 from megablend.megatron.request.dataset_uri import PAIR, is_in_object_store, parse_address
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.objects.before_fork import BeforeForkStorage
+
+if TYPE_CHECKING:
+    from megablend.formats.base import Array
+    from megablend.megatron.plugin.documents import Documents, PairDocuments
 
 _INTEGERS = (int, np.integer)
 
@@ -53,6 +49,10 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
 
         Raises: CacheError where they were not prepared; ConfigError for an address that cannot be read.
         """
+        from megablend.megatron.cache_builder.catalog import catalog_path
+        from megablend.megatron.cache_builder.document_tables import pinned_address
+        from megablend.megatron.plugin.documents import PairDocuments, TableDocuments
+
         address = parse_address(dataset_path)
         cache, storage = cache_of(config), make_dataset_storage(config)
         if address.format == PAIR:
@@ -83,6 +83,8 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         return found
 
     def _may_be_plain(self) -> bool:
+        from megablend.megatron.plugin.documents import PairDocuments
+
         return (
             type(self).__getitem__ is MegablendGPTDataset.__getitem__
             and isinstance(self.dataset, PairDocuments)
@@ -117,6 +119,8 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
 
     def _read_tokens(self, indices: Sequence[int | None]) -> Array | None:
         """The tokens of samples [n, sequence_length + 1], of the pair's dtype; None as in `_read_plain`."""
+        from megablend.kernels.gpt_samples import read_samples
+
         documents: PairDocuments = self.dataset
         count = len(self._arrays[2])
         if not all(isinstance(idx, _INTEGERS) and -count <= idx < count for idx in indices):
@@ -146,7 +150,7 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         documents, (document_index, sample_index, shuffle_index) = self.dataset, self._arrays
         widths = sample_index.dtype.itemsize, shuffle_index.dtype.itemsize, documents.dtype.itemsize
         counts = len(document_index), len(sample_index)
-        return np.array([*counts, *widths, ENTRIES_START, HEADER_BYTES + 4 * len(documents), 1], np.int64)
+        return np.array([*counts, *widths, ENTRIES_START, documents.pointers_start, 1], np.int64)
 
     def _build_document_sample_shuffle_indices(self) -> tuple[Any, Any, Any]:
         """Arrays that are opened when they are first read; Megatron would map three for each dataset.
@@ -207,10 +211,14 @@ def make_dataset_storage(config: Any) -> Storage:
 
     Object stores are read in a way that lets Megatron's DataLoader fork this process.
     """
+    from megablend.config.storage_settings import load_storage_settings
+
     objects = load_storage_settings(getattr(config, "storage", None))
     storage = make_storage(max_open_files=getattr(config, "max_open_files", None), objects=objects)
     if not any(map(is_in_object_store, data_path_entries(config))):
         return storage
+    from megablend.storage.objects.before_fork import BeforeForkStorage
+
     return IdxCopies(BeforeForkStorage(storage), idx_folder(config))
 
 

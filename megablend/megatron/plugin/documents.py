@@ -103,11 +103,16 @@ class PairDocuments(Documents):
         if not self._checked:
             self._check()
         storage, width, number = self.storage, self.dtype.itemsize, self._number(idx)
-        place = HEADER_BYTES + 4 * len(self) + 8 * number
+        place = self.pointers_start + 8 * number
         pointer = int.from_bytes(storage.read(f"{self.path_prefix}.idx", place, 8), "little", signed=True)
         count = int(self.sequence_lengths[number]) - offset if length is None else int(length)
         data = storage.read(f"{self.path_prefix}.bin", pointer + int(offset) * width, count * width)
         return np.frombuffer(data, self.dtype)
+
+    @property
+    def pointers_start(self) -> int:
+        """Where the sequences' places are in the `.idx`, in bytes."""
+        return HEADER_BYTES + 4 * len(self)
 
     @cached_property
     def files(self) -> tuple[str, str]:
@@ -134,7 +139,7 @@ class PairDocuments(Documents):
             else:
                 whole = np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ), np.uint8)
         header = parse_header(path, whole[:HEADER_BYTES].tobytes(), len(whole))
-        pointers, documents = HEADER_BYTES + 4 * len(self), HEADER_BYTES + 12 * len(self)
+        pointers, documents = self.pointers_start, self.pointers_start + 8 * len(self)
         return whole[pointers:documents].view("<i8"), whole[documents:][: 8 * header.num_boundaries].view("<i8")
 
     def _check(self) -> None:

@@ -28,13 +28,13 @@ import torch
 from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import translate_os_errors
-from megablend.megatron.api import DatasetConfig, request_of
 from megablend.megatron.cache_builder.build_cache import prepare_cache
 from megablend.megatron.compat import has_default, query_result
 from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset, GPTDatasetConfig
 from megablend.megatron.plugin.config import MegablendDatasetConfig
 from megablend.megatron.plugin.dataset import MegablendGPTDataset
 from megablend.megatron.plugin.probe_data import CASES, ProbeTokenizer, write_pairs
+from megablend.megatron.request.config import DatasetConfig, request_of
 from megablend.storage.by_scheme import make_storage
 
 _BUILDER_METHODS = (

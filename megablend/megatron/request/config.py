@@ -1,0 +1,66 @@
+"""The request that Megatron's own config describes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from megablend.errors import ConfigError
+from megablend.megatron.compat import setting
+from megablend.megatron.request.request import GREEDY, SPLITS, Blend, CacheRequest
+from megablend.megatron.request.tokenizer import identifiers_of
+
+
+class DatasetConfig(Protocol):
+    """The settings of a GPTDatasetConfig that are used."""
+
+    random_seed: int
+    sequence_length: int
+    blend: tuple[Sequence[str], Sequence[float] | None] | None
+    blend_per_split: Sequence[tuple[Sequence[str], Sequence[float] | None] | None] | None
+    split: str | None
+    multiple_validation_sets: bool | None
+    full_validation: bool | None
+    path_to_cache: str | None
+    tokenizer: Any
+    mock: bool
+    mid_level_dataset_surplus: float
+    drop_last_partial_validation_sequence: bool
+    add_extra_token_to_sequence: bool
+
+
+def request_of(config: DatasetConfig, sizes: Sequence[int | None], *, interleaving: str = GREEDY) -> CacheRequest:
+    """The request that a config and sizes describe.
+
+    Raises: ConfigError if Megatron would refuse it or use mock data.
+    """
+    if config.mock:
+        raise ConfigError(
+            "the config has neither blend nor blend_per_split, so Megatron would use mock data; nothing to cache"
+        )
+    if len(sizes) != len(SPLITS):
+        raise ConfigError(f"{len(sizes)} sizes given; expected three, for train, valid and test")
+    per_split = config.blend_per_split if config.blend_per_split is not None and any(config.blend_per_split) else None
+    return CacheRequest(
+        path_to_cache=config.path_to_cache or "",
+        random_seed=config.random_seed,
+        sequence_length=config.sequence_length,
+        tokenizer=identifiers_of(config.tokenizer),
+        sizes=tuple(None if size is None else int(size) for size in sizes),
+        blend=None if config.blend is None else _blend(config.blend),
+        blend_per_split=None
+        if per_split is None
+        else tuple(None if each is None else _blend(each) for each in per_split),
+        split=config.split,
+        multiple_validation_sets=bool(setting(config, "multiple_validation_sets")),
+        full_validation=bool(setting(config, "full_validation")),
+        mid_level_dataset_surplus=setting(config, "mid_level_dataset_surplus"),
+        drop_last_partial_validation_sequence=config.drop_last_partial_validation_sequence,
+        add_extra_token_to_sequence=config.add_extra_token_to_sequence,
+        interleaving=interleaving,
+    )
+
+
+def _blend(blend: tuple[Sequence[str], Sequence[float] | None]) -> Blend:
+    prefixes, weights = blend
+    return Blend(prefixes=tuple(prefixes), weights=None if weights is None else tuple(map(float, weights)))
