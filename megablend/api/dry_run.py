@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from megablend.api.result_base import Result
 from megablend.api.source_specs import list_specs
 from megablend.config import Config, load_config
@@ -14,6 +16,8 @@ from megablend.index.estimate_requests import estimate_indexing
 from megablend.index.sources import list_source
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
+from megablend.storage.objects.clients import count_requests
+from megablend.storage.transfer import Counted, price_transfer
 from megablend.system.failures import translating
 
 
@@ -26,19 +30,23 @@ class DryRun(Result):
     bytes: int
     """Total size of the data files."""
     requests: int
-    """Estimated; 0 for files on a local disk."""
+    """Those to make at least; 0 for files on a local disk."""
     source_bytes: int
-    """Estimated bytes to request."""
+    """Bytes to request at least."""
     cost: float | None
     """Where the config gives prices."""
+    most_requests: int
+    """The most; the same where all files were tried."""
+    most_source_bytes: int
+    most_cost: float | None
 
 
 @translating("build")
 def dry_run(
     config: str | Path | Mapping[str, Any] | Config, *, cache: str | None = None, storage: Storage | None = None
 ) -> list[DryRun]:
-    """Find the files of a config's sources, and estimate the requests and bytes of indexing them: the smallest file of each
-    source in an object store is indexed for that. Nothing is written.
+    """Find the files of a config's sources, and the requests and bytes of indexing them: for that, up to 512 files of each
+    source in an object store, or more where they differ much, are indexed without reading their data. Nothing is written.
 
     Raises: ConfigError, DataError.
     """
@@ -46,16 +54,23 @@ def dry_run(
     storage = storage.for_reading() if storage else make_storage(objects=checked.storage)
     found = []
     for spec in list_specs(checked):
+        before = count_requests()
         listing = list_source(spec, storage)
-        estimate = estimate_indexing(listing, storage, checked.storage)
+        listed = np.subtract(count_requests(), before)
+        options = checked.storage.find(listing.files[0].path)
+        least, most = (Counted(*(listed + each)) for each in estimate_indexing(listing, storage))
+        transfer = price_transfer(least, most, options)
         found.append(
             DryRun(
                 name=spec.name,
                 files=len(listing.files),
                 bytes=sum(file.size for file in listing.files),
-                requests=estimate.requests,
-                source_bytes=estimate.bytes,
-                cost=estimate.cost,
+                requests=transfer.requests,
+                source_bytes=transfer.bytes,
+                cost=transfer.cost,
+                most_requests=transfer.most_requests,
+                most_source_bytes=transfer.most_bytes,
+                most_cost=transfer.most_cost,
             )
         )
     return found

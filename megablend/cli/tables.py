@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -32,16 +32,27 @@ def new_console() -> Console:
     return console
 
 
-def format_transfer(requests: int, bytes: int, cost: float | None) -> str:
-    """Requests, bytes and cost in words."""
-    price = "" if cost is None else f", which costs {cost:,.2f}"
-    return f"{requests:,} requests, {bytes / 1e9:,.2f} GB{price}"
+def format_transfer(transfer: Mapping[str, Any], of_bytes: str = "bytes") -> str:
+    """Requests, bytes and cost in words, each as a range where it is not known exactly.
+
+    Args:
+        of_bytes: the key of the bytes.
+    """
+    scales = {"requests": 1.0, of_bytes: 1e-9, "cost": 1.0}
+    digits = {"requests": ",.0f", of_bytes: ",.2f", "cost": ",.2f"}
+    words = dict[str, str]()
+    for name in scales:
+        ends = [transfer[name], transfer[f"most_{name}"]]
+        shown = dict.fromkeys(f"{end * scales[name]:{digits[name]}}" for end in ends if end is not None)
+        words[name] = " to ".join(shown)
+    price = f", which costs {words['cost']}" if words["cost"] else ""
+    return f"{words['requests']} requests, {words[of_bytes]} GB{price}"
 
 
 def print_dry_run(found: Sequence[dict[str, Any]]) -> None:
     """Print what indexing would request."""
     for each in found:
-        transfer = format_transfer(each["requests"], each["source_bytes"], each["cost"])
+        transfer = format_transfer(each, "source_bytes")
         files = f"{each['name']}: {each['files']:,} files, {each['bytes'] / 1e9:,.2f} GB"
         print_line(f"{files}; indexing requests about {transfer}" if each["requests"] else f"{files}, on local disks")
 

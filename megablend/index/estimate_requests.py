@@ -1,41 +1,91 @@
-"""What indexing the files of a source in an object store will request, estimated by indexing the smallest of them."""
+"""What indexing files of an object store will request, found by indexing them, or some of them, without reading data."""
 
 from __future__ import annotations
 
-from megablend.index.sampled_digest import request_samples, sampled_content_digest
-from megablend.index.source_spec import SourceListing
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.index.file_tasks import FileTask, index_part, plan_work
+from megablend.index.idx_digests import count_digest_reads
+from megablend.index.share_work import max_files
+from megablend.index.source_spec import SourceColumn, SourceListing, list_columns
 from megablend.storage.base import Storage
-from megablend.storage.object_options import ObjectOptions
-from megablend.storage.prefetched import PrefetchedStorage
-from megablend.storage.transfer import MeteredStorage, Transfer, price_transfer
+from megablend.storage.dry_reads import DryStorage, LongReadError
+from megablend.storage.parallel_map import parallel_map
+from megablend.storage.requested_reads import RequestedReads
+from megablend.storage.transfer import Counted
 
-_FIXED_REQUESTS, _FIXED_BYTES = 17, 128 << 10
-"""Requests and bytes that each file costs, whatever its size: samples, and the end of the file."""
+_FIRST_SAMPLE = 512
+"""Files that are tried; all of a source with fewer."""
+_WIDEST = 1.5
+"""More are tried while the most is more than this times the least."""
+_LARGE_SHARE = 256
+"""Files with more than one in so many of the bytes are all tried."""
+_DEVIATIONS = 4
+Floats = npt.NDArray[np.float64]
 
 
-def estimate_indexing(listing: SourceListing, storage: Storage, options: ObjectOptions) -> Transfer:
-    """Estimate the requests and bytes that indexing a source's files takes; none of files on a local disk.
+def estimate_indexing(listing: SourceListing, storage: Storage) -> tuple[Counted, Counted]:
+    """Find the requests and bytes that indexing the files of a source takes at least and at most; none of files on a local disk.
 
-    The smallest file is indexed. What it takes beyond a fixed part grows with the size of a file.
-
-    Raises: as `Format.index` does.
+    Raises: as a build does, of the files that are tried.
     """
-    files = [file for file in listing.files if storage.limits(file.path).max_files > 1]
-    if not files:
-        return Transfer()
-    smallest = min(files, key=lambda file: file.size)
-    metered = MeteredStorage(storage)
-    fetched = PrefetchedStorage(metered)
-    request_samples(smallest.path, smallest.size, fetched)
-    listing.kind.index(smallest.path, listing.spec.read, storage=fetched)
-    sampled_content_digest(smallest.path, smallest.size, fetched)
-    growth = sum(file.size for file in files) / max(1, smallest.size)
-    requests = _extrapolate(metered.requests, _FIXED_REQUESTS, len(files), growth)
-    size = _extrapolate(metered.bytes, _FIXED_BYTES, len(files), growth)
-    return price_transfer(requests, size, options.find(smallest.path))
+    columns, none = list_columns([listing]), Counted(0, 0)
+    if storage.limits(listing.files[0].path).max_files == 1:
+        return none, none
+    work = sorted(plan_work(columns, []), key=lambda each: each.file.size)
+    counted: dict[int, Counted] = {}
+    num_large = _count_large([each.file.size for each in work])
+    num_rest, num_tried = len(work) - num_large, _FIRST_SAMPLE
+    while True:
+        num_tried = min(num_tried, num_rest)
+        tried = (np.arange(num_tried) + 0.5) * num_rest // max(1, num_tried)
+        numbers = [*tried.astype(np.int64).tolist(), *range(num_rest, len(work))]
+        missing = [number for number in numbers if number not in counted]
+        counted |= zip(missing, _try(columns, [work[number] for number in missing], storage), strict=True)
+        found = np.array([counted[number] for number in numbers])
+        least, most = _extrapolate(found[:num_tried], num_rest)
+        large = found[num_tried:].sum(axis=0)
+        least, most = least + large, most + large
+        if num_tried == num_rest or (most <= _WIDEST * least).all():
+            return Counted(*least.tolist()), Counted(*most.tolist())
+        num_tried *= 2
 
 
-def _extrapolate(measured: int, fixed: int, num_files: int, growth: float) -> int:
-    """From one file to all: a fixed part of each, and one that grows with the files' size."""
-    fixed = min(fixed, measured)
-    return round(fixed * num_files + (measured - fixed) * growth)
+def _count_large(sizes: Sequence[int]) -> int:
+    """How many files have a large share of all bytes, by their sizes in ascending order."""
+    return len(sizes) - int(np.searchsorted(sizes, sum(sizes) / _LARGE_SHARE, side="right"))
+
+
+def _extrapolate(counted: Floats, num_files: int) -> tuple[Floats, Floats]:
+    """The least and the most of all files, float64 [2] each, from evenly spaced ones, float64 [n, 2], of files sorted by size.
+
+    How much it may be wrong is seen from how much neighbours differ.
+    """
+    if len(counted) == num_files:
+        return counted.sum(axis=0), counted.sum(axis=0)
+    differences = np.diff(counted, axis=0)
+    variance = (differences**2).sum(axis=0) / (2 * len(differences)) * (1 - len(counted) / num_files)
+    total, margin = num_files * counted.mean(axis=0), _DEVIATIONS * num_files * np.sqrt(variance / len(counted))
+    return np.maximum(total - margin, counted.sum(axis=0)), total + margin
+
+
+def _try(columns: Sequence[SourceColumn], work: Sequence[FileTask], storage: Storage) -> list[Counted]:
+    """What each file takes."""
+    threads = max(max_files(column, storage) for column in columns)
+    return parallel_map(lambda each: _try_file(columns[each.column], each, storage), work, threads)
+
+
+def _try_file(column: SourceColumn, work: FileTask, storage: Storage) -> Counted:
+    requests, size = count_digest_reads(column.source.kind, work.file.path, storage)
+    for part in range(work.num_parts):
+        reads = RequestedReads()
+        dry = DryStorage(storage, reads)
+        with contextlib.suppress(LongReadError):
+            index_part(work, part, column, dry)
+        reads.cancel()
+        requests, size = requests + dry.requests, size + dry.bytes
+    return Counted(requests, size)

@@ -144,9 +144,7 @@ def ensure_fragment(
             if work.num_parts == 1:
                 packs.add(work.fragment, fragment, is_single=True)
             return TaskResult(read=False, scanned_bytes=0, note=None)
-    if part == 0 and not _is_known(work, column) and (problem := _describe_contradiction(work, column, storage)):
-        raise column.source.spec.complaint(problem)
-    fragment = _index(work, part, column, storage)
+    fragment = index_part(work, part, column, storage)
     if work.num_parts == 1:
         packs.add(work.fragment, fragment, is_single=False)
     else:
@@ -154,6 +152,30 @@ def ensure_fragment(
     if fragment.index.note:
         note = "; ".join(filter(None, [note, f"{work.file.path}: {fragment.index.note}"]))
     return TaskResult(read=True, scanned_bytes=fragment.index.scanned_bytes, note=note)
+
+
+def index_part(work: FileTask, part: int, column: SourceColumn, storage: Storage) -> Fragment:
+    """Index a file, or a part of it, after a look at whether a new one is what it is read as. Raises: as `ensure_fragment`."""
+    if part == 0 and not _is_known(work, column) and (problem := _describe_contradiction(work, column, storage)):
+        raise column.source.spec.complaint(problem)
+    file, kind = work.file, column.source.kind
+    if file.size <= _WHOLE_BYTES:
+        request_ranges(storage, file.path, [0], [file.size])
+    request_samples(file.path, file.size, storage)
+    read = dataclasses.replace(column.read, count_documents=work.documents)
+    try:
+        if work.num_parts > 1:
+            assert is_divisible(kind)
+            span = part_span(file.size, part, work.num_parts)
+            index = kind.index_part(file.path, read, span=span, storage=storage)
+        else:
+            index = kind.index(file.path, read, storage=storage)
+    except ConfigError as error:
+        raise column.source.spec.complaint(error) from error
+    body = sampled_content_digest(file.path, file.size, storage)
+    if stat_file(kind.files(file.path), column.source.root, storage).etag != file.etag:
+        raise ChangedFileError(file.path, f"changed while it was being indexed; {_REMEDY}")
+    return Fragment(index=index, body=body)
 
 
 def describe_contradictions(columns: Sequence[SourceColumn], work: Sequence[FileTask], storage: Storage) -> list[str]:
@@ -204,24 +226,3 @@ def await_pack(store: CacheStore, name: str) -> Pack:
 def _name(work: FileTask, part: int) -> str:
     whole = str(work.fragment)
     return whole if work.num_parts == 1 else part_name(whole, part, work.num_parts)
-
-
-def _index(work: FileTask, part: int, column: SourceColumn, storage: Storage) -> Fragment:
-    file, kind = work.file, column.source.kind
-    if file.size <= _WHOLE_BYTES:
-        request_ranges(storage, file.path, [0], [file.size])
-    request_samples(file.path, file.size, storage)
-    read = dataclasses.replace(column.read, count_documents=work.documents)
-    try:
-        if work.num_parts > 1:
-            assert is_divisible(kind)
-            span = part_span(file.size, part, work.num_parts)
-            index = kind.index_part(file.path, read, span=span, storage=storage)
-        else:
-            index = kind.index(file.path, read, storage=storage)
-    except ConfigError as error:
-        raise column.source.spec.complaint(error) from error
-    body = sampled_content_digest(file.path, file.size, storage)
-    if stat_file(kind.files(file.path), column.source.root, storage).etag != file.etag:
-        raise ChangedFileError(file.path, f"changed while it was being indexed; {_REMEDY}")
-    return Fragment(index=index, body=body)

@@ -20,11 +20,13 @@ from megablend.caches.find import CacheLike, find_store
 from megablend.errors import REMOVE_REMEDY
 from megablend.formats import get_format
 from megablend.formats.base import Format, OpenedFile, has_group_digests
+from megablend.formats.megatron.lengths import READ_BYTES
 from megablend.fs.atomic_write import replace_file
 from megablend.fs.safe_open import read_regular
 from megablend.index.file_table import FileEntry
 from megablend.index.snapshot import Snapshot
 from megablend.storage.base import Storage
+from megablend.storage.transfer import Counted
 
 _MAGIC = b"megablend idx 1\n"
 _DIGEST_BYTES = 16
@@ -85,6 +87,15 @@ def make_digests(cache: CacheLike, idx: LongIdx, storage: Storage) -> None:
     store = find_store(cache)
     replace_file(idx_digests(store.folder) / idx.file.structure, data + _checksum(data))
     store.publish_file("idx", idx.file.structure)
+
+
+def count_digest_reads(kind: Format, path: str, storage: Storage) -> Counted:
+    """What `make_digests` will request of the files that belong to `path`."""
+    if not has_group_digests(kind):
+        return Counted(0, 0)
+    size = storage.stat(kind.files(path)[1]).size
+    file = OpenedFile(size=0, token_dtype="", structure="", meta={"idx_bytes": size})
+    return Counted(-(-size // READ_BYTES), size) if kind.needs_group_digests(file) else Counted(0, 0)
 
 
 def _read(path: Path) -> Digests | None:

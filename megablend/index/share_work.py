@@ -80,7 +80,7 @@ def _index_items(
 ) -> Iterator[tuple[int, TaskResult]]:
     """Index items; over a network many at a time. Yields the number and the result of each, as they are done."""
     num_files = {
-        number: _max_files(columns[number], storage) for number in {work[items[i].number].column for i in assigned}
+        number: max_files(columns[number], storage) for number in {work[items[i].number].column for i in assigned}
     }
 
     def index(number: int, reads: RequestedReads) -> TaskResult:
@@ -99,7 +99,8 @@ def _index_items(
     return run_in_threads(index, assigned, max(num_files.values(), default=1))
 
 
-def _max_files(column: SourceColumn, storage: Storage) -> int:
+def max_files(column: SourceColumn, storage: Storage) -> int:
+    """How many files of a column a process indexes at a time."""
     found = max((storage.limits(file.path).max_files for file in column.source.files[:1]), default=1)
     return found * _TIMES_IN_TURN if found > 1 and column.source.kind.requests_in_turn else found
 

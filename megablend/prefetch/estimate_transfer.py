@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from megablend.plan.run import Run
-from megablend.storage.transfer import Transfer, price_transfer
+from megablend.storage.transfer import Counted, Transfer, price_transfer
 
 _SAMPLED_BLOCKS = 1 << 14
 
@@ -30,5 +30,6 @@ def estimate_transfer(run: Run, epochs: list[float]) -> Transfer | None:
         size = float(run.store.generation.blocks(sampled)["stored_bytes"].mean())
         requests = round(times * (stop - first))
         options = run.config.storage.find(path)
-        found = (found or Transfer()) + price_transfer(requests, round(requests * size), options)
+        counted = Counted(requests, requests * size)
+        found = (found or Transfer()) + price_transfer(counted, counted, options)
     return found

@@ -140,6 +140,18 @@ class PrefetchedStorage(WrapperStorage):
 
     def _request(self, path: str, offsets: Int64s, sizes: Int64s) -> list[_Held]:
         """Request what is not yet requested; returns that."""
+        starts, sizes = self._find_missing(path, offsets, sizes)
+        if not len(starts):
+            return []
+        read = self._start(path, starts, sizes)
+        ranges = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+        added = [_Held(path, start, stop, read, number) for number, (start, stop) in enumerate(ranges)]
+        for each in added:
+            bisect.insort(self._list_of(each), each, key=_start_of)
+        return added
+
+    def _find_missing(self, path: str, offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
+        """Offsets and sizes, int64 [n], of what is not yet requested."""
         merged = merge_ranges(offsets, sizes, self.limits(path))
         runs = zip(merged.starts.tolist(), merged.stops.tolist(), strict=True)
         known = self._find_tail(path)  # what a longer range contains of it is not requested
@@ -147,14 +159,8 @@ class PrefetchedStorage(WrapperStorage):
         missing = [
             each for each in parts if each[1] > each[0] and self._cover(path, each[0], each[1] - each[0]) is None
         ]
-        if not missing:
-            return []
-        starts, stops = np.array(missing, np.int64).T.copy()
-        read = self._start(path, starts, stops - starts)
-        added = [_Held(path, start, stop, read, number) for number, (start, stop) in enumerate(missing)]
-        for each in added:
-            bisect.insort(self._list_of(each), each, key=_start_of)
-        return added
+        starts, stops = np.array(missing, np.int64).reshape(-1, 2).T.copy()
+        return starts, stops - starts
 
     def _list_of(self, held: _Held) -> list[_Held]:
         return self._large if held.stop - held.start >= _LARGE_BYTES else self._small_of(held.path)

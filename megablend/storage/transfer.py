@@ -2,70 +2,61 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
-
-from megablend.storage.base import Allocate, Bytes, Int64s, Storage
-from megablend.storage.ends import Ends
 from megablend.storage.object_options import StoreOptions
-from megablend.storage.wrapper import WrapperStorage
 
-REQUEST_BYTES = 8 << 20
-"""Longer ranges are requested in parts."""
+
+class Counted(NamedTuple):
+    """A number of requests, and of bytes of their answers."""
+
+    requests: float
+    bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """An estimate of requests to object stores."""
+    """What will be requested of object stores: at least, and at most; the same where it is known exactly."""
 
     requests: int = 0
     bytes: int = 0
     cost: float | None = None
     """By the prices of the config, in their currency; None where it gives none."""
+    most_requests: int = 0
+    most_bytes: int = 0
+    most_cost: float | None = None
 
     def __add__(self, other: Transfer) -> Transfer:
-        costs = [each.cost for each in (self, other) if each.cost is not None]
-        cost = sum(costs) if costs else None
-        return Transfer(requests=self.requests + other.requests, bytes=self.bytes + other.bytes, cost=cost)
+        return Transfer(
+            requests=self.requests + other.requests,
+            bytes=self.bytes + other.bytes,
+            cost=_add_costs(self.cost, other.cost),
+            most_requests=self.most_requests + other.most_requests,
+            most_bytes=self.most_bytes + other.most_bytes,
+            most_cost=_add_costs(self.most_cost, other.most_cost),
+        )
 
 
-def price_transfer(requests: int, size: int, options: StoreOptions) -> Transfer:
-    """The transfer of `size` bytes by so many requests, with its cost."""
+def price_transfer(least: Counted, most: Counted, options: StoreOptions) -> Transfer:
+    """The transfer of `least` to `most`, with its cost."""
+    return Transfer(
+        requests=round(least.requests),
+        bytes=round(least.bytes),
+        cost=_price(least, options),
+        most_requests=round(most.requests),
+        most_bytes=round(most.bytes),
+        most_cost=_price(most, options),
+    )
+
+
+def _price(counted: Counted, options: StoreOptions) -> float | None:
     per_request, per_gb = options.price_per_1000_requests, options.price_per_gb
-    cost = None
-    if per_request is not None or per_gb is not None:
-        cost = requests / 1000 * (per_request or 0.0) + size / 1e9 * (per_gb or 0.0)
-    return Transfer(requests=requests, bytes=size, cost=cost)
-
-
-class MeteredStorage(WrapperStorage):
-    """Counts the requests and bytes that reads take of an object store, as if nothing had been read before."""
-
-    def __init__(self, inner: Storage) -> None:
-        super().__init__(inner)
-        self.requests = self.bytes = 0
-
-    def get_ends(self, path: str) -> Ends | None:
-        """See EndsStorage.get_ends: what was read before is counted, too."""
+    if per_request is None and per_gb is None:
         return None
+    return round(counted.requests) / 1000 * (per_request or 0.0) + round(counted.bytes) / 1e9 * (per_gb or 0.0)
 
-    def read(self, path: str, offset: int, size: int) -> bytes:
-        """See Storage.read."""
-        self._count(np.array([size]))
-        return self.inner.read(path, offset, size)
 
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
-        """See Storage.read_ranges."""
-        self._count(sizes)
-        return self.inner.read_ranges(path, offsets, sizes, allocate)
-
-    def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
-        """See Storage.fetch."""
-        self._count(sizes)
-        return self.inner.fetch(path, offsets, sizes, allocate)
-
-    def _count(self, sizes: Int64s) -> None:
-        self.requests += int(np.maximum(1, -(-sizes // REQUEST_BYTES)).sum())
-        self.bytes += int(sizes.sum())
+def _add_costs(first: float | None, second: float | None) -> float | None:
+    costs = [each for each in (first, second) if each is not None]
+    return sum(costs) if costs else None

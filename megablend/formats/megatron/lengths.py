@@ -20,7 +20,7 @@ from megablend.system.log import LOG
 GROUP_BYTES = 1 << 14
 WHOLE_BYTES = 1 << 20
 """An `.idx` up to this size is hashed as a whole whenever it is opened, which takes about a millisecond."""
-_READ_BYTES = 64 * GROUP_BYTES
+READ_BYTES = 64 * GROUP_BYTES
 Digests = npt.NDArray[np.uint64]
 
 
@@ -113,7 +113,7 @@ def digest_idx(path: str, idx_bytes: int, storage: Storage) -> tuple[str, Digest
     """
     whole, digests = hashlib.blake2b(digest_size=16), list[int]()
     end = 0
-    for start, data in read_portions(storage, path, idx_bytes, _READ_BYTES):
+    for start, data in read_portions(storage, path, idx_bytes, READ_BYTES):
         whole.update(data)
         if not start:
             end = HEADER_BYTES + 4 * parse_header(path, bytes(data[:HEADER_BYTES]), idx_bytes).num_sequences

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -25,6 +25,8 @@ _FEW_ATTEMPTS = 3
 _RANDOM = random.SystemRandom()
 """Not the global one: a program that has seeded it draws the same numbers whatever is read. Forked workers differ."""
 _MOST_SECONDS = 10.0
+_PAGE_KEYS, _LISTED_BYTES = 1000, 250
+"""Keys on a page of a listing, and about what one takes besides its name."""
 _TRIED_AGAIN = (Kind.AGAIN, Kind.BUSY, Kind.CONNECT)
 
 
@@ -37,6 +39,11 @@ class Counts:
     """Requested, including those that were requested again."""
     failures: int = 0
     hedges: int = 0
+
+    def add_listing(self, keys: Sequence[str]) -> None:
+        """Add a listing, which comes in pages."""
+        self.requests += max(1, -(-len(keys) // _PAGE_KEYS))
+        self.bytes += sum(_LISTED_BYTES + len(key) for key in keys)
 
 
 class Attempts:

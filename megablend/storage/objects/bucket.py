@@ -183,6 +183,7 @@ class Bucket:
             except Exception as error:  # of the client: whatever it is
                 return _read_list_failure(error, address)
             folders = list(listed["common_prefixes"])
+            self.source.counts.add_listing([*folders, *(each["path"] for each in listed["objects"])])
             markers = {folder, *folders}
             objects = [Object(each["path"], each) for each in listed["objects"]]
             return Listed(folders, [each for each in objects if each.meta["size"] or each.key not in markers])
@@ -197,6 +198,7 @@ class Bucket:
                 listed = await obstore.list(self._lister, folder or None, chunk_size=1000).collect_async()
             except Exception as error:  # of the client: whatever it is
                 return _read_list_failure(error, address)
+            self.source.counts.add_listing([each["path"] for each in listed])
             return [Object(each["path"], each) for each in listed]
 
         found = _answer(pattern, await self.source.persist(pattern, attempt), is_list=True)

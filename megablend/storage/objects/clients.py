@@ -16,6 +16,7 @@ from megablend.storage.objects.credentials import find_provider
 from megablend.storage.objects.flow import count_processes
 from megablend.storage.objects.loop import check_fork
 from megablend.storage.objects.requests import Source
+from megablend.storage.transfer import Counted
 
 INSTALL = "install megablend[objects] (`pip install 'megablend[objects]'`)"
 _LIST_SECONDS = 30.0
@@ -71,6 +72,13 @@ def get_web_server(endpoint: str, options: StoreOptions) -> Any:
 def find_endpoint(address: Address, options: StoreOptions) -> str | None:
     """The endpoint that is set, by the config or by the environment. Raises: ConfigError where it is not a URL."""
     return options.endpoint or _find_endpoint(address.scheme)
+
+
+def count_requests() -> Counted:
+    """What this process has requested so far."""
+    with _lock:
+        counts = [each.counts for each in _sources.values()]
+    return Counted(sum(each.requests for each in counts), sum(each.bytes for each in counts))
 
 
 def forget_sources() -> None:

@@ -184,6 +184,7 @@ class Source:
             return _explain_length(result)
         if end != stop and end != there.size:
             return Failure(Kind.AGAIN, "the answer ended early", "")
+        self.counts.bytes += end - begin - wanted.size  # shorter where the object is
         self.timing.note(request.began, loop.time() - request.began, stop - start)
         self.flow.note_latency(request.first - request.began, request.first)
         return Answer(parts, begin, end, there)

@@ -1,0 +1,22 @@
+"""How far files that were not tried may be from those that were."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from megablend.index.estimate_requests import _extrapolate
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_range_has_what_all_files_take(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    count, tried = int(rng.integers(600, 5000)), 512
+    sizes = np.sort(rng.lognormal(0, rng.uniform(0, 2), count))
+    costs = np.stack(
+        [rng.choice([3, 20], count), 100 + sizes * rng.choice([1, 9], count)], axis=1
+    )  # two kinds of files
+    least, most = _extrapolate(costs[((np.arange(tried) + 0.5) * count // tried).astype(int)], count)
+    assert (least <= costs.sum(axis=0)).all()
+    assert (costs.sum(axis=0) <= most).all()
+    assert (_extrapolate(costs, count) == costs.sum(axis=0)).all()
