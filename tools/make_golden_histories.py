@@ -13,6 +13,9 @@ config at its end, with relative paths; and expected.json:
     states    taken before, in and after each change: the state, whether the run at its end accepts it, and digests as above of
               the samples that follow
     skips     ranges that are skipped
+
+With `--bucket URL` (of an empty cache in an object store) it makes one history more, whose cache is there: `bucket/` then has its
+objects, and `node/` the copy that the node which built it kept.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +216,24 @@ def reset(history: History) -> None:
     history.take_state(44)
 
 
+def in_a_bucket(history: History, url: str) -> None:
+    """A cache in an object store, of which the node that built it keeps a copy."""
+    from megablend.storage.object_options import ObjectOptions
+    from megablend.storage.objects.prefix import ObjectPrefix
+
+    os.environ["MEGABLEND_LOCAL_CACHE"] = str(Path("nodes").absolute())
+    history.build(base(cache=url))
+    history.take_state(100)
+    history.amend(base(cache=url, samples=320, stages=[{"samples": 160}, {"sources": {"b": {"weight": 5}}}]), 40)
+    prefix = ObjectPrefix(url, ObjectOptions())
+    for entry in prefix.list_objects():
+        path = Path("bucket") / entry.key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(prefix.read(entry.key) or b"")
+    (node,) = Path("nodes").iterdir()
+    node.rename("node")
+
+
 HISTORIES: list[Callable[[History], None]] = [
     *(amended_twice, drained, grown, grown_at_the_end, withdrawn, scheduled, redistributed),
     *(flat, masked, off_lanes, skipped, reset),
@@ -261,10 +283,12 @@ def describe_history(states: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def make_all(folder: Path) -> Iterator[str]:
+def make_all(folder: Path, bucket: str | None) -> Iterator[str]:
     """Make all histories, and name each."""
-    here = Path.cwd()
-    for make in HISTORIES:
+    here, histories = Path.cwd(), HISTORIES
+    if bucket is not None:
+        histories = [*HISTORIES, update_wrapper(partial(in_a_bucket, url=bucket), in_a_bucket)]
+    for make in histories:
         place = folder / make.__name__
         place.mkdir(parents=True)
         os.chdir(place)
@@ -272,7 +296,8 @@ def make_all(folder: Path) -> Iterator[str]:
         make(history)
         expected = describe_history(history.states)
         Path("expected.json").write_text(json.dumps(expected, indent=1) + "\n")
-        for path in Path("cache").rglob(".lock"):
+        shutil.rmtree("nodes", ignore_errors=True)
+        for path in Path().rglob(".lock"):
             path.unlink()  # it names this machine; the next build makes it
         os.chdir(here)
         yield make.__name__
@@ -282,11 +307,13 @@ def main() -> None:
     """Make the folder, with the code that is imported."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    folder = parser.parse_args().out.absolute()
+    parser.add_argument("--bucket", metavar="URL")
+    arguments = parser.parse_args()
+    folder = arguments.out.absolute()
     if folder.exists():
         parser.error(f"{folder} exists; what a release wrote is never changed")
     try:
-        for name in make_all(folder):
+        for name in make_all(folder, arguments.bucket):
             print(name, flush=True)
     except BaseException:
         shutil.rmtree(folder)

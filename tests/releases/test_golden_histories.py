@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,18 @@ import pytest
 from make_golden_histories import FOLLOWING, digest_samples
 
 import megablend
+from megablend.api.runs import resolve_cache
 from megablend.errors import StateError
 from megablend.plan.ledger_file import load_ledger
+from tests.caches.conftest import use_container
+from tests.storage.objects.conftest import azurite, environments, obstore
+from tests.storage.objects.servers.fill import AzureContainer
+
+__all__ = ["azurite", "environments", "obstore"]
 
 FOLDER = Path(__file__).parent / "h71d913b"
-HISTORIES = sorted(path.name for path in FOLDER.iterdir())
+IN_A_BUCKET = "in_a_bucket"
+HISTORIES = sorted(path.name for path in FOLDER.iterdir() if path.name != IN_A_BUCKET)
 LETTERS = 8
 CHANGED: dict[tuple[str, str], dict[str, list[int]]] = {
     # Its extra token was the first one of what was left without the file that is gone: not what it had been before the stage.
@@ -118,3 +126,29 @@ def test_a_build_changes_nothing_and_a_longer_one_only_appends(folder: Path, nam
     changes = find_changes(before, digest_samples(longer, range(ledger.num_samples)))
     assert changes == {}
     assert megablend.verify("cache").problems == ()
+
+
+@pytest.mark.parametrize("has_copy", [True, False])
+def test_a_cache_in_a_bucket_and_the_copy_of_a_node(
+    azurite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_copy: bool
+) -> None:
+    """The node with the copy opens without the index in the bucket; one without it reads what the bucket has."""
+    folder = Path(shutil.copytree(FOLDER / IN_A_BUCKET, tmp_path / "run"))
+    monkeypatch.chdir(folder)
+    container = AzureContainer(azurite, f"golden{secrets.token_hex(4)}")
+    use_container(container, tmp_path, monkeypatch)
+    config = json.loads(Path("config.json").read_text()) | {"cache": f"az://{container.name}/run"}
+    Path("config.json").write_text(json.dumps(config))
+    if has_copy:
+        shutil.copytree("node", resolve_cache("config.json").folder, dirs_exist_ok=True)
+    for path in (each for each in Path("bucket").rglob("*") if each.is_file()):
+        key = path.relative_to("bucket")
+        if not has_copy or key.parts[0] != "generations" or "commits" in key.parts:
+            container.put(f"run/{key}", path.read_bytes())
+    expected = load_expected(IN_A_BUCKET)
+    for split, before in expected["splits"].items():
+        assert find_changes(before, read_split(megablend.open("config.json", split))) == {}
+    kept = next(each for each in expected["states"] if each["following"] is not None)
+    dataset = megablend.open("config.json", state=kept["state"])
+    first = dataset.consumed_samples
+    assert kept["following"] == digest_samples(dataset, range(first, first + FOLLOWING))
