@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from megablend.plan.run import Run
 from megablend.prefetch import samples
 from megablend.reader.dataset import Dataset
+from megablend.reader.tensors import batch_dict
 from megablend.testing.documents import Documents
 from tests.formats.writers import KINDS
 
@@ -77,16 +79,33 @@ class ReadSample(NamedTuple):
 def read_samples(dataset: Dataset, ks: Sequence[int] | None = None) -> list[ReadSample]:
     """Samples `ks`, or all: as `dataset.sample` reads each, in batches, which takes a thirtieth of the time."""
     found: list[ReadSample] = []
+    for run, batch, read in _read_batches(dataset, ks):
+        sources, ordinals = run.plan.locate_many(batch)
+        extra = run.sample_tokens - run.config.sequence_length
+        tokens = np.concatenate([read.tokens, read.labels[:, read.labels.shape[1] - extra :]], axis=1)
+        columns = [{name: values[i] for name, values in read.extra.items()} for i in range(len(batch))]
+        found += map(ReadSample, sources.tolist(), ordinals.tolist(), tokens, columns)
+    return found
+
+
+def read_fields(dataset: Dataset, ks: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """Samples `ks`, or all, as lists: as `dataset` gives each, and a Loader, in batches."""
+    found: list[dict[str, Any]] = []
+    for run, _, read in _read_batches(dataset, ks):
+        found += list_fields(batch_dict(run.config, read))
+    return found
+
+
+def list_fields(batch: dict[str, Any]) -> list[dict[str, Any]]:
+    """The samples of a batch, as lists."""
+    return [dict(zip(batch, row, strict=True)) for row in zip(*(each.tolist() for each in batch.values()), strict=True)]
+
+
+def _read_batches(dataset: Dataset, ks: Sequence[int] | None) -> Iterator[tuple[Run, list[int], samples.Samples]]:
     sections = dataset.run.sections
     for section, group in groupby(
         range(len(dataset)) if ks is None else ks, lambda k: next(s for s in sections if k < s.stop)
     ):
         run, listed = dataset.run.view(section), list(group)
         for batch in (listed[i : i + 256] for i in range(0, len(listed), 256)):
-            sources, ordinals = run.plan.locate_many(batch)
-            read = samples.read_samples(run, dataset.window, batch)
-            extra = run.sample_tokens - run.config.sequence_length
-            tokens = np.concatenate([read.tokens, read.labels[:, read.labels.shape[1] - extra :]], axis=1)
-            columns = [{name: values[i] for name, values in read.extra.items()} for i in range(len(batch))]
-            found += map(ReadSample, sources.tolist(), ordinals.tolist(), tokens, columns)
-    return found
+            yield run, batch, samples.read_samples(run, dataset.window, batch)

@@ -2,47 +2,70 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from fractions import Fraction
-from itertools import groupby
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
 import megablend
+from megablend.config.stages import MASKS
 from megablend.plan.stage import Stage
 from megablend.plan.stages_plan import Stretch
 from tests.api.histories import twin
 from tests.api.histories.job import Job
 from tests.api.histories.twin import EOD, Change, SourceSample
-from tests.runs import read_samples
+from tests.runs import read_fields, read_samples
 
 
 def check_job(job: Job) -> None:
     """All checks of a job that has trained to the end of its run."""
     dataset = megablend.open(job.config)
-    lengths = list_lengths(dataset, job)
+    settings = list_settings(dataset, job)
+    lengths = [each["sequence_length"] for each in settings]
     samples = [twin.list_samples(dataset, source, lengths) for source in range(job.files.num_sources)]
     assert sum(map(len, samples)) == len(dataset)
-    for k in range(len(dataset)):
-        skipped = any(start <= k < stop for start, stop in job.skips)
-        assert skipped or job.trained[k] == dataset[k]["tokens"].tolist()
-        assert k in job.trained or skipped
+    known, read = job.files.list_tokens(), read_fields(dataset)
+    for source, listed in enumerate(samples):
+        for sample in listed:
+            is_skipped = any(start <= sample.k < stop for start, stop in job.skips)
+            tokens = [*sample.tokens, *([] if sample.extra is None else [sample.extra])]
+            expected = twin.make_fields(settings[sample.k], tokens, mark_documents(tokens, known, source), source)
+            assert read[sample.k] == expected
+            assert is_skipped or job.trained[sample.k] == expected
+    for k in job.rng.sample(range(len(dataset)), 20):
+        assert {
+            name: field.tolist() if hasattr(field, "tolist") else field for name, field in dataset[k].items()
+        } == read[k]
     epochs = [check_tokens(job, source, samples[source]) for source in range(job.files.num_sources)]
     check_stages(job, samples)
     check_other_splits(job)
     check_commands(job, dataset, samples, epochs)
 
 
-def list_lengths(dataset: megablend.Dataset, job: Job) -> list[int]:
-    """The length of each sample, as the config says; of a drain, that of the stage before."""
-    lengths, now = list[int](), 8
-    for stage, stretches in groupby(dataset.run.plan.list_stretches(), lambda each: each.stage):
-        now = job.stages[stage].get("sequence_length", now)
-        lengths += [now] * sum(each.stop - each.start for each in stretches)
-    return lengths
+def list_settings(dataset: megablend.Dataset, job: Job) -> list[dict[str, Any]]:
+    """The settings of each sample, as the config says; of a drain, those of the stage before, but masks of the stage after."""
+    found, starts = list[dict[str, Any]](), dataset.run.ledger.starts
+    for stretch in dataset.run.plan.list_stretches():
+        masks = job.settings_of(bisect.bisect(starts, stretch.start) - 1)
+        settings = job.settings_of(stretch.stage) | {key: masks[key] for key in MASKS}
+        found += [settings] * (stretch.stop - stretch.start)
+    return found
+
+
+def mark_documents(tokens: Sequence[int], known: dict[int, tuple[int, int, int]], source: int) -> list[bool]:
+    """Whether each token is not the next one of the document of the token before. Checks that all are of the source."""
+    places = [(source, -1, -1) if token == EOD else known[token] for token in tokens]
+    assert {place[0] for place in places} <= {source}
+    begins = [True]
+    for (_, document, left), (_, other, others_left) in pairwise(places):
+        begins.append(left != 0 if other == -1 else (other, others_left) != (document, left - 1))
+    return begins
 
 
 def find_first(stretches: list[Stretch], stage: int) -> int:
@@ -77,7 +100,8 @@ def check_stages(job: Job, samples: list[list[SourceSample]]) -> None:
     """Shares, schedules and caps of each stage."""
     ledger, stretches = job.dataset.run.ledger, job.dataset.run.plan.list_stretches()
     owners = {sample.k: source for source, listed in enumerate(samples) for sample in listed}
-    for number, (settings, requested) in enumerate(zip(job.stages, job.requested, strict=True)):
+    for number, requested in enumerate(job.requested):
+        settings = job.settings_of(number) | {"schedule": job.stages[number].get("schedule")}
         stage, first = ledger.stages[number], find_first(stretches, number)
         ranges = [
             range(each.start, each.stop) for each in stretches if each.stage == number and each.start < stage.stop
@@ -90,7 +114,9 @@ def check_stages(job: Job, samples: list[list[SourceSample]]) -> None:
         if settings.get("schedule"):
             before = (*job.requested[number - 1].weights, *[type(weights[0])(0)] * len(weights))[: len(weights)]
             assert stage.blend.schedule is not None
-            if job.stages[number - 1].get("on_exhausted") == "redistribute":  # it begins at the shares that this gave
+            if (
+                job.settings_of(number - 1).get("on_exhausted") == "redistribute"
+            ):  # it begins at the shares that this gave
                 before = (*stage.blend.schedule.start, *[Fraction(0)] * len(weights))[: len(weights)]
             twin.check_steps(
                 steps if not is_cut else steps[:-1],
@@ -173,7 +199,10 @@ def check_commands(
     ledger = megablend.open(job.config).run.ledger
     megablend.gc(job.config["cache"], older_than_days=0)
     for k in (0, len(dataset) // 2, len(dataset) - 1):
-        assert list(megablend.show(job.config["cache"], k, run="default").tokens) == dataset.sample(k).tokens.tolist()
+        assert (
+            list(megablend.show(job.config["cache"], k, run=job.settings["run"]).tokens)
+            == dataset.sample(k).tokens.tolist()
+        )
     assert megablend.open(job.config).run.ledger == ledger
 
 

@@ -6,13 +6,15 @@ import random
 from fractions import Fraction
 from typing import Any
 
-from tests.api.histories.job import Job, Requested
+from tests.api.histories.job import Job, Requested, draw_masks
 
 
 def draw_stage(job: Job) -> tuple[dict[str, Any], Requested]:
     """A next stage, and what it requests."""
     rng, files = job.rng, job.files
     stage: dict[str, Any] = {"samples": len(job.dataset) + 32 * rng.randrange(4, 9)}
+    if rng.random() < 0.15:
+        return stage, job.requested[-1]
     weights = list(job.requested[-1].weights)
     renamed = None
     if rng.random() < 0.6:
@@ -36,12 +38,13 @@ def draw_stage(job: Job) -> tuple[dict[str, Any], Requested]:
     for key, chance, values in (
         ("lanes", 0.3, (2, 4, 8)),
         ("shuffle_window", 0.2, (1, 2, 4)),
-        ("sequence_length", 0.25, (5, 8, 16)),
+        ("sequence_length", 0.6 if "withdraw" in stage else 0.25, (5, 8, 16)),
         ("order", 0.2, ("block", "document", "sequential")),
-        ("reset_position_ids", 0.1, (True, False)),
     ):
         if rng.random() < chance:
             stage[key] = rng.choice(values)
+    if rng.random() < 0.2:
+        stage |= draw_masks(rng)
     draw_limits(rng, stage, living, is_withdrawn="withdraw" in stage)
     return stage, Requested(len(files.snapshots) - 1, tuple(weights))
 
@@ -61,26 +64,36 @@ def draw_limits(rng: random.Random, stage: dict[str, Any], living: list[int], *,
             )
 
 
+def change_caps(job: Job, stage: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a stage says of its sources, to be changed."""
+    living = [source for source in range(len(job.requested[-1].weights)) if job.files.list_files(source)]
+    found: dict[str, dict[str, Any]] = stage.setdefault("sources", {f"s{source}": {} for source in living})
+    return found
+
+
 def ease(job: Job, stage: dict[str, Any], requested: Requested) -> Requested:
     """Change a stage that cannot be, as its error says. Returns: what it requests now."""
     said, number = job.refused, len(job.stages)
-    if said.startswith("stages[") and not said.startswith(f"stages[{number}]"):
+    if "when samples get another length" in said:
+        del stage["sequence_length"]
+    elif said.startswith("stages[") and not said.startswith(f"stages[{number}]"):
         job.amends_late = True  # a stage that had not begun cannot be planned from so early on
     elif "so it cannot have steps" in said:
         del stage["schedule"], stage["steps"]
     elif "would have been read" in said or "allow" in said:
-        for source in stage["sources"].values():
-            source |= {"max_epochs": None, "max_tokens": None}
+        for each in change_caps(job, stage).values():
+            each |= {"max_epochs": None, "max_tokens": None}
         stage["on_exhausted"] = "error"
     elif "gets none of" in said:
         source = int(said.partition("source 's")[2].partition("'")[0])
         weights = [Fraction(0) if number == source else each for number, each in enumerate(requested.weights)]
-        stage["sources"][f"s{source}"]["weight"] = 0
+        change_caps(job, stage)[f"s{source}"]["weight"] = 0
         return requested._replace(weights=tuple(weights))
     elif "has no document counts" in said:
         del stage["order"]
     elif "would not change" in said:
         stage["shuffle_window"] = 3
+        job.amends_late = True  # perhaps it is the stage before this one that has not begun, and changes nothing
     else:
         raise AssertionError(said)
     return requested

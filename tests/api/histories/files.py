@@ -108,6 +108,15 @@ class Files:
                     before += len(file.documents)
         self.snapshots.append([file for file in self.files if not file.is_gone])
 
+    def list_tokens(self) -> dict[int, tuple[int, int, int]]:
+        """Of each token that there ever was: its source, its document, and how many tokens are left in that."""
+        documents = [(file.source, document) for file in self.files for document in file.documents if document]
+        return {
+            token: (source, number, len(document) - i - 1)
+            for number, (source, document) in enumerate(documents)
+            for i, token in enumerate(document)
+        }
+
     @contextlib.contextmanager
     def hide_gone(self) -> Iterator[None]:
         """Files that are gone are not found meanwhile; afterwards what the run read of them can be compared."""

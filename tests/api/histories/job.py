@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -15,12 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import megablend
-from megablend.errors import ConfigError, PlanError
+from megablend.config.stages import MASKS
+from megablend.errors import ConfigError, MegablendError, PlanError
 from megablend.plan.ledger_file import load_ledger
 from tests.api.histories.files import Files
 from tests.api.histories.twin import EOD
 from tests.formats.writers import KINDS
-from tests.runs import make_config, read_samples
+from tests.runs import list_fields, make_config, read_fields
 
 
 class Requested(NamedTuple):
@@ -30,13 +32,19 @@ class Requested(NamedTuple):
     weights: tuple[Fraction, ...]
 
 
+def draw_masks(rng: random.Random) -> dict[str, bool]:
+    """What samples contain besides their tokens."""
+    masks = {key: rng.random() < 0.4 for key in MASKS}
+    return masks | {"create_attention_mask": masks["create_attention_mask"] and not masks["inter_document_masking"]}
+
+
 class Job:
     """A run and its training.
 
     Attributes:
         stages: as the config lists them.
-        trained: tokens by sample number, of what was trained on and not trained again.
-        skips: ranges of samples that loaders leave out.
+        trained: all fields by sample number, of what was trained on and not trained again.
+        skips: ranges of samples that loaders leave out; skipped: these samples.
     """
 
     def __init__(self, folder: Path, rng: random.Random, *, kills: bool) -> None:
@@ -50,6 +58,9 @@ class Job:
             "lanes": rng.choice([2, 4, 4, 8]),
             "seed": rng.randrange(100),
             "eod_token": EOD,
+            "run": "first",
+            "add_extra_token_to_sequence": rng.random() < 0.8,
+            **draw_masks(rng),
             **({"split": split} if split else {}),
         }
         self.eod = eod
@@ -59,8 +70,9 @@ class Job:
         self.state: dict[str, Any] | None = None
         self.position = 0
         self.states = list[dict[str, Any]]()
-        self.trained = dict[int, list[int]]()
+        self.trained = dict[int, dict[str, Any]]()
         self.skips = list[tuple[int, int]]()
+        self.skipped = dict[tuple[int, int], list[dict[str, Any]]]()
         self.with_files(lambda: megablend.build(self.config))
         self.dataset = megablend.open(self.config)
         self.valid = self.read_valid() if split else None
@@ -84,10 +96,38 @@ class Job:
         with self.files.hide_gone():
             return act()
 
-    def read_valid(self) -> list[list[int]]:
+    def settings_of(self, stage: int) -> dict[str, Any]:
+        """All settings of a stage; some are those of stages before."""
+        found = {"sequence_length": 8, **self.settings}
+        for each in self.stages[: stage + 1]:
+            found |= each
+        return found
+
+    def read_valid(self) -> list[dict[str, Any]]:
         """All of validation, as it is by default."""
-        valid = megablend.open(self.config, "valid")
-        return [each.tokens.tolist() for each in read_samples(valid)]
+        return read_fields(megablend.open(self.config, "valid"))
+
+    def rename(self) -> None:
+        """Give the run another name."""
+        old, new = self.settings["run"], f"run{self.rng.randrange(10**6)}"
+        self._kill_sometimes(lambda: megablend.rename_run(self.config, old, new))
+        if old in [each.run for each in megablend.list_runs(self.config)]:
+            megablend.rename_run(self.config, old, new)
+        self.settings["run"] = new
+        self.dataset = megablend.open(self.config, state=self.state)
+
+    def reset(self) -> None:
+        """Set the ledger aside, where a state of all stages finds its plan, or plan another in its place; and put it back."""
+        ks = range(self.position, min(self.position + 8, len(self.dataset)))
+        expected = read_fields(self.dataset, ks)
+        aside = Path(megablend.reset_run(self.config, self.settings["run"]))
+        if self.rng.random() < 0.5:
+            with contextlib.suppress(MegablendError):  # files that it needs may be gone
+                self.with_files(lambda: megablend.build(self.config))
+        elif self.state is not None and len(self.state["stages"]) == len(self.stages):
+            assert read_fields(megablend.open(self.config, state=self.state), ks) == expected
+        aside.rename(Path(self.config["cache"]) / "runs" / f"{self.settings['run']}.json")
+        self.dataset = megablend.open(self.config, state=self.state)
 
     def train(self, steps: int) -> None:
         """Train some steps of 4 samples on one, two or four ranks; sample by sample where steps of 4 end elsewhere."""
@@ -104,12 +144,12 @@ class Job:
         self.train(len(self.dataset))
         self._keep(*self._read(4, 1, 1))  # less than a step of 4
 
-    def _keep(self, found: list[list[int]], state: dict[str, Any]) -> None:
+    def _keep(self, found: list[dict[str, Any]], state: dict[str, Any]) -> None:
         """Keep the samples that were read, and the state after them."""
-        for tokens in found:
+        for sample in found:
             self.position = self._next(self.position)
             assert self.position not in self.trained
-            self.trained[self.position] = tokens
+            self.trained[self.position] = sample
             self.position += 1
         assert state["consumed_samples"] == self.position
         links = len(state["stages"]) + len(state.get("indices", []))
@@ -123,7 +163,7 @@ class Job:
             k += 1
         return k
 
-    def _read(self, steps: int, ranks: int, micro: int) -> tuple[list[list[int]], dict[str, Any]]:
+    def _read(self, steps: int, ranks: int, micro: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         dataset = megablend.open(self.config, state=self.state)
         assert dataset.consumed_samples == self.position
         loaders = [
@@ -131,9 +171,9 @@ class Job:
             for rank in range(ranks)
         ]
         try:
-            found = list[list[int]]()
+            found = list[dict[str, Any]]()
             for batches in itertools.islice(zip(*loaders, strict=True), steps):
-                found += [row for batch in batches for row in batch["tokens"].tolist()]
+                found += itertools.chain.from_iterable(map(list_fields, batches))
             return found, json.loads(json.dumps(loaders[0].state_dict()))
         finally:
             for loader in loaders:
@@ -144,8 +184,8 @@ class Job:
         self.state = self.rng.choice(self.states)
         self.position = self.state["consumed_samples"]
         self.states = [each for each in self.states if each["consumed_samples"] <= self.position]
-        for k in [k for k in self.trained if k >= self.position]:
-            assert self.trained.pop(k) == self.dataset[k]["tokens"].tolist()
+        self.check_trained()
+        self.trained = {k: sample for k, sample in self.trained.items() if k < self.position}
         left = len(self.dataset) - self.position
         if left > 16 and self.rng.random() < 0.7:
             start = self.position + self.rng.randrange(left // 2)
@@ -158,6 +198,7 @@ class Job:
             if any(a < self.position < b for a, b in self.skips):
                 megablend.unskip(self.config)
                 self.skips = []
+            self.skipped = {skip: read_fields(self.dataset, range(*skip)) for skip in self.skips}
 
     def commit(self, stage: dict[str, Any], requested: Requested) -> bool:
         """Add a stage to the config, by an amendment or at the end. Returns: whether the plan allows it."""
@@ -181,14 +222,19 @@ class Job:
             self.stages.pop()
             return False
         self.requested.append(requested)
-        before, self.dataset = self.dataset, megablend.open(self.config, state=self.state)
+        self.amends_late = False
+        self.dataset = megablend.open(self.config, state=self.state)
         assert len(self.dataset.run.ledger.stages) == len(self.stages)
-        self._check_skips(before, at)
-        for k, tokens in self.trained.items():
-            assert self.dataset[k]["tokens"].tolist() == tokens, f"sample {k} of the past has changed"
+        self._check_skips(at)
+        self.check_trained()
         return True
 
-    def _check_skips(self, before: megablend.Dataset, at: int) -> None:
+    def check_trained(self) -> None:
+        """The dataset gives what training was given."""
+        for (k, sample), found in zip(self.trained.items(), read_fields(self.dataset, list(self.trained)), strict=True):
+            assert found == sample, f"sample {k} of the past has changed"
+
+    def _check_skips(self, at: int) -> None:
         """Ranges before an amendment are kept; later ones only where the samples are the same as before."""
         listed = [(each["start"], each["stop"]) for each in megablend.list_skips(self.config)["skips"]]
         assert set(listed) <= set(self.skips)
@@ -196,9 +242,7 @@ class Job:
             if (start, stop) not in listed:
                 assert stop > at
             elif stop > at:
-                assert all(
-                    before[k]["tokens"].tolist() == self.dataset[k]["tokens"].tolist() for k in range(start, stop)
-                )
+                assert self.skipped[start, stop] == read_fields(self.dataset, range(start, stop))
         self.skips = listed
 
     def _amend(self) -> int:
@@ -209,6 +253,8 @@ class Job:
             where["at"] = max(where["at"], self.dataset.run.ledger.starts[-1] + 1)
         if self.state is not None and not self.amends_late and self.rng.random() < 0.5:
             where = {"state": self.state, "after": after}
+        if self.rng.random() < 0.4:
+            where["batch"] = self.rng.choice([1, 3, 4, 8])
         while True:
             try:
                 expected = megablend.amend(self.config, dry_run=True, **where)
@@ -216,9 +262,15 @@ class Job:
             except ConfigError as error:
                 if "skips; amend it at" not in str(error):
                     raise
-                where = {"at": int(str(error).rpartition("amend it at sample ")[2].split(" ")[0].replace(",", ""))}
+                where["at"] = int(str(error).rpartition("amend it at sample ")[2].split(" ")[0].replace(",", ""))
+                where = {key: where[key] for key in where if key in ("at", "batch")}
+        now, then = (self.settings_of(len(self.stages) - back) for back in (1, 2))
+        is_next = expected.at > self.dataset.run.ledger.starts[-1]  # else stages that had not begun come before
+        if is_next and now["sequence_length"] != then["sequence_length"]:
+            unit = math.lcm(where.get("batch", 1), now["lanes"], then["lanes"])
+            assert (expected.at + expected.drain) % unit == 0
         self._kill_sometimes(lambda: megablend.amend(self.config, **where))
-        ledger = load_ledger(self.config["cache"], "default")
+        ledger = load_ledger(self.config["cache"], self.settings["run"])
         assert ledger is not None
         if ledger != self.dataset.run.ledger:
             assert ledger.digest == expected.plan  # it is whole

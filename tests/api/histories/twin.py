@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,19 +39,59 @@ class SourceSample(NamedTuple):
     """Of its first token, counted over all epochs."""
     tokens: list[int]
     """Without the extra one."""
-    extra: int
-    """The first token of the source's next sample."""
+    extra: int | None
+    """The first token of the source's next sample, where samples have it."""
+
+
+def make_fields(
+    settings: Mapping[str, Any], tokens: Sequence[int], begins: Sequence[bool], source: int
+) -> dict[str, Any]:
+    """All that training gets of a sample, as lists.
+
+    Args:
+        settings: of its stage.
+        tokens: with the extra one, if the run has it.
+        begins: whether the token before is not of the same document, or not the one before in it.
+    """
+    length, by_document = settings["sequence_length"], settings.get("inter_document_masking")
+    after_eod = _last_of([i > 0 and tokens[i - 1] == EOD for i in range(length)])
+    documents, whole = _last_of(begins[:length]), [0] * length
+    first = documents if by_document else after_eod if settings.get("reset_position_ids") else whole
+    masks_eod = settings.get("eod_mask_loss")
+    fields: dict[str, Any] = {
+        "tokens": list(tokens[:length]),
+        "labels": [*tokens[1:], 0][:length],
+        "loss_mask": [float(i + 1 < len(tokens) and not (masks_eod and tokens[i] == EOD)) for i in range(length)],
+        "position_ids": [i - begin for i, begin in enumerate(first)],
+        "dataset_id": source,
+    }
+    if settings.get("create_attention_mask"):
+        seen = after_eod if settings.get("reset_attention_mask") else whole
+        rows = [[not seen[row] <= column <= row for column in range(length)] for row in range(length)]
+        fields["attention_mask"] = [rows]
+    if by_document:
+        ends = [*sorted(set(documents)), length]
+        fields["cu_seqlens"] = ends + [length] * (length + 1 - len(ends))
+        fields["max_seqlen"] = max(b - a for a, b in itertools.pairwise(ends))
+    return fields
+
+
+def _last_of(marks: Sequence[bool]) -> list[int]:
+    """For each place the last one up to it that is marked; the first one is."""
+    return list(itertools.accumulate((i if mark else 0 for i, mark in enumerate(marks)), max))
 
 
 def list_samples(dataset: megablend.Dataset, source: int, lengths: Sequence[int]) -> list[SourceSample]:
     """The samples of a source by their positions; `lengths` of all samples of the run, without extra tokens."""
     sources, ordinals = dataset.run.plan.locate_many(range(len(dataset)))
     positions = dataset.run.plan.token_ranges(sources, ordinals)[0].tolist()
-    own, found = np.flatnonzero(sources == source).tolist(), []
-    for k, sample in zip(own, read_samples(dataset, own), strict=True):
+    ks, found = np.flatnonzero(sources == source).tolist(), []
+    for k, sample in zip(ks, read_samples(dataset, ks), strict=True):
         tokens = sample.tokens.tolist()
-        assert len(tokens) == lengths[k] + 1
-        found.append(SourceSample(k, positions[k], tokens[:-1], tokens[-1]))
+        own, extra = tokens[: lengths[k]], tokens[lengths[k] :]
+        assert len(own) == lengths[k]
+        assert len(extra) == dataset.run.config.add_extra_token_to_sequence
+        found.append(SourceSample(k, positions[k], own, extra[0] if extra else None))
     return sorted(found, key=lambda sample: sample.position)
 
 
@@ -67,7 +107,7 @@ def join_tokens(samples: Sequence[SourceSample], *, changes: int) -> list[int | 
             break
         assert sample.position >= len(found), "samples overlap"
         if before is not None and sample.position == len(found):
-            breaks += before.extra != sample.tokens[0]
+            breaks += before.extra not in (None, sample.tokens[0])
         found += [None] * (sample.position - len(found))
         found += sample.tokens
     assert breaks <= changes, "samples are not neighbours"
