@@ -2,10 +2,12 @@
 
     python mutation_worker.py FOLDER SEED START STOP
 
-The last line of a whole campaign is a JSON object of counts. Ends with status 1 at the first mutation that does what it must not:
-raise anything but megablend's errors, name another file than the damaged one, run out of memory, or give other tokens where a
-checksum covers them: all files of a cache, and Parquet pages with a CRC. In FOLDER, `current-START` names the mutation under way,
-for one that crashes; one that hangs is ended by a signal. Two processes need a FOLDER each.
+Something else may also be in a file's place, such as a pipe, or the ledger of a run whose name leads elsewhere. The last line of
+a whole campaign is a JSON object of counts. Ends with status 1 at the first mutation that does what it must not: raise anything
+but megablend's errors, name another file than the damaged one, run out of memory, or give other tokens, or other samples to skip,
+where a checksum covers them: all files of a cache, and Parquet pages with a CRC; or at a command that ends with status 70, or
+prints control characters. In FOLDER, `current-START` names the mutation under way, for one that crashes; one that hangs is ended
+by a signal. Two processes need a FOLDER each.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import sys
 import traceback
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -31,16 +33,22 @@ from megablend.index import document_table as tables
 from megablend.index.file_versions import join_etags, number_of, seen_bytes
 from megablend.index.manifest import SEEN
 from megablend.index.sampled_digest import NUM_RANGES, RANGE_BYTES
+from megablend.plan.ledger_format import dump_ledger, open_seal, parse_ledger, seal_ledger
 from megablend.prefetch.samples import read_samples
 from megablend.system.failures import translating
+from tests.api.test_special_files import PUT
+from tests.caches.test_hostile_names import NAMES
+from tests.cli.commands import run as run_command
 from tests.formats.writers import write_arrow, write_megatron
 from tests.storages import STORAGE
 
-EOD, EXTREMES = 0, (b"\0" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"\x80" * 9)
+EOD, EXTREMES = 0, (b"\0" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"\x80" * 9, b"../../x", b"\x1b[2J")
 SPLITS, DATA_FOLDERS = ("train", "valid"), ("data", "large")
 UNCHECKED = ("data .arrow", "data .bin")
 """Files whose tokens have no checksum but the sampled one."""
 SAMPLES_AT_ONCE = 16
+COMMAND_EVERY = 10
+"""Mutations."""
 SECONDS = 100
 """After which a read has hung."""
 MEMORY_BYTES = 8 << 30
@@ -66,7 +74,7 @@ def make_runs(folder: Path) -> list[dict[str, Any]]:
         options = {"data_page_size": 2000, "write_batch_size": 4, "row_group_size": 20, "write_page_checksum": True}
         pq.write_table(table, path, use_dictionary=False, write_page_index=True, **options)
     assert (folder / "large" / "d.parquet").stat().st_size > 4 * NUM_RANGES * RANGE_BYTES
-    shared = {"lanes": 4, "shuffle_window": 4, "block_bytes": 256, "split": "80,20,0"}
+    shared = {"run": "demo", "lanes": 4, "shuffle_window": 4, "block_bytes": 256, "split": "80,20,0"}
     small, large = sources_of(folder / "data"), sources_of(folder / "large")
     short: dict[str, Any] = {**shared, "sources": small, "sequence_length": 32, "samples": 60}
     runs = [
@@ -74,8 +82,10 @@ def make_runs(folder: Path) -> list[dict[str, Any]]:
         {**short, "cache": str(folder / "cache-row"), "order": "row"},
         {**shared, "sources": large, "sequence_length": 2048, "epochs": 1, "cache": str(folder / "cache-large")},
     ]
-    for run in runs:
+    for number, run in enumerate(runs):
         megablend.build(run)
+        megablend.skip(run, 8, 16, batch_size=4)
+        (folder / f"run-{number}.json").write_text(json.dumps(run))
     return runs
 
 
@@ -104,10 +114,10 @@ def targets_of(folder: Path, runs: list[dict[str, Any]]) -> list[tuple[int, Path
 
 
 def read(run: dict[str, Any], split: str) -> list[list[int]]:
-    """All samples of a split, from files opened anew."""
+    """All samples of a split, from files opened anew, and which are skipped."""
     tables._open_once.cache_clear()
     dataset = megablend.open(run, split)
-    found: list[list[int]] = []
+    found = [list(each) for each in dataset.skips.ranges]
     for first in range(0, len(dataset), SAMPLES_AT_ONCE):
         ks = range(first, min(first + SAMPLES_AT_ONCE, len(dataset)))
         with translating(f"samples {ks}"):
@@ -158,6 +168,47 @@ def mutate(data: bytes, rng: random.Random) -> tuple[str, bytes]:
     return f"{way} at {at}", bytes(damaged)
 
 
+def replace(path: Path, rng: random.Random) -> str | None:
+    """Put something else in place of a file, at times. Returns: what; None where it is left as it is."""
+    if path.parent.name == "runs" and rng.random() < 0.2:
+        text, skips = open_seal(path.read_text(encoding="utf-8"))
+        name = rng.choice(NAMES)
+        path.write_text(seal_ledger(dump_ledger(name, parse_ledger(json.loads(text))[1]), skips or 0), encoding="utf-8")
+        return f"run {name!r}"
+    if rng.random() < 0.06:
+        kind = rng.choice(list(PUT))
+        path.unlink()
+        PUT[kind](path)
+        return kind
+    return None
+
+
+def restore(path: Path, data: bytes) -> None:
+    """Put a file back."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+    else:
+        path.rmdir()
+    path.write_bytes(data)
+
+
+def check_command(config: str, cache: str, rng: random.Random) -> str | None:
+    """What is wrong with how a command ends, drawn at random."""
+    commands: list[list[str]] = [
+        *([name, config] for name in ("describe", "check", "skip")),
+        *([*words.split(), cache] for words in ("describe", "verify", "verify --data", "runs list", "gc --dry-run")),
+        ["show", config, "-k", "3"],
+        ["runs", "show", cache, "demo"],
+    ]
+    command = rng.choice(commands)
+    done = run_command(*command)
+    printed = done.stdout + done.stderr
+    is_clean = all(letter.isprintable() or letter == "\n" for letter in printed)
+    return (
+        None if done.returncode in (0, 1, 2, 3) and is_clean else f"{command} ended with {done.returncode}: {printed!r}"
+    )
+
+
 def kind_of(path: Path) -> str:
     """What is counted: "cache", or "data" with the file's suffix."""
     return f"data {path.suffix}" if path.parent.name in DATA_FOLDERS else "cache"
@@ -184,6 +235,11 @@ def outcome_of(run: dict[str, Any], split: str, expected: list[list[int]], path:
         problem = traceback.format_exc()
     finally:
         signal.alarm(0)
+    return fail(what, problem)
+
+
+def fail(what: str, problem: str) -> NoReturn:
+    """End the campaign."""
     print(f"{what}\n{problem}")
     sys.exit(1)
 
@@ -206,14 +262,22 @@ def main() -> None:
         kind = kind_of(path)
         split, quiet = SPLITS[rng.random() < 0.25], kind != "cache" and rng.random() < 0.7
         data = path.read_bytes()
-        change, damaged = mutate(data, rng)
+        change = replace(path, rng)
+        if change is None:
+            change, damaged = mutate(data, rng)
+            path.write_bytes(damaged)
+            if quiet:
+                record_as_seen(runs[number])
         what = f"{i}: {split} {path}: {change}{' as seen' if quiet else ''}"
         (folder / f"current-{start}").write_text(what)
-        path.write_bytes(damaged)
-        if quiet:
-            record_as_seen(runs[number])
         counts[f"{kind} {outcome_of(runs[number], split, expected[number, split], path, what)}"] += 1
-        path.write_bytes(data)
+        if i % COMMAND_EVERY == 0:
+            signal.alarm(SECONDS)
+            problem = check_command(f"{folder}/run-{number}.json", runs[number]["cache"], rng)
+            signal.alarm(0)
+            if problem is not None:
+                fail(what, problem)
+        restore(path, data)
     print(json.dumps(counts))
 
 

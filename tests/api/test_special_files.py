@@ -1,4 +1,4 @@
-"""A pipe, a device, a folder or a huge file in place of any file of a cache: an error or a repair, never a wait."""
+"""A pipe, a device, a folder, an empty or a huge file in place of any file of a cache: an error or a repair, never a wait."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ PUT: dict[str, Callable[[Path], None]] = {
     "zeros": link_to_zeros,
     "socket": make_socket,
     "folder": Path.mkdir,
+    "empty": Path.touch,
     "huge": make_huge,
 }
 
