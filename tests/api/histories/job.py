@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -44,7 +45,8 @@ class Job:
     Attributes:
         stages: as the config lists them.
         trained: all fields by sample number, of what was trained on and not trained again.
-        skips: ranges of samples that loaders leave out; skipped: these samples.
+        skips: ranges of samples that loaders leave out.
+        skipped: by sample number, what was to be skipped in this plan or others.
     """
 
     def __init__(self, folder: Path, rng: random.Random, *, kills: bool) -> None:
@@ -72,7 +74,7 @@ class Job:
         self.states = list[dict[str, Any]]()
         self.trained = dict[int, dict[str, Any]]()
         self.skips = list[tuple[int, int]]()
-        self.skipped = dict[tuple[int, int], list[dict[str, Any]]]()
+        self.skipped = defaultdict[int, list[dict[str, Any]]](list)
         self.with_files(lambda: megablend.build(self.config))
         self.dataset = megablend.open(self.config)
         self.valid = self.read_valid() if split else None
@@ -198,7 +200,9 @@ class Job:
             if any(a < self.position < b for a, b in self.skips):
                 megablend.unskip(self.config)
                 self.skips = []
-            self.skipped = {skip: read_fields(self.dataset, range(*skip)) for skip in self.skips}
+            ks = [k for skip in self.skips for k in range(*skip)]
+            for k, sample in zip(ks, read_fields(self.dataset, ks), strict=True):
+                self.skipped[k].append(sample)
 
     def commit(self, stage: dict[str, Any], requested: Requested) -> bool:
         """Add a stage to the config, by an amendment or at the end. Returns: whether the plan allows it."""
@@ -235,14 +239,14 @@ class Job:
             assert found == sample, f"sample {k} of the past has changed"
 
     def _check_skips(self, at: int) -> None:
-        """Ranges before an amendment are kept; later ones only where the samples are the same as before."""
+        """Ranges before an amendment are kept; later ones only where the samples are those that were to be skipped, perhaps
+        before an amendment that this one takes back.
+        """
         listed = [(each["start"], each["stop"]) for each in megablend.list_skips(self.config)["skips"]]
-        assert set(listed) <= set(self.skips)
-        for start, stop in self.skips:
-            if (start, stop) not in listed:
-                assert stop > at
-            elif stop > at:
-                assert self.skipped[start, stop] == read_fields(self.dataset, range(start, stop))
+        now = [k for start, stop in listed for k in range(start, stop)]
+        for k, sample in zip(now, read_fields(self.dataset, now), strict=True):
+            assert sample in self.skipped[k]
+        assert all(stop > at or {*range(start, stop)} <= {*now} for start, stop in self.skips)
         self.skips = listed
 
     def _amend(self) -> int:
