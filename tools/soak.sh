@@ -5,7 +5,8 @@
 #   MEGABLEND_TEST_KILLS  (1000)    builds and collections of garbage that are killed: tests/api/test_kills.py
 #   MEGABLEND_TEST_FAULTS (1000)    calls of the system that fail: tests/cli/test_system_faults.py; needs strace
 #   MEGABLEND_TEST_HISTORIES (500)  runs that grow, change and are amended: tests/api/test_histories.py
-#   MEGABLEND_TEST_SEED   (0)       the first seed of these three
+#   MEGABLEND_TEST_SOURCES (50)     servers that go wrong: tests/storage/objects/test_whole_runs.py
+#   MEGABLEND_TEST_SEED   (0)       the first seed of these four
 #   MEGABLEND_MUTATIONS   (100000)  damaged files of data and caches: tests/api/test_mutations.py
 #   MEGABLEND_SEED        (17)      their seed
 #   MEGABLEND_SOAK_PLANS  (2000)    random plans, compared with the oracle: tests/plan/test_epoch_ends.py
@@ -16,7 +17,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 use_venv .venv-test --editable ".[mpich,test]"
 
 export MEGABLEND_TEST_KILLS=${MEGABLEND_TEST_KILLS:-1000} MEGABLEND_TEST_FAULTS=${MEGABLEND_TEST_FAULTS:-1000}
-export MEGABLEND_TEST_HISTORIES=${MEGABLEND_TEST_HISTORIES:-500}
+export MEGABLEND_TEST_HISTORIES=${MEGABLEND_TEST_HISTORIES:-500} MEGABLEND_TEST_SOURCES=${MEGABLEND_TEST_SOURCES:-50}
 export MEGABLEND_MUTATIONS=${MEGABLEND_MUTATIONS:-100000} MEGABLEND_SOAK_PLANS=${MEGABLEND_SOAK_PLANS:-2000}
 command -v strace >/dev/null || echo "strace is not there: no calls of the system are made to fail; apt install strace" >&2
 

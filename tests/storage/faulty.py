@@ -21,6 +21,7 @@ from xml.sax.saxutils import escape
 
 T = TypeVar("T")
 CHUNK = 1 << 14
+PAGE = b"<!doctype html><title>Log in</title>"
 
 
 @lru_cache(maxsize=4096)
@@ -37,6 +38,10 @@ class Faults:
     """Answers that take 100 times as long."""
     status: Mapping[int, float] = field(default_factory=dict)
     """Answers of a status in place of the file, such as {503: 0.2}."""
+    page: float = 0.0
+    """Web pages in place of the file or the listing, as if all were well."""
+    silent: float = 0.0
+    """Requests that are never answered."""
     reset: float = 0.0
     """Connections closed without an answer."""
     truncated: float = 0.0
@@ -60,6 +65,7 @@ FAULTS = {
     "reset": Faults(reset=0.2),
     "truncated": Faults(truncated=0.2),
     "stall": Faults(stall=0.2),
+    "silent": Faults(silent=0.2),
 }
 """Each fault alone, by name."""
 
@@ -76,8 +82,9 @@ class FaultySource:
     """Serves `files` (`bucket/key` to bytes) on loopback while it is entered.
 
     Set `faults`, `is_down`, `ignores_conditions`, `is_expired` (of an access key), `has_tails` (answers requests for the end of a
-    file), `listed_bytes` (sizes in listings), and `damages` (by file, a byte that is wrong in the first answer with it) at any
-    time. Counts: `requests` and `faulty` (by kind), `bytes` sent, `most_in_flight`, `rounds` by file.
+    file), `listed_bytes` (sizes in listings), `damages` (by file, a byte that is wrong in the first answer with it) and `pages`
+    (by a part of their URLs, how many requests are answered with a web page) at any time.
+    Counts: `requests` and `faulty` (by kind), `bytes` sent, `most_in_flight`, `rounds` by file.
     """
 
     def __init__(self, files: dict[str, bytes], faults: Faults | None = None) -> None:
@@ -89,6 +96,7 @@ class FaultySource:
         self.listed_bytes: int | None = None
         self.body = b""
         self.damages: dict[str, int] = {}
+        self.pages: Counter[str] = Counter()
         self.paths: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.requests = self.bytes = self.in_flight = self.most_in_flight = 0
@@ -167,8 +175,14 @@ class FaultySource:
         await asyncio.sleep(faults.latency * (100 if self._draw("tail", faults.tail) else 1))
         if faults.round is not None:
             await self._await_round(urlsplit(target).path, faults.round)
+        if self._draw("silent", faults.silent):
+            await asyncio.sleep(3600)
         if self._draw("reset", faults.reset):
             return False
+        paged = [each for each, count in self.pages.items() if count and each in target]
+        self.pages.subtract(paged)
+        if paged or self._draw("page", faults.page):
+            return await self._send(writer, method, 200, {"Content-Type": "text/html"}, PAGE)
         for status, share in faults.status.items():
             if self._draw(str(status), share):
                 return await self._send(writer, method, status, {}, self.body)

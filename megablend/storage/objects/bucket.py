@@ -19,6 +19,8 @@ from megablend.storage.objects.workers import call_each
 T = TypeVar("T")
 MAX_PART_BYTES = 8 << 20
 """Longer ranges are requested in parts, which come at the same time."""
+EMPTY_TRIES = 3
+"""Listings, after the first one, of a folder that is there but seems to have nothing."""
 
 
 class FoundKeys(NamedTuple):
@@ -148,12 +150,14 @@ class Bucket:
     async def find(self, pattern: str, address: Address) -> FoundKeys:
         """Find the keys that match a pattern. Raises: MissingFileError, DataError."""
         listed: dict[str, Pin] = {}
+        folders = set[str]()
 
         def keep(objects: Sequence[Object]) -> None:
             listed.update((each.key, make_pin(each.meta)) for each in objects)
 
         async def list_folder(folder: str) -> Listed:
-            found = await self._list_folder(pattern, address, folder)
+            found = await self._list_folder(pattern, address, folder, is_there=folder in folders)
+            folders.update(found.folders)
             keep(found.objects)
             return found
 
@@ -174,7 +178,24 @@ class Bucket:
             return False
         return bool(listed.folders or listed.objects)
 
-    async def _list_folder(self, pattern: str, address: Address, folder: str) -> Listed:
+    async def _list_folder(self, pattern: str, address: Address, folder: str, *, is_there: bool = False) -> Listed:
+        """What a folder has, without markers of folders.
+
+        Args:
+            is_there: another listing has it: if it has nothing, it is listed a few times more, since a proxy may have answered
+                with a web page, which the client takes for a listing of nothing.
+        """
+        listed = await self._list_once(pattern, address, folder)
+        for _ in range(EMPTY_TRIES if is_there else 0):
+            if listed.folders or listed.objects:
+                break
+            listed = await self._list_once(pattern, address, folder)
+        markers = {folder, *listed.folders}
+        return listed._replace(
+            objects=[each for each in listed.objects if each.meta["size"] or each.key not in markers]
+        )
+
+    async def _list_once(self, pattern: str, address: Address, folder: str) -> Listed:
         import obstore
 
         async def attempt() -> Listed | Failure:
@@ -184,9 +205,7 @@ class Bucket:
                 return _read_list_failure(error, address)
             folders = list(listed["common_prefixes"])
             self.source.counts.add_listing([*folders, *(each["path"] for each in listed["objects"])])
-            markers = {folder, *folders}
-            objects = [Object(each["path"], each) for each in listed["objects"]]
-            return Listed(folders, [each for each in objects if each.meta["size"] or each.key not in markers])
+            return Listed(folders, [Object(each["path"], each) for each in listed["objects"]])
 
         return _answer(pattern, await self.source.persist(pattern, attempt), is_list=True)
 
@@ -214,7 +233,7 @@ class Bucket:
         folders = {folder, *(each.key.rpartition("/")[0] for each in objects)}
         unclear = [each.key for each in objects if not each.meta["size"] and each.key not in folders]
         for parent in sorted({key.rpartition("/")[0] for key in unclear}):
-            folders.update((await self._list_folder(pattern, address, parent)).folders)
+            folders.update((await self._list_folder(pattern, address, parent, is_there=True)).folders)
         return [each for each in objects if each.meta["size"] or each.key not in folders]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -151,6 +152,15 @@ def test_without_a_strong_etag_time_and_size_decide_and_it_is_said(kind: str, ca
             storage.read(url, 0, 4)
     assert len(caplog.records) == 1
     assert "sends no strong etags" in caplog.records[0].getMessage()
+
+
+@pytest.mark.parametrize("pattern", ["*/*", "**"])
+def test_a_web_page_is_no_listing_of_an_empty_folder(pattern: str) -> None:
+    with FaultySource({"b/x/y": b"1", "b/x/void/": b"", "b/z/y": b"2", "b/z/void/": b""}) as source:
+        storage = make_storage(objects=parse_options({"s3://b": {"endpoint": source.url, "anonymous": True}}))
+        source.pages.update(["prefix=x", "prefix=x", "prefix=z"])
+        assert storage.glob(f"s3://b/{pattern}") == ["s3://b/x/y", "s3://b/z/y"]
+        assert +source.pages == Counter()
 
 
 def test_a_listing_that_is_wrong_about_a_size_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
