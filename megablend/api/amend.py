@@ -15,6 +15,7 @@ from megablend.api.description import Drain
 from megablend.api.diff import list_differences
 from megablend.api.result_base import Result
 from megablend.api.runs import ConfigLike, make_run_storage, plan_committed
+from megablend.api.token_documents import refuse_token_documents
 from megablend.api.unindexed import INDEX_REMEDY, find_unindexed
 from megablend.config import Config, load_config
 from megablend.config.numbers import whole_number
@@ -161,6 +162,7 @@ def _plan_amended(config: Config, cut: Ledger, committed: Ledger, batch: int, *,
     requested = plan_committed(config, "train", cut, storage, newest, replaced=replaced, keep=keep, batch=batch)
     run = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger, committed))
     check_run(run)
+    refuse_token_documents(config, run.store.generation, committed)
     note = _compare_files(run, cut, storage)
     precompute_orders(run)
     if keep:

@@ -9,10 +9,12 @@ from megablend.api.describe_index import describe_cache
 from megablend.api.describe_run import Loaders, describe_planned
 from megablend.api.description import Description, FilesDescription
 from megablend.api.runs import ConfigLike, is_cache, resolve_cache
+from megablend.api.token_documents import refuse_token_documents
 from megablend.api.what_if import foresee_run, list_files
 from megablend.config import load_config
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
+from megablend.plan.ledger_file import load_ledger
 from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
@@ -61,6 +63,8 @@ def describe(
             note=planned,
             files=list_files(config, storage=storage),
         )
+    if not planned.committed:  # as `build` would
+        refuse_token_documents(config, planned.run.store.generation, load_ledger(config.cache_store, config.run))
     seconds = perf_counter() - started - (jit.loading_seconds() - loading) - planned.compared_in
     return describe_planned(config, planned, loaders, planned_in=seconds, document_lengths=document_lengths)
 

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from megablend.config import Config
 from megablend.errors import ConfigError
 from megablend.formats.flat import DOCUMENTS, is_flat
-from megablend.index.snapshot import Snapshot
+from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.index.source_entry import SourceEntry
 from megablend.plan.ledger import Ledger
 
@@ -24,8 +24,13 @@ def refuse_token_documents(config: Config, snapshot: Snapshot, ledger: Ledger | 
     known = set[str]() if ledger is None else {source.name for source in ledger.blend.sources}
     for entry in _find(config, snapshot):
         split, _, name = entry.name.rpartition("/")
-        if name not in known and not (ledger is not None and split not in ("", "train")):
+        if ledger is None or (split in ("", "train") and name not in known):
             raise ConfigError(_describe(config, snapshot, entry))
+        if config.ever_moves_documents and not _is_counted(config, ledger, entry.name):
+            raise ConfigError(
+                f"{_describe(config, snapshot, entry)}, and since that cannot change within a run, give the run another "
+                "name (`run:`), or leave out `order: document`"
+            )
 
 
 def warn_of_token_documents(config: Config, snapshot: Snapshot) -> list[str]:
@@ -55,6 +60,16 @@ def _find(config: Config, snapshot: Snapshot) -> list[SourceEntry]:
         if is_by_row and is_flat(snapshot.file(entry.files[0]).opened.meta):
             found.append(entry)
     return found
+
+
+def _is_counted(config: Config, ledger: Ledger, name: str) -> bool:
+    """Whether the run counts documents of a source, which it does if anything but its masks goes by them."""
+    for digest in ledger.indices:
+        committed = open_snapshot(config.cache_store, digest)
+        number = committed.sources.numbers.get(name)
+        if number is not None and committed.sources[number].documents:
+            return True
+    return False
 
 
 def _describe(config: Config, snapshot: Snapshot, entry: SourceEntry) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,32 @@ def test_the_first_build_asks_what_a_document_is(tmp_path: Path, kind: str) -> N
         megablend.build(config | {"split": "50,25,25"})
     with pytest.raises(ConfigError, match=r"`documents: file` \(2\), `documents: row_group` \(6\) or"):
         megablend.build(config | {"sources": [config["sources"][0] | {"append_eod": 1}]})
+    with pytest.raises(ConfigError, match=says):  # what it would be is on the index of the build before
+        megablend.describe(config | {"split": "50,25,25"})
     assert megablend.build(config).warnings == ()  # nothing goes by documents
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("at_end", [True, False])
+def test_a_stage_asks_what_a_document_is(tmp_path: Path, at_end: bool) -> None:
+    config = make_flat(tmp_path, "parquet", weight=1)
+    megablend.build(config)
+    pattern, _ = write(tmp_path / "new", "parquet")
+    new = {"name": "n", "path": pattern, "column": "tokens", "weight": 0}
+
+    def commit(more: dict[str, Any], **stage: Any) -> None:
+        settings = {key: value for key, value in config.items() if key != "samples"}
+        stages = [{"samples": 20}, {"samples": 40, "new_data": True, "sources": {"n": {"weight": 1}}} | stage]
+        edited = settings | {"sources": [*config["sources"], new | more], "stages": stages}
+        with contextlib.suppress(ConfigError):  # it is refused, too, but the index is there
+            megablend.build_index(edited)
+        megablend.build(edited) if at_end else megablend.amend(edited, at=1)
+
+    with pytest.raises(ConfigError, match="'n': its column is flat"):
+        commit({"append_eod": 5001})
+    with pytest.raises(ConfigError, match=r"'s': its column is flat.*, or leave out `order: document`"):
+        commit({"documents": "file"}, order="document")
+    commit({"append_eod": 5001, "documents": "file"})
 
 
 @pytest.mark.long
