@@ -29,8 +29,8 @@ from megablend.system.limited_json import parse_json
 DATASET_DICT = "dataset_dict.json"
 """In the folder of a Hugging Face DatasetDict: names its splits, each of which is a folder."""
 SPLIT_NAMES = frozenset({"train", "validation", "valid", "val", "dev", "eval", "test"})
-_SPLIT_SHARD = re.compile(rf"({'|'.join(sorted(SPLIT_NAMES))})-\d+-of-\d+")
-"""How the Hugging Face Hub names the files of a split."""
+_SPLIT_WORD = re.compile(rf"(?<![a-z0-9])({'|'.join(sorted(SPLIT_NAMES, reverse=True))})(?![a-z])", re.IGNORECASE)
+"""A split in the name of a folder or a file, such as `train_sft`, `train-00000-of-00002.parquet` or `fineweb_val_000001.bin`."""
 _MAX_DICT_BYTES = 1 << 20
 _SHARD_ENDINGS = (".mds", ".mds.zstd")
 _SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
@@ -256,6 +256,9 @@ def _advice(folder: str, storage: Storage) -> str:
                 splits = ", ".join(location.get_name(each) for each in folders)
                 chosen = next((each for each in folders if location.get_name(each) == "train"), folders[0])
                 return f"it has the splits {splits}, so name the folder of one: {_advice(chosen, storage)}"
+            if patterns := _sort_by_split(folder, names):
+                chosen = "train" if "train" in patterns else min(patterns)
+                return f"it has the splits {', '.join(patterns)}, so name the files of one: specify them as `{patterns[chosen]}`"
             return f"specify its files as `{below}{endings.most_common(1)[0][0]}`"
         if any(name.endswith(_SHARD_ENDINGS) for name in names):
             return "it contains MosaicML MDS shards, which megablend does not read: write the tokens to Parquet, and use that"
@@ -284,15 +287,28 @@ def _find_split_folders(folder: str, names: Collection[str], storage: Storage) -
     ]
 
 
+def _sort_by_split(folder: str, names: Iterable[str]) -> dict[str, str]:
+    """A pattern for the files of each split that the names of files, or of folders deeper down, tell; none of fewer than two."""
+    patterns = dict[str, str]()
+    for name in sorted(names):
+        relative = location.make_relative(name, folder)
+        if (ending := _known_ending(name)) is None or (found := _SPLIT_WORD.search(relative)) is None:
+            continue
+        above, part = relative[: found.start()].rpartition("/")[::2]
+        part += relative[found.start() :].partition("/")[0]
+        is_file = "/" not in relative[found.start() :]
+        below = f"*{found[1]}*{ending}" if is_file else f"{location.escape_wildcards(part)}/**/*{ending}"
+        pattern = location.join(location.escape_wildcards(folder), f"**/{below}" if above else below)
+        patterns.setdefault(found[1].lower(), pattern)
+    return patterns if len(patterns) > 1 else {}
+
+
 def _describe_mixed_splits(spec: SourceSpec, root: str, paths: Iterable[str]) -> str | None:
     """A warning that the files of a source are of several splits by the names of their folders, or as the Hub names files."""
     first = dict[str, str]()
     for path in sorted(paths):
-        *folders, name = location.make_relative(path, root).split("/")
-        shard = _SPLIT_SHARD.match(name)
-        for split in [*folders, *([shard[1]] if shard else [])]:
-            if split in SPLIT_NAMES:
-                first.setdefault(split, path)
+        if (found := _SPLIT_WORD.search(location.make_relative(path, root))) is not None:
+            first.setdefault(found[1].lower(), path)
     if len(first) < 2:
         return None
     listed = ", ".join(f"{split} ({path})" for split, path in first.items())

@@ -240,6 +240,28 @@ def test_a_folder_of_splits_is_answered_with_that_of_one(tmp_path: Path, listed:
     assert file.path == f"{folder}/{chosen}/data-00000-of-00001.arrow"
 
 
+@pytest.mark.parametrize(
+    ("names", "remedy"),
+    [
+        (["train-00000-of-00001", "test-00000-of-00001"], "*train*.arrow"),
+        (["data/train-00000-of-00001", "data/test-00000-of-00001"], "**/*train*.arrow"),
+        (["fineweb_train_000001", "fineweb_val_000000"], "*train*.arrow"),
+        (["test", "val"], "*test*.arrow"),
+        (["en/train/0", "en/validation/0"], "**/train/**/*.arrow"),
+        (["train_sft/0", "test_sft/0"], "train_sft/**/*.arrow"),
+        (["train-1/test_0", "train-1/test_1"], "**/*.arrow"),
+    ],
+)
+def test_names_of_splits_lead_to_the_files_of_one(tmp_path: Path, names: list[str], remedy: str) -> None:
+    for seed, name in enumerate(names):
+        write(tmp_path / "d[1]" / f"{name}.arrow", seed)
+    with pytest.raises(ConfigError, match=re.escape(f"`{tmp_path}/d[[]1]/{remedy}`") + "$"):
+        list_source(spec(tmp_path, "d[1]"), storage=STORAGE)
+    listing = list_source(spec(tmp_path, f"d[[]1]/{remedy}"), storage=STORAGE)
+    assert listing.note is None
+    assert len(listing.files) == (2 if remedy == "**/*.arrow" else 1)
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"splits": 1}'])
 def test_a_list_of_splits_that_is_none_is_named(tmp_path: Path, content: str) -> None:
     write(tmp_path / "books" / "train" / "a.arrow", 1)
@@ -256,6 +278,12 @@ def test_a_list_of_splits_that_is_none_is_named(tmp_path: Path, content: str) ->
         (["d/train/a", "d/validation/a"], "d/**/*.arrow", ("train", "validation")),
         (["d/x/train/a", "d/y/test/a"], "d/*/*/*.arrow", ("train", "test")),
         (["train-00000-of-00001", "test-00000-of-00001"], "*.arrow", ("test", "train")),
+        (["train", "val"], "*.arrow", ("train", "val")),
+        (["x_train_01", "x_valid_01"], "*.arrow", ("train", "valid")),
+        (["Train/a", "Test/a"], "*/*.arrow", ("test", "train")),
+        (["train_sft/a", "test_sft/a"], "*/*.arrow", ("test", "train")),
+        (["trains", "latest", "devices", "evaluation"], "*.arrow", None),
+        (["train/test_a", "train/eval_b"], "train*/*.arrow", None),
         (["d/train/a", "e/train/a"], "*/train/*.arrow", None),
         (["train/a", "books/a"], "*/*.arrow", None),
         (["test/d/a", "test/d/b"], "test/d/*.arrow", None),
