@@ -123,17 +123,17 @@ def divide_epochs(tokens: Sequence[int | None], changes: Sequence[Change], token
 
     Returns: None where they are not.
     """
-    failed = set[tuple[int, int]]()
-
-    def divide(place: int, snapshot: int) -> list[int] | None:
-        """The epochs from a position on, the one before of a snapshot."""
+    tried, todo = set[tuple[int, int]](), [(0, 0, list[int]())]  # a position, and the snapshot of the epoch before it
+    while todo:
+        place, snapshot, before = todo.pop()
         if place >= len(tokens):
-            return []
-        if (place, snapshot) in failed:
-            return None
+            return before
+        if (place, snapshot) in tried:
+            continue
+        tried.add((place, snapshot))
         later = [each for each in changes if each.snapshot > snapshot and each.begun <= place]
         must = max((each.snapshot for each in later if each.begun + each.period + 1 < place), default=snapshot)
-        for now in sorted({snapshot, *(each.snapshot for each in later)}, reverse=True):
+        for now in sorted({snapshot, *(each.snapshot for each in later)}):  # the last one is tried first
             expected: frozenset[int] | set[int] = tokens_of(now)
             for each in changes:
                 if each.snapshot > now and place < each.begun <= place + len(expected):
@@ -142,13 +142,8 @@ def divide_epochs(tokens: Sequence[int | None], changes: Sequence[Change], token
             epoch = [token for token in tokens[place : place + len(expected)] if token is not None]
             is_epoch = len(set(epoch)) == len(epoch) and set(epoch) <= expected
             if now >= must and is_epoch and expected:
-                rest = divide(place + len(expected), now)
-                if rest is not None:
-                    return [place, *rest]
-        failed.add((place, snapshot))
-        return None
-
-    return divide(0, 0)
+                todo.append((place + len(expected), now, [*before, place]))
+    return None
 
 
 def check_shares(
