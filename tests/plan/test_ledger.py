@@ -164,8 +164,11 @@ def write(folder: Path, record: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda text: text[:-20], "cannot read the run's ledger"),
+        (lambda text: text[:-20], "checksum is damaged"),
+        (lambda text: open_seal(text)[0][:-20], "cannot read the run's ledger"),
         (lambda text: text.replace("200", "300"), "does not match its checksum"),
+        (lambda text: text.replace('"skips"', '"skipS"'), "checksum is damaged"),
+        (lambda text: text.replace('"checksum"', '"checkrum"'), "checksum is damaged"),
         (lambda text: open_seal(text)[0].replace("200", "300"), "does not match its own digest"),
         (lambda text: open_seal(text)[0].replace('"1/2"', '"1/3"'), "does not match its own digest"),
         (
