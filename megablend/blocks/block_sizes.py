@@ -17,6 +17,9 @@ from megablend.lazy import cached_property
 BLOCK_OVERHEAD_BYTES = 1 << 10
 """Memory of the Python objects around a decoded block, and of its table entries."""
 
+STORED_BYTES = 4
+"""Of the values of a Parquet dictionary, at least."""
+
 
 class _ByFile(NamedTuple):
     """Properties of each file of the index."""
@@ -67,6 +70,9 @@ class BlockSizes:
         kept += num_tokens * self._by_file.extra_bytes[files]
         pieces = 8 * (np.maximum(rows["rows"], 0) + 2)
         reading = rows["stored_bytes"] + kept + pieces
+        # Narrow tokens of a dictionary are looked up in the type in which it is stored, and then converted.
+        is_widened = is_by_dictionary(rows["encoding"]) & (self._by_file.token_bytes[files] < STORED_BYTES)
+        reading += np.where(is_widened, num_tokens * STORED_BYTES, 0)
         return (kept + pieces if documents else kept), reading
 
     def dictionaries(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

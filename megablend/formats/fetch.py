@@ -9,11 +9,11 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from megablend.errors import ChangedFileError, CorruptFileError, UnsupportedFileError
 from megablend.formats.base import Array, BlockReader
 from megablend.formats.blocks import decoded_sizes
+from megablend.formats.buffers import allocate_buffer
 from megablend.formats.decoded import DecodedBlocks
 from megablend.storage.base import Allocate, Bytes, Int64s, ReadLimits, Storage
 from megablend.storage.futures import gather_futures
@@ -34,12 +34,12 @@ BATCH_BYTES = 32 << 20
 
 def _allocate(size: int) -> Bytes:
     """Memory for a request."""
-    return np.empty(size, np.uint8) if size < _POOLED_BYTES else np.frombuffer(pa.allocate_buffer(size), np.uint8)
+    return np.empty(size, np.uint8) if size < _POOLED_BYTES else np.frombuffer(allocate_buffer(size), np.uint8)
 
 
 def _allocate_for_caller(size: int) -> Bytes:
     """Memory for a request that a caller waits for."""
-    return _allocate(size) if size < _POOLED_BYTES_OF_CALLER else np.frombuffer(pa.allocate_buffer(size), np.uint8)
+    return _allocate(size) if size < _POOLED_BYTES_OF_CALLER else np.frombuffer(allocate_buffer(size), np.uint8)
 
 
 def start_fetch(ranges: FileRanges, storage: Storage) -> Future[FetchedRanges]:

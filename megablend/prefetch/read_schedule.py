@@ -12,10 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.formats.base import Array
+from megablend.formats.parquet.decoding.values import is_by_dictionary
 from megablend.order.base import Spans
 from megablend.plan.run import Run
 
 Int64s = npt.NDArray[np.int64]
+
+DICTIONARY_GROWTH = 3
+"""Memory for reading a dictionary, in its stored bytes: these, and decompressed, which is not indexed, up to twice as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +122,12 @@ def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
     steps = np.repeat(np.arange(len(step_offsets) - 1), np.diff(span_offsets))
     rows = run.store.generation.blocks(ids)
     sizes, reading = run.store.memory_bytes(ids, rows, documents=run.config.inter_document_masking)
+    first_use = steps[firsts]
+    if is_by_dictionary(rows["encoding"]).any():  # a dictionary is read with the first block that needs it
+        order = np.argsort(first_use, kind="stable")
+        numbers, stored = run.store.dictionaries(ids[order])
+        _, chunks = np.unique(np.where(stored > 0, numbers, -1), return_index=True)
+        reading[order[chunks]] += DICTIONARY_GROWTH * stored[chunks]
     last_use = np.zeros(len(ids), np.int64)
     last_use[places] = steps  # steps ascend, so the last assignment wins
     advances = spans.stops - spans.starts
@@ -137,7 +147,7 @@ def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
         places=places,
         sizes=sizes,
         reading=reading,
-        first_use=steps[firsts],
+        first_use=first_use,
         last_use=last_use,
         used=np.bincount(places, advances, minlength=len(ids)).astype(np.int64),
         pending_boundary_tokens=pending_boundary_tokens.astype(np.int64),

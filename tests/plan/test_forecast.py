@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import megablend
@@ -183,3 +185,17 @@ def test_the_blocks_of_a_forecast_are_typed(run: Run) -> None:
     found: ReadSchedule = schedule_reads(run, locate_steps(run, *given))
     decoded = run.store.read(found.ids)
     assert all(size >= block.tokens.nbytes for size, block in zip(found.sizes.tolist(), decoded, strict=True))
+
+
+def test_a_compressed_dictionary_is_counted_once_where_it_is_read(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).permutation(np.tile(np.arange(100_000, dtype=np.int32), 2)).reshape(100, -1)
+    table = pa.table({"ids": pa.FixedSizeListArray.from_arrays(values.ravel(), 2000).cast(pa.list_(pa.int32()))})
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd", data_page_size=1 << 14, write_batch_size=4)
+    source = {"name": "a", "path": str(tmp_path / "a.parquet"), "weight": 1}
+    config = make_config(tmp_path, [source], samples=100)
+    megablend.build(config)
+    run = megablend.open(config).run
+    found = schedule_reads(run, locate_steps(run, np.arange(100), np.arange(101)))
+    alone = run.store.memory_bytes(found.ids, found.rows, documents=False)[1]
+    stored = int(run.store.dictionaries(found.ids)[1].max())
+    assert stored < 4 * 100_000 < found.reading.sum() - alone.sum() - stored <= 3 * 4 * 100_000

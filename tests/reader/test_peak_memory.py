@@ -13,6 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from corpus.linked import build_linked, linked_corpus
 
@@ -49,6 +52,23 @@ def test_a_small_index_over_an_epoch_and_into_the_next(tmp_path: Path) -> None:
     assert tight["growth"] <= 20 * MIB + ALLOCATOR_BYTES
     roomy = growth(tmp_path, config | {"memory": "256MiB"}, 0, epoch + 100)
     assert tight["growth"] < roomy["growth"] <= 256 * MIB + ALLOCATOR_BYTES
+
+
+@pytest.mark.timeout(300)
+def test_compressed_pages_of_eight_million_narrow_numbers_of_a_dictionary(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    (tmp_path / "links").mkdir()
+    for number, rows in enumerate([1, 4]):  # the first file only loads kernels
+        length = 1 << 23 if number else 1 << 15
+        tokens = rng.integers(0, 50_000, rows * length).astype(np.uint16)
+        table = pa.table({"ids": pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32) * length, tokens)})
+        options: dict[str, Any] = {"data_page_size": 1, "write_batch_size": 1, "write_page_index": True}
+        pq.write_table(table, tmp_path / "links" / f"{number:06}.parquet", compression="zstd", **options)
+    source = {"name": "pages", "path": f"{tmp_path}/links/*.parquet", "weight": 1}
+    config = {"cache": str(tmp_path / "cache"), "sequence_length": 2048, "lanes": 1, "memory": "128MiB"}
+    config |= {"samples": 33_000, "order": "sequential", "sources": [source]}
+    build_linked(config)
+    assert growth(tmp_path, config, 0, 4000)["growth"] <= 128 * MIB
 
 
 @pytest.mark.slow

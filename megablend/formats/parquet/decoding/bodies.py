@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from megablend.formats.buffers import allocate_buffer
 from megablend.formats.decoded import addresses_of
 from megablend.formats.parquet.decoding.codecs import decompress, decompress_many, max_decompressed_size
 from megablend.formats.parquet.metadata.names import CodecId
@@ -101,7 +102,7 @@ def decompress_pages(
                 is_likely = lengths[mine] <= max_decompressed_size(codec, sizes[mine])
                 likely, buffers = mine[is_likely], []
                 for place.offset, length in zip(offsets[likely].tolist(), lengths[likely].tolist(), strict=True):
-                    buffers.append(pa.allocate_buffer(length))
+                    buffers.append(allocate_buffer(length))
                 outs = addresses_of(buffers)
                 if many(addresses[likely], sizes[likely], outs, lengths[likely]) < 0:
                     found[likely], mine = outs, mine[~is_likely]

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from megablend.formats.base import STARTS_MID_DOCUMENT, Array, DecodedBlock
 from megablend.formats.decoded import KINDS, DecodedBlocks
-from megablend.formats.parquet.decoding.bodies import bodies_of, check_crc
+from megablend.formats.parquet.decoding.bodies import UNCOMPRESSED, bodies_of, check_crc
 from megablend.formats.parquet.decoding.codecs import decompress
 from megablend.formats.parquet.decoding.dictionaries import CACHE, READERS
 from megablend.formats.parquet.decoding.headers import headers_in, is_data
@@ -222,7 +222,9 @@ class ParquetReader:
             if header.crc is not None:
                 check_crc(header.crc, body)
             values = decompress(codec, body, header.decoded_bytes)
-            found: Array = plain_values(values, header.num_values, self._column.physical).copy()
+            found: Array = plain_values(values, header.num_values, self._column.physical)
+            if codec == UNCOMPRESSED:  # a view of what was fetched, which may have other pages' bytes, too
+                found = found.copy()
             found.setflags(write=False)
             return found
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from megablend.formats.buffers import LARGE_BYTES, allocate_buffer
 from megablend.formats.decoded import address_of, addresses_of
 from megablend.formats.parquet.decoding.codecs import Buffer
 from megablend.formats.parquet.metadata.names import Encoding, Physical, name_of
@@ -115,7 +116,7 @@ def _as_stored(source: ByteSource, encoded: Encoded, physical: int) -> tuple[lis
     pages["way"], pages["count"], pages["address"], pages["size"] = ways, counts, encoded.addresses, encoded.sizes
     with source.error_context(0, "the page") as place:
         for place.offset, i, count in zip(offsets[made].tolist(), made.tolist(), counts[made].tolist(), strict=True):
-            owners[i] = pa.allocate_buffer(count * stored.itemsize)
+            owners[i] = allocate_buffer(count * stored.itemsize)
         for i in np.flatnonzero(ways == LOOK_UP).tolist():
             if (dictionary := encoded.dictionaries[i]) is not None:
                 pages["dictionary"][i], pages["entries"][i] = address_of(dictionary), len(dictionary)
@@ -181,4 +182,9 @@ def _narrowed(owner: Any, address: int, count: int, stored: np.dtype[Any], dtype
     if not count:
         return np.empty(0, dtype)
     held = pa.py_buffer(owner)
-    return np.frombuffer(held, stored, count, address - held.address).astype(dtype)
+    wide = np.frombuffer(held, stored, count, address - held.address)
+    if count * dtype.itemsize < LARGE_BYTES:
+        return wide.astype(dtype)
+    narrow: Array = np.frombuffer(allocate_buffer(count * dtype.itemsize), dtype)
+    np.copyto(narrow, wide, casting="unsafe")
+    return narrow

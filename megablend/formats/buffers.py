@@ -1,0 +1,18 @@
+"""Memory for what is read and decoded."""
+
+from __future__ import annotations
+
+import mmap
+
+import pyarrow as pa
+
+LARGE_BYTES = 8 << 20
+"""Buffers of this size or more are mapped, and the system has them back as soon as they are freed. Arrow's pool and malloc keep
+what threads have freed: one such buffer of each thread would exceed `memory`. Smaller ones are reused, which costs less."""
+
+
+def allocate_buffer(size: int) -> pa.Buffer:
+    """An uninitialised buffer of `size` bytes."""
+    if size < LARGE_BYTES:
+        return pa.allocate_buffer(size)
+    return pa.py_buffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
