@@ -21,6 +21,9 @@ file, where in it, what was found, what was expected and what to do.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class MegablendError(Exception):
     """Base of all errors raised on purpose."""
@@ -158,3 +161,14 @@ class ResourceError(MegablendError, RuntimeError):
 
 def _rebuild_data_error(kind: type[DataError], path: str, problem: str, offset: int | None) -> DataError:
     return kind(path, problem, offset=offset)
+
+
+def did_you_mean(name: str, known: Iterable[str], *, before: str = "", cutoff: float = 0.6) -> str:
+    """A question for a message: the known name most similar to one that is unknown; "" if none is similar.
+
+    Args:
+        before: what separates the question from the text before it.
+        cutoff: the least similarity, 0 to 1; see difflib.get_close_matches.
+    """
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f"{before}did you mean {near[0]!r}?" if near else ""

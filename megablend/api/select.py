@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from fnmatch import fnmatchcase
 from typing import Any
 
 from megablend.config.numbers import whole_number
-from megablend.errors import ConfigError
+from megablend.errors import ConfigError, did_you_mean
 
 Described = dict[str, Any]
 
@@ -36,8 +35,7 @@ def select_sources(
     Raises: ConfigError for an unknown `sort`, a negative `top`, or a `match` that matches no source.
     """
     if sort is not None and sort not in SORTS:
-        near = difflib.get_close_matches(sort, SORTS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(sort, SORTS, before="; ")
         raise ConfigError(f"found sort {sort!r}, expected one of {', '.join(SORTS)}{hint}")
     top = None if top is None else whole_number("top", top, least=0)
     tables = [(split, "sources") for split in found.get("splits", {}).values() if "sources" in split]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from megablend.config.other_names import explain_unknown
 from megablend.config.places import Places, join_keys
 from megablend.config.source import Model, Source
 from megablend.config.stages import StageSettings, StageSource
+from megablend.errors import did_you_mean
 
 _EXPECTED = {
     "bool_parsing": "true or false",
@@ -75,9 +75,8 @@ def explain_errors(error: ValidationError, places: Places, data: Mapping[str, An
             message = "missing; it is required"
         elif problem["type"] == "literal_error":
             expected = problem["ctx"]["expected"]
-            near = difflib.get_close_matches(str(problem["input"]), expected.replace("'", " ").split(), n=1)
-            message = f"found {problem['input']!r}, expected {expected}"
-            message += f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(str(problem["input"]), expected.replace("'", " ").split(), before="; ")
+            message = f"found {problem['input']!r}, expected {expected}{hint}"
         elif problem["type"] == "model_type":
             message = f"found {problem['input']!r}, expected keys such as {_KEYS[_find_model(location)]}"
         elif problem["type"] in _EXPECTED:

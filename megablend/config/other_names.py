@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Sequence
 from itertools import islice
+
+from megablend.errors import did_you_mean
 
 _OTHER_NAMES = {
     "weight": (
@@ -59,9 +60,8 @@ def explain_unknown(key: str, known: Collection[str], keys_of_sources: Sequence[
     if spelled in _SET_ELSEWHERE:
         return _SET_ELSEWHERE[spelled]
     # a high cutoff: the nearest of many keys is often a different one, and a wrong hint costs more than none
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
-    if near:
-        return f"did you mean {near[0]!r}?"
+    if hint := did_you_mean(key, known, cutoff=0.75):
+        return hint
     if len(known) > _MAX_LISTED:
         return "docs/configuration.md lists the keys"
     return f"known ones are {', '.join(known)}"

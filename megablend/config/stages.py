@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Any, Literal, TypeVar
@@ -11,6 +10,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from megablend.config.source import UNITS, Model, Share
 from megablend.config.values import Count, OrderName, Positive, Temperature
+from megablend.errors import did_you_mean
 
 ENDS = ("samples", "tokens", "share")
 """Units of a stage's end."""
@@ -146,8 +146,7 @@ def check_listed(stages: Sequence[StageSettings], names: Sequence[str], given: S
     """
     for i, stage in enumerate(stages):
         if unknown := sorted(stage.sources.keys() - set(names)):
-            near = difflib.get_close_matches(unknown[0], names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "list it in `sources` too, with `weight: 0`"
+            hint = did_you_mean(unknown[0], names) or "list it in `sources` too, with `weight: 0`"
             raise ValueError(f"stages[{i}]: train has no source {unknown[0]!r}; {hint}")
         if unknown := sorted(set(stage.withdraw) - set(names)):
             raise ValueError(

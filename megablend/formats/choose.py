@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 
-from megablend.errors import ConfigError
+from megablend.errors import ConfigError, did_you_mean
 
 TOKEN_NAMES = ("input_ids", "tokens", "token_ids", "tokenized", "tokenized_text", "input_tokens")
 """Usual names of token columns, the most certain first."""
@@ -55,9 +54,8 @@ def choose_column(
             raise ConfigError(f"{path}: {_why_none(fit, lists, problems)}")
         return found
     if column not in problems:
-        close = difflib.get_close_matches(column, fit or list(problems), n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ConfigError(f"{path}: no column {column!r}; {hint}columns of {kind}: {known}")
+        hint = did_you_mean(column, fit or list(problems), before="; ")
+        raise ConfigError(f"{path}: no column {column!r}{hint or ';'} columns of {kind}: {known}")
     if problem := problems[column]:
         raise ConfigError(f"{path}: column {column!r} {problem}; columns of {kind}: {known}")
     return column

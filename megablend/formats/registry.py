@@ -10,12 +10,11 @@ Another package adds one by an entry point of the group `megablend.formats`, who
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib.metadata
 
 import numpy as np
 
-from megablend.errors import ConfigError, DataError
+from megablend.errors import ConfigError, DataError, did_you_mean
 from megablend.formats.arrow import ARROW
 from megablend.formats.arrow_stream import ARROW_STREAM
 from megablend.formats.base import Format
@@ -55,9 +54,8 @@ def get_format(name: str) -> Format:
     if (found := find_format(name)) is not None:
         return found
     known = list_names()
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ConfigError(f"unknown format {name!r}; {hint}known: {', '.join(known)}")
+    hint = did_you_mean(name, known, before="; ") or ";"
+    raise ConfigError(f"unknown format {name!r}{hint} known: {', '.join(known)}")
 
 
 def list_names() -> list[str]:

@@ -7,7 +7,6 @@ before their first wildcard. Files are sorted by name: the order of the patterns
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import errno
 import fnmatch
 import os
@@ -15,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from megablend.errors import ConfigError, DataError
+from megablend.errors import ConfigError, DataError, did_you_mean
 from megablend.formats import FORMATS, format_of, get_format
 from megablend.formats.base import Format
 from megablend.formats.registry import TEXT_SUFFIXES, list_suffixes
@@ -217,8 +216,7 @@ def _find(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
     if not location.find_scheme(pattern) and (missing := _find_missing_folder(pattern, storage)) is not None:
         raise spec.complaint(f"{pattern} matches no file: there is no folder {missing}")
     siblings = location.join(location.escape_wildcards(location.get_parent(pattern)), "*")
-    nearest = difflib.get_close_matches(pattern, _possible_data(spec, storage.glob(siblings)), n=1)
-    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    hint = did_you_mean(pattern, _possible_data(spec, storage.glob(siblings)), before="; ")
     raise spec.complaint(f"{pattern} matches no file{hint}")
 
 

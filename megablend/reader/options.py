@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from megablend.config.numbers import whole_number
-from megablend.errors import ConfigError
+from megablend.errors import ConfigError, did_you_mean
 
 OURS = {
     "batch_size": "give micro_batch_size=",
@@ -29,9 +28,8 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if name in OURS:
             raise ConfigError(f"{name}: found {value!r}, but a Loader does not take this option: {OURS[name]}")
         if name not in known:
-            near = difflib.get_close_matches(name, [*known, "micro_batch_size", "consumed_samples"], n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "torch.utils.data.DataLoader has no such option"
-            raise ConfigError(f"{name}: found {value!r}: {hint}")
+            hint = did_you_mean(name, [*known, "micro_batch_size", "consumed_samples"])
+            raise ConfigError(f"{name}: found {value!r}: {hint or 'torch.utils.data.DataLoader has no such option'}")
     checked = {name: value for name, value in options.items() if name != "collate_fn" or value is not None}
     checked["num_workers"] = whole_number("num_workers", checked.get("num_workers", 0), least=0)
     if checked.get("prefetch_factor") is not None:

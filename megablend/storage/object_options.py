@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import math
 import multiprocessing.context
 import re
@@ -13,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from megablend.errors import did_you_mean
 
 _SCHEMES = ("s3", "gs", "az", "http", "https")
 _SERVER = re.compile(
@@ -179,8 +180,7 @@ def _parse_settings(prefix: str, settings: Mapping[Any, object]) -> dict[str, An
                 raise ValueError(
                     f"{prefix}: {name}: credentials do not belong in configs; use environment variables or a profile"
                 )
-            near = difflib.get_close_matches(str(name), _FIELDS, n=1)
-            raise ValueError(f"{prefix}: {name}: unknown setting{f'; did you mean {near[0]}?' if near else ''}")
+            raise ValueError(f"{prefix}: {name}: unknown setting{did_you_mean(str(name), _FIELDS, before='; ')}")
         if value is not None or "None" not in kind:
             parsed[str(name)] = _parse_value(f"{prefix}: {name}", kind, value)
     return parsed

@@ -163,13 +163,13 @@ def test_only_files_that_may_be_data_are_suggested(tmp_path: Path) -> None:
     write(tmp_path / "boook.arrow")
     for given in ({}, {"format": "arrow"}):
         message = refused(config(tmp_path, {"path": tmp_path / "book.arow", **given}))
-        assert message.endswith(f"did you mean {tmp_path}/boook.arrow?")
+        assert message.endswith(f"did you mean '{tmp_path}/boook.arrow'?")
 
 
 def test_a_slip_in_a_name(tmp_path: Path) -> None:
     write(tmp_path / "books.parquet")
     message = refused(config(tmp_path, {"path": tmp_path / "boks.parquet"}))
-    advised = re.search(r"did you mean (.*)\?", message)
+    advised = re.search(r"did you mean '(.*)'\?", message)
     assert advised, message
     works(config(tmp_path, {"path": advised[1]}))
 

@@ -71,7 +71,7 @@ def test_the_path_of_a_certificate_is_relative_to_the_config(tmp_path: Path) -> 
         ("storage: 3", r"settings.yaml:1: storage: found 3, expected URL prefixes, each with its settings"),
         (
             "a: 1\nstorage: {'s3://': {endpont: x}}",
-            r"settings.yaml:2: storage: s3://: endpont: unknown .* mean endpoint\?",
+            r"settings.yaml:2: storage: s3://: endpont: unknown .* mean 'endpoint'\?",
         ),
         ("storage: {'s3://': {secret_access_key: x}}", r"credentials do not belong in configs"),
         ("storage: [", r"settings.yaml:\d+: not valid YAML"),

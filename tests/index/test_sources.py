@@ -41,7 +41,7 @@ def test_the_first_missing_folder_is_named(tmp_path: Path) -> None:
 
 def test_a_slip_in_a_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
     path = write(tmp_path / "books.arrow", 1)
-    with pytest.raises(ConfigError, match=f"did you mean {path}"):
+    with pytest.raises(ConfigError, match=f"did you mean '{path}'"):
         list_source(spec(tmp_path, "bokos.arrow"), storage=STORAGE)
 
 

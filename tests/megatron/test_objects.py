@@ -61,7 +61,7 @@ def test_settings_of_a_server_that_speaks_s3(tmp_path: Path, swift: S3Server, mo
     assert read_all(tmp_path / "by keys", 0, remote, storage=settings) == expected
     of_blocks = read_all(tmp_path / "local blocks", 0, local, order="block")
     assert read_all(tmp_path / "blocks", 0, remote, storage=str(file), order="block") == of_blocks
-    with pytest.raises(ConfigError, match=r"^storage: s3://: endpont: unknown setting; did you mean endpoint\?"):
+    with pytest.raises(ConfigError, match=r"^storage: s3://: endpont: unknown setting; did you mean 'endpoint'\?"):
         read_all(tmp_path / "wrong", 0, remote, storage={"s3://": {"endpont": swift.url}})
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from megablend.errors import did_you_mean
 
 DTYPES = ("uint16", "uint32", "int32", "int64")
 _MAX_HEADER_BYTES = 1 << 20
@@ -48,9 +49,8 @@ def parse_options(options: Mapping[str, Any]) -> RawOptions:
     known = ("dtype", "header_bytes", "eod_token", "bos_token", "allow_container")
     for name, value in options.items():
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"unknown option {name!r}; {hint}known: {', '.join(known)}")
+            hint = did_you_mean(name, known, before="; ") or ";"
+            raise ValueError(f"unknown option {name!r}{hint} known: {', '.join(known)}")
         if name == "allow_container":
             if not isinstance(value, bool):
                 raise ValueError(f"{name}: found {value!r}, expected true or false")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from megablend.errors import ConfigError
+from megablend.errors import ConfigError, did_you_mean
 from megablend.storage.location import find_scheme, make_absolute
 from megablend.storage.object_options import check_signature
 from megablend.storage.registry import OBJECT_SCHEMES
@@ -83,8 +82,7 @@ def _options(text: str, query: str) -> Mapping[str, str]:
     for part in filter(None, query.split("&")):
         name, _, value = part.partition("=")
         if name not in _OPTIONS:
-            close = difflib.get_close_matches(name, _OPTIONS, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(name, _OPTIONS, before="; ")
             raise ConfigError(f"{text}: unknown option {name!r}{hint} (known: column, append_eod, documents)")
         if name in options or not value:
             raise ConfigError(

@@ -270,7 +270,7 @@ def test_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) ->
 SETTINGS = [
     ({"endpoint": "h:80"}, "expected a URL such as (http)s://host:port", {"endpoint": "http://h:80"}),
     ({"endpoint": "http://u:p@h"}, "contains a user or password; set it in the environment", {"endpoint": "http://h"}),
-    ({"endpont": "http://h"}, "unknown setting; did you mean (endpoint)", {"endpoint": "http://h"}),
+    ({"endpont": "http://h"}, "unknown setting; did you mean '(endpoint)'", {"endpoint": "http://h"}),
     ({"secret_access_key": "x"}, "credentials do not belong in configs; use environment variables or a profile", {}),
     ({"region": 3}, "expected text", {"region": "3"}),
     *(

@@ -26,7 +26,7 @@ def test_without_the_client_one_line_tells_what_to_install(monkeypatch: pytest.M
 def test_credentials_and_unknown_settings_are_refused_in_configs() -> None:
     for settings, message in (
         ({"secret_access_key": "x"}, "credentials do not belong in configs"),
-        ({"endpont": "http://x"}, "unknown setting; did you mean endpoint"),
+        ({"endpont": "http://x"}, "unknown setting; did you mean 'endpoint'"),
         ({"endpoint": "http://u:p@h"}, "contains a user or password"),
         ({"endpoint": "h:80"}, "expected a URL"),
         ({"read_timeout": 0}, "expected a number above 0"),
