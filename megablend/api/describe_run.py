@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import asdict, dataclass
 from time import perf_counter
@@ -24,7 +25,7 @@ from megablend.api.warn import (
 )
 from megablend.api.what_if import Foreseen, foresee_run
 from megablend.config import Config
-from megablend.errors import PlanError
+from megablend.errors import ConfigError, PlanError
 from megablend.plan.fitting_lanes import fitting_lanes, unfit_lanes
 from megablend.plan.fitting_steps import fitting_unit, unfit_step
 from megablend.plan.run import Run
@@ -32,6 +33,7 @@ from megablend.plan.skips import load_skips
 from megablend.prefetch.estimate_transfer import estimate_transfer
 from megablend.prefetch.memory_need import find_memory_need
 from megablend.prefetch.read_amplification import read_amplification
+from megablend.storage.transfer import Transfer
 
 SIMULATED_SAMPLES = 1 << 16
 """Samples over which read amplification is estimated: some shuffle windows, in some tenths of a second."""
@@ -77,7 +79,7 @@ def describe_planned(
         splits={split: described for split, (described, _) in splits.items()},
         problems=check_store(config, run.store).problems,
         warnings=tuple(warnings),
-        transfer=estimate_transfer(run, [source.epochs for source in splits["train"][0].sources]),
+        transfer=_estimate_transfer(run, loaders),
         opening_seconds=_measure_opening(config, run, planned_in),
         full_share_stages=write_full_share_stages(config, run),
     )
@@ -138,6 +140,16 @@ def _with_estimates(described: RunDescription, config: Config, run: Run, loaders
         most_lanes=memory.most_lanes,
         fitting_unit=fitting_unit(run),
     )
+
+
+def _estimate_transfer(run: Run, loaders: Loaders | None) -> Transfer | None:
+    """What loaders read of object stores: one, or where its memory is too small one for each lane, if none are described."""
+    alone = Loaders(micro_batch_size=1, data_parallel_size=1, num_workers=0)
+    tried = [alone, dataclasses.replace(alone, data_parallel_size=run.config.lanes)] if loaders is None else [loaders]
+    for each in tried:
+        with contextlib.suppress(ConfigError):
+            return estimate_transfer(run, **asdict(each))
+    return None
 
 
 def _measure_opening(config: Config, run: Run, planned_in: float) -> float:

@@ -229,7 +229,8 @@ class RunDescription(Result):
     read_amplification: float | None = None
     """Bytes that loaders read for each byte that they use, where `micro_batch_size` was given."""
     transfer: Transfer | None = None
-    """Requests, bytes and cost of reading train from object stores, each block once an epoch; None where all files are local."""
+    """What the described loaders, or one, will request of object stores to read train; None where all files
+    are local, or one cannot be opened."""
     fitting_lanes: int | None = None
     """Least number of lanes, from the config's on, that suits the loaders, where `micro_batch_size` was given."""
     memory_per_rank: int | None = None

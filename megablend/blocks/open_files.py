@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import threading
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -57,6 +59,8 @@ class OpenFiles:
         self._opened = LRUCache[OpenedReader](MAX_OPEN_FILES)
         self._same: dict[int, int] = {}  # by file, a version newer than the build's whose content was compared
         self._heaviest = OPEN_BYTES // MAX_OPEN_FILES
+        self._turns = dict[tuple[int, int], threading.Lock]()
+        """By process, since after a fork nobody releases those of the parent's threads, and file."""
 
     def get(self, file: int) -> OpenedReader:
         """The reader of file `file` of the index. Raises: MissingFileError, ChangedFileError, CorruptFileError."""
@@ -82,7 +86,18 @@ class OpenFiles:
             self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks + checks_bytes)
             return OpenedReader(reader, chunks, self._eods[entry.column], column, check, source)
 
-        return self._opened.get(file, enter)
+        def enter_in_turn() -> OpenedReader:
+            """Over a network, several threads that need a file do not all request what opening it takes."""
+            if not find_scheme(self._generation.path(file, self._roots)):
+                return enter()
+            turn = os.getpid(), file
+            with self._turns.setdefault(turn, threading.Lock()):
+                try:
+                    return self._opened.get(file, enter)
+                finally:
+                    self._turns.pop(turn, None)
+
+        return self._opened.get(file, enter_in_turn)
 
     def _find_sums(self, file: int, path: str) -> Sums | None:
         """What blocks of an opened file are compared with: nothing on a local disk, unless it has changed since the build."""

@@ -56,6 +56,11 @@ def fetch_now(ranges: FileRanges, storage: Storage, allocate: Allocate = _alloca
     return _place_ranges(ranges, merged, read)
 
 
+def plan_fetch(ranges: FileRanges, storage: Storage) -> list[tuple[Int64s, Int64s]]:
+    """Offsets and sizes, int64 [n], that each of the calls of `storage` has which fetch ranges."""
+    return _requests(ranges, _merge(ranges, storage.limits(ranges.path)))
+
+
 def _merge(ranges: FileRanges, limits: ReadLimits) -> MergedRanges:
     """The ranges that are read together."""
     offsets, sizes, least = ranges.offsets, ranges.sizes, limits.separate_bytes

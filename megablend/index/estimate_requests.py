@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from megablend.index.file_tasks import FileTask, index_part, plan_work
 from megablend.index.idx_digests import count_digest_reads
@@ -16,7 +15,7 @@ from megablend.storage.base import Storage
 from megablend.storage.dry_reads import DryStorage, LongReadError
 from megablend.storage.parallel_map import parallel_map
 from megablend.storage.requested_reads import RequestedReads
-from megablend.storage.transfer import Counted
+from megablend.storage.transfer import Counted, extrapolate
 
 _FIRST_SAMPLE = 512
 """Files that are tried; all of a source with fewer."""
@@ -24,8 +23,6 @@ _WIDEST = 1.5
 """More are tried while the most is more than this times the least."""
 _LARGE_SHARE = 256
 """Files with more than one in so many of the bytes are all tried."""
-_DEVIATIONS = 4
-Floats = npt.NDArray[np.float64]
 
 
 def estimate_indexing(listing: SourceListing, storage: Storage) -> tuple[Counted, Counted]:
@@ -47,7 +44,7 @@ def estimate_indexing(listing: SourceListing, storage: Storage) -> tuple[Counted
         missing = [number for number in numbers if number not in counted]
         counted |= zip(missing, _try(columns, [work[number] for number in missing], storage), strict=True)
         found = np.array([counted[number] for number in numbers])
-        least, most = _extrapolate(found[:num_tried], num_rest)
+        least, most = extrapolate(found[:num_tried], num_rest)
         large = found[num_tried:].sum(axis=0)
         least, most = least + large, most + large
         if num_tried == num_rest or (most <= _WIDEST * least).all():
@@ -58,19 +55,6 @@ def estimate_indexing(listing: SourceListing, storage: Storage) -> tuple[Counted
 def _count_large(sizes: Sequence[int]) -> int:
     """How many files have a large share of all bytes, by their sizes in ascending order."""
     return len(sizes) - int(np.searchsorted(sizes, sum(sizes) / _LARGE_SHARE, side="right"))
-
-
-def _extrapolate(counted: Floats, num_files: int) -> tuple[Floats, Floats]:
-    """The least and the most of all files, float64 [2] each, from evenly spaced ones, float64 [n, 2], of files sorted by size.
-
-    How much it may be wrong is seen from how much neighbours differ.
-    """
-    if len(counted) == num_files:
-        return counted.sum(axis=0), counted.sum(axis=0)
-    differences = np.diff(counted, axis=0)
-    variance = (differences**2).sum(axis=0) / (2 * len(differences)) * (1 - len(counted) / num_files)
-    total, margin = num_files * counted.mean(axis=0), _DEVIATIONS * num_files * np.sqrt(variance / len(counted))
-    return np.maximum(total - margin, counted.sum(axis=0)), total + margin
 
 
 def _try(columns: Sequence[SourceColumn], work: Sequence[FileTask], storage: Storage) -> list[Counted]:

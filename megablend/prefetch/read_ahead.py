@@ -38,7 +38,7 @@ READS_AHEAD = 32
 
 
 @dataclass(slots=True)
-class _Read:
+class Read:
     """Blocks that are read together."""
 
     places: Int64s
@@ -57,9 +57,9 @@ class InFlightWindow:
     """A window, and the progress of its reads."""
 
     window: Window
-    unissued: deque[_Read]
+    unissued: deque[Read]
     """Reads that are not yet submitted."""
-    unfinished: deque[_Read] = field(default_factory=deque)
+    unfinished: deque[Read] = field(default_factory=deque)
     """Submitted reads whose blocks are not yet in the table."""
 
 
@@ -85,7 +85,7 @@ class ReadAhead:
     ) -> None:
         self._run, self._meter = run, meter
         self._windows = windows
-        self._read_bytes = max(1, min(READ_BYTES, budget.reads // 8))
+        self._budget = budget
         self._pipeline = ReadPipeline(
             run.store, max_bytes=budget.reads, num_fetching=num_fetching, num_decoding=num_decoding, meter=meter
         )
@@ -153,10 +153,7 @@ class ReadAhead:
         if window is None:
             return False
         self._coming = self._pipeline.compute(next, self._windows, None)
-        files = self._run.store.generation.file_of(window.forecast.ids[window.reads])
-        total_bytes = int(window.forecast.sizes[window.reads].sum())
-        size = max(1, min(self._read_bytes, total_bytes // READS_AHEAD))
-        self._in_flight.append(InFlightWindow(window, deque(_split_reads(window, files, size))))
+        self._in_flight.append(InFlightWindow(window, deque(split_reads(self._run, window, self._budget))))
         self._max_bytes = min(each.window.max_bytes for each in self._in_flight)
         return True
 
@@ -217,13 +214,11 @@ class ReadAhead:
             self._bytes -= self._table.drop(self._leaving[first:last])
 
 
-def _split_reads(window: Window, files: npt.NDArray[np.int32], read_bytes: int) -> list[_Read]:
-    """Split a window's reads into portions of one file each, sorted by first use.
-
-    Args:
-        files: int32 [num_reads], the file of each block to read.
-        read_bytes: decoded bytes of a portion; a single block may have more.
-    """
+def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
+    """Split a window's reads into portions of one file each, sorted by first use."""
+    files = run.store.generation.file_of(window.forecast.ids[window.reads])
+    most = max(1, min(READ_BYTES, budget.reads // 8))
+    read_bytes = max(1, min(most, int(window.forecast.sizes[window.reads].sum()) // READS_AHEAD))
     order = np.argsort(files, kind="stable")  # within a file they remain sorted by first use
     places, files = window.reads[order], files[order]
     sizes, reading, first_use = (
@@ -232,7 +227,7 @@ def _split_reads(window: Window, files: npt.NDArray[np.int32], read_bytes: int) 
     portions = np.cumsum(sizes) // read_bytes
     edges = (np.diff(portions, prepend=-1, append=-1) != 0) | (np.diff(files, prepend=-1, append=-1) != 0)
     reads = [
-        _Read(
+        Read(
             places[start:stop],
             int(sizes[start:stop].sum()),
             int(reading[start:stop].sum()),

@@ -67,6 +67,11 @@ class Dictionaries:
         self._bytes = 0
         self.seen: dict[int, int] = {}
         """Stored bytes of each requested dictionary, by number."""
+        self.num_read = 0
+
+    def resize(self, max_bytes: int) -> None:
+        """Change the limit."""
+        self._max_bytes = max_bytes
 
     def read(self, numbers: Int64s, sizes: Int64s) -> int:
         """Bytes read when dictionaries with these numbers and sizes, int64 [n] each, are requested in turn; size 0: none."""
@@ -77,6 +82,7 @@ class Dictionaries:
                 self._kept.move_to_end(number)
             elif size:
                 total += size
+                self.num_read += 1
                 self.seen[number] = self._kept[number] = size
                 self._bytes += size
                 while self._bytes > self._max_bytes and len(self._kept) > 1:

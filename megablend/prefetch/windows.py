@@ -46,18 +46,22 @@ class Window:
     """Limit for blocks in memory, including those being read, while this window's blocks are read."""
 
 
-def plan_windows(run: Run, future: StepSequence, budget: Budget) -> Iterator[Window]:
+def plan_windows(
+    run: Run, future: StepSequence, budget: Budget, first_samples: int = FIRST_SAMPLES
+) -> Iterator[Window]:
     """Plan the windows in which a process reads its coming steps. Raises: ConfigError where memory is too small."""
-    return make_windows(run, make_schedules(run, future, budget), budget)
+    return make_windows(run, make_schedules(run, future, budget, first_samples), budget)
 
 
-def make_schedules(run: Run, future: StepSequence, budget: Budget) -> Iterator[ReadSchedule]:
+def make_schedules(
+    run: Run, future: StepSequence, budget: Budget, first_samples: int = FIRST_SAMPLES
+) -> Iterator[ReadSchedule]:
     """Divide all steps into schedules whose blocks take up to half of the memory for blocks; single steps may take all of it.
 
     Raises: ConfigError where the blocks of a single step take more.
     """
     plannable = int(budget.planning / STRETCH_BYTES / estimate_spans_per_sample(run))
-    step, samples = 0, min(FIRST_SAMPLES, plannable)
+    step, samples = 0, min(first_samples, plannable)
     while len((numbers := future.samples(step, max(1, samples // future.micro_batch_size)))[0]):
         steps = locate_steps(run, *numbers)
         schedule = schedule_reads(run, steps)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from megablend.storage.object_options import StoreOptions
 
 
@@ -13,6 +16,10 @@ class Counted(NamedTuple):
 
     requests: float
     bytes: float
+
+
+_DEVIATIONS = 4
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +55,19 @@ def price_transfer(least: Counted, most: Counted, options: StoreOptions) -> Tran
         most_bytes=round(most.bytes),
         most_cost=_price(most, options),
     )
+
+
+def extrapolate(counted: Floats, num_all: int) -> tuple[Floats, Floats]:
+    """The least and the most of all, float64 [k] each, from what was counted of evenly spaced ones, float64 [n, k].
+
+    How much it may be wrong is seen from how much neighbours differ.
+    """
+    if len(counted) == num_all:
+        return counted.sum(axis=0), counted.sum(axis=0)
+    differences = np.diff(counted, axis=0)
+    variance = (differences**2).sum(axis=0) / (2 * len(differences)) * (1 - len(counted) / num_all)
+    total, margin = num_all * counted.mean(axis=0), _DEVIATIONS * num_all * np.sqrt(variance / len(counted))
+    return np.maximum(total - margin, counted.sum(axis=0)), total + margin
 
 
 def _price(counted: Counted, options: StoreOptions) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from megablend.index.estimate_requests import _extrapolate
+from megablend.storage.transfer import extrapolate
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -16,7 +16,7 @@ def test_a_range_has_what_all_files_take(seed: int) -> None:
     costs = np.stack(
         [rng.choice([3, 20], count), 100 + sizes * rng.choice([1, 9], count)], axis=1
     )  # two kinds of files
-    least, most = _extrapolate(costs[((np.arange(tried) + 0.5) * count // tried).astype(int)], count)
+    least, most = extrapolate(costs[((np.arange(tried) + 0.5) * count // tried).astype(int)], count)
     assert (least <= costs.sum(axis=0)).all()
     assert (costs.sum(axis=0) <= most).all()
-    assert (_extrapolate(costs, count) == costs.sum(axis=0)).all()
+    assert (extrapolate(costs, count) == costs.sum(axis=0)).all()

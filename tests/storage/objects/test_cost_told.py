@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import megablend
+from megablend.api.description import RunDescription
 from megablend.api.dry_run import dry_run
+from megablend.storage.transfer import Transfer
 from tests.formats.writers import IDX_CODES
 from tests.runs import make_config
-from tests.storage.faulty import FaultySource
+from tests.storage.faulty import Faults, FaultySource
 
 pytestmark = pytest.mark.usefixtures("obstore")
-RNG = np.random.default_rng(5)
 
 
 class Documents(NamedTuple):
@@ -35,10 +37,11 @@ class Documents(NamedTuple):
         return pa.table({"input_ids": pa.ListArray.from_arrays(offsets, self.tokens)})
 
 
-def draw(num_tokens: int, longest: int = 2000) -> Documents:
+def draw(seed: int, num_tokens: int, longest: int = 2000) -> Documents:
     """Documents with about so many tokens in all."""
-    lengths = RNG.integers(1, longest, max(1, 2 * num_tokens // longest))
-    return Documents(lengths, RNG.integers(0, 50_000, int(lengths.sum()), np.int32))
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, longest, max(1, 2 * num_tokens // longest))
+    return Documents(lengths, rng.integers(0, 50_000, int(lengths.sum()), np.int32))
 
 
 def write_parquet(path: Path, documents: Documents, **settings: Any) -> None:
@@ -77,17 +80,17 @@ def write_megatron(path: Path, documents: Documents) -> None:
 
 def write_small(folder: Path) -> None:
     for i in range(60):
-        write_parquet(folder / f"{i:03d}.parquet", draw(int(RNG.integers(2_000, 100_000))))
+        write_parquet(folder / f"{i:03d}.parquet", draw(i, 2_000 + 7_919 * i % 100_000))
 
 
 def write_mixed(folder: Path) -> None:
     for i in range(24):
-        write_parquet(folder / f"{i:03d}.parquet", draw(int(2_000 * 1.35**i)))
+        write_parquet(folder / f"{i:03d}.parquet", draw(i, int(2_000 * 1.35**i)))
 
 
 def write_many(folder: Path) -> None:
     for i in range(40):
-        write_parquet(folder / f"{i:04d}.parquet", draw(int(RNG.integers(1_000, 250_000))), compression="zstd")
+        write_parquet(folder / f"{i:04d}.parquet", draw(i, 1_000 + 47_777 * i % 250_000), compression="zstd")
     for i in range(40, 800):
         (folder / f"{i:04d}.parquet").write_bytes((folder / f"{i % 40:04d}.parquet").read_bytes())
 
@@ -97,17 +100,16 @@ def write_each(
 ) -> Callable[[Path], None]:
     def write_all(folder: Path) -> None:
         for i in range(count):
-            write(folder / f"{i}{suffix}", draw(**drawn))
+            write(folder / f"{i}{suffix}", draw(i, **drawn))
 
     return write_all
 
 
 def write_large(folder: Path) -> None:
+    settings = {"write_page_index": False, "row_group_size": 2000}
     for i in range(3):
-        write_parquet(
-            folder / f"{i}.parquet", draw(1_000_000 * (2 + 3 * i)), write_page_index=False, row_group_size=2000
-        )
-    write_parquet(folder / "3.parquet", draw(4_000_000), use_dictionary=True, row_group_size=1000)
+        write_parquet(folder / f"{i}.parquet", draw(i, 1_000_000 * (2 + 3 * i)), **settings)
+    write_parquet(folder / "3.parquet", draw(3, 4_000_000), use_dictionary=True, row_group_size=1000)
 
 
 CORPORA: dict[str, Callable[[Path], None]] = {
@@ -175,3 +177,78 @@ def test_a_dry_run_tells_what_indexing_takes(
     assert (told.requests == told.most_requests) == (corpus != "many")
     if corpus in ("large", "megatron"):
         assert tried.bytes < 0.02 * sum(map(len, files.values()))
+
+
+def read_all(config: dict[str, Any], *, micro_batch_size: int, data_parallel_size: int, num_workers: int) -> None:
+    """Read train as each rank does, one after another."""
+    for rank in range(data_parallel_size):
+        ranks: dict[str, Any] = {"data_parallel_rank": rank, "data_parallel_size": data_parallel_size}
+        dataset = megablend.open(config)
+        loader = megablend.Loader(dataset, micro_batch_size=micro_batch_size, num_workers=num_workers, **ranks)
+        num_batches = len(loader)
+        assert sum(1 for _ in loader) == num_batches
+
+
+READINGS = [
+    *((corpus, 1, 0) for corpus in CORPORA if corpus != "raw"),
+    *((corpus, 3, 0) for corpus in SOME),
+    ("stream", 1, 2),
+]
+
+
+@pytest.mark.parametrize(("corpus", "ranks", "workers"), READINGS)
+def test_describe_tells_what_reading_takes(corpus: str, ranks: int, workers: int, tmp_path: Path) -> None:
+    told, plain, source = describe_and_read(corpus, ranks, workers, tmp_path)
+    assert is_told(told.requests, told.most_requests, source.requests)
+    assert is_told(told.bytes, told.most_bytes, source.bytes)
+    assert told.cost == pytest.approx(told.requests / 1000 * 0.5 + told.bytes / 1e9 * 2.0)
+    if ranks == 1 and not workers:
+        assert is_told(plain.requests, plain.most_requests, source.requests)
+
+
+@pytest.mark.parametrize("ranks", [1, 6])
+@pytest.mark.parametrize("corpus", ["mixed", "megatron"])
+def test_describe_plans_parts_of_long_runs(
+    corpus: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of its samples, where a process reads many, or some of its processes; so few here that the ranges are wide."""
+    monkeypatch.setattr("megablend.prefetch.estimate_transfer._WIDEST", 100)
+    for module in ("windows", "estimate_transfer"):
+        monkeypatch.setattr(f"megablend.prefetch.{module}.WINDOW_SAMPLES", 128)
+    monkeypatch.setattr("megablend.prefetch.estimate_transfer._PLANNED_SAMPLES", 512)
+    told, _, source = describe_and_read(corpus, ranks, 0, tmp_path)
+    assert told.requests < source.requests < told.most_requests < 4 * told.requests
+    assert told.bytes < source.bytes < told.most_bytes < 4 * told.bytes
+
+
+def describe_and_read(corpus: str, ranks: int, workers: int, folder: Path) -> tuple[Transfer, Transfer, FaultySource]:
+    """What `describe` tells of loaders, and of one; and the source that the loaders have read from."""
+    files = write_corpus(corpus, folder / "data")
+    loaders: dict[str, Any] = {"micro_batch_size": 2, "data_parallel_size": ranks, "num_workers": workers}
+    with FaultySource(files) as source:
+        config = configure(corpus, folder, source) | {"file_checks_per_second": 0}
+        megablend.build(config)
+        described, plain = megablend.describe(config, **loaders), megablend.describe(config)
+        source.requests = source.bytes = 0
+        read_all(config, **loaders)
+    assert isinstance(described, RunDescription)
+    assert isinstance(plain, RunDescription)
+    assert described.transfer is not None
+    assert plain.transfer is not None
+    return described.transfer, plain.transfer, source
+
+
+def test_files_in_object_stores_are_opened_once(tmp_path: Path) -> None:
+    """Also where several threads need one at the same time."""
+    files = write_corpus("large", tmp_path / "data")
+    with FaultySource(files, Faults(latency=0.05)) as source:
+        config = configure("large", tmp_path, source) | {"file_checks_per_second": 0}
+        megablend.build(config)
+        source.headers.clear()
+        store = megablend.open(config).run.store
+        numbers = np.arange(16)  # of one file
+        rows = store.generation.blocks(numbers)
+        with ThreadPoolExecutor(16) as threads:
+            reads = threads.map(lambda i: store.begin_read(numbers[i : i + 1], rows[i : i + 1]), range(16))
+            assert len({id(read.parts[0].opened.reader) for read in reads}) == 1
+    assert len(source.headers) == 2  # its state and its end
