@@ -9,6 +9,8 @@ from megablend.intrinsics import pointer_at, pread
 from megablend.jit import kernel
 
 Int64s = npt.NDArray[np.int64]
+_ENTRIES = 16
+"""Of the document index, read at once."""
 
 
 @kernel
@@ -17,29 +19,31 @@ def read_samples(
     fds: Int64s,
     layout: Int64s,
     lengths: npt.NDArray[np.int32],
-    word: Int64s,
     out: npt.NDArray[np.uint8],
 ) -> bool:
     """Read the tokens of samples. False where one is not full, or a file is not as it should be: the caller finds out why.
 
     Args:
-        numbers: int64 [n], entries of the shuffle index, which the caller has checked.
+        numbers: int64 [n], entries of the shuffle index; negative ones count from its end.
         fds: of the document, sample and shuffle index, of the `.idx` and of the `.bin`.
-        layout: entries of the document and the sample index; bytes of an entry of the sample and the shuffle index, and of a
-            token; where entries begin in these files, where pointers do in the `.idx`; the extra token, 0 or 1.
+        layout: entries of the shuffle index; bytes of an entry of the sample and the shuffle index, and of a token; where entries
+            begin in the index arrays, where pointers do in the `.idx`; the extra token, 0 or 1.
         lengths: int32 [num_documents], tokens.
-        word: int64 [4], for integers that are read.
         out: uint8 [n, bytes of a sample], filled.
     """
-    num_documents, num_rows, row_width, shuffle_width, width, start, pointers, extra = layout
+    num_samples, row_width, shuffle_width, width, start, pointers, extra = layout
+    word, documents = np.empty(4, np.int64), np.empty(_ENTRIES, np.int32)
     for k in range(len(numbers)):
         address = word.ctypes.data
+        number = numbers[k] + num_samples if numbers[k] < 0 else numbers[k]
+        if number < 0 or number >= num_samples:
+            return False
         word[0] = 0
         size = shuffle_width
-        if pread(fds[2], pointer_at(address, size), size, start + numbers[k] * size) != size:
+        if pread(fds[2], pointer_at(address, size), size, start + number * size) != size:
             return False
         row = word[0]
-        if row < 0 or row + 1 >= num_rows:
+        if row < 0:  # where it or what follows is beyond the end of a file, fewer bytes are read
             return False
         size = 4 * row_width
         if pread(fds[1], pointer_at(address, size), size, start + row * 2 * row_width) != size:
@@ -47,15 +51,17 @@ def read_samples(
         first, offset, last, end = word[0], word[1], word[2], word[3]
         if row_width == 4:
             first, offset, last, end = word[0] & 0x7FFFFFFF, word[0] >> 32, word[1] & 0x7FFFFFFF, word[1] >> 32
-        if first < 0 or last < first or last >= num_documents:
+        if first < 0:
             return False
         done = 0
         for position in range(first, last + 1):
-            word[0] = 0
-            if pread(fds[0], pointer_at(address, 4), 4, start + 4 * position) != 4:
-                return False
-            document = word[0]
-            if document >= len(lengths):
+            entry = (position - first) % _ENTRIES
+            if entry == 0:
+                size = 4 * min(_ENTRIES, last + 1 - position)
+                if pread(fds[0], pointer_at(documents.ctypes.data, size), size, start + 4 * position) != size:
+                    return False
+            document = np.int64(documents[entry])
+            if document < 0 or document >= len(lengths):
                 return False
             begin = offset if position == first else 0
             stop = end + extra if position == last else np.int64(lengths[document])

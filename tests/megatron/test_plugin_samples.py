@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import shutil
@@ -11,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
 from megablend.errors import CorruptFileError
 from megablend.megatron import MegablendDatasetBuilder
 from megablend.megatron.plugin.dataset import MegablendGPTDataset
+from tests.formats.writers import write_megatron
 from tests.megatron.plugin_data import assert_same_samples, draw_documents, known, plugin_config, write_word
 from tests.megatron.reference import config_of, draw_case, megatron_build
 from tests.pairs import contents
@@ -147,7 +150,106 @@ def test_samples_are_the_users_own_and_pads_are_masked(tmp_path: Path) -> None:
     ]
     assert_same_samples(ours, theirs)
     assert ours._plain
-    for sample in ours.__getitems__([3, 4, 3]):
-        for name in ("tokens", "labels", "loss_mask"):
-            sample[name].fill_(9)
+    for several in (ours.__getitems__([3, 4, 3]), [ours[3], ours[3]]):
+        own = [sample[name] for sample in several for name in ("tokens", "labels", "loss_mask")]
+        for number, tensor in enumerate(own):
+            tensor.fill_(number)
+        assert [tensor.unique().tolist() for tensor in own] == [[number] for number in range(len(own))]
     assert_same_samples(ours, theirs)
+
+
+@pytest.mark.parametrize("second", ["uint16", "int16", "int32", "parquet"])
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_batches_of_a_blend(tmp_path: Path, second: str, has_mask: bool) -> None:
+    """Of pairs of one token type, and not, and of a pair and another format."""
+    most = 30_000 if second == "int16" else 50_000
+    documents = [[[*document, 49_999, 5] for document in draw_documents(seed, 60)] for seed in (11, 12)]
+    documents[1] = [[token % most for token in document] for document in documents[1]]
+    pairs = [write_word(tmp_path / f"{number}", "megatron", each) for number, each in enumerate(documents)]
+    write_megatron(tmp_path / "0" / "pair.bin", documents[0], dtype="uint16")
+    words = list(pairs)
+    if second == "parquet":
+        words[1] = write_word(tmp_path / "other", second, documents[1])
+    else:
+        write_megatron(tmp_path / "1" / "pair.bin", documents[1], dtype=second)
+    options: dict[str, Any] = {"split": "1", "create_attention_mask": has_mask}
+    theirs = megatron_build(config_of(tmp_path / "theirs", blend=(pairs, [0.3, 0.7]), **options), [200, 0, 0])[0]
+    config = plugin_config(tmp_path / "ours", blend=(words, [0.3, 0.7]), **options)
+    ours = build(MegablendGPTDataset, config, [200, 0, 0])[0]
+    assert_same_samples(ours, theirs)
+    assert [each._plain for each in ours.datasets] == [True, second != "parquet"]
+    assert all(len(ours.__getitems__([k, k + 1])) == 2 for k in range(0, 100, 2))
+    assert [type(each["dataset_id"]) for each in ours.__getitems__([0, 1])] == [type(theirs[0]["dataset_id"])] * 2
+
+
+def test_numbers_of_samples_are_as_gptdataset_takes_them(tmp_path: Path) -> None:
+    prefix = write_word(tmp_path / "pair", "megatron", draw_documents(13))
+    dataset = build(
+        MegablendGPTDataset, plugin_config(tmp_path / "cache", blend=([prefix], None), split="1"), [60, 0, 0]
+    )[0]
+    expected = dataset[7]["tokens"]
+    for number in (7, np.int32(7), np.int64(7), np.uint64(7), 7 - len(dataset.shuffle_index), torch.tensor(7)):
+        assert torch.equal(dataset[number]["tokens"], expected)
+        assert torch.equal(dataset.__getitems__([number, 3])[0]["tokens"], expected)
+    assert dataset._plain
+    padding, sample = dataset.__getitems__([None, 7])
+    assert (padding["loss_mask"].any(), torch.equal(sample["tokens"], expected)) == (False, True)
+    assert dataset.__getitems__([]) == []
+    with pytest.raises(IndexError, match="only integers"):
+        dataset.__getitems__([0.5, 1.5])
+
+
+class Doubled(MegablendGPTDataset):
+    """A user's own dataset."""
+
+    def __getitem__(self, idx: int | None) -> dict[str, Any]:
+        found = super().__getitem__(idx)
+        return found | {"tokens": 2 * found["tokens"]}
+
+
+class Shifted(MegablendGPTDataset):
+    """Another."""
+
+    def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
+        tokens, *others = super()._query_document_sample_shuffle_indices(idx)
+        return (tokens + 1, *others)
+
+
+@pytest.mark.parametrize(
+    ("cls", "change"), [(Doubled, lambda tokens: 2 * tokens), (Shifted, lambda tokens: tokens + 1)]
+)
+def test_classes_of_the_user_are_asked_for_each_sample(tmp_path: Path, cls: type[Any], change: Any) -> None:
+    prefix = write_word(tmp_path / "pair", "megatron", draw_documents(14))
+    plain, own = (
+        build(each, plugin_config(tmp_path / each.__name__, blend=([prefix], None), split="1"), [60, 0, 0])[0]
+        for each in (MegablendGPTDataset, cls)
+    )
+    for _ in range(2):
+        expected = [change(sample["tokens"]).tolist() for sample in plain.__getitems__([1, 5])]
+        assert [sample["tokens"].tolist() for sample in own.__getitems__([1, 5])] == expected
+        assert [own[k]["tokens"].tolist() for k in (1, 5)] == expected
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value"),
+    [
+        ("megablend.megatron.plugin.dataset", "installed_version", lambda: "0.99.0"),
+        ("megablend.megatron.plugin.dataset", "find_unknown_settings", lambda config, known: ["colour"]),
+        ("config", "inter_document_masking", True),
+    ],
+)
+def test_samples_that_an_unknown_megatron_may_make_otherwise_are_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, name: str, value: Any
+) -> None:
+    prefix = write_word(tmp_path / "pair", "megatron", draw_documents(15))
+    config = plugin_config(tmp_path / "cache", blend=([prefix], None), split="1")
+    dataset, other = (build(MegablendGPTDataset, config, [60, 0, 0])[0] for _ in range(2))
+    if where == "config":
+        other.config = copy.copy(config)
+        setattr(other.config, name, value)
+    else:
+        monkeypatch.setattr(f"{where}.{name}", value)
+    assert (len(other[5]), other._plain) == (4, False)
+    monkeypatch.undo()
+    assert torch.equal(dataset[5]["tokens"], other[5]["tokens"])
+    assert dataset._plain

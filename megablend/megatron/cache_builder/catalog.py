@@ -48,7 +48,7 @@ class Catalog:
 
     def __init__(self, path: Path, pairs: dict[str, Any]) -> None:
         self._pairs = pairs
-        self._lengths = np.load(path, mmap_mode="r")
+        self._lengths = np.asarray(np.load(path, mmap_mode="r"))  # a kernel takes a plain array sooner than a memmap
 
     def pair(self, prefix: str) -> Pair:
         """A pair by its prefix, as the blend names it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,6 @@ from megablend.storage.by_scheme import make_storage
 if TYPE_CHECKING:
     from megablend.formats.base import Array
     from megablend.megatron.plugin.documents import Documents, PairDocuments
-
-_INTEGERS = (int, np.integer)
 
 
 class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
@@ -65,12 +64,12 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
         """GPTDataset's dict. Raises: IndexError, and as Documents.get does."""
-        found = self._read_plain([idx]) if self._plain else None
+        found = _read_plain([(self, [idx])])
         return self._first(idx) if found is None else found[0]
 
     def __getitems__(self, indices: Sequence[int | None]) -> list[dict[str, Any]]:
         """The dicts of several samples, which torch's DataLoader asks for by batch. Raises as `__getitem__` does."""
-        found = self._read_plain(indices) if self._plain and len(indices) else None
+        found = _read_plain([(self, indices)])
         return [self[idx] for idx in indices] if found is None else found
 
     def _first(self, idx: int | None) -> dict[str, Any]:
@@ -78,7 +77,7 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         found: dict[str, Any] = super().__getitem__(idx)
         if self._plain is None and idx is not None:
             self._plain = self._may_be_plain()
-            own = self._read_plain([idx]) if self._plain else None
+            own = _read_plain([(self, [idx])])
             self._plain = own is not None and _are_same(own[0], found)
         return found
 
@@ -88,45 +87,20 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         return (
             type(self).__getitem__ is MegablendGPTDataset.__getitem__
             and isinstance(self.dataset, PairDocuments)
-            and bool(self.masks_and_position_ids_are_cacheable and self.config.add_extra_token_to_sequence)
+            and bool(self.masks_and_position_ids_are_cacheable)
             and not getattr(self.config, "inter_document_masking", False)
             and is_tried(installed_version())
             and not find_unknown_settings(self.config, GPTDatasetConfig)
         )
 
-    def _read_plain(self, indices: Sequence[int | None]) -> list[dict[str, Any]] | None:
-        """Samples that are full, read by one kernel; None where the slower way has to find out what they are, or the error.
-
-        The position ids and the attention mask are one object for all samples, as those of GPTDataset are.
-        """
-        raw = self._read_tokens(indices)
-        if raw is None:
-            return None
-        tokens, labels = raw[:, :-1].astype(np.int64), raw[:, 1:].astype(np.int64)
-        masks = [self.cached_loss_mask.clone() for _ in indices]  # expanding one mask takes longer
-        pad = self._pad_token_id
-        if pad >= 0 and np.count_nonzero(raw == pad):
-            for mask, row in zip(masks, labels, strict=True):
-                mask[torch.from_numpy(row == pad)] = 0.0
-            tokens[tokens == pad] = 0
-            labels[labels == pad] = 0
-        shared = {"attention_mask": self.cached_attention_mask} if self.config.create_attention_mask else {}
-        positions, tensor = self.cached_position_ids, torch.from_numpy
-        return [
-            {"tokens": tensor(row), "labels": tensor(label), **shared, "loss_mask": mask, "position_ids": positions}
-            for row, label, mask in zip(tokens, labels, masks, strict=True)
-        ]
-
-    def _read_tokens(self, indices: Sequence[int | None]) -> Array | None:
-        """The tokens of samples [n, sequence_length + 1], of the pair's dtype; None as in `_read_plain`."""
+    def _read_tokens(self, indices: Sequence[int | None], out: Array) -> bool:
+        """Read the tokens of samples into `out` [n, sequence_length + 1], of its dtype; False where `_read_plain` is None."""
         from megablend.kernels.gpt_samples import read_samples
 
+        numbers = np.asarray(indices)
+        if numbers.dtype != np.int64 or numbers.ndim != 1:
+            return False
         documents: PairDocuments = self.dataset
-        count = len(self._arrays[2])
-        if not all(isinstance(idx, _INTEGERS) and -count <= idx < count for idx in indices):
-            return None
-        numbers = np.array(indices, np.int64)
-        numbers[numbers < 0] += count
         document_index, sample_index, shuffle_index = self._arrays
         idx_file, bin_file = documents.files
         with (  # an ExitStack takes a tenth of a sample's time
@@ -136,21 +110,17 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
             documents.storage.descriptor(idx_file) as idx_fd,
             documents.storage.descriptor(bin_file) as bin_fd,
         ):
-            fds = np.array((documents_fd, samples_fd, shuffle_fd, idx_fd, bin_fd), np.int64)
             if idx_fd < 0 or bin_fd < 0:  # in an object store
-                return None
-            raw = np.empty((len(numbers), self.config.sequence_length + 1), documents.dtype)
-            word = np.empty(4, np.int64)
-            known = self._layout, documents.sequence_lengths
-            return raw if read_samples(numbers, fds, *known, word, raw.view(np.uint8)) else None
+                return False
+            fds = np.array((documents_fd, samples_fd, shuffle_fd, idx_fd, bin_fd), np.int64)
+            return read_samples(numbers, fds, self._layout, documents.sequence_lengths, out.view(np.uint8))
 
     @cached_property
     def _layout(self) -> Array:
         """Where entries are in the files; see read_samples."""
-        documents, (document_index, sample_index, shuffle_index) = self.dataset, self._arrays
+        documents, (_, sample_index, shuffle_index) = self.dataset, self._arrays
         widths = sample_index.dtype.itemsize, shuffle_index.dtype.itemsize, documents.dtype.itemsize
-        counts = len(document_index), len(sample_index)
-        return np.array([*counts, *widths, ENTRIES_START, documents.pointers_start, 1], np.int64)
+        return np.array([len(shuffle_index), *widths, ENTRIES_START, documents.pointers_start, 1], np.int64)
 
     def _build_document_sample_shuffle_indices(self) -> tuple[Any, Any, Any]:
         """Arrays that are opened when they are first read; Megatron would map three for each dataset.
@@ -182,12 +152,53 @@ class BlendedDataset(core.BlendedDataset):  # type: ignore[misc]
         """The dicts of several samples, as `__getitem__` returns them. Raises as it does."""
         if self.dataset_index is None or not len(indices):  # opened with the first sample
             return [self[idx] for idx in indices]
-        numbers = list(np.asarray(self.dataset_index)[indices])  # entries of a map one by one take longer
-        wanted: dict[int, list[int]] = {}
-        for number, sample in zip(numbers, np.asarray(self.dataset_sample_index)[indices], strict=True):
-            wanted.setdefault(number, []).append(sample)
-        parts = {number: iter(self.datasets[number].__getitems__(samples)) for number, samples in wanted.items()}
-        return [{"dataset_id": number, **next(parts[number])} for number in numbers]
+        numbers = np.asarray(self.dataset_index)[indices]  # entries of a map one by one take longer
+        samples = np.asarray(self.dataset_sample_index)[indices].tolist()
+        places: dict[int, list[int]] = {}
+        for place, number in enumerate(numbers.tolist()):
+            places.setdefault(number, []).append(place)
+        parts = [(self.datasets[number], [samples[k] for k in found]) for number, found in places.items()]
+        read = _read_plain(parts) or [each for dataset, wanted in parts for each in dataset.__getitems__(wanted)]
+        by_place = dict(zip(chain.from_iterable(places.values()), read, strict=True))
+        return [{"dataset_id": number, **by_place[place]} for place, number in enumerate(numbers)]
+
+
+def _read_plain(parts: Sequence[tuple[MegablendGPTDataset, Sequence[int | None]]]) -> list[dict[str, Any]] | None:
+    """Samples that are full, of datasets of one config: the tokens of each dataset are read by one call of a kernel.
+
+    None where the slower way has to find out what they are, or the error. The position ids and the attention mask are one object
+    for all samples of a dataset, as those of GPTDataset are.
+    """
+    first = parts[0][0]
+    if not all(dataset._plain and dataset.dataset.dtype == first.dataset.dtype for dataset, _ in parts):
+        return None
+    owners = [dataset for dataset, indices in parts for _ in indices]
+    raw = np.empty((len(owners), first.config.sequence_length + 1), first.dataset.dtype)
+    begin = 0
+    for dataset, indices in parts:
+        end = begin + len(indices)
+        if not dataset._read_tokens(indices, raw[begin:end]):
+            return None
+        begin = end
+    tokens, labels = raw[:, :-1].astype(np.int64), raw[:, 1:].astype(np.int64)
+    masks = [dataset.cached_loss_mask.clone() for dataset in owners]  # expanding one mask takes longer
+    pad = first._pad_token_id
+    if np.count_nonzero(raw == pad):
+        for mask, row in zip(masks, labels, strict=True):
+            mask[torch.from_numpy(row == pad)] = 0.0
+        tokens[tokens == pad] = 0
+        labels[labels == pad] = 0
+    has_mask, tensor = first.config.create_attention_mask, torch.from_numpy
+    return [
+        {
+            "tokens": tensor(row),
+            "labels": tensor(label),
+            **({"attention_mask": dataset.cached_attention_mask} if has_mask else {}),
+            "loss_mask": mask,
+            "position_ids": dataset.cached_position_ids,
+        }
+        for dataset, row, label, mask in zip(owners, tokens, labels, masks, strict=True)
+    ]
 
 
 def _are_same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
