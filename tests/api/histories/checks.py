@@ -228,8 +228,8 @@ def check_export(job: Job, dataset: megablend.Dataset) -> None:
 
 
 def check_find(job: Job, dataset: megablend.Dataset) -> None:
-    """`find` of a file gives the samples that have one of its tokens."""
-    file = job.rng.choice(job.files.files)
+    """`find` of a file that was indexed gives the samples that have one of its tokens."""
+    file = job.rng.choice(job.files.snapshots[job.rng.choice(job.requested).snapshot])
     listed = {token for document in file.documents for token in document or ()}
     read = [set(sample.tokens.tolist()) for sample in read_samples(dataset)]
     holding = {k for k, tokens in enumerate(read) if listed & tokens}
