@@ -92,7 +92,7 @@ def ease(job: Job, stage: dict[str, Any], requested: Requested) -> Requested:
     elif "has no document counts" in said:
         del stage["order"]
     elif "would not change" in said:
-        stage["shuffle_window"] = 3
+        stage["shuffle_window"] = 3 + job.rng.randrange(9)
         job.amends_late = True  # perhaps it is the stage before this one that has not begun, and changes nothing
     else:
         raise AssertionError(said)
