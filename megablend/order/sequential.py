@@ -6,12 +6,16 @@ import numpy as np
 
 from megablend.order.base import Blocks, Int64s, Placed, Spans, join_spans
 
+LISTED_BLOCKS = 1 << 15
+"""Of sources with up to this many blocks, all edges are looked up at once: that costs less than a binary search, whose every step
+looks up some."""
+
 
 class SequentialOrder:
     """No shuffling; `key` is unused."""
 
-    def __init__(self, blocks: Blocks, key: int) -> None:
-        self._blocks = blocks
+    def __init__(self, blocks: Blocks, key: int, *, listed: int = LISTED_BLOCKS) -> None:
+        self._blocks, self._is_listed = blocks, blocks.num_blocks <= listed
         self.memory_bytes = 0
 
     def precompute(self) -> None:
@@ -37,11 +41,14 @@ class SequentialOrder:
 
     def cut(self, starts: Int64s, stops: Int64s) -> Spans:
         """Split tokens [starts, stops) of epoch 0, int64 [n] each, none empty, at block boundaries."""
-        low = self._block_of(starts)
-        counts = self._block_of(stops - 1) + 1 - low
+        edges = None
+        if self._is_listed:
+            edges = self._blocks.before(np.arange(self._blocks.num_blocks + 1))
+        low = self._block_of(starts, edges)
+        counts = self._block_of(stops - 1, edges) + 1 - low
         which = np.repeat(np.arange(len(starts)), counts)
         blocks = low[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-        before, after = self._blocks.before(blocks), self._blocks.before(blocks + 1)
+        before, after = (self._blocks.before(each) if edges is None else edges[each] for each in (blocks, blocks + 1))
         columns = (
             which,
             np.zeros(len(which), np.int64),
@@ -51,8 +58,11 @@ class SequentialOrder:
         )
         return Spans(*(column[after > before] for column in columns))
 
-    def _block_of(self, tokens: Int64s) -> Int64s:
-        """The blocks that contain `tokens` of epoch 0: int64 [n]."""
+    def _block_of(self, tokens: Int64s, edges: Int64s | None) -> Int64s:
+        """The blocks that contain `tokens` of epoch 0: int64 [n]; `edges`: tokens before each block, if known."""
+        if edges is not None:
+            found: Int64s = np.searchsorted(edges, tokens, side="right") - 1
+            return found
         low = np.zeros(len(tokens), np.int64)
         high = np.full(len(tokens), self._blocks.num_blocks)
         while (high - low > 1).any():  # binary search; finished entries do not change: their middle is `low`

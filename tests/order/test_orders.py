@@ -12,6 +12,7 @@ from megablend.order.base import DocumentBlocks, Order
 from megablend.order.block import BlockOrder
 from megablend.order.document import DocumentOrder
 from megablend.order.registry import ORDERS
+from megablend.order.sequential import LISTED_BLOCKS, SequentialOrder
 from megablend.testing.orders import ListedBlocks, list_tokens
 from tests import naive
 from tests.examples import examples
@@ -40,6 +41,20 @@ def test_page_equals_its_twin(sizes: list[int], key: int, threshold: int, groups
     order = BlockOrder(ListedBlocks(sizes), key, threshold=threshold, groups=groups, runs=runs)
     expected = naive.page_tokens(sizes, key, 3, threshold=threshold, groups=groups, runs=runs)
     assert list_tokens(order, 0, 3 * sum(sizes)) == expected
+
+
+@examples(40)
+@given(SIZES, st.integers(0, 40), st.integers(1, 60))
+def test_a_search_for_blocks_finds_what_their_list_has(sizes: list[int], start: int, length: int) -> None:
+    blocks, walk = ListedBlocks(sizes), naive_walk(sizes, start + length)[start:]
+    for listed in (0, LISTED_BLOCKS):
+        assert list_tokens(SequentialOrder(blocks, 0, listed=listed), start, start + length) == walk
+
+
+def naive_walk(sizes: list[int], num_tokens: int) -> list[tuple[int, int, int]]:
+    """(epoch, block, token) of the first tokens in the order of the files."""
+    epoch = [(block, token) for block, size in enumerate(sizes) for token in range(size)]
+    return [(k // len(epoch), *epoch[k % len(epoch)]) for k in range(num_tokens)]
 
 
 @pytest.mark.parametrize("name", ["block", "block in two levels", "document", "document in two levels"])
