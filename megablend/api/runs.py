@@ -188,6 +188,11 @@ def list_indices(config: Config, ledger: Ledger, newest: str | None, replaced: S
     known = (*ledger.indices, *replaced[: added - 1])
     if newest == known[-1]:
         number = next(i for i, each in enumerate(config.stage_settings) if each.snapshot == len(known))
+        if names := config.stages[number].withdraw:
+            raise PlanError(
+                f"stages[{number}]: withdraw: the newest index, {newest}, still has {', '.join(map(repr, names))}; make one "
+                "without (`megablend index CONFIG`), and try again"
+            )
         raise PlanError(
             f"stages[{number}]: new_data: the files are as they were indexed (index {newest}); index them as they are now "
             "(`megablend index CONFIG`), or leave out new_data"

@@ -19,7 +19,7 @@ _OTHER_NAMES = {
         "proportions",
     ),
     "epochs": ("repeat", "repeats", "upsample", "oversample"),
-    "samples": ("iterations", "steps", "train_iters", "train_samples", "num_samples"),
+    "samples": ("train_samples", "num_samples"),
     "tokens": ("num_tokens", "train_tokens", "token_budget", "choose"),
     "on_exhausted": ("stopping_strategy", "exhaustion", "stop_strategy"),
     "sequence_length": ("seq_length", "seq_len", "max_seq_len", "max_seq_length", "context_length", "block_size"),
@@ -28,9 +28,15 @@ _OTHER_NAMES = {
     "stages": ("data_stages", "curriculum", "schedule"),
     "lanes": ("num_canonical_nodes",),
     "append_eod": ("eos_token_id", "eod", "eos"),
+    "column": ("token_column", "text_column", "field", "key", "feature"),
 }
 """What Megatron, Streaming, datasets, nanotron and others call something like our keys."""
+_IN_STEPS = "runs are as long as their `samples`: steps x the global batch size"
 _SET_ELSEWHERE = {
+    "iterations": _IN_STEPS,
+    "max_steps": _IN_STEPS,
+    "steps": _IN_STEPS,
+    "train_iters": _IN_STEPS,
     "batch_size": "batches are not part of the data: give `micro_batch_size=` to megablend.Loader",
     "micro_batch_size": "batches are not part of the data: give `micro_batch_size=` to megablend.Loader",
     "global_batch_size": "it is micro batch x data-parallel size x accumulated steps of your training loop; remove the key",

@@ -40,7 +40,9 @@ def _number(value: object, *, least: str = "0 or more") -> Fraction:
 
 
 def _spell_out(value: object) -> str:
-    """How to write a number that ends in a unit, such as 50B: nobody can tell 4,000 from 4,096 by `4k`; empty for others."""
+    """How to write a number such as 50B or 1,000; empty for others. Nobody can tell 4,000 from 4,096 by `4k`."""
+    if re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+", str(value)):
+        return f": write it as {str(value).replace(',', '_')}"
     written = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmbgt])i?\s*", str(value), re.IGNORECASE)
     if written is None:
         return ""

@@ -360,6 +360,11 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         PlanError, match=r"stages\[1\]: new_data: the files are as they were indexed .*, or leave out new_data"
     ):
         megablend.amend(edited, at=112)
+    withdrawn = config | {"stages": [STAGES[0], {"samples": 1600, "withdraw": ["s1"]}]}
+    with pytest.raises(
+        PlanError, match=r"stages\[1\]: withdraw: the newest index, .*, still has 's1'; .*`megablend index CONFIG`"
+    ):
+        megablend.amend(withdrawn, at=112)
     plain = {"samples": 1600, "sources": {"s0": {"weight": 1}}}
     assert megablend.amend(config | {"stages": [STAGES[0], plain]}, at=112, dry_run=True).at == 112
     write_file(tmp_path, 2, "a", later(2))

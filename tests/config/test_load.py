@@ -138,6 +138,9 @@ BAD = [
     ("samples: 9000", "tokens: 50B", 5, "tokens", "found '50B', expected a finite number: write it as 50e9"),
     ("samples: 9000", "samples: 1.5M", 5, "samples", "expected a finite number: write it as 1.5e6"),
     ("samples: 9000", "samples: 4k", 5, "samples", "expected a finite number: write 4000 or 4096 in full"),
+    ("samples: 9000", "samples: 1,000,000", 5, "samples", "expected a finite number: write it as 1_000_000"),
+    ("seed: 1234", "train_iters: 5", 4, "train_iters", "runs are as long as their `samples`: steps x the global batch"),
+    ("max_epochs: 4", "text_column: text", 12, "sources[1].text_column", "did you mean 'column'?"),
     (
         "seed: 1234",
         "batch_size: 8",
