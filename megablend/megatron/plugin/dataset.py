@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from megablend.errors import ConfigError
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, DataError
 from megablend.lazy import cached_property
 from megablend.megatron import core
 from megablend.megatron.cache_builder.idx_copies import IdxCopies, copies_folder
@@ -74,7 +74,12 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
 
     def _first(self, idx: int | None) -> dict[str, Any]:
         """The installed GPTDataset's dict; the first one is compared with what would be made here."""
-        found: dict[str, Any] = super().__getitem__(idx)
+        try:
+            found: dict[str, Any] = super().__getitem__(idx)
+        except DataError as error:
+            remedy = f"restore the file, or remove the cache ({cache_of(self.config)}) and restart the job, which builds it anew"
+            problem = error.problem.replace(CHANGED_REMEDY, remedy)  # which is for those who have a config of megablend
+            raise type(error)(error.path, problem, offset=error.offset) from error
         if self._plain is None and idx is not None:
             self._plain = self._may_be_plain()
             own = _read_plain([(self, [idx])])
@@ -177,7 +182,11 @@ def _read_plain(parts: Sequence[tuple[MegablendGPTDataset, Sequence[int | None]]
     begin = 0
     for dataset, indices in parts:
         end = begin + len(indices)
-        if not dataset._read_tokens(indices, raw[begin:end]):
+        try:
+            is_read = dataset._read_tokens(indices, raw[begin:end])
+        except ChangedFileError:
+            is_read = False
+        if not is_read:
             return None
         begin = end
     tokens, labels = raw[:, :-1].astype(np.int64), raw[:, 1:].astype(np.int64)
