@@ -1,8 +1,9 @@
 """Samples of a `.bin/.idx` pair, or of a blend of several: Megatron's GPTDataset against MegablendGPTDataset.
 
-    python tools/bench/megatron_samples.py [--pairs 1] [--rounds 5]
+    python tools/bench/megatron_samples.py [--pairs 1] [--rounds 5] [--parquet]
 
 One process, the page cache full, samples in order; CPU time a sample, in turns. Medians of the rounds, and of their ratios.
+With `--parquet` ours are Parquet files of the same documents, in megablend's block order; also by a Loader, which reads ahead.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 warnings.simplefilter("ignore")
 
+import numpy as np  # noqa: E402
+import pyarrow as pa  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
 import torch  # noqa: E402
 
+from megablend import Loader  # noqa: E402
 from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset  # noqa: E402
 from tests.megatron.plugin_data import plugin_config  # noqa: E402
 from tests.megatron.reference import config_of, megatron_build, process_group  # noqa: E402
@@ -36,6 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--parquet", action="store_true")
     parser.add_argument("--samples", type=int, default=4_000)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -54,6 +60,8 @@ def race(folder: Path, length: int, options: argparse.Namespace) -> None:
     sizes = [options.samples, 0, 0]
     blend: dict[str, Any] = {"blend": (prefixes, None), "split": "1", "sequence_length": length}
     theirs = megatron_build(config_of(folder / "theirs", **blend), sizes)[0]
+    if options.parquet:
+        blend |= {"blend": ([write_parquet(Path(prefix), lengths) for prefix in prefixes], None), "order": "block"}
     config = plugin_config(folder / "ours", **blend)
     ours = MegablendDatasetBuilder(MegablendGPTDataset, sizes, lambda: True, config).build()[0]
     ways: dict[str, Callable[[], float]] = {
@@ -61,6 +69,8 @@ def race(folder: Path, length: int, options: argparse.Namespace) -> None:
         "megablend [k]": lambda: seconds(one_by_one, ours, options.samples),
         "megablend __getitems__": lambda: seconds(by_batch, ours, options.samples),
     }
+    if options.parquet:
+        ways["megablend Loader"] = lambda: seconds(by_loader, ours, options.samples)
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(options.rounds + 1):  # the first warms the page cache and compiles
         for name, way in ways.items():
@@ -93,6 +103,22 @@ def by_batch(dataset: Any, samples: int) -> None:
     """Read samples by `__getitems__`, as torch's DataLoader does."""
     for k in range(0, samples, BATCH):
         dataset.__getitems__(list(range(k, min(samples, k + BATCH))))
+
+
+def by_loader(dataset: Any, samples: int) -> None:
+    """Read samples ahead, as megablend's Loader does."""
+    loader = Loader(dataset.dataset, micro_batch_size=BATCH, data_parallel_rank=0, data_parallel_size=1)
+    for _ in zip(range(0, samples, BATCH), loader, strict=False):
+        pass
+
+
+def write_parquet(prefix: Path, lengths: list[int]) -> str:
+    """The tokens of a pair as a Parquet file, in pages of 64 KiB; returns the address."""
+    ends = np.cumsum([0, *lengths], dtype=np.int32)
+    tokens = pa.array(np.fromfile(f"{prefix}.bin", "<u2").astype(np.int32))
+    table = pa.table({"ids": pa.ListArray.from_arrays(pa.array(ends), tokens)})
+    pq.write_table(table, f"{prefix}.parquet", data_page_size=64 << 10, write_page_index=True, use_dictionary=False)
+    return f"parquet:{prefix}.parquet?column=ids"
 
 
 if __name__ == "__main__":
