@@ -182,6 +182,20 @@ def test_batches_of_a_blend(tmp_path: Path, second: str, has_mask: bool) -> None
     assert [type(each["dataset_id"]) for each in ours.__getitems__([0, 1])] == [type(theirs[0]["dataset_id"])] * 2
 
 
+def test_the_first_request_of_a_blend_may_be_a_batch(tmp_path: Path) -> None:
+    """Of none, too; and of a dataset it may be the padding sample."""
+    words = [write_word(tmp_path / f"{number}", "megatron", draw_documents(number)) for number in (16, 17)]
+    options: dict[str, Any] = {"blend": (words, None), "split": "1", **known({"defer_npy_index_mmap": True})}
+    blend = build(MegablendGPTDataset, plugin_config(tmp_path / "cache", **options), [60, 0, 0])[0]
+    assert (blend.dataset_index, blend.__getitems__([])) == (None, [])
+    assert [len(each["tokens"]) for each in blend.__getitems__([3, 4])] == [16, 16]
+    assert blend.__getitems__([]) == []
+    dataset = build(MegablendGPTDataset, plugin_config(tmp_path / "cache", **options), [60, 0, 0])[0].datasets[1]
+    assert not dataset[None]["loss_mask"].any()
+    assert len(dataset[2]) == 4
+    assert dataset._plain
+
+
 def test_numbers_of_samples_are_as_gptdataset_takes_them(tmp_path: Path) -> None:
     prefix = write_word(tmp_path / "pair", "megatron", draw_documents(13))
     dataset = build(
