@@ -115,9 +115,15 @@ class Bucket:
         """The state of an object without bytes, which has no range."""
         import obstore
 
+        seconds = self.source.timing.allow(0)
+
         async def attempt() -> Pin | Failure:
+            nonlocal seconds
+            seconds *= 2  # a source that needs longer is waited for longer, too
             try:
-                meta = await obstore.head_async(self.source.store, key)
+                meta = await asyncio.wait_for(obstore.head_async(self.source.store, key), seconds)
+            except (TimeoutError, asyncio.TimeoutError):  # not the same before Python 3.11
+                return Failure(Kind.AGAIN, f"no answer for {seconds:.0f} s", "")
             except Exception as error:  # of the client: whatever it is
                 return read_failure(error)
             return make_pin(meta, versions=self.source.options.versions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -152,6 +153,24 @@ def test_without_a_strong_etag_time_and_size_decide_and_it_is_said(kind: str, ca
             storage.read(url, 0, 4)
     assert len(caplog.records) == 1
     assert "sends no strong etags" in caplog.records[0].getMessage()
+
+
+class SilentOnce(FaultySource):
+    """Never answers the first HEAD."""
+
+    async def _answer(self, writer: asyncio.StreamWriter, method: str, target: str, headers: dict[str, str]) -> bool:
+        if method == "HEAD" and not self.faulty["silent"]:
+            self.faulty["silent"] += 1
+            await asyncio.sleep(3600)
+        return await super()._answer(writer, method, target, headers)
+
+
+@pytest.mark.timeout(60)
+def test_a_head_that_is_not_answered_is_sent_again() -> None:
+    with SilentOnce({"b/x": b""}) as source:
+        storage = make_storage(objects=parse_options({"http://": {"read_timeout": 0.5}}))
+        assert storage.stat(f"{source.url}/b/x").size == 0
+        assert source.faulty["silent"] == 1
 
 
 @pytest.mark.parametrize("pattern", ["*/*", "**"])
