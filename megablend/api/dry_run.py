@@ -39,6 +39,8 @@ class DryRun(Result):
     """The most; the same where all files were tried."""
     most_source_bytes: int
     most_cost: float | None
+    tabled: bool
+    """Whether `build` then reads the lengths of its documents, too, which is not included."""
 
 
 @translating("build")
@@ -52,7 +54,7 @@ def dry_run(
     """
     checked = load_config(config, cache=cache)
     storage = storage.for_reading() if storage else make_storage(objects=checked.storage)
-    found = []
+    found, tabled = list[DryRun](), checked.tabled
     for spec in list_specs(checked):
         before = count_requests()
         listing = list_source(spec, storage)
@@ -71,6 +73,7 @@ def dry_run(
                 most_requests=transfer.most_requests,
                 most_source_bytes=transfer.most_bytes,
                 most_cost=transfer.most_cost,
+                tabled=spec.name in tabled,
             )
         )
     return found

@@ -50,7 +50,8 @@ def print_description(found: dict[str, Any]) -> None:
         print_line(f"note: {found['note']}")
     print_line(f"opening train takes {found['opening_seconds'] * 1e3:,.1f} ms, apart from imports and kernels")
     if "transfer" in found:
-        print_line(f"train reads about {format_transfer(found['transfer'])} from object stores")
+        by = "" if "read_amplification" in found else " with one loader"
+        print_line(f"reading train from object stores takes {format_transfer(found['transfer'])}{by}")
     if "read_amplification" in found:
         print_line(f"read amplification: {found['read_amplification']:.3f}")
         _print_memory(found)

@@ -54,7 +54,12 @@ def print_dry_run(found: Sequence[dict[str, Any]]) -> None:
     for each in found:
         transfer = format_transfer(each, "source_bytes")
         files = f"{each['name']}: {each['files']:,} files, {each['bytes'] / 1e9:,.2f} GB"
-        print_line(f"{files}; indexing requests about {transfer}" if each["requests"] else f"{files}, on local disks")
+        more = (
+            "; and reading the lengths of its documents, for their order, as much as the data may be"
+            if each["tabled"]
+            else ""
+        )
+        print_line(f"{files}; indexing takes {transfer}{more}" if each["requests"] else f"{files}, on local disks")
 
 
 def print_table(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +18,9 @@ import pytest
 import megablend
 from megablend.api.description import RunDescription
 from megablend.api.dry_run import dry_run
+from megablend.cli.tables import format_transfer
 from megablend.storage.transfer import Transfer
+from tests.cli.commands import run
 from tests.formats.writers import IDX_CODES
 from tests.runs import make_config
 from tests.storage.faulty import Faults, FaultySource
@@ -177,6 +181,24 @@ def test_a_dry_run_tells_what_indexing_takes(
     assert (told.requests == told.most_requests) == (corpus != "many")
     if corpus in ("large", "megatron"):
         assert tried.bytes < 0.02 * sum(map(len, files.values()))
+
+
+def test_commands_print_figures_and_ranges(tmp_path: Path) -> None:
+    files = write_corpus("arrow", tmp_path / "data")
+    path = tmp_path / "config.json"
+    with FaultySource(files) as source:
+        config = configure("arrow", tmp_path, source)
+        path.write_text(json.dumps(config))
+        (told,) = dry_run(config)
+        figures = f"{told.requests} requests, {told.source_bytes / 1e9:.2f} GB, which costs {told.cost:.2f}"
+        assert f"5 files, 0.02 GB; indexing takes {figures}\n" in run("build", path, "--dry-run").stdout
+        path.write_text(json.dumps(config | {"order": "document"}))
+        assert f"{figures}; and reading the lengths" in run("build", path, "--dry-run").stdout
+        path.write_text(json.dumps(config))
+        megablend.build(config)
+        assert re.search(r"takes 14. requests, 0.02 GB, which costs 0.11 with one loader", run("describe", path).stdout)
+    wide = {"requests": 990, "most_requests": 1200, "bytes": 10**9, "most_bytes": 10**9, "cost": 1.0, "most_cost": 2.5}
+    assert format_transfer(wide) == "990 to 1,200 requests, 1.00 GB, which costs 1.00 to 2.50"
 
 
 def read_all(config: dict[str, Any], *, micro_batch_size: int, data_parallel_size: int, num_workers: int) -> None:
