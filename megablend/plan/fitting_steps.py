@@ -38,18 +38,21 @@ def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | N
         if rest:
             break
         start = end
+    is_counted = start % step_samples == 0  # `skip` and `amend` round to steps that are counted from sample 0
     from_here = f"steps of {step_samples:,} samples from sample {start:,} on"
     if is_skip and skip is not None:
+        again = f", or `megablend skip` the range again with --batch {step_samples}" if is_counted else ""
         return (
             f"{from_here} would reach into samples {skip[0]:,} to {skip[1]:,}, which are skipped: use a micro batch and ranks "
-            f"whose steps end at {skip[0]:,}, or `megablend skip` the range again with --batch {step_samples}"
+            f"whose steps end at {skip[0]:,}{again}"
         )
     nearest = end - rest if 2 * rest <= step_samples and end - rest > start else end - rest + step_samples
     remedy = f"end the stage at the nearest end of a step, sample {nearest:,}"
     if end not in run.ledger.starts:  # where a drain ends
         at = max(sample for sample in run.ledger.starts if sample < end)
         remedy = f"amend the run again, `megablend amend CONFIG --at {at} --batch {step_samples}`, if training is not past it"
+        remedy = remedy if is_counted else ""
     return (
         f"the length or the mask settings of samples change at sample {end:,}, within {from_here}, and a batch cannot contain "
-        f"both: {remedy}, or use a micro batch and ranks whose steps end where it does"
+        f"both: {remedy}{', or ' if remedy else ''}use a micro batch and ranks whose steps end where it does"
     )

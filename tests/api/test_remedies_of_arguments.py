@@ -198,6 +198,10 @@ def test_a_range_is_skipped_again_as_the_message_says(config: Config) -> None:
     path.write_text(json.dumps(own))
     megablend.build(own)
     megablend.skip(own, 8, 16, batch_size=4)
+    with pytest.raises(MegablendError, match=r"steps of 4 samples from sample 2 on .* whose steps end at 8$"):
+        megablend.Loader(opened(own), micro_batch_size=4).load_state_dict(
+            state_of(own) | {"consumed_samples": 2}
+        )  # no range of steps of 4 helps
     with pytest.raises(MegablendError, match=r"or `megablend skip` the range again with (--batch 3)") as caught:
         load(own, micro_batch_size=3)
     option = re.search("--batch 3", str(caught.value))
