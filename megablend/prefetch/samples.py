@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,18 +72,32 @@ def read_sample(run: Run, window: BlockCache, k: int) -> Sample:
 
     Raises: IndexError for k outside the run; MissingFileError, ChangedFileError, CorruptFileError from its files.
     """
-    sources, ordinals = run.plan.locate_many([k])
+    return read_each(run, window, [k])[0]
+
+
+def read_each(run: Run, window: BlockCache, ks: Sequence[int]) -> list[Sample]:
+    """Locate samples `ks`, at least one, and read the blocks of all together. Raises as `read_sample`."""
+    sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
     samples = _read(run, window, sources, spans, documents=True)
     assert samples.begins is not None
-    extra = samples.labels[0, -1:] if run.config.add_extra_token_to_sequence else samples.labels[0, :0]
-    tokens = np.concatenate([samples.tokens[0], extra])
-    starts = np.flatnonzero(samples.begins[0])
-    return Sample(int(sources[0]), int(ordinals[0]), spans, tokens, starts, _first(samples.extra))
-
-
-def _first(extra: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    return {name: numbers[0] for name, numbers in extra.items()}
+    extra = samples.labels[:, -1:] if run.config.add_extra_token_to_sequence else samples.labels[:, :0]
+    tokens = np.concatenate([samples.tokens, extra], axis=1)
+    bounds = np.searchsorted(spans.rows, np.arange(len(ks) + 1))
+    found = list[Sample]()
+    for i, (first, stop) in enumerate(pairwise(bounds.tolist())):
+        mine = Spans(*(column[first:stop] for column in spans))
+        found.append(
+            Sample(
+                source=int(sources[i]),
+                ordinal=int(ordinals[i]),
+                spans=mine._replace(rows=mine.rows - i),
+                tokens=tokens[i],
+                starts=np.flatnonzero(samples.begins[i]),
+                extra={name: numbers[i] for name, numbers in samples.extra.items()},
+            )
+        )
+    return found
 
 
 def read_samples(run: Run, window: BlockCache, ks: npt.ArrayLike) -> Samples:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from copy import copy
+from itertools import groupby
 from typing import Any
 
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from megablend.plan.skips import Skips
 from megablend.plan.state import State
 from megablend.prefetch.block_cache import BlockCache
 from megablend.prefetch.memory_budget import longest_sample_bytes, split_budget
-from megablend.prefetch.samples import Sample, read_sample, read_samples
+from megablend.prefetch.samples import Sample, read_each, read_sample, read_samples
 from megablend.reader.callers import warn_if_shuffled
 from megablend.reader.error_context import name_sample
 from megablend.reader.tensors import sample_dict
@@ -114,6 +115,15 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         """The provenance of sample k: source, ordinal, blocks, tokens, document starts. Raises as indexing does."""
         with translating(f"sample {k}"):
             return read_sample(self.run.view_at(operator.index(k)), self.window, operator.index(k))
+
+    def read_each(self, ks: Sequence[int]) -> list[Sample]:
+        """The same of several samples, whose blocks are read together. Raises as indexing does."""
+        found = list[Sample]()
+        with translating("samples"):
+            for _, group in groupby(ks, key=lambda k: self.run.view_at(k).section):
+                mine = list(group)
+                found += read_each(self.run.view_at(mine[0]), self.window, mine)
+        return found
 
     def with_transform(self, transform: Transform | None) -> Dataset:
         """A copy of the dataset with another transform, or none. Raises ConfigError where it is not callable."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from megablend.api.build import build
 from megablend.api.runs import open_run
 from megablend.config import Config, load_config
 from megablend.distributed.base import Communicator
-from megablend.errors import ConfigError
+from megablend.errors import ConfigError, DataError
 from megablend.formats.base import Array
 from megablend.megatron.cache_builder.document_tables import INDEX_FOLDER
 from megablend.megatron.compat import query_result, setting
@@ -22,6 +23,7 @@ from megablend.megatron.plugin.dataset import MegablendGPTDataset, cache_of, mak
 from megablend.megatron.request.dataset_uri import PAIR, parse_address
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.skips import load_skips
+from megablend.prefetch.samples import Sample
 from megablend.reader import Dataset
 from megablend.storage.location import make_absolute
 
@@ -36,6 +38,8 @@ class PageOrderDataset(MegablendGPTDataset):
 
     def __init__(self, run: Dataset, split: Split, config: MegablendDatasetConfig) -> None:
         super().__init__(run, None, np.zeros(0, np.int32), run.skips.count_trained(len(run)), split, config)
+        self._batch: dict[int, Sample] = {}
+        """Samples that were read together and are being asked for, by their index."""
 
     def __len__(self) -> int:
         run: Dataset = self.dataset
@@ -48,9 +52,19 @@ class PageOrderDataset(MegablendGPTDataset):
             return found
         return {"dataset_id": self.dataset.run.plan.locate(self._sample(idx or 0))[0], **found}
 
+    def __getitems__(self, indices: Sequence[int | None]) -> list[dict[str, Any]]:
+        """The dicts of several samples, whose blocks are read together. Raises as `__getitem__` does."""
+        wanted = [int(idx) for idx in indices if idx is not None]
+        with suppress(DataError, IndexError):  # one by one, the sample that it is of is named
+            self._batch = dict(zip(wanted, self.dataset.read_each([self._sample(idx) for idx in wanted]), strict=True))
+        try:
+            return [self[idx] for idx in indices]
+        finally:
+            self._batch = {}
+
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
         """Tokens of a sample. Documents have no numbers in this order."""
-        sample = self.dataset.sample(self._sample(idx))
+        sample = self._batch.get(int(idx)) or self.dataset.sample(self._sample(idx))
         lengths: Array = np.diff(sample.starts, append=len(sample.tokens))
         return query_result(self.config, sample.tokens, np.zeros(0, np.int64), lengths.tolist())
 
