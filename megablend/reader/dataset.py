@@ -116,8 +116,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         with translating(f"sample {k}"):
             return read_sample(self.run.view_at(operator.index(k)), self.window, operator.index(k))
 
-    def read_each(self, ks: Sequence[int]) -> list[Sample]:
-        """The same of several samples, whose blocks are read together. Raises as indexing does."""
+    def samples(self, ks: Sequence[int]) -> list[Sample]:
+        """The provenance of samples `ks`, whose blocks are read together. Raises as indexing does."""
         found = list[Sample]()
         with translating("samples"):
             for _, group in groupby(ks, key=lambda k: self.run.view_at(k).section):

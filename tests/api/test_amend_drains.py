@@ -440,6 +440,19 @@ def test_what_the_commands_print(config: dict[str, Any], tmp_path: Path) -> None
     assert "samples 112 to 1,200, the first 416 of them a drain, changes:" in printed.output, printed.output
 
 
+def test_samples_of_two_lengths_that_are_read_together(config: dict[str, Any]) -> None:
+    megablend.build(config | {"stages": [FIRST]})
+    megablend.amend(config | {"stages": [FIRST, LONGER]}, at=100, batch=24)
+    dataset = megablend.open(config | {"stages": [FIRST, LONGER]})
+    ks = [*range(500, 560), 3, 1000, 4]
+    for k, found in zip(ks, dataset.samples(ks), strict=True):
+        expected = dataset.sample(k)
+        assert (found.source, found.ordinal) == (expected.source, expected.ordinal)
+        assert found.tokens.tolist() == expected.tokens.tolist()
+        assert found.starts.tolist() == expected.starts.tolist()
+        assert [each.tolist() for each in found.spans] == [each.tolist() for each in expected.spans]
+
+
 def test_a_build_that_appends_a_drain_says_so(config: dict[str, Any], tmp_path: Path) -> None:
     megablend.build(config | {"samples": 100})
     stages: list[dict[str, Any]] = [{"samples": 1280}, {"samples": 1280, "from": 324, "sequence_length": 12}]

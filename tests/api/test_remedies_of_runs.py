@@ -154,7 +154,7 @@ FAULTS: dict[str, Fault] = {
     "a cut ledger": Fault(
         damage_ledger(truncate),
         read,
-        r"default\.json: cannot read the run's ledger: .*; restore it from a backup, or reset the run",
+        r"default\.json: the ledger's checksum is damaged; restore it from a backup, or reset the run",
         [restore_ledger, then(run_named, build)],
     ),
     "another column": Fault(

@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -114,6 +115,32 @@ def test_samples_are_megablends_own(tmp_path: Path, words: list[str], order: str
             assert ours["dataset_id"] == theirs["dataset_id"]
             for name in ("tokens", "labels", "position_ids", "loss_mask"):
                 assert torch.equal(ours[name], theirs[name]), (k, name)
+
+
+@pytest.mark.parametrize("order", ["page", "row"])
+def test_samples_that_are_asked_for_together(tmp_path: Path, words: list[str], order: str) -> None:
+    config = plugin_config(tmp_path / "cache", **options(words, order=order), reset_position_ids=True)
+    build(config)
+    megablend.skip(tmp_path / "cache" / "megablend", 90, 110, batch_size=8, run="default")
+    train = build(config)[0]
+    reads, read = list[int](), train.dataset.sample
+
+    def count_read(k: int) -> Any:
+        reads.append(k)
+        return read(k)
+
+    train.dataset.sample = count_read
+    questions: list[list[Any]] = [[0, 1, 2, 3], [87, 88, 399, 5, 5], [np.int64(7), None, 3], [None], []]
+    for asked in questions:
+        found = train.__getitems__(asked)
+        assert reads == [0] * asked.count(None)
+        for idx, sample in zip(asked, found, strict=True):
+            expected = train[idx]
+            assert sample.keys() == expected.keys()
+            assert all(torch.equal(torch.as_tensor(sample[name]), torch.as_tensor(expected[name])) for name in expected)
+        reads.clear()
+    with pytest.raises(IndexError):
+        train.__getitems__([0, 400])
 
 
 def test_masks_padding_and_pickling(tmp_path: Path, words: list[str]) -> None:

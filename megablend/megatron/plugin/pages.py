@@ -56,7 +56,7 @@ class PageOrderDataset(MegablendGPTDataset):
         """The dicts of several samples, whose blocks are read together. Raises as `__getitem__` does."""
         wanted = [int(idx) for idx in indices if idx is not None]
         with suppress(DataError, IndexError):  # one by one, the sample that it is of is named
-            self._batch = dict(zip(wanted, self.dataset.read_each([self._sample(idx) for idx in wanted]), strict=True))
+            self._batch = dict(zip(wanted, self.dataset.samples([self._sample(idx) for idx in wanted]), strict=True))
         try:
             return [self[idx] for idx in indices]
         finally:
