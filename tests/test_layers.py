@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "megablend"
 LAYERS = [
+    "arrays",
     "errors",
     "lazy",
     "lru",

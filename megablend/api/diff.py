@@ -12,6 +12,7 @@ import numpy.typing as npt
 from megablend.api.blend_differences import Difference, list_blend_differences
 from megablend.api.committed import open_ledger
 from megablend.api.what_if import foresee_run
+from megablend.arrays import Int64s
 from megablend.caches.base import GENERATIONS, RUNS
 from megablend.caches.find import is_remote
 from megablend.config import load_config
@@ -25,7 +26,6 @@ from megablend.plan.state import State
 from megablend.system.failures import translating
 from megablend.system.limited_json import parse_json
 
-Int64s = npt.NDArray[np.int64]
 _FIRST_CHUNK, _LARGEST_CHUNK = 1 << 10, 1 << 16
 """Samples that are compared at once."""
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from megablend.api.committed import open_committed
 from megablend.api.runs import ConfigLike
+from megablend.arrays import Int64s
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.splits import SplitBlocks, find_document
 from megablend.config.numbers import whole_number
@@ -29,7 +29,6 @@ from megablend.plan.stages_plan import TokenRange
 from megablend.storage.location import find_scheme
 from megablend.system.failures import translating
 
-Int64s = npt.NDArray[np.int64]
 _LISTED = 5
 """Files that a message names."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.index.document_table import PartDocuments, table_bytes
 from megablend.order.base import Spans, by_value
 from megablend.plan.locator import Reading
 from megablend.plan.run import Run
 
-Int64s = npt.NDArray[np.int64]
 UNKNOWN = -1
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from megablend.arrays import Int64s
 from megablend.blocks.extra_columns import ExtraColumn
 from megablend.blocks.open_files import OpenedReader
 from megablend.formats.decoded import DecodedBlocks
 from megablend.formats.fetch import FileRead
-from megablend.storage.base import Int64s
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int32s
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.document_lengths import count_documents, next_cut
 from megablend.caches.base import CacheStore
@@ -37,7 +37,6 @@ _LONGEST = (1 << 31) - 1
 _DIGEST_BYTES = 16
 _SEEN_SECONDS = 10.0
 LENGTHS_KIND = "lengths"
-Int32s = npt.NDArray[np.int32]
 
 
 class BlockRange(NamedTuple):

@@ -11,13 +11,12 @@ import warnings
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.blocks.block_store import BlockStore
 from megablend.errors import CorruptFileError
 from megablend.formats.base import NO_OFFSETS, DecodedBlock
 from megablend.formats.decoded import DecodedBlocks
 from megablend.index.source_entry import SourceEntry
-
-Int64s = npt.NDArray[np.int64]
 
 
 def read_or_replace(store: BlockStore, ids: Int64s, *, pieces: bool) -> DecodedBlocks:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.errors import CorruptFileError
 from megablend.formats.base import STARTS_MID_DOCUMENT, Array, DecodedBlock
 from megablend.formats.eod import with_eod
 from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import ColumnEntry, SourceEntry
 
-Int64s = npt.NDArray[np.int64]
 Read = Callable[[Int64s], list[DecodedBlock]]
 
 

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.index.group_totals import count
 from megablend.order.base import Blocks, DocumentBlocks
 
-Int64s = npt.NDArray[np.int64]
 B = TypeVar("B", bound=Blocks)
 
 

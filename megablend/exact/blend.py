@@ -8,13 +8,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Float64s, Int16s, Int64s
 from megablend.errors import PlanError
-from megablend.exact.pieces import Int16s, Int64s, Pieces
+from megablend.exact.pieces import Pieces
 from megablend.kernels.exact.greedy import fill, fill_by_scan
-
-Doubles = npt.NDArray[np.float64]
 
 MOST_DATASETS = 32_766
 """Megatron numbers datasets in int16."""
@@ -59,7 +57,7 @@ def exhaustive(sizes: Sequence[int]) -> Greedy:
 class _State(NamedTuple):
     """The state of a blend, in the form that the kernels use."""
 
-    counts: Doubles
+    counts: Float64s
     turns: Int64s
 
     def copy(self) -> _State:
@@ -72,7 +70,7 @@ class _State(NamedTuple):
 class Greedy(Pieces):
     """A blend that takes the dataset with the greatest error, with or without caps."""
 
-    def __init__(self, weights: Doubles, caps: Doubles, size: int) -> None:
+    def __init__(self, weights: Float64s, caps: Float64s, size: int) -> None:
         if not 0 < len(weights) <= MOST_DATASETS:
             raise PlanError(f"found a blend of {len(weights):,} datasets; expected 1 to {MOST_DATASETS:,}")
         super().__init__(size)
@@ -87,7 +85,7 @@ class Greedy(Pieces):
             _, groups = np.unique(np.stack([weights, caps]), axis=1, return_inverse=True)
             self._group(weights + 0.0, caps, groups)  # -0.0 becomes 0.0
 
-    def _group(self, weights: Doubles, caps: Doubles, groups: Int64s) -> None:
+    def _group(self, weights: Float64s, caps: Float64s, groups: Int64s) -> None:
         """Sort datasets by group, in their original order within each group."""
         self._members = np.argsort(groups, kind="stable")
         self._firsts = np.concatenate([[0], np.cumsum(np.bincount(groups))])
@@ -147,7 +145,7 @@ class Greedy(Pieces):
         return state
 
 
-def _without_nan(weights: Doubles) -> Doubles:
+def _without_nan(weights: Float64s) -> Float64s:
     """Weights without NaN that give Megatron's result: a NaN never wins, except as the first weight, which then always wins."""
     if np.isnan(weights[0]):
         return np.where(np.arange(len(weights)) == 0, 0.0, -np.inf)

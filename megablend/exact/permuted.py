@@ -12,9 +12,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from megablend.arrays import Int16s, Int64s
 from megablend.errors import PlanError
 from megablend.exact.blend import MOST_DATASETS
-from megablend.exact.pieces import Int16s, Int64s, Pieces
+from megablend.exact.pieces import Pieces
 from megablend.kernels.exact.keyed_permutation import ROUNDS, find_owner, keyed_permutation
 from megablend.kernels.plan.bijection import shuffle
 from megablend.kernels.plan.keyed_hash import MASK, hash_combine

@@ -5,12 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int16s, Int64s
 from megablend.errors import PlanError
-
-Int16s = npt.NDArray[np.int16]
-Int64s = npt.NDArray[np.int64]
 
 
 class Pieces(ABC):

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.exact.samples import BLOCK, ROWS, Int32s, end_row, no_such, reached
+from megablend.arrays import Int32s
+from megablend.exact.samples import BLOCK, ROWS, end_row, no_such, reached
 from megablend.kernels.exact.sample_index import cut, gather_lengths
 
 

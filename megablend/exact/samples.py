@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int32s
 from megablend.errors import PlanError
 from megablend.exact.epochs import sample_dtype
 from megablend.kernels.exact.sample_index import cut, gather_lengths
 from megablend.kernels.exact.short_documents import LONG, cut_short_documents, narrow_to_uint8
 
-Int32s = npt.NDArray[np.int32]
 Part = Callable[[int, int], npt.NDArray[Any]]
 """Returns the array for the rows of samples [first, stop)."""
 

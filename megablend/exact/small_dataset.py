@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int32s
 from megablend.exact.samples import FAR, SHORT, end_row
 from megablend.exact.shuffle import Generator
 from megablend.kernels.exact.small_dataset import fill_datasets
@@ -16,7 +16,6 @@ MAX_DOCUMENTS = 1 << 20
 """The most documents per epoch."""
 _NEAR = FAR // 4
 """So many documents' lengths fit in a core's own caches."""
-Int32s = npt.NDArray[np.int32]
 
 
 class SampleRules(NamedTuple):

@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from megablend.arrays import Int64s
 from megablend.formats.base import NO_OFFSETS, Array, DecodedBlock
-
-Int64s = npt.NDArray[np.int64]
 
 DTYPES = tuple(
     np.dtype(name)

@@ -10,12 +10,13 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.errors import ChangedFileError, CorruptFileError, UnsupportedFileError
 from megablend.formats.base import Array, BlockReader
 from megablend.formats.blocks import decoded_sizes
 from megablend.formats.buffers import allocate_buffer
 from megablend.formats.decoded import DecodedBlocks
-from megablend.storage.base import Allocate, Bytes, Int64s, ReadLimits, Storage
+from megablend.storage.base import Allocate, Bytes, ReadLimits, Storage
 from megablend.storage.futures import gather_futures
 from megablend.storage.ranges import FetchedRanges, FileRanges, MergedRanges, merge_ranges, portions
 from megablend.system.log import LOG

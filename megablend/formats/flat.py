@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from megablend.arrays import Int64s
 from megablend.config.read_spec import OptionValue, ReadSpec
 from megablend.errors import ConfigError
 from megablend.formats.base import (
@@ -23,7 +24,7 @@ from megablend.formats.base import (
 from megablend.formats.blocks import place_blocks
 from megablend.formats.decoded import DecodedBlocks
 from megablend.formats.fetch import BATCH_BYTES, read_blocks
-from megablend.formats.raw.boundaries import Int64s, Separator, count_documents, find_offsets
+from megablend.formats.raw.boundaries import Separator, count_documents, find_offsets
 from megablend.storage.base import Storage
 from megablend.storage.ranges import FetchedRanges, FileRanges, portions
 

@@ -35,7 +35,6 @@ RANGES, FILES = "ranges.arrow", "files.arrow"
 RANGE_COLUMNS = np.dtype([("offset", "<i8"), ("size", "<u4"), ("crc32", "<u4")])
 _POSITION_SHIFT = 56
 FILE_COLUMNS = np.dtype([("first_range", "<i8")])
-Int64s = npt.NDArray[np.int64]
 Sums = npt.NDArray[np.void]
 """RANGE_COLUMNS [n], by offset."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.errors import DamagedCacheError
 from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE
 from megablend.index.checked_table import (
@@ -25,8 +26,6 @@ from megablend.index.manifest import BLOCKS, CHUNKS
 from megablend.index.source_entry import ColumnEntry
 from megablend.index.tables import CHUNK_COLUMNS
 from megablend.lazy import cached_property
-
-Int64Array = npt.NDArray[np.int64]
 
 
 class BlockRows:
@@ -76,14 +75,14 @@ class BlockRows:
         chunks.flags.writeable = False
         return chunks
 
-    def chunks_of(self, ids: npt.ArrayLike, column: str) -> tuple[Int64Array, npt.NDArray[Any]]:
+    def chunks_of(self, ids: npt.ArrayLike, column: str) -> tuple[Int64s, npt.NDArray[Any]]:
         """Column chunks that contain blocks `ids` int64 [n]: their numbers in the index, int64 [n], and values of `column`."""
         numbers = self._blocks.take("place", np.asarray(ids, np.int64))[PLACE.index("chunk")]
         distinct, places = np.unique(numbers, return_inverse=True)
         self._check_chunks(distinct, 0, self._num_chunks)
         return numbers, self._chunks.take("row", distinct)[(CHUNK_COLUMNS.names or ()).index(column)][places]
 
-    def _check_chunks(self, chunks: Int64Array, low: int | Int64Array, high: int | Int64Array) -> None:
+    def _check_chunks(self, chunks: Int64s, low: int | Int64s, high: int | Int64s) -> None:
         """Refuse numbers of chunks outside [low, high)."""
         if ((chunks < low) | (chunks >= high)).any():
             raise DamagedCacheError.of(
@@ -130,21 +129,21 @@ class BlockRows:
             rows[name] = np.where(counted, values, -1)
         return rows
 
-    def running(self, name: str, ids: npt.ArrayLike) -> Int64Array:
+    def running(self, name: str, ids: npt.ArrayLike) -> Int64s:
         """One of tokens_before, rows_before and ends_before at `ids` int64 [n], verified: int64 [n]. Raises: CacheError."""
-        counts: Int64Array = self._blocks.take("running", np.asarray(ids, np.int64))[RUNNING.index(name)]
+        counts: Int64s = self._blocks.take("running", np.asarray(ids, np.int64))[RUNNING.index(name)]
         return counts
 
-    def count_tokens_before(self, ids: npt.ArrayLike, *, eod: bool) -> Int64Array:
+    def count_tokens_before(self, ids: npt.ArrayLike, *, eod: bool) -> Int64s:
         """Tokens before blocks `ids` int64 [n], with one end-of-document token per document or without: int64 [n].
 
         Raises: CacheError.
         """
         counts = self._blocks.take("running", np.asarray(ids, np.int64))
-        tokens: Int64Array = counts[0] + counts[2] if eod else counts[0]
+        tokens: Int64s = counts[0] + counts[2] if eod else counts[0]
         return tokens
 
-    def find_blocks(self, name: str, span: range, values: Int64Array) -> Int64Array:
+    def find_blocks(self, name: str, span: range, values: Int64s) -> Int64s:
         """The last blocks of `span` before which a running count is at most `values` int64 [n]: int64 [n].
 
         Args:
@@ -155,12 +154,12 @@ class BlockRows:
         return self._blocks.find_last("running", name, span, values)
 
     @cached_property
-    def _first_token(self) -> Int64Array:
+    def _first_token(self) -> Int64s:
         """int64 [num_files + 1]: tokens before each file."""
         return self.running("tokens_before", self._first_block)
 
     @cached_property
-    def _first_row(self) -> Int64Array:
+    def _first_row(self) -> Int64s:
         """int64 [num_files + 1]: counted documents before each file."""
         return self.running("rows_before", self._first_block)
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.errors import DamagedCacheError
 from megablend.fs.atomic_write import checksum, flush_folder, replace_file, temp_sibling, translate_os_errors
 from megablend.index.manifest import BLOCKS, CHUNKS, MANIFEST, damaged_tables, dump_with_checksum, read_manifest
@@ -27,7 +28,6 @@ from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, TableWriter
 from megablend.kernels.row_checks import row_checks
 from megablend.system.log import LOG
 
-Int64s = npt.NDArray[np.int64]
 PLACE = ("chunk", "offset", "stored_bytes", "decoded_bytes", "encoding", "flags")
 RUNNING = ("tokens_before", "rows_before", "ends_before")
 _PASS = 1 << 18

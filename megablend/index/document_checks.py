@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.fs.atomic_write import checksum, replace_file, temp_sibling, translate_os_errors
 from megablend.index.checked_table import compute_checks
 from megablend.index.manifest import MANIFEST, damaged_tables, dump_with_checksum, read_manifest
@@ -23,7 +24,6 @@ GROUP_CHECKS = "groups.check.arrow"
 GROUP_COLUMNS = np.dtype([("group", "<u4")])
 _PASS = 1 << 12
 """Groups per pass of computing checksums."""
-Int64s = npt.NDArray[np.int64]
 
 
 def check_groups(lengths: MappedTable, starts: MappedTable, every: int, groups: Int64s) -> npt.NDArray[np.uint32]:

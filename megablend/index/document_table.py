@@ -18,8 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.caches.base import DOCUMENTS
 from megablend.errors import CacheError, DamagedCacheError
 from megablend.fs.atomic_write import checksum, reading
@@ -52,7 +52,6 @@ _CHECKED_BYTES = 16 << 20
 """Up to this size, a file is compared with its checksum on opening, in a few ms; in larger files only looked-up rows are."""
 _PASS = 1 << 20
 """Documents per pass of reading lengths."""
-Int64s = npt.NDArray[np.int64]
 
 
 class DocumentTable:

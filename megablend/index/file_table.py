@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.errors import CacheError, DamagedCacheError
 from megablend.formats.as_numpy import as_numpy
 from megablend.formats.base import OpenedFile
@@ -21,8 +22,6 @@ from megablend.index.source_entry import ColumnEntry
 from megablend.index.tables import FILE_SCHEMA, read_batch
 from megablend.lazy import cached_property
 from megablend.system.limited_json import parse_json
-
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,13 +126,13 @@ class FileTable:
         return columns
 
     @property
-    def sizes(self) -> Int64Array:
+    def sizes(self) -> Int64s:
         """int64 [num_files]: bytes of each file; of a pair those of its data file."""
-        sizes: Int64Array = as_numpy(self._files.column("size"))
+        sizes: Int64s = as_numpy(self._files.column("size"))
         return sizes
 
     @cached_property
-    def token_bytes(self) -> Int64Array:
+    def token_bytes(self) -> Int64s:
         """int64 [num_files]: bytes of a token of each file, decoded."""
         names = self._files.column("token_dtype").to_pylist()  # `dictionary_encode` would import pyarrow.compute
         sizes = {name: np.dtype(name).itemsize for name in set(names)}
@@ -154,7 +153,7 @@ class FileTable:
             raise IndexError(f"file {i} is out of range: the index has {len(self)} files")
         return i
 
-    def _offsets(self, column: str, total: int) -> Int64Array:
+    def _offsets(self, column: str, total: int) -> Int64s:
         offsets = np.empty(len(self) + 1, np.int64)
         offsets[:-1], offsets[-1] = as_numpy(self._files.column(column)), total
         if offsets[0] or (offsets[1:] < offsets[:-1]).any():

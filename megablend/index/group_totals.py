@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.fs.atomic_write import keep_computed
 from megablend.fs.safe_open import read_regular
 
-Int64s = npt.NDArray[np.int64]
 VERSION = 1
 _PASS = 1 << 20
 """Blocks per pass of counting tokens."""

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from megablend.arrays import Int64s
 from megablend.caches.base import CacheStore
 from megablend.formats.as_numpy import as_numpy
 from megablend.index.checked_table import PLACE, RUNNING, CheckedTable
@@ -24,8 +25,6 @@ from megablend.index.source_entry import ColumnEntry, SourceEntry, Sources
 from megablend.index.tables import CHUNK_COLUMNS, FILE_SCHEMA
 from megablend.lazy import cached_property
 from megablend.storage.location import join
-
-Int64s = npt.NDArray[np.int64]
 
 
 class JoinedSnapshot(Snapshot):

@@ -21,13 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from megablend.arrays import Int64s
 from megablend.errors import DamagedCacheError
 from megablend.fs.atomic_write import reading
 from megablend.fs.safe_open import open_regular
 from megablend.index.tables import read_mapped
 from megablend.kernels.file_ranges import read_ranges
 
-Int64s = npt.NDArray[np.int64]
 MAPPED_BYTES = 64 << 20
 """Tables up to this size are read through the mapping."""
 _AHEAD_ROWS = 256

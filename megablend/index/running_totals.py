@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.formats.base import BLOCK_DTYPE
 from megablend.formats.blocks import join_tables
 from megablend.index.packs import FileFacts
@@ -14,7 +15,6 @@ from megablend.index.source_spec import SourceFile
 
 FileBatch = list[tuple[SourceFile, FileFacts]]
 """Files with their indexing results, merged together."""
-Int64s = npt.NDArray[np.int64]
 
 
 class RunningTotals:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.caches.base import CHECKSUMS, GENERATIONS, CacheStore
 from megablend.caches.find import CacheLike, find_store
 from megablend.errors import REBUILD_REMEDY, CacheError, DamagedCacheError
@@ -34,8 +35,6 @@ from megablend.index.source_entry import ColumnEntry, Sources, make_columns
 from megablend.index.token_ranges import read_ranges
 from megablend.lazy import cached_property
 from megablend.storage.location import join
-
-Int64Array = npt.NDArray[np.int64]
 
 
 class Snapshot(BlockRows):
@@ -81,7 +80,7 @@ class Snapshot(BlockRows):
         return found
 
     @property
-    def token_ranges(self) -> Int64Array:
+    def token_ranges(self) -> Int64s:
         """int64 [num_files, 2]: smallest and largest token of each file; smallest > largest where unknown. Raises: CacheError."""
         return read_ranges(self.folder, self.num_files)
 
@@ -107,12 +106,12 @@ class Snapshot(BlockRows):
         return self._files.columns
 
     @property
-    def file_sizes(self) -> Int64Array:
+    def file_sizes(self) -> Int64s:
         """int64 [num_files]: bytes of each file; see FileTable.sizes."""
         return self._files.sizes
 
     @property
-    def file_token_bytes(self) -> Int64Array:
+    def file_token_bytes(self) -> Int64s:
         """int64 [num_files]: bytes of a token of each file, decoded."""
         return self._files.token_bytes
 

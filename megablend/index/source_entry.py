@@ -7,17 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from megablend.arrays import Int64s
 from megablend.config.read_spec import ReadSpec
 from megablend.errors import DamagedCacheError
 from megablend.formats import get_format
 from megablend.formats.base import Format
 from megablend.index.manifest import MANIFEST
 from megablend.lazy import LazyItems, cached_property
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,9 @@ import os
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.intrinsics import fadvise, pointer_at, pread
 from megablend.jit import kernel
-
-Int64s = npt.NDArray[np.int64]
 
 WILLNEED = os.POSIX_FADV_WILLNEED
 

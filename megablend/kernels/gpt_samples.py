@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.intrinsics import pointer_at, pread
 from megablend.jit import kernel
 
-Int64s = npt.NDArray[np.int64]
 _ENTRIES = 16
 """Of the document index, read at once."""
 

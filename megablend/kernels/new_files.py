@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
+from megablend.arrays import Int64s, Uint8s
 from megablend.intrinsics import library_function
 from megablend.jit import kernel
-
-Int64s = npt.NDArray[np.int64]
-Uint8s = npt.NDArray[np.uint8]
 
 _LIBC = "libc.so.6"
 _openat = library_function(_LIBC, "openat", "intc", "intc", "uintp", "intc", "intc")

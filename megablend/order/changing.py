@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from megablend.order.base import Blocks, Int64s, Order, Placed, Spans, join_spans
+from megablend.arrays import Int64s
+from megablend.order.base import Blocks, Order, Placed, Spans, join_spans
 
 _FOREVER = 1 << 62
 

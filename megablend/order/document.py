@@ -8,7 +8,8 @@ give another sequence of tokens.
 
 from __future__ import annotations
 
-from megablend.order.base import DocumentBlocks, Int64s, Placed, Spans
+from megablend.arrays import Int64s
+from megablend.order.base import DocumentBlocks, Placed, Spans
 from megablend.order.block import BlockOrder
 from megablend.order.sequential import SequentialOrder
 

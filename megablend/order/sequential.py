@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from megablend.order.base import Blocks, Int64s, Placed, Spans, join_spans
+from megablend.arrays import Int64s
+from megablend.order.base import Blocks, Placed, Spans, join_spans
 
 LISTED_BLOCKS = 1 << 15
 """Of sources with up to this many blocks, all edges are looked up at once: that costs less than a binary search, whose every step

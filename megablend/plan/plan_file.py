@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
+from megablend.arrays import Int64s
 from megablend.fs.atomic_write import keep_computed
 from megablend.fs.safe_open import read_regular
 from megablend.index.cache_folders import splits
 from megablend.lazy import LazyTuple, cached_property
-from megablend.plan.interleavings.base import Int64s
 from megablend.plan.ledger_format import chain_digests, digest_of, parse_ledger
 from megablend.plan.schedule import Schedule
 from megablend.plan.stage import SETTINGS, Blend, SourceShare, Stage

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megablend.plan.interleavings.base import Int64s, Plan, StageRequest
+from megablend.arrays import Int64s
+from megablend.plan.interleavings.base import Plan, StageRequest
 from megablend.plan.interleavings.registry import find_interleaving
 
 

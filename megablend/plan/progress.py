@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from megablend.plan.interleavings.base import Int32s, Int64s
+from megablend.arrays import Float64s, Int32s, Int64s
 from megablend.plan.stages_plan import StagesPlan
 
 SCANNED = 1 << 16
@@ -16,7 +15,6 @@ SCANNED = 1 << 16
 _ORDINALS = 1 << 12
 """First or last ordinals of a source among which its first or last sample is sought."""
 NONE = -1
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class Presence:
     first: Int64s
     """Number of its first sample; NONE where it has none."""
     last: Int64s
-    worst_error: Floats
+    worst_error: Float64s
     """Largest distance, in samples, between what the source has given and its share, over the prefixes that were looked at."""
 
 
@@ -120,7 +118,7 @@ def _seek(plan: StagesPlan, source: int, count: int, start: int, stop: int) -> i
     return low
 
 
-def _worst_errors(sources: Int32s, shares: Floats) -> Floats:
+def _worst_errors(sources: Int32s, shares: Float64s) -> Float64s:
     """The largest |count - share * n| of each source over all prefixes n of these samples: [num_sources]."""
     places = np.argsort(sources, kind="stable")
     owners = sources[places]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.blocks.growing_splits import Ranges
 from megablend.blocks.splits import SplitBlocks
 from megablend.blocks.withdrawn_blocks import RemainingBlocks
@@ -16,8 +16,6 @@ from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import SourceEntry
 from megablend.order.registry import find_order
 from megablend.plan.epochs import Segment
-
-Int64s = npt.NDArray[np.int64]
 
 
 class SourceRanges(NamedTuple):

@@ -9,10 +9,11 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.errors import PlanError
 from megablend.plan.allocate import divide_drain, drain_length, stage_totals
 from megablend.plan.epochs import EpochsBuilder, ReadBefore, Withdrawals
-from megablend.plan.interleavings.base import Int64s, StageRequest, check_tokens
+from megablend.plan.interleavings.base import StageRequest, check_tokens
 from megablend.plan.interleavings.registry import find_interleaving
 from megablend.plan.planned_stage import PlannedStage
 from megablend.plan.shares import samples_in

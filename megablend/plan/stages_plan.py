@@ -13,12 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int32s, Int64s
 from megablend.errors import PlanError
 from megablend.plan.epochs import Epochs
 from megablend.plan.interleavings.base import (
     MAX_SAMPLES,
-    Int32s,
-    Int64s,
     Plan,
     StageRequest,
     check_places,

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from megablend.arrays import Int64s
 from megablend.plan.epochs import Epochs, Segment
-from megablend.plan.interleavings.base import Int64s, StageRequest
+from megablend.plan.interleavings.base import StageRequest
 from megablend.plan.planned_stage import PlannedStage
 from megablend.plan.stages_plan import StagesPlan
 

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.formats.decoded import DTYPES, DecodedBlocks, address_of
 from megablend.kernels.reader.gather import gather_tokens, mark_documents
 from megablend.order.base import Spans
-
-Int64s = npt.NDArray[np.int64]
 
 _LIKE = [np.empty(0, dtype) for dtype in DTYPES]
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Float64s, Int64s
 from megablend.blocks.block_store import BlockStore
 from megablend.errors import DataError
 from megablend.formats.base import Array
@@ -24,7 +24,6 @@ from megablend.prefetch.read_ahead import split_reads
 from megablend.prefetch.read_amplification import Dictionaries
 from megablend.prefetch.read_schedule import StepSequence
 from megablend.prefetch.windows import FIRST_SAMPLES, WINDOW_SAMPLES, Window, plan_windows
-from megablend.storage.base import Int64s
 from megablend.storage.object_options import StoreOptions
 from megablend.storage.objects.bucket import plan_requests
 from megablend.storage.objects.clients import count_requests
@@ -42,7 +41,6 @@ _TRIED_READS = 8
 """Reads of a source whose first requests are made, where the answers say what else is requested."""
 _TOLERANCE = 0.05
 """Of what is not known exactly, for requests that are sent a second time, and files that are not opened."""
-Floats = npt.NDArray[np.float64]
 
 
 class _Read(NamedTuple):
@@ -151,8 +149,8 @@ def _count_spans(run: Run, spans: Sequence[_Span], num_processes: int, num_sampl
     state = run.store.__getstate__() | {"storage": storage.for_reading()}  # where nothing is known of the files
     files = np.unique([read.file for span in spans for read in span.reads])
     columns = generation.file_columns[files]
-    counted = defaultdict[StoreOptions, Floats](lambda: np.zeros((len(spans), 3)))
-    opened_later = defaultdict[StoreOptions, Floats](lambda: np.zeros((2, 3)))
+    counted = defaultdict[StoreOptions, Float64s](lambda: np.zeros((len(spans), 3)))
+    opened_later = defaultdict[StoreOptions, Float64s](lambda: np.zeros((2, 3)))
     is_exact = is_whole and len(spans) == num_processes
     for column in np.unique(columns).tolist():
         mine = files[columns == column]
@@ -214,7 +212,7 @@ class _Source:
         self._known = {id(each): self._count(each) for each in known}
         self._alike = np.sum(list(self._known.values()), axis=0) / [max(1, blocks), max(1, stored), max(1, stored)]
 
-    def count(self, reads: Sequence[_Read]) -> Floats:
+    def count(self, reads: Sequence[_Read]) -> Float64s:
         """Requests, and the least and the most of bytes, of the reads of a span: float64 [3]."""
         found = np.zeros(3)
         for each in reads:
@@ -226,7 +224,7 @@ class _Source:
             found += known
         return found
 
-    def _count(self, read: _Read) -> Floats:
+    def _count(self, read: _Read) -> Float64s:
         """The same of a read of an opened file, without dictionaries."""
         (part,) = self._store.begin_read(read.ids, read.rows).parts
         found, stored, is_first = np.zeros(3), _stored_bytes(read), True

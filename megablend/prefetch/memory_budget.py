@@ -10,15 +10,13 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.blocks.block_sizes import BLOCK_OVERHEAD_BYTES
 from megablend.blocks.memory_shares import NUM_SHARES, SHARES, divide_rest
 from megablend.config import Config
 from megablend.errors import ConfigError
 from megablend.plan.run import Run
-
-Int64s = npt.NDArray[np.int64]
 
 PREFETCH_FACTOR = 2
 """Batches that torch's DataLoader requests in advance from each worker by default."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.blocks.damaged_blocks import read_or_replace
 from megablend.errors import CorruptFileError
 from megablend.formats.decoded import DecodedBlocks
@@ -28,8 +28,6 @@ from megablend.prefetch.read_pipeline import ReadPipeline
 from megablend.prefetch.read_schedule import ReadSchedule
 from megablend.prefetch.samples import Samples, find_continued, gather
 from megablend.prefetch.windows import Window
-
-Int64s = npt.NDArray[np.int64]
 
 READ_BYTES = 4 << 20
 """Decoded bytes of the blocks of a file that are read and decoded together, or one block; less where memory is scarce."""

@@ -11,12 +11,11 @@ from collections import OrderedDict
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.plan.run import Run
 from megablend.prefetch.memory_budget import batches_of, budget_of
 from megablend.prefetch.read_schedule import ReadSchedule, StepSequence
 from megablend.prefetch.windows import plan_windows
-
-Int64s = npt.NDArray[np.int64]
 
 
 def read_amplification(

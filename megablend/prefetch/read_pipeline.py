@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, TypeVar
 
+from megablend.arrays import Int64s
 from megablend.blocks.block_read import BlockRead
 from megablend.blocks.block_store import BlockStore
 from megablend.errors import MegablendError
@@ -25,7 +26,6 @@ from megablend.formats.base import Array
 from megablend.formats.decoded import DecodedBlocks
 from megablend.prefetch.range_requests import RangeKey, RangeRequests, RequestedRanges
 from megablend.prefetch.read_counts import ReadCounts, ReadMeter
-from megablend.storage.base import Int64s
 from megablend.storage.waits import Waits
 from megablend.system.failures import translate, translating
 

@@ -11,12 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.formats.base import Array
 from megablend.formats.parquet.decoding.values import is_by_dictionary
 from megablend.order.base import Spans
 from megablend.plan.run import Run
-
-Int64s = npt.NDArray[np.int64]
 
 DICTIONARY_GROWTH = 3
 """Memory for reading a dictionary, in its stored bytes: these, and decompressed, which is not indexed, up to twice as many."""

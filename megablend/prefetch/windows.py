@@ -18,12 +18,11 @@ from itertools import chain, pairwise
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.errors import ConfigError
 from megablend.plan.run import Run
 from megablend.prefetch.memory_budget import Budget, format_bytes
 from megablend.prefetch.read_schedule import ReadSchedule, StepSequence, locate_steps, schedule_reads
-
-Int64s = npt.NDArray[np.int64]
 
 FIRST_SAMPLES, WINDOW_SAMPLES = 1 << 8, 1 << 14
 """Samples of the first and of the longest window; each window is twice as long as the previous one."""

@@ -9,20 +9,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch.utils.data
 
+from megablend.arrays import Float64s, Int64s
 from megablend.errors import ConfigError
 from megablend.fs.atomic_write import replace_file
-from megablend.plan.interleavings.base import Int64s
 from megablend.plan.run import Run
 from megablend.plan.skips import Skips
 from megablend.prefetch.read_counts import ReadCounts
 from megablend.reader.batch_dataset import BatchDataset
 
 T = TypeVar("T")
-Float64s = npt.NDArray[np.float64]
 
 
 class CountedBatch(NamedTuple):

@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s as Int64s
 from megablend.storage.find import Found
 
-Int64s: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Allocate: TypeAlias = Callable[[int], Bytes]
 KnownFiles: TypeAlias = Mapping[str, Any]

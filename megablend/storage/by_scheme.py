@@ -6,8 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 
+from megablend.arrays import Int64s
 from megablend.errors import ConfigError
-from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, KnownFiles, ReadLimits, Storage
+from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, ReadLimits, Storage
 from megablend.storage.ends import Ends, get_ends, read_ends
 from megablend.storage.find import Found
 from megablend.storage.location import find_scheme

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from megablend.arrays import Int64s
 from megablend.errors import DataError
 from megablend.kernels.file_ranges import read_ranges
-from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits
+from megablend.storage.base import Allocate, Bytes, FileStat, ReadLimits
 from megablend.storage.local import MAX_READS, LocalStorage, data_error, ends_early, file_stat, replaced_error
 
 ALIGNMENT = 4096

@@ -8,7 +8,8 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from megablend.storage.base import Allocate, Bytes, Int64s, Storage
+from megablend.arrays import Int64s
+from megablend.storage.base import Allocate, Bytes, Storage
 from megablend.storage.objects.bucket import plan_requests
 from megablend.storage.prefetched import PORTIONS_AHEAD, PrefetchedStorage
 from megablend.storage.requested_reads import RequestedReads

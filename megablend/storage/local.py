@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from megablend.arrays import Int64s
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, DataError, MissingFileError
 from megablend.kernels.file_ranges import read_ranges
-from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, KnownFiles, ReadLimits, Storage
+from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, ReadLimits, Storage
 from megablend.storage.descriptors import DescriptorPool, OpenedFiles, identity_of, shared_pool
 from megablend.storage.find import Found, find_files
 from megablend.storage.futures import call_now

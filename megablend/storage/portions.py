@@ -8,7 +8,8 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from megablend.storage.base import Bytes, Int64s, Storage
+from megablend.arrays import Int64s
+from megablend.storage.base import Bytes, Storage
 
 PORTIONS_AHEAD = 16
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megablend.storage.base import Allocate, Bytes, Int64s, Storage
+from megablend.arrays import Int64s
+from megablend.storage.base import Allocate, Bytes, Storage
 from megablend.storage.ends import TAIL_BYTES, get_ends
 from megablend.storage.futures import call_now
 from megablend.storage.ranges import merge_ranges

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megablend.storage.base import Bytes, Int64s, ReadLimits
+from megablend.arrays import Int64s
+from megablend.storage.base import Bytes, ReadLimits
 
 
 class FileRanges(NamedTuple):

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
-from megablend.storage.base import Bytes, Int64s
+from megablend.arrays import Int64s
+from megablend.storage.base import Bytes
 
 T = TypeVar("T")
 R = TypeVar("R")

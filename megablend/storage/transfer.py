@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Float64s
 from megablend.storage.object_options import StoreOptions
 
 
@@ -19,7 +19,6 @@ class Counted(NamedTuple):
 
 
 _DEVIATIONS = 4
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +56,7 @@ def price_transfer(least: Counted, most: Counted, options: StoreOptions) -> Tran
     )
 
 
-def extrapolate(counted: Floats, num_all: int) -> tuple[Floats, Floats]:
+def extrapolate(counted: Float64s, num_all: int) -> tuple[Float64s, Float64s]:
     """The least and the most of all, float64 [k] each, from what was counted of evenly spaced ones, float64 [n, k].
 
     How much it may be wrong is seen from how much neighbours differ.

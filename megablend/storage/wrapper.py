@@ -6,7 +6,8 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from copy import copy
 
-from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, KnownFiles, ReadLimits, Storage
+from megablend.arrays import Int64s
+from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, ReadLimits, Storage
 from megablend.storage.ends import Ends, get_ends, read_ends
 from megablend.storage.find import Found
 from megablend.storage.futures import call_now

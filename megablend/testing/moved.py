@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
-from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, ReadLimits, Storage
+from megablend.arrays import Int64s
+from megablend.storage.base import Allocate, Bytes, FileStat, ReadLimits, Storage
 from megablend.storage.find import Found, Match
 from megablend.storage.wrapper import WrapperStorage
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from megablend.order.base import Blocks, Int64s, Order
+from megablend.arrays import Int64s
+from megablend.order.base import Blocks, Order
 from megablend.order.registry import OrderKind
 
 Token = tuple[int, int, int]

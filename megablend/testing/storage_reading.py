@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from megablend.arrays import Int64s
 from megablend.errors import CorruptFileError, DataError, MissingFileError
-from megablend.storage.base import Bytes, Int64s, Storage
+from megablend.storage.base import Bytes, Storage
 from megablend.testing.concurrency import run_threads, succeeds_in_a_fork
 from megablend.testing.expect import expect_error
 from megablend.testing.storage_files import A_FILE, StorageFiles, make_content

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.errors import CHANGED_REMEDY, CorruptFileError
 from megablend.formats.arrow.buffers import Buffers
 from megablend.formats.arrow.column import Column
 from megablend.formats.arrow.documents import decode, find_documents
 from megablend.formats.arrow.message import Batch, BatchError, needed_ranges, parse_batch
 from megablend.formats.base import Array, DecodedBlock
-from megablend.storage.base import Bytes, Int64s
+from megablend.storage.base import Bytes
 from megablend.storage.ranges import FetchedRanges, FileRanges
 
 _WASTE = 16

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Bools
 from megablend.formats.arrow.buffers import Buffers
 from megablend.formats.arrow.column import Column, Level
 from megablend.formats.arrow.message import Batch, BatchError, first_buffer
 from megablend.formats.base import DecodedBlock
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ import contextlib
 
 import numpy as np
 
+from megablend.arrays import Int64s
 from megablend.formats.arrow.column import Column
 from megablend.formats.arrow.message import Batch, BatchError, needed_ranges, parse_batch
 from megablend.formats.base import Array
-from megablend.storage.base import Int64s, Storage
+from megablend.storage.base import Storage
 from megablend.storage.prefetched import is_prefetched, is_requested, request_ranges
 
 _MAX_SHORT_BYTES = 64 << 10

@@ -11,9 +11,10 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.errors import CHANGED_REMEDY, ChangedFileError
 from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
-from megablend.storage.base import Bytes, Int64s, Storage
+from megablend.storage.base import Bytes, Storage
 from megablend.storage.portions import read_portions
 from megablend.system.log import LOG
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.errors import CHANGED_REMEDY, CorruptFileError
 from megablend.formats.base import Array, DecodedBlock
 from megablend.formats.megatron.lengths import LengthReader
-from megablend.storage.base import Bytes, Int64s
+from megablend.storage.base import Bytes
 from megablend.storage.ranges import FetchedRanges, FileRanges
 
 _EMPTY = np.empty(0, np.uint8)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.errors import CHANGED_REMEDY, CorruptFileError
 from megablend.formats.base import (
     BLOCK_DTYPE,
@@ -15,8 +15,6 @@ from megablend.formats.base import (
     STARTS_MID_DOCUMENT,
     Array,
 )
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

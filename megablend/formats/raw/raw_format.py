@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from megablend.config.read_spec import OptionValue, ReadSpec
 from megablend.errors import (
@@ -35,7 +34,6 @@ CHUNK_BYTES = 64 << 20
 SCAN_BYTES = 8 << 20
 """Bytes per read when finding documents."""
 _MAX_BLOCK_BYTES = 1 << 30
-Int64s = npt.NDArray[np.int64]
 
 
 class RawFormat(BaseFormat):

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.errors import CorruptFileError
 from megablend.formats.base import NO_OFFSETS, Array, DecodedBlock
 from megablend.formats.raw.boundaries import Separator, find_offsets
 from megablend.storage.ranges import FetchedRanges, FileRanges
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,14 +19,9 @@ its cap is out: that makes the exhaustive blend.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Float64s, Int16s, Int64s, Uint64s
 from megablend.jit import device, kernel
-
-Int16s = npt.NDArray[np.int16]
-Int64s = npt.NDArray[np.int64]
-Uint64s = npt.NDArray[np.uint64]
-Doubles = npt.NDArray[np.float64]
 
 OUTER, INNER, SHORT = 256, 64, 16
 """Steps of the windows; an outer one has one for every 32 groups where that is more."""
@@ -46,7 +41,7 @@ def _next(turn: int, size: int, count: float, cap: float) -> tuple[int, float]:
 
 @kernel
 def fill_by_scan(
-    weights: Doubles, caps: Doubles, counts: Doubles, step: int, datasets: Int16s, samples: Int64s
+    weights: Float64s, caps: Float64s, counts: Float64s, step: int, datasets: Int16s, samples: Int64s
 ) -> None:
     """Fill datasets and samples, [n] each, with the n steps from `step` on; counts advance.
 
@@ -78,7 +73,7 @@ def fill_by_scan(
 
 
 @device
-def _select(groups: Uint64s, level: float, t: float, weights: Doubles, counts: Doubles, out: Uint64s) -> int:
+def _select(groups: Uint64s, level: float, t: float, weights: Float64s, counts: Float64s, out: Uint64s) -> int:
     """Those of `groups` whose error at step t is at the level or above; how many.
 
     Numbers of groups are unsigned: a signed index could be negative, and every access would check for that.
@@ -92,11 +87,11 @@ def _select(groups: Uint64s, level: float, t: float, weights: Doubles, counts: D
 
 @kernel
 def fill(
-    weights: Doubles,
-    caps: Doubles,
+    weights: Float64s,
+    caps: Float64s,
     firsts: Int64s,
     members: Int64s,
-    counts: Doubles,
+    counts: Float64s,
     turns: Int64s,
     step: int,
     datasets: Int16s,

@@ -8,14 +8,9 @@ large n: a network is far from uniform on few entries, and any on a power of two
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int16s, Int32s, Int64s, Uint32s
 from megablend.jit import device, kernel
-
-Int16s = npt.NDArray[np.int16]
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-Uint32s = npt.NDArray[np.uint32]
 
 ROUNDS = 8
 _FIRST, _SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)

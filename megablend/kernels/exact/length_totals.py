@@ -8,11 +8,9 @@ length that changes always changes the checksum. numpy's minimum and sum and zli
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int32s
 from megablend.jit import kernel
-
-Int32s = npt.NDArray[np.int32]
 
 _GOLDEN, _FIRST, _SECOND = np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 _13, _16 = np.uint32(13), np.uint32(16)

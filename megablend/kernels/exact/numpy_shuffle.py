@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Uint32s
 from megablend.intrinsics import prefetch
 from megablend.jit import device, kernel
-from megablend.kernels.exact.random_state import WORDS, Uint32s, next_words, temper
+from megablend.kernels.exact.random_state import WORDS, next_words, temper
 
 Entries = npt.NDArray[Any]
 

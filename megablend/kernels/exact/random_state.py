@@ -6,11 +6,9 @@ Source: Matsumoto and Nishimura (1998), mt19937ar.c.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Uint32s
 from megablend.jit import device
-
-Uint32s = npt.NDArray[np.uint32]
 
 WORDS = 624
 _MIDDLE = 397

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int32s
 from megablend.intrinsics import prefetch
 from megablend.jit import device, kernel
 
-Int32s = npt.NDArray[np.int32]
 Rows = npt.NDArray[Any]
 AHEAD = 128
 """Prefetch distance for lengths, in documents."""

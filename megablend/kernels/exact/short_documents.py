@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int32s, Uint8s
 from megablend.intrinsics import prefetch
 from megablend.jit import device, kernel
 from megablend.kernels.exact.sample_index import begun
 
-Int32s = npt.NDArray[np.int32]
-Uint8s = npt.NDArray[np.uint8]
 LONG = 255
 """The byte that stands for this many tokens or more."""
 AHEAD = 64

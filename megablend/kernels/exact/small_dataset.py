@@ -8,14 +8,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int32s, Int64s, Uint32s
 from megablend.intrinsics import bytes_at
 from megablend.jit import device, kernel
 from megablend.kernels.exact.numpy_shuffle import shuffle_entries
-from megablend.kernels.exact.random_state import Uint32s
-from megablend.kernels.exact.sample_index import Int32s, cut_rows
+from megablend.kernels.exact.sample_index import cut_rows
 from megablend.kernels.exact.short_documents import cut_short_rows
 
-Int64s = npt.NDArray[np.int64]
 _ANY_LENGTH = 1 << 31
 
 

@@ -5,14 +5,10 @@ Arrow's codecs need one Python call per page, and create a new context for each.
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
+from megablend.arrays import Int64s
 from megablend.intrinsics import library_function
 from megablend.jit import kernel
 from megablend.kernels.parquet.lz4 import decode_lz4
-
-Int64s = npt.NDArray[np.int64]
 
 ZSTD_LIBRARY = "libzstd.so.1"
 zstd_decompress = library_function(ZSTD_LIBRARY, "ZSTD_decompressDCtx", "uintp", *["uintp"] * 5)

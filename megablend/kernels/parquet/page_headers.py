@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.intrinsics import Pointer, pointer_at, pread
 from megablend.jit import device, kernel
 from megablend.kernels.parquet.thrift import FALSE, STRUCT, TRUE, UNUSUAL, integer, next_field, skip
@@ -43,7 +44,6 @@ HEADER_DTYPE = np.dtype(
 """One page header, whatever its version."""
 
 Bytes = npt.NDArray[np.uint8]
-Int64s = npt.NDArray[np.int64]
 Headers = npt.NDArray[np.void]
 
 

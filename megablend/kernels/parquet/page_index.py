@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.intrinsics import Pointer, pointer_at
 from megablend.jit import device, kernel
 from megablend.kernels.parquet.thrift import I8, I32, I64, LIST, STRUCT, UNUSUAL, integer, list_header, next_field, skip
 
 Bytes = npt.NDArray[np.uint8]
-Int64s = npt.NDArray[np.int64]
 
 MIN_LOCATION_BYTES = 7
 """A PageLocation: three fields of a header and a byte each, and its end."""

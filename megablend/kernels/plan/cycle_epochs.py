@@ -6,16 +6,12 @@ edges. They are kept of the cycle that each leaf was last found in, since a cycl
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
+from megablend.arrays import Int64s
 from megablend.jit import device
 from megablend.kernels.plan.bijection import permuted
 from megablend.kernels.plan.keyed_hash import hash_combine
 from megablend.kernels.plan.periods import Leaf, Stage, count_ranks, epoch_of
 from megablend.kernels.plan.tree import leaf_counts
-
-Int64s = npt.NDArray[np.int64]
 
 CYCLE, SEEN, LEFT, LEFT_REST, RIGHT, RIGHT_REST, COUNTS = range(7)
 """What is kept of a leaf: a cycle, -1 for none; how many samples it has before; and its positions [left, right) there, both

@@ -6,13 +6,9 @@ counted from the period's first one. See megablend.kernels.plan.periods.
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
+from megablend.arrays import Int64s
 from megablend.jit import device
 from megablend.kernels.plan.periods import ALL, BEGIN, END, HIGH, LOW, count_ranks
-
-Int64s = npt.NDArray[np.int64]
 
 
 @device

@@ -8,8 +8,8 @@ pattern of the cycle then says which slot takes it.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int32s, Int64s
 from megablend.jit import device, kernel
 from megablend.kernels.plan.bijection import unpermuted
 from megablend.kernels.plan.dealing import dealt_below, epoch_edges, residue_of
@@ -32,9 +32,6 @@ from megablend.kernels.plan.periods import (
     make_stage,
 )
 from megablend.kernels.plan.tree import leaf_counts, least_multiple
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
 
 
 @kernel

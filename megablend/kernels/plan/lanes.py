@@ -14,8 +14,8 @@ epoch's part.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int32s, Int64s
 from megablend.jit import device, kernel
 from megablend.kernels.plan.cycle_epochs import COUNTS, CYCLE, find_epoch, is_within_cycle, ordinal_in_cycle
 from megablend.kernels.plan.keyed_hash import bounded_hash, hash_combine
@@ -31,9 +31,6 @@ from megablend.kernels.plan.periods import (
     ordinal_in_period,
 )
 from megablend.kernels.plan.tree import leaf_at, leaf_counts
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
 
 
 @kernel

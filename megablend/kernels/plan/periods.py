@@ -18,16 +18,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from megablend.arrays import Int32s, Int64s
 from megablend.jit import device, kernel
 from megablend.kernels.plan.bijection import permuted
 from megablend.kernels.plan.keyed_hash import hash_combine
 from megablend.kernels.plan.tree import leaf_counts, least_multiple
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
 
 BEGIN, END, EPOCH, PURE_BEGIN, PURE_END, ORDINAL, LOW, HIGH, HEAD = range(9)
 """What is kept of a period: its cycles; its epoch; those of its cycles that have no other epoch; its first ordinal; the first of

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
+from megablend.arrays import Int64s
 from megablend.jit import device, kernel
-
-Int64s = npt.NDArray[np.int64]
 
 
 @kernel

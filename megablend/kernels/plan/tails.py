@@ -5,17 +5,12 @@ Lane by lane, in the sequence of residues, the tails ascend. Prefix sums over re
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
+from megablend.arrays import Int32s, Int64s
 from megablend.jit import device, kernel
 from megablend.kernels.plan.dealing import dealt_below, residue_of
 from megablend.kernels.plan.inverse import fill_period_of
 from megablend.kernels.plan.periods import BEGIN, END, ORDINAL, make_leaf, make_stage
 from megablend.kernels.plan.tree import leaf_counts, least_multiple
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
 
 
 @kernel

@@ -12,12 +12,9 @@ leaves are numbered from left to right, their *rank*. Totals stay below 2^50.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int32s, Int64s
 from megablend.jit import device, kernel
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
 
 
 @kernel

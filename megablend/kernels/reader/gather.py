@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.intrinsics import bytes_at
 from megablend.jit import kernel
-
-Int64s = npt.NDArray[np.int64]
 
 
 @kernel

@@ -13,10 +13,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from megablend.arrays import Int64s
 from megablend.distributed.base import Communicator
 from megablend.errors import ChangedFileError
 from megablend.fs.atomic_write import replace_file, translate_os_errors
-from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, Storage
+from megablend.storage.base import Allocate, Bytes, FileStat, Storage
 from megablend.storage.location import find_scheme
 from megablend.storage.parallel_map import parallel_map
 from megablend.storage.wrapper import WrapperStorage

@@ -9,10 +9,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int32s, Int64s
 from megablend.errors import PlanError
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
 
 MAX_SAMPLES = (1 << 50) - 1
 """The most samples that a plan can have: the limit of its exact arithmetic in float64 and int64."""

@@ -24,11 +24,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.kernels.plan.strides import golden_stride
-
-Int64s = npt.NDArray[np.int64]
 
 
 class LaneSchedule(NamedTuple):

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int32s, Int64s
 from megablend.errors import PlanError
 from megablend.kernels.plan.inverse import find_samples
 from megablend.kernels.plan.keyed_hash import MASK
@@ -24,8 +25,6 @@ from megablend.kernels.plan.tails import find_tails
 from megablend.kernels.plan.tree import counts_of_leaf, first_multiple
 from megablend.lazy import cached_property
 from megablend.plan.interleavings.base import (
-    Int32s,
-    Int64s,
     LocatesMany,
     StageRequest,
     check_places,

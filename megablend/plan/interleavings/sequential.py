@@ -7,16 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int32s, Int64s
 from megablend.errors import PlanError
-from megablend.plan.interleavings.base import (
-    Int32s,
-    Int64s,
-    LocatesMany,
-    StageRequest,
-    check_places,
-    prefix_length,
-    sample_numbers,
-)
+from megablend.plan.interleavings.base import LocatesMany, StageRequest, check_places, prefix_length, sample_numbers
 
 
 class SequentialPlan(LocatesMany):

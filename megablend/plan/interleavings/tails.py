@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int32s, Int64s
 from megablend.kernels.plan.tails import count_tails, tail_ordinals
-from megablend.plan.interleavings.base import Int32s, Int64s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, KnownFiles, Storage
+from megablend.arrays import Int64s
+from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, Storage
 from megablend.storage.ends import Ends, KeptEnds
 from megablend.storage.find import Found
 from megablend.storage.local import replaced_error

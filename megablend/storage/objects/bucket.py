@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from megablend.arrays import Int64s
 from megablend.errors import DataError, MissingFileError, UnsupportedFileError
-from megablend.storage.base import Bytes, Int64s
+from megablend.storage.base import Bytes
 from megablend.storage.ends import HEAD_BYTES, Ends
 from megablend.storage.objects.address import Address
 from megablend.storage.objects.failures import Failure, Kind, find_bad_key, read_failure

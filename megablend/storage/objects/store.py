@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from megablend.arrays import Int64s
 from megablend.errors import (
     ConfigError,
     CorruptFileError,
@@ -17,7 +18,7 @@ from megablend.errors import (
     MissingFileError,
     UnsupportedFileError,
 )
-from megablend.storage.base import Allocate, Bytes, FileStat, Int64s, KnownFiles, ReadLimits, Storage
+from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, ReadLimits, Storage
 from megablend.storage.ends import Ends
 from megablend.storage.find import Found, Match
 from megablend.storage.futures import fail_now

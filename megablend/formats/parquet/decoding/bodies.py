@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from megablend.arrays import Int64s
 from megablend.formats.buffers import allocate_buffer
 from megablend.formats.decoded import addresses_of
 from megablend.formats.parquet.decoding.codecs import decompress, decompress_many, max_decompressed_size
@@ -21,7 +22,6 @@ from megablend.formats.parquet.metadata.names import CodecId
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.formats.parquet.metadata.thrift import MalformedError
 from megablend.kernels.parquet.page_headers import DATA, Headers
-from megablend.storage.base import Int64s
 
 UNCOMPRESSED = int(CodecId.UNCOMPRESSED)
 

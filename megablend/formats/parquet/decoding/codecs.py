@@ -16,6 +16,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from megablend.arrays import Int64s
 from megablend.formats.parquet.metadata.names import CodecId, name_of
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
 from megablend.kernels.parquet.bodies import (
@@ -26,7 +27,6 @@ from megablend.kernels.parquet.bodies import (
     lz4_decompress,
     zstd_decompress,
 )
-from megablend.storage.base import Int64s
 
 Buffer: TypeAlias = "bytes | memoryview | pa.Buffer"
 Many: TypeAlias = Callable[[Int64s, Int64s, Int64s, Int64s], int]

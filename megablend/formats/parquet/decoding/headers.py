@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from megablend.arrays import Int64s
 from megablend.formats.parquet.decoding.levels import check_level_encodings
 from megablend.formats.parquet.metadata.checks import chunk_of, refuse_pages, starts_of
 from megablend.formats.parquet.metadata.column_chunk import Chunks
@@ -44,8 +45,6 @@ PART_PAGES = 1 << 10
 """Pages per batch when several threads read headers at known offsets; fewer are not worth a thread."""
 
 NO_DICTIONARY = (-1, 0)
-
-Int64s = npt.NDArray[np.int64]
 
 
 def is_data(headers: Headers) -> npt.NDArray[np.bool_]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.formats.parquet.metadata.names import Encoding, name_of
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
 from megablend.kernels.parquet.levels import BROKEN, LEVELS_DTYPE, NONE, TOO_HIGH, TOO_LONG, read_levels
 from megablend.kernels.parquet.page_headers import DATA_V2, Headers
 
-Int64s = npt.NDArray[np.int64]
 Levels = npt.NDArray[np.void]
 """LEVELS_DTYPE [num_pages]."""
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
+from megablend.arrays import Int64s
 from megablend.formats.base import STARTS_MID_DOCUMENT, Array, DecodedBlock
 from megablend.formats.decoded import KINDS, DecodedBlocks
 from megablend.formats.parquet.decoding.bodies import UNCOMPRESSED, bodies_of, check_crc
@@ -28,7 +29,7 @@ from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.formats.parquet.metadata.thrift import MalformedError
 from megablend.kernels.parquet.levels import NONE
 from megablend.kernels.parquet.page_headers import DATA, DICTIONARY, Headers
-from megablend.storage.base import Bytes, Int64s
+from megablend.storage.base import Bytes
 from megablend.storage.ranges import FetchedRanges, FileRanges
 
 RLE = int(Encoding.RLE)

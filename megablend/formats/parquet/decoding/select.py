@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from megablend.arrays import Int64s
 from megablend.formats.base import Array
 from megablend.formats.parquet.decoding.values import BY_ROW_GROUP
-from megablend.storage.base import Int64s
 
 
 class SelectedBlocks(NamedTuple):

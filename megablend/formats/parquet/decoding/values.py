@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from megablend.arrays import Int64s
 from megablend.formats.buffers import LARGE_BYTES, allocate_buffer
 from megablend.formats.decoded import address_of, addresses_of
 from megablend.formats.parquet.decoding.codecs import Buffer
@@ -30,7 +31,6 @@ from megablend.kernels.parquet.values import (
     VALUES_DTYPE,
     decode_values,
 )
-from megablend.storage.base import Int64s
 from megablend.storage.ranges import portions
 
 BY_ROW_GROUP = -1

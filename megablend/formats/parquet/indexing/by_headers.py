@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Bools, Int64s
 from megablend.formats.parquet.decoding.headers import (
     NO_DICTIONARY,
     check_headers,
@@ -27,9 +27,6 @@ from megablend.formats.parquet.metadata.thrift import UnsupportedError
 from megablend.kernels.parquet.page_counts import MAX_BYTES
 from megablend.kernels.parquet.page_headers import Headers
 from megablend.storage.parallel_map import parallel_map
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 def count_from_offset_index(search: PageScanContext, chunks: Chunks, places: OffsetIndexes) -> ChunkPages:

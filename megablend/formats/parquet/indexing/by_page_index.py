@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.formats.parquet.decoding.headers import (
     check_headers,
     dictionaries_before,
@@ -25,9 +25,6 @@ from megablend.formats.parquet.metadata.page_index import (
     parse_offset_indexes,
 )
 from megablend.formats.parquet.metadata.schema import Column
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _DICTIONARY_ENCODINGS = 1 << Encoding.PLAIN_DICTIONARY | 1 << Encoding.RLE_DICTIONARY
 

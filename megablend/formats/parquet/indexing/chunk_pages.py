@@ -7,16 +7,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.formats.parquet.decoding.headers import NO_DICTIONARY
 from megablend.formats.parquet.indexing.count import PAGE_DTYPE, Pages
 from megablend.formats.parquet.metadata.checks import starts_of
 from megablend.formats.parquet.metadata.column_chunk import Chunks
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import ByteSource
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

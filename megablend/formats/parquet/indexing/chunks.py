@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.formats.parquet.indexing.by_headers import count_by_scanning_headers, count_from_offset_index
 from megablend.formats.parquet.indexing.by_page_index import (
     locate_from_page_index,
@@ -28,8 +29,6 @@ from megablend.formats.parquet.metadata.checks import refuse
 from megablend.formats.parquet.metadata.column_chunk import Chunks
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.kernels.parquet.document_counts import sum_chunks
-
-Int64s = npt.NDArray[np.int64]
 
 
 def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:

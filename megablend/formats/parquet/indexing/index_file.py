@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.config.read_spec import ReadSpec
 from megablend.formats.base import CHUNK_DTYPE, Array, FileIndex
 from megablend.formats.parquet.decoding.codecs import CODECS, unsupported_codec_message
@@ -19,8 +19,6 @@ from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.formats.parquet.metadata.statistics import find_value_range
 from megablend.formats.parquet.metadata.thrift import UnsupportedError
 from megablend.storage.base import Storage
-
-Int64s = npt.NDArray[np.int64]
 
 THREADED_BYTES = 64 << 20
 """Smaller columns are indexed faster without threads."""

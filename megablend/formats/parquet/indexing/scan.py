@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from megablend.arrays import Int64s
 from megablend.formats.parquet.decoding.bodies import check_checksums, decompress_pages
 from megablend.formats.parquet.decoding.levels import check_levels, levels_of
 from megablend.formats.parquet.indexing.count import Pages, count_levels
@@ -13,7 +14,6 @@ from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.kernels.parquet.levels import NONE
 from megablend.kernels.parquet.page_headers import DATA, Headers
-from megablend.storage.base import Int64s
 from megablend.storage.parallel_map import parallel_map
 from megablend.storage.prefetched import stream_portions
 from megablend.storage.ranges import merge_ranges, portions

@@ -7,10 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Bools, Int64s
 from megablend.formats.parquet.metadata.thrift import MalformedError
-
-Bools = npt.NDArray[np.bool_]
-Int64s = npt.NDArray[np.int64]
 
 
 def refuse(wrong: Bools, problem: Callable[[int], str]) -> None:

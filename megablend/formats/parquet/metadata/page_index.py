@@ -11,6 +11,7 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Bools, Int64s
 from megablend.formats.parquet.metadata.checks import starts_of
 from megablend.formats.parquet.metadata.memory import empty_from_arrow_pool
 from megablend.formats.parquet.metadata.thrift import MalformedError, read_struct
@@ -32,8 +33,6 @@ from megablend.kernels.parquet.page_index import (
     page_locations,
 )
 
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 
 
