@@ -270,7 +270,8 @@ class Job:
                 where = {key: where[key] for key in where if key in ("at", "batch")}
         now, then = (self.settings_of(len(self.stages) - back) for back in (1, 2))
         is_next = expected.at > self.dataset.run.ledger.starts[-1]  # else stages that had not begun come before
-        if is_next and now["sequence_length"] != then["sequence_length"]:
+        has_ended = expected.at == self.dataset.run.num_samples and not expected.drain  # as planned, with nothing left
+        if is_next and now["sequence_length"] != then["sequence_length"] and not has_ended:
             unit = math.lcm(where.get("batch", 1), now["lanes"], then["lanes"])
             assert (expected.at + expected.drain) % unit == 0
         self._kill_sometimes(lambda: megablend.amend(self.config, **where))
