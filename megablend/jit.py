@@ -36,7 +36,12 @@ R = TypeVar("R")
 def compiled_modules() -> list[Path]:
     """The modules that machine code depends on."""
     package = Path(__file__).parent
-    return [package / "jit.py", package / "intrinsics.py", *sorted((package / "kernels").rglob("*.py"))]
+    return [
+        package / "arrays.py",
+        package / "jit.py",
+        package / "intrinsics.py",
+        *sorted((package / "kernels").rglob("*.py")),
+    ]
 
 
 @cache

@@ -58,7 +58,6 @@ _TOKENIZER_FLAGS: dict[str, dict[str, Any]] = {
 """As Megatron's training script of 0.16.1 has them; the identifiers hold their values."""
 _IDLE_FLAGS: dict[str, dict[str, Any]] = {
     "--num-workers": {},
-    "--rampup-batch-size": {"multiple": True},
     "--num-dataset-builder-threads": {},
     "--object-storage-cache-path": {},
     "--per-dataset-sequences-path": {},
@@ -123,6 +122,7 @@ def _words(name: str, text: str) -> Callable[[F], F]:
 @click.option("--train-samples", type=int, help="Size of train, in samples.")
 @click.option("--train-iters", type=int, help="Size of train, in steps of --global-batch-size.")
 @click.option("--global-batch-size", type=int, help="Samples per step.")
+@click.option("--rampup-batch-size", multiple=True, hidden=True)
 @click.option("--eval-interval", type=int, help="Steps from one validation to the next.")
 @click.option("--eval-iters", type=int, default=100, show_default=True, help="Steps per validation.")
 @click.option("--valid-samples", type=int, help="Size of valid, in samples.")

@@ -140,6 +140,10 @@ def test_splits_without_data_need_no_flags() -> None:
         ({"train_samples": 3, "eval_interval": 1}, r"valid: its size needs --global-batch-size"),
         ({"train_samples": 3, "valid_samples": 1}, r"test: its size needs --global-batch-size.*--test-samples"),
         ({"train_samples": 3, "valid_samples": 1, "full_validation": True}, r"leave out --valid-samples"),
+        (
+            {"train_samples": 9, "eval_interval": 2, "global_batch_size": 3, "rampup_batch_size": ("1", "1", "3")},
+            r"valid: its size with --rampup-batch-size is not reckoned; set it directly by --valid-samples",
+        ),
     ],
 )
 def test_flags_that_sizes_lack(flags: dict[str, Any], message: str) -> None:

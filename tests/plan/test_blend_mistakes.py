@@ -130,7 +130,7 @@ CONFIG_ERRORS = [
     Mistake(
         "the length in training steps",
         {"samples": None, "train_iters": 10},
-        "train_iters: unknown key; did you mean 'samples'?",
+        "train_iters: unknown key; runs are as long as their `samples`: steps x the global batch size",
         "modelscope/ms-swift#10099",
     ),
     Mistake(
@@ -210,7 +210,7 @@ CONFIG_ERRORS = [
     Mistake(
         "a stage's end in training steps",
         {"stages": [{"iterations": 100}, {}]},
-        "iterations: unknown key; did you mean 'samples'?",
+        "iterations: unknown key; runs are as long as their `samples`: steps x the global batch size",
         "huggingface/nanotron#113",
     ),
 ]

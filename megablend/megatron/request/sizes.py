@@ -1,7 +1,7 @@
 """How many samples training will ask each split for, by the flags of Megatron's training script.
 
-Source: megatron.training.training.get_train_valid_test_num_samples, update_train_iters. Batch-size ramps and phases are
-not reckoned with: where they are used, the numbers are given directly.
+Source: megatron.training.training.get_train_valid_test_num_samples, update_train_iters. Steps of batch-size ramps
+and phases are not reckoned with: where these decide, the numbers are given directly.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ class TrainingFlags:
     train_samples: int | None = None
     train_iters: int | None = None
     global_batch_size: int | None = None
+    rampup_batch_size: tuple[str, ...] = ()
+    """Size, increment and samples of a ramp of the batch."""
     eval_interval: int | None = None
     eval_iters: int = 100
     full_validation: bool = False
@@ -64,6 +66,10 @@ class TrainingFlags:
         if not self.train_samples:
             raise ConfigError(
                 f"{split}: its size needs --train-samples or --train-iters, or set it directly by {outright}"
+            )
+        if self.rampup_batch_size:  # more steps, by Megatron's own rounding of each
+            raise ConfigError(
+                f"{split}: its size with --rampup-batch-size is not reckoned; set it directly by {outright}"
             )
         return self.train_samples // self._batch(split, outright)
 
