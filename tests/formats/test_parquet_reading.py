@@ -27,6 +27,9 @@ if INSTALLED >= 16:
     ENCODINGS.append("BYTE_STREAM_SPLIT")
 CODECS = ["none", "snappy", "gzip", "brotli", "lz4", "zstd"]
 
+POOLS = list[pa.MemoryPool]()
+"""Those that tests have set: cached dictionaries may still be in them, and are freed through them."""
+
 
 def lists(nulls: str, seed: int, top: int, count: int = 90) -> Rows:
     chance = random.Random(seed)
@@ -240,6 +243,7 @@ def test_narrow_tokens_are_not_all_wide_at_once(tmp_path: Path, encoding: str) -
     pq.write_table(pa.table({"ids": rows}), path := tmp_path / "x.parquet", **encoded)
     found = index(path, "ids")
     before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    POOLS.append(pool)
     pa.set_memory_pool(pool)
     try:
         blocks = read_blocks(opened(path, "ids", found), found.blocks, found.chunks, STORAGE)
