@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.preloaded import python
+
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -44,6 +46,20 @@ def test_the_page_of_commands_is_current() -> None:
     command = [sys.executable, str(ROOT / "tools" / "make_cli_docs.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.long
+def test_the_first_ten_lines_run_twice_with_the_same_batches(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "first_lines.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    outputs = []
+    for _ in range(2):
+        command = [*python(), "-c", code]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    assert outputs[0] == outputs[1]
+    assert "torch.Size([8, 128])" in outputs[0]
 
 
 def test_the_readme_is_short() -> None:
