@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from duplicates import find_duplicates
 from size import measure
 from trace_calls import tracing
 
@@ -45,3 +46,12 @@ def test_the_table_has_a_row_for_each_operation() -> None:
     rows = dict(line.rsplit(maxsplit=4)[::4] for line in done.stdout.splitlines()[1:])
     assert {"build", "open", "dataset[0]", "show", "amend", "open, amended"} <= set(rows)
     assert all(int(deepest) > 1 for deepest in rows.values())
+
+
+def test_duplicates_are_found_where_they_begin() -> None:
+    shared = [f"x{i} = {i}" for i in range(7)]
+    a = "\n".join(["import os", *shared, "y = 1"])
+    b = "\n".join(["if True:", *(f"    {line}" for line in shared), "", "z = 2"])
+    assert find_duplicates({"a": a, "b": b}) == [(("a", 2), ("b", 2))]
+    assert find_duplicates({"a": a, "b": b}, length=8) == []
+    assert find_duplicates({"a": "\n".join([*shared, "y = 1", *shared])}) == [(("a", 1), ("a", 9))]
