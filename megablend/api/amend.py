@@ -162,7 +162,7 @@ def _plan_amended(config: Config, cut: Ledger, committed: Ledger, batch: int, *,
     requested = plan_committed(config, "train", cut, storage, newest, replaced=replaced, keep=keep, batch=batch)
     run = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger, committed))
     check_run(run)
-    refuse_token_documents(config, run.store.generation, committed)
+    refuse_token_documents(config, run.store.snapshot, committed)
     note = _compare_files(run, cut, storage)
     precompute_orders(run)
     if keep:

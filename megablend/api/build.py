@@ -181,11 +181,11 @@ def _tabulate(
     """Make the document tables of snapshots, by digest with their numbers in the run; reports the last ones. Called by all
     ranks."""
     for digest, number in digests.items():
-        generation = open_snapshot(config.cache_store, digest)  # it may lack sources that are withdrawn
-        if not all(entry.documents for entry in generation.sources):
+        snapshot = open_snapshot(config.cache_store, digest)  # it may lack sources that are withdrawn
+        if not all(entry.documents for entry in snapshot.sources):
             continue  # an older one, which planning refuses
-        store = open_block_store(config, generation, storage or make_run_storage(config), number=number)
-        numbers = {entry.name: number for number, entry in enumerate(store.generation.sources)}
+        store = open_block_store(config, snapshot, storage or make_run_storage(config), number=number)
+        numbers = {entry.name: number for number, entry in enumerate(store.snapshot.sources)}
         report = build_tables(store, [numbers[name] for name in config.tabled if name in numbers], launch=launch)
     return report
 
@@ -248,7 +248,7 @@ def _commit_run(config: Config, report: BuildReport, documents: TablesReport | N
         save_ledger(config.cache_store, extended, replaces=ledger)
     stages_before = len(ledger.stages) if ledger else 0
     # The files of an index that was just built have just been checked.
-    problems = check_store(config, store).problems if store.generation.digest != report.digest else ()
+    problems = check_store(config, store).problems if store.snapshot.digest != report.digest else ()
     return BuildResult(
         index=report,
         documents=documents,
@@ -256,7 +256,7 @@ def _commit_run(config: Config, report: BuildReport, documents: TablesReport | N
         stages_before=stages_before,
         problems=problems,
         warnings=(
-            *warn_of_token_documents(config, store.generation),
+            *warn_of_token_documents(config, store.snapshot),
             *find_warnings(run),
             *warn_of_last_share(run),
             *warn_of_ends(run),
@@ -270,7 +270,7 @@ def publish_splits(config: Config, store: BlockStore) -> None:
     """Make what was stored of the splits of a run available to other nodes."""
     owners = set[str]()
     for each in store.stores:
-        numbers = {entry.name: number for number, entry in enumerate(each.generation.sources)}
-        owners |= {each.generation.digest}
-        owners |= {table_key(each.generation, numbers[name]) for name in config.tabled if name in numbers}
+        numbers = {entry.name: number for number, entry in enumerate(each.snapshot.sources)}
+        owners |= {each.snapshot.digest}
+        owners |= {table_key(each.snapshot, numbers[name]) for name in config.tabled if name in numbers}
     config.cache_store.publish_files("splits", owners)

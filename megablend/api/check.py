@@ -111,7 +111,7 @@ def _check_older(
     stops = {
         file.number: file.stop for file in list_files(run) if file.stop is not None and file.is_needed(position or 0)
     }
-    checker = FileChecker(run.store.generation, run.store.roots, storage)
+    checker = FileChecker(run.store.snapshot, run.store.roots, storage)
     found = list(zip(stops, check_each(checker, list(stops), progress=progress), strict=True))
     older = tuple(f"{error}; only samples before {stops[number]:,} read it" for number, error in found if error)
     files = result.files + len(stops)
@@ -125,13 +125,13 @@ def check_store(
     config: Config, store: BlockStore, *, progress: Callable[[Progress], None] | None = None
 ) -> CheckResult:
     """Check the files of an opened index, of several the last one's. Raises: CacheError."""
-    numbers = files_of(store.generation, [name for name in config.all_sources if name not in config.withdrawn])
-    found = check_files(FileChecker(store.generation, store.roots, store.storage), numbers, progress=progress)
+    numbers = files_of(store.snapshot, [name for name in config.all_sources if name not in config.withdrawn])
+    found = check_files(FileChecker(store.snapshot, store.roots, store.storage), numbers, progress=progress)
     return CheckResult(
-        index=store.generation.digest,
+        index=store.snapshot.digest,
         files=len(numbers),
         problems=tuple(str(error) + _remedy_of(error) for error in found),
-        warnings=tuple(warn_of_token_documents(config, store.generation)),
+        warnings=tuple(warn_of_token_documents(config, store.snapshot)),
     )
 
 

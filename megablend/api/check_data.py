@@ -79,20 +79,20 @@ def check_data(
     sizes = vocab_sizes(config)
     ledger = load_ledger(config.cache_store, config.run)
     storage = storage.for_reading() if storage else make_storage(objects=config.storage)
-    generation = open_snapshot(config.cache_store, ledger.index) if ledger else open_newest(config, storage)
+    snapshot = open_snapshot(config.cache_store, ledger.index) if ledger else open_newest(config, storage)
     number = len(ledger.indices) - 1 if ledger else 0
     store = BlockStore(
-        generation, roots=open_block_store(config, generation, storage, number=number).roots, storage=storage
+        snapshot, roots=open_block_store(config, snapshot, storage, number=number).roots, storage=storage
     )
-    entries = [entry for entry in generation.sources if entry.name in sizes]
+    entries = [entry for entry in snapshot.sources if entry.name in sizes]
     found: dict[int, FileTokens] = {}
 
     def check(number: int) -> FileTokens:
-        entry = generation.sources[generation.file(number).column]
+        entry = snapshot.sources[snapshot.file(number).column]
         return check_file(store, entry, number, sizes[entry.name])
 
     numbers = [i for entry in entries for i in entry.files]
-    file_bytes = {i: generation.file(i).opened.size for i in numbers}
+    file_bytes = {i: snapshot.file(i).opened.size for i in numbers}
     num_bytes, done = sum(file_bytes.values()), 0
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         for number, tokens in zip(numbers, pool.map(check, numbers), strict=True):
@@ -101,7 +101,7 @@ def check_data(
             if progress is not None:
                 progress(Progress(files=len(found), num_files=len(numbers), bytes=done, num_bytes=num_bytes))
     return CheckDataResult(
-        index=generation.digest,
+        index=snapshot.digest,
         sources=tuple(_source_tokens(entry, [found[i] for i in entry.files], sizes[entry.name]) for entry in entries),
         problems=tuple(str(each.problem) for each in found.values() if each.problem is not None),
         unread=sum(not each.is_read for each in found.values()),

@@ -37,12 +37,12 @@ class FileTokens(NamedTuple):
 
 def check_file(store: BlockStore, entry: SourceEntry, number: int, vocab_size: int | None) -> FileTokens:
     """Read all tokens of file `number` of the index, and compare them with the number of token ids (MAX_IDS where None)."""
-    generation = store.generation
-    file, path = generation.file(number), generation.path(number, store.roots)
-    first_token = int(generation.tokens_before[file.first_block])
+    snapshot = store.snapshot
+    file, path = snapshot.file(number), snapshot.path(number, store.roots)
+    first_token = int(snapshot.tokens_before[file.first_block])
     limit, bad, wrong, lowest, highest = vocab_size or MAX_IDS, None, 0, None, None
     try:
-        for ids in _batches(generation, file):
+        for ids in _batches(snapshot, file):
             tokens = store.read_blocks(ids).tokens
             if not len(tokens):
                 continue
@@ -53,7 +53,7 @@ def check_file(store: BlockStore, entry: SourceEntry, number: int, vocab_size: i
                 places = np.flatnonzero((tokens < 0) | (tokens >= limit))
                 wrong += len(places)
                 if bad is None:
-                    before = int(generation.tokens_before[ids[0]]) - first_token
+                    before = int(snapshot.tokens_before[ids[0]]) - first_token
                     bad = before + int(places[0]), int(tokens[places[0]])
         problem = None
         if bad is not None:
@@ -69,11 +69,11 @@ def check_file(store: BlockStore, entry: SourceEntry, number: int, vocab_size: i
         return FileTokens(lowest, highest, error, is_read=False)
 
 
-def _batches(generation: Snapshot, file: FileEntry) -> list[npt.NDArray[np.int64]]:
+def _batches(snapshot: Snapshot, file: FileEntry) -> list[npt.NDArray[np.int64]]:
     """The blocks of a file in order, some BATCH_BYTES of tokens at a time: int64 [n] each."""
     ids = np.arange(file.first_block, file.first_block + file.num_blocks)
     width = np.dtype(file.opened.token_dtype).itemsize
-    before = generation.tokens_before[file.first_block : file.first_block + file.num_blocks]
+    before = snapshot.tokens_before[file.first_block : file.first_block + file.num_blocks]
     batch = (before - (before[0] if len(before) else 0)) * width // BATCH_BYTES
     return [part for part in np.split(ids, np.flatnonzero(np.diff(batch)) + 1) if len(part)]
 

@@ -62,7 +62,7 @@ def describe_planned(
     run = planned.run
     splits = _describe_splits(config, run, loaders, document_lengths=document_lengths)
     warnings = [warning for _, found in splits.values() for warning in found]
-    warnings += warn_of_token_documents(config, run.store.generation)
+    warnings += warn_of_token_documents(config, run.store.snapshot)
     warnings += warn_of_last_share(run) + warn_of_ends(run) + warn_of_shared_files(run)
     described = RunDescription(
         cache=config.cache,
@@ -75,7 +75,7 @@ def describe_planned(
         stages=tuple(run.ledger.ends),
         skips=tuple(describe_skips(run)),
         lanes=config.lanes,
-        index=describe_index(run.store.generation),
+        index=describe_index(run.store.snapshot),
         splits={split: described for split, (described, _) in splits.items()},
         problems=check_store(config, run.store).problems,
         warnings=tuple(warnings),

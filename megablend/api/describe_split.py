@@ -186,7 +186,7 @@ def _estimate_stored_bytes(run: Run) -> list[int]:
         np.unique(np.linspace(first, stop - 1, min(SAMPLED_BLOCKS, stop - first)).astype(np.int64))
         for first, stop in ranges
     ]
-    stored = run.store.generation.blocks(np.concatenate(chosen))["stored_bytes"].astype(np.int64)
+    stored = run.store.snapshot.blocks(np.concatenate(chosen))["stored_bytes"].astype(np.int64)
     sums = [int(part.sum()) for part in np.split(stored, np.cumsum([len(ids) for ids in chosen])[:-1])]
     return [
         total * (stop - first) // max(1, len(ids))

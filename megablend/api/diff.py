@@ -13,7 +13,7 @@ from megablend.api.blend_differences import Difference, list_blend_differences
 from megablend.api.committed import open_ledger
 from megablend.api.what_if import foresee_run
 from megablend.arrays import Int64s
-from megablend.caches.base import GENERATIONS, RUNS
+from megablend.caches.base import RUNS, SNAPSHOTS
 from megablend.caches.find import is_remote
 from megablend.config import load_config
 from megablend.errors import ConfigError
@@ -130,9 +130,9 @@ class _Comparison:
         """For each piece of the chosen samples: the sample's number, the file's content, the block's byte offset, start, stop."""
         run = self._runs[which]
         spans = run.locate_spans(sources[chosen], ordinals[chosen])
-        generation = run.store.generation
-        offsets = generation.blocks(spans.blocks)["offset"].astype(np.int64)
-        return spans.rows, self._files[which][generation.file_of(spans.blocks)], offsets, spans.starts, spans.stops
+        snapshot = run.store.snapshot
+        offsets = snapshot.blocks(spans.blocks)["offset"].astype(np.int64)
+        return spans.rows, self._files[which][snapshot.file_of(spans.blocks)], offsets, spans.starts, spans.stops
 
 
 def _have_same_order(a: Run, b: Run, source: int, name: str) -> bool:
@@ -147,15 +147,15 @@ def _have_same_order(a: Run, b: Run, source: int, name: str) -> bool:
 
 def _list_snapshots(run: Run) -> list[str]:
     """Digests of the snapshots that a run reads, in order."""
-    return [each.generation.digest for each in run.store.stores]
+    return [each.snapshot.digest for each in run.store.stores]
 
 
 def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s:
     """A number for the tokens that each file of a run's index gives, the same for the same content: int64 [num_files]."""
-    generation = run.store.generation
-    numbers = np.empty(generation.num_files, np.int64)
-    for source, eod in zip(generation.sources, run.store.eods, strict=True):
-        keys = generation.file_keys(source)
+    snapshot = run.store.snapshot
+    numbers = np.empty(snapshot.num_files, np.int64)
+    for source, eod in zip(snapshot.sources, run.store.eods, strict=True):
+        keys = snapshot.file_keys(source)
         numbers[source.files.start : source.files.stop] = [ids.setdefault((key, eod), len(ids)) for key in keys]
     return numbers
 
@@ -205,7 +205,7 @@ def _open_ledger_file(path: Path) -> Run:
     """The run of a ledger in its cache. Raises: ConfigError for one outside a cache, whose index is not known."""
     path = path.absolute()
     cache = path.parent.parent
-    if path.parent.name != RUNS or not (cache / GENERATIONS).is_dir():
+    if path.parent.name != RUNS or not (cache / SNAPSHOTS).is_dir():
         raise ConfigError(
             f"{path}: is a run's ledger, but not in its cache; give the ledger in the cache that has its index "
             f"(CACHE/{RUNS}/{path.name})"

@@ -24,12 +24,12 @@ def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
         return None
     blocks = run.blocks(source)
     name = list(run.config.sources_of(run.split))[source]
-    number = next(i for i, entry in enumerate(blocks.generation.sources) if entry.name == name)
+    number = next(i for i, entry in enumerate(blocks.snapshot.sources) if entry.name == name)
     documents = int(part["documents"])
-    if table_bytes(blocks.generation, number) is None:
+    if table_bytes(blocks.snapshot, number) is None:
         return None
     counted = min(COUNTED, documents)
     which = blocks.documents.table_rows(np.arange(counted) * documents // counted)
-    lengths = open_table(blocks.generation, number).lengths(which, eod=run.sources[source].append_eod is not None)
+    lengths = open_table(blocks.snapshot, number).lengths(which, eod=run.sources[source].append_eod is not None)
     bins = np.bincount(np.frexp(lengths.astype(np.float64))[1])
     return tuple((bins * documents // counted).tolist())

@@ -115,18 +115,18 @@ def _write(run: Run, path: Path, start: int, stop: int, progress: Callable[[int,
 
 def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
     """Rows of SCHEMA for samples ks, at least one."""
-    generation = run.store.generation
+    snapshot = run.store.snapshot
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
-    numbers, files = np.unique(generation.file_of(spans.blocks), return_inverse=True)
-    entries = [generation.file(number) for number in numbers.tolist()]
-    paths = pa.array([generation.path(number, run.store.roots) for number in numbers.tolist()], pa.string())
+    numbers, files = np.unique(snapshot.file_of(spans.blocks), return_inverse=True)
+    entries = [snapshot.file(number) for number in numbers.tolist()]
+    paths = pa.array([snapshot.path(number, run.store.roots) for number in numbers.tolist()], pa.string())
     first_blocks = np.array([entry.first_block for entry in entries], np.int64)
     rows = find_rows(run, sources[spans.rows], spans)
     columns = [
         paths.take(pa.array(files)),
         pa.array(spans.blocks - first_blocks[files]),
-        pa.array(generation.blocks(spans.blocks)["offset"].astype(np.int64)),
+        pa.array(snapshot.blocks(spans.blocks)["offset"].astype(np.int64)),
         pa.array(spans.starts),
         pa.array(spans.stops),
         pa.array(spans.epochs),

@@ -80,7 +80,7 @@ def find(
     for number in match_files(opened, file):
         source = _source_of(opened, number)
         if source is not None:
-            places.setdefault((opened.store.generation.path(number, opened.store.roots), source), []).append(number)
+            places.setdefault((opened.store.snapshot.path(number, opened.store.roots), source), []).append(number)
     found = []
     for (path, source), numbers in places.items():
         which = None if row is None else whole_number("row", row)
@@ -111,13 +111,13 @@ def match_files(run: Run, file: str) -> list[int]:
         raise ConfigError(
             "found an empty path, expected a data file of the index; `megablend describe` lists the sources"
         )
-    generation, roots = run.store.generation, run.store.roots
-    names = generation.file_names()
-    is_tokens = generation.file_columns < len(generation.sources)  # extra columns list their files again
+    snapshot, roots = run.store.snapshot, run.store.roots
+    names = snapshot.file_names()
+    is_tokens = snapshot.file_columns < len(snapshot.sources)  # extra columns list their files again
     meant = (file, f"{file.removesuffix('.idx')}.bin")  # a pair is named by its .bin, and often by its prefix
     tails = tuple(each.rpartition("/")[2] for each in meant)
     likely = [i for i, name in enumerate(names) if name.endswith(tails) and is_tokens[i]]
-    paths = {i: generation.path(i, roots) for i in likely}
+    paths = {i: snapshot.path(i, roots) for i in likely}
     wanted = [each if find_scheme(each) else str(Path(each).absolute()) for each in meant]
     if exact := [i for i, path in paths.items() if path in wanted]:
         return exact
@@ -131,7 +131,7 @@ def match_files(run: Run, file: str) -> list[int]:
     distinct = sorted({paths[i] for i in ends})
     if not ends:
         raise ConfigError(
-            f"{file}: the index {generation.digest} has no file of this path or ending; `megablend describe` lists the sources"
+            f"{file}: the index {snapshot.digest} has no file of this path or ending; `megablend describe` lists the sources"
         )
     if len(distinct) > 1:
         more = f" and {len(distinct) - _LISTED} more" if len(distinct) > _LISTED else ""
@@ -161,12 +161,12 @@ def stored_tokens(
 
     Raises: ConfigError where there is no such row, or the index does not know rows; as BlockStore.read does.
     """
-    generation = store.generation
+    snapshot = store.snapshot
     if row is None:
         edges = np.array([entry.first_block, entry.first_block + entry.num_blocks])
         start, stop = blocks.before(blocks.local_blocks(edges)).tolist()
         return start, stop
-    listed = generation.sources[entry.column]
+    listed = snapshot.sources[entry.column]
     if not listed.documents:
         raise ConfigError(
             f"{entry.name}: the index does not know the rows of source {listed.name!r} (they are counted for append_eod, split, "
@@ -174,7 +174,7 @@ def stored_tokens(
         )
     if not 0 <= row < entry.rows:
         raise ConfigError(f"{entry.name}: found row {row:,}, expected 0 to {entry.rows - 1:,}")
-    before = generation.running("rows_before", [listed.blocks.start, entry.first_block])
+    before = snapshot.running("rows_before", [listed.blocks.start, entry.first_block])
     document = int(before[1] - before[0]) + row
     edges = np.array([blocks.stored_position(*find_document(store, entry.column, document + i, read)) for i in (0, 1)])
     start, stop = np.clip(edges, 0, blocks.num_tokens).tolist()
@@ -242,9 +242,9 @@ def _source_of(run: Run, number: int) -> int | None:
 def _locate_file(run: Run, number: int) -> tuple[BlockStore, int, Snapshot]:
     """The blocks of the snapshot that has a file of the run's index, the file's number there, and the snapshot."""
     for store in run.store.stores:
-        if number < store.generation.num_files:
-            return store, number, store.generation
-        number -= store.generation.num_files
+        if number < store.snapshot.num_files:
+            return store, number, store.snapshot
+        number -= store.snapshot.num_files
     raise IndexError(f"file {number} is out of range")
 
 
@@ -254,14 +254,14 @@ def _list_samples(
     """Stored tokens of a file, or of one of its rows, which several snapshots may have; the samples that have them, and whether
     these are all of them."""
     samples: list[dict[str, Any]] = []
-    entries = {store.generation.digest: (store, number) for store, number, _ in (_locate_file(run, i) for i in files)}
+    entries = {store.snapshot.digest: (store, number) for store, number, _ in (_locate_file(run, i) for i in files)}
     tokens, readings = 0, run.locator.readings(source)
     ranges = dict[int, tuple[int, int]]()
     for i, reading in enumerate(readings):
-        if (known := entries.get(reading.blocks.generation.digest)) is not None:
+        if (known := entries.get(reading.blocks.snapshot.digest)) is not None:
             store, number = known
             start, stop = stored_tokens(
-                store, reading.blocks, store.generation.file(number), row, partial(_read_block, run, store)
+                store, reading.blocks, store.snapshot.file(number), row, partial(_read_block, run, store)
             )
             ranges[i], tokens = reading.count_remaining(start, stop), max(tokens, stop - start)
     for i, (reading, epochs) in enumerate(list_epochs(run, source)):

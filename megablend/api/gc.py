@@ -60,12 +60,12 @@ def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: boo
 
     collected = collect(store, needed, min_age_seconds=older_than_days * 86400, dry_run=dry_run)
     if not dry_run:
-        for digest in collected.generations:
+        for digest in collected.snapshots:
             LOG.info("%s: removed index %s, which no run uses", store.location, digest)
     return GcResult(
         cache=store.location,
         dry_run=dry_run,
-        removed=collected.generations,
+        removed=collected.snapshots,
         kept=collected.kept,
         other_files=collected.others,
         bytes=collected.bytes,

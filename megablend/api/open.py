@@ -61,7 +61,7 @@ def open_dataset(
         load_planning_kernels(each)
     run = open_run(checked, split, taken, storage=storage)
     skips = load_skips(checked.cache_store, run.ledger) if split == "train" else None
-    load_format_kernels(run.store.generation.sources.formats)
+    load_format_kernels(run.store.snapshot.sources.formats)
     dataset = Dataset(run, consumed_samples=consumed_samples or 0, transform=transform, skips=skips)
     if state is not None:
         dataset.load_state_dict(state)

@@ -37,7 +37,7 @@ def find_rows(run: Run, sources: npt.NDArray[np.int32], spans: Spans) -> Int64s:
 def _find_in(reading: Reading, name: str, spans: Spans, positions: Int64s) -> Int64s:
     """The rows of spans at `positions` int64 [n], which are of blocks of this reading; UNKNOWN without a table: int64 [n]."""
     blocks, numbers = reading.blocks, spans.blocks[positions] - reading.first_block
-    snapshot = blocks.generation
+    snapshot = blocks.snapshot
     source = next(number for number, entry in enumerate(snapshot.sources) if entry.name == name)
     is_counted = snapshot.sources[source].documents  # a table may be of another snapshot of the same files
     if not is_counted or table_bytes(snapshot, source) is None:

@@ -150,7 +150,7 @@ def show_step(
 
 
 def _describe_sample(dataset: Dataset, number: int) -> SampleDescription:
-    snapshot, store = dataset.run.store.generation, dataset.run.store
+    snapshot, store = dataset.run.store.snapshot, dataset.run.store
     sample = dataset.sample(number)
     _, epochs, blocks, starts, stops = sample.spans
     offsets, files = snapshot.blocks(blocks)["offset"], snapshot.file_of(blocks)

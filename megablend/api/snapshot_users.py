@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from megablend.caches.base import GENERATIONS, CacheStore
+from megablend.caches.base import SNAPSHOTS, CacheStore
 from megablend.config import Config
 from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.fs.safe_open import read_regular
@@ -60,7 +60,7 @@ def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse
 
     Raises: as list_references.
     """
-    entries = {entry.name: entry for entry in cache.list_entries(GENERATIONS)}
+    entries = {entry.name: entry for entry in cache.list_entries(SNAPSHOTS)}
     superseded = find_superseded(cache, entries, list_snapshots(cache))
     (runs, is_complete), references = list_runs_by_index(cache), list_references(cache)
     found = dict[str, SnapshotUse]()

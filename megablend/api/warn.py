@@ -50,7 +50,7 @@ def find_warnings(run: Run) -> list[str]:
 
 def warn_of_shared_files(run: Run) -> list[str]:
     """A line if several sources of the config, in whatever splits, read the same file; not looked at with too many files."""
-    snapshot, configured = run.store.generation, run.config.all_sources
+    snapshot, configured = run.store.snapshot, run.config.all_sources
     wanted = {number for number, entry in enumerate(snapshot.sources) if entry.name in configured}
     columns = snapshot.file_columns
     if len(columns) > _COMPARED_FILES or len(wanted) < 2:

@@ -51,15 +51,15 @@ def foresee_run(config: Config, *, storage: Storage | None = None, compares_file
     check_sample(config)
     storage = storage or make_run_storage(config)
     ledger = load_ledger(config.cache_store, config.run)
-    generations = list_snapshots(config.cache_store)
-    if not generations:
+    snapshots = list_snapshots(config.cache_store)
+    if not snapshots:
         return f"{config.cache} holds no index, so the numbers of tokens are not known: {INDEX_REMEDY}"
     planned = None
     if ledger is not None and config.num_snapshots <= len(ledger.indices):
-        planned = _plan_by_ledger(config, ledger, storage, generations[-1])
+        planned = _plan_by_ledger(config, ledger, storage, snapshots[-1])
         if isinstance(planned, Foreseen):
             return planned
-    newest, started = open_snapshot(config.cache_store, generations[-1]), perf_counter()
+    newest, started = open_snapshot(config.cache_store, snapshots[-1]), perf_counter()
     keeps = ledger is not None and newest.digest in ledger.indices
     if compares_files and (problem := find_unindexed(config, newest, storage, is_kept=keeps)) is not None:
         return f"{problem.text}, so the numbers of tokens are not known: {INDEX_REMEDY}"

@@ -36,22 +36,22 @@ class BlockSizes:
     """Sizes of the blocks of an index.
 
     Attributes:
-        generation: the opened index.
+        snapshot: the opened index.
         column_eods: for each of its columns, the end-of-document token; None for sources without one, and extra columns.
         extra: by source name, the columns that are read with the tokens.
     """
 
-    generation: Snapshot
+    snapshot: Snapshot
     column_eods: tuple[int | None, ...]
     extra: Mapping[str, tuple[ExtraColumn, ...]]
 
     def num_tokens(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Number of tokens of blocks `ids` int64 [n], including end-of-document tokens: int64 [n]."""
-        return self._with_eod(ids, self.generation.blocks(ids))
+        return self._with_eod(ids, self.snapshot.blocks(ids))
 
     def _with_eod(self, ids: npt.NDArray[np.int64], rows: Array) -> npt.NDArray[np.int64]:
         """Number of tokens of blocks `ids`, from their rows of the block table: int64 [n]."""
-        has_eod = self._by_file.has_eod[self.generation.file_of(ids)]
+        has_eod = self._by_file.has_eod[self.snapshot.file_of(ids)]
         return rows["tokens"] + np.where(has_eod, rows["ends"], 0)
 
     def memory_bytes(
@@ -63,7 +63,7 @@ class BlockSizes:
             rows: PLACED_BLOCK_DTYPE [n], their rows of the block table.
             documents: document offsets of a block are kept, too.
         """
-        files = self.generation.file_of(ids)
+        files = self.snapshot.file_of(ids)
         num_tokens = self._with_eod(ids, rows)
         # Tokens may be a view of the decoded page, levels and all.
         kept = np.maximum(num_tokens * self._by_file.token_bytes[files], rows["decoded_bytes"]) + BLOCK_OVERHEAD_BYTES
@@ -77,15 +77,15 @@ class BlockSizes:
 
     def dictionaries(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Dictionaries that blocks `ids` int64 [n] refer to: numbers, and stored sizes in bytes (0: none). int64 [n] each."""
-        numbers, sizes = self.generation.chunks_of(ids, "dictionary_bytes")
-        needed = is_by_dictionary(self.generation.blocks(ids)["encoding"])
+        numbers, sizes = self.snapshot.chunks_of(ids, "dictionary_bytes")
+        needed = is_by_dictionary(self.snapshot.blocks(ids)["encoding"])
         return numbers, np.where(needed, sizes, 0).astype(np.int64)
 
     @cached_property
     def _by_file(self) -> _ByFile:
         eods = np.array([eod is not None for eod in self.column_eods], np.bool_)
-        names = self.generation.sources.names
+        names = self.snapshot.sources.names
         sizes = [sum(each.dtype.itemsize for each in self.extra.get(name, ())) for name in names]
         sizes += [0] * (len(eods) - len(sizes))  # extra columns
-        extra = np.array(sizes, np.int64)[self.generation.file_columns]
-        return _ByFile(eods[self.generation.file_columns], self.generation.file_token_bytes, extra)
+        extra = np.array(sizes, np.int64)[self.snapshot.file_columns]
+        return _ByFile(eods[self.snapshot.file_columns], self.snapshot.file_token_bytes, extra)

@@ -34,7 +34,7 @@ class BlockStore(BlockSizes):
     """Reads blocks of one index by number. Thread-safe, picklable, also after a fork.
 
     Args:
-        generation: the opened index.
+        snapshot: the opened index.
         eods: for each source of the index, the token inserted after each document, or None.
         roots: for each source's name, the folder of its files; if absent, the folder recorded by the last build.
         extra: by source name, the columns to read with the tokens.
@@ -44,7 +44,7 @@ class BlockStore(BlockSizes):
 
     def __init__(
         self,
-        generation: Snapshot,
+        snapshot: Snapshot,
         eods: Sequence[int | None] = (),
         roots: Mapping[str, str] | None = None,
         extra: Mapping[str, tuple[ExtraColumn, ...]] | None = None,
@@ -53,9 +53,9 @@ class BlockStore(BlockSizes):
         storage: Storage,
     ) -> None:
         self.storage = storage
-        self.generation = generation
-        self.eods = tuple(eods) or (None,) * len(generation.sources)
-        self.column_eods = (*self.eods, *[None] * (len(generation.columns) - len(self.eods)))
+        self.snapshot = snapshot
+        self.eods = tuple(eods) or (None,) * len(snapshot.sources)
+        self.column_eods = (*self.eods, *[None] * (len(snapshot.columns) - len(self.eods)))
         """[num_columns]: end-of-document tokens of the sources, and None for each extra column."""
         self.roots = dict(roots or {})
         self.extra = {name: columns for name, columns in (extra or {}).items() if columns}
@@ -63,7 +63,12 @@ class BlockStore(BlockSizes):
         self.damaged: set[int] = set()
         """Blocks that were found damaged and replaced; see megablend.blocks.damaged_blocks."""
         self._extra_blocks = ExtraBlocks(extra_bytes)
-        self._files = OpenFiles(generation, self.column_eods, self.roots, storage)
+        self._files = OpenFiles(snapshot, self.column_eods, self.roots, storage)
+
+    @property
+    def generation(self) -> Snapshot:
+        """What releases up to 0.1.0 call `snapshot`."""
+        return self.snapshot
 
     @property
     def stores(self) -> tuple[BlockStore, ...]:
@@ -87,8 +92,8 @@ class BlockStore(BlockSizes):
 
     @cached_property
     def _limits(self) -> list[ReadLimits]:
-        files = np.unique(self.generation.file_columns, return_index=True)[1].tolist()  # one of each source
-        return [self.storage.limits(self.generation.path(file, self.roots)) for file in files]
+        files = np.unique(self.snapshot.file_columns, return_index=True)[1].tolist()  # one of each source
+        return [self.storage.limits(self.snapshot.path(file, self.roots)) for file in files]
 
     def read(self, ids: npt.ArrayLike, *, rows: Array | None = None, pieces: bool = True) -> DecodedBlocks:
         """Decode blocks.
@@ -106,9 +111,9 @@ class BlockStore(BlockSizes):
             order = np.argsort(numbers, kind="stable")  # in file order
             numbers, rows = numbers[order], None if rows is None else rows[order]
         parts = list[DecodedBlocks]()
-        with translating(str(self.generation.folder)):
+        with translating(str(self.snapshot.folder)):
             if rows is None:
-                rows = self.generation.blocks(numbers)
+                rows = self.snapshot.blocks(numbers)
             for part in portions(decoded_sizes(rows), BATCH_BYTES):
                 read = self.begin_read(numbers[part], rows[part], pieces=pieces)
                 fetch_all(read.files, self.storage)
@@ -121,7 +126,7 @@ class BlockStore(BlockSizes):
 
         Args:
             numbers: int64 [n], of the blocks.
-            rows: PLACED_BLOCK_DTYPE [n], their rows of the block table (`generation.blocks`).
+            rows: PLACED_BLOCK_DTYPE [n], their rows of the block table (`snapshot.blocks`).
             pieces: as in `read`.
 
         Raises: as `read` does.
@@ -153,7 +158,7 @@ class BlockStore(BlockSizes):
             source = part.opened.column
             assert isinstance(source, SourceEntry)
             read = partial(self._extra_blocks.get, read=self.read)
-            extra = read_extra_columns(self.generation, columns, source, read, ids, blocks, eod=eod is not None)
+            extra = read_extra_columns(self.snapshot, columns, source, read, ids, blocks, eod=eod is not None)
         if eod is not None:
             rows = part.file.blocks
             blocks = [with_eod(block, flag, eod) for block, flag in zip(blocks, rows["flags"].tolist(), strict=True)]
@@ -170,7 +175,7 @@ class BlockStore(BlockSizes):
         found = np.array([len(block.tokens) for block in blocks], np.int64) - rows["tokens"]
         if len(wrong := np.flatnonzero(found != rows["ends"])):
             first = wrong[0]
-            path = self.generation.path(int(self.generation.file_of(ids[first:])[0]), self.roots)
+            path = self.snapshot.path(int(self.snapshot.file_of(ids[first:])[0]), self.roots)
             raise CorruptFileError(
                 path,
                 f"{found[first]} documents with tokens end in this block, {rows['ends'][first]} when it was "
@@ -183,7 +188,7 @@ class BlockStore(BlockSizes):
         numbers = self._checked(ids)
         found: list[npt.NDArray[np.int64]] = [None] * len(numbers)  # type: ignore[list-item]
         scanned_bytes = 0
-        for here, opened, rows in self._by_reader(numbers, self.generation.blocks(numbers)):
+        for here, opened, rows in self._by_reader(numbers, self.snapshot.blocks(numbers)):
             offsets, size = read_pieces(opened.reader, rows, opened.chunks, self.storage, opened.check, opened.source)
             scanned_bytes += size
             for i, block in zip(here.tolist(), offsets, strict=True):
@@ -216,7 +221,7 @@ class BlockStore(BlockSizes):
         if given.size and given.dtype.kind not in "iu":
             raise TypeError(f"block numbers must be integers, not {given.dtype}")
         numbers: npt.NDArray[np.int64] = given.astype(np.int64).reshape(-1)
-        num_blocks = self.generation.num_blocks
+        num_blocks = self.snapshot.num_blocks
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < num_blocks):
             bad = numbers[(numbers < 0) | (numbers >= num_blocks)][0]
             raise IndexError(f"block {bad} is out of range: the index has blocks 0 to {num_blocks - 1}")
@@ -226,7 +231,7 @@ class BlockStore(BlockSizes):
         self, numbers: npt.NDArray[np.int64], rows: Array
     ) -> Iterator[tuple[npt.NDArray[np.int64], OpenedReader, Array]]:
         """For each file with requested blocks: which of them, the file, their rows of its block table."""
-        files = self.generation.file_of(numbers)
+        files = self.snapshot.file_of(numbers)
         found = sorted(set(files.tolist()))
         if len(found) == 1:
             yield np.arange(len(rows)), self._files.get(found[0]), rows
@@ -236,8 +241,10 @@ class BlockStore(BlockSizes):
             yield here, self._files.get(file), rows[here]
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {"generation": self.generation, "eods": self.eods, "roots": self.roots}
+        kept = {"snapshot": self.snapshot, "eods": self.eods, "roots": self.roots}
         return kept | {"extra": self.extra, "extra_bytes": self.extra_bytes, "storage": self.storage}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        if "generation" in state:  # pickled by a release that called it so
+            state = {"snapshot" if name == "generation" else name: value for name, value in state.items()}
         self.__init__(**state)  # type: ignore[misc]

@@ -67,8 +67,8 @@ def build_tables(store: BlockStore, sources: Sequence[int], *, launch: Communica
 
     Raises: DataError, CacheError.
     """
-    start, generation = time.monotonic(), store.generation
-    cache = generation.store
+    start, snapshot = time.monotonic(), store.snapshot
+    cache = snapshot.store
     for kind in (DOCUMENTS, LENGTHS_KIND):
         with translate_os_errors(cache.folder):
             (cache.folder / kind).mkdir(parents=True, exist_ok=True)
@@ -78,15 +78,15 @@ def build_tables(store: BlockStore, sources: Sequence[int], *, launch: Communica
             with translate_os_errors(cache.folder):
                 stack.enter_context(cache.hold())
                 cache.remove_leftovers()
-            needed = {table_key(generation, i) for i in sources}
+            needed = {table_key(snapshot, i) for i in sources}
             for folder in cache.list_upgradable(DOCUMENTS):
                 if folder.name in needed and _is_whole(folder):
                     DocumentTable(folder).complete()
             committed = set(cache.list_folders(DOCUMENTS))
             missing = {
-                i: list(split_into_ranges(generation, i))
+                i: list(split_into_ranges(snapshot, i))
                 for i in sources
-                if table_key(generation, i) not in committed or not _is_whole(fetch_table(generation, i))
+                if table_key(snapshot, i) not in committed or not _is_whole(fetch_table(snapshot, i))
             }
         missing = launch.bcast(missing)
         assert missing is not None
@@ -95,12 +95,12 @@ def build_tables(store: BlockStore, sources: Sequence[int], *, launch: Communica
         report = None
         if launch.rank == 0:
             for source, parts in missing.items():
-                _commit(cache, table_key(generation, source), parts)
+                _commit(cache, table_key(snapshot, source), parts)
             report = TablesReport(
-                documents=sum(generation.sources[i].rows for i in sources),
+                documents=sum(snapshot.sources[i].rows for i in sources),
                 counted=sum(n for n, _ in totals),
                 scanned_bytes=sum(size for _, size in totals),
-                table_bytes=sum(table_bytes(generation, i) or 0 for i in sources),
+                table_bytes=sum(table_bytes(snapshot, i) or 0 for i in sources),
                 seconds=time.monotonic() - start,
             )
         report = launch.bcast(report)

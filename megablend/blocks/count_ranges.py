@@ -50,18 +50,18 @@ class BlockRange(NamedTuple):
     stored_bytes: int
 
 
-def split_into_ranges(generation: Snapshot, source: int) -> Iterator[BlockRange]:
+def split_into_ranges(snapshot: Snapshot, source: int) -> Iterator[BlockRange]:
     """Split a source's blocks at file ends, and within files about every STRETCH_BYTES where a document begins."""
-    entry = generation.sources[source]
-    for number, key in zip(entry.files, generation.file_keys(entry), strict=True):
-        file = generation.file(number)
+    entry = snapshot.sources[source]
+    for number, key in zip(entry.files, snapshot.file_keys(entry), strict=True):
+        file = snapshot.file(number)
         blocks = np.arange(file.first_block, file.first_block + file.num_blocks)
-        stored = np.cumsum(generation.blocks(blocks)["stored_bytes"], dtype=np.int64)
+        stored = np.cumsum(snapshot.blocks(blocks)["stored_bytes"], dtype=np.int64)
         edges = file.first_block + 1 + np.flatnonzero(np.diff(stored // STRETCH_BYTES))
         end = file.first_block + file.num_blocks
-        cuts = sorted({file.first_block, *(next_cut(generation, int(edge), end) for edge in edges), end})
+        cuts = sorted({file.first_block, *(next_cut(snapshot, int(edge), end) for edge in edges), end})
         for first, stop in pairwise(cuts):
-            rows = int(np.diff(generation.running("rows_before", [first, stop]))[0])
+            rows = int(np.diff(snapshot.running("rows_before", [first, stop]))[0])
             size = int(
                 stored[stop - 1 - file.first_block] - (stored[first - 1 - file.first_block] if first > cuts[0] else 0)
             )
@@ -71,7 +71,7 @@ def split_into_ranges(generation: Snapshot, source: int) -> Iterator[BlockRange]
 def count_share(store: BlockStore, parts: Sequence[BlockRange], launch: Communicator) -> tuple[int, int]:
     """Count this rank's ranges that were not counted yet. Returns: documents counted, and data bytes read."""
     cache, mine = (
-        store.generation.store,
+        store.snapshot.store,
         assign_longest_first([part.stored_bytes for part in parts], launch.size)[launch.rank],
     )
     cache.fetch_files(LENGTHS_KIND, owners_of(parts))
@@ -87,18 +87,18 @@ def count_share(store: BlockStore, parts: Sequence[BlockRange], launch: Communic
 def _count_part(store: BlockStore, part: BlockRange, _: RequestedReads) -> int:
     """Count the documents of a range, and store their lengths on this node. Returns: data bytes read."""
     scanned_bytes, lengths = 0, np.empty(part.documents, np.int32)
-    first_document = int(store.generation.running("rows_before", [part.first_block])[0])
+    first_document = int(store.snapshot.running("rows_before", [part.first_block])[0])
     for first, found, size in count_documents(store, part.first_block, part.stop_block):
         if found.max(initial=0) > _LONGEST:
-            file = int(store.generation.file_of([part.first_block])[0])
+            file = int(store.snapshot.file_of([part.first_block])[0])
             raise UnsupportedFileError(
-                store.generation.path(file, store.roots),
+                store.snapshot.path(file, store.roots),
                 f"a document has {found.max():,} tokens; document tables support up to {_LONGEST:,}: split it",
             )
         lengths[first - first_document :][: len(found)] = found
         scanned_bytes += size
     data = lengths.astype("<i4").tobytes()
-    replace_file(store.generation.store.folder / LENGTHS_KIND / part.name, data + _digest(data))
+    replace_file(store.snapshot.store.folder / LENGTHS_KIND / part.name, data + _digest(data))
     return scanned_bytes
 
 

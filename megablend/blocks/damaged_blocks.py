@@ -51,8 +51,8 @@ def _read_or_replace(store: BlockStore, block: int, *, pieces: bool) -> DecodedB
 def _make_zeros(store: BlockStore, block: int, *, pieces: bool) -> DecodedBlock:
     ids = np.array([block])
     num_tokens = int(store.num_tokens(ids)[0])
-    column = store.generation.column_of(int(store.generation.file_of(ids)[0]))
-    dtype = np.result_type(*store.generation.token_dtypes(column.files))
+    column = store.snapshot.column_of(int(store.snapshot.file_of(ids)[0]))
+    dtype = np.result_type(*store.snapshot.token_dtypes(column.files))
     extra = store.extra.get(column.source_name, ()) if isinstance(column, SourceEntry) else ()
     zeros = tuple(np.zeros(num_tokens, each.dtype) for each in extra)
     return DecodedBlock(np.zeros(num_tokens, dtype), np.array([0, num_tokens]) if pieces else NO_OFFSETS, zeros)

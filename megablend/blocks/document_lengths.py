@@ -25,11 +25,11 @@ def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[i
     Raises: as BlockStore.read does.
     """
     while first < end:
-        stop = next_cut(store.generation, min(first + _BATCH_BLOCKS, end), end)
+        stop = next_cut(store.snapshot, min(first + _BATCH_BLOCKS, end), end)
         ids = np.arange(first, stop)
-        rows = store.generation.running("rows_before", np.append(ids, stop))
+        rows = store.snapshot.running("rows_before", np.append(ids, stop))
         lengths = np.zeros(int(rows[-1] - rows[0]), np.int64)
-        continues = store.generation.blocks(ids)["flags"] & STARTS_MID_DOCUMENT
+        continues = store.snapshot.blocks(ids)["flags"] & STARTS_MID_DOCUMENT
         offsets, scanned_bytes = store.pieces(ids)
         for row, pieces, continued in zip(rows[:-1].tolist(), offsets, continues, strict=True):
             begin = row - int(rows[0]) - bool(continued)
@@ -38,8 +38,8 @@ def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[i
         first = stop
 
 
-def next_cut(generation: Snapshot, block: int, end: int) -> int:
+def next_cut(snapshot: Snapshot, block: int, end: int) -> int:
     """The first block from `block` on that begins with a new document; `end` if there is none before it."""
-    while block < end and generation.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT:
+    while block < end and snapshot.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT:
         block += 1
     return block

@@ -22,15 +22,15 @@ def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple
     """
     if not columns:  # as for most of thousands of sources
         return ()
-    generation = store.generation
-    source = next(entry for entry in generation.sources if entry.name == name)
+    snapshot = store.snapshot
+    source = next(entry for entry in snapshot.sources if entry.name == name)
     found = []
     for column in columns:
         entry = source.find_extra(column)
         assert entry is not None, column
         kinds = {
-            (file.opened.token_dtype, is_flat(file.opened.meta)): generation.path(i)
-            for i, file in ((i, generation.file(i)) for i in reversed(entry.files))
+            (file.opened.token_dtype, is_flat(file.opened.meta)): snapshot.path(i)
+            for i, file in ((i, snapshot.file(i)) for i in reversed(entry.files))
         }
         if len(kinds) > 1:
             listed = ", ".join(
@@ -46,9 +46,9 @@ def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple
 
 
 def _check_counts(store: BlockStore, tokens: SourceEntry, extra: ColumnEntry, column: str, *, flat: bool) -> None:
-    generation = store.generation
+    snapshot = store.snapshot
     for number, other in zip(tokens.files, extra.files, strict=True):
-        file, column_file = generation.file(number), generation.file(other)
+        file, column_file = snapshot.file(number), snapshot.file(other)
         if flat and column_file.tokens != column_file.rows:
             problem = f"has {column_file.rows - column_file.tokens:,} rows without a value; every row needs one"
         elif column_file.rows != file.rows:
@@ -58,7 +58,7 @@ def _check_counts(store: BlockStore, tokens: SourceEntry, extra: ColumnEntry, co
             problem = f"{found}; each list must have as many values as its row has tokens, nulls not counted"
         else:
             continue
-        raise ConfigError(f"{generation.path(number, store.roots)}: extra column {column!r} {problem}")
+        raise ConfigError(f"{snapshot.path(number, store.roots)}: extra column {column!r} {problem}")
 
 
 def _first_difference(store: BlockStore, file: FileEntry, column_file: FileEntry) -> str:

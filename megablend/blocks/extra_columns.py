@@ -36,7 +36,7 @@ class ExtraColumn:
 
 
 def read_extra_columns(
-    generation: Snapshot,
+    snapshot: Snapshot,
     columns: Sequence[ExtraColumn],
     tokens: SourceEntry,
     read: Read,
@@ -57,8 +57,8 @@ def read_extra_columns(
     Returns: for each block, one array per column, read-only.
     Raises: CorruptFileError if rows of the two columns have different numbers of values; as `read` does.
     """
-    flags = generation.blocks(ids)["flags"]
-    rows = _first_rows(generation, tokens, ids, flags)
+    flags = snapshot.blocks(ids)["flags"]
+    rows = _first_rows(snapshot, tokens, ids, flags)
     by_column = []
     for column in columns:
         if column.flat:
@@ -66,13 +66,13 @@ def read_extra_columns(
             first = rows
         else:
             counts = np.array([len(block.tokens) for block in blocks])
-            before = generation.running("tokens_before", np.append(ids, tokens.blocks.start))
+            before = snapshot.running("tokens_before", np.append(ids, tokens.blocks.start))
             first = before[:-1] - before[-1]
         # A document may end in a block without any of its tokens: its last number is the previous one.
         in_front = (first > 0) & (not column.flat) & eod
-        found, read_blocks = _fetch(generation, column, read, first - in_front, counts + in_front)
+        found, read_blocks = _fetch(snapshot, column, read, first - in_front, counts + in_front)
         if not column.flat:
-            _check_rows(generation, column, tokens, ids, rows, blocks, first, read_blocks)
+            _check_rows(snapshot, column, tokens, ids, rows, blocks, first, read_blocks)
         fields = zip(blocks, found, in_front.tolist(), flags.tolist(), strict=True)
         by_column.append([_aligned(column, *field, eod=eod) for field in fields])
     return list(zip(*by_column, strict=True))
@@ -92,7 +92,7 @@ def _aligned(column: ExtraColumn, block: DecodedBlock, found: Array, in_front: b
 
 
 def _fetch(
-    generation: Snapshot, column: ExtraColumn, read: Read, starts: Int64s, counts: Int64s
+    snapshot: Snapshot, column: ExtraColumn, read: Read, starts: Int64s, counts: Int64s
 ) -> tuple[list[Array], dict[int, tuple[int, DecodedBlock]]]:
     """Read ranges of a column's numbers. Returns them, and their blocks of the column with the numbers before each.
 
@@ -100,17 +100,17 @@ def _fetch(
         starts, counts: int64 [n], of the column's numbers.
     """
     span = column.entry.blocks
-    origin = generation.running("tokens_before", [span.start])[0]
+    origin = snapshot.running("tokens_before", [span.start])[0]
     firsts = np.full(len(starts), span.start)
     stops, filled = firsts.copy(), np.flatnonzero(counts > 0)
     begins = origin + starts[filled]
-    firsts[filled] = generation.find_blocks("tokens_before", span, begins)
-    stops[filled] = generation.find_blocks("tokens_before", span, begins + counts[filled] - 1) + 1
+    firsts[filled] = snapshot.find_blocks("tokens_before", span, begins)
+    stops[filled] = snapshot.find_blocks("tokens_before", span, begins + counts[filled] - 1) + 1
     needed = np.array(
         sorted({i for first, stop in zip(firsts.tolist(), stops.tolist(), strict=True) for i in range(first, stop)}),
         np.int64,
     )
-    before = (generation.running("tokens_before", needed) - origin).tolist()
+    before = (snapshot.running("tokens_before", needed) - origin).tolist()
     decoded = dict(zip(needed.tolist(), zip(before, read(needed), strict=True), strict=True))
     found = []
     for start, size, first, stop in zip(*(each.tolist() for each in (starts, counts, firsts, stops)), strict=True):
@@ -121,7 +121,7 @@ def _fetch(
 
 
 def _check_rows(
-    generation: Snapshot,
+    snapshot: Snapshot,
     column: ExtraColumn,
     tokens: SourceEntry,
     ids: Int64s,
@@ -140,8 +140,8 @@ def _check_rows(
     """
     places = np.array(sorted(decoded), np.int64)
     theirs = [decoded[i] for i in sorted(decoded)]
-    flags = generation.blocks(places)["flags"]
-    their_rows = _first_rows(generation, column.entry, places, flags)
+    flags = snapshot.blocks(places)["flags"]
+    their_rows = _first_rows(snapshot, column.entry, places, flags)
     begins = np.array([before for before, _ in theirs], np.int64)
     continues = ((flags & STARTS_MID_DOCUMENT) > 0).tolist()
     edges = [before + block.offsets[int(on) : -1] for (before, block), on in zip(theirs, continues, strict=True)]
@@ -153,7 +153,7 @@ def _check_rows(
         row = first_row + first
         at = int(np.searchsorted(begins, start, side="right")) - 1
         if int(their_rows[at]) + _piece(theirs[at][1], start - int(begins[at])) != row:
-            raise _mismatch_error(generation, column, tokens, i, row)
+            raise _mismatch_error(snapshot, column, tokens, i, row)
         mine = start + block.offsets[first + 1 : -1]
         mine = mine[mine < start + len(block.tokens)]  # rows without tokens at its end may belong to the next block
         found = there[np.searchsorted(there, start, side="right") :][: len(mine) + 1]
@@ -162,12 +162,12 @@ def _check_rows(
             continue
         both = min(len(mine), len(found))
         differ = np.flatnonzero(mine[:both] != found[:both])
-        raise _mismatch_error(generation, column, tokens, i, row + (int(differ[0]) if len(differ) else both))
+        raise _mismatch_error(snapshot, column, tokens, i, row + (int(differ[0]) if len(differ) else both))
 
 
-def _first_rows(generation: Snapshot, entry: ColumnEntry, ids: Int64s, flags: npt.NDArray[np.uint8]) -> Int64s:
+def _first_rows(snapshot: Snapshot, entry: ColumnEntry, ids: Int64s, flags: npt.NDArray[np.uint8]) -> Int64s:
     """The row of each block's first piece, counted from the column's first row."""
-    counts = generation.running("rows_before", np.append(ids, entry.blocks.start))
+    counts = snapshot.running("rows_before", np.append(ids, entry.blocks.start))
     rows: Int64s = counts[:-1] - counts[-1]
     return rows - ((flags & STARTS_MID_DOCUMENT) > 0)
 
@@ -177,16 +177,14 @@ def _piece(block: DecodedBlock, place: int) -> int:
     return int(np.searchsorted(block.offsets, place, side="right")) - 1
 
 
-def _mismatch_error(
-    generation: Snapshot, column: ExtraColumn, tokens: SourceEntry, i: int, row: int
-) -> CorruptFileError:
+def _mismatch_error(snapshot: Snapshot, column: ExtraColumn, tokens: SourceEntry, i: int, row: int) -> CorruptFileError:
     """The error for a row of a source, in its block i."""
-    file = int(generation.file_of([i])[0])
-    first_block = generation.file(file).first_block
-    row -= int(np.diff(generation.running("rows_before", [tokens.blocks.start, first_block]))[0])
+    file = int(snapshot.file_of([i])[0])
+    first_block = snapshot.file(file).first_block
+    row -= int(np.diff(snapshot.running("rows_before", [tokens.blocks.start, first_block]))[0])
     return CorruptFileError(
-        generation.path(file),
+        snapshot.path(file),
         f"row {row}: its list in column {column.column!r} does not have one value per token (nulls not counted); rewrite the "
         "file, and build the run by another name (`run:`)",
-        offset=int(generation.blocks(np.array([i]))[0]["offset"]),
+        offset=int(snapshot.blocks(np.array([i]))[0]["offset"]),
     )

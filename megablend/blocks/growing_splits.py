@@ -94,13 +94,13 @@ def find_split_ranges(
 
 
 def _plain(store: BlockStore, parts: npt.NDArray[np.void]) -> SplitRanges:
-    return SplitRanges(store.generation.sources.numbers, parts.shape[1], parts.reshape(-1), np.arange(parts.size + 1))
+    return SplitRanges(store.snapshot.sources.numbers, parts.shape[1], parts.reshape(-1), np.arange(parts.size + 1))
 
 
 def _grown(stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bool) -> SplitRanges:
     """The splits of the last snapshot's sources."""
-    last = stores[-1].generation
-    asked = [VERSION, [each.generation.digest for each in stores], [str(share) for share in shares], stores[-1].eods]
+    last = stores[-1].snapshot
+    asked = [VERSION, [each.snapshot.digest for each in stores], [str(share) for share in shares], stores[-1].eods]
     key = hashlib.blake2b(json.dumps(["grown", *asked]).encode(), digest_size=16).digest()
     path = splits(last.cache) / f"{last.digest}-{key.hex()}"
     stored = _load(path, key, len(last.sources) * len(shares))
@@ -145,9 +145,9 @@ def _trace_files(stores: Sequence[BlockStore], name: str) -> list[list[_Document
     for cohort, store in enumerate(stores):
         source = _number(store, name)
         assert source is not None
-        entry, listed, total = store.generation.sources[source], list[_Documents](), 0
+        entry, listed, total = store.snapshot.sources[source], list[_Documents](), 0
         left = {key: list(files) for key, files in known.items()}
-        for key, count in zip(store.generation.file_keys(entry), _count_documents(store, source), strict=True):
+        for key, count in zip(store.snapshot.file_keys(entry), _count_documents(store, source), strict=True):
             if left.get(key):
                 listed.append(left[key].pop(0))
                 continue
@@ -166,23 +166,23 @@ def _cohort_sizes(files: Sequence[Sequence[_Documents]]) -> dict[int, int]:
 
 def _count_documents(store: BlockStore, source: int) -> list[int]:
     """Documents of each file of a source."""
-    generation, entry = store.generation, store.generation.sources[source]
-    return [generation.file(number).rows for number in entry.files]
+    snapshot, entry = store.snapshot, store.snapshot.sources[source]
+    return [snapshot.file(number).rows for number in entry.files]
 
 
 def _file_edges(store: BlockStore, source: int) -> dict[int, tuple[int, int]]:
     """Where the documents begin with which files begin, by number in the source: known without reading blocks."""
-    generation, entry = store.generation, store.generation.sources[source]
+    snapshot, entry = store.snapshot, store.snapshot.sources[source]
     edges, before = dict[int, tuple[int, int]](), 0
     for number in entry.files:
-        file = generation.file(number)
+        file = snapshot.file(number)
         edges.setdefault(before, (file.first_block, 0))
         before += file.rows
     return edges
 
 
 def _number(store: BlockStore, name: str) -> int | None:
-    return store.generation.sources.numbers.get(name)
+    return store.snapshot.sources.numbers.get(name)
 
 
 def _load(path: Path, key: bytes, size: int) -> tuple[npt.NDArray[np.int64], Ranges] | None:

@@ -26,14 +26,14 @@ class JoinedStore(BlockStore):
     ) -> None:
         """Args: extra, roots: by the names that the sources have in the JoinedSnapshot; columns as `stores` have them."""
         self._stores = tuple(stores)
-        generation = JoinedSnapshot([store.generation for store in stores])
+        snapshot = JoinedSnapshot([store.snapshot for store in stores])
         eods = [eod for store in stores for eod in store.eods]
         moved = {
             source.name: tuple(_move(column, source) for column in extra[source.name])
-            for source in generation.sources
+            for source in snapshot.sources
             if source.name in extra
         }
-        super().__init__(generation, eods, roots, moved, stores[-1].extra_bytes, storage=storage)
+        super().__init__(snapshot, eods, roots, moved, stores[-1].extra_bytes, storage=storage)
 
     @property
     def stores(self) -> tuple[BlockStore, ...]:
@@ -43,8 +43,8 @@ class JoinedStore(BlockStore):
     @property
     def first_blocks(self) -> tuple[int, ...]:
         """Numbers here of the first block of each of `stores`."""
-        assert isinstance(self.generation, JoinedSnapshot)
-        return tuple(self.generation.first_blocks[:-1].tolist())
+        assert isinstance(self.snapshot, JoinedSnapshot)
+        return tuple(self.snapshot.first_blocks[:-1].tolist())
 
     def __getstate__(self) -> dict[str, Any]:
         return {"stores": self._stores, "extra": self.extra, "roots": self.roots, "storage": self.storage}

@@ -49,13 +49,13 @@ class OpenFiles:
 
     Args:
         eods: for each column of the index, the token inserted after each document, or None.
-        generation, roots, storage: as in BlockStore.
+        snapshot, roots, storage: as in BlockStore.
     """
 
     def __init__(
-        self, generation: Snapshot, eods: Sequence[int | None], roots: Mapping[str, str], storage: Storage
+        self, snapshot: Snapshot, eods: Sequence[int | None], roots: Mapping[str, str], storage: Storage
     ) -> None:
-        self._generation, self._eods, self._roots, self._storage = generation, eods, roots, storage
+        self._snapshot, self._eods, self._roots, self._storage = snapshot, eods, roots, storage
         self._opened = LRUCache[OpenedReader](MAX_OPEN_FILES)
         self._same: dict[int, int] = {}  # by file, a version newer than the build's whose content was compared
         self._heaviest = OPEN_BYTES // MAX_OPEN_FILES
@@ -66,10 +66,10 @@ class OpenFiles:
         """The reader of file `file` of the index. Raises: MissingFileError, ChangedFileError, CorruptFileError."""
 
         def enter() -> OpenedReader:
-            entry = self._generation.file(file)
-            column = self._generation.columns[entry.column]
-            path, kind, chunks = self._generation.path(file, self._roots), column.kind, self._generation.chunks(entry)
-            digests = read_digests(self._generation.cache, kind, entry)
+            entry = self._snapshot.file(file)
+            column = self._snapshot.columns[entry.column]
+            path, kind, chunks = self._snapshot.path(file, self._roots), column.kind, self._snapshot.chunks(entry)
+            digests = read_digests(self._snapshot.cache, kind, entry)
             known = dataclasses.replace(entry.opened, group_digests=digests)
 
             def open_reader() -> BlockReader:
@@ -88,7 +88,7 @@ class OpenFiles:
 
         def enter_in_turn() -> OpenedReader:
             """Over a network, several threads that need a file do not all request what opening it takes."""
-            if not find_scheme(self._generation.path(file, self._roots)):
+            if not find_scheme(self._snapshot.path(file, self._roots)):
                 return enter()
             turn = os.getpid(), file
             with self._turns.setdefault(turn, threading.Lock()):
@@ -105,18 +105,18 @@ class OpenFiles:
 
     @cached_property
     def _checksums(self) -> Checksums:
-        return Checksums(self._generation)
+        return Checksums(self._snapshot)
 
     def _check_version(self, number: int, file: FileEntry, path: str) -> None:
         """Check that the opened file is the one that was indexed. Raises: ChangedFileError; as Storage.read does."""
-        paths = self._generation.columns[file.column].kind.files(path)
+        paths = self._snapshot.columns[file.column].kind.files(path)
         version = number_of(join_etags([self._storage.stat_opened(each) for each in paths]))
-        seen = int(self._generation.seen[number])
+        seen = int(self._snapshot.seen[number])
         if version in (seen, self._same.get(number)):
             return
         check_body(path, file.opened.size, file.body, self._storage)
         if seen:
-            warn_moved(self._generation.folder, path, checks_blocks=self._checksums.find(number) is not None)
+            warn_moved(self._snapshot.folder, path, checks_blocks=self._checksums.find(number) is not None)
         self._same[number] = version
 
     def _make_room(self, size: int) -> None:

@@ -50,17 +50,17 @@ def parts_of(store: BlockStore, shares: Sequence[Fraction], *, keep: bool = Fals
     Returns: PART_DTYPE [num_sources, len(shares)].
     Raises: as `cut` does; CacheError if they cannot be written.
     """
-    generation = store.generation
-    asked = json.dumps([VERSION, generation.digest, [str(share) for share in shares], store.column_eods])
+    snapshot = store.snapshot
+    asked = json.dumps([VERSION, snapshot.digest, [str(share) for share in shares], store.column_eods])
     key = hashlib.blake2b(asked.encode(), digest_size=16).digest()
-    path = splits(generation.cache) / f"{generation.digest}-{key.hex()}"
-    shape = (len(generation.columns), len(shares))  # extra columns have rows of zeros
+    path = splits(snapshot.cache) / f"{snapshot.digest}-{key.hex()}"
+    shape = (len(snapshot.columns), len(shares))  # extra columns have rows of zeros
     with contextlib.suppress(OSError):
         data, checksum = (whole := read_regular(path))[:-16], whole[-16:]
         if len(data) == shape[0] * shape[1] * PART_DTYPE.itemsize and _checksum(key, data) == checksum:
             return np.frombuffer(data, PART_DTYPE).reshape(shape)
     parts = np.zeros(shape, PART_DTYPE)
-    for number in range(len(generation.sources)):
+    for number in range(len(snapshot.sources)):
         parts[number] = compute_split_ranges(store, number, shares)
     if keep:
         keep_computed(path, parts.tobytes() + _checksum(key, parts.tobytes()))
@@ -82,7 +82,7 @@ def compute_split_ranges(store: BlockStore, source: int, shares: Sequence[Fracti
     Returns: PART_DTYPE [len(shares)].
     Raises: as BlockStore.read does, for the boundary blocks.
     """
-    entry = store.generation.sources[source]
+    entry = store.snapshot.sources[source]
     running = [sum(shares[:i], Fraction(0)) for i in range(len(shares) + 1)]
     documents = [round(share * entry.rows) for share in running]
     borders = [find_document(store, source, document) for document in documents]
@@ -102,7 +102,7 @@ def cut_documents(
     """
     eod = store.eods[source] is not None
     edges = [block for pair in borders for block, _ in pair]
-    before = store.generation.count_tokens_before(edges, eod=eod).reshape(-1, 2).tolist()
+    before = store.snapshot.count_tokens_before(edges, eod=eod).reshape(-1, 2).tolist()
     parts = np.zeros(len(ranges), PART_DTYPE)
     for i, ((first, last), ((block, skip), (stop, keep))) in enumerate(zip(ranges, borders, strict=True)):
         tokens = before[i][1] + keep - before[i][0] - skip
@@ -113,7 +113,7 @@ def cut_documents(
             continue
         if keep == 0:
             if stop > block:  # otherwise its documents have no tokens, and so no blocks
-                keep = before[i][1] - int(store.generation.count_tokens_before([stop - 1], eod=eod)[0])
+                keep = before[i][1] - int(store.snapshot.count_tokens_before([stop - 1], eod=eod)[0])
             stop -= 1
         parts[i] = (block, stop + 1, skip, keep, last - first, tokens, first)
     return parts
@@ -127,15 +127,15 @@ def find_document(
     Args:
         read: decodes a block of `store`, if its file has another path by now; by default `store` does.
     """
-    generation, entry = store.generation, store.generation.sources[source]
+    snapshot, entry = store.snapshot, store.snapshot.sources[source]
     if document == 0:
         return entry.blocks.start, 0
     if document == entry.rows:
         return entry.blocks.stop, 0
-    row = generation.running("rows_before", [entry.blocks.start]) + document
-    block = int(generation.find_blocks("rows_before", entry.blocks, row)[0])
-    piece = int((row - generation.running("rows_before", [block]))[0])
-    piece += bool(generation.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT)
+    row = snapshot.running("rows_before", [entry.blocks.start]) + document
+    block = int(snapshot.find_blocks("rows_before", entry.blocks, row)[0])
+    piece = int((row - snapshot.running("rows_before", [block]))[0])
+    piece += bool(snapshot.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT)
     decoded = store.read([block])[0] if read is None else read(block)
     return block, int(decoded.offsets[piece])
 
@@ -147,8 +147,8 @@ class SplitBlocks:
         parts: PART_DTYPE [], or [num_ranges] where the split has several ranges of the source's documents, in their order.
     """
 
-    def __init__(self, generation: Snapshot, parts: npt.NDArray[np.void], *, eod: bool) -> None:
-        self.generation = generation
+    def __init__(self, snapshot: Snapshot, parts: npt.NDArray[np.void], *, eod: bool) -> None:
+        self.snapshot = snapshot
         self.eod = eod
         self.parts = parts = np.atleast_1d(parts)
         self.first_block = int(parts["first_block"][0])
@@ -161,30 +161,30 @@ class SplitBlocks:
         firsts = self.parts["first_block"].astype(np.int64)
         which = self._ranges_of(blocks)
         ids = firsts[which] + blocks - self._offsets[which]
-        counts = self.generation.count_tokens_before(np.append(ids, firsts), eod=self.eod)
+        counts = self.snapshot.count_tokens_before(np.append(ids, firsts), eod=self.eod)
         inside = counts[: len(blocks)] - (counts[len(blocks) :] + self.parts["skip"])[which]
         tokens = self._tokens_before[which] + np.where(blocks > self._offsets[which], inside, 0)
         return np.where(blocks < self.num_blocks, tokens, self.num_tokens)
 
     def group_totals(self, num_groups: int, run: int) -> npt.NDArray[np.int64]:
         """Tokens of each group, [num_groups]; block b is of group b // run % num_groups. Loaded from the cache if stored."""
-        kept = load_group_totals(self.generation.cache, self._named(num_groups, run), num_groups)
+        kept = load_group_totals(self.snapshot.cache, self._named(num_groups, run), num_groups)
         return count(self.before, self.num_blocks, num_groups, run) if kept is None else kept
 
     def keep_group_totals(self, num_groups: int, run: int) -> None:
         """Store the result of `group_totals` in the cache. Raises CacheError."""
         named = self._named(num_groups, run)
-        if load_group_totals(self.generation.cache, named, num_groups) is None:
-            save_group_totals(self.generation.cache, named, count(self.before, self.num_blocks, num_groups, run))
+        if load_group_totals(self.snapshot.cache, named, num_groups) is None:
+            save_group_totals(self.snapshot.cache, named, count(self.before, self.num_blocks, num_groups, run))
 
     @property
     def documents(self) -> PartDocuments:
         """The split's documents. Raises: CacheError if the index has no document table."""
-        source = int(self.generation.file_columns[self.generation.file_of([self.first_block])[0]])
+        source = int(self.snapshot.file_columns[self.snapshot.file_of([self.first_block])[0]])
         ranges = [
             range(int(part["first_document"]), int(part["first_document"] + part["documents"])) for part in self.parts
         ]
-        return PartDocuments(open_table(self.generation, source), ranges, eod=self.eod)
+        return PartDocuments(open_table(self.snapshot, source), ranges, eod=self.eod)
 
     def index_blocks(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Block numbers of the snapshot of local blocks, from 0 to num_blocks - 1: int64 [n]."""
@@ -221,4 +221,4 @@ class SplitBlocks:
 
     def _named(self, num_groups: int, run: int) -> list[object]:
         ranges = [[int(part[field]) for field in _RANGE] for part in self.parts]
-        return [self.generation.digest, *ranges, self.eod, num_groups, run]
+        return [self.snapshot.digest, *ranges, self.eod, num_groups, run]

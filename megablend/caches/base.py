@@ -5,7 +5,7 @@ file system it is the cache itself. For one in an object store it is this node's
 what others have published is fetched.
 
     files     written once, never changed: fragments, packs, splits ... A damaged one may be replaced by an equal one
-    folders   of files, committed as a whole: generations, documents
+    folders   of files, committed as a whole: snapshots, documents
     records   small texts that are replaced: the ledgers of runs, and the samples that they skip
 """
 
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from megablend.errors import CacheError
 from megablend.fs.build_lock import LockInfo
 
-GENERATIONS, DOCUMENTS, CHECKSUMS = "generations", "documents", "checksums"
+SNAPSHOTS, DOCUMENTS, CHECKSUMS = "generations", "documents", "checksums"
 """Kinds of folders."""
 RUNS, SKIPS = "runs", "runs/skips"
 """Kinds of records."""

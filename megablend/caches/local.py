@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from megablend.caches.base import GENERATIONS, RUNS, Entry, Record, place_below
+from megablend.caches.base import RUNS, SNAPSHOTS, Entry, Record, place_below
 from megablend.fs.atomic_write import (
     flush_folder,
     list_committed,
@@ -85,7 +85,7 @@ class LocalCacheStore:
 
     def exists(self) -> bool:
         """See CacheStore."""
-        return (self.folder / GENERATIONS).is_dir()
+        return (self.folder / SNAPSHOTS).is_dir()
 
     @contextmanager
     def hold(
@@ -104,7 +104,7 @@ class LocalCacheStore:
     def remove_leftovers(self) -> None:
         """See CacheStore."""
         listed = (self.folder / name for name in FOLDERS)
-        for folder in (*listed, *(self.folder / GENERATIONS).iterdir()):
+        for folder in (*listed, *(self.folder / SNAPSHOTS).iterdir()):
             if folder.is_dir():
                 remove_leftovers(folder)
 
@@ -118,7 +118,7 @@ class LocalCacheStore:
 
     def list_entries(self, kind: str) -> list[Entry]:
         """See CacheStore."""
-        describe = _describe_generation if kind == GENERATIONS else _describe
+        describe = _describe_snapshot if kind == SNAPSHOTS else _describe
         return [describe(self.folder / kind / name) for name in list_committed(self.folder / kind)]
 
     def fetch_file(self, kind: str, name: str, *, is_written: bool = False) -> Path:
@@ -270,7 +270,7 @@ def _describe(path: Path) -> Entry:
     return Entry(path.name, size, state.st_mtime, state.st_mtime)
 
 
-def _describe_generation(path: Path) -> Entry:
+def _describe_snapshot(path: Path) -> Entry:
     """Roots are written by every build that results in a snapshot, the manifest only when the snapshot is created."""
     entry = _describe(path)
     times = {name: (path / name).stat().st_mtime for name in (MANIFEST, ROOTS) if (path / name).exists()}

@@ -26,7 +26,7 @@ from megablend.errors import CacheError, ConfigError
 from megablend.formats.base import has_group_digests
 from megablend.fs.atomic_write import translate_os_errors
 from megablend.index.build_report import BuildReport, Progress, report_waiting
-from megablend.index.cache_folders import fragments, generations
+from megablend.index.cache_folders import fragments, snapshots
 from megablend.index.commit_build import commit_build
 from megablend.index.file_tasks import FileTask, await_pack, describe_contradictions, items_of, plan_work
 from megablend.index.idx_digests import LongIdx, find_missing, idx_digests, make_digests
@@ -177,7 +177,7 @@ def _make_folders(store: CacheStore) -> None:
     """Create the folders that indexing writes to."""
     cache = store.folder
     with translate_os_errors(cache):
-        for folder in (fragments(cache), packs(cache), generations(cache), idx_digests(cache)):
+        for folder in (fragments(cache), packs(cache), snapshots(cache), idx_digests(cache)):
             folder.mkdir(parents=True, exist_ok=True)
 
 

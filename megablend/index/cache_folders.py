@@ -27,7 +27,7 @@ def _absolute(cache: str | Path) -> Path:
     return cache if isinstance(cache, Path) and cache.is_absolute() else Path(cache).absolute()
 
 
-def generations(cache: str | Path) -> Path:
+def snapshots(cache: str | Path) -> Path:
     """The folder of a cache's snapshots."""
     return _absolute(cache) / "generations"
 

@@ -20,13 +20,13 @@ _BATCH = 256
 class FileChecker:
     """Checks files of a snapshot by number, without disturbing readers. Safe to share between threads."""
 
-    def __init__(self, generation: Snapshot, roots: Mapping[str, str], storage: Storage) -> None:
-        self._generation, self._roots, self._storage = generation, dict(roots), storage.for_checking()
+    def __init__(self, snapshot: Snapshot, roots: Mapping[str, str], storage: Storage) -> None:
+        self._snapshot, self._roots, self._storage = snapshot, dict(roots), storage.for_checking()
 
     def check(self, number: int) -> DataError | None:
         """What is wrong with a file; None if it is the one that was indexed. Raises: CacheError."""
-        file, path = self._generation.file(number), self._generation.path(number, self._roots)
-        column = self._generation.columns[file.column]
+        file, path = self._snapshot.file(number), self._snapshot.path(number, self._roots)
+        column = self._snapshot.columns[file.column]
         kind, storage = column.kind, self._storage
         try:
             stats = [storage.stat(each) for each in kind.files(path)]
@@ -35,7 +35,7 @@ class FileChecker:
                     path,
                     f"has {stats[0].size} bytes, had {file.opened.size} when it was indexed; {CHANGED_REMEDY}",
                 )
-            if number_of(join_etags(stats)) != self._generation.seen[number]:
+            if number_of(join_etags(stats)) != self._snapshot.seen[number]:
                 kind.open(path, column.column, file.opened, storage=storage)
                 check_body(path, file.opened.size, file.body, storage)
         except DataError as error:
@@ -43,9 +43,9 @@ class FileChecker:
         return None
 
 
-def files_of(generation: Snapshot, sources: Sequence[str]) -> list[int]:
+def files_of(snapshot: Snapshot, sources: Sequence[str]) -> list[int]:
     """Numbers of the files of the named sources; extra columns are in the same files."""
-    return [number for entry in generation.sources if entry.name in sources for number in entry.files]
+    return [number for entry in snapshot.sources if entry.name in sources for number in entry.files]
 
 
 def check_files(

@@ -10,10 +10,10 @@ from megablend.caches.base import CacheStore
 from megablend.errors import CacheError
 from megablend.index.build_report import BuildReport
 from megablend.index.columns import ColumnsTaken
-from megablend.index.complete_snapshots import complete_generations
+from megablend.index.complete_snapshots import complete_snapshots
 from megablend.index.file_tasks import FileTask, TaskPart, TaskResult, await_fragment
 from megablend.index.list_snapshots import list_snapshots
-from megablend.index.merge import write_generation
+from megablend.index.merge import write_snapshot
 from megablend.index.packs import FileFacts, Packed, facts_of
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.index.source_spec import SourceColumn
@@ -41,10 +41,10 @@ def commit_build(
     """
     newest = _newest(store)
     taken, unused = ColumnsTaken(), list[str]()
-    digest, created = write_generation(
+    digest, created = write_snapshot(
         store, columns, _load_facts(store, columns, work, packed, taken, unused), taken.by_name
     )
-    late_notes = complete_generations(store, digest)
+    late_notes = complete_snapshots(store, digest)
     sources = [each.source for each in columns if not each.is_extra]
     here = {(listing.spec.name, file.name) for listing in sources for file in listing.files}
     names = {listing.spec.name for listing in sources}
@@ -94,9 +94,9 @@ def _newest(store: CacheStore) -> Snapshot | None:
     return None
 
 
-def _files(generation: Snapshot | None) -> list[tuple[str, str]]:
+def _files(snapshot: Snapshot | None) -> list[tuple[str, str]]:
     """(source name, file name) of all files."""
-    if generation is None:
+    if snapshot is None:
         return []
-    names = generation.file_names()
-    return [(source.name, names[i]) for source in generation.sources for i in source.files]
+    names = snapshot.file_names()
+    return [(source.name, names[i]) for source in snapshot.sources for i in source.files]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from megablend.caches.base import GENERATIONS, CacheStore
+from megablend.caches.base import SNAPSHOTS, CacheStore
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import replace_file
 from megablend.index.checked_table import complete_checks
@@ -13,7 +13,7 @@ from megablend.index.manifest import SEEN
 from megablend.index.snapshot import Snapshot, open_snapshot
 
 
-def complete_generations(store: CacheStore, newest: str) -> list[str]:
+def complete_snapshots(store: CacheStore, newest: str) -> list[str]:
     """Complete all snapshots, since runs may use them. Returns: a note for each damaged one.
 
     Args:
@@ -22,7 +22,7 @@ def complete_generations(store: CacheStore, newest: str) -> list[str]:
     Raises: CacheError if the cache cannot be written.
     """
     notes, built = [], None
-    for folder in store.list_upgradable(GENERATIONS):
+    for folder in store.list_upgradable(SNAPSHOTS):
         lacks_seen = not (folder / SEEN).exists()
         if lacks_seen and built is None:
             built = open_snapshot(store, newest)
@@ -42,8 +42,8 @@ def _seen_of(older: Snapshot, built: Snapshot) -> Numbers:
     return np.array([known.get(identity, 0) for identity in _identities(older)], np.uint64)
 
 
-def _identities(generation: Snapshot) -> list[tuple[str, ...]]:
+def _identities(snapshot: Snapshot) -> list[tuple[str, ...]]:
     """Location and content of each file."""
-    roots = [generation.columns[column].root for column in generation.file_columns.tolist()]
-    rows = zip(roots, generation.file_names(), generation.file_contents(), strict=True)
+    roots = [snapshot.columns[column].root for column in snapshot.file_columns.tolist()]
+    rows = zip(roots, snapshot.file_names(), snapshot.file_contents(), strict=True)
     return [(root, name, *contents) for root, name, contents in rows]

@@ -189,15 +189,15 @@ class PartDocuments:
         return self._table.folder.parent.parent
 
 
-def table_key(generation: Snapshot, source: int) -> str:
+def table_key(snapshot: Snapshot, source: int) -> str:
     """The name of the table of a source of a snapshot, which may not exist."""
-    asked = [VERSION, *generation.file_keys(generation.sources[source])]
+    asked = [VERSION, *snapshot.file_keys(snapshot.sources[source])]
     return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
 
 
-def fetch_table(generation: Snapshot, source: int) -> Path:
+def fetch_table(snapshot: Snapshot, source: int) -> Path:
     """The folder of the table of a source of a snapshot; if there is none, nothing is at the path. Raises: CacheError."""
-    store, key = generation.store, table_key(generation, source)
+    store, key = snapshot.store, table_key(snapshot, source)
     folder = store.folder / DOCUMENTS / key
     if not (folder / MANIFEST).is_file():
         store.fetch_folder(DOCUMENTS, key)
@@ -205,15 +205,15 @@ def fetch_table(generation: Snapshot, source: int) -> Path:
     return folder
 
 
-def table_bytes(generation: Snapshot, source: int) -> int | None:
+def table_bytes(snapshot: Snapshot, source: int) -> int | None:
     """Size of a source's document table in bytes; None if it has none."""
-    folder = fetch_table(generation, source)
+    folder = fetch_table(snapshot, source)
     return sum(path.stat().st_size for path in folder.iterdir()) if (folder / MANIFEST).is_file() else None
 
 
-def open_table(generation: Snapshot, source: int) -> DocumentTable:
+def open_table(snapshot: Snapshot, source: int) -> DocumentTable:
     """Open the document table of a source of a snapshot. Raises: CacheError if it is missing or damaged."""
-    entry, folder = generation.sources[source], fetch_table(generation, source)
+    entry, folder = snapshot.sources[source], fetch_table(snapshot, source)
     if not (folder / MANIFEST).is_file():
         raise CacheError(
             f"{folder}: source {entry.name!r} has no document table; rebuild the index (`megablend index CONFIG`)"

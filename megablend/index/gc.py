@@ -1,6 +1,6 @@
 """Garbage collection: removes from a cache what is no longer needed.
 
-    generations   snapshots, except the newest and those that runs use
+    snapshots     except the newest and those that runs use
     fragments     of files that are in no kept snapshot, or that are in a pack; fragments of parts of large files
     packs         without files of a kept snapshot
     documents     document tables (and `lengths`) of files that are in no kept snapshot
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, CacheStore
+from megablend.caches.base import CHECKSUMS, DOCUMENTS, SNAPSHOTS, CacheStore
 from megablend.caches.find import CacheLike, find_existing
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import translate_os_errors
@@ -40,7 +40,7 @@ _KINDS = ("fragments", "packs", DOCUMENTS, CHECKSUMS, "lengths", "splits", "idx"
 class Collected:
     """What was removed, or would be removed."""
 
-    generations: tuple[str, ...]
+    snapshots: tuple[str, ...]
     """Digests of removed snapshots, the oldest first."""
     kept: tuple[str, ...]
     """Digests of snapshots that are kept."""
@@ -73,9 +73,9 @@ def collect(
                 "all files again"
             )
         before = (time.time() if dry_run else store.now()) - min_age_seconds
-        generations = {entry.name: entry for entry in store.list_entries(GENERATIONS)}
+        snapshots = {entry.name: entry for entry in store.list_entries(SNAPSHOTS)}
         by_arrival, in_use = list_snapshots(store), set(needed())
-        superseded = find_superseded(store, generations, by_arrival)
+        superseded = find_superseded(store, snapshots, by_arrival)
         old = [digest for digest, ended in superseded.items() if digest not in in_use and ended < before]
         kept = tuple(digest for digest in by_arrival if digest not in old)
         needs = _KeptContents(store, kept).needs
@@ -85,13 +85,13 @@ def collect(
             for entry in store.list_entries(kind)
             if entry.committed < before and not needs(kind, entry.name)
         ]
-        going = [*((GENERATIONS, generations[digest]) for digest in old), *others]
+        going = [*((SNAPSHOTS, snapshots[digest]) for digest in old), *others]
         if not dry_run:
             for kind, entry in going:
                 store.remove(kind, entry.name)
         num_left, bytes_left = store.collect_leftovers(before, dry_run=dry_run)
     return Collected(
-        generations=tuple(old),
+        snapshots=tuple(old),
         kept=kept,
         others=len(others) + num_left,
         bytes=sum(entry.bytes for _, entry in going) + bytes_left,
@@ -106,18 +106,18 @@ class _KeptContents:
         self._contents: set[tuple[str, str]] = set()
         self._files: set[str] = set()
         self._tables: set[str] = set()
-        self._generations = set(kept)
+        self._snapshots = set(kept)
         self._structures: set[str] = set()
         self._packs: set[str] = set()
         self._packed = Packed()
         for digest in kept:
-            generation = open_snapshot(store, digest)
-            contents = generation.file_contents()
+            snapshot = open_snapshot(store, digest)
+            contents = snapshot.file_contents()
             self._contents.update(contents)
             self._structures.update(structure for structure, _ in contents)
-            for number, source in enumerate(generation.sources):
-                self._files.update(generation.file_keys(source))
-                self._tables.add(table_key(generation, number))
+            for number, source in enumerate(snapshot.sources):
+                self._files.update(snapshot.file_keys(source))
+                self._tables.add(table_key(snapshot, number))
         for name in store.list_files("packs"):
             with contextlib.suppress(CacheError):  # a damaged pack is removed
                 pack = Pack(store.fetch_file("packs", name))
@@ -139,4 +139,4 @@ class _KeptContents:
             return name in self._structures
         if kind == "lengths":
             return owner in self._files
-        return owner in self._tables or (kind in ("splits", CHECKSUMS) and owner in self._generations)
+        return owner in self._tables or (kind in ("splits", CHECKSUMS) and owner in self._snapshots)

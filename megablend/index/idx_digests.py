@@ -53,20 +53,20 @@ def read_digests(cache: str | Path, kind: Format, file: FileEntry) -> Digests | 
     return _read(idx_digests(cache) / file.opened.structure)
 
 
-def find_missing(generation: Snapshot) -> Iterator[LongIdx]:
+def find_missing(snapshot: Snapshot) -> Iterator[LongIdx]:
     """Long `.idx` files of an index whose digests are missing, each once."""
     known: set[str] = set()
-    for source in generation.sources:
+    for source in snapshot.sources:
         kind = source.kind
         if not has_group_digests(kind):
             continue
         for number in source.files:
-            file = generation.file(number)
+            file = snapshot.file(number)
             structure = file.opened.structure
             if kind.needs_group_digests(file.opened) and structure not in known:
                 known.add(structure)
-                if _read(idx_digests(generation.cache) / structure) is None:
-                    yield LongIdx(generation.path(number), source.format, file.opened)
+                if _read(idx_digests(snapshot.cache) / structure) is None:
+                    yield LongIdx(snapshot.path(number), source.format, file.opened)
 
 
 def damaged_digests(cache: CacheLike) -> Iterator[str]:

@@ -27,7 +27,7 @@ TABLES = (BLOCKS, CHUNKS, FILES)
 Fields = dict[str, type | tuple[type, ...]]
 _FIELDS: Fields = {"format_version": int, "tables": dict}
 _TABLE_FIELDS: Fields = {"bytes": int, "blake2b": str}
-_GENERATION_FIELDS: Fields = {"sources": list, "num_files": int, "num_blocks": int, "num_chunks": int}
+_SNAPSHOT_FIELDS: Fields = {"sources": list, "num_files": int, "num_blocks": int, "num_chunks": int}
 _COUNTED = {"num_files": FILES, "num_blocks": BLOCKS, "num_chunks": CHUNKS}
 _SOURCE_FIELDS: Fields = {
     "name": str,
@@ -99,10 +99,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def read_generation_manifest(folder: Path) -> dict[str, Any]:
+def read_snapshot_manifest(folder: Path) -> dict[str, Any]:
     """Read and validate the manifest of a snapshot of the index. Raises: as read_manifest."""
     manifest = read_manifest(folder)
-    _check_fields(folder, manifest, _GENERATION_FIELDS)
+    _check_fields(folder, manifest, _SNAPSHOT_FIELDS)
     _check_fields(folder, manifest["tables"], dict.fromkeys(TABLES, dict))
     for name, table in _COUNTED.items():  # a row takes more than a byte
         most = manifest["tables"][table]["bytes"]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from megablend.caches.base import GENERATIONS, CacheStore
+from megablend.caches.base import SNAPSHOTS, CacheStore
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import (
     temp_sibling,
     translate_os_errors,
     write_flushed,
 )
-from megablend.index.cache_folders import generations
+from megablend.index.cache_folders import snapshots
 from megablend.index.file_versions import number_of, seen_bytes
 from megablend.index.list_snapshots import build_sequence
 from megablend.index.manifest import (
@@ -25,7 +25,7 @@ from megablend.index.manifest import (
     TOKEN_RANGES,
     damaged_tables,
     dump_with_checksum,
-    read_generation_manifest,
+    read_snapshot_manifest,
 )
 from megablend.index.packs import FileFacts
 from megablend.index.source_spec import SourceColumn
@@ -36,7 +36,7 @@ _CONTENT = ("digest", "sources", "values", "num_files", "num_blocks", "num_chunk
 """Fields of a manifest that define the content: without the version that wrote it, and the tables' bytes, which depend on it."""
 
 
-def write_generation(
+def write_snapshot(
     store: CacheStore,
     columns: Sequence[SourceColumn],
     facts: Iterator[FileFacts],
@@ -55,7 +55,7 @@ def write_generation(
     Returns: the snapshot's digest, and whether it is new.
     Raises: CacheError if the cache cannot be written; as `facts` does.
     """
-    folder = temp_sibling(generations(store.folder) / "generation")
+    folder = temp_sibling(snapshots(store.folder) / "generation")
     with translate_os_errors(folder):
         folder.mkdir()
         try:
@@ -69,13 +69,13 @@ def write_generation(
             }
             seen = np.array([number_of(file.etag) for each in columns for file in each.source.files], np.uint64)
             digest = manifest["digest"]
-            sequence = 1 + max((build_sequence(store, each) for each in store.list_folders(GENERATIONS)), default=0)
+            sequence = 1 + max((build_sequence(store, each) for each in store.list_folders(SNAPSHOTS)), default=0)
             replaced = {
                 SEEN: seen_bytes(digest, seen),
                 TOKEN_RANGES: pack_ranges(digest, ranges),
                 ROOTS: dump_with_checksum({"arrival": sequence, **found}),
             }
-            return digest, store.commit_folder(GENERATIONS, digest, folder, replaced, _is_intact)
+            return digest, store.commit_folder(SNAPSHOTS, digest, folder, replaced, _is_intact)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -90,7 +90,7 @@ def _collect_ranges(facts: Iterator[FileFacts], ranges: list[tuple[int, int] | N
 def _is_intact(final: Path, written: Path) -> bool:
     """Whether the snapshot committed before has the same content as the one just written, and its tables are undamaged."""
     try:
-        manifest, expected = read_generation_manifest(final), read_generation_manifest(written)
+        manifest, expected = read_snapshot_manifest(final), read_snapshot_manifest(written)
         return all(manifest.get(name) == expected[name] for name in _CONTENT) and not damaged_tables(final, manifest)
     except CacheError:
         return False

@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping
 
-from megablend.caches.base import GENERATIONS
+from megablend.caches.base import SNAPSHOTS
 from megablend.caches.find import CacheLike, find_store
 from megablend.config.read_spec import ReadSpec
 from megablend.errors import CacheError, DamagedCacheError
 from megablend.fs.atomic_write import checksum
 from megablend.index.file_versions import read_seen
-from megablend.index.manifest import FILES, damaged_tables, read_generation_manifest, read_roots
+from megablend.index.manifest import FILES, damaged_tables, read_roots, read_snapshot_manifest
 from megablend.index.source_spec import SourceListing, SourceSpec
 from megablend.index.tables import FILE_SCHEMA, read_batch
 from megablend.index.token_ranges import read_ranges
@@ -22,11 +22,11 @@ from megablend.storage.location import join
 def find_damage(cache: CacheLike, digest: str) -> str | None:
     """Read all files of an index in the cache: the first problem, or None."""
     store = find_store(cache)
-    if not store.has_folder(GENERATIONS, digest):
+    if not store.has_folder(SNAPSHOTS, digest):
         return f"{store.location}/generations/{digest}: this index does not exist"
     try:
-        folder = store.fetch_folder(GENERATIONS, digest)
-        manifest = read_generation_manifest(folder)
+        folder = store.fetch_folder(SNAPSHOTS, digest)
+        manifest = read_snapshot_manifest(folder)
         read_roots(folder)
         read_seen(folder, manifest["num_files"])
         read_ranges(folder, manifest["num_files"])
@@ -48,8 +48,8 @@ def list_indexed_files(
 
     Raises: CacheError if its manifest or its table of files is damaged, too.
     """
-    folder = find_store(cache).fetch_folder(GENERATIONS, digest)
-    manifest = read_generation_manifest(folder)
+    folder = find_store(cache).fetch_folder(SNAPSHOTS, digest)
+    manifest = read_snapshot_manifest(folder)
     if checksum(folder / FILES) != manifest["tables"][FILES]["blake2b"]:
         raise DamagedCacheError.of(f"{folder / FILES}: damaged table: its checksum is wrong")
     names = read_batch(f"{folder}/{FILES}", FILE_SCHEMA).column("name").to_pylist()

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.arrays import Int64s
-from megablend.caches.base import CHECKSUMS, GENERATIONS, CacheStore
+from megablend.caches.base import CHECKSUMS, SNAPSHOTS, CacheStore
 from megablend.caches.find import CacheLike, find_store
 from megablend.errors import REBUILD_REMEDY, CacheError, DamagedCacheError
 from megablend.formats import find_format, get_format
@@ -30,7 +30,7 @@ from megablend.index.checked_table import (
 from megablend.index.file_table import FileEntry
 from megablend.index.file_versions import read_seen, warn_unknown
 from megablend.index.list_snapshots import list_snapshots
-from megablend.index.manifest import FILES, MANIFEST, ROOTS, read_generation_manifest, read_roots
+from megablend.index.manifest import FILES, MANIFEST, ROOTS, read_roots, read_snapshot_manifest
 from megablend.index.source_entry import ColumnEntry, Sources, make_columns
 from megablend.index.token_ranges import read_ranges
 from megablend.lazy import cached_property
@@ -140,13 +140,13 @@ def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
     Raises: CacheError if it does not exist, is incomplete, or was written by a newer version.
     """
     store = find_store(cache)
-    if not store.has_folder(GENERATIONS, digest):
+    if not store.has_folder(SNAPSHOTS, digest):
         known = ", ".join(list_snapshots(store)) or "none"
         raise CacheError(
             f"{store.location}/generations/{digest}: this version of the index does not exist (existing ones: {known}); "
             f"{REBUILD_REMEDY}"
         )
-    folder = store.fetch_folder(GENERATIONS, digest)
+    folder = store.fetch_folder(SNAPSHOTS, digest)
     store.fetch_folder(CHECKSUMS, digest)
     store.fetch_files("splits", [digest])
     snapshot = _open_folder(store, folder)
@@ -162,7 +162,7 @@ def _open_again(store: CacheStore, digest: str) -> Snapshot:
 
 
 def _open_folder(store: CacheStore, folder: Path) -> Snapshot:
-    manifest = read_generation_manifest(folder)
+    manifest = read_snapshot_manifest(folder)
     for name, entry in manifest["tables"].items():
         with reading(folder):
             size = get_file_size(f"{folder}/{name}") or 0

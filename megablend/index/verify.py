@@ -8,14 +8,14 @@ from types import MappingProxyType
 
 import numpy as np
 
-from megablend.caches.base import CHECKSUMS, DOCUMENTS, GENERATIONS, CacheStore
+from megablend.caches.base import CHECKSUMS, DOCUMENTS, SNAPSHOTS, CacheStore
 from megablend.caches.find import CacheLike, find_existing
 from megablend.errors import CacheError
 from megablend.index.build_report import Progress
 from megablend.index.file_versions import read_seen
 from megablend.index.fragments import read_fragment
 from megablend.index.idx_digests import damaged_digests
-from megablend.index.manifest import damaged_tables, read_generation_manifest, read_manifest, read_roots
+from megablend.index.manifest import damaged_tables, read_manifest, read_roots, read_snapshot_manifest
 from megablend.index.packs import Pack
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.index.token_ranges import read_ranges
@@ -56,18 +56,18 @@ def verify(
         *catch_errors(damaged_digests(store)),
     ]
     sound: list[Snapshot] = []
-    for entry in store.list_entries(GENERATIONS):
+    for entry in store.list_entries(SNAPSHOTS):
         remedy = uses.get(entry.name, SnapshotUse()).repair
-        problems += catch_errors(_generation_problems(store, entry.name, sound, remedy), remedy)
+        problems += catch_errors(_snapshot_problems(store, entry.name, sound, remedy), remedy)
     if data:
         problems += catch_errors(list_data_problems(sound, uses, storage, progress))
     return problems
 
 
-def _generation_problems(store: CacheStore, digest: str, sound: list[Snapshot], remedy: str) -> Iterator[str]:
+def _snapshot_problems(store: CacheStore, digest: str, sound: list[Snapshot], remedy: str) -> Iterator[str]:
     """Problems of a snapshot, which is added to `sound` if its tables are undamaged; `remedy`: what to do about them."""
-    folder = store.fetch_folder(GENERATIONS, digest, is_fresh=True)
-    manifest = read_generation_manifest(folder)
+    folder = store.fetch_folder(SNAPSHOTS, digest, is_fresh=True)
+    manifest = read_snapshot_manifest(folder)
     damaged = damaged_tables(folder, manifest)
     read_roots(folder)
     read_seen(folder, manifest["num_files"])
@@ -75,10 +75,10 @@ def _generation_problems(store: CacheStore, digest: str, sound: list[Snapshot], 
     yield from (f"{problem}; {remedy}" for problem in damaged)
     if damaged:  # further checks of damaged tables are meaningless
         return
-    generation = open_snapshot(store, digest)
-    for problem in _table_problems(generation):
+    snapshot = open_snapshot(store, digest)
+    for problem in _table_problems(snapshot):
         yield f"{folder}: {problem}; {remedy}"
-    sound.append(generation)
+    sound.append(snapshot)
 
 
 def _file_kind_problems(store: CacheStore, kind: str, read: Callable[[Path], object]) -> Iterator[str]:
@@ -110,16 +110,16 @@ def _find_problem(path: Path, read: Callable[[Path], object]) -> str | None:
     return None
 
 
-def _table_problems(generation: Snapshot) -> Iterator[str]:
+def _table_problems(snapshot: Snapshot) -> Iterator[str]:
     """Descending running counts, blocks outside their file, inconsistent totals."""
     for name in ("tokens_before", "rows_before", "ends_before"):
-        running = getattr(generation, name)
+        running = getattr(snapshot, name)
         falls = np.flatnonzero(np.diff(running) < 0)
         if running[0] != 0 or len(falls):
             yield f"{name} does not ascend from 0 (at block {falls[0] if len(falls) else 0})"
-    for i in range(generation.num_files):
-        file = generation.file(i)
-        blocks = generation.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
+    for i in range(snapshot.num_files):
+        file = snapshot.file(i)
+        blocks = snapshot.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
         stop = blocks["offset"] + blocks["stored_bytes"]
         if len(blocks) and (blocks["offset"].min() < 0 or stop.max() > file.opened.size):
             yield f"{file.name}: a block is outside the file's {file.opened.size} bytes"
@@ -127,5 +127,5 @@ def _table_problems(generation: Snapshot) -> Iterator[str]:
             yield f"{file.name}: a block refers to a chunk outside the file's {file.num_chunks} chunks"
         if blocks["tokens"].sum() != file.tokens:
             yield f"{file.name}: its blocks contain {blocks['tokens'].sum()} tokens, the file {file.tokens}"
-        if generation.columns[file.column].documents and blocks["rows"].sum() != file.rows:
+        if snapshot.columns[file.column].documents and blocks["rows"].sum() != file.rows:
             yield f"{file.name}: its blocks begin {blocks['rows'].sum()} documents, the file has {file.rows}"

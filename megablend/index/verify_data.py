@@ -73,20 +73,20 @@ def list_data_problems(
     progress: Callable[[Progress], None] | None,
 ) -> Iterator[str]:
     """Problems of the data of all snapshots, file by file."""
-    num_files = sum(generation.num_files for generation in sound)
-    num_bytes = sum(generation.file(i).opened.size for generation in sound for i in range(generation.num_files))
+    num_files = sum(snapshot.num_files for snapshot in sound)
+    num_bytes = sum(snapshot.file(i).opened.size for snapshot in sound for i in range(snapshot.num_files))
     files = size = 0
     seen: set[tuple[object, ...]] = set()
     located = _Located(sound, uses, storage)
-    for generation in sorted(sound, key=lambda each: not located.uses[each.digest].is_needed):  # those share most files
-        checksums, use = None, located.uses[generation.digest]
+    for snapshot in sorted(sound, key=lambda each: not located.uses[each.digest].is_needed):  # those share most files
+        checksums, use = None, located.uses[snapshot.digest]
         with contextlib.suppress(CacheError):  # which was reported with the other tables
-            checksums = open_checksums(generation)
-        for i in range(generation.num_files):
-            for problem in catch_errors(_problems_of_file(generation, i, located, seen, checksums, storage)):
-                unneeded = f"; it is in index {generation.digest}, and {use.repair}"
+            checksums = open_checksums(snapshot)
+        for i in range(snapshot.num_files):
+            for problem in catch_errors(_problems_of_file(snapshot, i, located, seen, checksums, storage)):
+                unneeded = f"; it is in index {snapshot.digest}, and {use.repair}"
                 yield problem if use.is_needed else problem.removesuffix(f"; {CHANGED_REMEDY}") + unneeded
-            files, size = files + 1, size + generation.file(i).opened.size
+            files, size = files + 1, size + snapshot.file(i).opened.size
             if progress is not None:
                 progress(Progress(files=files, num_files=num_files, bytes=size, num_bytes=num_bytes))
 
@@ -107,13 +107,13 @@ class _Located:
             for each in snapshots
         }
 
-    def find_path(self, generation: Snapshot, number: int) -> str:
+    def find_path(self, snapshot: Snapshot, number: int) -> str:
         """The path of a file of a snapshot."""
-        return generation.path(number, self._roots[generation.digest])
+        return snapshot.path(number, self._roots[snapshot.digest])
 
-    def find_renamed(self, generation: Snapshot, number: int) -> str:
+    def find_renamed(self, snapshot: Snapshot, number: int) -> str:
         """The path at which the last snapshot that has the content of the file found it."""
-        before = itertools.takewhile(lambda each: each is not generation, self._snapshots)
+        before = itertools.takewhile(lambda each: each is not snapshot, self._snapshots)
         which, now = self._joined.find_last(sum(each.num_files for each in before) + number)
         return self.find_path(self._snapshots[which], now)
 
@@ -123,7 +123,7 @@ class _Located:
 
 
 def _problems_of_file(
-    generation: Snapshot,
+    snapshot: Snapshot,
     number: int,
     located: _Located,
     seen: set[tuple[object, ...]],
@@ -131,15 +131,15 @@ def _problems_of_file(
     storage: Storage,
 ) -> Iterator[str]:
     """Differences of a file, wherever it is now, from what was indexed."""
-    path, use = located.find_path(generation, number), located.uses[generation.digest]
-    problems = list(catch_errors(_file_problems(generation, number, path, seen, checksums, storage, use)))
-    if problems and (now := located.find_renamed(generation, number)) != path:
-        problems = list(catch_errors(_file_problems(generation, number, now, seen, checksums, storage, use)))
+    path, use = located.find_path(snapshot, number), located.uses[snapshot.digest]
+    problems = list(catch_errors(_file_problems(snapshot, number, path, seen, checksums, storage, use)))
+    if problems and (now := located.find_renamed(snapshot, number)) != path:
+        problems = list(catch_errors(_file_problems(snapshot, number, now, seen, checksums, storage, use)))
     yield from problems
 
 
 def _file_problems(
-    generation: Snapshot,
+    snapshot: Snapshot,
     number: int,
     path: str,
     seen: set[tuple[object, ...]],
@@ -148,14 +148,14 @@ def _file_problems(
     use: SnapshotUse,
 ) -> Iterator[str]:
     """Differences of a file at a path from what was indexed. Snapshots share most files; those in `seen` are not read again."""
-    file = generation.file(number)
-    column = generation.columns[file.column]
-    blocks = generation.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
+    file = snapshot.file(number)
+    column = snapshot.columns[file.column]
+    blocks = snapshot.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
     key = (path, column.column, file.opened.structure, file.body, blocks.tobytes())
     if key in seen:
         return
     seen.add(key)
-    chunks = generation.chunks(file)
+    chunks = snapshot.chunks(file)
     try:
         reader = column.kind.open(path, column.column, file.opened, storage=storage)
         found = sampled_content_digest(path, file.opened.size, storage)
@@ -164,7 +164,7 @@ def _file_problems(
         for start in range(0, len(blocks), _BATCH_BLOCKS):
             yield from _block_problems(reader, path, blocks[start : start + _BATCH_BLOCKS], chunks, storage)
         if checksums is not None:
-            yield from find_differences(generation, number, path, checksums.of_file(number), storage)
+            yield from find_differences(snapshot, number, path, checksums.of_file(number), storage)
     except MissingFileError as error:
         yield f"{error}; {use.missing}" if use.is_needed else str(error)
     except DataError as error:

@@ -43,16 +43,16 @@ def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> Blo
     Raises: as open_block_store, where no snapshot has a source of the config, or one does not have a source that one before had
         and that the config does not withdraw; CacheError where a snapshot cannot be opened.
     """
-    generations = [open_snapshot(config.cache_store, digest) for digest in digests]
-    if len(generations) == 1 and not any(stage.changes_index for stage in config.stages):
-        return open_block_store(config, generations[0], storage)
-    _check_sources(config, generations)
-    stores = [open_block_store(config, each, storage, number=number) for number, each in enumerate(generations)]
+    snapshots = [open_snapshot(config.cache_store, digest) for digest in digests]
+    if len(snapshots) == 1 and not any(stage.changes_index for stage in config.stages):
+        return open_block_store(config, snapshots[0], storage)
+    _check_sources(config, snapshots)
+    stores = [open_block_store(config, each, storage, number=number) for number, each in enumerate(snapshots)]
     if len(stores) == 1:
         return stores[0]
     extra, roots, later = dict[str, tuple[ExtraColumn, ...]](), dict[str, str](), set[str]()
     for number, store in reversed(list(enumerate(stores))):
-        names = {entry.name for entry in store.generation.sources}
+        names = {entry.name for entry in store.snapshot.sources}
         for name in names:
             joined = name_source(name, number, later)
             if name in store.extra:
@@ -63,9 +63,7 @@ def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> Blo
     return JoinedStore(stores, extra, roots, storage=stores[-1].storage)
 
 
-def open_block_store(
-    config: Config, generation: Snapshot, storage: Storage, *, number: int | None = None
-) -> BlockStore:
+def open_block_store(config: Config, snapshot: Snapshot, storage: Storage, *, number: int | None = None) -> BlockStore:
     """Open the blocks of an index snapshot with the options and the paths of the config.
 
     Args:
@@ -75,18 +73,18 @@ def open_block_store(
     Raises: PlanError where the snapshot lacks a source of the config, or indexed it with other options; ConfigError where a
         source's append_eod does not fit its token dtype.
     """
-    numbers = generation.sources.numbers
+    numbers = snapshot.sources.numbers
     named = {name: source for name, source in config.all_sources.items() if name in numbers or number is None}
-    if (misfit := find_misfit(config, generation, named, number)) is not None:
+    if (misfit := find_misfit(config, snapshot, named, number)) is not None:
         raise PlanError(
-            f"run {config.run!r} uses index {generation.digest}, {misfit.problem}{misfit.remedy}; "
+            f"run {config.run!r} uses index {snapshot.digest}, {misfit.problem}{misfit.remedy}; "
             "give the run another name (`run:`) and build it, or restore the previous config"
         )
-    listed = [named.get(name) for name in generation.sources.names]
+    listed = [named.get(name) for name in snapshot.sources.names]
     eods = [None if source is None else source.append_eod for source in listed]
-    roots = {name: _root(generation, name, source, storage) for name, source in named.items()}
+    roots = {name: _root(snapshot, name, source, storage) for name, source in named.items()}
     extra_bytes = get_extra_bytes(config.memory)
-    plain = BlockStore(generation, eods, roots, extra_bytes=extra_bytes, storage=storage)
+    plain = BlockStore(snapshot, eods, roots, extra_bytes=extra_bytes, storage=storage)
     extra = {
         name: extra_columns(plain, name, sorted(source.extra_columns))
         for name, source in named.items()
@@ -96,11 +94,11 @@ def open_block_store(
         return plain
     for split in SPLITS:
         _check_types([(name, extra[name]) for name in config.sources_of(split) if name in extra])
-    return BlockStore(generation, eods, roots, extra, extra_bytes, storage=storage)
+    return BlockStore(snapshot, eods, roots, extra, extra_bytes, storage=storage)
 
 
 def find_misfit(
-    config: Config, generation: Snapshot, named: Mapping[str, Source], number: int | None = None
+    config: Config, snapshot: Snapshot, named: Mapping[str, Source], number: int | None = None
 ) -> Misfit | None:
     """The first of the named sources that the snapshot lacks, or indexed with other options; None where it has them all.
 
@@ -111,26 +109,26 @@ def find_misfit(
 
     Raises: ConfigError where a source's append_eod does not fit its token dtype.
     """
-    sources, checked, largest = generation.sources, set[object](), 0
+    sources, checked, largest = snapshot.sources, set[object](), 0
     reads = dict(zip(sources.names, sources.reads, strict=True))
     if sources and any(source.append_eod is not None for source in named.values()):
         files = range(sources[-1].files.stop)  # those of extra columns follow
-        largest = min(map(_find_largest, generation.token_dtypes(files)), default=0)
+        largest = min(map(_find_largest, snapshot.token_dtypes(files)), default=0)
     for name, source in named.items():
         eod, read, options = source.append_eod, reads.get(name), tuple(source.options.items())
         request = id(read), source.format, source.column, options, eod is None
         if request not in checked or source.extra_columns or (eod is not None and eod > largest):
-            if (misfit := _find_misfit(config, generation, name, source, number)) is not None:
+            if (misfit := _find_misfit(config, snapshot, name, source, number)) is not None:
                 return misfit
             checked.add(request)
     return None
 
 
-def _find_misfit(config: Config, generation: Snapshot, name: str, source: Source, number: int | None) -> Misfit | None:
-    at = generation.sources.numbers.get(name)
-    entry = None if at is None else generation.sources[at]
+def _find_misfit(config: Config, snapshot: Snapshot, name: str, source: Source, number: int | None) -> Misfit | None:
+    at = snapshot.sources.numbers.get(name)
+    entry = None if at is None else snapshot.sources[at]
     if entry is None:
-        return Misfit(f"which has no source {name!r} (its sources: {', '.join(generation.sources.names)})")
+        return Misfit(f"which has no source {name!r} (its sources: {', '.join(snapshot.sources.names)})")
     if (difference := entry.read.find_difference(config.read_spec(source))) is not None:
         field, indexed, requested = difference
         return Misfit(f"in which source {name!r} has {field} {indexed!r}; the config has {requested!r}")
@@ -140,13 +138,13 @@ def _find_misfit(config: Config, generation: Snapshot, name: str, source: Source
         needed_by = "append_eod, split, extra_columns and order: document"
         remedy = _ORDER_REMEDY if not config.moves_documents and config.ever_moves_documents else ""
         return Misfit(f"which has no document counts for source {name!r}, needed by {needed_by}", remedy)
-    _check_eod(source, generation.token_dtypes(entry.files))
+    _check_eod(source, snapshot.token_dtypes(entry.files))
     return None
 
 
-def _check_sources(config: Config, generations: Sequence[Snapshot]) -> None:
+def _check_sources(config: Config, snapshots: Sequence[Snapshot]) -> None:
     """Refuse sources that no snapshot has, or that a later one lacks though they are not withdrawn. Raises: PlanError."""
-    known = [each.sources.numbers for each in generations]
+    known = [each.sources.numbers for each in snapshots]
     for name in config.all_sources:
         having = [i for i, names in enumerate(known) if name in names]
         if not having:
@@ -157,7 +155,7 @@ def _check_sources(config: Config, generations: Sequence[Snapshot]) -> None:
         lacking = next((i for i in range(having[0], len(known)) if name not in known[i]), None)
         if lacking is not None and name not in config.withdrawn:
             raise PlanError(
-                f"run {config.run!r}: index {generations[lacking].digest} lacks source {name!r}, which the run has read before; "
+                f"run {config.run!r}: index {snapshots[lacking].digest} lacks source {name!r}, which the run has read before; "
                 f"list it in `withdraw` of the stage, or index its files again (`megablend index CONFIG`)"
             )
 
@@ -186,9 +184,9 @@ def _find_largest(dtype: str) -> int:
     return int(np.iinfo(dtype).max)
 
 
-def _root(generation: Snapshot, name: str, source: Source, storage: Storage) -> str:
+def _root(snapshot: Snapshot, name: str, source: Source, storage: Storage) -> str:
     """The folder of a source's files; see choose_root."""
-    indexed = generation.roots[name]
+    indexed = snapshot.roots[name]
     if len(source.path) == 1 and source.path[0].rpartition("/")[0] == indexed:  # as for most of thousands
         return indexed
-    return choose_root(generation, name, find_root(source.path), storage)
+    return choose_root(snapshot, name, find_root(source.path), storage)

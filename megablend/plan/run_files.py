@@ -24,15 +24,15 @@ class RunFile(NamedTuple):
 
 def list_files(run: Run) -> list[RunFile]:
     """The files of a split's sources: first those of its last snapshot, then, for train, those that only earlier ones have."""
-    generation, names = run.store.generation, list(run.asked.config.sources_of(run.split))
-    if not isinstance(generation, JoinedSnapshot):
-        return [RunFile(number) for number in files_of(generation, names)]
-    last = len(generation.snapshots) - 1
+    snapshot, names = run.store.snapshot, list(run.asked.config.sources_of(run.split))
+    if not isinstance(snapshot, JoinedSnapshot):
+        return [RunFile(number) for number in files_of(snapshot, names)]
+    last = len(snapshot.snapshots) - 1
     if run.split != "train":  # it reads one snapshot
-        return [RunFile(number) for number in generation.files_of(run.asked.config.snapshot, names)]
+        return [RunFile(number) for number in snapshot.files_of(run.asked.config.snapshot, names)]
     stops = _find_stops(run)
-    listed = [RunFile(number) for number in generation.files_of(last, names)]
-    gone = ((number, which) for number, which in generation.list_gone(names).items() if which < len(stops))
+    listed = [RunFile(number) for number in snapshot.files_of(last, names)]
+    gone = ((number, which) for number, which in snapshot.list_gone(names).items() if which < len(stops))
     return [*listed, *(RunFile(number, stops[which]) for number, which in gone)]
 
 

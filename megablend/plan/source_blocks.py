@@ -79,7 +79,7 @@ class SourceBlocks:
         return left.num_tokens, token - int(read)
 
     def _leave_out(self, blocks: SplitBlocks, files: list[int]) -> SplitBlocks | RemainingBlocks:
-        snapshot, entry = blocks.generation, self._entry(blocks.generation)
+        snapshot, entry = blocks.snapshot, self._entry(blocks.snapshot)
         ranges = self._find_blocks(blocks, files)
         if not len(ranges):
             return blocks
@@ -94,7 +94,7 @@ class SourceBlocks:
 
     def _find_blocks(self, blocks: SplitBlocks, files: list[int]) -> Int64s:
         """The local blocks of files, as ranges int64 [n, 2]."""
-        listed = [blocks.generation.file(i) for i in files]
+        listed = [blocks.snapshot.file(i) for i in files]
         edges = np.array([[file.first_block, file.first_block + file.num_blocks] for file in listed], np.int64)
         return _drop_empty(blocks.local_blocks(edges.reshape(-1, 2)))
 

@@ -79,7 +79,7 @@ def find_data(config: Config, split: str, store: BlockStore, *, keep: bool = Fal
             parts[field] += first_block
         data.append(
             SplitData(
-                snapshot=each.generation,
+                snapshot=each.snapshot,
                 first_block=first_block,
                 numbers=numbers,
                 splits=splits,

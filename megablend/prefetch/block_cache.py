@@ -43,7 +43,7 @@ class BlockCache:
         missing = list(dict.fromkeys(i for i in ids if i not in blocks))
         if missing:
             numbers = np.array(missing, np.int64)
-            rows = self.store.generation.blocks(numbers)
+            rows = self.store.snapshot.blocks(numbers)
             sizes = self.store.memory_bytes(numbers, rows, documents=True)
             needed = sum(int(each.sum()) for each in sizes)
             with self._lock:
@@ -72,7 +72,7 @@ class BlockCache:
         if len(self._blocks) < num_blocks:
             LOG.debug(
                 "%s: evicted %d blocks of %.1f MB from the block cache, %d kept",
-                self.store.generation.folder,
+                self.store.snapshot.folder,
                 num_blocks - len(self._blocks),
                 (num_bytes - self._bytes) / 1e6,
                 len(self._blocks),

@@ -133,9 +133,9 @@ def _plan_span(run: Run, future: StepSequence, num_batches: int, *, is_whole: bo
 
 
 def _list_reads(run: Run, window: Window, budget: Budget, dictionaries: Dictionaries) -> Iterator[_Read]:
-    now, generation = window.forecast, run.store.generation
+    now, snapshot = window.forecast, run.store.snapshot
     numbers, sizes = run.store.dictionaries(now.ids)
-    files = generation.file_of(now.ids)
+    files = snapshot.file_of(now.ids)
     for read in split_reads(run, window, budget):
         before = dictionaries.num_read
         size = dictionaries.read(numbers[read.places], sizes[read.places])
@@ -145,30 +145,30 @@ def _list_reads(run: Run, window: Window, budget: Budget, dictionaries: Dictiona
 
 def _count_spans(run: Run, spans: Sequence[_Span], num_processes: int, num_samples: int, *, is_whole: bool) -> Transfer:
     """What the run requests, from the reads of some of its processes, or in some places. Raises: as BlockStore.begin_read."""
-    generation, storage = run.store.generation, run.store.storage
+    snapshot, storage = run.store.snapshot, run.store.storage
     state = run.store.__getstate__() | {"storage": storage.for_reading()}  # where nothing is known of the files
     files = np.unique([read.file for span in spans for read in span.reads])
-    columns = generation.file_columns[files]
+    columns = snapshot.file_columns[files]
     counted = defaultdict[StoreOptions, Float64s](lambda: np.zeros((len(spans), 3)))
     opened_later = defaultdict[StoreOptions, Float64s](lambda: np.zeros((2, 3)))
     is_exact = is_whole and len(spans) == num_processes
     for column in np.unique(columns).tolist():
         mine = files[columns == column]
-        path = generation.path(int(mine[0]), run.store.roots)
+        path = snapshot.path(int(mine[0]), run.store.roots)
         if storage.limits(path).max_files == 1:
             continue
         options = run.config.storage.find(path)
         tried = max(_FEWEST_FILES, _OPENED_FILES // len(np.unique(columns)))
         opened = mine[np.unique(np.linspace(0, len(mine) - 1, min(tried, len(mine))).astype(np.int64))]
         is_exact &= len(opened) == len(mine)
-        reads = [[each for each in span.reads if generation.file_columns[each.file] == column] for span in spans]
+        reads = [[each for each in span.reads if snapshot.file_columns[each.file] == column] for span in spans]
         source = _Source(type(run.store)(**state), {*opened.tolist()}, reads)
         counted[options] += [source.count(each) for each in reads]
         opening = source.opening
         if is_whole:
             counted[options] += np.outer([len({each.file for each in those}) for those in reads], opening)
             continue
-        entry = generation.columns[column]
+        entry = snapshot.columns[column]
         share = sum(len(each.ids) for those in reads for each in those) / sum(span.samples for span in spans)
         share *= num_samples / num_processes / len(entry.blocks)
         expected = (
@@ -199,7 +199,7 @@ class _Source:
     def __init__(self, store: BlockStore, opened: set[int], reads: Sequence[Sequence[_Read]]) -> None:
         self._store, self._opened = store, opened
         self._tried = self._later_requests = self._later_blocks = 0
-        self._paths = {each: store.generation.path(each, store.roots) for each in opened}
+        self._paths = {each: store.snapshot.path(each, store.roots) for each in opened}
         firsts = {each.file: each for those in reads for each in those if each.file in opened}
         before = count_requests()
         threads = store.storage.limits(next(iter(self._paths.values()))).max_files

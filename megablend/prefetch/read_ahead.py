@@ -141,7 +141,7 @@ class ReadAhead:
         self._step = 0
         self._continues = None
         if self._run.config.inter_document_masking:
-            self._continues = find_continued(self._run.store.generation, self._table.ids)
+            self._continues = find_continued(self._run.store.snapshot, self._table.ids)
         self._submit_reads()
         return True
 
@@ -214,7 +214,7 @@ class ReadAhead:
 
 def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
     """Split a window's reads into portions of one file each, sorted by first use."""
-    files = run.store.generation.file_of(window.forecast.ids[window.reads])
+    files = run.store.snapshot.file_of(window.forecast.ids[window.reads])
     most = max(1, min(READ_BYTES, budget.reads // 8))
     read_bytes = max(1, min(most, int(window.forecast.sizes[window.reads].sum()) // READS_AHEAD))
     order = np.argsort(files, kind="stable")  # within a file they remain sorted by first use

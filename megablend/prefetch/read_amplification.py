@@ -92,7 +92,7 @@ class Dictionaries:
 def _as_read(run: Run, now: ReadSchedule, reads: Int64s) -> Int64s:
     """The blocks that a window reads, approximately in the order in which they are read: by file, then by first use."""
     ids = now.ids[reads]
-    return ids[np.argsort(run.store.generation.file_of(ids), kind="stable")]
+    return ids[np.argsort(run.store.snapshot.file_of(ids), kind="stable")]
 
 
 def _stored_bytes(run: Run, ids: Int64s) -> int:
@@ -100,5 +100,5 @@ def _stored_bytes(run: Run, ids: Int64s) -> int:
 
 
 def _stored(run: Run, ids: Int64s) -> npt.NDArray[np.uint32]:
-    stored: npt.NDArray[np.uint32] = run.store.generation.blocks(ids)["stored_bytes"]
+    stored: npt.NDArray[np.uint32] = run.store.snapshot.blocks(ids)["stored_bytes"]
     return stored

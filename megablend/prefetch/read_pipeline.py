@@ -148,7 +148,7 @@ class ReadPipeline:
             if self._is_abandoned or not threading.main_thread().is_alive():
                 return self._give_up(task)
             try:
-                with translating(str(self._store.generation.folder)):
+                with translating(str(self._store.snapshot.folder)):
                     work(task)
             except BaseException as error:  # re-raised where the blocks are awaited
                 self._finish(task, error)
@@ -159,7 +159,7 @@ class ReadPipeline:
             RuntimeError
         ) as error:  # closed in the meantime, the interpreter is shutting down, or no thread can be started
             if not next(turns):  # unless a thread has begun
-                self._give_up(task, translate(error, str(self._store.generation.folder)))
+                self._give_up(task, translate(error, str(self._store.snapshot.folder)))
 
     def _give_up(self, task: _Task, error: MegablendError | None = None) -> None:
         """Drop this task and all waiting ones; with an error, that is what their blocks are awaited with."""

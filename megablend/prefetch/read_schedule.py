@@ -119,7 +119,7 @@ def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
     ids, firsts, places = np.unique(spans.blocks, return_index=True, return_inverse=True)
     span_offsets = np.searchsorted(spans.rows, step_offsets)
     steps = np.repeat(np.arange(len(step_offsets) - 1), np.diff(span_offsets))
-    rows = run.store.generation.blocks(ids)
+    rows = run.store.snapshot.blocks(ids)
     sizes, reading = run.store.memory_bytes(ids, rows, documents=run.config.inter_document_masking)
     first_use = steps[firsts]
     if is_by_dictionary(rows["encoding"]).any():  # a dictionary is read with the first block that needs it

@@ -117,7 +117,7 @@ def _read(run: Run, window: BlockCache, sources: npt.NDArray[np.int32], spans: S
             raise
         blocks = read_or_replace(run.store, ids, pieces=True)
     table.put(np.arange(len(ids)), blocks, np.zeros(len(ids), np.int64))
-    continues = find_continued(run.store.generation, ids) if documents else None
+    continues = find_continued(run.store.snapshot, ids) if documents else None
     return gather(run, table, places, spans, sources, continues)
 
 
@@ -155,7 +155,7 @@ def gather(
     return Samples(sources, tokens, labels, begins, extra, masked)
 
 
-def find_continued(generation: Snapshot, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def find_continued(snapshot: Snapshot, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Whether the first piece of each of blocks `ids` int64 [n] continues the previous block's last document: bool [n]."""
-    continues: npt.NDArray[np.bool_] = (generation.blocks(ids)["flags"] & STARTS_MID_DOCUMENT) != 0
+    continues: npt.NDArray[np.bool_] = (snapshot.blocks(ids)["flags"] & STARTS_MID_DOCUMENT) != 0
     return continues

@@ -22,10 +22,10 @@ def name_sample(run: Run, ks: Sequence[int], error: DataError) -> DataError:
         spans = run.locate_spans(sources, ordinals)
     except MegablendError:  # the cache is damaged, too
         return error
-    generation = run.store.generation
-    for row, file in zip(spans.rows.tolist(), generation.file_of(spans.blocks).tolist(), strict=True):
-        column = generation.columns[int(generation.file_columns[file])]
-        if error.path in column.kind.files(generation.path(file, run.store.roots)):
+    snapshot = run.store.snapshot
+    for row, file in zip(spans.rows.tolist(), snapshot.file_of(spans.blocks).tolist(), strict=True):
+        column = snapshot.columns[int(snapshot.file_columns[file])]
+        if error.path in column.kind.files(snapshot.path(file, run.store.roots)):
             needed = f"needed for sample {ks[row]:,} of {run.split}, source {column.source_name!r}"
             if isinstance(error, MissingFileError | ChangedFileError | CorruptFileError):
                 needed += "; restore the file and resume; `megablend check CONFIG` lists all files that are missing or changed; "

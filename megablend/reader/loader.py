@@ -293,7 +293,7 @@ class LentSampler(Sampler[list[int]]):
 def _watch_of(dataset: Dataset, rank: int, size: int) -> FileWatch:
     """Make the watch of this rank's share of the files of the split's sources."""
     run, store = dataset.run, dataset.run.store
-    checker = FileChecker(store.generation, store.roots, store.storage)
+    checker = FileChecker(store.snapshot, store.roots, store.storage)
     return FileWatch(checker, list_files(run)[rank::size], per_second=run.config.file_checks_per_second)
 
 

@@ -139,7 +139,7 @@ def test_an_error_while_reading_names_the_sample_and_its_source(
 ) -> None:
     dataset = megablend.open(config | {"file_checks_per_second": 0})
     path = files(tmp_path, 1)[2]
-    index, other = dataset.run.store.generation, megablend.open(config)  # whose blocks the first one does not keep
+    index, other = dataset.run.store.snapshot, megablend.open(config)  # whose blocks the first one does not keep
     number = next(i for i in range(index.num_files) if index.path(i) == str(path))
     needing = [k for k in range(len(dataset)) if number in index.file_of(other.sample(k).spans.blocks)]
     path.unlink()

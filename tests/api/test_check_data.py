@@ -125,7 +125,7 @@ def test_files_that_cannot_be_read_are_not_said_to_be_out_of_range(
     read = BlockStore.read_blocks
 
     def fail(store: BlockStore, ids: Any) -> Any:
-        if store.generation.path(int(store.generation.file_of(ids[:1])[0])) == first:
+        if store.snapshot.path(int(store.snapshot.file_of(ids[:1])[0])) == first:
             raise data_error(first, OSError(errno.EIO, os.strerror(errno.EIO)))
         return read(store, ids)
 

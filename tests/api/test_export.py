@@ -34,7 +34,7 @@ def test_rows_are_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert pq.ParquetFile(target).num_row_groups == 3
     rows, dataset = rows_of(target), megablend.open(config)
     assert [row["sample"] for row in rows] == list(range(30, 71))
-    files = {dataset.run.store.generation.path(i, dataset.run.store.roots): i for i in range(6)}
+    files = {dataset.run.store.snapshot.path(i, dataset.run.store.roots): i for i in range(6)}
     for row in rows:
         shown = megablend.show(config, row["sample"])
         assert (row["source"], row["ordinal"], row["epoch"]) == (
@@ -42,7 +42,7 @@ def test_rows_are_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             shown["ordinal"],
             shown["pieces"][0]["epoch"],
         )
-        firsts = [dataset.run.store.generation.file(files[piece["file"]]).first_block for piece in row["pieces"]]
+        firsts = [dataset.run.store.snapshot.file(files[piece["file"]]).first_block for piece in row["pieces"]]
         numbers = [first + piece["block"] for first, piece in zip(firsts, row["pieces"], strict=True)]
         parts = [
             dataset.read_blocks([number]).tokens[piece["start"] : piece["stop"]]

@@ -70,7 +70,7 @@ def test_renamed_keys_still_work_with_a_warning(config: dict[str, Any]) -> None:
             assert result[old] == value
     removed = megablend.gc(config, older_than_days=0)
     with pytest.warns(DeprecationWarning, match="'generations' of GcResult is now called 'removed'"):
-        assert removed.generations == removed.removed == ()  # type: ignore[attr-defined]
+        assert removed.snapshots == removed.removed == ()  # type: ignore[attr-defined]
 
 
 def test_json_has_the_old_keys_too(config: dict[str, Any]) -> None:

@@ -104,7 +104,7 @@ def test_equal_shares_written_otherwise_are_the_same_run(config: dict[str, Any])
     assert megablend.build(config | {"sources": sources}).ledger == ledger
 
 
-def test_a_running_job_keeps_its_generation(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_a_running_job_keeps_its_snapshot(tmp_path: Path, config: dict[str, Any]) -> None:
     old = megablend.build(config)
     before = tokens(megablend.open(config))
     KINDS["parquet"].write(tmp_path / "data" / "source0" / "9.parquet", [[900_001, 900_002]] * 9)
@@ -147,7 +147,7 @@ def test_a_state_of_another_index_or_plan_is_refused(tmp_path: Path, config: dic
     assert (resumed.run.ledger.index, resumed.consumed_samples) == (state["index"], 16)
 
 
-def test_a_state_opens_its_own_generation_without_the_ledger(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_a_state_opens_its_own_snapshot_without_the_ledger(tmp_path: Path, config: dict[str, Any]) -> None:
     megablend.build(config)
     dataset = megablend.open(config)
     before, state = tokens(dataset), dataset.state_dict(32)
@@ -157,7 +157,7 @@ def test_a_state_opens_its_own_generation_without_the_ledger(tmp_path: Path, con
     assert torch.equal(tokens(megablend.open(config, state=state)), before)
 
 
-def test_a_state_whose_generation_is_gone(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_a_state_whose_snapshot_is_gone(tmp_path: Path, config: dict[str, Any]) -> None:
     megablend.build(config)
     state = megablend.open(config).state_dict(32)
     shutil.rmtree(tmp_path / "cache" / "generations" / state["index"])
@@ -267,7 +267,7 @@ def test_a_source_list_per_split(tmp_path: Path, config: dict[str, Any]) -> None
 def test_pages_of_any_blocks(config: dict[str, Any]) -> None:
     built = megablend.build(config)
     store = megablend.open_index(config["cache"], built.index.digest)
-    num_blocks = len(store.generation.tokens_before) - 1
+    num_blocks = len(store.snapshot.tokens_before) - 1
     pages = store.read_blocks(range(num_blocks))
     listed = [documents(d, 60, 30, 5) for d in range(2)]
     assert pages.tokens.tolist() == [token for docs in listed for doc in docs for token in doc or []]

@@ -194,7 +194,7 @@ def test_a_committed_run_is_looked_at_without_its_config(config: dict[str, Any],
     file = f"{tmp_path}/data/source0/0.parquet"
     found = megablend.find(config["cache"], file, run="default")["found"][0]
     reads = {each["sample"] for each in found["samples"]}
-    index = dataset.run.store.generation
+    index = dataset.run.store.snapshot
     number = next(i for i in range(index.num_files) if index.path(i) == file)
     expected = {k for k in range(640) if number in index.file_of(dataset.sample(k).spans.blocks)}
     assert any(piece.file == file for piece in megablend.show(config, min(expected)).pieces)

@@ -42,7 +42,7 @@ def test_what_is_damaged_each_time_is_an_error(source: Any) -> None:
     megablend.build(config, checksums=True)
     dataset, other = megablend.open(config), megablend.open(config)
     store = dataset.run.store
-    for number in range(store.generation.num_files):
+    for number in range(store.snapshot.num_files):
         store._files.get(number)  # footers have digests of their own
     server.faults = Faults(flip=1.0)
     with pytest.raises(CorruptFileError, match="bytes differ from their checksum in the index, 8 times in a row"):

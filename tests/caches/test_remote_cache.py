@@ -93,7 +93,7 @@ def test_commands_take_its_url(tmp_path: Path, remote: str, monkeypatch: pytest.
     assert megablend.verify(remote, data=True).problems == ()
     assert megablend.check(config).problems == ()
     assert megablend.show(remote, 3, run="default").tokens == megablend.show(config, 3).tokens
-    assert megablend.open_index(remote).generation.digest == digest
+    assert megablend.open_index(remote).snapshot.digest == digest
 
 
 def test_the_address_of_the_store_is_in_the_config_or_in_a_file_of_settings(
@@ -113,7 +113,7 @@ def test_the_address_of_the_store_is_in_the_config_or_in_a_file_of_settings(
     assert megablend.verify(remote, data=True).problems == ()
     assert [megablend.show(remote, k, run="demo").tokens for k in (0, 39)] == expected
     assert [each.run for each in megablend.list_runs(remote)] == ["demo"]
-    assert megablend.open_index(remote).generation.digest == digest
+    assert megablend.open_index(remote).snapshot.digest == digest
     assert megablend.gc(remote).kept == (digest,)
 
 
@@ -182,7 +182,7 @@ def test_a_bucket_of_s3_and_no_secrets_anywhere(
     prefix = ObjectPrefix(url, ObjectOptions())
     stored = [prefix.read(each.key) or b"" for each in prefix.list_objects()]
     kept = [path.read_bytes() for path in (tmp_path / "node").rglob("*") if path.is_file()]
-    shown = [caplog.text.encode(), repr(dataset.run.store.generation.store).encode(), pickle.dumps(dataset.run.store)]
+    shown = [caplog.text.encode(), repr(dataset.run.store.snapshot.store).encode(), pickle.dumps(dataset.run.store)]
     assert not any(b"canary" in each for each in (*stored, *kept, *shown))
 
 

@@ -49,12 +49,12 @@ def build(cache: Path, *specs: SourceSpec) -> BuildReport:
     return build_index(str(cache), specs, launch=SingleProcess(), storage=STORAGE)
 
 
-def generation_bytes(cache: Path, digest: str) -> dict[str, bytes]:
+def snapshot_bytes(cache: Path, digest: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((cache / "generations" / digest).iterdir())}
 
 
 def strip_checks(folder: Path) -> None:
-    """Make a generation one of version 0.1.0: no checksums of rows, and nothing of what the build saw of its files."""
+    """Make a snapshot one of version 0.1.0: no checksums of rows, and nothing of what the build saw of its files."""
     manifest = read_manifest(folder)
     tables = {name: entry for name, entry in manifest["tables"].items() if name in TABLES}
     (folder / "manifest.json").write_bytes(dump_with_checksum(manifest | {"tables": tables}))

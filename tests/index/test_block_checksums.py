@@ -99,7 +99,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 def open_moved(config: dict[str, Any], flips: int) -> tuple[BlockStore, FlippingStorage]:
     """The blocks of its index, as if the files were not on a local disk; their footers have been read."""
-    snapshot = megablend.open_index(config["cache"]).generation
+    snapshot = megablend.open_index(config["cache"]).snapshot
     storage = FlippingStorage(MovedStorage(make_storage()), 0)
     root = str(Path(config["sources"][0]["path"]).parent)
     store = BlockStore(snapshot, roots={"a": f"moved:/{root}"}, storage=storage)
@@ -113,7 +113,7 @@ def open_moved(config: dict[str, Any], flips: int) -> tuple[BlockStore, Flipping
 
 def blocks_of_tokens(store: BlockStore) -> Int64s:
     """The blocks of the column of tokens, not those of the other column between them."""
-    return np.arange(store.generation.file(0).num_blocks)
+    return np.arange(store.snapshot.file(0).num_blocks)
 
 
 @pytest.mark.parametrize("flips", [0, 1, MAX_READS - 1])
@@ -140,7 +140,7 @@ def test_a_remedy_of_checksums_that_differ(config: dict[str, Any], remedy: str) 
     before, stat = path.read_bytes(), path.stat()
     store, _ = open_moved(config, 0)
     expected = store.read_blocks(blocks_of_tokens(store)).tokens.tolist()
-    block = store.generation.blocks(np.array([0]))[0]
+    block = store.snapshot.blocks(np.array([0]))[0]
     at = int(block["offset"] + block["stored_bytes"]) - 3
     write_in_place(path, before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :], stat)
     says = r"restore the file; or, if it was wrong when its checksums were made, remove the folder `(\w+)` of the cache, and "
@@ -178,7 +178,7 @@ def change_outside_the_samples(folder: Path, *, checksums: bool) -> tuple[dict[s
     }
     megablend.build(given, checksums=checksums)
     before = path.read_bytes()
-    file = megablend.open_index(given["cache"]).generation.file(0)
+    file = megablend.open_index(given["cache"]).snapshot.file(0)
     for at in range(5000, len(before), 5000):
         other = folder / "other"
         other.write_bytes(before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :])
@@ -191,7 +191,7 @@ def change_outside_the_samples(folder: Path, *, checksums: bool) -> tuple[dict[s
 def tokens_at(cache: str, place: int) -> int:
     """A token of the only file of an index."""
     store = megablend.open_index(cache)
-    blocks = np.arange(store.generation.num_blocks)
+    blocks = np.arange(store.snapshot.num_blocks)
     return int(store.read_blocks(blocks).tokens[place])
 
 
@@ -233,7 +233,7 @@ def test_the_file_of_a_pair_that_differs_is_named(tmp_path: Path) -> None:
     source = {"name": "a", "path": f"{prefix}.bin"}
     given = {"cache": str(tmp_path / "cache"), "sequence_length": 4, "sources": [source], "samples": 3}
     megablend.build(given, checksums=True)
-    snapshot = megablend.open_index(str(given["cache"])).generation
+    snapshot = megablend.open_index(str(given["cache"])).snapshot
     sums = BlockChecksums(snapshot).of_file(0)
     assert not list(find_differences(snapshot, 0, f"{prefix}.bin", sums, make_storage()))
     for number, suffix in ((0, "bin"), (-1, "idx")):
@@ -253,7 +253,7 @@ def test_checksums_are_read_once_by_verify(config: dict[str, Any], monkeypatch: 
 
     monkeypatch.setattr("megablend.index.verify_data.open_checksums", count)
     assert megablend.verify(config["cache"], data=True).problems == ()
-    assert len(opened) == 1 < megablend.open_index(config["cache"]).generation.num_files
+    assert len(opened) == 1 < megablend.open_index(config["cache"]).snapshot.num_files
 
 
 def write_in_place(path: Path, data: bytes, stat: os.stat_result) -> None:
@@ -264,7 +264,7 @@ def write_in_place(path: Path, data: bytes, stat: os.stat_result) -> None:
 
 
 def test_each_column_has_ranges_of_its_own(config: dict[str, Any]) -> None:
-    snapshot = megablend.open_index(config["cache"]).generation
+    snapshot = megablend.open_index(config["cache"]).snapshot
     assert snapshot.num_files == 2  # one for each column
     sums = [BlockChecksums(snapshot).of_file(number) for number in (0, 1)]
     data = np.fromfile(snapshot.path(0), np.uint8)
@@ -275,7 +275,7 @@ def test_each_column_has_ranges_of_its_own(config: dict[str, Any]) -> None:
 
 
 def test_damaged_checksums_are_removed_and_made_again(config: dict[str, Any]) -> None:
-    snapshot = megablend.open_index(config["cache"]).generation
+    snapshot = megablend.open_index(config["cache"]).snapshot
     folder = find_folder(snapshot)
     assert is_whole(folder)
     table = folder / "ranges.arrow"

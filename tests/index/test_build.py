@@ -18,7 +18,7 @@ from megablend.index.build import SourceSpec
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import open_snapshot
 from megablend.storage.base import Storage
-from tests.index.index_data import build, documents_of, generation_bytes, spec, write
+from tests.index.index_data import build, documents_of, snapshot_bytes, spec, write
 
 ARROW = FORMATS["arrow"]
 
@@ -56,20 +56,20 @@ def indexed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_a_generation_holds_what_the_files_hold(data: Path, cache: Path) -> None:
+def test_a_snapshot_holds_what_the_files_hold(data: Path, cache: Path) -> None:
     report = build(cache, spec(data))
-    generation = open_snapshot(str(cache), report.digest)
+    snapshot = open_snapshot(str(cache), report.digest)
     documents = [documents_of(seed) for seed in range(3)]
-    (source,) = generation.sources
+    (source,) = snapshot.sources
     assert source.tokens == sum(len(row) for rows in documents for row in rows)
     assert source.rows == sum(len(rows) for rows in documents)
     assert source.ends == sum(bool(row) for rows in documents for row in rows)
     batches = [rows[start : start + 7] for rows in documents for start in range(0, len(rows), 7)]
     kept = [batch for batch in batches if batch]
     sums = [sum(len(row) for row in batch) for batch in kept]
-    np.testing.assert_array_equal(generation.tokens_before, [0, *itertools.accumulate(sums)])
-    np.testing.assert_array_equal(np.diff(generation.rows_before), [len(batch) for batch in kept])
-    np.testing.assert_array_equal(np.diff(generation.ends_before), [sum(map(bool, batch)) for batch in kept])
+    np.testing.assert_array_equal(snapshot.tokens_before, [0, *itertools.accumulate(sums)])
+    np.testing.assert_array_equal(np.diff(snapshot.rows_before), [len(batch) for batch in kept])
+    np.testing.assert_array_equal(np.diff(snapshot.ends_before), [sum(map(bool, batch)) for batch in kept])
 
 
 def test_a_second_build_reads_nothing(data: Path, cache: Path, indexed: list[str]) -> None:
@@ -85,14 +85,14 @@ def test_a_file_more_is_the_only_one_read(data: Path, cache: Path, indexed: list
     for i in range(100):
         write(data / "many" / f"{i}.arrow", i)
     first = build(cache, spec(data, "many/*.arrow"))
-    before = generation_bytes(cache, first.digest)
+    before = snapshot_bytes(cache, first.digest)
     del indexed[:]
     write(data / "many" / "50x.arrow", 500)
     report = build(cache, spec(data, "many/*.arrow"))
     assert indexed == ["50x.arrow"]
     assert (report.read, report.reused, report.added, report.removed, report.changed) == (1, 100, 1, 0, ())
     assert list_snapshots(str(cache)) == [first.digest, report.digest]
-    assert generation_bytes(cache, first.digest) == before
+    assert snapshot_bytes(cache, first.digest) == before
 
 
 def test_a_replaced_file_is_read_again_and_named(data: Path, cache: Path, indexed: list[str]) -> None:
@@ -108,7 +108,7 @@ def test_a_replaced_file_is_read_again_and_named(data: Path, cache: Path, indexe
     assert build(cache.with_name("fresh"), spec(data / "fresh")).digest == report.digest
 
 
-def test_a_touched_file_is_read_again_and_makes_no_new_generation(data: Path, cache: Path, indexed: list[str]) -> None:
+def test_a_touched_file_is_read_again_and_makes_no_new_snapshot(data: Path, cache: Path, indexed: list[str]) -> None:
     first = build(cache, spec(data))
     del indexed[:]
     os.utime(data / "c.arrow", ns=(1, 1))
@@ -125,19 +125,19 @@ def test_a_removed_file_is_counted(data: Path, cache: Path, indexed: list[str]) 
     assert (indexed, report.removed, report.added, report.num_files) == ([], 1, 0, 2)
 
 
-def test_moved_data_is_the_same_generation_elsewhere(data: Path, cache: Path) -> None:
+def test_moved_data_is_the_same_snapshot_elsewhere(data: Path, cache: Path) -> None:
     first = build(cache, spec(data))
     moved = shutil.copytree(data, data.with_name("moved"))
     shutil.rmtree(data)
     report = build(cache, spec(moved))
     assert (report.digest, report.created) == (first.digest, False)
-    generation = open_snapshot(str(cache), report.digest)
-    assert generation.sources[0].root == str(moved)
-    assert generation.path(1) == str(moved / "b.arrow")
-    assert generation.path(1, {"source": "/elsewhere"}) == "/elsewhere/b.arrow"
+    snapshot = open_snapshot(str(cache), report.digest)
+    assert snapshot.sources[0].root == str(moved)
+    assert snapshot.path(1) == str(moved / "b.arrow")
+    assert snapshot.path(1, {"source": "/elsewhere"}) == "/elsewhere/b.arrow"
 
 
-def test_a_change_in_a_body_that_the_footer_does_not_tell_makes_another_generation(data: Path, cache: Path) -> None:
+def test_a_change_in_a_body_that_the_footer_does_not_tell_makes_another_snapshot(data: Path, cache: Path) -> None:
     first = build(cache, spec(data))
     content = bytearray((data / "a.arrow").read_bytes())
     at = content.index(bytes(np.array(documents_of(0)[1][:2], np.int32)))
@@ -169,9 +169,9 @@ def test_counted_documents_serve_those_who_do_not_ask_and_leave_no_trace(
     del indexed[:]
     report = build(cache, spec(data, documents=False))
     assert (indexed, report.changed) == ([], ())
-    generation = open_snapshot(str(cache), report.digest)
-    assert (generation.sources[0].ends, set(generation.blocks(np.arange(3))["rows"])) == (-1, {-1})
-    assert not generation.rows_before.any()
+    snapshot = open_snapshot(str(cache), report.digest)
+    assert (snapshot.sources[0].ends, set(snapshot.blocks(np.arange(3))["rows"])) == (-1, {-1})
+    assert not snapshot.rows_before.any()
     fresh = build(cache.with_name("fresh"), spec(data, documents=False))
     assert fresh.digest == report.digest
     assert len(indexed) == 3
@@ -179,10 +179,10 @@ def test_counted_documents_serve_those_who_do_not_ask_and_leave_no_trace(
 
 def test_a_file_may_belong_to_two_sources(data: Path, cache: Path) -> None:
     report = build(cache, spec(data, name="all"), spec(data, "a.arrow", name="one"))
-    generation = open_snapshot(str(cache), report.digest)
-    assert [list(source.files) for source in generation.sources] == [[0, 1, 2], [3]]
-    assert generation.path(0) == generation.path(3) == str(data / "a.arrow")
-    assert list(generation.file_of(np.arange(len(generation.tokens_before) - 1))[[0, -1]]) == [0, 3]
+    snapshot = open_snapshot(str(cache), report.digest)
+    assert [list(source.files) for source in snapshot.sources] == [[0, 1, 2], [3]]
+    assert snapshot.path(0) == snapshot.path(3) == str(data / "a.arrow")
+    assert list(snapshot.file_of(np.arange(len(snapshot.tokens_before) - 1))[[0, -1]]) == [0, 3]
 
 
 def test_two_sources_of_one_name_are_refused(data: Path, cache: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_bad_file_leaves_the_fragments_of_the_others(data: Path, cache: Path, 
     assert build(cache, spec(data)).reused + len(indexed) == 3
 
 
-def test_a_damaged_generation_is_made_anew(data: Path, cache: Path) -> None:
+def test_a_damaged_snapshot_is_made_anew(data: Path, cache: Path) -> None:
     first = build(cache, spec(data))
     blocks = cache / "generations" / first.digest / "blocks.arrow"
     whole = blocks.read_bytes()
@@ -231,7 +231,7 @@ def test_a_damaged_generation_is_made_anew(data: Path, cache: Path) -> None:
     assert list_snapshots(str(cache)) == [first.digest]
 
 
-def test_the_generation_built_last_is_the_newest(data: Path, cache: Path) -> None:
+def test_the_snapshot_built_last_is_the_newest(data: Path, cache: Path) -> None:
     one, two = (build(cache, spec(data, pattern)).digest for pattern in ("a.arrow", "b.arrow"))
     assert list_snapshots(str(cache)) == [one, two]
     build(cache, spec(data, "a.arrow"))
@@ -240,14 +240,14 @@ def test_the_generation_built_last_is_the_newest(data: Path, cache: Path) -> Non
 
 def test_leftovers_of_killed_builds_go(data: Path, cache: Path) -> None:
     report = build(cache, spec(data))
-    generations = cache / "generations"
-    shutil.copytree(generations / report.digest, generations / ".tmp-generation-1-aa")
+    snapshots = cache / "generations"
+    shutil.copytree(snapshots / report.digest, snapshots / ".tmp-generation-1-aa")
     (cache / "runs" / "skips").mkdir(parents=True)
     for name in ("fragments", "runs", "runs/skips", f"generations/{report.digest}"):
         (cache / name / ".tmp-ab-1-cd").write_bytes(b"half")
     assert list_snapshots(str(cache)) == [report.digest]
     build(cache, spec(data))
-    assert [path.name for path in generations.iterdir()] == [report.digest]
+    assert [path.name for path in snapshots.iterdir()] == [report.digest]
     assert len(list((cache / "fragments").iterdir())) == 3
     assert not list(cache.rglob(".tmp-*"))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.index.index_data import driver, generation_bytes, run, write
+from tests.index.index_data import driver, run, snapshot_bytes, write
 
 pytestmark = pytest.mark.long  # each starts several processes under mpirun
 
@@ -24,7 +24,7 @@ def test_any_number_of_ranks_makes_the_same_bytes(tmp_path: Path, ranks: tuple[i
         assert (report["read"], report["reused"], report["num_files"]) == (10, 0, 10)
         assert report["progress"]["files"] == report["progress"]["num_files"] == 10
         assert report["progress"]["bytes"] == report["progress"]["num_bytes"]
-        made.append({"digest": report["digest"].encode(), **generation_bytes(cache, report["digest"])})
+        made.append({"digest": report["digest"].encode(), **snapshot_bytes(cache, report["digest"])})
     assert all(each == made[0] for each in made[1:])
 
 

@@ -1,4 +1,4 @@
-"""Rows of a generation's tables are verified as they are taken: a flipped bit never gives other tokens."""
+"""Rows of a snapshot's tables are verified as they are taken: a flipped bit never gives other tokens."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def folder_of(cache: Path) -> Path:
 
 def everything(cache: Path) -> list[list[int]]:
     """All that is read through an index: tokens with ends of documents, counts, sizes, places in the chunks."""
-    generation = open_snapshot(cache, folder_of(cache).name)
-    store, ids = BlockStore(generation, (1000,), storage=STORAGE), np.arange(generation.num_blocks)
+    snapshot = open_snapshot(cache, folder_of(cache).name)
+    store, ids = BlockStore(snapshot, (1000,), storage=STORAGE), np.arange(snapshot.num_blocks)
     pages = store.read_blocks(ids)
-    sizes = store.memory_bytes(ids, generation.blocks(ids), documents=True)
+    sizes = store.memory_bytes(ids, snapshot.blocks(ids), documents=True)
     found = [pages.tokens, pages.offsets, store.num_tokens(ids), *sizes]
-    found += [generation.running("rows_before", ids + 1), *store.dictionaries(ids)]
+    found += [snapshot.running("rows_before", ids + 1), *store.dictionaries(ids)]
     found.append(
-        generation.find_blocks("tokens_before", range(generation.num_blocks), np.arange(generation.sources[0].tokens))
+        snapshot.find_blocks("tokens_before", range(snapshot.num_blocks), np.arange(snapshot.sources[0].tokens))
     )
     return [each.tolist() for each in found]
 

@@ -17,7 +17,7 @@ from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError
 from megablend.fs import build_lock as lock
 from megablend.fs.build_lock import build_lock
-from megablend.index.cache_folders import fragments, generations, splits
+from megablend.index.cache_folders import fragments, snapshots, splits
 from megablend.index.document_table import PartDocuments, open_table
 from megablend.index.gc import Collected, collect
 from megablend.index.group_totals import load_group_totals, save_group_totals
@@ -57,7 +57,7 @@ def work(step, cache):
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    """Three generations: of a and b, of b and c, of c and d."""
+    """Three snapshots: of a and b, of b and c, of c and d."""
     for seed, name in enumerate("abcd"):
         write(tmp_path / "data" / f"{name}.arrow", seed)
     for pattern in ("[ab]", "[bc]", "[cd]"):
@@ -84,18 +84,18 @@ def names(folder: Path) -> set[str]:
 def test_what_nothing_needs_goes(cache: Path) -> None:
     first, second, third = list_snapshots(cache)
     age(cache, 8)
-    before = {path: path.read_bytes() for path in generations(cache).joinpath(third).iterdir()}
+    before = {path: path.read_bytes() for path in snapshots(cache).joinpath(third).iterdir()}
     seen = gc(cache, dry_run=True)
-    assert (names(generations(cache)), len(names(fragments(cache)))) == ({first, second, third}, 4)
+    assert (names(snapshots(cache)), len(names(fragments(cache)))) == ({first, second, third}, 4)
     found = gc(cache)
     assert found == seen
-    assert (found.generations, found.kept, found.others) == ((first, second), (third,), 4)
+    assert (found.snapshots, found.kept, found.others) == ((first, second), (third,), 4)
     assert found.bytes > 1000
-    assert names(generations(cache)) == {third}
-    assert {path: path.read_bytes() for path in generations(cache).joinpath(third).iterdir()} == before
+    assert names(snapshots(cache)) == {third}
+    assert {path: path.read_bytes() for path in snapshots(cache).joinpath(third).iterdir()} == before
     assert load_group_totals(cache, [third, "x"], 3) is not None
     assert verify(str(cache), data=True, storage=STORAGE) == []
-    assert gc(cache) == Collected(generations=(), kept=(third,), others=0, bytes=0)
+    assert gc(cache) == Collected(snapshots=(), kept=(third,), others=0, bytes=0)
     report = build(cache, spec(cache.parent / "data", "[cd].arrow"))
     assert (report.read, report.digest) == (0, third)
     assert build(cache, spec(cache.parent / "data", "[bc].arrow")).read == 1
@@ -105,23 +105,23 @@ def test_what_a_run_stands_on_stays(cache: Path) -> None:
     first, second, third = list_snapshots(cache)
     age(cache, 8)
     found = gc(cache, first)
-    assert (found.generations, found.kept, found.others) == ((second,), (first, third), 1)
+    assert (found.snapshots, found.kept, found.others) == ((second,), (first, third), 1)
     assert open_snapshot(cache, first).num_files == 2
 
 
 def test_what_was_in_use_lately_stays(cache: Path) -> None:
     first, second, third = list_snapshots(cache)
-    assert gc(cache).generations == ()
-    age(generations(cache) / first, 8)  # but the second took over only now
-    assert gc(cache).generations == ()
-    age(generations(cache) / second, 8)
+    assert gc(cache).snapshots == ()
+    age(snapshots(cache) / first, 8)  # but the second took over only now
+    assert gc(cache).snapshots == ()
+    age(snapshots(cache) / second, 8)
     found = gc(cache)
     # What was found in its files may be of use to a build that was killed.
-    assert (found.generations, found.others) == ((first,), 0)
+    assert (found.snapshots, found.others) == ((first,), 0)
     age(fragments(cache), 8)
     age(splits(cache), 8)
     found = gc(cache)
-    assert (found.generations, found.others) == ((), 2)
+    assert (found.snapshots, found.others) == ((), 2)
     assert list_snapshots(cache) == [second, third]
 
 
@@ -129,17 +129,17 @@ def test_building_the_newest_again_and_again_keeps_no_other_alive(cache: Path) -
     first, second, _ = list_snapshots(cache)
     age(cache, 8)
     build(cache, spec(cache.parent / "data", "[cd].arrow"))
-    assert gc(cache).generations == (first, second)
+    assert gc(cache).snapshots == (first, second)
 
 
-def test_a_generation_that_was_built_again_is_as_young_as_that(cache: Path) -> None:
+def test_a_snapshot_that_was_built_again_is_as_young_as_that(cache: Path) -> None:
     first, second, third = list_snapshots(cache)
     age(cache, 8)
     build(cache, spec(cache.parent / "data", "[ab].arrow"))
     build(cache, spec(cache.parent / "data", "[cd].arrow"))
     assert list_snapshots(cache) == [second, first, third]
-    assert gc(cache).generations == (second,)
-    assert gc(cache, days=0).generations == (first,)
+    assert gc(cache).snapshots == (second,)
+    assert gc(cache, days=0).snapshots == (first,)
 
 
 def test_tables_of_documents_go_with_the_files(cache: Path) -> None:
@@ -194,7 +194,7 @@ def test_it_refuses_what_it_cannot_know(cache: Path, tmp_path: Path, monkeypatch
         patch.setattr(lock, "_try_lock", lambda file: 38)
         with pytest.raises(CacheError, match="has no locks, so a running build cannot be detected"):
             gc(cache)
-    newest = generations(cache) / list_snapshots(cache)[-1] / "files.arrow"
+    newest = snapshots(cache) / list_snapshots(cache)[-1] / "files.arrow"
     newest.write_bytes(newest.read_bytes()[:-1])
     with pytest.raises(CacheError, match="build again to repair it"):
         gc(cache)
@@ -218,7 +218,7 @@ def test_a_collection_killed_at_each_of_its_steps(cache: Path) -> None:
                 break
             assert code == -signal.SIGKILL
             gc(copy, days=0)
-            assert names(generations(copy)) == {third}
+            assert names(snapshots(copy)) == {third}
             assert len(names(fragments(copy))) == 2
             assert len(names(splits(copy))) == 1
         else:

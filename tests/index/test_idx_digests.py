@@ -13,7 +13,7 @@ from megablend.errors import ChangedFileError, DataError
 from megablend.formats.megatron.idx import HEADER_BYTES
 from megablend.formats.megatron.lengths import GROUP_BYTES, WHOLE_BYTES
 from megablend.index.build import SourceSpec
-from megablend.index.cache_folders import generations
+from megablend.index.cache_folders import snapshots
 from megablend.index.gc import collect
 from megablend.index.idx_digests import idx_digests
 from megablend.index.snapshot import open_snapshot
@@ -97,10 +97,10 @@ def test_a_reader_reads_the_groups_that_it_needs_alone(
 ) -> None:
     store = open_store(pair)
     sizes = reads_of(monkeypatch, pair.with_suffix(".idx"))
-    middle = len(store.generation.tokens_before) // 2
+    middle = len(store.snapshot.tokens_before) // 2
     store.read([middle])
     assert 0 < sum(sizes) < 4 * GROUP_BYTES
-    ids = np.random.default_rng(0).permutation(len(store.generation.tokens_before) - 1)
+    ids = np.random.default_rng(0).permutation(len(store.snapshot.tokens_before) - 1)
     read = store.read(ids)
     assert sum(sizes) <= HEADER_BYTES + 4 * NUM_SEQUENCES + 6 * GROUP_BYTES  # each group once, and those of before
     in_order = [read[i] for i in np.argsort(ids)]
@@ -128,10 +128,10 @@ def test_without_digests_the_whole_file_is_compared_in_parts_and_that_is_logged(
         assert verify(str(pair.parent / "cache"), data=False, storage=STORAGE) == problems
         caplog.clear()
         sizes = reads_of(monkeypatch, pair.with_suffix(".idx"))
-        store = BlockStore(store.generation, storage=STORAGE)
+        store = BlockStore(store.snapshot, storage=STORAGE)
         store.read([0])
         assert max(sizes) <= 1 << 20 < sum(sizes)
-        ids = np.arange(len(store.generation.tokens_before) - 1)
+        ids = np.arange(len(store.snapshot.tokens_before) - 1)
         assert b"".join(block.tokens.tobytes() for block in store.read(ids)) == written[0]
         assert "long.idx: the cache has no digests of its parts" in caplog.text
         assert "run `megablend build CONFIG` to add them" in caplog.text
@@ -142,12 +142,12 @@ def test_without_digests_the_whole_file_is_compared_in_parts_and_that_is_logged(
     with pytest.raises(
         ChangedFileError, match=r"long\.idx: has digest .*, had .* when it was indexed; restore the original file"
     ):
-        BlockStore(store.generation, storage=STORAGE).read([0])
+        BlockStore(store.snapshot, storage=STORAGE).read([0])
 
 
 def test_a_changed_length_is_found_when_its_group_is_read(pair: Path) -> None:
     store = open_store(pair)
-    last = len(store.generation.tokens_before) - 2
+    last = len(store.snapshot.tokens_before) - 2
     place = HEADER_BYTES + 4 * (NUM_SEQUENCES - 2)
     flip(pair.with_suffix(".idx"), place)
     store.read([0, 1])
@@ -160,7 +160,7 @@ def test_a_changed_length_is_found_when_its_group_is_read(pair: Path) -> None:
     assert len(store.read([last])) == 1
     flip(pair.with_suffix(".idx"), 18)  # the number of sequences
     with pytest.raises(DataError, match=r"long\.idx"):
-        BlockStore(store.generation, storage=STORAGE).read([0])
+        BlockStore(store.snapshot, storage=STORAGE).read([0])
 
 
 def test_short_files_have_no_digests_of_parts_and_are_compared_when_they_are_opened(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_short_files_have_no_digests_of_parts_and_are_compared_when_they_are_ope
 
 
 def test_digests_go_with_the_last_index_that_holds_the_file(pair: Path) -> None:
-    cache, digest = pair.parent / "cache", open_store(pair).generation.digest
+    cache, digest = pair.parent / "cache", open_store(pair).snapshot.digest
     assert verify(str(cache), data=True, storage=STORAGE) == []
     (made,) = idx_digests(cache).iterdir()
     assert collect(cache, lambda: [], min_age_seconds=-9, dry_run=False).others == 0
@@ -190,4 +190,4 @@ def test_digests_go_with_the_last_index_that_holds_the_file(pair: Path) -> None:
     build(cache, spec(other))
     collect(cache, lambda: [], min_age_seconds=-9, dry_run=False)
     assert not made.exists()
-    assert not (generations(cache) / digest).exists()
+    assert not (snapshots(cache) / digest).exists()

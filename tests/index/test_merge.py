@@ -1,4 +1,4 @@
-"""The bytes of a generation, from fragments made here: a change of its format must be meant, and counted up."""
+"""The bytes of a snapshot, from fragments made here: a change of its format must be meant, and counted up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megablend.config.read_spec import ReadSpec
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
 from megablend.index.fragments import Fragment
 from megablend.index.manifest import FORMAT_VERSION
-from megablend.index.merge import write_generation
+from megablend.index.merge import write_snapshot
 from megablend.index.packs import facts_of
 from megablend.index.snapshot import open_snapshot
 from megablend.index.source_spec import SourceFile, SourceListing, SourceSpec, list_columns
@@ -62,7 +62,7 @@ def write(cache: Path, root: str = "/data") -> str:
     (cache / "generations").mkdir(parents=True)
     listings = [listing("one", 4, documents=True, root=root), listing("two", 3, documents=False, root=root)]
     found = (facts_of(load(source, file)) for source, each in enumerate(listings) for file in each.files)
-    digest, created = write_generation(LocalCacheStore(cache), list_columns(listings), found, {})
+    digest, created = write_snapshot(LocalCacheStore(cache), list_columns(listings), found, {})
     assert created
     return digest
 
@@ -76,8 +76,8 @@ def test_the_digest_does_not_tell_where_the_data_lies(tmp_path: Path) -> None:
 
 
 def test_counts_are_exact_beyond_32_bits(tmp_path: Path) -> None:
-    generation = open_snapshot(tmp_path / "cache", write(tmp_path / "cache"))
-    one, two = generation.sources
+    snapshot = open_snapshot(tmp_path / "cache", write(tmp_path / "cache"))
+    one, two = snapshot.sources
     assert one.tokens == sum(int(load(0, file).index.tokens) for file in listing("one", 4, documents=True).files)
     assert two.tokens == sum(int(load(1, file).index.tokens) for file in listing("two", 3, documents=False).files)
     assert one.tokens > 1 << 37
@@ -86,9 +86,9 @@ def test_counts_are_exact_beyond_32_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["tokens", "offset", "chunk", "flags"])
 def test_blocks_without_tokens_go_where_documents_are_not_counted(tmp_path: Path, field: str) -> None:
-    generation = open_snapshot(tmp_path / "cache", write(tmp_path / "cache"))
-    two = generation.sources[1]
-    found = generation.blocks(np.arange(two.blocks.start, two.blocks.stop))
+    snapshot = open_snapshot(tmp_path / "cache", write(tmp_path / "cache"))
+    two = snapshot.sources[1]
+    found = snapshot.blocks(np.arange(two.blocks.start, two.blocks.stop))
     files = listing("two", 3, documents=False).files
     expected = np.concatenate([load(1, file).index.blocks for file in files])
     kept = expected[expected["tokens"] > 0]

@@ -6,12 +6,12 @@ import pytest
 
 from megablend.errors import REMOVE_REMEDY, CorruptFileError
 from megablend.index import pack_writer as module
-from megablend.index.cache_folders import fragments, generations
+from megablend.index.cache_folders import fragments, snapshots
 from megablend.index.gc import collect
 from megablend.index.packs import Pack, packs
 from megablend.index.verify import verify
 from megablend.storage.local import LocalStorage
-from tests.index.index_data import build, driver, generation_bytes, run, spec, write
+from tests.index.index_data import build, driver, run, snapshot_bytes, spec, write
 from tests.storages import STORAGE
 
 NUM_FILES = 40
@@ -82,7 +82,7 @@ def test_packs_and_single_fragments_make_the_same_index(
     other = cache.with_name("other")
     assert build(other, spec(data)).digest == digest
     assert (len(listed(packs(other))), len(listed(fragments(other)))) == (1, 5)
-    assert generation_bytes(other, digest) == generation_bytes(cache, digest)
+    assert snapshot_bytes(other, digest) == snapshot_bytes(cache, digest)
     monkeypatch.setattr(module, "PACK_SECONDS", -1.0)  # each at once
     assert build(cache.with_name("third"), spec(data)).digest == digest
     assert len(listed(fragments(cache.with_name("third")))) == NUM_FILES
@@ -157,7 +157,7 @@ def test_a_pack_goes_when_no_index_holds_any_of_its_files(data: Path, cache: Pat
     (pack,) = listed(packs(cache))
     build(cache, spec(data, "38.arrow"))
     found = collect(cache, lambda: [], min_age_seconds=-9, dry_run=False)
-    assert (len(found.generations), found.others, pack.exists()) == (1, 0, True)
+    assert (len(found.snapshots), found.others, pack.exists()) == (1, 0, True)
     assert build(cache, spec(data, "38.arrow")).read == 0
     write(cache.parent / "new.arrow", 99)
     build(cache, spec(cache.parent, "new.arrow"))
@@ -166,7 +166,7 @@ def test_a_pack_goes_when_no_index_holds_any_of_its_files(data: Path, cache: Pat
     assert pack.exists()
     assert collect(cache, lambda: [], min_age_seconds=-9, dry_run=False).others == 1
     assert not pack.exists()
-    assert len(listed(generations(cache))) == 1
+    assert len(listed(snapshots(cache))) == 1
 
 
 @pytest.mark.long
@@ -180,6 +180,6 @@ def test_ranks_write_packs_of_their_own_and_the_same_index(data: Path, cache: Pa
         result = run(driver(num_ranks, folder, *sources))
         assert result.returncode == 0, result.stderr
         assert len(listed(packs(folder))) == max(1, num_ranks)
-        (generation,) = listed(generations(folder))
-        made.append(generation_bytes(folder, generation.name))
+        (snapshot,) = listed(snapshots(folder))
+        made.append(snapshot_bytes(folder, snapshot.name))
     assert made[0] == made[1]

@@ -30,7 +30,7 @@ from megablend.index.sources import list_source
 from megablend.index.verify import verify
 from megablend.storage.base import Storage
 from megablend.storage.local import LocalStorage
-from tests.index.index_data import ROOT, build, driver, environment, generation_bytes, run, spec, wait_for_end
+from tests.index.index_data import ROOT, build, driver, environment, run, snapshot_bytes, spec, wait_for_end
 from tests.storages import STORAGE
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -190,7 +190,7 @@ def test_any_number_of_ranks_makes_the_same_bytes_of_one_file(tmp_path: Path) ->
         assert report["progress"]["bytes"] == report["progress"]["num_bytes"]
         ranks = {path.name.rpartition("-")[2] for path in seen.glob("part-*")}
         assert len(ranks) == num_ranks
-        made.append({"digest": report["digest"].encode(), **generation_bytes(cache, report["digest"])})
+        made.append({"digest": report["digest"].encode(), **snapshot_bytes(cache, report["digest"])})
     assert all(each == made[0] for each in made[1:])
 
 

@@ -58,7 +58,7 @@ def store_of(cache: Path) -> BlockStore:
 
 def tokens_of(cache: Path) -> list[int]:
     store = store_of(cache)
-    found: list[int] = store.read_blocks(np.arange(store.generation.num_blocks)).tokens.tolist()
+    found: list[int] = store.read_blocks(np.arange(store.snapshot.num_blocks)).tokens.tolist()
     return found
 
 
@@ -98,7 +98,7 @@ def test_a_file_rewritten_in_place_with_its_old_time_is_refused(path: Path, tmp_
 
 def test_a_replaced_file_is_refused_by_an_index_of_an_older_version(path: Path, tmp_path: Path) -> None:
     store = store_of(tmp_path / "cache")
-    strip_checks(store.generation.folder)
+    strip_checks(store.snapshot.folder)
     assert tokens_of(tmp_path / "cache") == TOKENS.tolist()
     replaced(path)
     with pytest.raises(ChangedFileError, match="changed since it was indexed"):
@@ -119,8 +119,8 @@ def test_a_file_that_was_touched_or_copied_is_read_and_told_once(
         assert tokens_of(tmp_path / "cache") == expected
         shutil.copytree(data, tmp_path / "copy")
         store = store_of(tmp_path / "cache")
-        moved = BlockStore(store.generation, roots={"source": str(tmp_path / "copy")}, storage=STORAGE)
-        assert moved.read_blocks(np.arange(store.generation.num_blocks)).tokens.tolist() == expected
+        moved = BlockStore(store.snapshot, roots={"source": str(tmp_path / "copy")}, storage=STORAGE)
+        assert moved.read_blocks(np.arange(store.snapshot.num_blocks)).tokens.tolist() == expected
     (record,) = caplog.records
     says = "a comparison of 64 KiB found no change; the index has no checksums of blocks (`megablend build CONFIG --checksums`)"
     assert says in record.getMessage()
@@ -130,11 +130,11 @@ def test_what_the_build_saw_is_kept_beside_the_digest_and_renewed(
     path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = tmp_path / "cache"
-    before = store_of(cache).generation
+    before = store_of(cache).snapshot
     seen = before.seen.tolist()
     os.utime(path, ns=(1, 1))
     assert not build(cache, spec(tmp_path / "data", f"*{path.suffix}")).created
-    after = store_of(cache).generation
+    after = store_of(cache).snapshot
     assert after.digest == before.digest
     assert after.seen.tolist() != seen
     with caplog.at_level(logging.WARNING, "megablend"):
@@ -151,7 +151,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def test_a_flipped_bit_of_what_was_seen_is_said(small: Path) -> None:
-    seen = store_of(small).generation.folder / "seen"
+    seen = store_of(small).snapshot.folder / "seen"
     data, expected = seen.read_bytes(), tokens_of(small)
     for at in range(0, len(data), 5):
         seen.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
@@ -164,7 +164,7 @@ def test_a_flipped_bit_of_what_was_seen_is_said(small: Path) -> None:
 
 
 def test_a_flipped_bit_of_the_roots_is_said(small: Path) -> None:
-    roots = store_of(small).generation.folder / "roots.json"
+    roots = store_of(small).snapshot.folder / "roots.json"
     data = roots.read_bytes()
     for at in range(0, len(data), 7):
         if not data[at : at + 1].isspace():
@@ -177,7 +177,7 @@ def test_a_build_completes_older_indexes_that_runs_may_stand_on(tmp_path: Path) 
     data, cache = tmp_path / "data", tmp_path / "cache"
     write(data / "a.arrow", 1)
     build(cache, spec(data))
-    older = store_of(cache).generation
+    older = store_of(cache).snapshot
     files = {path.name: path.read_bytes() for path in older.folder.iterdir()}
     strip_checks(older.folder)
     write(data / "b.arrow", 2)
@@ -190,7 +190,7 @@ def test_a_damaged_older_index_is_a_note_of_the_build(tmp_path: Path) -> None:
     data, cache = tmp_path / "data", tmp_path / "cache"
     write(data / "a.arrow", 1)
     build(cache, spec(data))
-    older = store_of(cache).generation.folder
+    older = store_of(cache).snapshot.folder
     strip_checks(older)
     (older / "blocks.arrow").write_bytes(b"nothing")
     write(data / "b.arrow", 2)

@@ -62,7 +62,7 @@ def test_a_table_holds_every_documents_length(tmp_path: Path) -> None:
     lengths = [len(document or []) for seed in range(3) for document in listed(seed)]
     assert (report.documents, report.counted) == (150 * len(KINDS), 150 * len(KINDS))
     for number in range(len(specs)):
-        table = open_table(store.generation, number)
+        table = open_table(store.snapshot, number)
         assert (table.num_documents, table.num_tokens) == (150, sum(lengths))
         for eod in (False, True):
             ends = [length + (eod and length > 0) for length in lengths]
@@ -81,7 +81,7 @@ def test_a_table_holds_every_documents_length(tmp_path: Path) -> None:
 def test_totals_of_groups_are_kept(tmp_path: Path, num_groups: int, run: int) -> None:
     store, _ = make(tmp_path / "cache", write(tmp_path / "data", "arrow", [0, 1]))
     for eod in (False, True):
-        part = PartDocuments(open_table(store.generation, 0), [range(5, 93)], eod=eod)
+        part = PartDocuments(open_table(store.snapshot, 0), [range(5, 93)], eod=eod)
         lengths = np.diff(part.before(np.arange(89)))
         expected = np.bincount(np.arange(88) // run % num_groups, lengths, num_groups).tolist()
         assert part.group_totals(num_groups, run).tolist() == expected
@@ -95,7 +95,7 @@ def test_what_the_idx_tells_costs_nothing_and_parquet_its_pages(tmp_path: Path) 
     store, report = make(tmp_path / "cache", write(tmp_path / "pair", "megatron", [0, 1]))
     assert report.scanned_bytes == 0
     store, report = make(tmp_path / "cache", write(tmp_path / "pages", "parquet", [0, 1]))
-    blocks = store.generation.blocks(np.arange(len(store.generation.tokens_before) - 1))
+    blocks = store.snapshot.blocks(np.arange(len(store.snapshot.tokens_before) - 1))
     assert report.scanned_bytes == blocks["stored_bytes"].sum()
     assert report.table_bytes > 4 * report.documents
 
@@ -106,29 +106,29 @@ def test_a_second_build_counts_nothing_and_a_file_more_is_the_only_one_counted(t
     assert make(cache, write(tmp_path / "data", "parquet", []))[1].counted == 0
     second, report = make(cache, write(tmp_path / "data", "parquet", [2]))
     assert (report.documents, report.counted) == (200, 50)
-    assert open_table(second.generation, 0).num_documents == 200
-    assert open_table(first.generation, 0).num_documents == 150  # the older generation keeps its own
+    assert open_table(second.snapshot, 0).num_documents == 200
+    assert open_table(first.snapshot, 0).num_documents == 150  # the older snapshot keeps its own
 
 
-def test_generations_of_the_same_files_share_a_table(tmp_path: Path) -> None:
+def test_snapshots_of_the_same_files_share_a_table(tmp_path: Path) -> None:
     cache, spec = tmp_path / "cache", write(tmp_path / "data", "parquet", [0, 1])
     first, _ = make(cache, spec)
     second, report = make(cache, spec, write(tmp_path / "more", "arrow", [5]))
-    assert first.generation.digest != second.generation.digest
-    assert fetch_table(first.generation, 0) == fetch_table(second.generation, 0)
+    assert first.snapshot.digest != second.snapshot.digest
+    assert fetch_table(first.snapshot, 0) == fetch_table(second.snapshot, 0)
     assert report.counted == 50
 
 
 def test_a_table_is_cut_within_a_file_where_documents_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = make(tmp_path / "cache", write(tmp_path / "data", "parquet-v2-unindexed", [0, 1]))
     monkeypatch.setattr(count_ranges, "STRETCH_BYTES", 700)
-    parts = list(split_into_ranges(store.generation, 0))
+    parts = list(split_into_ranges(store.snapshot, 0))
     assert len(parts) > 6
     assert [part.stop_block for part in parts[:-1]] == [part.first_block for part in parts[1:]]
-    starts = store.generation.blocks(np.array([part.first_block for part in parts]))
+    starts = store.snapshot.blocks(np.array([part.first_block for part in parts]))
     assert not (starts["flags"] & STARTS_MID_DOCUMENT).any()
     assert sum(part.documents for part in parts) == 100
-    blocks = store.generation.blocks(np.arange(len(store.generation.tokens_before) - 1))
+    blocks = store.snapshot.blocks(np.arange(len(store.snapshot.tokens_before) - 1))
     assert sum(part.stored_bytes for part in parts) == blocks["stored_bytes"].sum()
 
 
@@ -146,26 +146,26 @@ def test_damaged_counts_are_counted_again(tmp_path: Path, monkeypatch: pytest.Mo
     count.write_bytes(b"x" + count.read_bytes()[1:])
     store, report = make(cache, spec)
     assert report.counted == 50
-    assert open_table(store.generation, 0).num_tokens == store.generation.sources[0].tokens
+    assert open_table(store.snapshot, 0).num_tokens == store.snapshot.sources[0].tokens
 
 
 def test_a_table_that_is_missing_or_damaged_is_said_so(tmp_path: Path) -> None:
     cache, spec = tmp_path / "cache", write(tmp_path / "data", "parquet", [0])
-    generation = open_snapshot(cache, build_index(str(cache), [spec], launch=SingleProcess(), storage=STORAGE).digest)
+    snapshot = open_snapshot(cache, build_index(str(cache), [spec], launch=SingleProcess(), storage=STORAGE).digest)
     with pytest.raises(CacheError, match="'parquet' has no document table; rebuild the index"):
-        open_table(generation, 0)
+        open_table(snapshot, 0)
     store, _ = make(cache, spec)
-    lengths = fetch_table(generation, 0) / "lengths.arrow"
+    lengths = fetch_table(snapshot, 0) / "lengths.arrow"
     whole = lengths.read_bytes()
     lengths.write_bytes(whole[:-8])
     with pytest.raises(
         CacheError, match=r"lengths\.arrow: has \d+ bytes, \d+ were committed; build again to repair it"
     ):
-        open_table(generation, 0)
+        open_table(snapshot, 0)
     assert any("lengths.arrow: damaged table" in problem for problem in verify(str(cache), data=False, storage=STORAGE))
     lengths.write_bytes(whole)
     documents._open_once.cache_clear()
-    assert open_table(store.generation, 0).num_tokens == store.generation.sources[0].tokens
+    assert open_table(store.snapshot, 0).num_tokens == store.snapshot.sources[0].tokens
     (lengths.parent / "manifest.json").unlink()
     assert any(
         "manifest.json: cannot be read" in problem for problem in verify(str(cache), data=False, storage=STORAGE)
@@ -179,7 +179,7 @@ def test_a_table_that_is_missing_or_damaged_is_said_so(tmp_path: Path) -> None:
 def test_a_build_mends_a_damaged_table(tmp_path: Path, name: str, size: int | None) -> None:
     source = write(tmp_path / "data", "arrow", [0, 1])
     store, _ = make(tmp_path / "cache", source)
-    damaged = fetch_table(store.generation, 0) / name
+    damaged = fetch_table(store.snapshot, 0) / name
     whole = damaged.read_bytes()
     middle = len(whole) // 2
     flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
@@ -202,13 +202,13 @@ def test_a_table_too_large_for_a_checksum_at_opening_is_never_read_as_other_toke
 ) -> None:
     monkeypatch.setattr(documents, "_CHECKED_BYTES", 0)
     store, _ = make(tmp_path / "cache", write(tmp_path / "data", "arrow", [0, 1, 2]))
-    path = fetch_table(store.generation, 0) / name
+    path = fetch_table(store.snapshot, 0) / name
     with pa.OSFile(str(path)) as file:
         buffer = pa.ipc.open_file(file).get_batch(0).column(column).buffers()[1]
     whole = path.read_bytes()
     place = whole.index(buffer.to_pybytes()) + row * (4 if name == "lengths.arrow" else 8)
     path.write_bytes(whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :])
-    table = open_table(store.generation, 0)
+    table = open_table(store.snapshot, 0)
     with pytest.raises(
         CacheError, match=rf"{path.parent}: damaged table of documents \((lengths and|documents from 64)"
     ):
@@ -271,14 +271,14 @@ def test_lengths_that_change_places_within_a_large_table_are_noticed(
     """Sums over them stay the same, so that only a checksum tells."""
     spec = write(tmp_path / "data", "arrow", [0, 1, 2])
     store, _ = make(tmp_path / "cache", spec)
-    folder = fetch_table(store.generation, 0)
+    folder = fetch_table(store.snapshot, 0)
     whole = {path.name: path.read_bytes() for path in folder.iterdir()}
-    table = open_table(store.generation, 0)
+    table = open_table(store.snapshot, 0)
     lengths = table.lengths(np.arange(150), eod=False)
     first = int(np.flatnonzero(np.diff(lengths[64:128]))[0]) + 64
     monkeypatch.setattr(documents, "_CHECKED_BYTES", 0)
     documents._open_once.cache_clear()
-    large = open_table(store.generation, 0)
+    large = open_table(store.snapshot, 0)
     np.testing.assert_array_equal(large.lengths(np.arange(150), eod=False), lengths)
     np.testing.assert_array_equal(large.before(np.arange(151), eod=True), table.before(np.arange(151), eod=True))
     data = bytearray(whole["lengths.arrow"])
@@ -286,7 +286,7 @@ def test_lengths_that_change_places_within_a_large_table_are_noticed(
     data[begin : begin + 8] = data[begin + 4 : begin + 8] + data[begin : begin + 4]
     (folder / "lengths.arrow").write_bytes(data)
     documents._open_once.cache_clear()
-    damaged = open_table(store.generation, 0)
+    damaged = open_table(store.snapshot, 0)
     for look in (damaged.lengths, damaged.before):
         with pytest.raises(
             CacheError, match=rf"{folder}: damaged table of documents \(documents from 64 on do not match"
@@ -301,7 +301,7 @@ def test_lengths_that_change_places_within_a_large_table_are_noticed(
     (folder / "manifest.json").write_bytes(dump_with_checksum(manifest))
     documents._open_once.cache_clear()
     with caplog.at_level("WARNING", "megablend"):
-        open_table(store.generation, 0)
+        open_table(store.snapshot, 0)
     assert "without checksums of rows" in caplog.text
     build_tables(store, [0], launch=SingleProcess())
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole

@@ -34,13 +34,13 @@ def blocks(tmp_path: Path) -> SplitBlocks:
     """All of a source but some tokens of its first and last blocks."""
     for seed in range(6):
         write(tmp_path / "data" / f"{seed}.arrow", seed)
-    generation = open_snapshot(tmp_path / "cache", build(tmp_path / "cache", spec(tmp_path / "data")).digest)
-    source, part = generation.sources[0], np.zeros(1, PART_DTYPE)[0]
-    last = int(generation.blocks([source.blocks.stop - 1])["tokens"][0])
+    snapshot = open_snapshot(tmp_path / "cache", build(tmp_path / "cache", spec(tmp_path / "data")).digest)
+    source, part = snapshot.sources[0], np.zeros(1, PART_DTYPE)[0]
+    last = int(snapshot.blocks([source.blocks.stop - 1])["tokens"][0])
     tokens = source.tokens + source.ends - 5
     part["first_block"], part["stop_block"], part["skip"], part["tokens"] = 0, source.blocks.stop, 5, tokens
-    part["keep"] = last + int(generation.blocks([source.blocks.stop - 1])["ends"][0])
-    return SplitBlocks(generation, part, eod=True)
+    part["keep"] = last + int(snapshot.blocks([source.blocks.stop - 1])["ends"][0])
+    return SplitBlocks(snapshot, part, eod=True)
 
 
 def test_a_part_counts_what_it_has_and_keeps_it(blocks: SplitBlocks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_a_part_counts_what_it_has_and_keeps_it(blocks: SplitBlocks, monkeypatch
 def test_damaged_totals_are_counted_again(blocks: SplitBlocks) -> None:
     expected = blocks.group_totals(3, 2).tolist()
     blocks.keep_group_totals(3, 2)
-    (path,) = (blocks.generation.cache / "splits").iterdir()
+    (path,) = (blocks.snapshot.cache / "splits").iterdir()
     data = bytearray(path.read_bytes())
     data[0] ^= 1
     for damaged in (bytes(data), bytes(data[:-1]), b""):

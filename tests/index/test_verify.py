@@ -33,7 +33,7 @@ def cache(tmp_path: Path, data: Path) -> Path:
     return tmp_path / "cache"
 
 
-def generation(cache: Path) -> Path:
+def snapshot(cache: Path) -> Path:
     return cache / "generations" / list_snapshots(str(cache))[-1]
 
 
@@ -55,8 +55,8 @@ def test_no_cache_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["blocks.arrow", "chunks.arrow", "files.arrow", "manifest.json"])
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.5, 0.7, 0.999])
-def test_any_changed_byte_of_a_generation_is_found(cache: Path, name: str, part: float) -> None:
-    path = generation(cache) / name
+def test_any_changed_byte_of_a_snapshot_is_found(cache: Path, name: str, part: float) -> None:
+    path = snapshot(cache) / name
     flip(path, int(path.stat().st_size * part))
     problems = verify(str(cache), data=False, storage=STORAGE)
     assert problems
@@ -65,22 +65,22 @@ def test_any_changed_byte_of_a_generation_is_found(cache: Path, name: str, part:
 
 @pytest.mark.parametrize("name", ["blocks.arrow", "chunks.arrow", "files.arrow"])
 def test_any_overwritten_byte_of_a_table_is_found(cache: Path, name: str) -> None:
-    path = generation(cache) / name
+    path = snapshot(cache) / name
     content = path.read_bytes()
     for at in range(0, len(content), 31):
         path.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
         problems = verify(str(cache), data=False, storage=STORAGE)
         assert content[at] == 0xFF or str(path) in problems[0]
         with contextlib.suppress(CacheError):
-            open_snapshot(str(cache), generation(cache).name)
+            open_snapshot(str(cache), snapshot(cache).name)
 
 
 @pytest.mark.parametrize("name", ["blocks.arrow", "chunks.arrow", "files.arrow", "manifest.json", "roots.json"])
-def test_a_truncated_generation_is_not_opened(cache: Path, name: str) -> None:
-    path = generation(cache) / name
+def test_a_truncated_snapshot_is_not_opened(cache: Path, name: str) -> None:
+    path = snapshot(cache) / name
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(CacheError, match=rf"{path}.*build again to repair it"):
-        open_snapshot(str(cache), generation(cache).name)
+        open_snapshot(str(cache), snapshot(cache).name)
     assert str(path) in verify(str(cache), data=False, storage=STORAGE)[0]
 
 
@@ -109,17 +109,17 @@ def test_a_changed_token_is_found_where_it_was_sampled(data: Path, cache: Path) 
 
 
 def test_a_newer_format_is_refused_by_name(cache: Path) -> None:
-    path = generation(cache) / "manifest.json"
+    path = snapshot(cache) / "manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps(manifest | {"format_version": 2, "written_by": "megablend 9.0"}))
     with pytest.raises(CacheError, match=r"format version 2 by megablend 9.0; .* up to version 1: upgrade"):
         open_snapshot(str(cache), path.parent.name)
 
 
-def test_an_unknown_generation_lists_those_there_are(cache: Path) -> None:
-    with pytest.raises(CacheError, match=rf"this version of the index does not exist .*{generation(cache).name}"):
+def test_an_unknown_snapshot_lists_those_there_are(cache: Path) -> None:
+    with pytest.raises(CacheError, match=rf"this version of the index does not exist .*{snapshot(cache).name}"):
         open_snapshot(str(cache), "0" * 32)
-    folder = generation(cache)
+    folder = snapshot(cache)
     (folder / "manifest.json").unlink()
     assert f"{folder}/manifest.json: cannot be read" in verify(str(cache), data=False, storage=STORAGE)[0]
     shutil.rmtree(folder)

@@ -122,7 +122,7 @@ def test_ranks_share_the_blocks_at_the_ends_of_documents(tmp_path: Path, num_ran
         cache, build_table(cache, address, launch=SingleProcess(), storage=STORAGE), memory=1, storage=STORAGE
     )
     store, _ = open_table(cache, build_table(cache, address, launch=SingleProcess(), storage=STORAGE), storage=STORAGE)
-    shares = [share_of(store.generation, rank, num_ranks) for rank in range(num_ranks)]
+    shares = [share_of(store.snapshot, rank, num_ranks) for rank in range(num_ranks)]
     assert [begin for begin, _ in shares[1:]] == [end for _, end in shares[:-1]]
     parts = [lengths for begin, end in shares for _, lengths, _ in count_documents(store, begin, end)]
     assert np.concatenate(parts).tolist() == found.sequence_lengths.tolist()

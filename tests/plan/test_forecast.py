@@ -150,7 +150,7 @@ def test_amplification_counts_what_all_processes_read(run: Run, micro_batch: int
     found = read_amplification(
         run, micro_batch_size=micro_batch, data_parallel_size=ranks, num_workers=workers, first=0, stop=480
     )
-    processes, stored = ranks * max(1, workers), run.store.generation.blocks
+    processes, stored = ranks * max(1, workers), run.store.snapshot.blocks
     read = Counter[int]()
     for process in range(processes):
         future = StepSequence(

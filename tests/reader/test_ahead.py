@@ -117,7 +117,7 @@ def test_errors_of_threads_reach_the_loop(
     tmp_path: Path, config: dict[str, Any], workers: int, threads: LoaderThreads
 ) -> None:
     loader = megablend.Loader(megablend.open(config), micro_batch_size=4, num_workers=workers)
-    place = int(loader.dataset.run.store.generation.blocks([0])["offset"][0])
+    place = int(loader.dataset.run.store.snapshot.blocks([0])["offset"][0])
     for path in tmp_path.glob("source0/*.parquet"):
         data = bytearray(path.read_bytes())
         data[place : place + 8] = bytes(8)  # the first page's header
@@ -251,5 +251,5 @@ def test_amplification_is_what_is_measured(tmp_path: Path, micro_batch: int, ran
         )
     spans = run.locate_spans(*run.plan.locate_many(np.arange(900)))
     used = [block for _, block in {*zip(spans.epochs.tolist(), spans.blocks.tolist(), strict=True)}]
-    bytes_used = int(run.store.generation.blocks(used)["stored_bytes"].sum())
+    bytes_used = int(run.store.snapshot.blocks(used)["stored_bytes"].sum())
     assert storage.bytes / bytes_used == pytest.approx(expected, rel=0.05)

@@ -15,13 +15,13 @@ from tests.api.test_find import make_run
 
 def damage(dataset: Dataset, file: str) -> set[int]:
     """Spoil a block of a file that is open; the samples that draw on it."""
-    generation = dataset.run.store.generation
-    number = next(i for i in range(generation.num_files) if generation.path(i).endswith(file))
-    entry = generation.file(number)
+    snapshot = dataset.run.store.snapshot
+    number = next(i for i in range(snapshot.num_files) if snapshot.path(i).endswith(file))
+    entry = snapshot.file(number)
     block = entry.first_block + entry.num_blocks // 2
     dataset.read_blocks([block])
-    row = generation.blocks([block])[0]
-    with Path(generation.path(number)).open("r+b") as data:
+    row = snapshot.blocks([block])[0]
+    with Path(snapshot.path(number)).open("r+b") as data:
         data.seek(int(row["offset"]))
         data.write(b"\xff" * int(row["stored_bytes"]))
     spans = [dataset.run.locate_spans(*dataset.run.plan.locate_many([k])) for k in range(len(dataset))]

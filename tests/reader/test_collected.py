@@ -125,6 +125,6 @@ def test_reading_stops_when_the_loader_is_collected(config: dict[str, Any]) -> N
     with pipeline._lock:
         pipeline._waiting.clear()
     ids = np.array([0])
-    found = pipeline.submit(ids, pipeline._store.generation.blocks(ids), 1, pieces=False)
+    found = pipeline.submit(ids, pipeline._store.snapshot.blocks(ids), 1, pieces=False)
     assert not found.done()
     assert len(pipeline._waiting) == 1  # it starts nothing more

@@ -193,7 +193,7 @@ def test_closing_cancels_what_is_in_flight(
     store.read_blocks(ids)  # opens the files
     monkeypatch.setattr(f"{__name__}.LATENCY", 3600.0)
     pipeline, before = ReadPipeline(store, max_bytes=1 << 30, num_fetching=2, num_decoding=1), asynchronous.requests
-    pipeline.submit(ids, store.generation.blocks(ids), 1, pieces=False)
+    pipeline.submit(ids, store.snapshot.blocks(ids), 1, pieces=False)
     wait_until(lambda: asynchronous.requests > before)
     pipeline.close()
     wait_until(lambda: len(asyncio.all_tasks(asynchronous.loop)) == 0)

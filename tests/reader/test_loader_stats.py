@@ -72,7 +72,7 @@ def test_bytes_are_those_of_the_blocks(tmp_path: Path) -> None:
     megablend.build(alone | {"samples": 40})
     storage = CountingStorage(make_storage())
     dataset = megablend.open(alone | {"samples": 40}, storage=storage)
-    blocks = dataset.run.store.generation.blocks(
+    blocks = dataset.run.store.snapshot.blocks(
         sorted({int(b) for k in range(40) for b in dataset.sample(k).spans.blocks})
     )
     loader = megablend.Loader(dataset, micro_batch_size=40)

@@ -94,7 +94,7 @@ def bytes_used(config: dict[str, Any]) -> int:
     run = megablend.open(config).run
     spans = run.locate_spans(*run.plan.locate_many(np.arange(run.num_samples)))
     pairs = np.unique(np.stack([spans.epochs, spans.blocks]), axis=1)
-    return int(run.store.generation.blocks(pairs[1])["stored_bytes"].sum(dtype=np.int64))
+    return int(run.store.snapshot.blocks(pairs[1])["stored_bytes"].sum(dtype=np.int64))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_workers_with_lanes_of_their_own_read_no_page_twice(tmp_path: Path) -> N
     ]
     log = tmp_path / "log"
     reads = read_all(config, log, 2, micro_batch_size=4, num_workers=2, multiprocessing_context="fork")
-    index = megablend.open(config).run.store.generation
+    index = megablend.open(config).run.store.snapshot
     files = {index.path(number): index.file(number) for number in range(index.num_files)}
     blocks_of = {path: np.arange(file.first_block, file.first_block + file.num_blocks) for path, file in files.items()}
     places_of = {path: index.blocks(blocks)["offset"] for path, blocks in blocks_of.items()}

@@ -14,9 +14,9 @@ from typing import Any
 from megablend.caches.base import (
     CHECKSUMS,
     DOCUMENTS,
-    GENERATIONS,
     RUNS,
     SKIPS,
+    SNAPSHOTS,
     Entry,
     OvertakenError,
     Record,
@@ -35,7 +35,7 @@ from megablend.fs.build_lock import LockInfo
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
 
-_FOLDERS = (GENERATIONS, DOCUMENTS, CHECKSUMS)
+_FOLDERS = (SNAPSHOTS, DOCUMENTS, CHECKSUMS)
 _COPIED = ("packs", "splits", "idx")
 """Kinds of files of which a node's copy is as good as the store's: their names say what they contain."""
 _KEYS = {RUNS: "runs", SKIPS: "skips"}
@@ -90,7 +90,7 @@ class ObjectCacheStore:
 
     def exists(self) -> bool:
         """See CacheStore."""
-        return bool(self._prefix.list_objects(GENERATIONS))
+        return bool(self._prefix.list_objects(SNAPSHOTS))
 
     @contextmanager
     def hold(

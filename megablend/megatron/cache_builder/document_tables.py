@@ -1,10 +1,10 @@
 """Document tables: the length of every document of Parquet or Arrow files, which Megatron's order needs but files do not store.
 
     megablend/generations/<digest>/             the index of the files, as `megablend build` makes it
-    megablend-documents/<address>.json          which generation serves an address, its table's checksum; written last
+    megablend-documents/<address>.json          which snapshot serves an address, its table's checksum; written last
     megablend-documents/<address>-<digest>.npy  int32, the lengths of its documents, end-of-document tokens included
 
-An address keeps its generation as long as its json exists: a run that continues does not see files that are added later, and
+An address keeps its snapshot as long as its json exists: a run that continues does not see files that are added later, and
 files that are replaced are refused. Remove the json to have the files looked at again.
 """
 
@@ -63,9 +63,9 @@ def build_table(cache: str, address: DatasetURI, *, launch: Communicator, storag
             f"{address}: its column is flat, so each token would be a document; add `documents=file`, "
             "`documents=row_group` or `documents=ID` of the token that ends documents"
         )
-    num_documents = store.generation.sources[0].rows
+    num_documents = store.snapshot.sources[0].rows
     with shared_array(table_path(cache, whole), num_documents, launch) as write:
-        for first, lengths, _ in count_documents(store, *share_of(store.generation, launch.rank, launch.size)):
+        for first, lengths, _ in count_documents(store, *share_of(store.snapshot, launch.rank, launch.size)):
             if address.append_eod is not None:
                 lengths += lengths > 0
             if lengths.max(initial=0) > _LONGEST:
@@ -146,7 +146,7 @@ def _read_spec(address: DatasetURI) -> ReadSpec:
 
 
 def _has_token_documents(store: BlockStore, address: DatasetURI) -> bool:
-    return address.documents is None and is_flat(store.generation.file(0).opened.meta)
+    return address.documents is None and is_flat(store.snapshot.file(0).opened.meta)
 
 
 def _index(cache: str) -> Path:
@@ -155,10 +155,10 @@ def _index(cache: str) -> Path:
 
 def _store(cache: str, address: DatasetURI, storage: Storage) -> BlockStore:
     assert address.index is not None
-    return BlockStore(_generation(str(_index(cache)), address.index), [address.append_eod], storage=storage)
+    return BlockStore(_snapshot(str(_index(cache)), address.index), [address.append_eod], storage=storage)
 
 
 @lru_cache(maxsize=64)
-def _generation(cache: str, digest: str) -> Snapshot:
+def _snapshot(cache: str, digest: str) -> Snapshot:
     """One memory map for all splits and datasets of a process."""
     return open_snapshot(cache, digest)

@@ -171,7 +171,7 @@ class TableDocuments(Documents):
         self.path_prefix = str(address)
         self._made_of = (cache, address, memory, storage)
         self._window = BlockCache(store, memory)
-        self._generation = store.generation
+        self._snapshot = store.snapshot
         self._table = table_path(cache, address)
 
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
@@ -181,7 +181,7 @@ class TableDocuments(Documents):
         start, parts = self._position(number) + int(offset), []
         block = int(np.searchsorted(self._tokens_before, start, side="right")) - 1
         while count > 0:
-            known = 0 <= block < self._generation.num_blocks
+            known = 0 <= block < self._snapshot.num_blocks
             tokens = self._window.get([block])[0].tokens if known else np.zeros(0, np.int32)
             inside = start - self._count_before(block) if known else -1
             if not 0 <= inside <= max(0, len(tokens) - 1):
@@ -196,7 +196,7 @@ class TableDocuments(Documents):
     @cached_property
     def index(self) -> SequenceIndex:
         """See Documents.index: as if all tokens lay back to back in one `.bin`, each row a sequence and a document."""
-        dtype = np.result_type(*self._generation.token_dtypes(self._generation.sources[0].files))
+        dtype = np.result_type(*self._snapshot.token_dtypes(self._snapshot.sources[0].files))
         return SequenceIndex(
             self.sequence_lengths,
             dtype,
@@ -206,26 +206,26 @@ class TableDocuments(Documents):
 
     def _position(self, idx: int) -> int:
         """Tokens before a document, over all files."""
-        generation = self._generation
-        block = int(generation.find_blocks("rows_before", range(generation.num_blocks), np.array([idx]))[0])
-        row = int(generation.running("rows_before", [block])[0])
+        snapshot = self._snapshot
+        block = int(snapshot.find_blocks("rows_before", range(snapshot.num_blocks), np.array([idx]))[0])
+        row = int(snapshot.running("rows_before", [block])[0])
         position = self._count_before(block) + int(self.sequence_lengths[row:idx].sum(dtype=np.int64))
-        if self._generation.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT:
+        if self._snapshot.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT:
             position += int(self._window.get([block])[0].offsets[1])
         return position
 
     def _count_before(self, block: int) -> int:
         """Tokens before a block, end-of-document tokens included. Raises: CacheError."""
         eod = self._made_of[1].append_eod is not None
-        return int(self._generation.count_tokens_before([block], eod=eod)[0])
+        return int(self._snapshot.count_tokens_before([block], eod=eod)[0])
 
     @cached_property
     def _tokens_before(self) -> Array:
         """int64 [num_blocks + 1], end-of-document tokens included; not verified."""
-        generation, address = self._generation, self._made_of[1]
+        snapshot, address = self._snapshot, self._made_of[1]
         if address.append_eod is None:
-            return generation.tokens_before
-        tokens: Array = generation.tokens_before + generation.ends_before
+            return snapshot.tokens_before
+        tokens: Array = snapshot.tokens_before + snapshot.ends_before
         return tokens
 
     def __reduce__(self) -> tuple[Callable[..., TableDocuments], tuple[Any, ...]]:

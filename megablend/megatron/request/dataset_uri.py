@@ -31,7 +31,7 @@ class DatasetURI:
     documents: str | None = None
     """What a document of a flat column is: file, row_group, or the token that ends one."""
     index: str | None = None
-    """Digest of the index generation that lists the files; only if known."""
+    """Digest of the index snapshot that lists the files; only if known."""
 
     def __str__(self) -> str:
         values = {

@@ -269,7 +269,7 @@ def test_files_in_object_stores_are_opened_once(tmp_path: Path) -> None:
         source.headers.clear()
         store = megablend.open(config).run.store
         numbers = np.arange(16)  # of one file
-        rows = store.generation.blocks(numbers)
+        rows = store.snapshot.blocks(numbers)
         with ThreadPoolExecutor(16) as threads:
             reads = threads.map(lambda i: store.begin_read(numbers[i : i + 1], rows[i : i + 1]), range(16))
             assert len({id(read.parts[0].opened.reader) for read in reads}) == 1

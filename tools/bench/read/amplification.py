@@ -54,7 +54,7 @@ def measured(config: dict[str, Any], micro_batch: int, ranks: int) -> float:
     run = megablend.open(config).run
     spans = run.locate_spans(*run.plan.locate_many(np.arange(run.num_samples)))
     pairs = np.unique(np.stack([spans.epochs, spans.blocks]), axis=1)
-    return counting.bytes / int(run.store.generation.blocks(pairs[1])["stored_bytes"].sum(dtype=np.int64))
+    return counting.bytes / int(run.store.snapshot.blocks(pairs[1])["stored_bytes"].sum(dtype=np.int64))
 
 
 def main() -> None:

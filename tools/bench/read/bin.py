@@ -108,7 +108,7 @@ def measure(config: Path, reads: int) -> dict[str, float]:
     found["peak MiB"] = (peak.bytes - peak.before) / 2**20
     cache = json.loads(config.read_text())["cache"]
     store = BlockStore(open_snapshot(cache, list_snapshots(cache)[-1]), storage=make_storage())
-    num_blocks = len(store.generation.tokens_before) - 1
+    num_blocks = len(store.snapshot.tokens_before) - 1
     store.read([0])
     ids = np.random.default_rng(1).integers(0, num_blocks, reads)
     cpu = time.process_time()

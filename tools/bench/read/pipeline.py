@@ -74,7 +74,7 @@ def pyarrow_scan(paths: list[str]) -> int:
 def scan(dataset: megablend.Dataset) -> int:
     """Tokens of all blocks, decoded in the order of the files."""
     store, found = dataset.run.store, 0
-    num_blocks = len(store.generation.tokens_before) - 1
+    num_blocks = len(store.snapshot.tokens_before) - 1
     for start in range(0, num_blocks, BATCH_PAGES):
         found += sum(len(block.tokens) for block in store.read(np.arange(start, min(start + BATCH_PAGES, num_blocks))))
     return found

@@ -38,7 +38,7 @@ def places(
     dataset = megablend.open(config)
     run = dataset.run
     spans = run.locate_spans(*run.plan.locate_many(np.arange(setting.num_samples)))
-    firsts = run.store.generation.tokens_before[spans.blocks] + spans.starts
+    firsts = run.store.snapshot.tokens_before[spans.blocks] + spans.starts
     lengths = spans.stops - spans.starts
     before = np.cumsum(lengths) - lengths
     found = np.repeat(firsts - before, lengths) + np.arange(lengths.sum())
