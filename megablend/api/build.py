@@ -18,7 +18,13 @@ from megablend.api.runs import list_indices, make_run_storage
 from megablend.api.same_config import check_same_config
 from megablend.api.source_specs import list_specs
 from megablend.api.token_documents import refuse_token_documents, warn_of_token_documents
-from megablend.api.warn import find_warnings, warn_of_ends, warn_of_last_share, warn_of_shared_files
+from megablend.api.warn import (
+    find_warnings,
+    warn_of_ends,
+    warn_of_last_share,
+    warn_of_shared_files,
+    warn_of_unread_rests,
+)
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.build_document_tables import TablesReport, build_tables
 from megablend.caches.base import OvertakenError
@@ -260,6 +266,7 @@ def _commit_run(config: Config, report: BuildReport, documents: TablesReport | N
             *find_warnings(run),
             *warn_of_last_share(run),
             *warn_of_ends(run),
+            *warn_of_unread_rests(run),
             *warn_of_shared_files(run),
             *_warn_of_other_splits(config, run),
         ),

@@ -10,6 +10,7 @@ from megablend.api.committed import open_committed
 from megablend.api.runs import ConfigLike
 from megablend.api.token_documents import warn_of_token_documents
 from megablend.api.unindexed import open_newest
+from megablend.api.warn import warn_of_unread_rests
 from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, load_config
 from megablend.config.numbers import whole_number
@@ -106,8 +107,9 @@ def _check_older(
     storage: Storage,
     progress: Callable[[Progress], None] | None,
 ) -> CheckResult:
-    """The result, with what is wrong with files that only older snapshots of the run have."""
+    """The result, with what is wrong with files that only older snapshots of the run have, and what of epochs it leaves out."""
     run = open_committed(config, storage=storage)
+    result = replace(result, warnings=(*result.warnings, *warn_of_unread_rests(run)))
     stops = {
         file.number: file.stop for file in list_files(run) if file.stop is not None and file.is_needed(position or 0)
     }

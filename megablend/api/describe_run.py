@@ -22,6 +22,7 @@ from megablend.api.warn import (
     warn_of_last_share,
     warn_of_shared_files,
     warn_of_steps,
+    warn_of_unread_rests,
 )
 from megablend.api.what_if import Foreseen, foresee_run
 from megablend.config import Config
@@ -63,7 +64,7 @@ def describe_planned(
     splits = _describe_splits(config, run, loaders, document_lengths=document_lengths)
     warnings = [warning for _, found in splits.values() for warning in found]
     warnings += warn_of_token_documents(config, run.store.snapshot)
-    warnings += warn_of_last_share(run) + warn_of_ends(run) + warn_of_shared_files(run)
+    warnings += warn_of_last_share(run) + warn_of_ends(run) + warn_of_unread_rests(run) + warn_of_shared_files(run)
     described = RunDescription(
         cache=config.cache,
         run=config.run,

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from megablend.config import Config
+from megablend.plan.epochs import Segment
 from megablend.plan.run import Run
 from megablend.plan.shares import samples_in
 
@@ -103,6 +104,31 @@ def warn_of_ends(run: Run) -> list[str]:
             f"go on in other lanes, which costs reads: {remedy}"
         )
     return lines
+
+
+def warn_of_unread_rests(run: Run) -> list[str]:
+    """A line for each epoch whose rest a run that was planned before `Stage.whole_epochs` leaves out."""
+    return [
+        f"source {source.name!r}: {tokens:,} tokens are not read, the rest of an epoch within which stage {stage}, from sample "
+        f"{run.ledger.starts[stage]:,} on, begins: an earlier release planned it so, and what a run has committed does not "
+        f"change; `megablend amend CONFIG --at {run.ledger.starts[stage]}` lets the stage read them, if training has not reached "
+        "it"
+        for number, source in enumerate(run.sources)
+        for segment, tokens in run.epochs.list_unread(number)
+        for stage in [_find_entry(run, number, segment)]
+    ]
+
+
+def _find_entry(run: Run, source: int, segment: Segment) -> int:
+    """The stage of the ledger with which a segment of a source begins."""
+    ways = [(stage.index, stage.blend.order) for stage in run.ledger.stages]
+    return max(
+        number
+        for number, start in enumerate(run.ledger.starts)
+        if number
+        and ways[number] == (segment.snapshot, segment.order) != ways[number - 1]
+        and run.plan.count_tokens(start)[source] < segment.position
+    )
 
 
 def warn_of_steps(run: Run, step_samples: int) -> list[str]:

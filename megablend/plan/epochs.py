@@ -64,7 +64,7 @@ class Epochs:
         segments = self.segments[source]
         segment = segments[0]
         for each in segments[1:]:
-            if each.epoch < epoch or (each.epoch == epoch and each.offset == 0):
+            if each.epoch < epoch or (each.epoch == epoch and not each.withdrawn):
                 segment = each
         return segment.position - segment.offset + (epoch - segment.epoch) * segment.tokens
 
@@ -89,7 +89,13 @@ class Epochs:
 
     def count_withdrawn(self, source: int) -> int:
         """Tokens of epochs that were begun which are not read, since their files were withdrawn."""
-        return sum(_count_withdrawn(*pair) for pair in pairwise(self.segments[source]))
+        return sum(_count_withdrawn(*pair) for pair in pairwise(self.segments[source]) if not _breaks_off(*pair))
+
+    def list_unread(self, source: int) -> list[tuple[Segment, int]]:
+        """Segments within whose first epoch the one before ends, and how many tokens of it are not read, though their files are
+        there: see `Stage.whole_epochs`."""
+        pairs = pairwise(self.segments[source])
+        return [(segment, _count_left(before, segment)) for before, segment in pairs if _breaks_off(before, segment)]
 
 
 def _find_segment(segments: Sequence[Segment], position: int) -> Segment:
@@ -103,8 +109,20 @@ def _count_withdrawn(before: Segment, segment: Segment) -> int:
     """Tokens of the epoch in which a segment ends that are not read, since they were withdrawn."""
     if before.tokens == 0 or segment.position == 0:
         return 0
-    left = -before.own_position(segment.position) % before.tokens
+    left = _count_left(before, segment)
     return left - (segment.tokens - segment.offset if segment.withdrawn else 0) if left else 0
+
+
+def _count_left(before: Segment, segment: Segment) -> int:
+    """Tokens of the epoch in which a segment ends, which must have tokens, that come after its end."""
+    return -before.own_position(segment.position) % before.tokens
+
+
+def _breaks_off(before: Segment, segment: Segment) -> bool:
+    """Whether an epoch is begun while another one of the same number is not over, of which no file is withdrawn."""
+    if before.tokens == 0 or segment.withdrawn:
+        return False
+    return before.own_position(segment.position) > segment.epoch * before.tokens
 
 
 class Withdrawals(Protocol):
@@ -130,6 +148,8 @@ class ReadBefore(NamedTuple):
     """The stage's first sample: after its start where a drain comes first; see `plan_stages`."""
     drain: int | None = None
     """See `Stage.drain`."""
+    whole_epochs: bool = False
+    """See `Stage.whole_epochs`."""
 
 
 class EpochsBuilder:
@@ -171,9 +191,25 @@ class EpochsBuilder:
             lost[source] = bool(is_begun or not begun) and each.loses_files(segment, index)
         return lost
 
-    def enter(self, index: str, order: str, begun: Int64s, cursor: Int64s) -> None:
+    def leaves_rest(self, index: str, order: str, begun: Int64s, cursor: Int64s) -> bool:
+        """Whether `enter` would leave the rest of an epoch unread if it were not told to read epochs `whole`."""
+        if self._extra or (index, order) == self._now:
+            return False
+        lost = self.loses_files(index, cursor)
+        for source in np.flatnonzero(~lost).tolist():
+            begins, known = int(begun[source]), self._segments[source]
+            old, new = (_end_of_epoch(known, begins, self._extra, whole=whole) for whole in (False, True))
+            if (old.position, old.epoch) != (new.position, new.epoch):
+                return True
+        return False
+
+    def enter(self, index: str, order: str, begun: Int64s, cursor: Int64s, *, whole: bool) -> None:
         """A stage begins, with the sources at positions `cursor` int64 [num_sources]; stages before may have read tokens up to
-        positions `begun` int64 [num_sources], the same for sources that lose files."""
+        positions `begun` int64 [num_sources], the same for sources that lose files.
+
+        Args:
+            whole: see `Stage.whole_epochs`.
+        """
         if (index, order) == self._now:
             return
         lost, is_other_index = self.loses_files(index, cursor), index != self._now[0]
@@ -183,7 +219,7 @@ class EpochsBuilder:
             if lost[source]:
                 added, start = self._leave_out(source, int(cursor[source]), index)
             else:
-                start = _end_of_epoch(segments, int(begun[source]), self._extra)
+                start = _end_of_epoch(segments, int(begun[source]), self._extra, whole=whole)
             while segments and segments[-1].position >= (added[0] if added else start).position:
                 segments.pop()
             tokens = int(self._tokens[index][source])
@@ -215,13 +251,20 @@ class EpochsBuilder:
         return Epochs(tuple(map(tuple, self._segments)))
 
 
-def _end_of_epoch(segments: Sequence[Segment], begun: int, extra: int) -> Segment:
-    """Where the first epoch begins of which nothing was read, if tokens before position `begun`, and `extra` ones, were."""
+def _end_of_epoch(segments: Sequence[Segment], begun: int, extra: int, *, whole: bool) -> Segment:
+    """Where the first epoch begins of which nothing was read, if tokens before position `begun`, and `extra` ones, were.
+
+    Args:
+        whole: of an epoch that files which are gone have made shorter from `begun` on, the end that it has now.
+    """
     if begun == 0:
         return segments[0]
-    segment = _find_segment(segments, begun + extra - 1)
+    segment = _find_segment(segments, begun if whole else begun + extra - 1)
     if segment.tokens == 0:
         return segment
+    if segment.withdrawn:  # what is left of one epoch, perhaps all of its files that are still there
+        end = segment.position + segment.tokens - segment.offset
+        return segment._replace(position=end, epoch=segment.epoch + 1)
     epoch = -(-segment.own_position(begun + extra) // segment.tokens)
     start = segment.position - segment.offset + (epoch - segment.epoch) * segment.tokens
     return segment._replace(position=start, epoch=epoch)

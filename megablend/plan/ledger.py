@@ -71,7 +71,8 @@ class Ledger:
         """The chain of stages, as a state stores it."""
         digests = self.digests
         return tuple(
-            Link(stage.end, digest, stage.cut, stage.drain) for stage, digest in zip(self.stages, digests, strict=True)
+            Link(stage.end, digest, stage.cut, stage.drain, stage.whole_epochs)
+            for stage, digest in zip(self.stages, digests, strict=True)
         )
 
     def stage_at(self, sample: int) -> Stage:
@@ -157,9 +158,9 @@ class Ledger:
         return dataclasses.replace(self, stages=(*stages, *self.list_after(start)))
 
     def list_after(self, sample: int) -> list[Stage]:
-        """The stages that end after a sample; the rest of one that has begun before it has no drain."""
+        """The stages that end after a sample; the rest of one that has begun before it is without what begins a stage."""
         return [
-            stage if start >= sample else dataclasses.replace(stage, drain=None)
+            stage if start >= sample else dataclasses.replace(stage, drain=None, whole_epochs=False)
             for stage, start in zip(self.stages, self.starts, strict=True)
             if stage.stop > sample
         ]
@@ -212,7 +213,7 @@ class Ledger:
 
 def _follow(stage: Stage, link: Link) -> Stage:
     """A stage of this blend, with what a link says of it."""
-    return dataclasses.replace(stage, end=link.end, cut=link.cut, drain=link.drain)
+    return dataclasses.replace(stage, end=link.end, cut=link.cut, drain=link.drain, whole_epochs=link.whole_epochs)
 
 
 def _with_cycles(blend: Blend, fixed: Blend) -> Blend:

@@ -22,6 +22,8 @@ DATA_VERSION = 3
 """Of ledgers whose stages read several snapshots of the index, with sources that come later."""
 DRAIN_VERSION = 4
 """Of ledgers with a stage whose drain has a length of its own; see `Stage.drain`."""
+NEWEST_VERSION = 5
+"""Of ledgers with a stage before which epochs that were made shorter are read to their end; see `Stage.whole_epochs`."""
 
 
 def changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) -> dict[str, Any]:
@@ -40,6 +42,8 @@ def changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) ->
     version = VERSION if len({stage.index for stage in stages}) == 1 else DATA_VERSION
     if any(stage.drain is not None for stage in stages):
         version = DRAIN_VERSION
+    if any(stage.whole_epochs for stage in stages):
+        version = NEWEST_VERSION
     return {"version": version, "run": run, "sources": sources, "stages": records}
 
 
@@ -61,7 +65,12 @@ def parse_changes(record: dict[str, Any]) -> tuple[str, tuple[Stage, ...], list[
         blend = _parse_blend(each, replace(blend, sources=(*blend.sources[:count], *named[len(blend.sources) : count])))
         index = _text(each.get("index", index))
         cut, drain = (None if each.get(key) is None else _whole(each[key]) for key in ("cut", "drain"))
-        stages.append(Stage(end=_whole(each["end"]), index=index, blend=blend, cut=cut, drain=drain))
+        whole = each.get("whole_epochs", False)
+        if type(whole) is not bool:
+            raise ValueError("not true or false")
+        stages.append(
+            Stage(end=_whole(each["end"]), index=index, blend=blend, cut=cut, drain=drain, whole_epochs=whole)
+        )
         digests.append(_text(each["digest"]))
     return _text(record["run"]), tuple(stages), digests
 
@@ -73,6 +82,8 @@ def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
         record["cut"] = stage.cut
     if stage.drain is not None:
         record["drain"] = stage.drain
+    if stage.whole_epochs:
+        record["whole_epochs"] = True
     if before is None or stage.index != before.index:
         record["index"] = stage.index
     blend, old = stage.blend, None if before is None else before.blend

@@ -16,7 +16,7 @@ from typing import Any
 
 from megablend.order.registry import OLD_NAMES, current_name
 from megablend.plan.ledger_changes import (
-    DRAIN_VERSION,
+    NEWEST_VERSION,
     changes_record,
     dump_changes,
     parse_changes,
@@ -53,13 +53,13 @@ def chain_digests(stages: Sequence[Stage]) -> tuple[str, ...]:
     """The digest of a run after each of its stages: of a stage that was cut, what it would have been at its end."""
     link, chain, before = "", list[str](), None
     for stage in stages:
-        drain = [] if stage.drain is None else [stage.drain]
+        begin = ([] if stage.drain is None else [stage.drain]) + (["whole_epochs"] if stage.whole_epochs else [])
         if before is None:
-            link = digest_of([VERSION, stage.index, blend_record(stage.blend), *drain])
+            link = digest_of([VERSION, stage.index, blend_record(stage.blend), *begin])
         elif before.cut is not None:
-            link = digest_of([link, before.cut, stage.index, blend_record(stage.blend), *drain])
-        elif (stage.index, stage.blend) != (before.index, before.blend) or drain:
-            link = digest_of([link, stage.index, blend_record(stage.blend), *drain])
+            link = digest_of([link, before.cut, stage.index, blend_record(stage.blend), *begin])
+        elif (stage.index, stage.blend) != (before.index, before.blend) or begin:
+            link = digest_of([link, stage.index, blend_record(stage.blend), *begin])
         link = digest_of([link, stage.end])
         chain.append(link)
         before = stage
@@ -147,11 +147,11 @@ def parse_ledger(record: object) -> tuple[str, tuple[Stage, ...], tuple[str, ...
 
     Raises: ValueError where the record is damaged or has a newer version.
     """
-    if not isinstance(record, dict) or record.get("version") not in range(VERSION, DRAIN_VERSION + 1):
+    if not isinstance(record, dict) or record.get("version") not in range(VERSION, NEWEST_VERSION + 1):
         version = record.get("version") if isinstance(record, dict) else record
-        is_newer = isinstance(version, int) and version > DRAIN_VERSION
+        is_newer = isinstance(version, int) and version > NEWEST_VERSION
         remedy = "use the version of megablend that wrote it" if is_newer else REMEDY
-        raise ValueError(f"found ledger version {version!r}, expected {VERSION} to {DRAIN_VERSION}; {remedy}")
+        raise ValueError(f"found ledger version {version!r}, expected {VERSION} to {NEWEST_VERSION}; {remedy}")
     _check_plan_version(record)
     try:
         run, stages, digests = _parse_stages(record)

@@ -17,6 +17,8 @@ class Link(NamedTuple):
     """Where an amendment stops it before; None where it continues to its end."""
     drain: int | None = None
     """How many of its first samples continue the stage before; see `Stage.drain`."""
+    whole_epochs: bool = False
+    """See `Stage.whole_epochs`."""
 
     @property
     def stop(self) -> int:
@@ -24,7 +26,9 @@ class Link(NamedTuple):
         return self.end if self.cut is None else self.cut
 
     def to_list(self) -> list[int | str | None]:
-        """As states store it: end and digest, and the cut and the drain as far as there are any."""
+        """As states store it: end and digest, and the cut, the drain and `whole_epochs` as far as there are any."""
+        if self.whole_epochs:
+            return [self.end, self.digest, self.cut, self.drain, self.whole_epochs]
         if self.drain is not None:
             return [self.end, self.digest, self.cut, self.drain]
         return [self.end, self.digest] if self.cut is None else [self.end, self.digest, self.cut]

@@ -185,6 +185,8 @@ def _dump_stage(stage: Stage, digest: str) -> dict[str, Any]:
         record["schedule"] = [schedule.kind, schedule.samples, schedule.cycle, [str(done) for done in schedule.done]]
     if stage.drain is not None:
         record["drain"] = stage.drain
+    if stage.whole_epochs:
+        record["whole_epochs"] = True
     return record
 
 
@@ -202,4 +204,11 @@ def _parse_stage(text: LedgerText, number: int, record: dict[str, Any]) -> Stage
         sources=LazyTuple(size, partial(text.sources, number)),
         schedule=schedule,
     )
-    return Stage(end=record["end"], index=record["index"], blend=blend, cut=record["cut"], drain=record.get("drain"))
+    return Stage(
+        end=record["end"],
+        index=record["index"],
+        blend=blend,
+        cut=record["cut"],
+        drain=record.get("drain"),
+        whole_epochs=record.get("whole_epochs", False),
+    )

@@ -31,11 +31,13 @@ CountRead = Callable[[Sequence["RequestedStage"], Config, "Drain"], ReadBefore]
 
 
 class Drain(NamedTuple):
-    """Of a drain: the length that it has, see `Stage.drain`, or of what it is to end at a multiple."""
+    """Of a drain: the length that it has, see `Stage.drain`, or of what it is to end at a multiple; and what follows it."""
 
     samples: int | None
     unit: int | None = None
     """None where the length is known, and where it is what the stages before have left."""
+    whole_epochs: bool | None = None
+    """See `Stage.whole_epochs`; None for a stage that is not committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,8 @@ class RequestedStage:
     """The first sample in its own settings: after `start` where a drain comes first; see plan_stages."""
     drain: int | None = None
     """See `Stage.drain`."""
+    whole_epochs: bool = False
+    """See `Stage.whole_epochs`."""
     cut: int | None = None
     """Where the next stage begins, if that is before the end."""
     schedule: RequestedSchedule | None = None
@@ -100,7 +104,8 @@ def request_stages(
         tokens = by_snapshot[own.snapshot]
         with _naming(f"stages[{i}]"):
             drain = _find_drain(settings, found, own, links, batch)
-            read = count_read(found, own, drain) if drain.samples or _depends_on_read(found, own) else None
+            is_counted = drain.samples or _depends_on_read(found, own, is_new=drain.whole_epochs is None)
+            read = count_read(found, own, drain) if is_counted else None
             chosen = None if read is None else read.drain
             if batch and settings.drain not in (None, chosen):
                 expected = "no `drain`" if chosen is None else f"{chosen:,} (or another `--batch`), or no `drain`"
@@ -122,7 +127,8 @@ def request_stages(
                 length = _end_with_lanes(length, settings, own.lanes, first, links, is_cut=cut is not None)
             own = own.model_copy(update={"samples": length})
             stage = _request_stage(own, split, tokens, start, first, read)
-            stage = replace(stage, drain=chosen)
+            whole_epochs = bool(drain.whole_epochs) if read is None else read.whole_epochs
+            stage = replace(stage, drain=chosen, whole_epochs=whole_epochs)
             if settings.schedule is not None:
                 before = found[-1] if found else _request_top_level(config, tokens, length)
                 stage = replace(stage, schedule=RequestedSchedule(settings.schedule, settings.steps, before.weights))
@@ -141,11 +147,14 @@ def _naming(place: str) -> Iterator[None]:
         raise PlanError(f"{place}: {error}") from None
 
 
-def _depends_on_read(found: Sequence[RequestedStage], own: Config) -> bool:
-    """Whether a stage with these settings depends on what the stages before it have read: for its shares, or its first sample."""
+def _depends_on_read(found: Sequence[RequestedStage], own: Config, *, is_new: bool) -> bool:
+    """Whether a stage with these settings depends on what the stages before it have read: for its shares, its first sample, or,
+    where it is not committed, its `whole_epochs`."""
     if not found or own.on_exhausted == "redistribute":
         return bool(found)
     last = found[-1].config
+    if is_new and last.snapshot and not own.add_extra_token_to_sequence:
+        return True
     may_drain = own.sequence_length != last.sequence_length or own.snapshot != last.snapshot
     return may_drain and any(stage.cut is not None for stage in found)
 
@@ -164,11 +173,12 @@ def _find_drain(
         lanes = [found[-1].config.lanes] if found else []
         return Drain(None, math.lcm(own.lanes, batch or 1, *lanes))
     starts = [0, *(link.stop for link in links)]
-    committed = next((link.drain for begin, link in zip(starts, links, strict=False) if begin == start), None)
+    link = next((link for begin, link in zip(starts, links, strict=False) if begin == start), None)
+    committed = None if link is None else link.drain
     if settings.drain not in (None, committed):
         expected = "no `drain`" if committed is None else f"{committed:,}, as the run was amended"
         raise PlanError(f"drain: found {settings.drain:,}, expected {expected}")
-    return Drain(committed)
+    return Drain(committed, whole_epochs=link is not None and link.whole_epochs)
 
 
 def _explain_empty(start: int, first: int, end: int) -> str:

@@ -117,6 +117,7 @@ class Specification:
                 blend=self._blend(stage),
                 cut=stage.cut,
                 drain=stage.drain,
+                whole_epochs=stage.whole_epochs,
             )
             for stage in self.stages
         )
@@ -229,12 +230,14 @@ def _request(
     def count_read(stages: Sequence[RequestedStage], following: Config, drain: Drain) -> ReadBefore:
         before = replace(first, stages=tuple(stages))
         ledger = before.make_ledger().with_links(links)
-        if promised is not None and drain != Drain(None):
+        if promised is not None and (drain.samples, drain.unit) != (None, None):
             ledger = ledger.in_version(promised.plan_version).with_cycles_of(promised)
         last, index = ledger.stages[-1], data[following.snapshot].snapshot.digest
         blend = replace(last.blend, order=current_name(following.order), sequence_length=following.sequence_length)
-        after, stop = replace(last, index=index, blend=blend, drain=drain.samples), before.stages[-1].stop
-        return count_before(ledger.stages, before.tokens_by_index, before.blocks, stop, after, drain.unit)
+        is_new, stop = drain.whole_epochs is None, before.stages[-1].stop
+        after = replace(last, index=index, blend=blend, drain=drain.samples, whole_epochs=bool(drain.whole_epochs))
+        data_of = before.tokens_by_index, before.blocks
+        return count_before(ledger.stages, *data_of, stop, after, drain.unit, is_new=is_new)
 
     tokens = [each.tokens for each in data]
     if config.is_blended(split):

@@ -87,6 +87,10 @@ class Stage:
     drain: int | None = None
     """How many of its first samples continue the stage before, in its settings and shares. None if what that one has left, if
     anything, is all that is read so; see `plan_stages`."""
+    whole_epochs: bool = False
+    """Whether epochs that files which are gone have made shorter, just where this stage begins, are read to the end that they
+    have now. Only where that makes a difference, and not in ledgers of before: an epoch then ends where it would have ended with
+    those files, within another epoch, whose rest is not read."""
 
     @property
     def stop(self) -> int:

@@ -54,11 +54,14 @@ def count_before(
     stop: int,
     following: Stage,
     unit: int | None = None,
+    *,
+    is_new: bool,
 ) -> ReadBefore:
     """What the first `stop` samples of these stages, and a drain, read before a following stage. Raises: as plan_stages.
 
     Args:
         unit: choose a length for the drain with which it ends at a multiple of this many samples.
+        is_new: the following stage is not committed: find out whether it has `whole_epochs`.
     """
     starts = [0, *(stage.stop for stage in stages)]
     before = [stage for stage, start in zip(stages, starts, strict=False) if start < stop]
@@ -71,8 +74,10 @@ def count_before(
         read, stop = planner.cursor, planner.start
     else:
         read = plan.count_tokens(stop)
-    planner.enter(following.index, following.blend.order)
-    return ReadBefore(read.tolist(), planner.epochs.finish(), stop, following.drain)
+    if is_new:
+        following = dataclasses.replace(following, whole_epochs=planner.leaves_rest(following))
+    planner.enter(following)
+    return ReadBefore(read.tolist(), planner.epochs.finish(), stop, following.drain, following.whole_epochs)
 
 
 class _Planner:
@@ -99,7 +104,7 @@ class _Planner:
         number = 0
         for group in _list_groups(self.stages):
             self._check_end(group[0], number)
-            self.enter(group[0].index, group[0].blend.order)
+            self.enter(group[0])
             for stage, steps in zip(group, _divide(group, self.start, self.tokens[group[0].index]), strict=True):
                 for end, totals in steps:
                     self._add_step(stage, end, totals, number)
@@ -116,11 +121,19 @@ class _Planner:
                 f"stage {number} ends at sample {stage.end:,}, but the settings before it are kept to sample {self.start:,}"
             )
 
-    def enter(self, index: str, order: str) -> None:
-        """Begin a stage with this snapshot and order."""
+    def enter(self, stage: Stage) -> None:
+        """Begin a stage with its snapshot and order."""
+        self.epochs.enter(stage.index, stage.blend.order, self._find_begun(), self.cursor, whole=stage.whole_epochs)
+
+    def leaves_rest(self, stage: Stage) -> bool:
+        """Whether a stage that begins here has to read epochs whole; see `Stage.whole_epochs`."""
+        return self.epochs.leaves_rest(stage.index, stage.blend.order, self._find_begun(), self.cursor)
+
+    def _find_begun(self) -> Int64s:
+        """Positions up to which stages before have begun the sources, int64 [num_sources]."""
         step = self.planned[-1].request.sample_tokens if self.planned else 0
-        begun = self.cursor + np.maximum(0, self.reach - self.given) * step
-        self.epochs.enter(index, order, begun, self.cursor)
+        begun: Int64s = self.cursor + np.maximum(0, self.reach - self.given) * step
+        return begun
 
     def _add_step(self, stage: Stage, end: int, totals: Int64s, number: int) -> None:
         request = self._make_request(stage.blend, _pad(totals, len(self.given)))

@@ -131,4 +131,5 @@ class State:
 
 def _parse_link(end: Any, digest: object, *more: Any) -> Link:
     """A link of a state's chain. Raises: TypeError where a number is not an integer."""
-    return Link(operator.index(end), str(digest), *(None if each is None else operator.index(each) for each in more))
+    cut, drain = (None if each is None else operator.index(each) for each in (*more, None, None)[:2])
+    return Link(operator.index(end), str(digest), cut, drain, *map(bool, more[2:]))

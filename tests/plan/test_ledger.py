@@ -173,10 +173,10 @@ def write(folder: Path, record: dict[str, Any]) -> None:
         (lambda text: open_seal(text)[0].replace('"1/2"', '"1/3"'), "does not match its own digest"),
         (
             lambda text: json.dumps(json.loads(open_seal(text)[0]) | {"version": 9}),
-            "version 9, expected 1 to 4; use the version of megablend",
+            "version 9, expected 1 to 5; use the version of megablend",
         ),
-        (lambda text: "[]", r"found ledger version \[\], expected 1 to 4; restore it from a backup, or reset the run"),
-        (lambda text: "{}", "found ledger version None, expected 1 to 4; restore it from a backup, or reset the run"),
+        (lambda text: "[]", r"found ledger version \[\], expected 1 to 5; restore it from a backup, or reset the run"),
+        (lambda text: "{}", "found ledger version None, expected 1 to 5; restore it from a backup, or reset the run"),
         (lambda text: json.dumps({"version": 1}), "does not match its own digest"),
     ],
 )

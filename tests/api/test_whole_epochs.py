@@ -1,0 +1,203 @@
+"""Epochs that files which are gone have made shorter, just where the next stage begins: they are read to the end that they have.
+
+Ledgers of before, in which such an epoch ends within another one, keep their samples. Expected tokens are listed by hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import megablend
+from megablend.api.committed import open_ledger
+from megablend.errors import PlanError
+from megablend.plan.ledger import Ledger
+from megablend.plan.ledger_file import load_ledger, save_ledger
+from megablend.plan.ledger_format import chain_digests, ledger_record, parse_ledger
+from tests.formats.writers import KINDS
+from tests.runs import make_config, read_samples
+
+pytestmark = pytest.mark.long
+PARQUET = KINDS["parquet"]
+FIRST = [*range(1, 13)]
+GONE = [*range(13, 25)]
+LAST = [*range(25, 41)]
+ADDED = [*range(41, 61)]
+OTHER = 1000
+"""Tokens of the other source are above."""
+STAGES: list[dict[str, Any]] = [
+    {"samples": 8},
+    {"samples": 16, "new_data": True, "sources": {"s1": {"weight": 0}}},
+    {"samples": 76, "sources": {"s1": {"weight": 1}}},
+]
+
+
+def write_file(folder: Path, source: int, name: str, tokens: list[int]) -> Path:
+    here = folder / f"source{source}"
+    here.mkdir(exist_ok=True)
+    path = here / f"{name}.parquet"
+    PARQUET.write(path, [tokens[i : i + 4] for i in range(0, len(tokens), 4)])
+    return path
+
+
+def make_run(folder: Path, last: dict[str, Any], *, gone: str = "m1", first: int = 8) -> dict[str, Any]:
+    """A built run of three stages: the second source has given two tokens for each of `first` samples when one of its files is
+    gone, and nothing more when the last stage begins."""
+    files = [(0, "m0", [OTHER + i for i in range(600)]), (1, "m0", FIRST), (1, "m1", GONE), (1, "m2", LAST)]
+    for source, name, tokens in files:
+        write_file(folder, source, name, tokens)
+    named = [
+        {"name": f"s{source}", "path": f"{folder}/source{source}/*.parquet", "column": PARQUET.column, "weight": 1}
+        for source in range(2)
+    ]
+    settings = {"sequence_length": 4, "lanes": 1, "shuffle_window": 1, "order": "sequential"}
+    config = make_config(folder, named, **settings, add_extra_token_to_sequence=False)
+    stages = [each | {"samples": each["samples"] + first - 8} for each in STAGES]
+    config["stages"] = stages[:1]
+    megablend.build(config)
+    file = folder / "source1" / f"{gone}.parquet"
+    file.rename(folder / "gone")
+    config["stages"] = stages[:2]
+    megablend.build(config)
+    write_file(folder, 1, "m3", ADDED)
+    config["stages"] = [*stages[:2], stages[2] | last]
+    megablend.build(config)
+    (folder / "gone").rename(file)  # samples of the first stage read it
+    return config
+
+
+def read_source(dataset: megablend.Dataset) -> list[int]:
+    """The tokens of the second source."""
+    read = defaultdict[int, list[int]](list)
+    for sample in sorted(read_samples(dataset), key=lambda sample: sample.ordinal):
+        read[sample.source] += sample.tokens.tolist()
+    return read[1]
+
+
+def check_epochs(tokens: list[int], parts: list[list[int]]) -> None:
+    """The tokens are these parts, one after another, each in some order; of the last one perhaps not all."""
+    for part in parts:
+        given, tokens = tokens[: len(part)], tokens[len(part) :]
+        assert set(given) <= set(part)
+        assert len(set(given)) == len(given)
+        assert not tokens or len(given) == len(part)
+    assert not tokens
+
+
+def make_old(config: dict[str, Any]) -> Ledger:
+    """Write the run's ledger as releases before did."""
+    ledger = load_ledger(config["cache"], "default")
+    assert ledger is not None
+    old = Ledger(run=ledger.run, stages=tuple(dataclasses.replace(each, whole_epochs=False) for each in ledger.stages))
+    save_ledger(config["cache"], old, replaces=ledger)
+    return old
+
+
+NEW_DATA = {"new_data": True}
+SHUFFLED = {"order": "block"}
+GROWN = [*FIRST, *LAST, *ADDED]
+
+
+@pytest.mark.parametrize(("last", "epoch"), [(NEW_DATA, GROWN), (SHUFFLED, [*FIRST, *LAST])])
+def test_what_is_left_of_an_epoch_is_read_before_the_next_one(
+    tmp_path: Path, last: dict[str, Any], epoch: list[int]
+) -> None:
+    config = make_run(tmp_path, last)
+    dataset = megablend.open(config)
+    tokens = read_source(dataset)
+    assert len(tokens) == 4 * (4 + 30)
+    assert tokens[:32] == [*range(1, 17), *LAST]
+    check_epochs(tokens[32:], [epoch] * 4)
+    assert read_source(megablend.Dataset(open_ledger(config["cache"], dataset.run.ledger))) == tokens
+    state = json.loads(json.dumps(dataset.state_dict(40)))
+    assert state["stages"][2][2:] == [None, None, True]
+    assert read_source(megablend.open(config, state=state)) == tokens
+    assert megablend.build(config).ledger == dataset.run.ledger
+    described = megablend.describe(config)
+    assert described["splits"]["train"]["sources"][1]["withdrawn_tokens"] == len(GONE) - 4
+    ends = next(k for k, sample in enumerate(read_samples(dataset)) if LAST[-1] in sample.tokens)
+    assert described["splits"]["train"]["sources"][1]["epoch_ends"][0] == ends
+    assert not [line for line in described["warnings"] if "are not read" in line]
+
+
+def test_an_epoch_of_which_only_files_that_are_gone_were_read(tmp_path: Path) -> None:
+    config = make_run(tmp_path, NEW_DATA, gone="m0", first=24)
+    dataset = megablend.open(config)
+    tokens = read_source(dataset)
+    assert tokens[:76] == [*range(1, 41), *range(1, 9), *GONE, *LAST]
+    check_epochs(tokens[76:], [[*GONE, *LAST, *ADDED]] * 2)
+    samples = read_samples(dataset)
+    ends = [k for k, sample in enumerate(samples) if LAST[-1] in sample.tokens]
+    assert megablend.describe(config)["splits"]["train"]["sources"][1]["epoch_ends"][:2] == ends[:2]
+
+
+@pytest.mark.parametrize("last", [NEW_DATA, SHUFFLED])
+def test_a_ledger_of_before_keeps_its_samples_and_says_what_they_lack(tmp_path: Path, last: dict[str, Any]) -> None:
+    config = make_run(tmp_path, last)
+    old = make_old(config)
+    dataset = megablend.open(config)
+    assert dataset.run.ledger == old
+    tokens = read_source(dataset)
+    assert tokens[:32] == [*range(1, 17), *LAST]
+    assert tokens[32:40] == FIRST[:8]  # the stage before reads the epoch that it would have begun, up to there
+    check_epochs(tokens[40:], [GROWN if last == NEW_DATA else [*FIRST, *LAST]] * 4)
+    says = "source 's1': 20 tokens are not read, the rest of an epoch within which stage 2, from sample 16 on, begins"
+    for warnings in (
+        megablend.build(config).warnings,
+        megablend.describe(config)["warnings"],
+        megablend.check(config).warnings,
+    ):
+        assert [says in line for line in warnings].count(True) == 1
+    assert megablend.build(config).ledger == old
+    described = megablend.describe(config)["splits"]["train"]["sources"][1]
+    assert described["withdrawn_tokens"] == len(GONE) - 4
+    remedy = next(line for line in megablend.build(config).warnings if says in line)
+    assert remedy.endswith("`megablend amend CONFIG --at 16` lets the stage read them, if training has not reached it")
+    megablend.amend(config, at=16)
+    amended = read_source(megablend.open(config))
+    assert amended[:32] == tokens[:32]
+    check_epochs(amended[32:], [[*FIRST, *GONE, *LAST, *ADDED] if last == NEW_DATA else [*FIRST, *LAST]] * 4)
+    assert not [line for line in megablend.build(config).warnings if "are not read" in line]
+
+
+def test_a_ledger_says_that_epochs_are_whole(tmp_path: Path) -> None:
+    """In a version of its own, covered by its digest; longer runs keep it."""
+    config = make_run(tmp_path, {})
+    ledger = load_ledger(config["cache"], "default")
+    assert ledger is not None
+    assert [stage.whole_epochs for stage in ledger.stages] == [False, False, False]  # it continues in the same files
+    assert ledger_record(ledger.run, ledger.stages)["version"] == 3
+    (tmp_path / "another").mkdir()
+    config = make_run(tmp_path / "another", SHUFFLED)
+    ledger = load_ledger(config["cache"], "default")
+    assert ledger is not None
+    record = ledger_record(ledger.run, ledger.stages)
+    assert [stage.whole_epochs for stage in ledger.stages] == [False, False, True]
+    assert record["version"] == 5
+    assert parse_ledger(record)[1:] == (ledger.stages, ledger.digests)
+    stages = [*ledger.stages[:2], dataclasses.replace(ledger.stages[2], whole_epochs=False)]
+    assert chain_digests(stages)[2] != ledger.digest
+    for damaged in (False, None, 1):
+        stage = record["stages"][2] | {"whole_epochs": damaged}
+        with pytest.raises(ValueError, match="does not match its own digest"):
+            parse_ledger(record | {"stages": [*record["stages"][:2], stage]})
+    longer = config | {"stages": [*config["stages"][:2], config["stages"][2] | {"samples": 90}]}
+    assert [stage.whole_epochs for stage in megablend.build(longer).ledger.stages] == [False, False, True, False]
+    with pytest.raises(PlanError, match="has already started"):
+        megablend.open(longer | {"lanes": 2})
+
+
+def test_with_the_extra_token_nothing_was_wrong(tmp_path: Path) -> None:
+    """A sample's extra token is one of what is left."""
+    config = make_run(tmp_path, SHUFFLED) | {"cache": str(tmp_path / "extra"), "add_extra_token_to_sequence": True}
+    (tmp_path / "source1" / "m3.parquet").unlink()
+    megablend.build(config | {"stages": STAGES[:1]})
+    (tmp_path / "source1" / "m1.parquet").rename(tmp_path / "gone")
+    megablend.build(config | {"stages": STAGES[:2]})
+    ledger = megablend.build(config).ledger
+    assert not any(stage.whole_epochs for stage in ledger.stages)
