@@ -42,8 +42,10 @@ if importlib.util.find_spec("torch") is None:
     sys.meta_path.append(SkipWithoutTorch())
 
 
-QUICK = ("config", "distributed", "exact", "formats", "index", "kernels", "order", "plan", "storage")
-"""Folders whose tests need neither MPI nor training, except for those marked `long`."""
+ROOMS = ("config", "distributed", "exact", "formats", "index", "kernels", "order", "plan", "storage")
+TABLES = tuple(f"behaviour/remedies/test_{name}.py" for name in ("blends", "configs", "files"))
+QUICK = (*map(Path, ROOMS), *map(Path, TABLES))
+"""Folders and files whose tests need neither MPI nor training, except for those marked `long`."""
 NOT_QUICK = {"long", "slow"}
 WITHOUT_SLOW = ("quick", "not slow")
 """What `-m` says where no test writes much."""
@@ -66,8 +68,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """`-m quick` does not import the other tests, which takes as long as many quick tests do."""
-    if config.option.markexpr == "quick" and collection_path.is_relative_to(TESTS) and collection_path != TESTS:
-        return collection_path.relative_to(TESTS).parts[0] not in (*QUICK, "__init__.py")
+    if (
+        config.option.markexpr == "quick"
+        and collection_path.is_relative_to(TESTS)
+        and collection_path.name != "__init__.py"
+    ):
+        path = collection_path.relative_to(TESTS)
+        return not any(path.is_relative_to(place) or place.is_relative_to(path) for place in QUICK)
     return None
 
 
@@ -88,8 +95,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.environ.get("NUMBA_DISABLE_JIT") == "1":
         items[:] = [item for item in items if not item.get_closest_marker("compiled")]
     for item in items:
-        room, *deeper = item.path.relative_to(TESTS).parts
-        is_plain = room in QUICK and len(deeper) == 1  # the folders in these need servers
+        path = item.path.relative_to(TESTS)
+        is_plain = path.parent in QUICK or path in QUICK  # the folders in these need servers
         if is_plain and not NOT_QUICK.intersection(mark.name for mark in item.iter_markers()):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for of_one_test in cases.values():

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 import megablend
-from megablend.errors import ConfigError, CorruptFileError, MegablendError
+from megablend.errors import ConfigError, MegablendError
 from tests.runs import documents, make_config, write_source
 
 Config = dict[str, Any]
@@ -147,34 +146,6 @@ def test_another_shuffle(config: Config, shuffle: Callable[[megablend.Dataset], 
         expected = [dataset[k]["tokens"] for k in range(80)]
         for batches in (load(config), own_loader(config)):
             assert torch.equal(torch.cat([batch["tokens"] for batch in batches]), torch.stack(expected))
-
-
-def write_columns(path: Path, ids: list[list[int]], mask: list[list[int]]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    pq.write_table(pa.table({"ids": ids, "mask": mask}), path)
-
-
-IDS = [[1, 2], [3], [4, 5, 6]] * 40
-
-
-def test_an_extra_column_with_other_rows(tmp_path: Path) -> None:
-    path = tmp_path / "data" / "a.parquet"
-    write_columns(path, IDS, [[1], [1, 2], [4, 5, 6]] * 40)
-    source = {"name": "a", "path": str(path), "column": "ids", "extra_columns": ["mask"]}
-    config = make_config(tmp_path, [source], samples=20)
-    says = r"row 0: its list in column 'mask' does not have one value per token \(nulls not counted\); rewrite the file, and "
-    with pytest.raises(CorruptFileError, match=f"{says}build the run by another name \\(`run:`\\)"):
-        read_all(config)
-    write_columns(path, IDS, IDS)
-    config["run"] = "rewritten"
-    for sample in read_all(config):
-        assert sample["extra"]["mask"][:8].tolist() == sample["tokens"].tolist()
-
-
-def read_all(config: Config) -> list[Config]:
-    megablend.build(config)
-    dataset = megablend.open(config)
-    return [dataset[k] for k in range(len(dataset))]
 
 
 def test_a_refused_option_names_no_other(config: Config) -> None:

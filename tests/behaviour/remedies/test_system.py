@@ -15,11 +15,11 @@ import pytest
 import megablend
 from megablend.errors import MegablendError
 from megablend.system.failures import remedy_of
-from tests.api.test_remedies_of_runs import Remedy, configure
-from tests.api.test_repairs import Project
+from tests.behaviour.remedies.driver import Step, perform
+from tests.behaviour.remedies.projects import Run
 from tests.preloaded import python
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STRACE = shutil.which("strace")
 IS_ROOT = os.getuid() == 0
 RUN_ALL = """
@@ -47,6 +47,11 @@ print(os.getpid(), flush=True)
 """
 
 
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    return Run(tmp_path, monkeypatch)
+
+
 def start_all(*launcher: str, before: str = "") -> subprocess.Popen[str]:
     """A process that reads commands, and then runs them."""
     command, pipe = [*launcher, *python("torch"), "-c", before + RUN_ALL], subprocess.PIPE
@@ -70,37 +75,32 @@ class Closed(NamedTuple):
     path: str
     command: str
     says: str
-    elsewhere: Remedy | None
+    elsewhere: Step | None
     """None where it advises permission alone."""
-    prepare: Remedy | None = None
-
-
-def move_data(project: Project, *_: str) -> None:
-    """Use another folder for the data."""
-    other = project.folder / "other"
-    project.folder.joinpath("data").chmod(0o700)
-    shutil.copytree(project.folder / "data", other, copy_function=copy_readable)
-    configure(sources=[{**project.given["sources"][0], "path": f"{other}/*.parquet"}])(project)
-    configure(run="other")(project)
+    prepare: Step | None = None
 
 
 def copy_readable(source: str, target: str) -> None:
     Path(target).write_bytes(Path(source).read_bytes())
 
 
-def move_cache(project: Project, *_: str) -> None:
-    """Use another folder for the cache."""
-    configure(cache=str(project.folder / "other"))(project)
+def move_data(bench: Run) -> None:
+    """Use another folder for the data."""
+    other = bench.folder / "other"
+    bench.folder.joinpath("data").chmod(0o700)
+    shutil.copytree(bench.folder / "data", other, copy_function=copy_readable)
+    bench.change({"run": "other", "sources": [{**bench.given["sources"][0], "path": f"{other}/*.parquet"}]})
 
 
-def move_config(project: Project, *_: str) -> None:
+def move_config(bench: Run) -> None:
     """Use another folder for the config."""
-    other = project.folder / "other" / "run.json"
+    other = bench.folder / "other" / "run.json"
     other.parent.mkdir()
-    copy_readable(str(project.path), str(other))
-    project.path = other
+    copy_readable(str(bench.path), str(other))
+    bench.path = other
 
 
+MOVE_CACHE: Step = {"cache": "{folder}/other"}
 ADVICE = "Permission denied.*: get permission for it, or use another folder"
 DATA_ADVICE = r"data/0\.parquet: cannot be read: Permission denied: get permission for it(?!,)"
 CLOSED = {
@@ -111,7 +111,7 @@ CLOSED = {
         "build",
         r"none of its files can be read: .*data/0\.parquet: .*; get permission to read them",
         None,
-        configure(on_unreadable="skip"),
+        {"on_unreadable": "skip"},
     ),
     "the data's folder": Closed(
         "data",
@@ -120,31 +120,34 @@ CLOSED = {
         move_data,
     ),
     "the config": Closed("run.json", "build", rf"run\.json: cannot read the config: {ADVICE}", move_config),
-    "the cache": Closed("cache", "build", rf"cache/fragments: cannot write the cache \({ADVICE}", move_cache),
-    "the cache, when read": Closed("cache", "show", rf"runs/default\.json: cannot read .* \({ADVICE}", move_cache),
-    "the indexes": Closed("cache/generations", "build", rf"generations: cannot write the cache \({ADVICE}", move_cache),
+    "the cache": Closed("cache", "build", rf"cache/fragments: cannot write the cache \({ADVICE}", MOVE_CACHE),
+    "the cache, when read": Closed("cache", "show", rf"runs/default\.json: cannot read .* \({ADVICE}", MOVE_CACHE),
+    "the indexes": Closed("cache/generations", "build", rf"generations: cannot write the cache \({ADVICE}", MOVE_CACHE),
     "the indexes, when read": Closed(
-        "cache/generations", "show", rf"manifest\.json: cannot read the cache \({ADVICE}", move_cache
+        "cache/generations", "show", rf"manifest\.json: cannot read the cache \({ADVICE}", MOVE_CACHE
     ),
-    "the fragments": Closed("cache/fragments", "build", rf"fragments: cannot write the cache \({ADVICE}", move_cache),
+    "the fragments": Closed("cache/fragments", "build", rf"fragments: cannot write the cache \({ADVICE}", MOVE_CACHE),
     "the ledger": Closed(
-        "cache/runs/default.json", "build", rf"default\.json: cannot read the run's ledger \({ADVICE}", move_cache
+        "cache/runs/default.json", "build", rf"default\.json: cannot read the run's ledger \({ADVICE}", MOVE_CACHE
     ),
-    "the lock": Closed("cache/.lock", "build", rf"\.lock: cannot write the cache \({ADVICE}", move_cache),
+    "the lock": Closed("cache/.lock", "build", rf"\.lock: cannot write the cache \({ADVICE}", MOVE_CACHE),
 }
 
 
 @pytest.mark.timeout(300)
-def test_permission(tmp_path: Path) -> None:
-    projects: list[tuple[Closed, Project, Remedy | None]] = []
+def test_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    projects: list[tuple[Closed, Run, Step | None]] = []
     modes: list[int] = []
     for case in CLOSED.values():
-        for remedy in {None, case.elsewhere}:  # a project for each; None: "get permission for it"
+        for remedy in (
+            None,
+            *([case.elsewhere] if case.elsewhere else []),
+        ):  # a project for each; None: "get permission for it"
             folder = tmp_path / str(len(projects))
             folder.mkdir()
-            projects.append((case, Project(folder), remedy))
+            projects.append((case, Run(folder, monkeypatch), remedy))
             if case.prepare is not None:
-                case.prepare(projects[-1][1])
+                perform(projects[-1][1], case.prepare)
             modes.append((folder / case.path).stat().st_mode)
             (folder / case.path).chmod(0)
 
@@ -161,10 +164,10 @@ def test_permission(tmp_path: Path) -> None:
             if remedy is None:
                 (project.folder / case.path).chmod(mode)
                 continue
-            remedy(project, "")
+            perform(project, remedy)
             if case.command == "show":
                 project.path.chmod(0o600)
-                megablend.build(str(project.path))
+                project.build()
         for (case, _, _), (ok, said) in zip(projects, outcomes(), strict=True):
             assert ok, (case, said)
     finally:
@@ -173,8 +176,7 @@ def test_permission(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_too_few_open_files(tmp_path: Path) -> None:
-    project = Project(tmp_path)
+def test_too_few_open_files(project: Run) -> None:
     commands = [["build", str(project.path)], ["show", str(project.path), "--sample", "0"]]
     advised = set[str]()
     for ok, said in run_all(commands, "sh", "-c", 'ulimit -S -n 6; exec "$@"', "sh"):
@@ -190,8 +192,7 @@ def test_too_few_open_files(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("limit", [7, 8])
-def test_too_few_open_files_to_store_kernels(tmp_path: Path, limit: int) -> None:
-    project = Project(tmp_path)
+def test_too_few_open_files_to_store_kernels(project: Run, limit: int) -> None:
     shutil.rmtree(project.cache)
     commands = [["build", str(project.path)]]
     ((ok, said),) = run_all(commands, "sh", "-c", f'ulimit -S -n {limit}; exec "$@"', "sh")
@@ -227,17 +228,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def refuse(project: Project, says: str) -> None:
+def refuse(project: Run, says: str) -> None:
     with pytest.raises(MegablendError) as caught:
-        megablend.build(str(project.path))
+        project.build()
     assert re.search(says, str(caught.value)), str(caught.value)
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can mount a small disk")
 @pytest.mark.parametrize("free", [0, 4096, 16384])
-def test_a_full_disk(small_disk: Path, free: int) -> None:
+def test_a_full_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     """No file is left unfinished, and nothing unfinished is taken for finished, whichever file met the end of the disk."""
-    project = Project(small_disk)
+    project = Run(small_disk, monkeypatch)
     project.add(1)
     with (small_disk / "other.data").open("wb", buffering=0) as other:
         left = os.statvfs(small_disk)
@@ -245,64 +246,28 @@ def test_a_full_disk(small_disk: Path, free: int) -> None:
     says = r"disk/cache/\S+: cannot write the cache \(.*No space left on device\): free disk space there, or use another folder"
     refuse(project, says)
     assert project.read() == project.tokens
-    configure(cache=str(small_disk.parent / "cache"), run="other")(project)  # "or use another folder"
-    megablend.build(str(project.path))
-    configure(cache=str(project.cache), run="default")(project)
+    project.change({"cache": str(small_disk.parent / "cache"), "run": "other"})  # "or use another folder"
+    project.build()
+    project.change({"cache": str(project.cache), "run": "default"})
     refuse(project, says)
     (small_disk / "other.data").unlink()  # "free disk space there"
-    megablend.build(str(project.path))
+    project.build()
     assert project.read() == project.tokens
     assert megablend.verify(str(project.cache)) == []
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can mount a disk")
-def test_a_read_only_disk(small_disk: Path) -> None:
-    project = Project(small_disk)
+def test_a_read_only_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = Run(small_disk, monkeypatch)
     project.add(1)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     says = r"cannot write the cache \(Read-only file system\): make it writable, or use another folder"
     refuse(project, says)
     assert project.read() == project.tokens
-    other = Project.__new__(Project)
-    other.path, other.given = small_disk.parent / "run.json", project.given
-    other.path.write_text(json.dumps({**project.given, "cache": str(small_disk.parent / "cache")}))
-    megablend.build(str(other.path))  # "use another folder"
+    megablend.build(project.given | {"cache": str(small_disk.parent / "cache")})  # "use another folder"
     subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)  # "make it writable"
-    megablend.build(str(project.path))
+    project.build()
     assert project.read() == project.tokens
-
-
-def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
-    project = Project(tmp_path)
-    project.add(1)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
-    try:
-        refuse(project, r"\(.*File too large.*\): allow larger files \(`ulimit -f`\), or use another file system")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    megablend.build(str(project.path))
-    assert project.read() == project.tokens
-
-
-def test_a_lock_that_is_a_link(tmp_path: Path) -> None:
-    project = Project(tmp_path)
-    lock = project.cache / ".lock"
-    lock.unlink()
-    (tmp_path / "target").write_text("kept")
-    lock.symlink_to(tmp_path / "target")
-    refuse(project, r"\.lock: .*links are not followed here for security: remove the link")
-    assert (tmp_path / "target").read_text() == "kept"
-    lock.unlink()
-    megablend.build(str(project.path))
-
-
-def test_a_name_that_is_too_long(tmp_path: Path) -> None:
-    project = Project(tmp_path)
-    configure(cache=str(tmp_path / ("x" * 300)))(project)
-    refuse(project, r"File name too long\)?: use shorter names")
-    configure(cache=str(tmp_path / "x"))(project)
-    megablend.build(str(project.path))
 
 
 class Injected(NamedTuple):
@@ -312,7 +277,7 @@ class Injected(NamedTuple):
     path: str | None
     command: str
     says: str
-    elsewhere: Remedy | None = None
+    elsewhere: Step | None = None
 
 
 INJECTED = {
@@ -345,7 +310,7 @@ INJECTED = {
         None,
         "build",
         r"cannot write the cache \(Disk quota exceeded.*: free space within the quota there, or use another folder",
-        move_cache,
+        MOVE_CACHE,
     ),
 }
 
@@ -353,8 +318,8 @@ INJECTED = {
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(STRACE is None, reason="strace is not installed")
 @pytest.mark.parametrize("name", INJECTED)
-def test_a_call_that_fails(tmp_path: Path, name: str) -> None:
-    case, project = INJECTED[name], Project(tmp_path)
+def test_a_call_that_fails(tmp_path: Path, project: Run, name: str) -> None:
+    case = INJECTED[name]
     if case.command == "build":
         project.add(1)
     words = [case.command, str(project.path), *(["--sample", "0"] if case.command == "show" else [])]
@@ -374,6 +339,6 @@ def test_a_call_that_fails(tmp_path: Path, name: str) -> None:
     assert not ok, said
     assert re.search(case.says, said), said
     if case.elsewhere is not None:
-        case.elsewhere(project, said)
-    megablend.build(str(project.path))  # where it no longer fails: "try again"
+        perform(project, case.elsewhere)
+    project.build()  # where it no longer fails: "try again"
     project.run(" ".join(["CONFIG" if word == str(project.path) else word for word in words]))

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 import megablend
-from megablend.config import load_config
 from megablend.errors import ConfigError, DataError, MegablendError
 from megablend.formats import FORMATS
 from megablend.storage.by_scheme import make_storage
@@ -32,15 +31,6 @@ def test_a_url_of_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="write a plain path, without file://"):
         make_storage().read(f"file://{tmp_path}/x", 0, 4)
     assert make_storage().read(f"{tmp_path}/x", 0, 4) == b"0123"
-
-
-def test_a_source_of_two_storages(tmp_path: Path) -> None:
-    paths = ["/data/a.parquet", "s3://b/a.parquet"]
-    config = make_config(tmp_path, [{"name": "a", "path": paths, "weight": 1}], samples=9)
-    with pytest.raises(ConfigError, match=r"different storages \(plain paths, s3://\): use a separate source for each"):
-        load_config(config)
-    config["sources"] = [{"name": f"a{i}", "path": path, "weight": 1} for i, path in enumerate(paths)]
-    load_config(config)
 
 
 @pytest.fixture

@@ -15,9 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import megablend
-from megablend.errors import CacheError, ConfigError
-from tests.api.test_remedies_of_runs import configure
-from tests.api.test_repairs import Project
 
 THREADS = """
 import os, resource, sys, threading
@@ -114,32 +111,3 @@ def test_more_cached_blocks_than_memory_has_room_for(tmp_path: Path) -> None:
     said, found = run(READING, project, lower).splitlines()
     assert re.search(r": out of memory \(.*\): .*; lower `memory:` where it is set", said)
     assert found == "read"
-
-
-@pytest.mark.parametrize("remedy", ["check the path", "use another folder"])
-def test_a_folder_that_is_a_file(tmp_path: Path, remedy: str) -> None:
-    project = Project(tmp_path)
-    (tmp_path / "file").write_text("")
-    configure(cache=str(tmp_path / "file" / "cache"))(project)
-    with pytest.raises(
-        CacheError, match=r"Not a directory\): check the path and the file system, or use another folder"
-    ):
-        megablend.build(str(project.path))
-    if remedy == "check the path":
-        (tmp_path / "file").unlink()
-    else:
-        configure(cache=str(tmp_path / "another"))(project)
-    megablend.build(str(project.path))
-    assert project.read() == project.tokens
-
-
-def test_a_folder_to_write_to_that_does_not_exist(tmp_path: Path) -> None:
-    project = Project(tmp_path)
-    target = tmp_path / "none" / "order.parquet"
-    says = "its folder does not exist; create it, or write to another folder"
-    with pytest.raises(ConfigError, match=f"{target}: {says}"):
-        megablend.export(str(project.path), target)
-    megablend.export(str(project.path), tmp_path / "order.parquet")
-    target.parent.mkdir()
-    megablend.export(str(project.path), target)
-    assert target.read_bytes() == (tmp_path / "order.parquet").read_bytes()

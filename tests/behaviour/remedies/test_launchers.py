@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import megablend
-from tests.api.test_repairs import Project
+from tests.behaviour.project import Project
 from tests.pairs import write_pair
 from tests.preloaded import python
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LAUNCHERS = ("PMI", "MPI_", "OMPI_", "SLURM_", "TORCHELASTIC", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 MPIRUN = Path(sys.executable).with_name("mpirun")
 SLOW = pytest.mark.slow

@@ -1,0 +1,5 @@
+"""Servers, and other fixtures of the rooms whose messages are tried here."""
+
+from tests.megatron.conftest import distributed
+
+__all__ = ["distributed"]
