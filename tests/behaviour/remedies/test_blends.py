@@ -275,7 +275,7 @@ test_what_the_data_shows = table(
           {"s2": {"weight": 1}}, {"s2": {"weight": 0}}),
     plan("a cap of a stage", to_end(sources=CAP),
          "96 samples of 8 tokens are requested, 25 are left; end the stage at sample 81 or before, raise "
-         " the cap, give the source a smaller share, or set `on_exhausted: redistribute`",
+         "the cap, give the source a smaller share, or set `on_exhausted: redistribute`",
          ending({"samples": 40}, {"samples": 81, "sources": CAP}), to_end(sources={"s0": {"max_epochs": 3}}),
          to_end(sources={"s0": {"max_epochs": 1, "weight": 0.1}}), {"on_exhausted": "redistribute"},
          to_end(sources=CAP, on_exhausted="redistribute")),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 import megablend
-from megablend.errors import ConfigError, MegablendError
+from tests.behaviour.remedies.driver import Bench, Step, misuse, table
 from tests.runs import documents, make_config, write_source
 
 Config = dict[str, Any]
@@ -30,6 +29,16 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     megablend.build(given)
     megablend.build(given | {"order": "document", "run": "document"})
     return given
+
+
+class Shared(Bench):
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+
+@pytest.fixture
+def bench(config: Config) -> Shared:
+    return Shared(config)
 
 
 def load(config: Config, settings: Config | None = None, **options: Any) -> list[Any]:
@@ -49,52 +58,6 @@ def first(sample: Config) -> torch.Tensor:
 
 LITTLE = 32_000
 SINGLE = {"order": "document", "run": "document"}
-Call = Callable[[Config], Any]
-
-
-class Case(NamedTuple):
-    call: Call
-    says: str
-    instead: list[Call]
-
-
-CASES: dict[str, Case] = {
-    "batch_size": Case(
-        lambda config: load(config, batch_size=8),
-        "batch_size: found 8, but a Loader does not take this option: give (micro_batch_size)=",
-        [lambda config: load(config, micro_batch_size=8)],
-    ),
-    "sampler": Case(
-        lambda config: load(config, sampler=range(80)),
-        "the run's plan decides which samples come next; PretrainingSampler is for a DataLoader of your own",
-        [lambda config: own_loader(config)],
-    ),
-    "shuffle": Case(
-        lambda config: load(config, shuffle=True),
-        "does not take this option: the config's `order` and `seed` decide the order",
-        [lambda config: load(config, SINGLE)],
-    ),
-    "ragged samples": Case(
-        lambda config: load(config, transform=ragged),
-        "cannot be collated .*; return tensors of the same shapes for every sample, or pass the loader a collate_fn",
-        [lambda config: load(config, transform=first), lambda config: load(config, transform=ragged, collate_fn=list)],
-    ),
-    "little memory": Case(
-        lambda config: load(config, SINGLE | {"memory": LITTLE}, micro_batch_size=12),
-        "the blocks of a step of 12 samples take .*; raise memory, or lower micro_batch_size or the sources' block sizes",
-        [
-            lambda config: load(config, SINGLE | {"memory": 80_000}, micro_batch_size=12),
-            lambda config: load(config, SINGLE | {"memory": LITTLE}, micro_batch_size=1),
-            lambda config: load(with_smaller_blocks(config), {"memory": LITTLE}, micro_batch_size=12),
-        ],
-    ),
-}
-if not torch.cuda.is_available():
-    CASES["pin_memory"] = Case(
-        lambda config: load(config, pin_memory=True),
-        "pin_memory: found True, but torch finds no CUDA device; remove the option",
-        [load],
-    )
 
 
 def own_loader(config: Config) -> list[Any]:
@@ -118,14 +81,37 @@ def with_smaller_blocks(config: Config) -> Config:
     return smaller
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_loader(config: Config, name: str) -> None:
-    case = CASES[name]
-    with pytest.raises(MegablendError) as caught:
-        case.call(config)
-    assert re.search(case.says, str(caught.value)), str(caught.value)
-    for instead in case.instead:
-        assert instead(config)
+def loading(settings: Config | None = None, **options: Any) -> Step:
+    def call(bench: Shared) -> None:
+        assert load(bench.config, settings, **options)
+
+    return call
+
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="torch finds a CUDA device")
+
+# fmt: off
+test_loaders = table(
+    misuse(loading(batch_size=8), "batch_size: found 8, but a Loader does not take this option: give (micro_batch_size)=",
+           loading(micro_batch_size=8), name="batch_size"),
+    misuse(loading(sampler=range(80)),
+           "the run's plan decides which samples come next; PretrainingSampler is for a DataLoader of your own",
+           lambda bench: own_loader(bench.config), name="sampler"),
+    misuse(loading(shuffle=True), "does not take this option: the config's `order` and `seed` decide the order", loading(SINGLE),
+           name="shuffle"),
+    misuse(loading(transform=ragged),
+           "cannot be collated .*; return tensors of the same shapes for every sample, or pass the loader a collate_fn",
+           loading(transform=first), loading(transform=ragged, collate_fn=list), name="ragged samples"),
+    misuse(loading(SINGLE | {"memory": LITTLE}, micro_batch_size=12),
+           "the blocks of a step of 12 samples take .*; raise memory, or lower micro_batch_size or the sources' block sizes",
+           loading(SINGLE | {"memory": 80_000}, micro_batch_size=12), loading(SINGLE | {"memory": LITTLE}, micro_batch_size=1),
+           lambda bench: load(with_smaller_blocks(bench.config), {"memory": LITTLE}, micro_batch_size=12), name="little memory"),
+    misuse(loading(pin_memory=True), "pin_memory: found True, but torch finds no CUDA device; remove the option", loading(),
+           name="pin_memory", marks=[NO_GPU]),
+    misuse(loading(micro_batch_sise=2), "micro_batch_sise: .*did you mean '(micro_batch_size)'",
+           loading(micro_batch_size=2), name="a slip"),
+)
+# fmt: on
 
 
 @pytest.mark.parametrize(
@@ -146,9 +132,3 @@ def test_another_shuffle(config: Config, shuffle: Callable[[megablend.Dataset], 
         expected = [dataset[k]["tokens"] for k in range(80)]
         for batches in (load(config), own_loader(config)):
             assert torch.equal(torch.cat([batch["tokens"] for batch in batches]), torch.stack(expected))
-
-
-def test_a_refused_option_names_no_other(config: Config) -> None:
-    with pytest.raises(ConfigError, match=r"micro_batch_sise: .*did you mean 'micro_batch_size'"):
-        load(config, micro_batch_sise=2)
-    assert load(config, micro_batch_size=2)

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from megablend.testing.moved import MovedStorage
 from tests.behaviour.remedies.driver import Bench, Step, fault, misuse, table
 from tests.cli.commands import runner_with_stderr
 from tests.megatron.plugin_data import draw_documents, plugin_config, write_word
+from tests.megatron.reference import process_group
 from tests.pairs import write_pair
 
 IDENTIFIERS = '{"class": "T", "tokenizer_path": []}'
@@ -77,6 +78,13 @@ class Call(Bench):
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     return Call(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def distributed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A torch.distributed job of this process alone, which the other modules here must not be in."""
+    with process_group(tmp_path_factory.mktemp("store")):
+        yield
 
 
 def give(**flags: Any) -> Step:
