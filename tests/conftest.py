@@ -44,7 +44,7 @@ if importlib.util.find_spec("torch") is None:
 
 ROOMS = ("config", "distributed", "exact", "formats", "index", "kernels", "order", "plan", "storage")
 TABLES = tuple(f"behaviour/remedies/test_{name}.py" for name in ("blends", "configs", "files"))
-QUICK = (*map(Path, ROOMS), *map(Path, TABLES))
+QUICK = (Path("test_layers.py"), *map(Path, ROOMS), *map(Path, TABLES))
 """Folders and files whose tests need neither MPI nor training, except for those marked `long`."""
 NOT_QUICK = {"long", "slow"}
 WITHOUT_SLOW = ("quick", "not slow")
