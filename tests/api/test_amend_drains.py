@@ -377,6 +377,12 @@ def test_drains_that_the_config_gets_wrong(config: dict[str, Any], tmp_path: Pat
     same = [FIRST, {"samples": 1200, "drain": 300}]
     with pytest.raises(PlanError, match=r"stages\[1\]: drain: found it at a stage with samples of the same length"):
         megablend.build(other | {"stages": same})
+    off = [FIRST, LONGER | {"from": 112, "drain": 401}]
+    says = "stages[1]: drain: found 401, with which samples get another length at sample 513, expected 400 or 404, which end"
+    assert [says in line for line in megablend.build(other | {"stages": off}).warnings] == [True]
+    assert [says in line for line in megablend.describe(other | {"stages": off})["warnings"]].count(True) == 1
+    fits = other | {"cache": str(tmp_path / "fits"), "stages": [FIRST, LONGER | {"from": 112, "drain": 400}]}
+    assert megablend.build(fits).warnings == ()
     with pytest.raises(megablend.ConfigError, match=r"stages\[0\]: found `drain`, but the first stage begins with"):
         megablend.build(other | {"stages": [FIRST | {"drain": 300}]})
 
