@@ -701,6 +701,34 @@ def test_files_are_withdrawn_as_a_capped_epoch_ends_with_the_others(tmp_path: Pa
     assert megablend.amend(edited, at=at).at == at
 
 
+def test_what_lets_a_run_with_new_data_go_on_after_it_was_reset(tmp_path: Path) -> None:
+    """A state from before the stage knows one index only: each way that the error names leads on."""
+    config = make_run(tmp_path)
+    state = megablend.open(config).state_dict(100)
+    write_file(tmp_path, 1, "m2", later(1))
+    grown = config | {"stages": STAGES}
+    plan = megablend.build(grown).ledger.digest
+    aside = Path(megablend.reset_run(grown, "default"))
+    says = (
+        r"stages\[1\]: new_data: run 'default' has 1 of 2 versions of the index; .*a run that is not built is built first without "
+        r"stages\[1\] and later ones, and one that was reset goes on when its ledger is moved back to `runs` in the cache"
+    )
+    for act in (lambda: megablend.open(grown, state=state), lambda: megablend.build(grown)):
+        with pytest.raises(PlanError, match=says):
+            act()
+    ledger = Path(config["cache"]) / "runs" / "default.json"
+    aside.rename(ledger)
+    assert megablend.open(grown, state=state).state_dict()["plan"] == plan
+    ledger.unlink()
+    added = tmp_path / "data" / "source1" / "m2.parquet"
+    added.rename(tmp_path / "later")
+    megablend.build(config)
+    (tmp_path / "later").rename(added)
+    megablend.build_index(grown)
+    megablend.amend(grown, at=320)
+    assert megablend.open(grown, state=state).state_dict()["plan"] == plan
+
+
 def test_where_grown_runs_part(tmp_path: Path) -> None:
     """`diff` of a committed config, and of one that would change its last stage, finds what their samples show."""
     config = make_run(tmp_path)

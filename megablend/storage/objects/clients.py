@@ -20,6 +20,8 @@ from megablend.storage.transfer import Counted
 
 INSTALL = "install megablend[objects] (`pip install 'megablend[objects]'`)"
 _LIST_SECONDS = 30.0
+_LIST_SILENCE = 3
+"""Times `read_timeout` after which a listing that sends nothing is asked for again: a store may search long for a page."""
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
@@ -169,9 +171,15 @@ def _client_options(
         "allow_http": target.startswith("http://"),
         "connect_timeout": timedelta(seconds=options.connect_timeout),
         # Silence is measured by the requests themselves, which know how long answers usually take.
-        "timeout": timedelta(seconds=_LIST_SECONDS if is_for_lists else options.give_up_after + 3600),
+        "timeout": timedelta(seconds=options.give_up_after + 3600),
         "user_agent": "megablend",
     }
+    if is_for_lists:
+        silence = _LIST_SILENCE * options.read_timeout
+        settings |= {
+            "timeout": timedelta(seconds=max(_LIST_SECONDS, silence)),
+            "read_timeout": timedelta(seconds=silence),
+        }
     ca_file = options.ca_file or (os.environ.get("AWS_CA_BUNDLE") if address.scheme == "s3" else None)
     if ca_file:
         try:

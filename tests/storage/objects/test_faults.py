@@ -173,6 +173,26 @@ def test_a_head_that_is_not_answered_is_sent_again() -> None:
         assert source.faulty["silent"] == 1
 
 
+class StalledListing(FaultySource):
+    """Stops in the middle of the first listing."""
+
+    async def _answer(self, writer: asyncio.StreamWriter, method: str, target: str, headers: dict[str, str]) -> bool:
+        if "list-type" in target:
+            self.faults = Faults(stall=float(not self.faulty["stall"]))
+        return await super()._answer(writer, method, target, headers)
+
+
+@pytest.mark.timeout(25)
+@pytest.mark.parametrize("pattern", ["*", "**"])
+def test_a_listing_that_stops_is_asked_for_again(pattern: str) -> None:
+    """After a few times `read_timeout`; it took 30 s whatever that was."""
+    with StalledListing({"b/x": b"1", "b/y": b"2"}) as source:
+        options = {"endpoint": source.url, "anonymous": True, "read_timeout": 0.2}
+        found = make_storage(objects=parse_options({"s3://b": options})).find(f"s3://b/{pattern}")
+        assert [each.path for each in found.files] == ["s3://b/x", "s3://b/y"]
+        assert source.faulty["stall"] == 1
+
+
 @pytest.mark.parametrize("pattern", ["*/*", "**"])
 def test_a_web_page_is_no_listing_of_an_empty_folder(pattern: str) -> None:
     with FaultySource({"b/x/y": b"1", "b/x/void/": b"", "b/z/y": b"2", "b/z/void/": b""}) as source:
