@@ -96,7 +96,8 @@ class Source(Share):
     def _documents_fit(self) -> Source:
         if self.documents is not None and self.extra_columns:
             raise ValueError(
-                f"source {self.name!r} has documents and extra_columns, which are by row; write the columns as lists"
+                f"source {self.name!r} has documents and extra_columns, of which each row has the values of one document; write "
+                "the tokens, too, as lists, a document a row, and leave out documents, or leave out extra_columns"
             )
         if self.documents is not None and self.format in ("raw", "megatron"):
             key = (

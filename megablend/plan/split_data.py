@@ -62,8 +62,8 @@ def find_data(config: Config, split: str, store: BlockStore, *, keep: bool = Fal
     needed = config.num_snapshots - 1 if split == "train" else config.snapshot
     if needed >= len(store.stores):
         others = "" if needed == len(store.stores) else "leave out all but the first stage of these for now, "
-        numbers = (i for i, each in enumerate(config.stage_settings) if each.snapshot == len(store.stores))
-        place = next((f"stages[{number}]" for number in numbers), "stages")
+        lacking = (i for i, each in enumerate(config.stage_settings) if each.snapshot == len(store.stores))
+        place = next((f"stages[{i}]" for i in lacking), "stages")
         raise PlanError(
             f"{place}: new_data: run {config.run!r} has {len(store.stores)} of {needed + 1} versions of the index; "
             f"{others}index the files as they are now (`megablend index CONFIG`), and commit the stage (`megablend amend CONFIG "

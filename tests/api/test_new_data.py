@@ -710,8 +710,8 @@ def test_what_lets_a_run_with_new_data_go_on_after_it_was_reset(tmp_path: Path) 
     plan = megablend.build(grown).ledger.digest
     aside = Path(megablend.reset_run(grown, "default"))
     says = (
-        r"stages\[1\]: new_data: run 'default' has 1 of 2 versions of the index; .*a run that is not built is built first without "
-        r"stages\[1\] and later ones, and one that was reset goes on when its ledger is moved back to `runs` in the cache"
+        r"stages\[1\]: new_data: run 'default' has 1 of 2 versions of the index; .*a run that is not built is built first "
+        r"without stages\[1\] and later ones, and one that was reset goes on when its ledger is moved back to `runs` in the cache"
     )
     for act in (lambda: megablend.open(grown, state=state), lambda: megablend.build(grown)):
         with pytest.raises(PlanError, match=says):

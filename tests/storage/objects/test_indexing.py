@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections import Counter
@@ -18,7 +19,7 @@ import pytest
 import megablend
 from megablend.api.description import RunDescription
 from megablend.api.dry_run import dry_run
-from megablend.errors import CorruptFileError
+from megablend.errors import ConfigError, CorruptFileError
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.ends import TAIL_BYTES
 from megablend.storage.portions import read_portions
@@ -424,3 +425,30 @@ def test_portions_of_a_file_are_requested_at_the_same_time(size: int) -> None:
         assert b"".join(part for _, part in found) == data
         assert [start for start, _ in found] == list(range(0, size, 1 << 18))
         assert source.most_in_flight >= min(12, len(found))
+
+
+@pytest.mark.parametrize("folder", ["books[1]", ""])
+def test_a_folder_of_splits_in_a_bucket_is_answered_with_that_of_one(tmp_path: Path, folder: str) -> None:
+    """As a local one is; the folder that the answer names can be read, and holds that split alone."""
+    kind = KINDS["arrow"]
+    kind.write(tmp_path / "a.arrow", [[1, 2, 3], [4, 5]])
+    below = f"b/{folder}/".replace("//", "/")
+    shards = {f"{below}{split}/data-0.arrow": (tmp_path / "a.arrow").read_bytes() for split in ("train", "validation")}
+    record = json.dumps({"splits": ["train", "validation"]}).encode()
+    with FaultySource(shards | {f"{below}dataset_dict.json": record}) as source:
+        place = f"s3://b/{folder}".rstrip("/")
+        found = re.escape(place)
+        listed = {"name": "a", "path": place, "column": kind.column, "weight": 1}
+        config = make_config(
+            tmp_path, [listed], samples=1, storage={"s3://b": {"endpoint": source.url, "anonymous": True}}
+        )
+        remedy = f"{place}/train/*.arrow".replace("[", "[[]")
+        says = f"{found} is a folder: it has the splits train, validation, so name the folder of one: .* `{re.escape(remedy)}`"
+        with pytest.raises(ConfigError, match=says):
+            megablend.build_index(config)
+        listed["path"] = remedy
+        assert megablend.build_index(config | {"sources": [listed]}).index.num_files == 1
+        source.files[f"{below}dataset_dict.json"] = b"[]"
+        listed["path"] = place
+        with pytest.raises(ConfigError, match=r"dataset_dict\.json: is not a list of splits"):
+            megablend.build_index(config | {"sources": [listed]})
