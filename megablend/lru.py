@@ -1,25 +1,29 @@
-"""A small cache of values by key that evicts the least recently used first."""
+"""A cache of values by key that evicts the least recently used first."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 V = TypeVar("V")
 
 
 class LRUCache(Generic[V]):
-    """Keeps up to `capacity` values; pickled without them.
+    """Keeps up to `capacity` values, or values up to this size; pickled without them.
 
     Thread-safe, also after a fork, without a lock, which a thread that does not exist in the child could hold: each
     dict operation is atomic. Two threads may create a value at the same time: both get the one that was stored
     first.
+
+    Args:
+        measure: the size of a value; by default each counts as 1.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, measure: Callable[[V], int] | None = None) -> None:
         self._capacity = capacity
+        self._measure = measure
         self._kept = OrderedDict[Hashable, V]()  # the most recently used is the last
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
@@ -27,15 +31,38 @@ class LRUCache(Generic[V]):
         value = self._kept.get(key)
         if value is None:
             value = self._kept.setdefault(key, make())
+        self._use(key)
+        self._evict()
+        return value
+
+    def get_all(self, keys: Sequence[Hashable], make: Callable[[list[Any]], Iterable[V]]) -> list[V]:
+        """The values of `keys`; those that are not cached are created together, from the list of their keys."""
+        found = {key: value for key in keys if (value := self._kept.get(key)) is not None}
+        missing = [key for key in keys if key not in found]
+        if missing:
+            found |= zip(missing, make(missing), strict=True)
+            self._kept.update((key, found[key]) for key in missing)
+        for key in keys:
+            self._use(key)
+        self._evict()
+        return [found[key] for key in keys]
+
+    def _use(self, key: Hashable) -> None:
         with contextlib.suppress(KeyError):  # another thread may have evicted it
             self._kept.move_to_end(key)
-            while len(self._kept) > self._capacity:
-                self._kept.popitem(last=False)
-        return value
+
+    def _evict(self) -> None:
+        """Remove the least recently used values where there are too many."""
+        measure = self._measure
+        size = len(self._kept) if measure is None else sum(map(measure, list(self._kept.values())))
+        with contextlib.suppress(KeyError):  # other threads evict, too
+            while size > self._capacity:
+                _, value = self._kept.popitem(last=False)
+                size -= 1 if measure is None else measure(value)
 
     def resize(self, capacity: int) -> None:
         """Change the capacity."""
         self._capacity = capacity
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LRUCache, (self._capacity,)
+        return LRUCache, (self._capacity, self._measure)

@@ -8,9 +8,10 @@ from megablend.caches.base import CHECKSUMS
 from megablend.config import Config
 from megablend.distributed.assign import assign_longest_first
 from megablend.distributed.base import Communicator
-from megablend.index.block_checksums import Sums, commit_sums, compute_sums, is_whole
+from megablend.index.block_checksums import Sums, commit_sums, compute_sums
 from megablend.index.build import Progress
 from megablend.index.snapshot import Snapshot, open_snapshot
+from megablend.index.table_folder import is_complete
 from megablend.storage.base import Storage
 from megablend.storage.location import find_root
 from megablend.storage.requested_reads import RequestedReads, run_in_threads
@@ -32,7 +33,7 @@ def make_checksums(
     store = config.cache_store
     snapshot = open_snapshot(store, digest)
     is_made = (
-        launch.rank == 0 and store.has_folder(CHECKSUMS, digest) and is_whole(store.fetch_folder(CHECKSUMS, digest))
+        launch.rank == 0 and store.has_folder(CHECKSUMS, digest) and is_complete(store.fetch_folder(CHECKSUMS, digest))
     )
     if launch.bcast(is_made):
         return

@@ -29,7 +29,7 @@ def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
     if table_bytes(blocks.snapshot, number) is None:
         return None
     counted = min(COUNTED, documents)
-    which = blocks.documents.table_rows(np.arange(counted) * documents // counted)
-    lengths = open_table(blocks.snapshot, number).lengths(which, eod=run.sources[source].append_eod is not None)
+    which = blocks.documents.index_blocks(np.arange(counted) * documents // counted)
+    lengths = open_table(blocks.snapshot, number).lengths(which, has_eod=run.sources[source].append_eod is not None)
     bins = np.bincount(np.frexp(lengths.astype(np.float64))[1])
     return tuple((bins * documents // counted).tolist())

@@ -46,7 +46,7 @@ def _find_in(reading: Reading, name: str, spans: Spans, positions: Int64s) -> In
     local = blocks.local_blocks(numbers)
     stored = blocks.before(local) + spans.starts[positions] - blocks.clips(local)
     listed = blocks.documents
-    documents = listed.table_rows(_find_documents(listed, stored))
+    documents = listed.index_blocks(_find_documents(listed, stored))
     first_blocks = np.array([snapshot.file(file).first_block for file in snapshot.file_of(numbers).tolist()], np.int64)
     rows: Int64s = documents - (snapshot.running("rows_before", first_blocks) - first_row)
     return rows

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from megablend.blocks.block_batch import BlockBatch
 from megablend.blocks.block_read import BlockRead, FilePart
 from megablend.blocks.block_sizes import BlockSizes
-from megablend.blocks.extra_blocks import ExtraBlocks
 from megablend.blocks.extra_columns import ExtraColumn, read_extra_columns
 from megablend.blocks.open_files import OpenedReader, OpenFiles
 from megablend.errors import CHANGED_REMEDY, CorruptFileError
@@ -25,6 +24,7 @@ from megablend.formats.fetch import BATCH_BYTES, FileRead, fetch_all, read_piece
 from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import ColumnEntry, SourceEntry
 from megablend.lazy import cached_property
+from megablend.lru import LRUCache
 from megablend.storage.base import ReadLimits, Storage
 from megablend.storage.ranges import portions
 from megablend.system.failures import translating
@@ -62,7 +62,7 @@ class BlockStore(BlockSizes):
         self.extra_bytes = extra_bytes
         self.damaged: set[int] = set()
         """Blocks that were found damaged and replaced; see megablend.blocks.damaged_blocks."""
-        self._extra_blocks = ExtraBlocks(extra_bytes)
+        self._extra_blocks = LRUCache[DecodedBlock](extra_bytes, _count_bytes)
         self._files = OpenFiles(snapshot, self.column_eods, self.roots, storage)
 
     @property
@@ -157,7 +157,7 @@ class BlockStore(BlockSizes):
         if columns is not None:
             source = part.opened.column
             assert isinstance(source, SourceEntry)
-            read = partial(self._extra_blocks.get, read=self.read)
+            read = partial(self._extra_blocks.get_all, make=self.read)
             extra = read_extra_columns(self.snapshot, columns, source, read, ids, blocks, eod=eod is not None)
         if eod is not None:
             rows = part.file.blocks
@@ -248,3 +248,7 @@ class BlockStore(BlockSizes):
         if "generation" in state:  # pickled by a release that called it so
             state = {"snapshot" if name == "generation" else name: value for name, value in state.items()}
         self.__init__(**state)  # type: ignore[misc]
+
+
+def _count_bytes(block: DecodedBlock) -> int:
+    return block.tokens.nbytes + block.offsets.nbytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,15 +21,8 @@ from megablend.blocks.count_ranges import (
 )
 from megablend.caches.base import DOCUMENTS, CacheStore
 from megablend.distributed.base import Communicator
-from megablend.errors import CacheError
-from megablend.fs.atomic_write import (
-    checksum,
-    temp_sibling,
-    translate_os_errors,
-    write_flushed,
-)
+from megablend.fs.atomic_write import translate_os_errors
 from megablend.fs.log_waits import log_slow_wait
-from megablend.index.document_checks import write_group_checks
 from megablend.index.document_table import (
     EVERY,
     LENGTH_COLUMNS,
@@ -38,12 +30,12 @@ from megablend.index.document_table import (
     START_COLUMNS,
     STARTS,
     DocumentTable,
+    complete_table,
     fetch_table,
     table_bytes,
     table_key,
 )
-from megablend.index.manifest import FORMAT_VERSION, MANIFEST, damaged_tables, dump_with_checksum, read_manifest
-from megablend.index.mapped_table import MappedTable
+from megablend.index.table_folder import commit_tables, is_complete
 from megablend.index.tables import TableWriter
 
 
@@ -80,13 +72,13 @@ def build_tables(store: BlockStore, sources: Sequence[int], *, launch: Communica
                 cache.remove_leftovers()
             needed = {table_key(snapshot, i) for i in sources}
             for folder in cache.list_upgradable(DOCUMENTS):
-                if folder.name in needed and _is_whole(folder):
-                    DocumentTable(folder).complete()
+                if folder.name in needed and is_complete(folder):
+                    complete_table(folder)
             committed = set(cache.list_folders(DOCUMENTS))
             missing = {
                 i: list(split_into_ranges(snapshot, i))
                 for i in sources
-                if table_key(snapshot, i) not in committed or not _is_whole(fetch_table(snapshot, i))
+                if table_key(snapshot, i) not in committed or not is_complete(fetch_table(snapshot, i))
             }
         missing = launch.bcast(missing)
         assert missing is not None
@@ -108,31 +100,14 @@ def build_tables(store: BlockStore, sources: Sequence[int], *, launch: Communica
         return report
 
 
-def _is_whole(folder: Path) -> bool:
-    """Whether a table is complete; otherwise it is rebuilt."""
-    try:
-        return not damaged_tables(folder, read_manifest(folder))
-    except CacheError:
-        return False
-
-
 def _commit(cache: CacheStore, name: str, parts: Sequence[BlockRange]) -> None:
     """Join the ranges' lengths into a table, and commit it."""
-    folder = temp_sibling(cache.folder / DOCUMENTS / name)
-    with translate_os_errors(folder):
-        folder.mkdir()
-        try:
-            _write(cache, folder, parts)
-            sizes = {
-                name: {"bytes": (folder / name).stat().st_size, "blake2b": checksum(folder / name)}
-                for name in (LENGTHS, STARTS)
-            }
-            mapped = MappedTable(folder / LENGTHS, LENGTH_COLUMNS), MappedTable(folder / STARTS, START_COLUMNS)
-            sizes |= write_group_checks(folder, folder, mapped, EVERY)
-            write_flushed(folder / MANIFEST, [dump_with_checksum({"format_version": FORMAT_VERSION, "tables": sizes})])
-            cache.commit_folder(DOCUMENTS, name, folder, {}, lambda earlier, _: _is_whole(earlier))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+
+    def write(folder: Path) -> None:
+        _write(cache, folder, parts)
+        DocumentTable(folder).write_checks(folder)
+
+    commit_tables(cache, DOCUMENTS, name, write)
 
 
 def _write(cache: CacheStore, folder: Path, parts: Sequence[BlockRange]) -> None:

@@ -9,7 +9,6 @@ for a network, several ranges are counted at a time.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -28,13 +27,13 @@ from megablend.distributed.base import Communicator
 from megablend.errors import CacheError, UnsupportedFileError
 from megablend.fs.atomic_write import replace_file
 from megablend.fs.safe_open import read_regular
+from megablend.index.sealed_numbers import pack_numbers, parse_numbers
 from megablend.index.snapshot import Snapshot
 from megablend.storage.requested_reads import RequestedReads, run_in_threads
 
 STRETCH_BYTES = 256 << 20
 """Stored bytes of a file's blocks that one rank counts at a time."""
 _LONGEST = (1 << 31) - 1
-_DIGEST_BYTES = 16
 _SEEN_SECONDS = 10.0
 LENGTHS_KIND = "lengths"
 
@@ -75,7 +74,7 @@ def count_share(store: BlockStore, parts: Sequence[BlockRange], launch: Communic
         assign_longest_first([part.stored_bytes for part in parts], launch.size)[launch.rank],
     )
     cache.fetch_files(LENGTHS_KIND, owners_of(parts))
-    missing = [parts[i] for i in mine if _read(cache.folder / LENGTHS_KIND / parts[i].name, parts[i]) is None]
+    missing = [parts[i] for i in mine if _find_lengths(cache.folder / LENGTHS_KIND / parts[i].name, parts[i]) is None]
     counted = scanned_bytes = 0
     for part, size in run_in_threads(partial(_count_part, store), missing, store.max_files):
         counted += part.documents
@@ -97,8 +96,7 @@ def _count_part(store: BlockStore, part: BlockRange, _: RequestedReads) -> int:
             )
         lengths[first - first_document :][: len(found)] = found
         scanned_bytes += size
-    data = lengths.astype("<i4").tobytes()
-    replace_file(store.snapshot.store.folder / LENGTHS_KIND / part.name, data + _digest(data))
+    replace_file(store.snapshot.store.folder / LENGTHS_KIND / part.name, pack_numbers(lengths))
     return scanned_bytes
 
 
@@ -107,23 +105,19 @@ def owners_of(parts: Sequence[BlockRange]) -> set[str]:
     return {part.name.partition("-")[0] for part in parts}
 
 
-def _read(path: Path, part: BlockRange) -> Int32s | None:
+def _find_lengths(path: Path, part: BlockRange) -> Int32s | None:
     """The lengths of a range's documents; None if they are missing or damaged."""
     try:
-        data = read_regular(path)
+        return parse_numbers(read_regular(path), np.dtype(np.int32), part.documents)
     except FileNotFoundError:
         return None
-    body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-    if len(body) != 4 * part.documents or _digest(body) != trailer:
-        return None
-    return np.frombuffer(body, "<i4")
 
 
 def await_lengths(cache: CacheStore, part: BlockRange) -> Int32s:
     """The lengths that a rank has written; on network file systems they may appear some seconds later."""
     deadline, path = time.monotonic() + _SEEN_SECONDS, cache.folder / LENGTHS_KIND / part.name
-    while (found := _read(path, part)) is None and (
-        found := _read(cache.fetch_file(LENGTHS_KIND, part.name), part)
+    while (found := _find_lengths(path, part)) is None and (
+        found := _find_lengths(cache.fetch_file(LENGTHS_KIND, part.name), part)
     ) is None:
         if time.monotonic() > deadline:
             raise CacheError(
@@ -132,7 +126,3 @@ def await_lengths(cache: CacheStore, part: BlockRange) -> Int32s:
             )
         time.sleep(0.1)
     return found
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()

@@ -20,7 +20,7 @@ from megablend.formats.eod import with_eod
 from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import ColumnEntry, SourceEntry
 
-Read = Callable[[Int64s], list[DecodedBlock]]
+Read = Callable[[list[int]], list[DecodedBlock]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def _fetch(
         np.int64,
     )
     before = (snapshot.running("tokens_before", needed) - origin).tolist()
-    decoded = dict(zip(needed.tolist(), zip(before, read(needed), strict=True), strict=True))
+    decoded = dict(zip(needed.tolist(), zip(before, read(needed.tolist()), strict=True), strict=True))
     found = []
     for start, size, first, stop in zip(*(each.tolist() for each in (starts, counts, firsts, stops)), strict=True):
         inside = [(block.tokens, start - count) for count, block in (decoded[i] for i in range(first, stop))]

@@ -6,14 +6,10 @@ shares divide; so a split of a later snapshot has a range of documents of each c
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -21,9 +17,7 @@ import numpy.typing as npt
 
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.splits import PART_DTYPE, VERSION, cut_documents, find_document, parts_of
-from megablend.fs.atomic_write import keep_computed
-from megablend.fs.safe_open import read_regular
-from megablend.index.cache_folders import splits
+from megablend.index.sealed_numbers import ComputedNumbers
 
 Ranges = npt.NDArray[np.void]
 """PART_DTYPE [num_ranges]: a source's documents of one split."""
@@ -100,18 +94,20 @@ def _plain(store: BlockStore, parts: npt.NDArray[np.void]) -> SplitRanges:
 def _grown(stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bool) -> SplitRanges:
     """The splits of the last snapshot's sources."""
     last = stores[-1].snapshot
-    asked = [VERSION, [each.snapshot.digest for each in stores], [str(share) for share in shares], stores[-1].eods]
-    key = hashlib.blake2b(json.dumps(["grown", *asked]).encode(), digest_size=16).digest()
-    path = splits(last.cache) / f"{last.digest}-{key.hex()}"
-    stored = _load(path, key, len(last.sources) * len(shares))
-    if stored is None:
+    digests = [each.snapshot.digest for each in stores]
+    request = ["grown", VERSION, digests, [str(share) for share in shares], stores[-1].eods]
+    stored = ComputedNumbers(last.cache, last.digest, request)
+    num_counts = len(last.sources) * len(shares)
+    numbers = stored.find(np.dtype(np.int64))  # how many ranges each split has, and then those of all splits
+    if numbers is None:
         names = last.sources.names
         found = [_find_ranges(stores, name, shares, i) for name in names for i in range(len(shares))]
-        stored = np.array([len(ranges) for ranges in found], np.int64), np.concatenate(found)
+        rows = np.concatenate(found)
+        numbers = np.concatenate([np.array([len(ranges) for ranges in found]), rows.view(np.int64)])
         if keep:
-            _save(path, key, *stored)
-    counts, rows = stored
-    return SplitRanges(last.sources.numbers, len(shares), rows, np.concatenate([[0], np.cumsum(counts)]))
+            stored.keep(numbers)
+    edges = np.concatenate([[0], np.cumsum(numbers[:num_counts])])
+    return SplitRanges(last.sources.numbers, len(shares), numbers[num_counts:].view(PART_DTYPE), edges)
 
 
 def _find_ranges(stores: Sequence[BlockStore], name: str, shares: Sequence[Fraction], split: int) -> Ranges:
@@ -183,20 +179,3 @@ def _file_edges(store: BlockStore, source: int) -> dict[int, tuple[int, int]]:
 
 def _number(store: BlockStore, name: str) -> int | None:
     return store.snapshot.sources.numbers.get(name)
-
-
-def _load(path: Path, key: bytes, size: int) -> tuple[npt.NDArray[np.int64], Ranges] | None:
-    """Stored ranges: how many each split has, int64 [size], and all of them; None where they are missing or damaged."""
-    with contextlib.suppress(OSError):
-        data, checksum = (whole := read_regular(path))[:-16], whole[-16:]
-        head = 8 * size
-        if hashlib.blake2b(data, key=key, digest_size=16).digest() != checksum or len(data) < head:
-            return None
-        return np.frombuffer(data[:head], np.int64), np.frombuffer(data[head:], PART_DTYPE)
-    return None
-
-
-def _save(path: Path, key: bytes, counts: npt.NDArray[np.int64], rows: Ranges) -> None:
-    """Store ranges. Raises: CacheError where they cannot be written."""
-    data = counts.tobytes() + rows.tobytes()
-    keep_computed(path, data + hashlib.blake2b(data, key=key, digest_size=16).digest())

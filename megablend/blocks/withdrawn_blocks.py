@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from megablend.arrays import Int64s
-from megablend.index.group_totals import count
+from megablend.index.ranged_blocks import count_groups
 from megablend.order.base import Blocks, DocumentBlocks
 
 B = TypeVar("B", bound=Blocks)
@@ -50,7 +50,7 @@ class RemainingUnits(Generic[B]):
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
         """Tokens of each group, int64 [num_groups]; see Blocks.group_totals."""
-        return count(self.before, self.num_blocks, num_groups, run)
+        return count_groups(self.before, self.num_blocks, num_groups, run)
 
     def keep_group_totals(self, num_groups: int, run: int) -> None:
         """Do nothing: what is left of an epoch is read once."""

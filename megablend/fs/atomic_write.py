@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, TypeVar
 
 from megablend.errors import CacheError, ConfigError, MegablendError
 from megablend.fs.safe_open import check_folder, open_again, open_regular
@@ -18,7 +18,10 @@ from megablend.system.failures import cause_of, remedy_of
 
 TEMPORARY = ".tmp-"
 """Prefix of the names of unfinished files and folders."""
+DIGEST_BYTES = 16
+"""Of the BLAKE2b digests that seal files."""
 _READ_BYTES = 1 << 20
+Data = TypeVar("Data", bytes, memoryview)
 
 
 @contextlib.contextmanager
@@ -166,3 +169,19 @@ def checksum(path: Path | str) -> str:
         while part := file.read(_READ_BYTES):
             digest.update(part)
     return digest.hexdigest()
+
+
+def seal(data: Data, key: bytes = b"") -> bytes:
+    """The stored form of data that is verified whenever it is read: the data, and a digest of it.
+
+    Args:
+        key: what the data belongs to, where its file could be taken for another one's.
+    """
+    return b"".join((data, hashlib.blake2b(data, key=key, digest_size=DIGEST_BYTES).digest()))
+
+
+def unseal(stored: Data, key: bytes = b"") -> Data | None:
+    """The data of a stored form; None where it is damaged, or sealed with another key."""
+    data = stored[:-DIGEST_BYTES]
+    digest = hashlib.blake2b(data, key=key, digest_size=DIGEST_BYTES).digest()
+    return data if digest == stored[-DIGEST_BYTES:] else None

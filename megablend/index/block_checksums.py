@@ -11,11 +11,9 @@ touched since the build, are compared with them, see `blocks.check_fetched`.
 
 from __future__ import annotations
 
-import shutil
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +21,10 @@ import numpy.typing as npt
 from megablend.caches.base import CHECKSUMS
 from megablend.errors import CacheError
 from megablend.formats.fetch import BATCH_BYTES, FileRead, fetch_all
-from megablend.fs.atomic_write import checksum, temp_sibling, translate_os_errors, write_flushed
-from megablend.index.manifest import FORMAT_VERSION, MANIFEST, damaged_tables, dump_with_checksum, read_manifest
+from megablend.index.manifest import MANIFEST, damaged_tables, read_manifest
 from megablend.index.mapped_table import MappedTable
 from megablend.index.snapshot import Snapshot
+from megablend.index.table_folder import commit_tables
 from megablend.index.tables import TableWriter
 from megablend.storage.base import Bytes, Storage
 from megablend.storage.ranges import portions
@@ -39,27 +37,19 @@ Sums = npt.NDArray[np.void]
 """RANGE_COLUMNS [n], by offset."""
 
 
-class WrongRange(NamedTuple):
-    """A range whose bytes are not those that were indexed."""
-
-    start: int
-    """Its first byte among those that were compared."""
-    size: int
-
-
 def place_in_sums(position: int, offset: int) -> int:
     """The place of a byte of one of the files that belong together, by its position among these."""
     return position << _POSITION_SHIFT | offset
 
 
-def find_wrong(sums: Sums, start: int, data: Bytes) -> list[WrongRange]:
-    """The ranges that differ, among those within `data`, the bytes from the place `start` on."""
+def find_wrong(sums: Sums, start: int, data: Bytes) -> list[tuple[int, int]]:
+    """The ranges that differ, among those within `data`, the bytes from the place `start` on: first byte in `data`, and size."""
     stop, wrong = start + len(data), []
     first, last = np.searchsorted(sums["offset"], [start, stop]).tolist()
     for place, size, crc in sums[first:last].tolist():
         begin = place - start
         if place + size <= stop and zlib.crc32(data[begin : begin + size].data) != crc:
-            wrong.append(WrongRange(begin, size))
+            wrong.append((begin, size))
     return wrong
 
 
@@ -89,34 +79,19 @@ def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -
 
 def commit_sums(snapshot: Snapshot, sums: Sequence[Sums]) -> None:
     """Store the results of `compute_sums` for all files of a snapshot. Raises: CacheError."""
-    store = snapshot.store
-    folder = temp_sibling(store.folder / CHECKSUMS / snapshot.digest)
-    with translate_os_errors(folder):
-        folder.mkdir(parents=True)
-        try:
-            with (
-                TableWriter(folder / RANGES, RANGE_COLUMNS) as ranges,
-                TableWriter(folder / FILES, FILE_COLUMNS) as files,
-            ):
-                for each in (*sums, np.zeros(1, RANGE_COLUMNS)):  # a table is never empty
-                    ranges.append({name: each[name] for name in RANGE_COLUMNS.names or ()})
-                files.append({"first_range": np.cumsum([0, *map(len, sums)])})
-                ranges.finish()
-                files.finish()
-            tables = {name: _describe(folder / name) for name in (RANGES, FILES)}
-            manifest = {"format_version": FORMAT_VERSION, "tables": tables}
-            write_flushed(folder / MANIFEST, [dump_with_checksum(manifest)])
-            store.commit_folder(CHECKSUMS, snapshot.digest, folder, {}, lambda earlier, _: is_whole(earlier))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
+    def write(folder: Path) -> None:
+        with (
+            TableWriter(folder / RANGES, RANGE_COLUMNS) as ranges,
+            TableWriter(folder / FILES, FILE_COLUMNS) as files,
+        ):
+            for each in (*sums, np.zeros(1, RANGE_COLUMNS)):  # a table is never empty
+                ranges.append({name: each[name] for name in RANGE_COLUMNS.names or ()})
+            files.append({"first_range": np.cumsum([0, *map(len, sums)])})
+            ranges.finish()
+            files.finish()
 
-def is_whole(folder: Path) -> bool:
-    """Whether a folder of checksums is complete and undamaged."""
-    try:
-        return not damaged_tables(folder, read_manifest(folder))
-    except CacheError:
-        return False
+    commit_tables(snapshot.store, CHECKSUMS, snapshot.digest, write)
 
 
 class BlockChecksums:
@@ -158,7 +133,3 @@ def find_differences(snapshot: Snapshot, number: int, path: str, expected: Sums,
 def find_folder(snapshot: Snapshot) -> Path:
     """The folder of a snapshot's checksums on this node, which may not exist."""
     return snapshot.store.folder / CHECKSUMS / snapshot.digest
-
-
-def _describe(path: Path) -> dict[str, object]:
-    return {"bytes": path.stat().st_size, "blake2b": checksum(path)}

@@ -12,17 +12,9 @@ import numpy.typing as npt
 from megablend.arrays import Int64s
 from megablend.errors import DamagedCacheError
 from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE
-from megablend.index.checked_table import (
-    BLOCK_LAYOUT,
-    CHUNK_LAYOUT,
-    PLACE,
-    RUNNING,
-    CheckedTable,
-    has_checks,
-    warn_unchecked,
-)
 from megablend.index.file_table import FileEntry, FileTable
 from megablend.index.manifest import BLOCKS, CHUNKS
+from megablend.index.row_checks import PLACE, RUNNING, CheckedTable, has_checks, warn_unchecked
 from megablend.index.source_entry import ColumnEntry
 from megablend.index.tables import CHUNK_COLUMNS
 from megablend.lazy import cached_property
@@ -47,7 +39,7 @@ class BlockRows:
         self._has_checks = has_checks(manifest)
         if not self._has_checks:
             warn_unchecked(folder)
-        self._blocks = CheckedTable(folder, BLOCK_LAYOUT, checks=self._has_checks)
+        self._blocks = CheckedTable(folder, BLOCKS, checks=self._has_checks)
         columns = self._blocks.mapped
         self.tokens_before, self.rows_before, self.ends_before = (columns[name] for name in RUNNING)
         self.num_blocks = self._blocks.num_rows - 1
@@ -91,7 +83,7 @@ class BlockRows:
 
     @cached_property
     def _chunks(self) -> CheckedTable:
-        table = CheckedTable(self.folder, CHUNK_LAYOUT, checks=self._has_checks)
+        table = CheckedTable(self.folder, CHUNKS, checks=self._has_checks)
         if table.num_rows != self._num_chunks:
             raise DamagedCacheError.of(
                 f"{self.folder / CHUNKS}: damaged table: {table.num_rows} rows, {self._num_chunks} were committed"
@@ -134,13 +126,13 @@ class BlockRows:
         counts: Int64s = self._blocks.take("running", np.asarray(ids, np.int64))[RUNNING.index(name)]
         return counts
 
-    def count_tokens_before(self, ids: npt.ArrayLike, *, eod: bool) -> Int64s:
+    def count_tokens_before(self, ids: npt.ArrayLike, *, has_eod: bool) -> Int64s:
         """Tokens before blocks `ids` int64 [n], with one end-of-document token per document or without: int64 [n].
 
         Raises: CacheError.
         """
         counts = self._blocks.take("running", np.asarray(ids, np.int64))
-        tokens: Int64s = counts[0] + counts[2] if eod else counts[0]
+        tokens: Int64s = counts[0] + counts[2] if has_eod else counts[0]
         return tokens
 
     def find_blocks(self, name: str, span: range, values: Int64s) -> Int64s:

@@ -7,9 +7,9 @@ import numpy as np
 from megablend.caches.base import SNAPSHOTS, CacheStore
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import replace_file
-from megablend.index.checked_table import complete_checks
 from megablend.index.file_versions import Numbers, seen_bytes
 from megablend.index.manifest import SEEN
+from megablend.index.row_checks import complete_checks
 from megablend.index.snapshot import Snapshot, open_snapshot
 
 

@@ -1,4 +1,4 @@
-"""The version of each file at the last build, stored with a snapshot (one uint64 per file, see side_table).
+"""The version of each file at the last build, stored with a snapshot (one uint64 per file, see sealed_numbers).
 
 A number is a hash of the sizes, times and inodes of all files that belong to a data file (`source_spec.SourceFile.etag`); 0 if
 unknown. If a file has another number when it is opened, it was moved, touched or replaced, and its content decides: the digests
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from megablend.errors import CHANGED_REMEDY, ChangedFileError
 from megablend.index.manifest import SEEN
 from megablend.index.sampled_digest import NUM_RANGES, RANGE_BYTES, sampled_content_digest
-from megablend.index.side_table import pack_numbers, read_numbers
+from megablend.index.sealed_numbers import pack_numbers, read_numbers
 from megablend.storage.base import FileStat, Storage
 from megablend.system.log import LOG
 
@@ -41,12 +41,12 @@ def number_of(etag: str) -> int:
 
 def seen_bytes(digest: str, numbers: Numbers) -> bytes:
     """The stored form of the table of a snapshot (by its digest); numbers: uint64 [num_files]."""
-    return pack_numbers(_MAGIC, digest, numbers)
+    return pack_numbers(numbers, _MAGIC, digest.encode())
 
 
 def read_seen(folder: Path, num_files: int) -> Numbers | None:
     """The numbers of a snapshot's files, uint64 [num_files]; None if an older version built it. Raises: CacheError."""
-    return read_numbers(folder / SEEN, _MAGIC, np.dtype(np.uint64), num_files)
+    return read_numbers(folder / SEEN, np.dtype(np.uint64), num_files, _MAGIC, folder.name.encode())
 
 
 def check_body(path: str, size: int, body: str, storage: Storage) -> None:

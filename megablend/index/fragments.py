@@ -25,7 +25,7 @@ import numpy as np
 from megablend.caches.base import CacheStore
 from megablend.errors import REMOVE_REMEDY, CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
-from megablend.fs.atomic_write import replace_file
+from megablend.fs.atomic_write import replace_file, seal, unseal
 from megablend.fs.safe_open import open_regular, read_regular
 from megablend.index.source_spec import SourceColumn, SourceFile
 from megablend.system.failures import cause_of, remedy_of
@@ -34,7 +34,6 @@ from megablend.system.limited_json import missing_field, parse_json
 FORMAT_VERSION = 1
 _MAGIC = b"megablend fragment\n"
 _LENGTH = struct.Struct("<I")
-_DIGEST_BYTES = 16
 _PART = ".part-"
 _FIELDS: dict[str, type] = {
     "rows": int,
@@ -119,7 +118,7 @@ def write_fragment(path: Path, fragment: Fragment) -> None:
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     tables = [index.chunks.astype(CHUNK_DTYPE).tobytes(), index.blocks.astype(BLOCK_DTYPE).tobytes()]
     data = b"".join([_MAGIC, _LENGTH.pack(len(text)), text, *tables])
-    replace_file(path, data + hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest())
+    replace_file(path, seal(data))
 
 
 def publish_fragment(store: CacheStore, name: str, fragment: Fragment) -> None:
@@ -132,8 +131,8 @@ def read_fragment(path: Path) -> Fragment:
     """Load a fragment. Raises: FileNotFoundError; CacheError if it is damaged or cannot be read."""
     with _readable(path):
         data = read_regular(path)
-    body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-    if not body.startswith(_MAGIC) or hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != trailer:
+    body = unseal(data)
+    if body is None or not body.startswith(_MAGIC):
         raise CacheError(f"{path}: damaged fragment of {len(data)} bytes (its checksum is wrong); {REMOVE_REMEDY}")
     start = len(_MAGIC) + _LENGTH.size
     try:

@@ -8,7 +8,6 @@ then readers digest the whole file.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,14 +21,13 @@ from megablend.formats import get_format
 from megablend.formats.base import Format, OpenedFile, has_group_digests
 from megablend.formats.megatron.lengths import READ_BYTES
 from megablend.fs.atomic_write import replace_file
-from megablend.fs.safe_open import read_regular
 from megablend.index.file_table import FileEntry
+from megablend.index.sealed_numbers import find_numbers, pack_numbers
 from megablend.index.snapshot import Snapshot
 from megablend.storage.base import Storage
 from megablend.storage.transfer import Counted
 
 _MAGIC = b"megablend idx 1\n"
-_DIGEST_BYTES = 16
 Digests = npt.NDArray[np.uint64]
 
 
@@ -50,7 +48,7 @@ def read_digests(cache: str | Path, kind: Format, file: FileEntry) -> Digests | 
     """The digests of a file's parts, uint64 [num_groups]; None if it needs none, or the cache has no undamaged ones."""
     if not (has_group_digests(kind) and kind.needs_group_digests(file.opened)):
         return None
-    return _read(idx_digests(cache) / file.opened.structure)
+    return _find_digests(Path(cache), file.opened.structure)
 
 
 def find_missing(snapshot: Snapshot) -> Iterator[LongIdx]:
@@ -65,7 +63,7 @@ def find_missing(snapshot: Snapshot) -> Iterator[LongIdx]:
             structure = file.opened.structure
             if kind.needs_group_digests(file.opened) and structure not in known:
                 known.add(structure)
-                if _read(idx_digests(snapshot.cache) / structure) is None:
+                if _find_digests(snapshot.cache, structure) is None:
                     yield LongIdx(snapshot.path(number), source.format, file.opened)
 
 
@@ -74,7 +72,7 @@ def damaged_digests(cache: CacheLike) -> Iterator[str]:
     store = find_store(cache)
     for name in store.list_files("idx"):
         path = store.fetch_file("idx", name)
-        if _read(path) is None:
+        if _find_digests(store.folder, name) is None:
             yield f"{path}: damaged digests of an .idx file; {REMOVE_REMEDY}"
 
 
@@ -83,9 +81,8 @@ def make_digests(cache: CacheLike, idx: LongIdx, storage: Storage) -> None:
     kind = get_format(idx.format)
     assert has_group_digests(kind)
     digests = kind.make_group_digests(idx.path, idx.file, storage=storage)
-    data = _MAGIC + digests.astype("<u8").tobytes()
     store = find_store(cache)
-    replace_file(idx_digests(store.folder) / idx.file.structure, data + _checksum(data))
+    replace_file(idx_digests(store.folder) / idx.file.structure, pack_numbers(digests, _MAGIC))
     store.publish_file("idx", idx.file.structure)
 
 
@@ -98,16 +95,6 @@ def count_digest_reads(kind: Format, path: str, storage: Storage) -> Counted:
     return Counted(-(-size // READ_BYTES), size) if kind.needs_group_digests(file) else Counted(0, 0)
 
 
-def _read(path: Path) -> Digests | None:
-    try:
-        data = read_regular(path)
-    except OSError:  # treated as missing
-        return None
-    body, trailer = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-    if not body.startswith(_MAGIC) or _checksum(body) != trailer:
-        return None
-    return np.frombuffer(body, "<u8", offset=len(_MAGIC))
-
-
-def _checksum(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
+def _find_digests(cache: Path, structure: str) -> Digests | None:
+    """The digests of a file, by that of its structure; None if they are missing, damaged or cannot be read."""
+    return find_numbers(idx_digests(cache) / structure, np.dtype(np.uint64), magic=_MAGIC)

@@ -18,8 +18,8 @@ import pyarrow as pa
 from megablend.arrays import Int64s
 from megablend.caches.base import CacheStore
 from megablend.formats.as_numpy import as_numpy
-from megablend.index.checked_table import PLACE, RUNNING, CheckedTable
 from megablend.index.file_table import FileTable
+from megablend.index.row_checks import PLACE, RUNNING, CheckedTable
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.index.source_entry import ColumnEntry, SourceEntry, Sources
 from megablend.index.tables import CHUNK_COLUMNS, FILE_SCHEMA

@@ -194,6 +194,15 @@ def _parse_json(path: str, data: bytes) -> dict[str, Any]:
     return value
 
 
+def check_sizes(folder: Path, tables: Mapping[str, Any]) -> None:
+    """Compare the sizes of a folder's files with the entries of its manifest. Raises: CacheError."""
+    for name, entry in tables.items():
+        with reading(folder):
+            size = get_file_size(f"{folder}/{name}") or 0
+        if size != entry["bytes"]:
+            raise DamagedCacheError.of(f"{folder / name}: has {size} bytes, {entry['bytes']} were committed")
+
+
 def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Compare all tables of a folder with its manifest; one line for each that is not what was committed."""
     problems = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections.abc import Sequence
@@ -12,9 +11,9 @@ import pyarrow as pa
 from megablend.caches.base import CacheStore
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE
 from megablend.formats.blocks import join_tables
-from megablend.fs.atomic_write import replace_file
+from megablend.fs.atomic_write import DIGEST_BYTES, replace_file, seal
 from megablend.index.fragments import Fragment, FragmentName, publish_fragment
-from megablend.index.packs import DIGEST_BYTES, ENTRIES, LENGTH, MAGIC, FileFacts, facts_of
+from megablend.index.packs import ENTRIES, LENGTH, MAGIC, FileFacts, facts_of
 
 PACK_MIN_FILES = 32
 """Below this number of files, single fragments are written instead."""
@@ -97,13 +96,4 @@ def _pack(found: Sequence[tuple[FragmentName, FileFacts]]) -> bytes:
     stream = sink.getvalue().to_pybytes()
     chunks = join_tables((each.chunks for _, each in found), CHUNK_DTYPE)
     blocks = join_tables((each.blocks for _, each in found), BLOCK_DTYPE)
-    data = b"".join(
-        [
-            MAGIC,
-            LENGTH.pack(len(stream)),
-            stream,
-            chunks.tobytes(),
-            blocks.tobytes(),
-        ]
-    )
-    return data + hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+    return seal(b"".join([MAGIC, LENGTH.pack(len(stream)), stream, chunks.tobytes(), blocks.tobytes()]))

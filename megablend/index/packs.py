@@ -11,7 +11,6 @@ of these into a pack.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mmap
 import struct
@@ -25,13 +24,13 @@ import pyarrow as pa
 from megablend.errors import REMOVE_REMEDY, CacheError
 from megablend.formats.as_numpy import as_numpy
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array
+from megablend.fs.atomic_write import unseal
 from megablend.fs.safe_open import open_regular
 from megablend.index.fragments import Fragment, FragmentName
 from megablend.lazy import cached_property
 
 MAGIC = b"megablend pack 1\n"
 LENGTH = struct.Struct("<Q")
-DIGEST_BYTES = 16
 ENTRIES = pa.schema(
     [
         ("place", pa.string()),
@@ -102,12 +101,8 @@ class Pack:
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as error:  # ValueError: an empty file
             raise CacheError(f"{path}: cannot be read ({error}); {REMOVE_REMEDY}") from error
-        body, start = data[:-DIGEST_BYTES], len(MAGIC) + LENGTH.size
-        if (
-            len(data) < start + DIGEST_BYTES
-            or body[: len(MAGIC)] != MAGIC
-            or hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest() != data[-DIGEST_BYTES:]
-        ):
+        body, start = unseal(data), len(MAGIC) + LENGTH.size
+        if body is None or len(body) < start or body[: len(MAGIC)] != MAGIC:
             raise CacheError(f"{path}: damaged pack of {len(data)} bytes (its checksum is wrong); {REMOVE_REMEDY}")
         (length,) = LENGTH.unpack_from(body, len(MAGIC))
         self._entries = pa.ipc.open_stream(pa.py_buffer(body[start : start + length])).read_next_batch()

@@ -2,7 +2,7 @@
 
 A snapshot is renamed to its final name last, so one with that name is complete. Opening checks the manifest, the table of files
 and the sizes of the tables, in constant time for any number of blocks; rows of the larger tables are verified when they are read
-(`checked_table`). Apart from its roots, the content of a snapshot is the same for the same data, options and version, independent
+(`row_checks`). Apart from its roots, the content of a snapshot is the same for the same data, options and version, independent
 of the location and the number of processes of the build. `cache_folders` describes the layout of a cache.
 """
 
@@ -22,15 +22,12 @@ from megablend.errors import REBUILD_REMEDY, CacheError, DamagedCacheError
 from megablend.formats import find_format, get_format
 from megablend.formats.base import has_group_digests
 from megablend.fs.atomic_write import checksum, reading
-from megablend.fs.file_size import get_file_size
 from megablend.index.block_rows import BlockRows
-from megablend.index.checked_table import (
-    RUNNING,
-)
 from megablend.index.file_table import FileEntry
 from megablend.index.file_versions import read_seen, warn_unknown
 from megablend.index.list_snapshots import list_snapshots
-from megablend.index.manifest import FILES, MANIFEST, ROOTS, read_roots, read_snapshot_manifest
+from megablend.index.manifest import FILES, MANIFEST, ROOTS, check_sizes, read_roots, read_snapshot_manifest
+from megablend.index.row_checks import RUNNING
 from megablend.index.source_entry import ColumnEntry, Sources, make_columns
 from megablend.index.token_ranges import read_ranges
 from megablend.lazy import cached_property
@@ -163,11 +160,7 @@ def _open_again(store: CacheStore, digest: str) -> Snapshot:
 
 def _open_folder(store: CacheStore, folder: Path) -> Snapshot:
     manifest = read_snapshot_manifest(folder)
-    for name, entry in manifest["tables"].items():
-        with reading(folder):
-            size = get_file_size(f"{folder}/{name}") or 0
-        if size != entry["bytes"]:
-            raise DamagedCacheError.of(f"{folder / name}: has {size} bytes, {entry['bytes']} were committed")
+    check_sizes(folder, manifest["tables"])
     # The table of files is read completely and not verified later; checking the larger ones here would take too long.
     if checksum(f"{folder}/{FILES}") != manifest["tables"][FILES]["blake2b"]:
         raise DamagedCacheError.of(f"{folder / FILES}: damaged table: its checksum is wrong")

@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from megablend.formats.base import CHUNK_DTYPE
 from megablend.formats.blocks import join_tables
-from megablend.fs.atomic_write import checksum
-from megablend.index.checked_table import write_checks
-from megablend.index.manifest import BLOCKS, CHUNKS, FILES, FORMAT_VERSION, TABLES
+from megablend.index.manifest import BLOCKS, CHUNKS, FILES, FORMAT_VERSION
 from megablend.index.packs import FileFacts
+from megablend.index.row_checks import write_snapshot_checks
 from megablend.index.running_totals import FileBatch, RunningTotals, columns_of_rows
 from megablend.index.source_spec import SourceColumn, SourceFile
+from megablend.index.table_folder import describe_tables
 from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, FILE_SCHEMA, TableWriter, write_batch
 
 _BATCH_FILES, _BATCH_BLOCKS = 1 << 12, 1 << 16
@@ -29,7 +29,7 @@ _BATCH_FILES, _BATCH_BLOCKS = 1 << 12, 1 << 16
 
 
 def write_tables(folder: Path, indexed: Sequence[SourceColumn], facts: Iterator[FileFacts]) -> dict[str, Any]:
-    """Write the three tables; returns the manifest."""
+    """Write the three tables, and their checksums, to an empty folder; returns the manifest."""
     totals = RunningTotals()
     files: list[dict[str, Any]] = []
     sources: list[dict[str, Any]] = []
@@ -58,6 +58,7 @@ def write_tables(folder: Path, indexed: Sequence[SourceColumn], facts: Iterator[
         values = {BLOCKS: blocks.finish(), CHUNKS: chunks.finish()}
     table = [pa.array([file[name] for file in files], FILE_SCHEMA.field(name).type) for name in FILE_SCHEMA.names]
     write_batch(folder / FILES, pa.RecordBatch.from_arrays(table, schema=FILE_SCHEMA))
+    write_snapshot_checks(folder, folder)
     content = {"format_version": FORMAT_VERSION, "sources": sources, "values": values}
     return {
         **content,
@@ -66,10 +67,7 @@ def write_tables(folder: Path, indexed: Sequence[SourceColumn], facts: Iterator[
         "num_files": len(files),
         "num_blocks": totals.blocks,
         "num_chunks": totals.chunks,
-        "tables": {
-            **{name: {"bytes": (folder / name).stat().st_size, "blake2b": checksum(folder / name)} for name in TABLES},
-            **write_checks(folder, folder),
-        },
+        "tables": describe_tables(folder),
     }
 
 

@@ -256,7 +256,7 @@ def precompute_orders(run: Run) -> None:
                 if name not in ranges.numbers:
                     continue
                 part = ranges.ranges(ranges.numbers[name], 0 if config.listed_by_split else number)
-                blocks = SplitBlocks(each.snapshot, part, eod=source.append_eod is not None)
+                blocks = SplitBlocks(each.snapshot, part, has_eod=source.append_eod is not None)
                 if blocks.num_tokens == 0:
                     continue  # opening the split raises the error
                 used = _list_orders(run, name, each.snapshot.digest) if split == run.split else {config.order}

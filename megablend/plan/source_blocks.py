@@ -44,7 +44,7 @@ class SourceBlocks:
     def blocks(self, snapshot: str) -> SplitBlocks:
         """The blocks of a snapshot."""
         found = self.ranges[snapshot]
-        return SplitBlocks(found.snapshot, found.ranges, eod=self.appends_eod)
+        return SplitBlocks(found.snapshot, found.ranges, has_eod=self.appends_eod)
 
     def view(self, segment: Segment) -> SplitBlocks | RemainingBlocks:
         """The blocks as the segment's epochs read them: without those of files that are withdrawn."""
@@ -88,7 +88,7 @@ class SourceBlocks:
             rows = np.array([snapshot.file(i).rows for i in entry.files], np.int64)
             before = np.concatenate([[0], np.cumsum(rows)])
             numbers = np.array(files) - entry.files.start
-            return _drop_empty(blocks.documents.find_local(np.stack([before[numbers], before[numbers + 1]], axis=1)))
+            return _drop_empty(blocks.documents.local_blocks(np.stack([before[numbers], before[numbers + 1]], axis=1)))
 
         return RemainingBlocks(blocks, ranges, find_documents)
 

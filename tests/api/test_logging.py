@@ -84,7 +84,7 @@ def test_evictions_are_logged_for_debugging(config: dict[str, Any], caplog: pyte
 
 def test_a_warning_is_silent_by_default() -> None:
     program = (
-        "import logging; from megablend.index.checked_table import warn_unchecked; from pathlib import Path\n"
+        "import logging; from megablend.index.row_checks import warn_unchecked; from pathlib import Path\n"
         "warn_unchecked(Path('hidden')); logging.warning('shown')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -11,7 +11,7 @@ import pytest
 import megablend
 from megablend.blocks import check_fetched
 from megablend.errors import ChangedFileError, CorruptFileError
-from megablend.index.block_checksums import WrongRange, find_wrong
+from megablend.index.block_checksums import find_wrong
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import Faults, FaultySource
 from tests.storage.objects.test_http import list_files
@@ -60,7 +60,7 @@ def test_checksums_are_not_computed_in_the_event_loop_of_the_client(
     megablend.build(config, checksums=True)
     threads = list[str]()
 
-    def find(*arguments: Any) -> list[WrongRange]:
+    def find(*arguments: Any) -> list[tuple[int, int]]:
         threads.append(threading.current_thread().name)
         return find_wrong(*arguments)
 

@@ -25,11 +25,11 @@ from megablend.index.block_checksums import (
     find_differences,
     find_folder,
     find_wrong,
-    is_whole,
     open_checksums,
 )
 from megablend.index.sampled_digest import sampled_content_digest
 from megablend.index.snapshot import Snapshot
+from megablend.index.table_folder import is_complete
 from megablend.storage.base import Allocate, Bytes, Int64s, Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.wrapper import WrapperStorage
@@ -277,12 +277,12 @@ def test_each_column_has_ranges_of_its_own(config: dict[str, Any]) -> None:
 def test_damaged_checksums_are_removed_and_made_again(config: dict[str, Any]) -> None:
     snapshot = megablend.open_index(config["cache"]).snapshot
     folder = find_folder(snapshot)
-    assert is_whole(folder)
+    assert is_complete(folder)
     table = folder / "ranges.arrow"
     data = bytearray(table.read_bytes())
     data[len(data) // 2] ^= 1
     table.write_bytes(data)
-    assert not is_whole(folder)
+    assert not is_complete(folder)
     with pytest.raises(CacheError) as caught:
         open_moved(config, 0)
     named = re.search(
@@ -291,6 +291,6 @@ def test_damaged_checksums_are_removed_and_made_again(config: dict[str, Any]) ->
     assert named, str(caught.value)
     shutil.rmtree(named[1])
     megablend.build(config, checksums=True)
-    assert is_whole(folder)
+    assert is_complete(folder)
     store, _ = open_moved(config, 1)
     assert len(store.read_blocks([0]).tokens)

@@ -11,10 +11,11 @@ import pytest
 
 from megablend.blocks.block_store import BlockStore
 from megablend.errors import CacheError
-from megablend.index import checked_table as checked
+from megablend.index import row_checks as checked
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.mapped_table import MappedTable
 from megablend.index.snapshot import open_snapshot
+from megablend.index.tables import BLOCK_COLUMNS
 from megablend.index.verify import verify
 from tests.index.index_data import build, spec, strip_checks, write
 from tests.storages import STORAGE
@@ -79,7 +80,7 @@ def test_a_flipped_bit_gives_the_same_or_an_error(cache: Path, name: str, count:
 
 def test_every_bit_of_a_row_counts(cache: Path) -> None:
     path = folder_of(cache) / "blocks.arrow"
-    table = MappedTable(path, checked.BLOCK_LAYOUT.columns)
+    table = MappedTable(path, BLOCK_COLUMNS)
     bits = [8 * begin + bit for begin in table._begins.values() for bit in range(8)]
     assert flipped(path, bits, lambda: everything(cache)) == len(bits)
 
@@ -89,14 +90,14 @@ def test_rows_of_a_large_table_are_verified_too(cache: Path, monkeypatch: pytest
     monkeypatch.setattr("megablend.index.mapped_table.MAPPED_BYTES", 0)
     assert everything(cache) == expected
     path = folder_of(cache) / "blocks.arrow"
-    begin = MappedTable(path, checked.BLOCK_LAYOUT.columns)._begins["tokens_before"]
+    begin = MappedTable(path, BLOCK_COLUMNS)._begins["tokens_before"]
     assert flipped(path, [8 * (begin + 8), 8 * (begin + 17)], lambda: everything(cache)) == 2
 
 
 def test_a_row_is_named_with_its_file(cache: Path) -> None:
     path = folder_of(cache) / "blocks.arrow"
     data = bytearray(path.read_bytes())
-    data[MappedTable(path, checked.BLOCK_LAYOUT.columns)._begins["offset"] + 8] ^= 1
+    data[MappedTable(path, BLOCK_COLUMNS)._begins["offset"] + 8] ^= 1
     path.write_bytes(data)
     store = BlockStore(open_snapshot(cache, path.parent.name), storage=STORAGE)
     message = (

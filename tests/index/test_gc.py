@@ -20,8 +20,8 @@ from megablend.fs.build_lock import build_lock
 from megablend.index.cache_folders import fragments, snapshots, splits
 from megablend.index.document_table import PartDocuments, open_table
 from megablend.index.gc import Collected, collect
-from megablend.index.group_totals import load_group_totals, save_group_totals
 from megablend.index.list_snapshots import list_snapshots
+from megablend.index.ranged_blocks import store_totals
 from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
 from tests.forks import forked
@@ -62,7 +62,7 @@ def cache(tmp_path: Path) -> Path:
         write(tmp_path / "data" / f"{name}.arrow", seed)
     for pattern in ("[ab]", "[bc]", "[cd]"):
         digest = build(tmp_path / "cache", spec(tmp_path / "data", f"{pattern}.arrow")).digest
-        save_group_totals(tmp_path / "cache", [digest, "x"], np.arange(3))
+        store_totals(tmp_path / "cache", digest, ["x"]).keep(np.arange(3))
     return tmp_path / "cache"
 
 
@@ -93,7 +93,7 @@ def test_what_nothing_needs_goes(cache: Path) -> None:
     assert found.bytes > 1000
     assert names(snapshots(cache)) == {third}
     assert {path: path.read_bytes() for path in snapshots(cache).joinpath(third).iterdir()} == before
-    assert load_group_totals(cache, [third, "x"], 3) is not None
+    assert store_totals(cache, third, ["x"]).find(np.dtype(np.int64), 3) is not None
     assert verify(str(cache), data=True, storage=STORAGE) == []
     assert gc(cache) == Collected(snapshots=(), kept=(third,), others=0, bytes=0)
     report = build(cache, spec(cache.parent / "data", "[cd].arrow"))
@@ -145,7 +145,7 @@ def test_a_snapshot_that_was_built_again_is_as_young_as_that(cache: Path) -> Non
 def test_tables_of_documents_go_with_the_files(cache: Path) -> None:
     for digest in list_snapshots(cache):
         build_tables(BlockStore(open_snapshot(cache, digest), storage=STORAGE), [0], launch=SingleProcess())
-        blocks = PartDocuments(open_table(open_snapshot(cache, digest), 0), [range(3)], eod=False)
+        blocks = PartDocuments(open_table(open_snapshot(cache, digest), 0), [range(3)], has_eod=False)
         blocks.keep_group_totals(2, 1)
     first, _, third = list_snapshots(cache)
     age(cache, 8)

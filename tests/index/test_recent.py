@@ -26,6 +26,21 @@ def test_the_least_recently_used_goes_first() -> None:
     assert made == [1, 2, 3, 2, 1]
 
 
+def test_values_of_a_size_are_made_together_and_kept_up_to_their_sum() -> None:
+    recent, made = LRUCache[str](5, len), list[list[int]]()
+
+    def make(missing: list[int]) -> list[str]:
+        made.append(missing)
+        return ["x" * key for key in missing]
+
+    assert recent.get_all([1, 2], make) == ["x", "xx"]
+    assert recent.get_all([2, 3], make) == ["xx", "xxx"]  # 1 goes
+    assert recent.get_all([2, 1], make) == ["xx", "x"]  # 3 goes
+    assert recent.get_all([9], make) == ["x" * 9]  # larger than all that may be kept
+    assert recent.get_all([2], make) == ["xx"]
+    assert made == [[1, 2], [3], [1], [9], [2]]
+
+
 @pytest.mark.timeout(60)
 def test_threads_that_make_a_value_at_the_same_time_get_the_same() -> None:
     recent, both = LRUCache[object](2), threading.Barrier(2)

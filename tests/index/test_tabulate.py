@@ -67,9 +67,9 @@ def test_a_table_holds_every_documents_length(tmp_path: Path) -> None:
         for eod in (False, True):
             ends = [length + (eod and length > 0) for length in lengths]
             starts = [0, *np.cumsum(ends).tolist()]
-            assert table.before(np.arange(151), eod=eod).tolist() == starts
-            assert table.lengths(np.arange(150), eod=eod).tolist() == ends
-            part = PartDocuments(table, [range(30, 120)], eod=eod)
+            assert table.before(np.arange(151), has_eod=eod).tolist() == starts
+            assert table.lengths(np.arange(150), has_eod=eod).tolist() == ends
+            part = PartDocuments(table, [range(30, 120)], has_eod=eod)
             assert (part.num_blocks, part.num_tokens) == (90, starts[120] - starts[30])
             assert part.before(np.array([0, 90, 17])).tolist() == [
                 start - starts[30] for start in (starts[30], starts[120], starts[47])
@@ -81,12 +81,12 @@ def test_a_table_holds_every_documents_length(tmp_path: Path) -> None:
 def test_totals_of_groups_are_kept(tmp_path: Path, num_groups: int, run: int) -> None:
     store, _ = make(tmp_path / "cache", write(tmp_path / "data", "arrow", [0, 1]))
     for eod in (False, True):
-        part = PartDocuments(open_table(store.snapshot, 0), [range(5, 93)], eod=eod)
+        part = PartDocuments(open_table(store.snapshot, 0), [range(5, 93)], has_eod=eod)
         lengths = np.diff(part.before(np.arange(89)))
         expected = np.bincount(np.arange(88) // run % num_groups, lengths, num_groups).tolist()
         assert part.group_totals(num_groups, run).tolist() == expected
         part.keep_group_totals(num_groups, run)
-        part._count = None  # type: ignore[method-assign, assignment]
+        part._count_groups = None  # type: ignore[method-assign, assignment]
         assert part.group_totals(num_groups, run).tolist() == expected
         part.keep_group_totals(num_groups, run)
 
@@ -212,12 +212,12 @@ def test_a_table_too_large_for_a_checksum_at_opening_is_never_read_as_other_toke
     with pytest.raises(
         CacheError, match=rf"{path.parent}: damaged table of documents \((lengths and|documents from 64)"
     ):
-        PartDocuments(table, [range(150)], eod=True).before(np.array([3, 80]))
+        PartDocuments(table, [range(150)], has_eod=True).before(np.array([3, 80]))
     if name == "lengths.arrow":
         with pytest.raises(
             CacheError, match=r"\(documents from 64 on do not match their checksum in groups.check.arrow"
         ):
-            PartDocuments(table, [range(150)], eod=True).group_totals(7, 1)
+            PartDocuments(table, [range(150)], has_eod=True).group_totals(7, 1)
 
 
 def test_a_document_too_long_for_a_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,13 +274,15 @@ def test_lengths_that_change_places_within_a_large_table_are_noticed(
     folder = fetch_table(store.snapshot, 0)
     whole = {path.name: path.read_bytes() for path in folder.iterdir()}
     table = open_table(store.snapshot, 0)
-    lengths = table.lengths(np.arange(150), eod=False)
+    lengths = table.lengths(np.arange(150), has_eod=False)
     first = int(np.flatnonzero(np.diff(lengths[64:128]))[0]) + 64
     monkeypatch.setattr(documents, "_CHECKED_BYTES", 0)
     documents._open_once.cache_clear()
     large = open_table(store.snapshot, 0)
-    np.testing.assert_array_equal(large.lengths(np.arange(150), eod=False), lengths)
-    np.testing.assert_array_equal(large.before(np.arange(151), eod=True), table.before(np.arange(151), eod=True))
+    np.testing.assert_array_equal(large.lengths(np.arange(150), has_eod=False), lengths)
+    np.testing.assert_array_equal(
+        large.before(np.arange(151), has_eod=True), table.before(np.arange(151), has_eod=True)
+    )
     data = bytearray(whole["lengths.arrow"])
     begin = data.index(lengths.astype("<i4").tobytes()) + 4 * first
     data[begin : begin + 8] = data[begin + 4 : begin + 8] + data[begin : begin + 4]
@@ -291,8 +293,8 @@ def test_lengths_that_change_places_within_a_large_table_are_noticed(
         with pytest.raises(
             CacheError, match=rf"{folder}: damaged table of documents \(documents from 64 on do not match"
         ):
-            look(np.array([first]), eod=False)
-    assert damaged.lengths(np.array([first - 64, 140]), eod=False).tolist() == lengths[[first - 64, 140]].tolist()
+            look(np.array([first]), has_eod=False)
+    assert damaged.lengths(np.array([first - 64, 140]), has_eod=False).tolist() == lengths[[first - 64, 140]].tolist()
     # A table of an older version has no checksums: that is said, and the next build completes it.
     (folder / "lengths.arrow").write_bytes(whole["lengths.arrow"])
     (folder / "groups.check.arrow").unlink()

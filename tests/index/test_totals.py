@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from megablend.blocks.splits import PART_DTYPE, SplitBlocks
 from megablend.errors import CacheError
-from megablend.index.group_totals import count, load_group_totals, save_group_totals
+from megablend.index.ranged_blocks import count_groups, store_totals
 from megablend.index.snapshot import open_snapshot
 from tests.examples import examples
 from tests.index.index_data import build, spec, write
@@ -25,8 +25,8 @@ def test_totals_are_sums_over_blocks(sizes: list[int], num_groups: int, run: int
         expected[block // run % num_groups] += size
     running = np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("megablend.index.group_totals._PASS", in_a_pass)
-        assert count(lambda blocks: running[blocks], len(sizes), num_groups, run).tolist() == expected
+        patch.setattr("megablend.index.ranged_blocks._PASS", in_a_pass)
+        assert count_groups(lambda blocks: running[blocks], len(sizes), num_groups, run).tolist() == expected
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def blocks(tmp_path: Path) -> SplitBlocks:
     tokens = source.tokens + source.ends - 5
     part["first_block"], part["stop_block"], part["skip"], part["tokens"] = 0, source.blocks.stop, 5, tokens
     part["keep"] = last + int(snapshot.blocks([source.blocks.stop - 1])["ends"][0])
-    return SplitBlocks(snapshot, part, eod=True)
+    return SplitBlocks(snapshot, part, has_eod=True)
 
 
 def test_a_part_counts_what_it_has_and_keeps_it(blocks: SplitBlocks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def test_a_part_counts_what_it_has_and_keeps_it(blocks: SplitBlocks, monkeypatch
     assert blocks.group_totals(3, 2).tolist() == expected
     assert sum(expected) == blocks.num_tokens
     blocks.keep_group_totals(3, 2)
-    monkeypatch.setattr("megablend.blocks.splits.count", lambda *args: pytest.fail("counted again"))
+    monkeypatch.setattr("megablend.index.ranged_blocks.count_groups", lambda *args: pytest.fail("counted again"))
     blocks.keep_group_totals(3, 2)
     assert blocks.group_totals(3, 2).tolist() == expected
 
@@ -68,15 +68,16 @@ def test_damaged_totals_are_counted_again(blocks: SplitBlocks) -> None:
 
 
 def test_totals_are_named_by_all_that_they_depend_on(tmp_path: Path) -> None:
-    save_group_totals(tmp_path, ["a", 1], np.arange(4))
-    kept = load_group_totals(tmp_path, ["a", 1], 4)
+    int64 = np.dtype(np.int64)
+    store_totals(tmp_path, "a", [1]).keep(np.arange(4))
+    kept = store_totals(tmp_path, "a", [1]).find(int64, 4)
     assert kept is not None
     assert kept.tolist() == [0, 1, 2, 3]
-    assert load_group_totals(tmp_path, ["a", 2], 4) is None
-    assert load_group_totals(tmp_path, ["a", 1], 5) is None
+    assert store_totals(tmp_path, "a", [2]).find(int64, 4) is None
+    assert store_totals(tmp_path, "a", [1]).find(int64, 5) is None
 
 
 def test_totals_that_cannot_be_written_are_an_error_that_names_the_place(tmp_path: Path) -> None:
     (tmp_path / "splits").write_bytes(b"")
     with pytest.raises(CacheError, match=r"splits.*: cannot write the cache"):
-        save_group_totals(tmp_path, ["a"], np.arange(4))
+        store_totals(tmp_path, "a", []).keep(np.arange(4))

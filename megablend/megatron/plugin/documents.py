@@ -217,7 +217,7 @@ class TableDocuments(Documents):
     def _count_before(self, block: int) -> int:
         """Tokens before a block, end-of-document tokens included. Raises: CacheError."""
         eod = self._made_of[1].append_eod is not None
-        return int(self._snapshot.count_tokens_before([block], eod=eod)[0])
+        return int(self._snapshot.count_tokens_before([block], has_eod=eod)[0])
 
     @cached_property
     def _tokens_before(self) -> Array:
