@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from megablend.api.find import find
     from megablend.api.gc import gc
     from megablend.api.manage_runs import list_runs, remove_run, rename_run, reset_run, show_run
-    from megablend.api.open import open_dataset as open
+    from megablend.api.open import open_dataset
     from megablend.api.runs import open_index
     from megablend.api.show import show, show_step
     from megablend.api.skip import list_skips, skip, unskip
@@ -46,51 +46,34 @@ if TYPE_CHECKING:
     )
     from megablend.reader import Dataset, Loader, PretrainingSampler
 
+    open = open_dataset
+
 __version__ = "0.1.0"
 
-_HOMES = {
-    "amend": "megablend.api.amend",
-    "build": "megablend.api.build",
-    "BuildResult": "megablend.api.build_results",
-    "check": "megablend.api.check",
-    "CheckResult": "megablend.api.check",
-    "BuiltIndex": "megablend.api.build_results",
-    "build_index": "megablend.api.build",
-    "describe": "megablend.api.describe",
-    "diff": "megablend.api.diff",
-    "export": "megablend.api.export",
-    "find": "megablend.api.find",
-    "gc": "megablend.api.gc",
-    "list_runs": "megablend.api.manage_runs",
-    "remove_run": "megablend.api.manage_runs",
-    "rename_run": "megablend.api.manage_runs",
-    "reset_run": "megablend.api.manage_runs",
-    "show_run": "megablend.api.manage_runs",
-    "open": "megablend.api.open",
-    "open_index": "megablend.api.runs",
-    "show": "megablend.api.show",
-    "show_step": "megablend.api.show",
-    "Config": "megablend.config",
-    "load_config": "megablend.config",
-    "BlockStore": "megablend.blocks.block_store",
-    "BlockBatch": "megablend.blocks.block_batch",
-    "skip": "megablend.api.skip",
-    "list_skips": "megablend.api.skip",
-    "unskip": "megablend.api.skip",
-    "verify": "megablend.api.verify",
-    "Dataset": "megablend.reader",
-    "Loader": "megablend.reader",
-    "PretrainingSampler": "megablend.reader",
-    "CacheError": "megablend.errors",
-    "ConfigError": "megablend.errors",
-    "DataError": "megablend.errors",
-    "LaunchError": "megablend.errors",
-    "MegablendError": "megablend.errors",
-    "PlanError": "megablend.errors",
-    "ResourceError": "megablend.errors",
-    "StateError": "megablend.errors",
-    "TransformError": "megablend.errors",
+_MODULES = {
+    "api.amend": "amend",
+    "api.build": "build build_index",
+    "api.build_results": "BuildResult BuiltIndex",
+    "api.check": "CheckResult check",
+    "api.describe": "describe",
+    "api.diff": "diff",
+    "api.export": "export",
+    "api.find": "find",
+    "api.gc": "gc",
+    "api.manage_runs": "list_runs remove_run rename_run reset_run show_run",
+    "api.open": "open",
+    "api.runs": "open_index",
+    "api.show": "show show_step",
+    "api.skip": "list_skips skip unskip",
+    "api.verify": "verify",
+    "blocks.block_batch": "BlockBatch",
+    "blocks.block_store": "BlockStore",
+    "config": "Config load_config",
+    "errors": "CacheError ConfigError DataError LaunchError MegablendError PlanError ResourceError StateError TransformError",
+    "reader": "Dataset Loader PretrainingSampler",
 }
+"""The public names of each module."""
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "BlockBatch",
@@ -123,7 +106,6 @@ __all__ = [
     "list_runs",
     "list_skips",
     "load_config",
-    "open",
     "open_index",
     "remove_run",
     "rename_run",
@@ -135,8 +117,7 @@ __all__ = [
     "unskip",
     "verify",
 ]
-
-
+"""All but `open`: `from megablend import *` leaves Python's own."""
 _RENAMED = {"Built": "BuildResult", "Pages": "BlockBatch"}
 """Names of release 0.1.0, kept for one more release."""
 
@@ -151,8 +132,8 @@ def __getattr__(name: str) -> Any:
         name = _RENAMED[name]
     if name not in _HOMES:
         raise AttributeError(f"module 'megablend' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), "open_dataset" if name == "open" else name)
+    return getattr(importlib.import_module(f"megablend.{_HOMES[name]}"), "open_dataset" if name == "open" else name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOMES})

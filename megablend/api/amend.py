@@ -36,7 +36,7 @@ from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Outlook(Result):
     """A source in the rest of a run, from an amendment on."""
 
@@ -49,7 +49,7 @@ class Outlook(Result):
     """The first sample from the amendment on that reads a token again; None where there is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class AmendedSource(Result):
     """What an amendment changes for a source."""
 
@@ -58,7 +58,7 @@ class AmendedSource(Result):
     after: Outlook
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Amendment(Result):
     """What an amendment changes, or would change."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
+from megablend.api.result_base import Result
 from megablend.config.model import OLD_KEYS
 from megablend.plan.ledger_format import blend_record
 from megablend.plan.stage import Blend
@@ -12,7 +14,8 @@ _TERMS = OLD_KEYS | {"plan": "plan_version"}
 """What is called otherwise in ledgers."""
 
 
-class Difference(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Difference(Result):
     """One thing in which two runs differ; None stands for what one of them does not have."""
 
     what: str
@@ -28,23 +31,25 @@ def describe_blend(blend: Blend) -> dict[str, Any]:
 
 def list_blend_differences(a: Blend, b: Blend) -> list[Difference]:
     """The settings of two blends, and whether they differ: of each its name, and its values in both."""
-    blends = describe_blend(a), describe_blend(b)
-    keys = sorted((blends[0].keys() | blends[1].keys()) - {"sources"})
-    found = [Difference(key, blends[0].get(key), blends[1].get(key)) for key in keys]
-    return [*found, *_differences_of_sources(blends[0]["sources"], blends[1]["sources"])]
+    x, y = (describe_blend(each) for each in (a, b))
+    sources = _differences_of_sources(x.pop("sources"), y.pop("sources"))
+    return [*_compare(x, y), *sources]
+
+
+def _compare(a: dict[str, Any], b: dict[str, Any], of: str = "") -> list[Difference]:
+    return [Difference(what=key + of, a=a.get(key), b=b.get(key)) for key in sorted(a.keys() | b.keys())]
 
 
 def _differences_of_sources(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Difference]:
-    by_name = [{source["name"]: source for source in listed} for listed in (a, b)]
-    names = list(dict.fromkeys([*by_name[0], *by_name[1]]))
+    before, after = ({source["name"]: source for source in listed} for listed in (a, b))
+    names = list(dict.fromkeys([*before, *after]))
     found = []
     for name in names:
-        x, y = (listed.get(name) for listed in by_name)
+        x, y = (listed.get(name) for listed in (before, after))
         if x is None or y is None:
-            found.append(Difference(f"source {name!r}", *("present" if each else None for each in (x, y))))
+            found.append(Difference(what=f"source {name!r}", a=x and "present", b=y and "present"))
         else:
-            keys = sorted(x.keys() | y.keys())
-            found += [Difference(f"{key} of source {name!r}", x.get(key), y.get(key)) for key in keys]
-    if len(by_name[0]) == len(names) == len(by_name[1]):
-        found.append(Difference("sequence of sources", list(by_name[0]), list(by_name[1])))
+            found += _compare(x, y, f" of source {name!r}")
+    if len(before) == len(names) == len(after):
+        found.append(Difference(what="sequence of sources", a=list(before), b=list(after)))
     return found

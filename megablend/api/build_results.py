@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from megablend.api.result_base import Record
 from megablend.blocks.build_document_tables import TablesReport
 from megablend.index.build import BuildReport
 from megablend.plan.ledger import Ledger
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildResult:
-    """What a build did."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class BuiltIndex(Record):
+    """What building an index, without a run, did."""
 
     index: BuildReport
     documents: TablesReport | None
     """How the document tables were built; None where the order needs none."""
+    ranks: int = 1
+    """Number of processes that built."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class BuildResult(BuiltIndex):
+    """What a build did."""
+
     ledger: Ledger
     """What the run is committed to now."""
     stages_before: int
@@ -25,8 +34,6 @@ class BuildResult:
     """With `pinned`, the files of the older index that are missing or changed: the run cannot be read to its end."""
     warnings: tuple[str, ...] = ()
     """Numbers of the plan that deserve a second look; see `find_warnings`."""
-    ranks: int = 1
-    """Number of processes that built."""
 
     @property
     def pinned(self) -> bool:
@@ -45,20 +52,5 @@ class BuildResult:
             "problems": list(self.problems),
             "warnings": list(self.warnings),
         }
-        documents = None if self.documents is None else asdict(self.documents)
-        return {"index": asdict(self.index), "documents": documents, "run": run, "ranks": self.ranks}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltIndex:
-    """What building an index, without a run, did."""
-
-    index: BuildReport
-    documents: TablesReport | None
-    """How the document tables were built; None where the order needs none."""
-    ranks: int = 1
-    """Number of processes that built."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        return asdict(self)
+        built = BuiltIndex(index=self.index, documents=self.documents, ranks=self.ranks)
+        return built.to_dict() | {"run": run}

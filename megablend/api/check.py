@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from megablend.api.committed import open_committed
+from megablend.api.result_base import Record
 from megablend.api.runs import ConfigLike
 from megablend.api.token_documents import warn_of_token_documents
 from megablend.api.unindexed import open_newest
@@ -27,10 +28,11 @@ from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CheckResult(Record):
     """What a check of data files found."""
 
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"older_problems", "warnings", "unfit_steps"})
     index: str
     """Digest of the index that the files were compared with."""
     files: int
@@ -39,19 +41,10 @@ class CheckResult:
     """A line for each file that is missing or differs from what was indexed."""
     older_problems: tuple[str, ...] = ()
     """The same for files that later stages with new data no longer have; each line says which samples read them."""
-
     warnings: tuple[str, ...] = ()
     """What of the run is readable, but hardly meant."""
     unfit_steps: str | None = None
     """Why the steps of the loaders that were asked about do not fit the run; None if they do, or were not asked about."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        steps = {"unfit_steps": self.unfit_steps} if self.unfit_steps is not None else {}
-        older = {"older_problems": list(self.older_problems)} if self.older_problems else {}
-        warned = {"warnings": list(self.warnings)} if self.warnings else {}
-        record = {"index": self.index, "files": self.files, "problems": list(self.problems)}
-        return record | older | warned | steps
 
 
 def check(

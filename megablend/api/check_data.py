@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from megablend.api.check_tokens import FileTokens, check_file
+from megablend.api.result_base import Record
 from megablend.api.runs import ConfigLike
 from megablend.api.unindexed import open_newest
 from megablend.api.vocabulary import vocab_sizes
@@ -28,8 +28,8 @@ from megablend.storage.by_scheme import make_storage
 MAX_THREADS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceTokens:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SourceTokens(Record):
     """The token ids of a source."""
 
     name: str
@@ -42,8 +42,8 @@ class SourceTokens:
     """Token ids must be less than this, as far as the config says."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckDataResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CheckDataResult(Record):
     """What `check_data` found."""
 
     index: str
@@ -53,10 +53,6 @@ class CheckDataResult:
     """A line for each file that has a token out of range (path, row, what was found and expected), or cannot be read."""
     unread: int
     """How many of the `problems` are files that cannot be read."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        return asdict(self)
 
 
 def check_data(

@@ -74,7 +74,7 @@ def describe_planned(
         note=planned.note,
         plan=run.ledger.digest,
         stages=tuple(run.ledger.ends),
-        skips=tuple(describe_skips(run)),
+        skips=describe_skips(run),
         lanes=config.lanes,
         index=describe_index(run.store.snapshot),
         splits={split: described for split, (described, _) in splits.items()},

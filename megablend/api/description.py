@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from megablend.api.manage_runs import DamagedRun, RunSummary
 from megablend.api.result_base import Result
+from megablend.api.skip import SkippedSamples
 from megablend.storage.transfer import Transfer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class FirstRepeat(Result):
     """The first source that begins a second epoch."""
 
@@ -20,7 +21,7 @@ class FirstRepeat(Result):
     """Number of the first sample of its second epoch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SourceDescription(Result):
     """A source of one split, and how much of it the run reads."""
 
@@ -68,7 +69,7 @@ class SourceDescription(Result):
     """Tokens of epochs that were begun which are not read, since their files were withdrawn; None where there are none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class StageSource(Result):
     """A source in one stage of a run."""
 
@@ -85,7 +86,7 @@ class StageSource(Result):
     worst_prefix_error: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DrainSource(Result):
     """A source in a drain."""
 
@@ -96,7 +97,7 @@ class DrainSource(Result):
     """Its share where the stage before stopped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Drain(Result):
     """The samples at a stage's start that are read in the settings of the stage before: samples [start, stop)."""
 
@@ -106,7 +107,7 @@ class Drain(Result):
     sources: tuple[DrainSource, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class StageDescription(Result):
     """One stage of a run: samples [start, stop)."""
 
@@ -120,7 +121,7 @@ class StageDescription(Result):
     """What of it continues the stage before; None if nothing does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SplitDescription(Result):
     """What one split of a run reads."""
 
@@ -141,7 +142,7 @@ class SplitDescription(Result):
     """None where the split has only one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class IndexedSource(Result):
     """A source as it was indexed."""
 
@@ -163,7 +164,7 @@ class IndexedSource(Result):
     extra_columns: tuple[str | None, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class IndexDescription(Result):
     """An index of a cache, with sums over its sources."""
 
@@ -176,7 +177,7 @@ class IndexDescription(Result):
     sources: tuple[IndexedSource, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DamagedIndex(Result):
     """An index that cannot be opened."""
 
@@ -184,7 +185,7 @@ class DamagedIndex(Result):
     problem: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RunDescription(Result):
     """What a run reads, or would read."""
 
@@ -212,8 +213,8 @@ class RunDescription(Result):
     """Digest of the run's plan."""
     stages: tuple[int, ...]
     """Sample numbers at which its stages end."""
-    skips: tuple[dict[str, Any], ...]
-    """Ranges of samples that the run skips: start, stop, samples, tokens and by_source, the tokens left unread."""
+    skips: tuple[SkippedSamples, ...]
+    """Ranges of samples that the run skips."""
     lanes: int
     index: IndexDescription
     splits: dict[str, SplitDescription]
@@ -244,7 +245,7 @@ class RunDescription(Result):
     `micro_batch_size` was given; None if they do not change."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SourceFiles(Result):
     """The files of a source that is not indexed yet."""
 
@@ -256,7 +257,7 @@ class SourceFiles(Result):
     """The share that the config requests: its unit, and the number as written, or `size`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class FilesDescription(Result):
     """What is known of a run whose sources are not indexed yet."""
 
@@ -271,7 +272,7 @@ class FilesDescription(Result):
     files: tuple[SourceFiles, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class CacheDescription(Result):
     """What a cache holds."""
 

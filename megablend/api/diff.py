@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from megablend.api.blend_differences import Difference, list_blend_differences
 from megablend.api.committed import open_ledger
+from megablend.api.result_base import Result
 from megablend.api.what_if import foresee_run
 from megablend.arrays import Int64s
 from megablend.caches.base import RUNS, SNAPSHOTS
@@ -30,42 +32,62 @@ _FIRST_CHUNK, _LARGEST_CHUNK = 1 << 10, 1 << 16
 """Samples that are compared at once."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class DiffResult(Result):
+    """How two runs differ, and from which sample on."""
+
+    a: str
+    b: str
+    samples: tuple[int, int]
+    """Samples of each."""
+    agrees_up_to: int
+    """Where the stages end that both have, or where an amendment cut one of them."""
+    differences: tuple[Difference, ...]
+    parts_at: int | None
+    """The first sample that is not the same in both; None if one is the beginning of the other, and with a state."""
+    is_by_samples: bool
+    """Whether samples were compared; with a state, which has only digests, `parts_at` is not known."""
+
+    def _has(self, name: str) -> bool:
+        return self.is_by_samples if name == "parts_at" else name != "is_by_samples"
+
+
 @translating("diff")
-def diff(a: str | Path, b: str | Path) -> dict[str, Any]:
+def diff(a: str | Path, b: str | Path) -> DiffResult:
     """Compare two runs' train: each a config (planned as `build` would), a run's ledger or a checkpoint's state, as JSON.
 
-    Returns: differences (what, a, b); samples of each; `parts_at`, the first sample that is not the same in both, or None where
-        one is the beginning of the other. A state has only digests: with one, `parts_at` is absent, and `agrees_up_to` is the
-        end of the stages that both have, or where an amendment cut one of them.
     Raises: ConfigError where one of them is none of these, or a config has no index yet; as `open` does.
     """
-    runs = _read(a), _read(b)
-    ledgers = [each.ledger if isinstance(each, Run) else each for each in runs]
+    first = _read(a)
+    second = _read(b)
+    ledgers = [each.ledger if isinstance(each, Run) else each for each in (first, second)]
     chains = [_links_of(each) for each in ledgers]
     agreed = find_agreed_end(*chains)
-    found: dict[str, Any] = {
-        "a": str(a),
-        "b": str(b),
-        "samples": [chain[-1].stop for chain in chains],
-        "agrees_up_to": agreed,
-        "differences": [each._asdict() for each in list_differences(*ledgers)],
-    }
-    if isinstance(runs[0], Run) and isinstance(runs[1], Run):
-        found["parts_at"] = find_parting(runs[0], runs[1], start=agreed)
-    return found
+    parts_at = None
+    if isinstance(first, Run) and isinstance(second, Run):
+        parts_at = find_parting(first, second, start=agreed)
+    return DiffResult(
+        a=str(a),
+        b=str(b),
+        samples=(chains[0][-1].stop, chains[1][-1].stop),
+        agrees_up_to=agreed,
+        differences=tuple(list_differences(*ledgers)),
+        parts_at=parts_at,
+        is_by_samples=not isinstance(first, State) and not isinstance(second, State),
+    )
 
 
 def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
     """The differences between two ledgers; of a state, only index and stages are known."""
-    found = [Difference("index", ", ".join(a.indices), ", ".join(b.indices))]
+    found = [Difference(what="index", a=", ".join(a.indices), b=", ".join(b.indices))]
     if isinstance(a, Ledger) and isinstance(b, Ledger):
         for start, x, y in _pair_blends(a, b):
             of_stage = f" from sample {start:,} on" if start else ""
-            found += [each._replace(what=each.what + of_stage) for each in list_blend_differences(x, y)]
-        found.append(Difference("stage ends", list(a.ends), list(b.ends)))
+            found += [replace(each, what=each.what + of_stage) for each in list_blend_differences(x, y)]
+        found.append(Difference(what="stage ends", a=list(a.ends), b=list(b.ends)))
     else:
-        stages = [[[link.stop, link.digest] for link in _links_of(each)] for each in (a, b)]
-        found.append(Difference("stages", *stages))
+        first, second = ([[link.stop, link.digest] for link in _links_of(each)] for each in (a, b))
+        found.append(Difference(what="stages", a=first, b=second))
     return [each for each in found if each.a != each.b]
 
 

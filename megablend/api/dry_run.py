@@ -21,7 +21,7 @@ from megablend.storage.transfer import Counted, price_transfer
 from megablend.system.failures import translating
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DryRun(Result):
     """What indexing a source would take if nothing of it were indexed."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 from megablend.api.committed import open_committed
 from megablend.api.output_file import check_output
 from megablend.api.piece_rows import UNKNOWN, find_rows
+from megablend.api.result_base import Result
 from megablend.api.runs import ConfigLike
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
@@ -50,6 +52,21 @@ tokens [start, stop) of block number `block` of a file, which begins at `byte_of
 count. Its first token is in `row` of the file, null where the index has no table of documents (`order: document` makes one)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class ExportResult(Result):
+    """What `export` wrote."""
+
+    run: str
+    split: str
+    start: int
+    stop: int
+    """Its rows are samples [start, stop)."""
+    file: str
+    """Its absolute path."""
+    bytes: int
+    """Its size."""
+
+
 @translating("export")
 def export(
     what: ConfigLike,
@@ -61,7 +78,7 @@ def export(
     split: str = "train",
     cache: str | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
+) -> ExportResult:
     """Write where the tokens of samples [start, stop) are to a Parquet file, in bounded memory; it appears only once complete.
 
     Args:
@@ -70,7 +87,6 @@ def export(
         stop: the run's end where absent.
         progress: called with the samples written and to write.
 
-    Returns: run, split, start, stop, file, bytes.
     Raises: as `open_dataset`; ConfigError for samples outside the run, or a target that is not a file or that the run needs;
         ResourceError where the file cannot be written.
     """
@@ -84,14 +100,9 @@ def export(
     path = check_output(target, what, run=run, cache=cache)
     with translating(str(path)):
         _write(opened, path, start, stop, progress)
-    return {
-        "run": opened.ledger.run,
-        "split": split,
-        "start": start,
-        "stop": stop,
-        "file": str(path),
-        "bytes": path.stat().st_size,
-    }
+    return ExportResult(
+        run=opened.ledger.run, split=split, start=start, stop=stop, file=str(path), bytes=path.stat().st_size
+    )
 
 
 def _write(run: Run, path: Path, start: int, stop: int, progress: Callable[[int, int], None] | None) -> None:

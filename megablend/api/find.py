@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from megablend.api.committed import open_committed
+from megablend.api.result_base import Result
 from megablend.api.runs import ConfigLike
 from megablend.arrays import Int64s
 from megablend.blocks.block_store import BlockStore
@@ -31,6 +34,62 @@ from megablend.system.failures import translating
 
 _LISTED = 5
 """Files that a message names."""
+_Hit = tuple[int, int, list[tuple[int, ...]]]
+"""A sample, an epoch, and for each piece: its first token, the token after its last, the offset of the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class FoundPiece(Result):
+    """Tokens of a file that a sample has."""
+
+    first_token: int
+    stop_token: int
+    """They are tokens [first_token, stop_token) of the sample."""
+    offset: int
+    """Of the first of them, within the tokens of the file (or row) in this split."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class FoundSample(Result):
+    """A sample that has tokens of a file."""
+
+    sample: int
+    epoch: int
+    pieces: tuple[FoundPiece, ...]
+    skipped: bool
+    """Whether the run skips it."""
+    step: int | None
+    """The step that reads it; None if it is skipped, or no `batch_size` was given."""
+    counts_steps: bool
+    """Whether a `batch_size` was given."""
+
+    def _has(self, name: str) -> bool:
+        return self.counts_steps if name == "step" else name != "counts_steps"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class FoundFile(Result):
+    """A file, or one of its rows, as a source of the split reads it."""
+
+    file: str
+    source: str
+    row: int | None
+    tokens: int
+    """Tokens that it has in the split."""
+    samples: tuple[FoundSample, ...]
+    complete: bool
+    """Whether these are all samples; False where `limit` left some out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class FindResult(Result):
+    """At which samples a run reads a file, for each source that has it."""
+
+    run: str
+    split: str
+    num_samples: int
+    """Samples of the split."""
+    found: tuple[FoundFile, ...]
 
 
 class Hits(NamedTuple):
@@ -56,8 +115,8 @@ def find(
     batch_size: int | None = None,
     limit: int | None = None,
     cache: str | None = None,
-) -> dict[str, Any]:
-    """At which samples a run reads a file, or one row of it, as a JSON-able dict.
+) -> FindResult:
+    """At which samples a run reads a file, or one row of it.
 
     Args:
         what: a config, or a cache's folder (then `run` is needed).
@@ -66,10 +125,6 @@ def find(
         batch_size: samples of a step, over all ranks: then steps are reported too.
         limit: samples to list at most; no more epochs are then looked at.
 
-    Returns: run, split, num_samples, found: a dict for each source that has the file, with file, source, row, tokens (in this
-        split), samples and complete. Each of `samples` has sample, step (with `batch_size`; None where it is skipped), skipped,
-        epoch, and pieces: first_token and stop_token within the sample, offset of the first within the file's (or row's) tokens
-        of this split.
     Raises: ConfigError where no file, several files, or no such row is meant; CacheError; as BlockStore.read does.
     """
     batch_size = None if batch_size is None else whole_number("batch_size", batch_size, least=1)
@@ -84,22 +139,23 @@ def find(
     found = []
     for (path, source), numbers in places.items():
         which = None if row is None else whole_number("row", row)
-        tokens, samples, complete = _list_samples(opened, source, numbers, which, limit)
-        for sample in samples:
-            _place_in_training(sample, skips, batch_size)
+        tokens, hits = _list_hits(opened, source, numbers, which)
+        samples = tuple(
+            _describe_sample(sample, epoch, pieces, skips, batch_size) for sample, epoch, pieces in islice(hits, limit)
+        )
         found.append(
-            {
-                "file": path,
-                "source": opened.sources[source].name,
-                "row": row,
-                "tokens": tokens,
-                "samples": samples,
-                "complete": complete,
-            }
+            FoundFile(
+                file=path,
+                source=opened.sources[source].name,
+                row=row,
+                tokens=tokens,
+                samples=samples,
+                complete=next(hits, None) is None,
+            )
         )
     if not found:
         raise ConfigError(f"{file}: no source of {split} reads it; give the --split whose sources do")
-    return {"run": opened.ledger.run, "split": split, "num_samples": opened.num_samples, "found": found}
+    return FindResult(run=opened.ledger.run, split=split, num_samples=opened.num_samples, found=tuple(found))
 
 
 def match_files(run: Run, file: str) -> list[int]:
@@ -248,30 +304,31 @@ def _locate_file(run: Run, number: int) -> tuple[BlockStore, int, Snapshot]:
     raise IndexError(f"file {number} is out of range")
 
 
-def _list_samples(
-    run: Run, source: int, files: Sequence[int], row: int | None, limit: int | None
-) -> tuple[int, list[dict[str, Any]], bool]:
-    """Stored tokens of a file, or of one of its rows, which several snapshots may have; the samples that have them, and whether
-    these are all of them."""
-    samples: list[dict[str, Any]] = []
+def _list_hits(run: Run, source: int, files: Sequence[int], row: int | None) -> tuple[int, Iterator[_Hit]]:
+    """Stored tokens of a file, or of one of its rows, which several snapshots may have; the samples that have them."""
     entries = {store.snapshot.digest: (store, number) for store, number, _ in (_locate_file(run, i) for i in files)}
-    tokens, readings = 0, run.locator.readings(source)
+    tokens = 0
     ranges = dict[int, tuple[int, int]]()
-    for i, reading in enumerate(readings):
+    for i, reading in enumerate(run.locator.readings(source)):
         if (known := entries.get(reading.blocks.snapshot.digest)) is not None:
             store, number = known
             start, stop = stored_tokens(
                 store, reading.blocks, store.snapshot.file(number), row, partial(_read_block, run, store)
             )
-            ranges[i], tokens = reading.count_remaining(start, stop), max(tokens, stop - start)
+            ranges[i] = reading.count_remaining(start, stop)
+            tokens = max(tokens, stop - start)
+    return tokens, _iterate_hits(run, source, ranges)
+
+
+def _iterate_hits(run: Run, source: int, ranges: dict[int, tuple[int, int]]) -> Iterator[_Hit]:
+    """The samples that have stored tokens, given as a range by the number of the reading, epoch by epoch."""
     for i, (reading, epochs) in enumerate(list_epochs(run, source)):
         start, stop = ranges.get(i, (0, 0))
         for epoch in epochs if start < stop else ():
-            for sample in _as_dicts(find_tokens(run, source, reading, epoch, start, stop), epoch):
-                if len(samples) == limit:
-                    return tokens, samples, False
-                samples.append(sample)
-    return tokens, samples, True
+            samples, _, *columns = (column.tolist() for column in find_tokens(run, source, reading, epoch, start, stop))
+            rows = zip(samples, *columns, strict=True)
+            for sample, pieces in groupby(rows, key=lambda row: int(row[0])):
+                yield sample, epoch, [piece[1:] for piece in pieces]
 
 
 def _read_block(run: Run, store: BlockStore, block: int) -> DecodedBlock:
@@ -281,23 +338,16 @@ def _read_block(run: Run, store: BlockStore, block: int) -> DecodedBlock:
     return decoded
 
 
-def _place_in_training(sample: dict[str, Any], skips: Skips, batch_size: int | None) -> None:
-    """Say whether a sample is skipped, and at which step it is read otherwise."""
-    skipped = sample["skipped"] = skips.next_sample(sample["sample"]) != sample["sample"]
-    if batch_size is not None:
-        sample["step"] = None if skipped else skips.count_trained(sample["sample"]) // batch_size
-
-
-def _as_dicts(hits: Hits, epoch: int) -> Iterator[dict[str, Any]]:
-    samples, _, *ranges = (column.tolist() for column in hits)
-    at = 0
-    while at < len(samples):
-        stop = at
-        while stop < len(samples) and samples[stop] == samples[at]:
-            stop += 1
-        names = ("first_token", "stop_token", "offset")
-        pieces = [
-            dict(zip(names, piece, strict=True)) for piece in zip(*(part[at:stop] for part in ranges), strict=True)
-        ]
-        yield {"sample": samples[at], "epoch": epoch, "pieces": pieces}
-        at = stop
+def _describe_sample(
+    sample: int, epoch: int, pieces: list[tuple[int, ...]], skips: Skips, batch_size: int | None
+) -> FoundSample:
+    """A sample with its place in the training: whether it is skipped, and at which step it is read otherwise."""
+    skipped = skips.next_sample(sample) != sample
+    return FoundSample(
+        sample=sample,
+        epoch=epoch,
+        pieces=tuple(FoundPiece(first_token=first, stop_token=stop, offset=offset) for first, stop, offset in pieces),
+        skipped=skipped,
+        step=None if skipped or batch_size is None else skips.count_trained(sample) // batch_size,
+        counts_steps=batch_size is not None,
+    )

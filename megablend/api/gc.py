@@ -18,7 +18,7 @@ from megablend.system.log import LOG
 DEFAULT_DAYS = 7.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class GcResult(Result):
     """What `gc` removed, or with `dry_run` would remove."""
 

@@ -29,7 +29,7 @@ from megablend.plan.skips import copy_skips, forget_skips
 from megablend.storage.location import find_scheme
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RunSummary(Result):
     """What a run is committed to, in short."""
 
@@ -45,7 +45,7 @@ class RunSummary(Result):
     """Sample numbers at which its stages end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class StageCommitment(Result):
     """A stage of a run."""
 
@@ -65,7 +65,7 @@ class StageCommitment(Result):
     """Samples at its start that continue the stage before; None where the ledger does not say."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RunCommitment(RunSummary):
     """What a run is committed to."""
 
@@ -75,7 +75,7 @@ class RunCommitment(RunSummary):
     """All of its stages."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DamagedRun(Result):
     """A run whose ledger cannot be read."""
 
@@ -120,7 +120,7 @@ def _list_chain(ledger: Ledger) -> Iterator[StageCommitment]:
     before = ledger.stages[0]
     for stage, start, digest in zip(ledger.stages, ledger.starts, ledger.digests, strict=True):
         differences = [
-            Difference("index", before.index, stage.index),
+            Difference(what="index", a=before.index, b=stage.index),
             *list_blend_differences(before.blend, stage.blend),
         ]
         yield StageCommitment(

@@ -17,7 +17,7 @@ from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Piece(Result):
     """Tokens of a sample that come from one block."""
 
@@ -32,7 +32,7 @@ class Piece(Result):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SampleDescription(Result):
     """What a sample contains, and where it comes from."""
 
@@ -50,7 +50,7 @@ class SampleDescription(Result):
     """By extra column, one number per token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class StepDescription(Result):
     """What a data-parallel rank read at a step."""
 

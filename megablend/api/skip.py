@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
 
 from megablend.api.committed import open_committed
+from megablend.api.result_base import Result
 from megablend.api.runs import ConfigLike
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
 from megablend.plan.run import Run
 from megablend.plan.skips import Skips, load_skips, remove_skips, save_skip
 from megablend.system.failures import translating
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class SkippedSamples(Result):
+    """A range of samples that a run skips: [start, stop)."""
+
+    start: int
+    stop: int
+    samples: int
+    tokens: int
+    by_source: dict[str, int]
+    """Tokens that stay unread, by source."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class SkipsResult(Result):
+    """What a run skips."""
+
+    run: str
+    skips: tuple[SkippedSamples, ...]
 
 
 @translating("skip")
@@ -24,7 +45,7 @@ def skip(
     run: str | None = None,
     cache: str | None = None,
     dry_run: bool = False,
-) -> dict[str, Any]:
+) -> SkipsResult:
     """Let Loaders and PretrainingSamplers that are opened from now on jump from sample `start` to sample `stop` of train.
 
     Both are rounded outwards to multiples of the lanes and of the step, so that lanes and batches stay as they are. Sample
@@ -55,17 +76,17 @@ def skip(
             f"the whole run of {opened.num_samples:,} samples; expected a smaller range, or a smaller batch"
         )
     if dry_run:
-        return {"run": opened.ledger.run, "skips": describe_skips(opened, planned)}
+        return SkipsResult(run=opened.ledger.run, skips=describe_skips(opened, planned))
     with opened.config.cache_store.hold():
         save_skip(opened.config.cache_store, opened.ledger, first, last)
     return list_skips(what, run=run, cache=cache)
 
 
 @translating("list_skips")
-def list_skips(what: ConfigLike, *, run: str | None = None, cache: str | None = None) -> dict[str, Any]:
-    """What a run skips: run, and skips, a dict for each range: start, stop, samples, tokens, and by_source, unread tokens."""
+def list_skips(what: ConfigLike, *, run: str | None = None, cache: str | None = None) -> SkipsResult:
+    """What a run skips. Raises as `skip`."""
     opened = open_committed(what, run, cache=cache)
-    return {"run": opened.ledger.run, "skips": describe_skips(opened)}
+    return SkipsResult(run=opened.ledger.run, skips=describe_skips(opened))
 
 
 @translating("unskip")
@@ -76,14 +97,14 @@ def unskip(what: ConfigLike, *, run: str | None = None, cache: str | None = None
         remove_skips(opened.config.cache_store, opened.ledger)
 
 
-def describe_skips(run: Run, skips: Skips | None = None) -> list[dict[str, Any]]:
-    """Each range that a run skips, or of `skips`: start, stop, samples, tokens, and by_source, the tokens left unread."""
+def describe_skips(run: Run, skips: Skips | None = None) -> tuple[SkippedSamples, ...]:
+    """Each range that a run skips, or that is in `skips`."""
     skips = load_skips(run.config.cache_store, run.ledger) if skips is None else skips
     listed = []
     for start, stop in skips.ranges:
         tokens = (run.plan.count_tokens(stop) - run.plan.count_tokens(start)).tolist()
         by_source = {source.name: n for source, n in zip(run.sources, tokens, strict=True) if n}
         listed.append(
-            {"start": start, "stop": stop, "samples": stop - start, "tokens": sum(tokens), "by_source": by_source}
+            SkippedSamples(start=start, stop=stop, samples=stop - start, tokens=sum(tokens), by_source=by_source)
         )
-    return listed
+    return tuple(listed)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
+from megablend.api.result_base import Record
 from megablend.api.runs import ConfigLike, resolve_cache
 from megablend.api.snapshot_users import find_uses
 from megablend.caches.base import SKIPS, CacheStore
@@ -24,8 +25,8 @@ from megablend.storage.by_scheme import make_storage
 from megablend.system.failures import translating
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class VerifyResult(Sequence[str]):
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class VerifyResult(Record, Sequence[str]):
     """What `verify` found. Release 0.1.0 returned the list of problems, so for one more release it also reads like that list."""
 
     cache: str
@@ -36,10 +37,6 @@ class VerifyResult(Sequence[str]):
     """A line for each problem, which names file and place; none where all is OK."""
     notes: tuple[str, ...] = ()
     """A line for each thing that is not wrong, but not as a build of today makes it."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints."""
-        return {"cache": self.cache, "data": self.data, "problems": list(self.problems), "notes": list(self.notes)}
 
     def __len__(self) -> int:
         return len(self.problems)

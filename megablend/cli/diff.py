@@ -25,7 +25,7 @@ def diff(a: str, b: str, as_json: bool) -> None:
     """
     from megablend.api.diff import diff as compare
 
-    found = compare(a, b)
+    found = compare(a, b).to_dict()
     if as_json:
         print_json(found)
     else:

@@ -47,7 +47,7 @@ def find(
     if limit is None and not whole and not as_json:
         limit = SHOWN
     file, row = split_place(place)
-    found = find_samples(what, file, row, run=run, split=split, batch_size=batch, limit=limit, cache=cache)
+    found = find_samples(what, file, row, run=run, split=split, batch_size=batch, limit=limit, cache=cache).to_dict()
     if as_json:
         print_json(found)
     else:

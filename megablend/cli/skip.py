@@ -50,7 +50,7 @@ def skip(
     if as_json:
         print_json(found)
         return
-    for each in found["skips"]:
+    for each in found.to_dict()["skips"]:
         print_line(
             f"run {found['run']!r} {'would skip' if dry_run else 'skips'} samples {each['start']:,} to {each['stop']:,}: "
             f"{each['samples']:,} samples, {each['tokens']:,} tokens"

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import megablend
-from megablend.api.diff import find_parting
+from megablend.api.diff import DiffResult, find_parting
 from megablend.api.open import open_dataset
 from megablend.api.runs import open_run
 from megablend.config import load_config
@@ -35,7 +35,7 @@ def first_other_sample(a: Dataset, b: Dataset) -> int | None:
     return None
 
 
-def compared(folder: Path, config: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def compared(folder: Path, config: dict[str, Any], other: dict[str, Any]) -> DiffResult:
     """What `diff` says of two built configs, its parting sample checked against the samples."""
     megablend.build(other)
     found = megablend.diff(saved(folder, "a", config), saved(folder, "b", other))
@@ -48,8 +48,8 @@ def compared(folder: Path, config: dict[str, Any], other: dict[str, Any]) -> dic
     return found
 
 
-def named(found: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return {each["what"]: (each["a"], each["b"]) for each in found["differences"]}
+def named(found: DiffResult) -> dict[str, tuple[Any, Any]]:
+    return {each.what: (each.a, each.b) for each in found.differences}
 
 
 def test_settings_that_part_runs(tmp_path: Path) -> None:

@@ -62,3 +62,12 @@ def test_what_takes_long_is_imported_when_it_is_needed(program: str, not_needed:
     code = f"import sys; {program}; print([name for name in {not_needed!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_star_import_leaves_the_builtins() -> None:
+    names: dict[str, object] = {}
+    exec("from megablend import *", names)  # what a user writes
+    assert "open" not in names
+    assert {"build", "describe", "Loader"} <= names.keys()
+    assert callable(megablend.open)
+    assert "open" in dir(megablend)

@@ -70,7 +70,7 @@ def test_renamed_keys_still_work_with_a_warning(config: dict[str, Any]) -> None:
             assert result[old] == value
     removed = megablend.gc(config, older_than_days=0)
     with pytest.warns(DeprecationWarning, match="'generations' of GcResult is now called 'removed'"):
-        assert removed.snapshots == removed.removed == ()  # type: ignore[attr-defined]
+        assert removed.generations == removed.removed == ()  # type: ignore[attr-defined]
 
 
 def test_json_has_the_old_keys_too(config: dict[str, Any]) -> None:
@@ -119,6 +119,34 @@ def test_verify_reads_like_the_list_of_problems(config: dict[str, Any]) -> None:
     assert result.problems == (problem,)
     assert (result[0], result[:1]) == (problem, [problem])
     assert result != []
+
+
+def test_a_result_is_seen_in_five_lines(config: dict[str, Any]) -> None:
+    built = repr(megablend.build(config | {"order": "document"}))
+    assert built.startswith("BuildResult(index=<BuildReport>, documents=<TablesReport>, ranks=1, ledger=<Ledger>")
+    found = describe(config, micro_batch_size=2)
+    text = repr(found)
+    assert text.startswith(f"RunDescription(cache='{config['cache'][:40]}")
+    assert "splits={train, valid}" in text
+    assert "index=<IndexDescription>" in text
+    (file,) = megablend.find(config, "source0/0.parquet", limit=2).found[:1]
+    assert "samples=<2 of FoundSample>" in repr(file)
+    step = repr(dataclasses.replace(found, run="r" * 300, problems=("p " * 200, *map(str, range(99)))))
+    for each in (text, step, built):
+        assert len(each.splitlines()) <= 5
+        assert all(len(line) <= 100 for line in each.splitlines())
+
+
+def test_notebooks_show_tables(config: dict[str, Any]) -> None:
+    megablend.build(config)
+    found = describe(config)
+    sources = tuple(dataclasses.replace(found.index.sources[0], name=f"<{i}>") for i in range(25))
+    page = dataclasses.replace(found, index=dataclasses.replace(found.index, sources=sources))._repr_html_()
+    assert page.startswith("<b>RunDescription</b><table><tr><th>cache</th>")
+    assert "<td>&lt;19&gt;</td>" in page
+    assert "<p>and 5 more</p>" in page
+    assert "&lt;20&gt;" not in page
+    assert page.count("<table>") == page.count("</table>") > 3
 
 
 class CountingStorage:
