@@ -24,6 +24,18 @@ messages to stderr; `--json` prints one JSON object on stdout.
 | 3 | data or cache: the message names the file and the place in it |
 | 70 | a bug of megablend: please report it |
 | 130 | interrupted |
+
+Every command takes `-v` (tell what is done; `-vv` tells more), `-q` (tell only errors) and `--log-level`. Progress, with the time that is
+left, is a bar on a terminal and a line every five seconds in a log. Kernels are compiled once a node, by whichever command needs them
+first, which says so.
+
+Shells complete commands and options after this line in their start-up file:
+
+```sh
+eval "$(_MEGABLEND_COMPLETE=bash_source megablend)"              # ~/.bashrc
+eval "$(_MEGABLEND_COMPLETE=zsh_source megablend)"               # ~/.zshrc
+_MEGABLEND_COMPLETE=fish_source megablend | source               # ~/.config/fish/config.fish
+```
 """
 
 

@@ -126,7 +126,7 @@ class SplitDescription(Result):
     """What one split of a run reads."""
 
     OLD_NAMES: ClassVar[Mapping[str, str]] = {"first_to_run_out": "first_repeated_source"}
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"problem", "steps", "stages"})
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"problem", "steps", "stages", "sources_left_out"})
     samples: int
     tokens: int
     blended: bool
@@ -140,6 +140,8 @@ class SplitDescription(Result):
     """Micro steps of all ranks together, where `micro_batch_size` was given."""
     stages: tuple[StageDescription, ...] | None = None
     """None where the split has only one."""
+    sources_left_out: int | None = None
+    """Sources that `select_sources` left out; None if all are there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -168,6 +170,7 @@ class IndexedSource(Result):
 class IndexDescription(Result):
     """An index of a cache, with sums over its sources."""
 
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"sources_left_out"})
     digest: str
     index_bytes: int
     files: int
@@ -175,6 +178,8 @@ class IndexDescription(Result):
     rows: int
     tokens: int
     sources: tuple[IndexedSource, ...]
+    sources_left_out: int | None = None
+    """Sources that `select_sources` left out; None if all are there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -261,6 +266,7 @@ class SourceFiles(Result):
 class FilesDescription(Result):
     """What is known of a run whose sources are not indexed yet."""
 
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"sources_left_out"})
     cache: str
     run: str
     order: str
@@ -270,6 +276,8 @@ class FilesDescription(Result):
     note: str
     """What is missing, and what to do."""
     files: tuple[SourceFiles, ...]
+    sources_left_out: int | None = None
+    """Sources that `select_sources` left out; None if all are there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

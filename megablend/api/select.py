@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
+from megablend.api.description import FilesDescription, RunDescription
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError, did_you_mean
 
-Described = dict[str, Any]
+Described = TypeVar("Described", FilesDescription, RunDescription)
 
 SORTS: dict[str, tuple[str, ...]] = {
     "name": ("name",),
@@ -17,15 +20,19 @@ SORTS: dict[str, tuple[str, ...]] = {
     "samples": ("samples",),
     "epochs": ("epochs",),
 }
-"""Keys that each `sort` uses, the first that a list has: names ascending, numbers descending."""
+"""Attributes that each `sort` uses, the first that a source has: names ascending, numbers descending."""
 
 
 def select_sources(
-    found: Described, *, top: int | None = None, sort: str | None = None, match: str | None = None
-) -> None:
-    """Keep in each list of sources of a description, as a dict, only those to show; totals still cover all sources.
+    described: FilesDescription | RunDescription,
+    *,
+    top: int | None = None,
+    sort: str | None = None,
+    match: str | None = None,
+) -> FilesDescription | RunDescription:
+    """The description with only those sources that are to be shown; totals still cover all sources.
 
-    Where a list loses sources, a count is added next to it: `sources_left_out`.
+    `sources_left_out` says how many of a list's sources are left out.
 
     Args:
         top: number of sources to keep; None or 0 for all.
@@ -38,19 +45,30 @@ def select_sources(
         hint = did_you_mean(sort, SORTS, before="; ")
         raise ConfigError(f"found sort {sort!r}, expected one of {', '.join(SORTS)}{hint}")
     top = None if top is None else whole_number("top", top, least=0)
-    tables = [(split, "sources") for split in found.get("splits", {}).values() if "sources" in split]
-    tables += [(found["index"], "sources")] if "index" in found else []
-    tables += [(found, "files")] if "files" in found else []
-    if match is not None and not any(fnmatchcase(each["name"], match) for table, key in tables for each in table[key]):
+    found = False
+
+    def select(listed: Sequence[Any]) -> dict[str, Any]:
+        nonlocal found
+        sources = [each for each in listed if match is None or fnmatchcase(each.name, match)]
+        found |= bool(sources)
+        if sort is not None:
+            key = next((name for name in SORTS[sort] if sources and hasattr(sources[0], name)), None)
+            sources.sort(key=lambda each: getattr(each, key) if key else 0, reverse=key != "name")
+        sources = sources[: top or None]
+        return {"sources": tuple(sources), "sources_left_out": len(listed) - len(sources) or None}
+
+    selected: FilesDescription | RunDescription
+    if isinstance(described, FilesDescription):
+        changes = select(described.files)
+        selected = replace(described, files=changes["sources"], sources_left_out=changes["sources_left_out"])
+    else:
+        selected = replace(
+            described,
+            index=replace(described.index, **select(described.index.sources)),
+            splits={name: replace(split, **select(split.sources)) for name, split in described.splits.items()},
+        )
+    if match is not None and not found:
         raise ConfigError(
             f"found match {match!r}, which matches no source; patterns such as 'web-*' may contain * and ?"
         )
-    for table, key in tables:
-        sources = [each for each in table[key] if match is None or fnmatchcase(each["name"], match)]
-        if sort is not None:
-            field = next((name for name in SORTS[sort] if sources and name in sources[0]), "")
-            sources.sort(key=lambda each: each[field] if field else 0, reverse=field != "name")
-        sources = sources[: top or None]
-        if len(sources) < len(table[key]):
-            table["sources_left_out"] = len(table[key]) - len(sources)
-        table[key] = sources
+    return selected

@@ -1,16 +1,25 @@
-"""megablend check: do the data files of a run exist unchanged, and with --data are all token ids in the vocabulary?"""
+"""megablend check, verify and gc: are the data files and the cache as they were, and what of the cache is needed?"""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from megablend.cli.lines import print_line
-from megablend.cli.options import as_json, in_cache, print_json
+from megablend.cli.options import as_json, command, finish, in_cache
+from megablend.cli.output import print_json, print_line, print_lines, print_table
+from megablend.errors import CacheError, ConfigError
+
+if TYPE_CHECKING:
+    from megablend.api.check import CheckResult
+    from megablend.api.check_data import CheckDataResult
+    from megablend.api.gc import GcResult
+    from megablend.api.verify import VerifyResult
 
 
-@click.command()
+@command()
 @click.argument("config")
 @click.option(
     "--data",
@@ -45,12 +54,14 @@ def check(
     cache: str | None,
     as_json: bool,
 ) -> None:
-    """Check that all data files of CONFIG's run exist, with the sizes and times that were indexed. Exits with 3 if not."""
+    """Check that all data files of CONFIG's run exist unchanged.
+
+    They must have the sizes and times that were indexed. Exits with 3 if not.
+    """
     from megablend.api.check import check as check_files
     from megablend.api.check_data import check_data
     from megablend.api.read_state import read_state
     from megablend.cli.progress import progress_on
-    from megablend.cli.tables import print_checked
 
     with progress_on(sys.stderr, doing="checking", done="checked") as progress:
         files = check_files(
@@ -68,17 +79,100 @@ def check(
     if as_json:
         print_json(files.to_dict() | ({"data": tokens.to_dict()} if tokens else {}))
     else:
-        for problem in files.problems:
-            print_line(problem)
-        for problem in files.older_problems:
-            print_line(f"note: {problem}; `--state FILE` says whether a checkpoint still needs it")
-        for warning in files.warnings:
-            print_line(f"warning: {warning}")
-        result = f"{len(files.problems):,} missing or changed" if files.problems else "all as indexed"
-        print_line(f"{files.files:,} files of index {files.index}: {result}")
-        if files.unfit_steps is not None:
-            print_line(files.unfit_steps)
+        _print_checked(files)
         if tokens is not None:
-            print_checked(tokens)
+            _print_tokens(tokens)
     if files.problems or files.unfit_steps is not None or (tokens is not None and tokens.problems):
         sys.exit(3)
+
+
+def _print_checked(files: CheckResult) -> None:
+    print_lines(files.problems)
+    for problem in files.older_problems:
+        print_line(f"note: {problem}; `--state FILE` says whether a checkpoint still needs it")
+    print_lines(files.warnings, "warning: ")
+    result = f"{len(files.problems):,} missing or changed" if files.problems else "all as indexed"
+    print_line(f"{files.files:,} files of index {files.index}: {result}")
+    if files.unfit_steps is not None:
+        print_line(files.unfit_steps)
+
+
+def _print_tokens(found: CheckDataResult) -> None:
+    """Print the smallest and largest token ids of sources, and files that are wrong."""
+    columns = {
+        "source": "name",
+        "files": "files",
+        "tokens": "tokens",
+        "smallest": "smallest",
+        "largest": "largest",
+        "vocab_size": "vocab_size",
+    }
+    print_table(f"index {found.index}", columns, found.sources)
+    print_lines(found.problems)
+    counts = {"cannot be read": found.unread, "have token ids out of range": len(found.problems) - found.unread}
+    wrong = [f"{count:,} files {what}" for what, count in counts.items() if count]
+    print_line("; ".join(wrong) or "all token ids are in range")
+
+
+@command()
+@click.argument("what", metavar="CONFIG|CACHE")
+@click.option("--data", is_flag=True, help="Read every block of every data file, too.")
+@as_json
+def verify(what: str, data: bool, as_json: bool) -> None:
+    """Check a cache: checksums, counts, runs.
+
+    With --data all data files, too. Exits with 3 if anything is wrong.
+    """
+    from megablend.api.runs import resolve_cache
+    from megablend.api.verify import verify as verify_cache
+    from megablend.cli.progress import progress_on
+
+    cache = resolve_cache(what)
+    if not cache.folder.is_dir():
+        if Path(what).is_file():
+            raise CacheError(
+                f"{what}: its cache {cache.location} does not exist yet; `megablend build {what}` makes it"
+            )
+        raise ConfigError(f"{what}: found no such folder, expected a config, or a cache that `megablend build` filled")
+    with progress_on(sys.stderr, doing="verifying", done="verified") as progress:
+        result = verify_cache(what, data=data, progress=progress)
+    finish(result, as_json, _print_verified)
+    if result.problems:
+        sys.exit(3)
+
+
+def _print_verified(result: VerifyResult) -> None:
+    print_lines(result.problems)
+    print_lines(result.notes, "note: ")
+    print_line(f"{result.cache}: {f'{len(result.problems):,} problems' if result.problems else 'OK'}")
+
+
+@command()
+@click.argument("what", metavar="CONFIG|CACHE")
+@click.option("--dry-run", is_flag=True, help="Remove nothing, only print what would be removed.")
+@click.option(
+    "--older-than",
+    metavar="DAYS",
+    type=click.FloatRange(min=0),
+    default=7.0,
+    show_default=True,
+    help="Keep anything used within the last DAYS days; set this longer than your longest job that reads an index directly.",
+)
+@as_json
+def gc(what: str, dry_run: bool, older_than: float, as_json: bool) -> None:
+    """Remove from a cache what is no longer needed.
+
+    That is old indexes that no run uses, and fragments that no index uses.
+    """
+    from megablend.api.gc import gc as collect
+
+    finish(collect(what, older_than_days=older_than, dry_run=dry_run), as_json, _print_collected)
+
+
+def _print_collected(found: GcResult) -> None:
+    verb = "would remove" if found.dry_run else "removed"
+    print_lines(found.removed, f"{verb}: index ")
+    print_line(
+        f"{found.cache}: {verb}: {len(found.removed)} indexes, {found.other_files} fragments and tables, "
+        f"{found.bytes / 1e6:,.1f} MB; {len(found.kept)} indexes kept"
+    )

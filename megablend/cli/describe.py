@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from megablend.cli.options import as_json, in_cache, print_json
+from megablend.cli.options import as_json, command, finish, in_cache
+from megablend.cli.output import Column, print_line, print_lines, print_table, print_text
 
 if TYPE_CHECKING:
-    from megablend.api.description import CacheDescription, FilesDescription
+    from megablend.api.description import (
+        CacheDescription,
+        Description,
+        FilesDescription,
+        IndexDescription,
+        RunDescription,
+        SourceDescription,
+        SourceFiles,
+        SplitDescription,
+        StageDescription,
+    )
 
 TOP = 50
-"""Sources that tables show by default."""
+"""Sources that tables show by default with --all."""
+TOP_OF_SUMMARY = 12
+"""Sources that the summary shows by default, so that it fits one screen."""
+STAGES = 12
+"""Stages that are printed."""
 
 
-@click.command()
+@command()
 @click.argument("what", metavar="CONFIG|CACHE")
+@click.option("--all", "whole", is_flag=True, help="Print all figures, of all splits, stages and the index.")
 @click.option(
     "--micro-batch",
     type=click.IntRange(1),
@@ -34,7 +51,7 @@ TOP = 50
 @click.option(
     "--top",
     type=click.IntRange(0),
-    help=f"Number of sources to show; 0 shows all.  [default: {TOP} in tables, all in JSON]",
+    help=f"Number of sources to show; 0 shows all.  [default: {TOP_OF_SUMMARY}, {TOP} with --all, all in JSON]",
 )
 @click.option("--sort", metavar="KEY", help="Sort sources by name, tokens, share, samples or epochs.")
 @click.option("--match", metavar="PATTERN", help="Show only sources whose names match a pattern such as 'web-*'.")
@@ -48,6 +65,7 @@ TOP = 50
 @as_json
 def describe(
     what: str,
+    whole: bool,
     micro_batch: int | None,
     ranks: int | None,
     workers: int | None,
@@ -58,8 +76,12 @@ def describe(
     cache: str | None,
     as_json: bool,
 ) -> None:
-    """Describe what a run reads, or before it is built would read (for a CONFIG), or what a CACHE folder contains."""
+    """Describe what a run reads, or what a cache contains.
+
+    Before a run of a CONFIG is built, this is what it would read. A CACHE is a folder or a URL.
+    """
     from megablend.api.describe import describe as describe_run
+    from megablend.api.description import CacheDescription, FilesDescription, RunDescription
     from megablend.api.select import select_sources
 
     if micro_batch is None:
@@ -68,7 +90,7 @@ def describe(
                 raise click.UsageError(
                     f"{name} {value} needs --micro-batch: without it no read amplification is estimated"
                 )
-    described = describe_run(
+    found: Description = describe_run(
         what,
         cache=cache,
         micro_batch_size=micro_batch,
@@ -77,33 +99,252 @@ def describe(
         document_lengths=html is not None,
     )
     if html is not None:
-        from megablend.api.description import RunDescription
         from megablend.api.output_file import check_output
         from megablend.report import write_html
 
-        if not isinstance(described, RunDescription):
-            raise click.UsageError(f"--html draws an indexed run: {_why_no_run(described, what)}")
-        write_html(described, check_output(html, what, cache=cache))
-    found = described.to_dict()
-    if "indices" in found:
-        if given := [
-            name for name, value in (("--top", top), ("--sort", sort), ("--match", match)) if value is not None
-        ]:
+        if not isinstance(found, RunDescription):
+            reason = f"{what} is a cache; give a config" if isinstance(found, CacheDescription) else found.note
+            raise click.UsageError(f"--html draws an indexed run: {reason}")
+        write_html(found, check_output(html, what, cache=cache))
+    if isinstance(found, CacheDescription):
+        given = [name for name, value in (("--top", top), ("--sort", sort), ("--match", match)) if value is not None]
+        if given:
             raise click.UsageError(f"{given[0]} selects sources of a config, but {what} is a cache; give a config")
+        finish(found, as_json, print_cache)
+        return
+    if top is None and not as_json:
+        top = TOP if whole else TOP_OF_SUMMARY
+    found = select_sources(found, top=top, sort=sort, match=match)
+    if isinstance(found, FilesDescription):
+        finish(found, as_json, _print_files)
     else:
-        select_sources(found, top=TOP if top is None and not as_json else top, sort=sort, match=match)
-    if as_json:
-        print_json(found)
-    else:
-        from megablend.cli.describe_tables import print_description
-        from megablend.cli.run_tables import print_cache
-
-        (print_cache if "indices" in found else print_description)(found)
+        finish(found, as_json, print_tables if whole else print_summary)
 
 
-def _why_no_run(described: CacheDescription | FilesDescription, what: str) -> str:
-    from megablend.api.description import CacheDescription
+def print_cache(found: CacheDescription) -> None:
+    """Print the indexes and runs of a cache."""
+    from megablend.api.description import DamagedIndex
+    from megablend.cli.runs import print_runs
 
-    if isinstance(described, CacheDescription):
-        return f"{what} is a cache; give a config"
-    return f"{described.note}"
+    columns: dict[str, Column] = {
+        "index": "digest",
+        "sources": lambda index: str(len(index.sources)),
+        "files": "files",
+        "blocks": "blocks",
+        "rows": "rows",
+        "tokens": "tokens",
+        "kB": lambda index: f"{index.index_bytes / 1e3:,.1f}",
+    }
+    print_table(f"cache {found.cache}", columns, (each for each in found.indices if not isinstance(each, DamagedIndex)))
+    print_runs(found.runs)
+    print_lines((each.problem for each in found.indices if isinstance(each, DamagedIndex)), "damaged: ")
+
+
+def _print_files(found: FilesDescription) -> None:
+    """Print what is known without an index."""
+    columns: dict[str, Column] = {
+        "source": "name",
+        "format": "format",
+        "files": "files",
+        "MB": lambda source: f"{source.bytes / 1e6:,.1f}",
+        "requested": _write_request,
+    }
+    print_table(f"run {found.run!r}", columns, found.files)
+    _print_left_out(found.sources_left_out)
+    print_line(f"note: {found.note}")
+
+
+def _write_request(source: SourceFiles) -> str:
+    return " ".join(
+        f"{unit} {value if isinstance(value, str) else format(value, 'g')}"
+        for unit, value in (source.share or {}).items()
+    )
+
+
+def print_summary(found: RunDescription) -> None:
+    """Print on one screen what deserves a look, a line for each source of train, and a line for each other split."""
+    _print_doubts(found)
+    state = "committed" if found.committed else "not committed"
+    index = f"index of {found.index.files:,} files, {found.index.tokens:,} tokens, in {found.cache}"
+    print_line(f"run {found.run!r}, {state}: samples of {found.sequence_length:,} tokens; {index}")
+    train = found.splits["train"]
+    columns: dict[str, Column] = {
+        "source": "name",
+        "share": lambda source: _write_share(source.actual_share),
+        "tokens read": "tokens_read",
+        "epochs": lambda source: f"{source.epochs:,.2f}",
+        "look at": lambda source: ", ".join(_find_remarks(source, train)),
+    }
+    print_table(_title_split("train", train), columns, train.sources, words=("look at",))
+    _print_left_out(train.sources_left_out)
+    for name, split in found.splits.items():
+        if name != "train":
+            print_line(_title_split(name, split) if split.problem is None else f"{name}: {split.problem}")
+    if len(found.stages) > 1:
+        print_line(f"{len(found.stages):,} stages, which end at sample {_list_ends(found)}")
+    _print_estimates(found)
+    print_line("`--all` prints all figures, of all splits, stages and the index")
+
+
+def _print_doubts(found: RunDescription) -> None:
+    """Print what deserves a look before all else."""
+    from megablend.cli.build import print_problems
+
+    print_problems(found.problems)
+    print_lines(found.warnings, "warning: ")
+    if found.note is not None:
+        print_line(f"note: {found.note}")
+    for skipped in found.skips:
+        print_line(f"samples {skipped.start:,} to {skipped.stop:,} are skipped: {skipped.tokens:,} tokens are not read")
+
+
+def _title_split(name: str, split: SplitDescription) -> str:
+    kind = "blended" if split.blended else "one unblended pass"
+    return f"{name}: {split.samples:,} samples, {split.tokens:,} tokens, {kind}"
+
+
+def _write_share(share: float) -> str:
+    return "<0.01 %" if 0 < share < 5e-5 else f"{share * 100:.2f} %"
+
+
+def _find_remarks(source: SourceDescription, split: SplitDescription) -> Iterator[str]:
+    """What of a source is not as one would expect."""
+    if not source.samples:
+        yield "is not read"
+    # by rounding a share is wrong by less than a sample, in each stage
+    allowed = len(split.stages or ("one",))
+    if split.blended and abs(source.requested_share - source.actual_share) * split.samples > allowed:
+        yield f"{_write_share(source.requested_share)} requested"
+    if source.samples and source.samples == source.most_samples:
+        yield "all that its caps allow"
+    if source.epoch_ends:
+        yield f"epoch 1 from about sample {source.epoch_ends[0]:,}"
+    if source.withdrawn_tokens is not None:
+        yield f"{source.withdrawn_tokens:,} tokens withdrawn"
+
+
+def _list_ends(found: RunDescription) -> str:
+    shown = [f"{end:,}" for end in found.stages[:STAGES]]
+    return ", ".join(shown) + (", ..." if len(found.stages) > STAGES else "")
+
+
+def print_tables(found: RunDescription) -> None:
+    """Print all figures of the index and of each split."""
+    _print_doubts(found)
+    _print_index(found.index, found.cache)
+    for name, split in found.splits.items():
+        if split.problem is not None:
+            print_line(f"{name}: {split.problem}")
+        else:
+            _print_split(name, split)
+    verb = "end" if found.committed else "would end"
+    stages = ", ".join(f"{end:,}" for end in found.stages)
+    print_line(f"run {found.run!r}: stages {verb} at sample {stages}; plan {found.plan}")
+    print_line(f"opening train takes {found.opening_seconds * 1e3:,.1f} ms, apart from imports and kernels")
+    _print_estimates(found)
+
+
+def _print_estimates(found: RunDescription) -> None:
+    """Print what loaders read and need, and what could be written in place of `on_exhausted`."""
+    from megablend.cli.build import format_transfer
+    from megablend.cli.runs import print_fitting
+    from megablend.order.registry import find_order
+    from megablend.prefetch.memory_budget import format_bytes
+
+    if found.transfer is not None:
+        by = "" if found.read_amplification is not None else " with one loader"
+        print_line(f"reading train from object stores takes {format_transfer(found.to_dict()['transfer'])}{by}")
+    if found.read_amplification is not None:
+        print_line(f"read amplification: {found.read_amplification:.3f} bytes are read for each byte that is used")
+        order = find_order(found.order)
+        if not order.consumes_whole_blocks:
+            reads = f"order: {found.order} reads a whole block for each {order.unit}"
+            print_line(f"{reads}, which costs this much (order: block is near 1)")
+    if found.memory_per_rank is not None and found.memory_limit_per_rank is not None:
+        needed, limit = (format_bytes(each) for each in (found.memory_per_rank, found.memory_limit_per_rank))
+        print_line(f"memory of a rank: at least {needed} of {limit} that `memory` allows")
+    if found.most_lanes is not None:
+        print_line(f"lanes: {found.lanes:,}; at most {found.most_lanes:,} suit these loaders and `memory`")
+    if found.fitting_unit is not None:
+        print_fitting(found.fitting_unit)
+    if found.full_share_stages is not None:
+        print_line("to read sources at their full shares until they run out instead, without on_exhausted:")
+        print_text(found.full_share_stages)
+
+
+def _print_index(index: IndexDescription, cache: str) -> None:
+    columns: dict[str, Column] = {
+        "source": "name",
+        "format": "format",
+        "column": "column_taken",
+        "files": "files",
+        "blocks": "blocks",
+        "rows": "rows",
+        "tokens": "tokens",
+    }
+    title = f"index {index.digest} in {cache} ({index.index_bytes / 1e3:,.1f} kB)"
+    print_table(title, columns, index.sources, total=index)
+    _print_left_out(index.sources_left_out)
+    for source in index.sources:
+        print_lines(source.skipped, f"skipped, cannot be read: source {source.name!r}: ")
+    tables = [each.document_table_bytes for each in index.sources if each.document_table_bytes is not None]
+    if tables:
+        print_line(f"document tables: {len(tables):,} sources, {sum(tables) / 1e3:,.1f} kB")
+
+
+def _print_split(name: str, split: SplitDescription) -> None:
+    from megablend.report.figures import list_figures
+
+    columns: dict[str, Column] = {"source": "name"}
+    columns |= {figure.title: figure.write for figure in list_figures(split)}
+    print_table(_title_split(name, split), columns, split.sources)
+    _print_left_out(split.sources_left_out)
+    if split.stages is not None:
+        _print_stages(name, split.stages)
+    for source in split.sources:
+        if source.withdrawn_tokens is not None:
+            tokens = f"{source.withdrawn_tokens:,} tokens of withdrawn files are not read"
+            print_line(f"source {source.name!r}: {tokens} in the epoch in which they were withdrawn")
+    if (first := split.first_repeated_source) is not None:
+        print_line(
+            f"first source to begin epoch 1, which reads its tokens again: {first.source!r}, at sample {first.sample:,}"
+        )
+    elif split.blended:
+        print_line("no source begins epoch 1: no token is read twice")
+
+
+def _print_stages(split: str, stages: Sequence[StageDescription]) -> None:
+    """Print which sources change their shares where; at most the first STAGES stages."""
+    from megablend.cli.runs import print_drain
+
+    columns: dict[str, Column] = {
+        "changed source": "name",
+        "share": lambda source: f"{source.share:.6f}",
+        "actual": lambda source: f"{source.actual_share:.6f}",
+        "samples": "samples",
+        "tokens": "tokens",
+        "first sample": "first_sample",
+        "last sample": "last_sample",
+        "worst error": lambda source: f"{source.worst_prefix_error:.2f}",
+    }
+    before: dict[str, float] = {}
+    for number, stage in enumerate(stages[:STAGES]):
+        changed = [source for source in stage.sources if source.share != before.get(source.name)]
+        title = (
+            f"{split}, stage {number}: samples {stage.start:,} to {stage.stop:,} of {stage.sequence_length:,} "
+            f"tokens, {stage.lanes:,} lanes"
+        )
+        if changed:
+            print_table(title, columns, changed)
+        else:
+            print_line(f"{title}; all shares as before{', after a drain' if stage.drain is not None else ''}")
+        if stage.drain is not None:
+            print_drain(stage.drain)
+        before = {source.name: source.share for source in stage.sources}
+    if len(stages) > STAGES:
+        print_line(f"and {len(stages) - STAGES:,} more stages (--json has all)")
+
+
+def _print_left_out(count: int | None) -> None:
+    if count:
+        print_line(f"and {count:,} more sources (--top 0 shows all; --sort and --match select)")

@@ -18,19 +18,14 @@ from typing import NoReturn
 import click
 
 from megablend import __version__
-from megablend.cli.amend import amend
-from megablend.cli.check import check
+from megablend.cli.build import build, index
+from megablend.cli.check import check, gc, verify
 from megablend.cli.describe import describe
-from megablend.cli.diff import diff
-from megablend.cli.export import export
-from megablend.cli.find import find
-from megablend.cli.lines import print_line, printable
+from megablend.cli.inspect import diff, export, find, show
 from megablend.cli.megatron_cache import megatron_cache
-from megablend.cli.options import as_json, in_cache, print_json
-from megablend.cli.runs import runs
-from megablend.cli.show import show
-from megablend.cli.skip import skip
-from megablend.errors import CacheError, ConfigError, MegablendError
+from megablend.cli.output import print_json, printable
+from megablend.cli.runs import amend, runs, skip
+from megablend.errors import MegablendError
 from megablend.system.failures import translate
 
 EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED = 2, 70, 130
@@ -42,160 +37,33 @@ def cli() -> None:
     """Index token files, blend them, and read them as training batches."""
 
 
-@cli.command()
-@click.argument("config")
-@click.option(
-    "--dry-run", is_flag=True, help="Report what indexing would request from object stores, without building."
-)
-@in_cache
-@click.option(
-    "--checksums",
-    is_flag=True,
-    help="Also make checksums of all blocks (reads all data once) for remote reads.",
-)
-@as_json
-def build(config: str, dry_run: bool, cache: str | None, checksums: bool, as_json: bool) -> None:
-    """Index the files that CONFIG lists and write its run's ledger. Under mpirun, srun or torchrun the ranks share the work."""
-    if dry_run:
-        _print_dry_run(config, cache, as_json)
-        return
-    from megablend.api.build import build as build_run
-    from megablend.cli.progress import progress_on
-    from megablend.distributed.find_job import program_launch
-
-    with program_launch() as launch, progress_on(sys.stderr, quiet=launch.rank != 0) as progress:
-        built = build_run(config, cache=cache, progress=progress, launch=launch, checksums=checksums)
-    if launch.rank != 0:
-        return
-    if as_json:
-        print_json(built.to_dict())
-    else:
-        from megablend.cli.tables import print_built
-
-        print_built(built, ranks=launch.size)
-    if built.problems:
-        sys.exit(3)
+for _command in (
+    amend,
+    build,
+    check,
+    describe,
+    diff,
+    export,
+    find,
+    gc,
+    index,
+    megatron_cache,
+    runs,
+    show,
+    skip,
+    verify,
+):
+    cli.add_command(_command)
 
 
-def _print_dry_run(config: str, cache: str | None, as_json: bool) -> None:
-    from megablend.api.dry_run import dry_run
-    from megablend.distributed.launch import detect
-
-    if detect().rank != 0:
-        return
-    found = [each.to_dict() for each in dry_run(config, cache=cache)]
-    if as_json:
-        print_json({"sources": found})
-    else:
-        from megablend.cli.tables import print_dry_run
-
-        print_dry_run(found)
-
-
-@cli.command()
-@click.argument("config")
-@in_cache
-@as_json
-def index(config: str, cache: str | None, as_json: bool) -> None:
-    """Index the files that CONFIG lists without committing a run; `describe` then reports what a run would read."""
-    from megablend.api.build import build_index
-    from megablend.cli.progress import progress_on
-    from megablend.distributed.find_job import program_launch
-
-    with program_launch() as launch, progress_on(sys.stderr, quiet=launch.rank != 0) as progress:
-        built = build_index(config, cache=cache, progress=progress, launch=launch)
-    if launch.rank != 0:
-        return
-    if as_json:
-        print_json(built.to_dict())
-    else:
-        from megablend.cli.tables import print_index
-
-        print_index(built.index, built.documents, ranks=launch.size)
-
-
-@cli.command()
-@click.argument("what", metavar="CONFIG|CACHE")
-@click.option("--data", is_flag=True, help="Read every block of every data file, too.")
-@as_json
-def verify(what: str, data: bool, as_json: bool) -> None:
-    """Check a cache: checksums, counts, runs, and with --data all data files. Exits with 3 if anything is wrong."""
-    from megablend.api.runs import resolve_cache
-    from megablend.api.verify import verify as verify_cache
-    from megablend.cli.progress import progress_on
-
-    cache = resolve_cache(what)
-    if not cache.folder.is_dir():
-        if Path(what).is_file():
-            raise CacheError(
-                f"{what}: its cache {cache.location} does not exist yet; `megablend build {what}` makes it"
-            )
-        raise ConfigError(f"{what}: found no such folder, expected a config, or a cache that `megablend build` filled")
-    with progress_on(sys.stderr, doing="verifying", done="verified") as progress:
-        result = verify_cache(what, data=data, progress=progress)
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        for problem in result.problems:
-            print_line(problem)
-        for note in result.notes:
-            print_line(f"note: {note}")
-        print_line(f"{cache.location}: {f'{len(result.problems):,} problems' if result.problems else 'OK'}")
-    if result.problems:
-        sys.exit(3)
-
-
-@cli.command()
-@click.argument("what", metavar="CONFIG|CACHE")
-@click.option("--dry-run", is_flag=True, help="Remove nothing, only print what would be removed.")
-@click.option(
-    "--older-than",
-    metavar="DAYS",
-    type=click.FloatRange(min=0),
-    default=7.0,
-    show_default=True,
-    help="Keep anything used within the last DAYS days; set this longer than your longest job that reads an index directly.",
-)
-@as_json
-def gc(what: str, dry_run: bool, older_than: float, as_json: bool) -> None:
-    """Remove from a cache what is no longer needed: old indexes that no run uses, and fragments that no index uses."""
-    from megablend.api.gc import gc as collect
-    from megablend.api.runs import resolve_cache
-
-    cache = resolve_cache(what).location
-    found = collect(what, older_than_days=older_than, dry_run=dry_run)
-    if as_json:
-        print_json(found.to_dict())
-        return
-    verb = "would remove" if dry_run else "removed"
-    for digest in found.removed:
-        print_line(f"{verb}: index {digest}")
-    print_line(
-        f"{cache}: {verb}: {len(found.removed)} indexes, {found.other_files} fragments and tables, "
-        f"{found.bytes / 1e6:,.1f} MB; {len(found.kept)} indexes kept"
-    )
-
-
-cli.add_command(amend)
-cli.add_command(check)
-cli.add_command(describe)
-cli.add_command(diff)
-cli.add_command(export)
-cli.add_command(find)
-cli.add_command(megatron_cache)
-cli.add_command(runs)
-cli.add_command(show)
-cli.add_command(skip)
-
-
-class _WarningPrinter(logging.Handler):
-    """Prints warnings of the package on stderr, one line each."""
+class _LogPrinter(logging.Handler):
+    """Prints what the package tells on stderr, one line each; the commands' options say of which level."""
 
     def emit(self, record: logging.LogRecord) -> None:
         _say(record.getMessage())
 
 
-_TO_STDERR = _WarningPrinter(logging.WARNING)
+_TO_STDERR = _LogPrinter()
 
 
 def main() -> NoReturn:

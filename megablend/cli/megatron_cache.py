@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from megablend.cli.words import WordsCommand
+from megablend.cli.options import Command, as_json, finish
+from megablend.cli.output import Column, print_line, print_lines, print_table
 from megablend.errors import ConfigError
+
+if TYPE_CHECKING:
+    from megablend.megatron.cache_builder.build_cache import CacheReport
+    from megablend.megatron.cache_builder.work_plan import Job, SplitPlan
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _MegatronCommand(WordsCommand):
-    """Explains flags of training scripts that it does not have, rather than suggest similar ones with another meaning."""
+class _MegatronCommand(Command):
+    """Explains flags of training scripts that it does not have, rather than suggest similar ones with another meaning.
+
+    Its `multiple` options take all arguments up to the next flag, like argparse's nargs="*", which click lacks:
+    --data-path 0.3 a 0.7 b.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See click.Command. Raises: click.UsageError."""
@@ -31,12 +39,39 @@ class _MegatronCommand(WordsCommand):
                     f"{name}: only the cache of GPTDataset is built; of other datasets Megatron builds it itself when training "
                     "starts"
                 )
+        options = [param for param in self.params if isinstance(param, click.Option) and param.multiple]
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, spread(args, {name for option in options for name in option.opts}))
         except click.NoSuchOption as error:
             known = [name for option in self.params for name in option.opts]
             near = difflib.get_close_matches(error.option_name, known, n=1, cutoff=_SIMILAR)
             raise click.NoSuchOption(error.option_name, possibilities=near, ctx=ctx) from None
+
+
+def spread(args: Iterable[str], names: Collection[str]) -> list[str]:
+    """Repeat each flag of `names` before each of the values that follow it; if a flag occurs twice, its last values count.
+
+    Raises: click.UsageError for a flag without a value.
+    """
+    words: dict[str, list[str]] = {}
+    others: list[str] = []
+    flag = None
+    for arg in args:
+        if arg.startswith("--"):
+            name, equals, word = arg.partition("=")
+            flag = name if name in names and not equals else None
+            if name in names:
+                words[name] = [word] if equals else []
+            else:
+                others.append(arg)
+        elif flag:
+            words[flag].append(arg)
+        else:
+            others.append(arg)
+    for name, values in words.items():
+        if not values:
+            raise click.UsageError(f"{name} has no value; give weights and prefixes, or omit it")
+    return [each for name, values in words.items() for word in values for each in (name, word)] + others
 
 
 _TOKENIZER_FLAGS: dict[str, dict[str, Any]] = {
@@ -167,7 +202,7 @@ def _words(name: str, text: str) -> Callable[[F], F]:
     help="Whether all ranks share the cache's folder, or each node has its own.",
 )
 @click.option("--dry-run", is_flag=True, help="Report what would be built and what it would cost, without building.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@as_json
 @_options(_IDLE_FLAGS, expose_value=False, hidden=True)
 def megatron_cache(
     as_json: bool, dry_run: bool, max_memory: str | None, shared_fs: str, storage_file: str | None, **flags: Any
@@ -208,10 +243,7 @@ def megatron_cache(
                 progress=progress,
             )
     if job.rank == 0:
-        from megablend.cli.megatron_tables import print_report, summary
-
-        found = summary(report, cache=request.path_to_cache, dry_run=dry_run)
-        click.echo(json.dumps(found)) if as_json else print_report(found)
+        finish(_summarize(report, cache=request.path_to_cache, dry_run=dry_run), as_json, _print_report)
 
 
 def parse_bytes(text: str) -> int:
@@ -224,3 +256,71 @@ def parse_bytes(text: str) -> int:
 
 def _attribute(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
+
+
+def _summarize(report: CacheReport, *, cache: str, dry_run: bool) -> dict[str, Any]:
+    """The report as a dict for JSON."""
+    return {
+        "cache": cache,
+        "dry_run": dry_run,
+        "splits": [_describe_split(split, report.missing) for split in report.splits],
+        "artefacts": [_describe_artefact(job, report.missing) for split in report.splits for job in split.jobs],
+        "notes": list(report.notes),
+        "ranks": report.forecast.ranks,
+        "memory_bytes": report.forecast.memory,
+        "expected_seconds": report.forecast.seconds,
+        "seconds": report.seconds,
+    }
+
+
+def _print_report(found: dict[str, Any]) -> None:
+    """Print a line for each split, and the total cost."""
+    columns: dict[str, Column] = {
+        "split": lambda split: split["split"],
+        "datasets": lambda split: split["datasets"],
+        "samples": lambda split: split["samples"],
+        "least epochs": lambda split: split["epochs"][0],
+        "most epochs": lambda split: split["epochs"][1],
+        "blended": lambda split: "yes" if split["blended"] else "no",
+        "MB": lambda split: f"{split['bytes'] / 1e6:,.1f}",
+        "missing": lambda split: split["missing"],
+        "missing MB": lambda split: f"{split['missing_bytes'] / 1e6:,.1f}",
+    }
+    print_table(f"cache {found['cache']}", columns, found["splits"])
+    print_lines(found["notes"], "note: ")
+    missing = sum(split["missing"] for split in found["splits"])
+    if not missing:
+        done = "nothing is missing"
+    elif found["dry_run"]:
+        done = (
+            f"{missing:,} are missing; building them takes at most {found['memory_bytes'] / 1e6:,.0f} MB of memory per node "
+            f"and about {found['expected_seconds']:,.0f} s, not counting writing (ranks: {found['ranks']})"
+        )
+    else:
+        done = f"{missing:,} were missing and have been built: {found['seconds']:.1f} s (ranks: {found['ranks']})"
+    print_line(done)
+
+
+def _describe_split(split: SplitPlan, missing: frozenset[str]) -> dict[str, Any]:
+    epochs = [job.num_epochs for job in split.datasets]
+    lacking = [job.artefact.nbytes for job in split.jobs if job.artefact.base in missing]
+    return {
+        "split": split.name,
+        "datasets": len(split.datasets),
+        "samples": split.num_samples,
+        "epochs": [min(epochs), max(epochs)],
+        "blended": split.blend is not None,
+        "bytes": sum(job.artefact.nbytes for job in split.jobs),
+        "missing": len(lacking),
+        "missing_bytes": sum(lacking),
+    }
+
+
+def _describe_artefact(job: Job, missing: frozenset[str]) -> dict[str, Any]:
+    return {
+        "name": job.name,
+        "base": job.artefact.base,
+        "samples": job.num_samples,
+        "bytes": job.artefact.nbytes,
+        "missing": job.artefact.base in missing,
+    }

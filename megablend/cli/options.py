@@ -1,21 +1,58 @@
-"""Options that several commands share, and printing JSON."""
+"""Commands, with the options that all or several of them have."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import click
 
 from megablend.api.result_base import Record
+from megablend.cli.output import print_json
 
+_LEVELS = ("debug", "info", "warning", "error")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 in_cache = click.option("--cache", metavar="CACHE", help="Folder or URL of the cache, in place of the config's.")
 of_run = click.option("--run", metavar="NAME", help="Name of a run in the cache, in place of the config's.")
 of_split = click.option("--split", default="train", show_default=True, help="train, valid or test.")
 
 
-def print_json(value: Record | Mapping[str, Any]) -> None:
-    """Print one JSON object on one line: a result, or a dict of what JSON has."""
-    click.echo(json.dumps(value.to_dict() if isinstance(value, Record) else value))
+class Command(click.Command):
+    """A command with the options that say how much it tells on stderr."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.params += [
+            click.Option(["-v", "--verbose"], count=True, help="Tell what is done; -vv tells more."),
+            click.Option(["-q", "--quiet"], is_flag=True, help="Tell only errors: no warnings, no progress."),
+            click.Option(["--log-level"], type=click.Choice(_LEVELS), help="The same by name.  [default: warning]"),
+        ]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Raises: click.UsageError for several such options."""
+        verbose, quiet, level = (ctx.params.pop(name) for name in ("verbose", "quiet", "log_level"))
+        if (verbose > 0) + quiet + (level is not None) > 1:
+            raise click.UsageError("give one of -v, -q and --log-level")
+        if level is None:
+            level = "error" if quiet else ("warning", "info", "debug")[min(verbose, 2)]
+        log = logging.getLogger("megablend")
+        before = log.level
+        log.setLevel(level.upper())
+        try:
+            return super().invoke(ctx)
+        finally:
+            log.setLevel(before)
+
+
+command = partial(click.command, cls=Command)
+"""In place of `click.command`."""
+
+
+def finish(result: Record | Mapping[str, Any], as_json: bool, show: Callable[[Any], None]) -> None:
+    """Print what a command found: as JSON, or as `show` does."""
+    if as_json:
+        print_json(result)
+    else:
+        show(result)

@@ -1,17 +1,18 @@
-"""The progress of a build: a bar on a terminal, a plain line every few seconds in a log."""
+"""How far a command has come, on stderr: a bar on a terminal, a plain line every few seconds in a log."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from megablend.cli.lines import printable
+from megablend.cli.output import printable
 from megablend.index.build import Progress
 
 LOG_SECONDS = 5.0
@@ -21,8 +22,8 @@ LOG_SECONDS = 5.0
 def progress_on(
     stream: TextIO, *, quiet: bool = False, doing: str = "indexing", done: str = "indexed"
 ) -> Iterator[Callable[[Progress], None] | None]:
-    """A function to call with each Progress; None for a rank that reports nothing."""
-    if quiet:
+    """A function to call with each Progress; None for a rank that reports nothing, and if only errors are to be told."""
+    if quiet or not logging.getLogger("megablend").isEnabledFor(logging.WARNING):
         yield None
     elif stream.isatty():
         with _bar(stream, doing) as bar:
@@ -33,22 +34,16 @@ def progress_on(
 
 @contextlib.contextmanager
 def _bar(stream: TextIO, doing: str) -> Iterator[Callable[[Progress], None]]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("files"),
-        TextColumn("{task.fields[megabytes]}"),
-        TimeRemainingColumn(),
-    )
+    describe = _Describer()
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[status]}"))
     with Bar(*columns, console=Console(file=stream), transient=True) as bar:
-        task = bar.add_task(doing, total=None, megabytes="")
+        task = bar.add_task(doing, total=None, status="")
 
         def update(progress: Progress) -> None:
             if progress.waiting_for:
                 bar.console.print(_waiting(progress), markup=False, highlight=False)
                 return
-            bar.update(task, completed=progress.files, total=progress.num_files, megabytes=_megabytes(progress))
+            bar.update(task, completed=progress.files, total=progress.num_files, status=describe(progress))
 
         yield update
 
@@ -57,19 +52,20 @@ class _Lines:
     """A line every LOG_SECONDS, and one at the end."""
 
     def __init__(self, stream: TextIO, done: str) -> None:
-        self.stream, self.done = stream, done
+        self.stream = stream
+        self.done = done
+        self._describe = _Describer()
         self._next = time.monotonic() + LOG_SECONDS
 
     def __call__(self, progress: Progress) -> None:
         if progress.waiting_for:
             log_line(_waiting(progress), self.stream)
             return
-        if time.monotonic() < self._next and progress.files < progress.num_files:
-            return
-        self._next = time.monotonic() + LOG_SECONDS
-        files = f"{progress.files:,} of {progress.num_files:,} files"
-        status = ", ".join(filter(None, [files, _megabytes(progress)]))
-        log_line(f"megablend: {self.done} {status}", self.stream)
+        status = self._describe(progress)
+        now = time.monotonic()
+        if now >= self._next or progress.files >= progress.num_files:
+            self._next = now + LOG_SECONDS
+            log_line(f"megablend: {self.done} {status}", self.stream)
 
 
 def log_line(text: str, stream: TextIO) -> None:
@@ -82,7 +78,29 @@ def _waiting(progress: Progress) -> str:
     return printable(f"megablend: waiting for another build of this cache ({progress.waiting_for})")
 
 
-def _megabytes(progress: Progress) -> str:
-    if not progress.num_bytes:
-        return ""
-    return f"{progress.bytes / 1e6:,.0f} of {progress.num_bytes / 1e6:,.0f} MB"
+class _Describer:
+    """Says files, megabytes, and the time that is left at the speed since the first call; what was reused came before that."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+
+    def __call__(self, progress: Progress) -> str:
+        parts = [f"{progress.files:,} of {progress.num_files:,} files"]
+        done, total = progress.files, progress.num_files
+        if progress.num_bytes:
+            done, total = progress.bytes, progress.num_bytes
+            parts.append(f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+        now = time.monotonic()
+        started, before = self._first = self._first or (now, done)
+        if before < done < total:
+            parts.append(f"about {format_seconds((now - started) * (total - done) / (done - before))} left")
+        return ", ".join(parts)
+
+
+def format_seconds(seconds: float) -> str:
+    """A length of time in its two largest units."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,12 +1,26 @@
-"""megablend runs: what the runs of a cache are committed to, and how to change that."""
+"""megablend runs, amend and skip: what the runs of a cache are committed to, and how to change that."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
 import click
 
-from megablend.cli.lines import print_line
-from megablend.cli.options import as_json, print_json
+from megablend.cli.options import Command, as_json, command, finish, in_cache, of_run
+from megablend.cli.output import Column, print_first, print_line, print_table
 
+if TYPE_CHECKING:
+    from megablend.api.amend import Amendment
+    from megablend.api.description import Drain
+    from megablend.api.manage_runs import DamagedRun, RunCommitment, RunSummary
+    from megablend.api.skip import SkipsResult
+
+_CHANGES = 20
+"""Changes of a stage that are printed."""
+_DRAIN_SOURCES = 12
+"""Sources of a drain that are printed."""
 where = click.argument("what", metavar="CONFIG|CACHE")
 named = click.argument("run", metavar="RUN")
 named_or_own = click.argument("run", metavar="[RUN]", required=False)
@@ -14,10 +28,13 @@ named_or_own = click.argument("run", metavar="[RUN]", required=False)
 
 @click.group()
 def runs() -> None:
-    """List, show, rename, reset or remove the runs of a cache. Checkpoint states still open the plan they were saved with."""
+    """List, show, rename, reset or remove the runs of a cache.
+
+    Checkpoint states still open the plan they were saved with.
+    """
 
 
-@runs.command("list")
+@runs.command("list", cls=Command)
 @where
 @as_json
 def list_command(what: str, as_json: bool) -> None:
@@ -25,76 +42,265 @@ def list_command(what: str, as_json: bool) -> None:
     from megablend.api.manage_runs import list_runs
 
     found = list_runs(what)
-    if as_json:
-        print_json({"runs": [each.to_dict() for each in found]})
-    else:
-        from megablend.cli.run_tables import print_runs
-        from megablend.cli.tables import new_console
-
-        print_runs(new_console(), [each.to_dict() for each in found])
+    finish({"runs": [each.to_dict() for each in found]}, as_json, lambda _: print_runs(found))
 
 
-@runs.command("show")
+@runs.command("show", cls=Command)
 @where
 @named_or_own
 @as_json
 def show_command(what: str, run: str | None, as_json: bool) -> None:
-    """Show what a run is committed to: its index, its stages, its blend. By default RUN is the config's."""
+    """Show what a run is committed to: its index, stages and blend.
+
+    By default RUN is the config's.
+    """
     from megablend.api.manage_runs import show_run
     from megablend.api.runs import resolve_run
 
-    found = show_run(what, resolve_run(what, run)).to_dict()
-    if as_json:
-        print_json(found)
-    else:
-        from megablend.cli.run_tables import print_run
-
-        print_run(found)
+    finish(show_run(what, resolve_run(what, run)), as_json, _print_run)
 
 
-@runs.command("rename")
+@runs.command("rename", cls=Command)
 @where
 @named
 @click.argument("new", metavar="NEW")
 @as_json
 def rename_command(what: str, run: str, new: str, as_json: bool) -> None:
-    """Rename a run; its plan does not change. Set the new name in your configs, too (`run:`)."""
+    """Rename a run; its plan does not change.
+
+    Set the new name in your configs, too (`run:`).
+    """
     from megablend.api.manage_runs import rename_run
 
     rename_run(what, run, new)
-    _report({"run": new, "renamed_from": run}, f"run {run!r} is now {new!r}", as_json)
+    finish({"run": new, "renamed_from": run}, as_json, lambda _: print_line(f"run {run!r} is now {new!r}"))
 
 
-@runs.command("reset")
+@runs.command("reset", cls=Command)
 @where
 @named_or_own
 @as_json
 def reset_command(what: str, run: str | None, as_json: bool) -> None:
-    """Make the next build plan a run again, from its config as it is then. Its current ledger is moved aside. By default RUN
-    is the config's."""
+    """Make the next build plan a run again.
+
+    It is planned from its config as it is then. Its current ledger is moved aside. By default RUN is the config's.
+    """
     from megablend.api.manage_runs import reset_run
     from megablend.api.runs import resolve_run
 
     run = resolve_run(what, run)
     aside = str(reset_run(what, run))
     text = f"run {run!r} was reset: the next `megablend build CONFIG` plans it again; its ledger was moved to {aside}"
-    _report({"run": run, "ledger_moved_to": aside}, text, as_json)
+    finish({"run": run, "ledger_moved_to": aside}, as_json, lambda _: print_line(text))
 
 
-@runs.command("remove")
+@runs.command("remove", cls=Command)
 @where
 @named
 @as_json
 def remove_command(what: str, run: str, as_json: bool) -> None:
-    """Remove a run permanently, with the ledgers that resets of it moved aside. Its index is kept until `gc` removes it."""
+    """Remove a run permanently.
+
+    The ledgers that resets of it moved aside are removed, too. Its index is kept until `gc` removes it.
+    """
     from megablend.api.manage_runs import remove_run
 
     remove_run(what, run)
-    _report({"run": run, "removed": True}, f"run {run!r} was removed", as_json)
+    finish({"run": run, "removed": True}, as_json, lambda _: print_line(f"run {run!r} was removed"))
 
 
-def _report(found: dict[str, object], text: str, as_json: bool) -> None:
-    if as_json:
-        print_json(found)
+def print_runs(runs: Sequence[RunSummary | DamagedRun]) -> None:
+    """Print the runs of a cache, and which ledgers are damaged."""
+    from megablend.api.manage_runs import DamagedRun
+
+    readable = [run for run in runs if not isinstance(run, DamagedRun)]
+    columns: dict[str, Column] = {
+        "run": "run",
+        "samples": lambda run: run.stages[-1],
+        "stages": lambda run: len(run.stages),
+        "index": "index",
+        "plan": "plan",
+    }
+    print_table("runs", columns, readable)
+    for run in runs:
+        if isinstance(run, DamagedRun):
+            print_line(f"damaged: {run.problem}")
+        elif not run.index_exists:
+            print_line(f"run {run.run!r} reads index {run.index}, which does not exist")
+
+
+def _print_run(found: RunCommitment) -> None:
+    """Print what a run is committed to."""
+    blend = dict(found.blend)
+    sources = blend.pop("sources")
+    keys = dict.fromkeys(key for source in sources for key in source if key != "name")
+    columns: dict[str, Column] = {"source": lambda source: source["name"]}
+    columns |= {key: partial(_write_setting, key) for key in keys}
+    print_table(f"run {found.run!r}", columns, sources)
+    for key, value in blend.items():
+        print_line(f"{key}: {value}")
+    gone = "" if found.index_exists else " (which does not exist)"
+    print_line(f"index {found.index}{gone}")
+    print_line(f"stages end at sample {', '.join(f'{end:,}' for end in found.stages)}; plan {found.plan}")
+    for number, stage in enumerate(found.chain[1:], 1):
+        drain = "" if stage.drain is None else f", the first {stage.drain:,} of them a drain"
+        print_line(f"stage {number}, samples {stage.start:,} to {stage.stop:,}{drain}, changes:")
+        lines = [f"  {change['what']}: {change['before']} -> {change['after']}" for change in stage.changes]
+        print_first(lines, _CHANGES, "  and {n} more (--json)")
+
+
+def _write_setting(key: str, source: dict[str, Any]) -> str:
+    value = source.get(key)
+    return "" if value is None else str(value)
+
+
+@command()
+@click.argument("config")
+@click.option("--at", type=click.IntRange(1), metavar="SAMPLE", help="Sample from which the next stage applies.")
+@click.option("--state", metavar="FILE", help="Use the position of this checkpoint's state (JSON) instead.")
+@click.option("--plus", type=click.IntRange(0), default=0, help="Samples to add to the state's position.")
+@click.option(
+    "--batch",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Samples of a step (micro batch x ranks): the length of samples changes between such steps.  [default: lanes]",
+)
+@click.option("--dry-run", is_flag=True, help="Only print what would change.")
+@in_cache
+@as_json
+def amend(
+    config: str,
+    at: int | None,
+    state: str | None,
+    plus: int,
+    batch: int | None,
+    dry_run: bool,
+    cache: str | None,
+    as_json: bool,
+) -> None:
+    """Change a run from a sample on, by its config's next stage.
+
+    The sample is rounded up to the end of a cycle (lanes x shuffle_window samples). No sample before it changes, and no token is
+    lost or repeated. Checkpoints of that sample and earlier are resumed on the new plan; the position is in the checkpoint, so
+    give the one that the job resumes from, or a sample beyond what it has trained on.
+    """
+    from megablend.api.amend import amend as amend_run
+    from megablend.api.read_state import read_state
+
+    if (at is None) == (state is None):
+        raise click.UsageError("give either --at SAMPLE or --state FILE")
+    if plus and state is None:
+        raise click.UsageError("--plus needs --state")
+    taken = None if state is None else read_state(state)
+    found = amend_run(config, at=at, state=taken, after=plus, batch=batch, cache=cache, dry_run=dry_run)
+    finish(found, as_json, _print_amendment)
+
+
+def _print_amendment(found: Amendment) -> None:
+    does = "continues" if found.committed else "would continue"
+    rounded = "" if found.at == found.requested else f" ({found.requested:,} rounded up to the end of a cycle)"
+    print_line(f"run {found.run!r} {does} with other settings from sample {found.at:,} on{rounded}")
+    if found.drained is not None:
+        print_drain(found.drained)
+    if found.fitting_unit is not None:
+        print_fitting(found.fitting_unit)
+    for change in found.changes:
+        print_line(f"  {change['what']}: {change['before']} -> {change['after']}")
+    columns: dict[str, Column] = {"source": "name"}
+    for title, attribute, digits in (
+        ("share", "share", ".4f"),
+        ("tokens", "tokens", ","),
+        ("epochs", "epochs", ".2f"),
+        ("repeats", "first_repeat", ","),
+    ):
+        columns[title] = partial(_write_outlook, "before", attribute, digits)
+        columns[f"{title} now"] = partial(_write_outlook, "after", attribute, digits)
+    print_table(f"the rest of the run, {found.samples:,} samples in all", columns, found.sources)
+    if found.note is not None:
+        print_line(f"note: {found.note}")
+    if found.committed:
+        print_line(f"to build this run from its config alone, write `from: {found.at}` into the stage")
+        for each in found.drain_settings:
+            print_line(f"and `drain: {each['drain']}` into the stage from sample {each['from']:,} on")
+
+
+def _write_outlook(when: str, attribute: str, digits: str, source: object) -> str:
+    value = getattr(getattr(source, when), attribute)
+    return "-" if value is None else format(value, digits)
+
+
+def print_drain(drain: Drain) -> None:
+    """Print which samples a drain has, and how its shares differ from those before: of the sources that differ most."""
+    samples = drain.stop - drain.start
+    print_line(
+        f"samples {drain.start:,} to {drain.stop:,}, {samples:,} of {drain.sequence_length:,} tokens, are a drain: they "
+        "continue the stage before, with the rest of what its lanes have begun to read"
+    )
+    by_difference = sorted(drain.sources, key=lambda source: -abs(source.share - source.share_before))
+    columns: dict[str, Column] = {
+        "source": "name",
+        "share": lambda source: f"{source.share:.4f}",
+        "share before": lambda source: f"{source.share_before:.4f}",
+        "samples": "samples",
+        "beyond its share": lambda source: f"{source.samples - source.share_before * samples:+,.1f}",
+    }
+    left_out = len(by_difference) - _DRAIN_SOURCES
+    title = "the drain" + (f", without {left_out:,} sources whose shares differ less" if left_out > 0 else "")
+    print_table(title, columns, by_difference[:_DRAIN_SOURCES])
+
+
+def print_fitting(unit: int) -> None:
+    """Print which steps fit a run whose samples change."""
+    print_line(f"steps (micro batch x ranks, counted from sample 0) fit if they divide {unit:,}")
+
+
+@command()
+@click.argument("what", metavar="CONFIG|CACHE")
+@click.option("--from", "start", type=click.IntRange(0), help="First sample to skip.")
+@click.option("--to", "stop", type=click.IntRange(1), help="Sample to stop before.")
+@click.option("--batch", type=click.IntRange(1), help="Global batch size (samples of a step, over all ranks).")
+@click.option("--dry-run", is_flag=True, help="Only print what would be skipped.")
+@click.option("--clear", is_flag=True, help="Remove all skips of the run.")
+@of_run
+@in_cache
+@as_json
+def skip(
+    what: str,
+    start: int | None,
+    stop: int | None,
+    batch: int | None,
+    dry_run: bool,
+    clear: bool,
+    run: str | None,
+    cache: str | None,
+    as_json: bool,
+) -> None:
+    """Skip samples of train, such as after a loss spike.
+
+    Without --from, list what is skipped. The range is rounded outwards to whole steps and lanes. Sample numbers, digests and
+    checkpoints' states stay as they are. Resume from a checkpoint taken at the range's start or before.
+    """
+    from megablend.api.skip import list_skips, unskip
+    from megablend.api.skip import skip as skip_samples
+
+    if start is None:
+        if given := [name for name, value in (("--to", stop), ("--batch", batch)) if value is not None]:
+            raise click.UsageError(f"{given[0]} needs --from")
+        if clear:
+            unskip(what, run=run, cache=cache)
+        found = list_skips(what, run=run, cache=cache)
     else:
-        print_line(text)
+        if stop is None or batch is None or clear:
+            raise click.UsageError("--from needs --to and --batch, and cannot be combined with --clear")
+        found = skip_samples(what, start, stop, batch_size=batch, run=run, cache=cache, dry_run=dry_run)
+    finish(found, as_json, partial(_print_skips, "would skip" if dry_run else "skips"))
+
+
+def _print_skips(verb: str, found: SkipsResult) -> None:
+    for each in found.skips:
+        print_line(
+            f"run {found.run!r} {verb} samples {each.start:,} to {each.stop:,}: "
+            f"{each.samples:,} samples, {each.tokens:,} tokens"
+        )
+    if not found.skips:
+        print_line(f"run {found.run!r} skips no samples")

@@ -8,33 +8,32 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 
-from megablend.api.description import RunDescription, SourceDescription, SplitDescription
+from megablend.api.description import RunDescription, SplitDescription
+from megablend.fs.atomic_write import check_target, replace_file
 from megablend.prefetch.memory_budget import format_bytes
-from megablend.report.charts import Chart
+from megablend.report.charts import Chart, list_charts, require_matplotlib
+from megablend.report.figures import list_figures
 
-Cell = tuple[str, float | None]
-"""Text of a table's cell, and the number that it is sorted by."""
-COLUMNS = (
-    "source",
-    "requested share",
-    "actual share",
-    "samples",
-    "tokens read",
-    "epochs",
-    "cap (samples)",
-    "documents",
-    "tokens",
-    "tokens left in epoch",
-    "first sample",
-    "last sample",
-    "epoch 0 ends",
-    "worst prefix error",
-    "stored MB",
-)
+
+def write_html(described: RunDescription, path: str | Path) -> None:
+    """Write a description of a run as one HTML page with charts; it replaces the file atomically and needs no network.
+
+    Args:
+        described: from `megablend.describe`; with `document_lengths=True` their distribution is drawn.
+
+    Raises: ConfigError where matplotlib is not installed, or the path is not that of a file;
+        CacheError where the file cannot be written.
+    """
+    require_matplotlib()
+    target = Path(path).absolute()
+    check_target(target)
+    charts = {name: list_charts(split) for name, split in described.splits.items() if split.blended}
+    replace_file(target, make_page(described, charts).encode(), "the page")
 
 
 def make_page(described: RunDescription, charts: Mapping[str, Sequence[Chart]]) -> str:
@@ -103,7 +102,7 @@ def _facts(described: RunDescription) -> Iterator[str]:
         facts["Lanes that would fit"] = f"{described.most_lanes:,} at most"
     for number, skipped in enumerate(described.skips, 1):
         facts[f"Skipped range {number}"] = (
-            f"samples {skipped['start']:,} to {skipped['stop']:,}; {skipped['tokens']:,} tokens are not read"
+            f"samples {skipped.start:,} to {skipped.stop:,}; {skipped.tokens:,} tokens are not read"
         )
     yield "<dl>"
     for name, text in facts.items():
@@ -136,53 +135,34 @@ def _split(name: str, split: SplitDescription, charts: Sequence[Chart]) -> Itera
     if (repeat := split.first_repeated_source) is not None:
         again = "is the first source to begin epoch 1, which reads its tokens again"
         yield f"<p>{escape(repeat.source)} {again}, at sample {repeat.sample:,}.</p>"
-    for chart in charts:
+    for number, chart in enumerate(charts):
+        wide, narrow = (
+            chart.to_svg(key=f"{name}-{number}-{size}", narrow=size == "narrow") for size in ("wide", "narrow")
+        )
         yield f"<figure><h3>{escape(chart.title)}</h3><figcaption>{escape(chart.text)}</figcaption>"
         yield f'<div class="drawing" tabindex="0" role="group" aria-label="{escape(chart.title)}">'
-        yield f'<div class="wide">{chart.wide}</div><div class="narrow">{chart.narrow}</div></div></figure>'
-    yield from _table(name, split.sources, split.blended)
+        yield f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div></div></figure>'
+    yield from _table(name, split)
     yield "</section>"
 
 
-def _table(name: str, sources: Sequence[SourceDescription], is_blended: bool) -> Iterator[str]:
-    count = f"{len(sources):,} sources"
+def _table(name: str, split: SplitDescription) -> Iterator[str]:
+    count = f"{len(split.sources):,} sources"
+    figures = list_figures(split)
     yield f'<div data-table id="sources-{name}">'
     yield f'<div class="search" hidden><label for="search-{name}">Search sources of {name}</label>'
     yield f'<input id="search-{name}" type="search" autocomplete="off"><span role="status">{count}</span></div>'
     yield f'<div class="scroll" tabindex="0" role="region" aria-label="Sources of {name}"><table>'
     yield f"<caption>All {count} of {name}</caption><thead><tr>"
-    yield "".join(f'<th scope="col">{column}</th>' for column in COLUMNS)
+    yield "".join(f'<th scope="col">{title}</th>' for title in ("source", *(figure.title for figure in figures)))
     yield "</tr></thead><tbody>"
-    for source in sources:
+    for source in split.sources:
         title = escape(source.name, quote=True)
-        yield f'<tr><th scope="row" title="{title}">{title}</th>{"".join(_cells(_numbers(source, is_blended)))}</tr>'
+        cells = "".join(_cell(figure.find(source), figure.write(source)) for figure in figures)
+        yield f'<tr><th scope="row" title="{title}">{title}</th>{cells}</tr>'
     yield "</tbody></table></div></div>"
 
 
-def _cells(cells: Iterable[Cell]) -> Iterator[str]:
-    for text, value in cells:
-        yield "<td></td>" if value is None else f'<td data-value="{value:.12g}">{text}</td>'
-
-
-def _numbers(source: SourceDescription, is_blended: bool) -> list[Cell]:
-    nothing: Cell = ("", None)  # of an unblended split nobody requested shares
-    return [
-        (f"{source.requested_share:.6f}", source.requested_share) if is_blended else nothing,
-        (f"{source.actual_share:.6f}", source.actual_share),
-        _whole(source.samples),
-        _whole(source.tokens_read),
-        (f"{source.epochs:,.3f}", source.epochs),
-        _whole(source.most_samples),
-        _whole(source.documents),
-        _whole(source.tokens),
-        _whole(source.tokens_left_in_epoch),
-        _whole(source.first_sample),
-        _whole(source.last_sample),
-        _whole(source.epoch_ends[0] if source.epoch_ends else None),
-        (f"{source.worst_prefix_error:.2f}", source.worst_prefix_error) if is_blended else nothing,
-        (f"{source.stored_bytes / 1e6:,.1f}", source.stored_bytes),
-    ]
-
-
-def _whole(number: int | None) -> Cell:
-    return ("", None) if number is None else (f"{number:,}", number)
+def _cell(number: float | None, text: str) -> str:
+    """A cell that is sorted by its number."""
+    return "<td></td>" if number is None else f'<td data-value="{number:.12g}">{text}</td>'

@@ -436,7 +436,7 @@ def test_what_the_commands_print(config: dict[str, Any], tmp_path: Path) -> None
     for command in (
         ["amend", "--at", "100", "--batch", "24", "--dry-run"],
         ["amend", "--at", "100", "--batch", "24"],
-        ["describe", "--micro-batch", "8"],
+        ["describe", "--micro-batch", "8", "--all"],
     ):
         printed = CliRunner().invoke(cli, [command[0], str(tmp_path / "run.yaml"), *command[1:]])
         assert printed.exit_code == 0, printed.output

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import megablend
-from megablend.cli.find import split_place
+from megablend.cli.inspect import split_place
 from megablend.errors import CacheError, ConfigError
 from tests.runs import EOD, documents, make_config, read_samples, write_source
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.cli.describe_tables import print_description
-from megablend.cli.run_tables import print_cache
+from megablend.api.description import CacheDescription, RunDescription
+from megablend.cli.describe import print_cache, print_summary
 from tests.runs import documents, make_config, write_source
 
 
@@ -29,12 +29,14 @@ def test_a_split_shorter_than_a_step_is_told(config: dict[str, Any], capsys: pyt
     kept = megablend.Loader(valid, micro_batch_size=8, data_parallel_rank=0, data_parallel_size=8, drop_last=False)
     assert len(list(kept)) == 1
     found = megablend.describe(config, micro_batch_size=8, data_parallel_size=8)
+    assert isinstance(found, RunDescription)
     assert [found["splits"][split]["steps"] for split in ("train", "valid")] == [0, 0]
-    print_description(found.to_dict())
+    print_summary(found)
     assert f"valid: {len(valid)} samples are fewer than a step needs" in capsys.readouterr().out
     found = megablend.describe(config, micro_batch_size=1)
+    assert isinstance(found, RunDescription)
     assert found["splits"]["valid"]["steps"] == len(valid)
-    print_description(found.to_dict())
+    print_summary(found)
     assert "fewer than a step" not in capsys.readouterr().out
 
 
@@ -56,10 +58,11 @@ def test_a_damaged_ledger_hides_no_other(config: dict[str, Any], capsys: pytest.
     ledger = Path(config["cache"]) / "runs" / "demo.json"
     ledger.write_text(ledger.read_text().replace("40", "41"))
     found = megablend.describe(config["cache"])
+    assert isinstance(found, CacheDescription)
     damaged, other = found["runs"]
     assert (damaged["run"], other["run"], other["stages"]) == ("demo", "other", [40])
     assert "demo.json: the ledger does not match its checksum" in damaged["problem"]
-    print_cache(found.to_dict())
+    print_cache(found)
     printed = capsys.readouterr().out
     assert "damaged: " in printed
     assert "other" in printed

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import megablend
+from megablend.api.description import RunDescription
 from megablend.api.select import select_sources
 from tests.runs import make_config, write_blend, write_source
 
@@ -95,8 +96,9 @@ def test_sources_are_sorted_matched_and_cut(config: dict[str, Any]) -> None:
     megablend.build(config)
 
     def shown(**how: Any) -> list[str]:
-        found = megablend.describe(config).to_dict()
-        select_sources(found, **how)
+        described = megablend.describe(config)
+        assert isinstance(described, RunDescription)
+        found = select_sources(described, **how).to_dict()
         train, index = found["splits"]["train"], found["index"]
         assert index["tokens"] == 979  # sums stay of all
         assert len(train["sources"]) + train.get("sources_left_out", 0) == 3

@@ -1,18 +1,22 @@
 """The command line as a user meets it: what it prints where, and how it ends."""
 
 import json
+import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
 import megablend
-from megablend.cli.main import main
-from megablend.cli.tables import print_sample
+from megablend.api.show import SampleDescription
+from megablend.cli.inspect import print_sample
+from megablend.cli.main import cli, main
 from tests.cli.commands import run, run_process
 from tests.runs import EOD, documents, make_config, write_source
 
@@ -79,7 +83,7 @@ def test_each_command_prints_one_json_object(tmp_path: Path, config: Path) -> No
 
 
 def test_describe_tells_what_there_is_and_what_is_given(tmp_path: Path, built: Path) -> None:
-    done = run("describe", built)
+    done = run("describe", built, "--all")
     assert done.returncode == 0
     for said in (
         "train: 100 samples, 800 tokens, blended",
@@ -169,8 +173,18 @@ def test_version() -> None:
 
 
 def test_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    sample = {"split": "train", "sample": 0, "source": ":key:", "ordinal": 0, "epochs": [0], "document_starts": [0]}
-    print_sample(sample | {"pieces": [], "tokens": [1], "text": "a[:key:] [bold]"})
+    sample = SampleDescription(
+        split="train",
+        sample=0,
+        source=":key:",
+        ordinal=0,
+        epochs=(0,),
+        document_starts=(0,),
+        pieces=(),
+        tokens=(1,),
+        extra={},
+    )
+    print_sample(sample, "a[:key:] [bold]")
     out = capsys.readouterr().out
     assert "source ':key:'" in out
     assert "a[:key:] [bold]" in out
@@ -325,3 +339,51 @@ def test_an_error_of_the_system_is_json_where_that_is_asked_for(
     error = json.loads(capsys.readouterr().out)["error"]
     assert (ended.value.code, error["kind"], error["exit_code"]) == (3, "ResourceError", 3)
     assert error["message"].startswith("build c.yaml: a library cannot be loaded")
+
+
+def test_how_much_is_told(config: Path) -> None:
+    """On stderr: what is done with -v, nothing but errors with -q."""
+    told = run("build", config, "-v").stderr
+    assert "megablend: indexed 4 of 4 files" in told
+    assert re.search(r"megablend: .*: indexed 4 files in ", told)
+    assert (
+        re.search(r": indexed 4 files in ", run("index", config, "--log-level", "info", "--cache", "other").stderr)
+        is not None
+    )
+    assert run("build", config, "-q").stderr == ""
+    path = yaml.safe_load(config.read_text())["sources"][0]["path"]
+    changed = next(iter(Path(path).parent.glob("*.parquet")))
+    os.utime(changed, (1, 1))
+    assert "indexed again" in run("build", config, "--verbose").stderr
+    done = run("build", config, "-v", "-q")
+    assert done.returncode == 2
+    assert "give one of -v, -q and --log-level" in done.stderr
+    assert run("build", "nowhere.yaml", "-q").stderr.startswith("megablend: nowhere.yaml: cannot read the config")
+    assert logging.getLogger("megablend").level == logging.NOTSET
+
+
+def test_every_command_takes_these_options_and_its_short_help_ends_within_the_line() -> None:
+    def check(group: click.Group) -> None:
+        for name, command in group.commands.items():
+            if isinstance(command, click.Group):
+                check(command)
+                continue
+            options = {option for parameter in command.params for option in parameter.opts}
+            assert {"-v", "--verbose", "-q", "--quiet", "--log-level", "--json"} <= options, name
+            assert not command.get_short_help_str(58).endswith("..."), name
+
+    check(cli)
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    environ = {"_MEGABLEND_COMPLETE": "bash_complete", "COMP_WORDS": "megablend desc", "COMP_CWORD": "1"}
+    program = "import sys; sys.argv = ['megablend']; from megablend.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["plain,describe"]), done.stderr

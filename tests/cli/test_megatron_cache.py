@@ -16,8 +16,7 @@ import click
 import numpy as np
 import pytest
 
-from megablend.cli.megatron_cache import megatron_cache, parse_bytes
-from megablend.cli.words import spread
+from megablend.cli.megatron_cache import megatron_cache, parse_bytes, spread
 from megablend.errors import ConfigError, MegablendError
 from tests.cli.commands import run as run_here
 from tests.cli.commands import runner_with_stderr

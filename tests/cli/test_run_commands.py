@@ -50,11 +50,11 @@ def test_index_then_describe_then_build(config: Path, command: Command) -> None:
     assert (code, "run 'demo'" in out) == (0, False)
     assert "indexed 6 of 6 files" in err
     assert json.loads(command("index", config, "--json")[1])["index"]["reused"] == 6
-    code, out, _ = command("describe", config)
+    code, out, _ = command("describe", config, "--all")
     assert "run 'demo': stages would end at sample 100" in out
     assert "note: run 'demo' is not committed; `megablend build CONFIG` commits it" in out
     assert "run 'demo' is new: 100 samples" in command("build", config)[1]
-    assert "run 'demo': stages end at sample 100" in command("describe", config)[1]
+    assert "run 'demo': stages end at sample 100" in command("describe", config, "--all")[1]
 
 
 def test_runs_from_list_to_remove(tmp_path: Path, config: Path, command: Command) -> None:
@@ -86,7 +86,9 @@ def test_at_80_columns_no_number_is_broken(config: Path, command: Command, monke
     config.write_text(yaml.safe_dump(settings))
     command("index", config)
     monkeypatch.setenv("COLUMNS", "80")
-    out = command("describe", config)[1]
+    summary = [line for line in command("describe", config)[1].splitlines() if " " in line.strip()]
+    assert max(map(len, summary)) <= 80
+    out = command("describe", config, "--all")[1]
     tables = [line for line in out.splitlines() if line[:1] in "│┃┏┡├└"]
     assert tables
     assert max(map(len, tables)) <= 80
@@ -109,6 +111,7 @@ def test_at_80_columns_lines_are_wrapped_between_words(
         ("check", config),
         ("build", config),
         ("describe", config, "--micro-batch", "2"),
+        ("describe", config, "--micro-batch", "2", "--all"),
         ("skip", config, "--from", "8", "--to", "16", "--batch", "8", "--dry-run"),
     ]
     for words in commands:
@@ -129,7 +132,9 @@ def test_some_of_many_sources(config: Path, command: Command) -> None:
     out = command("describe", config, "--top", 1, "--sort", "samples")[1]
     assert "s2" in out
     assert "s0 " not in out.partition("train")[2].partition("first")[0]
-    assert out.count("and 2 more sources (--top 0 shows all; --sort and --match select)") == 2
+    left_out = "and 2 more sources (--top 0 shows all; --sort and --match select)"
+    assert out.count(left_out) == 1
+    assert command("describe", config, "--top", 1, "--all")[1].count(left_out) == 2
     found = json.loads(command("describe", config, "--match", "s1", "--json")[1])
     assert [source["name"] for source in found["splits"]["train"]["sources"]] == ["s1"]
     code, _, err = command("describe", Path(yaml.safe_load(config.read_text())["cache"]), "--top", 1)

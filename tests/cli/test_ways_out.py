@@ -168,9 +168,11 @@ def test_shares_of_a_split_for_which_nobody_asked_are_not_called_requested(tmp_p
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(given))
     assert run("build", path).returncode == 0
-    train, _, valid = run("describe", path).stdout.partition("valid: ")
-    assert "1.000000 │ 1.000000" in train
-    assert "│           │ 1.000000" in valid
+    train, _, valid = run("describe", path, "--all").stdout.partition("valid: ")
+    assert "requested share" in train
+    assert "actual share" in valid
+    assert "requested" not in valid
+    assert "requested" not in run("describe", path).stdout
 
 
 def test_planned_shares_are_those_of_the_samples_so_far(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from megablend.errors import ConfigError
 from megablend.report import write_html
-from megablend.report.charts import DRAWN, draw_charts
+from megablend.report.charts import DRAWN, list_charts
 from megablend.report.page import make_page
 from tests.report.pages import HOSTILE, run
 
@@ -124,9 +124,9 @@ def test_the_same_description_gives_the_same_page(tmp_path: Path) -> None:
 def test_lengths_of_documents_are_drawn_where_they_are_known() -> None:
     pytest.importorskip("matplotlib")
     split = run(3).splits["train"]
-    assert draw_charts(split, key="x")[-1].title == "Mean lengths of documents"
+    assert list_charts(split)[-1].title == "Mean lengths of documents"
     object.__setattr__(split.sources[0], "document_lengths", (1, 0, 5, 9))
-    assert draw_charts(split, key="x")[-1].title == "Lengths of documents"
+    assert list_charts(split)[-1].title == "Lengths of documents"
 
 
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import pytest
 import megablend
 from megablend.api.description import RunDescription
 from megablend.api.dry_run import dry_run
-from megablend.cli.tables import format_transfer
+from megablend.cli.build import format_transfer
 from megablend.storage.transfer import Transfer
 from tests.cli.commands import run
 from tests.formats.writers import IDX_CODES

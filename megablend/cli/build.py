@@ -1,0 +1,171 @@
+"""megablend build and index: the index of a config's files, and the ledger of its run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from megablend.cli.options import as_json, command, finish, in_cache
+from megablend.cli.output import Column, print_first, print_line, print_lines, print_table
+
+if TYPE_CHECKING:
+    from megablend.api.build_results import BuildResult, BuiltIndex
+    from megablend.api.dry_run import DryRun
+
+SHOWN_PROBLEMS = 10
+"""Missing or changed files that are printed."""
+_SHOWN_SOURCES = 5
+"""Sources of a column that are printed."""
+
+
+@command()
+@click.argument("config")
+@click.option(
+    "--dry-run", is_flag=True, help="Report what indexing would request from object stores, without building."
+)
+@in_cache
+@click.option(
+    "--checksums",
+    is_flag=True,
+    help="Also make checksums of all blocks (reads all data once) for remote reads.",
+)
+@as_json
+def build(config: str, dry_run: bool, cache: str | None, checksums: bool, as_json: bool) -> None:
+    """Index the files of CONFIG and write its run's ledger.
+
+    Under mpirun, srun or torchrun the ranks share the work.
+    """
+    if dry_run:
+        _report_dry_run(config, cache, as_json)
+        return
+    from megablend.api.build import build as build_run
+
+    built = _run(build_run, config, print_built, as_json, cache=cache, checksums=checksums)
+    if built is not None and built.problems:
+        sys.exit(3)
+
+
+@command()
+@click.argument("config")
+@in_cache
+@as_json
+def index(config: str, cache: str | None, as_json: bool) -> None:
+    """Index the files of CONFIG without committing a run.
+
+    `describe` then reports what a run would read.
+    """
+    from megablend.api.build import build_index
+
+    _run(build_index, config, print_index, as_json, cache=cache)
+
+
+def _run(make: Callable[..., Any], config: str, show: Callable[[Any], None], as_json: bool, **settings: object) -> Any:
+    """Build on all ranks; the first one prints. Returns: what was built; None on other ranks."""
+    from megablend.cli.progress import progress_on
+    from megablend.distributed.find_job import program_launch
+
+    with program_launch() as launch, progress_on(sys.stderr, quiet=launch.rank != 0) as progress:
+        built = make(config, progress=progress, launch=launch, **settings)
+    if launch.rank != 0:
+        return None
+    finish(built, as_json, show)
+    return built
+
+
+def _report_dry_run(config: str, cache: str | None, as_json: bool) -> None:
+    from megablend.api.dry_run import dry_run
+    from megablend.distributed.launch import detect
+
+    if detect().rank == 0:
+        found = dry_run(config, cache=cache)
+        finish({"sources": [each.to_dict() for each in found]}, as_json, lambda _: _print_dry_run(found))
+
+
+def _print_dry_run(found: Sequence[DryRun]) -> None:
+    for each in found:
+        text = f"{each.name}: {each.files:,} files, {each.bytes / 1e9:,.2f} GB"
+        if not each.requests:
+            print_line(f"{text}, on local disks")
+            continue
+        text += f"; indexing takes {format_transfer(each.to_dict(), 'source_bytes')}"
+        if each.tabled:
+            text += "; and reading the lengths of its documents, for their order, as much as the data may be"
+        print_line(text)
+
+
+def format_transfer(transfer: Mapping[str, Any], of_bytes: str = "bytes") -> str:
+    """Requests, bytes and cost in words, each as a range if it is not known exactly.
+
+    Args:
+        of_bytes: the key of the bytes.
+    """
+
+    def write(key: str, scale: float, digits: str) -> str:
+        ends = [end for end in (transfer[key], transfer[f"most_{key}"]) if end is not None]
+        return " to ".join(dict.fromkeys(f"{end * scale:{digits}}" for end in ends))
+
+    cost = write("cost", 1, ",.2f")
+    price = f", which costs {cost}" if cost else ""
+    return f"{write('requests', 1, ',.0f')} requests, {write(of_bytes, 1e-9, ',.2f')} GB{price}"
+
+
+def print_index(built: BuiltIndex) -> None:
+    """Print what was indexed."""
+    report = built.index
+    columns: dict[str, Column] = {
+        "files": "num_files",
+        "read": "read",
+        "reused": "reused",
+        "changed": lambda _: len(report.changed),
+        "added": "added",
+        "removed": "removed",
+        "scanned MB": lambda _: f"{report.scanned_bytes / 1e6:,.1f}",
+        "ranks": lambda _: built.ranks,
+        "s": lambda _: f"{report.seconds:.2f}",
+    }
+    print_table(f"index {report.digest}", columns, [report])
+    if (documents := built.documents) is not None:
+        print_line(
+            f"document tables: {documents.documents:,} documents, {documents.table_bytes / 1e6:,.1f} MB; "
+            f"{documents.counted:,} counted now, {documents.scanned_bytes / 1e6:,.1f} MB scanned, {documents.seconds:.2f} s"
+        )
+    print_lines(report.changed, "changed, read again: ")
+    print_lines(report.notes, "note: ")
+    print_lines(report.skipped, "skipped, cannot be read: ")
+    for column in dict.fromkeys(report.columns.values()):
+        if column is None:
+            continue
+        sources = [source for source, taken in report.columns.items() if taken == column]
+        more = f" and {len(sources) - _SHOWN_SOURCES} more" if len(sources) > _SHOWN_SOURCES else ""
+        print_line(f"tokens are read from column {column!r} of {', '.join(sources[:_SHOWN_SOURCES])}{more}")
+
+
+def print_built(built: BuildResult) -> None:
+    """Print what a build indexed, and what the run is committed to now."""
+    print_index(built)
+    ledger = built.ledger
+    if built.stages_before == len(ledger.ends):
+        done = "is unchanged"
+    elif built.stages_before:
+        done = f"was extended: stage {len(ledger.ends) - 1} appended"
+        if (drain := ledger.stages[-1].drain) is not None:
+            done += f", which begins with a drain of {drain:,} samples (`megablend describe CONFIG --all`)"
+    else:
+        done = "is new"
+    print_line(f"run {ledger.run!r} {done}: {ledger.ends[-1]:,} samples, plan {ledger.digest}")
+    if built.pinned:
+        print_line(
+            f"run {ledger.run!r} keeps reading index {ledger.index}, which its committed order depends on; "
+            f"to use the new index, give the run another name (`run:`)"
+        )
+    print_problems(built.problems)
+    print_lines(built.warnings, "warning: ")
+
+
+def print_problems(problems: Sequence[str]) -> None:
+    """Print the first few of the files of a run that are missing or changed."""
+    lines = [f"problem: {problem}" for problem in problems]
+    print_first(lines, SHOWN_PROBLEMS, "problem: {n} more files; `megablend check CONFIG` lists all")

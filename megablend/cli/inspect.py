@@ -1,0 +1,340 @@
+"""megablend show, find, diff and export: what a step saw, when a document is read, where runs differ, the order as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from megablend.cli.options import as_json, command, finish, in_cache, of_run, of_split
+from megablend.cli.output import Column, print_first, print_json, print_line, print_table, print_text
+from megablend.errors import ConfigError
+
+if TYPE_CHECKING:
+    from megablend.api.diff import DiffResult
+    from megablend.api.export import ExportResult
+    from megablend.api.find import FindResult
+    from megablend.api.show import SampleDescription, StepDescription
+
+SHOWN_TEXT = 60
+"""Characters printed of each sample's text, unless all is requested."""
+SHOWN_TOKENS = 8
+"""First tokens of each sample of a step."""
+SHOWN_FIRST = 24
+SHOWN_LAST = 8
+"""Tokens of a sample that are printed, unless all are requested."""
+SHOWN_SAMPLES = 20
+"""Samples of each source that are listed, unless all are requested."""
+SHOWN_DIFFERENCES = 30
+"""Number of differences that are printed; JSON has all."""
+
+
+@command()
+@click.argument("what", metavar="CONFIG|CACHE")
+@click.option("--sample", "-k", type=int, help="Sample number, from 0.")
+@click.option("--step", type=click.IntRange(0), help="Show a rank's samples of this step, from 0; needs --micro-batch.")
+@click.option("--rank", type=click.IntRange(0), help="Data-parallel rank.  [default: 0]")
+@click.option("--micro-batch", type=click.IntRange(1), help="Micro-batch size: samples of a rank in a micro step.")
+@click.option("--data-parallel", "--ranks", type=click.IntRange(1), help="Number of data-parallel ranks.  [default: 1]")
+@click.option(
+    "--global-batch",
+    type=click.IntRange(1),
+    help="Samples of a step, with gradient accumulation.  [default: micro batch x ranks]",
+)
+@of_run
+@of_split
+@click.option("--tokenizer", metavar="FILE", help="Tokenizer file (tokenizer.json) to decode the text with.")
+@click.option(
+    "--all",
+    "whole",
+    is_flag=True,
+    help="Print all tokens and all text, not just the first few. JSON always has all.",
+)
+@in_cache
+@as_json
+def show(
+    what: str,
+    sample: int | None,
+    step: int | None,
+    rank: int | None,
+    micro_batch: int | None,
+    data_parallel: int | None,
+    global_batch: int | None,
+    run: str | None,
+    split: str,
+    tokenizer: str | None,
+    whole: bool,
+    cache: str | None,
+    as_json: bool,
+) -> None:
+    """Show a sample, or what a rank read at a step.
+
+    With --sample: the sample, and where it comes from. The run's ledger is enough: with a cache folder give --run. If the config
+    was edited since, the ledger decides.
+    """
+    from megablend.api.show import StepDescription, show_step
+    from megablend.api.show import show as show_sample
+
+    batch = {
+        "--rank": rank,
+        "--micro-batch": micro_batch,
+        "--data-parallel": data_parallel,
+        "--global-batch": global_batch,
+    }
+    if (sample is None) == (step is None):
+        raise click.UsageError("give one of --sample and --step")
+    if step is None and (given := [name for name, value in batch.items() if value is not None]):
+        raise click.UsageError(f"{given[0]} needs --step: a sample is the same for all batches")
+    if step is not None and micro_batch is None:
+        raise click.UsageError(
+            "--step needs --micro-batch, which with --data-parallel determines the samples of a step"
+        )
+    decoder = None if tokenizer is None else _load_tokenizer(tokenizer)
+    found: SampleDescription | StepDescription
+    if sample is not None:
+        found = show_sample(what, sample, split, run=run, cache=cache)
+        samples: Sequence[SampleDescription] = [found]
+    else:
+        assert step is not None
+        assert micro_batch is not None
+        found = show_step(
+            what,
+            step,
+            rank=rank or 0,
+            micro_batch_size=micro_batch,
+            data_parallel_size=data_parallel or 1,
+            global_batch_size=global_batch,
+            split=split,
+            run=run,
+            cache=cache,
+        )
+        samples = found.samples
+    texts = [None if decoder is None else _decode(decoder, each) for each in samples]
+    if as_json:
+        print_json(_add_texts(found.to_dict(), texts))
+    elif isinstance(found, StepDescription) and not whole:
+        _print_step(found, texts)
+    else:
+        for each, text in zip(samples, texts, strict=True):
+            print_sample(each, text, whole=whole)
+
+
+def _load_tokenizer(path: str) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise ConfigError("--tokenizer needs the tokenizers library: pip install tokenizers") from None
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError(f"{path}: cannot load a tokenizer.json from it: {error}") from None
+
+
+def _decode(decoder: Any, sample: SampleDescription) -> str:
+    text: str = decoder.decode(list(sample.tokens), skip_special_tokens=False)
+    return text
+
+
+def _add_texts(found: dict[str, Any], texts: Sequence[str | None]) -> dict[str, Any]:
+    """What JSON has of a sample, or of a step's samples, with their texts if they were decoded."""
+    for each, text in zip(found.get("samples", [found]), texts, strict=True):
+        if text is not None:
+            each["text"] = text
+    return found
+
+
+def print_sample(found: SampleDescription, text: str | None = None, *, whole: bool = False) -> None:
+    """Print where a sample comes from, its first and last tokens (or all), and its text if it was decoded."""
+    epochs = ", ".join(map(str, found.epochs))
+    print_line(
+        f"{found.split} sample {found.sample:,}: source {found.source!r}, ordinal {found.ordinal:,}, epoch {epochs}"
+    )
+    columns: dict[str, Column] = {
+        "file": "file",
+        "block": "block",
+        "byte offset": "byte_offset",
+        "tokens of the block": lambda piece: f"{piece.first_token:,} to {piece.stop_token:,}",
+        "epoch": "epoch",
+    }
+    print_table("pieces", columns, found.pieces)
+    print_line(f"documents begin at {_shorten_list(found.document_starts, whole, ', ')}")
+    print_line(f"tokens: {_shorten_list(found.tokens, whole)}")
+    for name, numbers in found.extra.items():
+        print_line(f"{name}: {_shorten_list(numbers, whole)}")
+    if text is not None:
+        print_line("text:")
+        print_text(text)
+
+
+def _shorten_list(numbers: Sequence[object], whole: bool, between: str = " ") -> str:
+    """Numbers as text: the first and last few, and how many there are."""
+    if whole or len(numbers) <= SHOWN_FIRST + SHOWN_LAST:
+        return between.join(map(str, numbers))
+    first, last = (between.join(map(str, some)) for some in (numbers[:SHOWN_FIRST], numbers[-SHOWN_LAST:]))
+    return f"{first} ... {last} ({len(numbers):,}; --all prints all)"
+
+
+def _print_step(found: StepDescription, texts: Sequence[str | None]) -> None:
+    """Print a line for each sample."""
+    columns: dict[str, Column] = {
+        "sample": lambda each: f"{each.sample:,}",
+        "source": "source",
+        "epoch": lambda each: ", ".join(map(str, each.epochs)),
+        "pieces": lambda each: len(each.document_starts),
+        "file": _name_files,
+        "first tokens": lambda each: " ".join(map(str, each.tokens[:SHOWN_TOKENS])),
+    }
+    title = f"run {found.run!r}, {found.split} step {found.step:,}, rank {found.rank}: {len(found.samples)} samples"
+    print_table(title, columns, found.samples)
+    for each, text in zip(found.samples, texts, strict=True):
+        if text is not None:
+            print_line(f"{each.sample:,}: {_shorten(' '.join(text.split()), SHOWN_TEXT)}")
+
+
+def _name_files(sample: SampleDescription) -> str:
+    files = dict.fromkeys(piece.file for piece in sample.pieces)
+    return next(iter(files)).rpartition("/")[2] + (", ..." if len(files) > 1 else "")
+
+
+def _shorten(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[:length]} ..."
+
+
+@command()
+@click.argument("what", metavar="CONFIG|CACHE")
+@click.argument("place", metavar="FILE[:ROW]")
+@of_run
+@of_split
+@click.option(
+    "--batch", type=click.IntRange(1), help="Global batch size (samples of a step, over all ranks); also prints steps."
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    help=f"Number of samples to list.  [default: {SHOWN_SAMPLES} in tables, all in JSON]",
+)
+@click.option("--all", "whole", is_flag=True, help="List all samples.")
+@in_cache
+@as_json
+def find(
+    what: str,
+    place: str,
+    run: str | None,
+    split: str,
+    batch: int | None,
+    limit: int | None,
+    whole: bool,
+    cache: str | None,
+    as_json: bool,
+) -> None:
+    """List the samples that read a data file, or a row of it.
+
+    FILE is the path of a data file, or enough of the end of the path that was indexed to be the only one. Rows count from 0.
+    """
+    from megablend.api.find import find as find_samples
+
+    if limit is None and not whole and not as_json:
+        limit = SHOWN_SAMPLES
+    file, row = split_place(place)
+    found = find_samples(what, file, row, run=run, split=split, batch_size=batch, limit=limit, cache=cache)
+    finish(found, as_json, lambda found: _print_found(found, counts_steps=batch is not None))
+
+
+def split_place(place: str) -> tuple[str, int | None]:
+    """A file, and the row after its last colon, if that is a number."""
+    file, colon, row = place.rpartition(":")
+    return (file, int(row)) if colon and row.isascii() and row.isdigit() else (place, None)
+
+
+def _print_found(found: FindResult, *, counts_steps: bool) -> None:
+    columns: dict[str, Column] = {
+        "sample": lambda each: f"{each.sample:,}",
+        "step": lambda each: "skipped" if each.skipped else each.step,
+        "epoch": "epoch",
+        "tokens of the sample": lambda each: ", ".join(f"{p.first_token:,} to {p.stop_token:,}" for p in each.pieces),
+        "offset": lambda each: ", ".join(f"{piece.offset:,}" for piece in each.pieces),
+    }
+    if not counts_steps:
+        del columns["step"]
+    for file in found.found:
+        row = "" if file.row is None else f" row {file.row:,}"
+        title = f"{file.file}{row}: {file.tokens:,} tokens in {found.split}, source {file.source!r}"
+        if not file.samples:
+            print_line(f"{title}: no sample of run {found.run!r} reads it")
+            continue
+        print_table(title, columns, file.samples)
+        if not file.complete:
+            print_line(f"more samples follow; --all lists all (run {found.run!r})")
+
+
+@command()
+@click.argument("a", metavar="A", type=click.Path(exists=True))
+@click.argument("b", metavar="B", type=click.Path(exists=True))
+@as_json
+def diff(a: str, b: str, as_json: bool) -> None:
+    """Compare two runs: how they differ, and from where on.
+
+    A and B are each a config (planned as `build` would), a run's ledger (runs/NAME.json of a cache) or a checkpoint's state saved
+    as JSON.
+    """
+    from megablend.api.diff import diff as compare
+
+    finish(compare(a, b), as_json, _print_diff)
+
+
+def _print_diff(found: DiffResult) -> None:
+    lines = [f"{each.what}: {_name_value(each.a)} | {_name_value(each.b)}" for each in found.differences]
+    print_first(lines, SHOWN_DIFFERENCES, "and {n} more differences; --json has all")
+    shorter = min(found.samples)
+    if not found.is_by_samples:
+        same = "the plans are the same"
+        known = f"the plans are known to be the same up to sample {found.agrees_up_to:,}"
+        print_line(known if found.differences else same)
+    elif found.parts_at is not None:
+        print_line(f"the same up to sample {found.parts_at:,}, which differs")
+    elif shorter == max(found.samples):
+        print_line(f"all {shorter:,} samples are the same")
+    else:
+        print_line(f"the same up to sample {shorter:,}, where one of them ends")
+
+
+def _name_value(value: object) -> str:
+    text = "absent" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+@command()
+@click.argument("what", metavar="CONFIG|CACHE")
+@click.argument("target", metavar="FILE")
+@click.option("--from", "start", type=click.IntRange(0), default=0, show_default=True, help="First sample.")
+@click.option("--to", "stop", type=click.IntRange(0), help="Sample to stop before.  [default: the run's end]")
+@of_run
+@of_split
+@in_cache
+@as_json
+def export(
+    what: str,
+    target: str,
+    start: int,
+    stop: int | None,
+    run: str | None,
+    split: str,
+    cache: str | None,
+    as_json: bool,
+) -> None:
+    """Write the order of a run to a Parquet FILE.
+
+    It has a row for each sample: its source, epoch and pieces (file, block, tokens).
+    """
+    from megablend.api.export import export as export_order
+
+    written = export_order(what, target, start=start, stop=stop, run=run, split=split, cache=cache)
+    finish(written, as_json, _print_written)
+
+
+def _print_written(written: ExportResult) -> None:
+    print_line(
+        f"{written.file}: samples {written.start:,} to {written.stop:,} of run {written.run!r}, "
+        f"{written.bytes / 1e6:,.1f} MB"
+    )

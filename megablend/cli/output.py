@@ -1,0 +1,139 @@
+"""What commands print on stdout: lines of words, tables, JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import click
+
+from megablend.api.result_base import Record
+
+Column = str | Callable[[Any], str | int | None]
+"""What a column of a table shows of a row: the attribute of this name, or what this function returns of it."""
+_INDENT = "  "
+"""Of what continues a line."""
+_LOG_WIDTH = 160
+"""Columns of tables in a log, which has no width of its own: names are not cut there."""
+_WORDS_WIDTH = 24
+"""Columns that words of a table get at least before they are wrapped."""
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """A text for a terminal: control characters, which names in files may have, are written as escapes; lines and tabs stay."""
+    return text.translate(_CONTROLS)
+
+
+def print_line(text: str, *, italic: bool = False) -> None:
+    """Print a line, wrapped between words if stdout has a width; lines of a log stay whole. No word is broken."""
+    text = printable(text)
+    width = _find_width()
+    if width is None or len(text) <= width:
+        click.secho(text, italic=italic or None)
+        return
+    indent = text[: len(text) - len(text.lstrip(" "))] + _INDENT
+    for line in textwrap.wrap(
+        text,
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        expand_tabs=False,
+        replace_whitespace=False,
+    ):
+        click.secho(line, italic=italic or None)
+
+
+def print_lines(lines: Iterable[str], begin: str = "") -> None:
+    """Print several lines, each with the same beginning."""
+    for line in lines:
+        print_line(f"{begin}{line}")
+
+
+def print_first(lines: Collection[str], most: int, more: str) -> None:
+    """Print the first few lines, and with `more` how many others there are."""
+    print_lines(list(lines)[:most])
+    if len(lines) > most:
+        print_line(more.format(n=f"{len(lines) - most:,}"))
+
+
+def print_text(text: str) -> None:
+    """Print a text as it is, over several lines where it has them."""
+    click.echo(printable(text), nl=not text.endswith("\n"))
+
+
+def print_json(value: Record | Mapping[str, Any]) -> None:
+    """Print one JSON object on one line: a result, or a dict of what JSON has."""
+    click.echo(json.dumps(value.to_dict() if isinstance(value, Record) else value))
+
+
+def print_table(
+    title: str,
+    columns: Mapping[str, Column],
+    rows: Iterable[Any],
+    *,
+    total: object = None,
+    words: Collection[str] = (),
+) -> None:
+    """Print a table of names and numbers; one that is too wide as several, each with the names. No number is wrapped.
+
+    Args:
+        columns: what each column shows, by its title. The first is the row's name. Whole numbers get commas, None stays blank.
+        total: a row for the sum of the others, of which the columns with a name of an attribute show what it has.
+        words: titles of columns of words, which are wrapped.
+    """
+    from rich.console import Console  # not needed by commands that print no table
+    from rich.markup import escape
+    from rich.table import Table
+
+    texts = [[_to_text(column, row) for column in columns.values()] for row in rows]
+    if total is not None:
+        texts.append(["all", *(_to_text(each, total) for each in list(columns.values())[1:])])
+    width = _find_width() or _LOG_WIDTH
+    console = Console(highlight=False, soft_wrap=True, emoji=False, width=width)
+    titles = list(columns)
+    widths = [max(map(len, column)) for column in zip(titles, *texts, strict=True)]
+    names = min(widths[0], max(20, width // 3))
+    groups = list[list[int]]()
+    room = 0
+    for number, needed in enumerate(widths[1:], 1):
+        least = min(needed, _WORDS_WIDTH) if titles[number] in words else needed
+        if not groups or room < least + 3:  # a border and two blanks
+            groups.append([])
+            room = width - names - 4
+        groups[-1].append(number)
+        room -= least + 3
+    print_line(title, italic=True)
+    for group in groups:
+        table = Table(header_style="bold")
+        table.add_column(titles[0], overflow="fold", max_width=names)
+        for number in group:
+            is_words = titles[number] in words
+            table.add_column(titles[number], justify="left" if is_words else "right", no_wrap=not is_words)
+        for number, row in enumerate(texts):
+            if total is not None and number == len(texts) - 1:
+                table.add_section()
+            table.add_row(*(escape(printable(row[i])) for i in (0, *group)))
+        console.print(table)
+
+
+def _to_text(column: Column, row: Any) -> str:
+    value = getattr(row, column, None) if isinstance(column, str) else column(row)
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else f"{value:,}"
+
+
+def _find_width() -> int | None:
+    """Columns of stdout: as COLUMNS says, or the terminal has; None for a file or a pipe."""
+    if (columns := os.environ.get("COLUMNS", "")).isdecimal() and int(columns) > len(_INDENT):
+        return int(columns)
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or None
+    except (OSError, ValueError):  # not a terminal, or without a descriptor
+        return None
