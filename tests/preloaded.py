@@ -28,7 +28,8 @@ BUILDS = (
     "megablend.api.build",
     "megablend.api.manage_runs",
     "megablend.cli.main",
-    "megablend.cli.tables",
+    "megablend.cli.progress",
+    "rich.table",
 )
 TORCH = (*BUILDS, "torch.utils.data", "torch.distributed.run", "megablend.reader.dataset", "megablend.reader.loader")
 MEGATRON = (*TORCH, "tests.eager", "megatron.core.datasets.gpt_dataset", "megablend.megatron")

@@ -25,9 +25,9 @@ messages to stderr; `--json` prints one JSON object on stdout.
 | 70 | a bug of megablend: please report it |
 | 130 | interrupted |
 
-Every command takes `-v` (tell what is done; `-vv` tells more), `-q` (tell only errors) and `--log-level`. Progress, with the time that is
-left, is a bar on a terminal and a line every five seconds in a log. Kernels are compiled once a node, by whichever command needs them
-first, which says so.
+Every command takes `-v` (tell what is done; `-vv` tells more), `-q` (tell only errors) and `--log-level`. Progress, with the
+time that is left, is a bar on a terminal and a line every five seconds in a log. Kernels are compiled once a node, by the command
+that needs them first, which says so.
 
 Shells complete commands and options after this line in their start-up file:
 

@@ -12,6 +12,7 @@ from megablend.api.description import (
     StageDescription,
     StageSource,
 )
+from megablend.api.skip import SkippedSamples
 
 HOSTILE = "<b>x&'$\"</b>"
 """A name that is none of HTML's, matplotlib's or CSS's business."""
@@ -86,7 +87,7 @@ def run(count: int, **changes: Any) -> RunDescription:
         "note": None,
         "plan": "0" * 32,
         "stages": (40 * count, 100 * count),
-        "skips": ({"start": 8, "stop": 16, "samples": 8, "tokens": 64, "by_source": {}},),
+        "skips": (SkippedSamples(start=8, stop=16, samples=8, tokens=64, by_source={}),),
         "lanes": 4,
         "index": IndexDescription(digest="1" * 32, index_bytes=1, files=2, blocks=3, rows=4, tokens=5, sources=()),
         "splits": {"train": split},
