@@ -347,7 +347,10 @@ def test_how_much_is_told(config: Path) -> None:
     assert "megablend: indexed 4 of 4 files" in told
     assert re.search(r"megablend: .*: indexed 4 files in ", told)
     assert (
-        re.search(r": indexed 4 files in ", run("index", config, "--log-level", "info", "--cache", "other").stderr)
+        re.search(
+            r": indexed 4 files in ",
+            run("index", config, "--log-level", "info", "--cache", config.parent / "other").stderr,
+        )
         is not None
     )
     assert run("build", config, "-q").stderr == ""
