@@ -152,6 +152,11 @@ class FaultySource:
                 headers = {
                     name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)
                 }
+                target, mark, signature = target.partition("?X-Amz-Algorithm=")
+                if mark:  # in the URL instead of a header
+                    signed = parse_qs(signature)
+                    headers["authorization"] = f"Credential={signed['X-Amz-Credential'][0]}"
+                    headers["x-amz-date"] = signed["X-Amz-Date"][0]
                 self.requests += 1
                 self.in_flight += 1
                 self.most_in_flight = max(self.most_in_flight, self.in_flight)

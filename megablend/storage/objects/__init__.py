@@ -13,6 +13,7 @@ flow         how many requests are in flight, and at which rate
 timing       how long a request may take, learned from those before
 watch        all requests in flight, which one timer looks at
 workers      a few tasks that send many requests
+sockets      ranged GETs without the client, whose answers cost more CPU time
 requests     one ranged GET: its conditions, retries, time-outs and hedges
 listing      patterns by LIST
 store        `ObjectStorage`

@@ -149,7 +149,7 @@ class Bucket:
 
     async def _read_part(self, path: str, key: str, pin: Pin, part: tuple[int, int, int], out: memoryview) -> None:
         start, stop, begin = part
-        answer = await self.source.get(path, key, start, stop, pin)
+        answer = await self.source.get(path, key, start, stop, pin, out[begin : begin + stop - start])
         for each in answer.parts:  # not by numpy, which would release the lock of the interpreter for each
             out[begin : begin + len(each)] = each
             begin += len(each)

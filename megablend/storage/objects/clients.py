@@ -8,6 +8,7 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from megablend.errors import ConfigError
 from megablend.storage.object_options import StoreOptions, is_region, is_server_url
@@ -16,6 +17,7 @@ from megablend.storage.objects.credentials import find_provider
 from megablend.storage.objects.flow import count_processes
 from megablend.storage.objects.loop import check_fork
 from megablend.storage.objects.requests import Source
+from megablend.storage.objects.sockets import SIGNED_SECONDS, SocketReader
 from megablend.storage.transfer import Counted
 
 INSTALL = "install megablend[objects] (`pip install 'megablend[objects]'`)"
@@ -27,6 +29,8 @@ _ENDPOINTS = {
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
 }
+_PLAIN = "/!$&'()*+,;=:@[]^|~"
+"""Characters of keys that the client writes as they are."""
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _lock = threading.Lock()
 _sources: dict[tuple[str, str, StoreOptions], Source] = {}
@@ -51,7 +55,8 @@ def get_source(address: Address, options: StoreOptions, query: str) -> Source:
     with _lock:
         if key not in _sources:
             store = _make_store(address, options, query, is_for_lists=False)
-            _sources[key] = Source(address.root, store, options, count_processes())
+            sockets = _make_sockets(address, options, query, store)
+            _sources[key] = Source(address.root, store, options, count_processes(), sockets)
         return _sources[key]
 
 
@@ -88,6 +93,31 @@ def forget_sources() -> None:
     with _lock:
         _sources.clear()
         _listers.clear()
+
+
+def _make_sockets(address: Address, options: StoreOptions, query: str, store: Any) -> SocketReader | None:
+    """What reads ranges without the client, where its URLs are known or can be signed for everything that options ask for."""
+    if options.versions or options.proxy or options.anonymous or address.scheme not in ("s3", *WEB_SCHEMES):
+        return None
+
+    async def find_url(key: str) -> str:
+        if address.scheme == "s3":
+            return await obstore.sign_async(store, "GET", key, timedelta(seconds=SIGNED_SECONDS))
+        return f"{address.root}/{quote(key, safe=_PLAIN)}{f'?{query}' if query else ''}"
+
+    def make_tls() -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        if (ca_file := _find_ca_file(address, options)) is not None:
+            context.load_verify_locations(Path(ca_file).expanduser())
+        return context
+
+    import obstore
+
+    return SocketReader(find_url, make_tls, options.connect_timeout)
+
+
+def _find_ca_file(address: Address, options: StoreOptions) -> str | None:
+    return options.ca_file or (os.environ.get("AWS_CA_BUNDLE") if address.scheme == "s3" else None)
 
 
 def _make_store(address: Address, options: StoreOptions, query: str, *, is_for_lists: bool) -> Any:
@@ -180,8 +210,7 @@ def _client_options(
             "timeout": timedelta(seconds=max(_LIST_SECONDS, silence)),
             "read_timeout": timedelta(seconds=silence),
         }
-    ca_file = options.ca_file or (os.environ.get("AWS_CA_BUNDLE") if address.scheme == "s3" else None)
-    if ca_file:
+    if ca_file := _find_ca_file(address, options):
         try:
             settings["root_certificate"] = data = Path(ca_file).expanduser().read_bytes()
             if not data:

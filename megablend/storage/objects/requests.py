@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 from megablend.errors import (
@@ -21,6 +22,7 @@ from megablend.storage.objects.attempts import Attempts, Counts
 from megablend.storage.objects.failures import Failure, Kind, read_failure
 from megablend.storage.objects.flow import Flow
 from megablend.storage.objects.pins import Pin, pin_answer
+from megablend.storage.objects.sockets import SocketReader
 from megablend.storage.objects.timing import LARGE_BYTES, Timing
 from megablend.storage.objects.watch import Request, Wanted, Watch
 from megablend.system.log import LOG
@@ -36,7 +38,7 @@ class Answer(NamedTuple):
     """Bytes of an object, and which version of it they are of."""
 
     parts: list[Any]
-    """Buffers, one after the other."""
+    """Buffers, one after the other; none where the bytes are in the memory that was given for them."""
     start: int
     stop: int
     pin: Pin
@@ -54,10 +56,14 @@ class Source:
         store: obstore's, which does not try again by itself.
         options: how it is read.
         processes: that share the job's limits.
+        sockets: read ranges of known versions; None where only the client can.
     """
 
-    def __init__(self, root: str, store: Any, options: StoreOptions, processes: int) -> None:
+    def __init__(
+        self, root: str, store: Any, options: StoreOptions, processes: int, sockets: SocketReader | None = None
+    ) -> None:
         self.root, self.store, self.options = root, store, options
+        self._sockets = sockets
         self.flow = Flow(options.max_requests, options.max_source_rate, processes)
         self.timing = Timing(options.read_timeout)
         self._attempts = Attempts(root, options.give_up_after, self.flow)
@@ -70,12 +76,17 @@ class Source:
         """What was requested so far."""
         return self._attempts.counts
 
-    async def get(self, location: str, key: str, start: int, stop: int, pin: Pin | None) -> Answer:
+    async def get(
+        self, location: str, key: str, start: int, stop: int, pin: Pin | None, into: memoryview | None = None
+    ) -> Answer:
         """Bytes `start` to `stop` of one version of an object; of whichever there is where `pin` is None.
+
+        Args:
+            into: memory for all of them; the answer has the parts that are not there yet.
 
         Raises: MissingFileError; ChangedFileError; CorruptFileError where it ends before; DataError.
         """
-        wanted = Wanted(key, start, stop, pin)
+        wanted = Wanted(key, start, stop, pin, into=into)
         found = await self._attempt(wanted)
         if isinstance(found, Failure):
             found = await self._attempts.persist(location, lambda: self._attempt(wanted), found)
@@ -135,7 +146,9 @@ class Source:
         """Send a late request a second time, unless too many were."""
         if self.counts.hedges < _HEDGES * self.counts.requests:
             self.counts.hedges += 1
-            request.hedge = asyncio.get_running_loop().create_task(self._receive(self._start(request.wanted)))
+            request.hedge = asyncio.get_running_loop().create_task(
+                self._receive(self._start(replace(request.wanted, into=None)))
+            )
             request.hedge.add_done_callback(lambda done: _take_hedge(request, done))
 
     async def _receive(self, request: Request) -> Answer | Failure:
@@ -160,6 +173,24 @@ class Source:
             self._watch.remove(request)
 
     async def _exchange(self, request: Request) -> Answer | Failure:
+        """Over a socket where that is possible, or else by the client."""
+        wanted = request.wanted
+        pin = wanted.pin
+        if wanted.into is None or pin is None or not pin.etag or self._sockets is None or not self._sockets.is_usable:
+            return await self._ask_client(request)
+        found = await self._sockets.read(request, self._ask_client)
+        if found is not None:
+            return found
+        self._note(request, wanted.size)
+        return Answer([], wanted.start, wanted.stop, pin)
+
+    def _note(self, request: Request, size: int) -> None:
+        """A request was answered with `size` bytes."""
+        assert request.first is not None
+        self.timing.note(request.began, asyncio.get_running_loop().time() - request.began, size)
+        self.flow.note_latency(request.first - request.began, request.first)
+
+    async def _ask_client(self, request: Request) -> Answer | Failure:
         import obstore
 
         loop, wanted = asyncio.get_running_loop(), request.wanted
@@ -185,8 +216,7 @@ class Source:
         if end != stop and end != there.size:
             return Failure(Kind.AGAIN, "the answer ended early", "")
         self.counts.bytes += end - begin - wanted.size  # shorter where the object is
-        self.timing.note(request.began, loop.time() - request.began, stop - start)
-        self.flow.note_latency(request.first - request.began, request.first)
+        self._note(request, stop - start)
         return Answer(parts, begin, end, there)
 
     def _say_weak(self) -> None:

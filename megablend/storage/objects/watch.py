@@ -30,6 +30,8 @@ class Wanted:
     """The version; None for any."""
     patience: float = 1.0
     """Times the usual time that a request may take."""
+    into: memoryview | None = None
+    """Memory for the bytes, if they may be written there before all have come."""
 
     @property
     def size(self) -> int:

@@ -37,7 +37,7 @@ for batch in batches: pass
 print(json.dumps([time.perf_counter() - wall, time.process_time() - cpu]))
 """
 OBSTORE = """
-import asyncio, json, random, sys, time, obstore
+import asyncio, json, os, random, sys, time, obstore
 from obstore.store import S3Store
 given = json.loads(sys.argv[1])
 store = S3Store(given["bucket"], endpoint=given["url"], client_options={"allow_http": True})
@@ -51,7 +51,8 @@ async def read_all():
     await asyncio.gather(*map(read, starts))
 wall, cpu = time.perf_counter(), time.process_time()
 asyncio.run(read_all())
-print(json.dumps([time.perf_counter() - wall, time.process_time() - cpu]))
+print(json.dumps([time.perf_counter() - wall, time.process_time() - cpu]), flush=True)
+os._exit(0)  # its threads may end an interpreter that is ending by an error
 """
 S3FS = """
 import json, random, sys, time, s3fs
