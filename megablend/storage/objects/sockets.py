@@ -56,6 +56,7 @@ class _Connection(asyncio.BufferedProtocol):
         """When its last answer was complete."""
         self._transport: asyncio.Transport | None = None
         self._head = bytearray(_HEAD_BYTES)
+        self._view = memoryview(self._head)
         self._got = 0
         """Bytes of the head, and what came along with it."""
         self._room: memoryview | None = None
@@ -96,7 +97,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """See asyncio.BufferedProtocol: the head comes first."""
-        return memoryview(self._head)[self._got :] if self._room is None else self._room
+        return self._view[self._got :] if self._room is None else self._room
 
     def buffer_updated(self, nbytes: int) -> None:
         """See asyncio.BufferedProtocol."""
@@ -121,21 +122,26 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _begin_body(self, request: Request, end: int) -> memoryview | None:
         """The head, which ends at byte `end`, is there. Returns: where the rest of the body goes; None if it is not taken."""
-        first, *lines = self._head[:end].decode("latin-1").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        version, status, length = first[:9], first[9:12], headers.get("content-length", "")
-        if not (status.isdigit() and length.isdigit()) or "transfer-encoding" in headers:
+        head = self._head[:end].decode("latin-1")
+        lower = head.lower()  # names of headers may be written in any case
+
+        def find(name: str) -> str:
+            start = lower.find(f"\r\n{name}:")
+            return head[start + len(name) + 3 :].partition("\r\n")[0].strip() if start >= 0 else ""
+
+        version, status, length = head[:9], head[9:12], find("content-length")
+        if not (status.isdigit() and length.isdigit()) or find("transfer-encoding"):
             return None
         self._status = int(status)
-        self._is_kept = version == "HTTP/1.1 " and headers.get("connection", "").lower() != "close"
-        wanted, body = request.wanted, memoryview(self._head)[end + 4 : self._got]
+        self._is_kept = version == "HTTP/1.1 " and find("connection").lower() != "close"
+        wanted, body = request.wanted, self._view[end + 4 : self._got]
         if self._status == 206:
             assert wanted.into is not None
             assert wanted.pin is not None
             place = f"bytes {wanted.start}-{wanted.stop - 1}/{wanted.pin.size}"
-            if (headers.get("content-range"), int(length)) != (place, wanted.size) or "content-encoding" in headers:
+            if find("content-range") != place or int(length) != wanted.size or find("content-encoding"):
                 return None
-            if normalise_etag(headers.get("etag")) != wanted.pin.etag:
+            if normalise_etag(find("etag")) != wanted.pin.etag:
                 return None
             room = wanted.into
             request.first = request.last
