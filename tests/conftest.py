@@ -42,13 +42,27 @@ if importlib.util.find_spec("torch") is None:
     sys.meta_path.append(SkipWithoutTorch())
 
 
-ROOMS = ("config", "distributed", "exact", "formats", "index", "kernels", "order", "plan", "storage")
+ROOMS = (
+    "blocks",
+    "config",
+    "distributed",
+    "exact",
+    "formats",
+    "fs",
+    "index",
+    "kernels",
+    "order",
+    "plan",
+    "prefetch",
+    "storage",
+)
 TABLES = tuple(f"behaviour/remedies/test_{name}.py" for name in ("blends", "configs", "files"))
 QUICK = (Path("test_layers.py"), *map(Path, ROOMS), *map(Path, TABLES))
 """Folders and files whose tests need neither MPI nor training, except for those marked `long`."""
 NOT_QUICK = {"long", "slow"}
 WITHOUT_SLOW = ("quick", "not slow")
 """What `-m` says where no test writes much."""
+WITH_SERVERS = Path("storage/objects")
 QUICK_CASES = 6
 """Of a test with more cases than this, the quick part has so many, spread over all of them."""
 
@@ -66,6 +80,11 @@ def pytest_configure(config: pytest.Config) -> None:
         limit_examples(IN_QUICK_PART)
 
 
+def is_quick(path: Path) -> bool:
+    """Whether a file, relative to the tests, is in a quick place."""
+    return any(map(path.is_relative_to, QUICK)) and not path.is_relative_to(WITH_SERVERS)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """`-m quick` does not import the other tests, which takes as long as many quick tests do."""
     if (
@@ -74,7 +93,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         and collection_path.name != "__init__.py"
     ):
         path = collection_path.relative_to(TESTS)
-        return not any(path.is_relative_to(place) or place.is_relative_to(path) for place in QUICK)
+        return not is_quick(path) and not any(place.is_relative_to(path) for place in QUICK)
     return None
 
 
@@ -95,9 +114,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.environ.get("NUMBA_DISABLE_JIT") == "1":
         items[:] = [item for item in items if not item.get_closest_marker("compiled")]
     for item in items:
-        path = item.path.relative_to(TESTS)
-        is_plain = path.parent in QUICK or path in QUICK  # the folders in these need servers
-        if is_plain and not NOT_QUICK.intersection(mark.name for mark in item.iter_markers()):
+        if is_quick(item.path.relative_to(TESTS)) and not NOT_QUICK.intersection(
+            mark.name for mark in item.iter_markers()
+        ):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for of_one_test in cases.values():
         for item in choose_evenly(of_one_test, QUICK_CASES):

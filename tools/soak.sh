@@ -2,12 +2,12 @@
 # All tests, the long ones too, and how long they took: bash tools/soak.sh [pytest arguments]
 #
 # How large the campaigns are, and their seeds, by environment variables (with what is taken where one is not set):
-#   MEGABLEND_TEST_KILLS  (1000)    builds and collections of garbage that are killed: tests/api/test_kills.py
+#   MEGABLEND_TEST_KILLS  (1000)    builds and collections of garbage that are killed: tests/behaviour/test_kills.py
 #   MEGABLEND_TEST_FAULTS (1000)    calls of the system that fail: tests/cli/test_system_faults.py; needs strace
-#   MEGABLEND_TEST_HISTORIES (500)  runs that grow, change and are amended: tests/api/test_histories.py
+#   MEGABLEND_TEST_HISTORIES (500)  runs that grow, change and are amended: tests/behaviour/test_histories.py
 #   MEGABLEND_TEST_SOURCES (50)     servers that go wrong: tests/storage/objects/test_whole_runs.py
 #   MEGABLEND_TEST_SEED   (0)       the first seed of these four
-#   MEGABLEND_MUTATIONS   (100000)  damaged files of data and caches: tests/api/test_mutations.py
+#   MEGABLEND_MUTATIONS   (100000)  damaged files of data and caches: tests/behaviour/test_mutations.py
 #   MEGABLEND_SEED        (17)      their seed
 #   MEGABLEND_SOAK_PLANS  (2000)    random plans, compared with the oracle: tests/plan/test_epoch_ends.py
 #   MEGABLEND_SOAK_SEED   (1)       their seed

@@ -18,7 +18,7 @@ from megablend.caches.base import RUNS, Record
 from megablend.caches.local import LocalCacheStore
 from megablend.cli.main import cli
 from megablend.plan.ledger_file import load_ledger
-from tests.api.test_stages import stream
+from tests.behaviour.test_stages import stream
 from tests.runs import make_config, read_samples, write_blend
 
 FIRST: dict[str, Any] = {"samples": 640}

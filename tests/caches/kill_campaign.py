@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import megablend
-from tests.api.kill_campaign import start, tokens_of, wait
+from tests.behaviour.kill_campaign import start, tokens_of, wait
 
 
 class Campaign:

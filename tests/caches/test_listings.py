@@ -16,8 +16,8 @@ from megablend.caches.objects.store import ObjectCacheStore
 from megablend.storage.object_options import ObjectOptions, parse_options
 from megablend.storage.objects import prefix as module
 from megablend.storage.objects.prefix import ObjectEntry, ObjectPrefix
+from tests.caches.objects.test_unused_copies import find_nodes
 from tests.caches.test_remote_cache import configs, samples
-from tests.caches.test_unused_copies import find_nodes
 from tests.runs import documents, write_source
 from tests.storage.faulty import FaultySource
 

@@ -14,7 +14,7 @@ from megablend.fs.atomic_write import replace_file
 from megablend.storage.descriptors import default_capacity, shared_pool
 from megablend.storage.local import LocalStorage
 from tests.index.index_data import ROOT, build, driver, environment, spec, write
-from tests.index.test_parts import write_groups
+from tests.index.test_file_parts import write_groups
 
 
 def build_with(limit: int, cache: Path, *sources: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import megablend
-from tests.api.test_new_data import STAGES, entry, later, make_run, tokens_of, write_file
+from tests.behaviour.test_new_data import STAGES, entry, later, make_run, tokens_of, write_file
 
 pytestmark = pytest.mark.long
 

@@ -31,7 +31,7 @@ from megablend.testing.documents import join_pieces
 from tests.runs import documents, make_config, write_source
 from tests.storages import STORAGE
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parent.parent / "golden"
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "raw_expected.json").read_text(encoding="utf-8"))
 TOKENS = [7, 1, 2, 9, 9, 3, 4, 5, 9, 6]
 LLMC = {"uint16": (20240520, 1), "uint32": (20240801, 7)}

@@ -11,7 +11,7 @@ from megablend.distributed.base import SingleProcess
 from megablend.errors import ChangedFileError, ConfigError
 from megablend.megatron.cache_builder.idx_copies import IdxCopies, copy_path, make_copies
 from megablend.storage.by_scheme import make_storage
-from tests.megatron.objects_driver import read_all
+from tests.megatron.cache_builder.objects_driver import read_all
 from tests.megatron.plugin_data import draw_documents, environment, write_word
 from tests.preloaded import python
 from tests.storage.faulty import Faults, FaultySource

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.histories.checks import check_job
-from tests.api.histories.draw import draw_stage, ease
-from tests.api.histories.job import Job
+from tests.behaviour.histories.checks import check_job
+from tests.behaviour.histories.draw import draw_stage, ease
+from tests.behaviour.histories.job import Job
 
 FIRST = 100 + int(os.environ.get("MEGABLEND_TEST_SEED", "0"))
 HISTORIES = int(os.environ.get("MEGABLEND_TEST_HISTORIES", "60"))

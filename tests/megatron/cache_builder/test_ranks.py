@@ -39,7 +39,7 @@ RUN_FORKED = list[Callable[[str, int], list[int]]]()
 
 @pytest.fixture(scope="module", autouse=True)
 def forked() -> Iterator[None]:
-    with serve_ranks("tests.megatron.prepare_driver", "torch") as run:
+    with serve_ranks("tests.megatron.cache_builder.prepare_driver", "torch") as run:
         RUN_FORKED.append(run)
         yield
     RUN_FORKED.clear()

@@ -20,8 +20,8 @@ import megablend
 from megablend.config.stages import MASKS
 from megablend.errors import ConfigError, MegablendError, PlanError
 from megablend.plan.ledger_file import load_ledger
-from tests.api.histories.files import Files
-from tests.api.histories.twin import EOD
+from tests.behaviour.histories.files import Files
+from tests.behaviour.histories.twin import EOD
 from tests.formats.writers import KINDS
 from tests.runs import list_fields, make_config, read_fields
 

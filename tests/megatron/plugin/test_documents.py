@@ -32,7 +32,7 @@ from megablend.megatron.request.dataset_uri import DatasetURI, parse_address
 from tests.megatron.plugin_data import draw_documents, write_word
 from tests.storages import STORAGE
 
-GOLDEN = Path(__file__).parent.parent / "formats" / "golden"
+GOLDEN = Path(__file__).parent.parent.parent / "formats" / "golden"
 DOCUMENTS = draw_documents(1)
 EOD = 50_000
 

@@ -6,7 +6,7 @@ import random
 from fractions import Fraction
 from typing import Any
 
-from tests.api.histories.job import Job, Requested, draw_masks
+from tests.behaviour.histories.job import Job, Requested, draw_masks
 
 
 def draw_stage(job: Job) -> tuple[dict[str, Any], Requested]:

@@ -36,8 +36,8 @@ from megablend.index.sampled_digest import NUM_RANGES, RANGE_BYTES
 from megablend.plan.ledger_format import dump_ledger, open_seal, parse_ledger, seal_ledger
 from megablend.prefetch.samples import read_samples
 from megablend.system.failures import translating
-from tests.api.test_special_files import PUT
-from tests.caches.test_hostile_names import NAMES
+from tests.behaviour.test_hostile_names import NAMES
+from tests.behaviour.test_special_files import PUT
 from tests.cli.commands import run as run_command
 from tests.formats.writers import write_arrow, write_megatron
 from tests.storages import STORAGE

@@ -17,7 +17,7 @@ from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
 from megablend.storage.local import LocalStorage
 
-GOLDEN = sorted((Path(__file__).parent.parent / "golden").glob("*.parquet"))
+GOLDEN = sorted((Path(__file__).parent.parent.parent.parent / "golden").glob("*.parquet"))
 
 
 def footer_of(path: Path) -> Footer:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import megablend
-from tests.api.histories.files import Files
+from tests.behaviour.histories.files import Files
 from tests.runs import read_samples
 
 EOD = 0

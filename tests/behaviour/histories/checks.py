@@ -17,9 +17,9 @@ import megablend
 from megablend.config.stages import MASKS
 from megablend.plan.stage import Stage
 from megablend.plan.stages_plan import Stretch
-from tests.api.histories import twin
-from tests.api.histories.job import Job
-from tests.api.histories.twin import EOD, Change, SourceSample
+from tests.behaviour.histories import twin
+from tests.behaviour.histories.job import Job
+from tests.behaviour.histories.twin import EOD, Change, SourceSample
 from tests.runs import read_fields, read_samples
 
 

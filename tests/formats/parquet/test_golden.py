@@ -8,7 +8,7 @@ import pytest
 from megablend.formats.base import ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, STARTS_MID_DOCUMENT
 from tests.formats.parquet_files import check
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parent.parent / "golden"
 NAMES = ["mid_row_v1_plain", "mid_row_v1_zstd_nulls", "mid_row_v1_dictionary", "mid_row_v1_delta"]
 
 
