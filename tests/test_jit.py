@@ -67,7 +67,6 @@ def test_what_is_not_in_the_cache_is_compiled_under_the_exclusive_lock(
 
 
 @compiled
-@pytest.mark.timeout(60)
 def test_a_kernel_is_loaded_or_compiled_while_another_is_compiled(
     turns: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +84,6 @@ def test_a_kernel_is_loaded_or_compiled_while_another_is_compiled(
 
 
 @compiled
-@pytest.mark.timeout(60)
 def test_a_kernel_is_loaded_without_what_only_compiling_needs(turns: list[int]) -> None:
     """While another process, here this one, loads too."""
     gather_lengths(*ARGUMENTS)
@@ -100,7 +98,7 @@ def test_a_kernel_is_loaded_without_what_only_compiling_needs(turns: list[int]) 
     environment = {**os.environ, "MEGABLEND_KERNEL_CACHE": str(jit.cache_dir().parents[2])}
     with jit._turn(gather_lengths.py_func, fcntl.LOCK_SH):  # type: ignore[attr-defined]
         done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=50, check=False
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240, check=False
         )
     assert done.stdout == "6 False\n4 True\n", done.stderr
 
@@ -130,14 +128,13 @@ print(gather_lengths(lengths, np.array([2, 0, 1], np.int32), out), out.tolist())
 
 
 @compiled
-@pytest.mark.timeout(120)
 def test_a_kernel_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> None:
     """On a full disk; a later process keeps it."""
     environment = {**os.environ, "MEGABLEND_KERNEL_CACHE": str(tmp_path)}
     said = 0
     for limit in (["0"], ["1000"], []):
         command = [*python(), "-c", GATHER, *limit]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr
         assert done.stdout == "6 [3, 1, 2]\n"
         assert bool(list(tmp_path.rglob("*.nbc"))) == (not limit)

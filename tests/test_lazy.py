@@ -20,7 +20,7 @@ class Slow:
         """What takes a while."""
         self.times += 1
         self.entered.set()
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(240)
         return 7
 
 
@@ -38,7 +38,7 @@ def test_a_process_that_is_forked_while_a_thread_computes_does_not_hang() -> Non
     thread = threading.Thread(target=lambda: slow.value)
     thread.start()
     try:
-        assert slow.entered.wait(30)
+        assert slow.entered.wait(240)
         child = os.fork()
         if child == 0:
             signal.alarm(20)  # ends a child that hangs

@@ -4,8 +4,6 @@ import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
 from megablend.lru import LRUCache
 
 
@@ -41,7 +39,6 @@ def test_values_of_a_size_are_made_together_and_kept_up_to_their_sum() -> None:
     assert made == [[1, 2], [3], [1], [9], [2]]
 
 
-@pytest.mark.timeout(60)
 def test_threads_that_make_a_value_at_the_same_time_get_the_same() -> None:
     recent, both = LRUCache[object](2), threading.Barrier(2)
 
@@ -54,7 +51,6 @@ def test_threads_that_make_a_value_at_the_same_time_get_the_same() -> None:
     assert first is second is recent.get("x", object)
 
 
-@pytest.mark.timeout(60)
 def test_a_value_that_is_kept_is_there_for_all_threads_at_all_times() -> None:
     recent = LRUCache[int](2)
     recent.get("x", lambda: 1)

@@ -42,7 +42,7 @@ def files(tmp_path: Path, source: int) -> list[Path]:
 def command(tmp_path: Path, config: dict[str, Any], *args: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "config.json").write_text(json.dumps(config))
     given = [*python(), "-m", "megablend", args[0], str(tmp_path / "config.json"), *args[1:]]
-    return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(given, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_all_files_as_indexed(config: dict[str, Any]) -> None:
@@ -154,7 +154,7 @@ def test_an_error_while_reading_names_the_sample_and_its_source(
 
 def batches_until_error(loader: megablend.Loader) -> int:
     """Batches that came before the error; fails where none comes in good time."""
-    deadline, count = time.monotonic() + 60, 0
+    deadline, count = time.monotonic() + 240, 0
     while time.monotonic() < deadline:
         for _ in loader:
             count += 1
@@ -189,12 +189,15 @@ def test_files_are_checked_for_a_data_loader_of_others_too(
     loader = megablend.Loader(dataset, micro_batch_size=2, data_parallel_rank=0, data_parallel_size=1)
     files(tmp_path, 0)[1].rename(tmp_path / "aside")
 
-    def take_slowly() -> None:
-        for _ in loader.next_indices():  # nothing reads the file
-            time.sleep(0.1)
+    def take_until_it_is_found() -> None:
+        deadline = time.monotonic() + 240
+        while time.monotonic() < deadline:
+            loader.load_state_dict(dataset.state_dict(0))
+            for _ in loader.next_indices():  # nothing reads the file
+                time.sleep(0.01)
 
     with pytest.raises(MissingFileError, match=r"found by the background check of files"):
-        take_slowly()
+        take_until_it_is_found()
     loader.close()
 
 

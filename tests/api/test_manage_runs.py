@@ -191,7 +191,6 @@ def test_names_that_are_taken_missing_or_no_names(config: dict[str, Any]) -> Non
     ],
     ids=["rename", "reset", "remove"],
 )
-@pytest.mark.timeout(60)
 def test_changes_wait_for_a_build(
     config: dict[str, Any], change: Callable[[dict[str, Any]], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +199,7 @@ def test_changes_wait_for_a_build(
     with build_lock(cache), pytest.raises(megablend.CacheError, match=f"another build .*pid {os.getpid()}"):
         change(config)
     assert names(config) == ["demo"]
-    monkeypatch.setattr("megablend.fs.build_lock.WAIT_SECONDS", 30.0)
+    monkeypatch.setattr("megablend.fs.build_lock.WAIT_SECONDS", 240.0)
     changed = threading.Event()
     with build_lock(cache):
 
@@ -212,7 +211,7 @@ def test_changes_wait_for_a_build(
         thread.start()
         assert not changed.wait(0.3)
         assert names(config) == ["demo"]
-    thread.join(30)
+    thread.join(240)
     assert changed.is_set()
     assert names(config) != ["demo"]
 

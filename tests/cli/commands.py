@@ -53,7 +53,7 @@ def run_process(*args: object, cwd: Path | None = None, **environ: str) -> subpr
         [*python(), "-m", "megablend", *map(str, args)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": ROOT} | environ,
         check=False,

@@ -280,7 +280,9 @@ def test_a_tokenizer_needs_its_library(monkeypatch: pytest.MonkeyPatch, capsys: 
 def in_bash(command: str) -> subprocess.CompletedProcess[str]:
     environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     command = command.replace("megablend ", f"{sys.executable} -m megablend ")
-    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, env=environ, check=False)
+    return subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=240, env=environ, check=False
+    )
 
 
 def test_a_closed_pipe_is_no_bug(built: Path) -> None:

@@ -98,7 +98,7 @@ class Server:
         self.stdin.write("go\n")
         status = int(self._line())
         if tracer is not None:
-            tracer.communicate(timeout=60)
+            tracer.communicate(timeout=240)
         return Done(status, output.read_text(errors="replace"), log.read_text().splitlines() if trace else [])
 
     def _line(self) -> str:
@@ -110,7 +110,7 @@ class Server:
 
     def close(self) -> None:
         self.stdin.close()
-        self.process.wait(timeout=60)
+        self.process.wait(timeout=240)
         self.stdout.close()
         self.errors.close()
 

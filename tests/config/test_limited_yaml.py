@@ -20,7 +20,6 @@ def bomb(first: str, line: str, lines: int) -> str:
     return "\n".join([f"a: &a {first}", *rest])
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     ("text", "says"),
     [

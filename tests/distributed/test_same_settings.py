@@ -108,7 +108,7 @@ def launch_each(*commands: list[str], code: int = 2) -> str:
         [str(Path(sys.executable).with_name("mpirun")), *parts[1:]],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         env=environment(),
         check=False,
     )

@@ -44,7 +44,7 @@ def test_it_passes_its_contract_suite(tmp_path: Path, patch: str) -> None:
         env={**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert applied.returncode == 0, applied.stderr

@@ -73,7 +73,7 @@ def test_where_none_serves_a_new_one_is_made_and_removed_at_the_end(tmp_path: Pa
         "os.wait(); assert folder.is_dir(); print(folder)\n"
     )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, cwd=ROOT)
     assert "megablend-test-" in done.stdout
     assert not Path(done.stdout.strip()).exists()
 
@@ -153,7 +153,6 @@ def is_reached_by_all(folder: Path) -> bool:
 
 @as_root
 @pytest.mark.skipif(not is_reached_by_all(ROOT), reason="another user cannot reach this folder")
-@pytest.mark.timeout(120)
 def test_a_folder_put_into_the_temporary_one_by_another_user_is_not_used(shared: Path) -> None:
     """Its name can be guessed; numba would load pickles from it."""
     planted = shared / "megablend-65532" / "megablend" / "private-kernels"
@@ -162,7 +161,7 @@ def test_a_folder_put_into_the_temporary_one_by_another_user_is_not_used(shared:
     for code in (ATTACK, VICTIM):
         command = [sys.executable, "-c", code, str(planted)]
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+            command, env=environment, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT
         )
         assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{shared}/megablend-kernels-")

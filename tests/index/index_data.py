@@ -87,5 +87,5 @@ def environment(**extra: object) -> dict[str, str]:
 
 def run(command: list[str], **extra: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env=environment(**extra), check=False, cwd=ROOT
+        command, capture_output=True, text=True, timeout=240, env=environment(**extra), check=False, cwd=ROOT
     )

@@ -8,7 +8,7 @@ import time
 
 NAMES = tuple(f"megablend-{what}" for what in ("read", "fetch", "decode", "transform", "watch"))
 """Those for kernels and object stores belong to the process."""
-SECONDS = 60
+SECONDS = 240
 
 
 class LoaderThreads:

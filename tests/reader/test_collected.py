@@ -17,7 +17,7 @@ import megablend
 from tests.reader.loader_threads import LoaderThreads
 from tests.runs import documents, make_config, write_source
 
-SECONDS = 30
+SECONDS = 240
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tests.preloaded import python
 from tests.reader.test_forks import run_in_child
 from tests.runs import documents, make_config, write_source
 
-SECONDS = 60
+SECONDS = 240
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_process_that_exits_waits_for_the_check_in_progress(watch: str) -> Non
         [*python("torch"), "-c", EXIT, watch],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         env=os.environ | {"PYTHONPATH": str(root)},
         check=False,
     )

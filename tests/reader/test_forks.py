@@ -13,7 +13,7 @@ import pytest
 import megablend
 from tests.runs import documents, make_config, write_source
 
-SECONDS = 60
+SECONDS = 240
 
 
 @pytest.fixture

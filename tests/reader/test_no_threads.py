@@ -17,7 +17,6 @@ from tests.runs import documents, make_config, write_source
 LOCAL = LocalStorage()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ["megablend-read", "megablend-fetch", "megablend-decode"])
 def test_the_error_names_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     if kind != "megablend-read":  # separate threads fetch and decode

@@ -60,7 +60,7 @@ def render(path: Path, width: int) -> str:
         [CHROMIUM, *options, profile, "--dump-dom", path.as_uri()],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=True,
     )
     return done.stdout

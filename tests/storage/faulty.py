@@ -120,11 +120,11 @@ class FaultySource:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._call(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=100)
+        self._thread.join(timeout=240)
         self._loop.close()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=100)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=240)
 
     async def _stop(self) -> None:
         self._server.close()

@@ -113,7 +113,7 @@ def test_folders_without_permission_are_reported(tmp_path: Path) -> None:
         [sys.executable, "-c", code, *(f"{tmp_path}/{pattern}" for pattern in patterns)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin", "PYTHONDONTWRITEBYTECODE": "1"},
     )
     assert done.returncode == 0, done.stderr

@@ -47,6 +47,6 @@ def test_a_forked_process_counts_its_own() -> None:
     queue: multiprocessing.SimpleQueue[int] = context.SimpleQueue()
     child = context.Process(target=_in_child, args=(meter, queue))
     child.start()
-    child.join(60)
+    child.join(240)
     assert queue.get() == 1
     assert meter.take().retries == 1

@@ -75,7 +75,7 @@ def run(script: str, *arguments: object) -> str:
     """What a process prints: an error's message, or nothing."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

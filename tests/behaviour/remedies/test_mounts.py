@@ -49,7 +49,7 @@ def build(path: Path, mount: Path | None) -> subprocess.CompletedProcess[str]:
         [str(MPIRUN), "-n", "1", *command, ":", "-n", "1", *other],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
         env=environment(COLUMNS=200),
     )

@@ -188,16 +188,16 @@ def test_a_dictionary_that_two_threads_want_is_loaded_once() -> None:
     def load() -> Array:
         loads.append(1)
         started.set()
-        go_on.wait(20)
+        go_on.wait(240)
         return np.arange(3)
 
     with ThreadPoolExecutor(2) as threads:
         found = [threads.submit(cache.get, (0, 0), load)]
-        started.wait(20)
+        started.wait(240)
         found.append(threads.submit(cache.get, (0, 0), load))
         time.sleep(0.05)
         go_on.set()
-        assert [each.result(20).tolist() for each in found] == [[0, 1, 2]] * 2
+        assert [each.result(240).tolist() for each in found] == [[0, 1, 2]] * 2
     assert loads == [1]
 
 

@@ -172,7 +172,7 @@ for sizes in ({SIZES}, [201, 20, 10]):
         print(error)
 """
     command = [*python("megatron"), "-c", code]
-    result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240, check=False)
     if result.returncode == 77:
         pytest.skip("no right to mount")
     length, complaint = result.stdout.splitlines()

@@ -57,7 +57,7 @@ def run(folder: Path, spec: dict[str, Any], num_ranks: int, before: Callable[[],
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
         preexec_fn=before,
     )

@@ -165,7 +165,6 @@ class SilentOnce(FaultySource):
         return await super()._answer(writer, method, target, headers)
 
 
-@pytest.mark.timeout(60)
 def test_a_head_that_is_not_answered_is_sent_again() -> None:
     with SilentOnce({"b/x": b""}) as source:
         storage = make_storage(objects=parse_options({"http://": {"read_timeout": 0.5}}))

@@ -126,8 +126,8 @@ def is_quiet(server: FaultySource) -> bool:
 
 
 def wait_until(is_reached: Callable[[], bool]) -> None:
-    """Wait at most half a minute; the source is tried for ten."""
-    deadline = time.monotonic() + 30
+    """Wait at most four minutes; the source is tried for ten."""
+    deadline = time.monotonic() + 240
     while not is_reached():
         assert time.monotonic() < deadline
         time.sleep(0.01)

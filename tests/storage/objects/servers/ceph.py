@@ -102,7 +102,7 @@ def _run(folder: Path, *command: str) -> None:
         [each for each in command if each],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
         env=_environment(folder),
     )

@@ -80,7 +80,7 @@ def find_free_port() -> int:
 
 
 def wait_for_port(port: int, process: subprocess.Popen[str], log: Path, host: str = "127.0.0.1") -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240
     while time.monotonic() < end:
         with socket.socket() as probe:
             probe.settimeout(1)
