@@ -17,21 +17,22 @@ from megablend.exact.samples import BLOCK, ROWS, end_row, no_such, reached
 from megablend.kernels.exact.sample_index import cut, gather_lengths
 
 
-def count_run(lengths: Int32s, documents: Int32s) -> tuple[Int32s, list[int]]:
-    """The lengths of a run of the document index, and the tokens of each BLOCK of it.
+def count_run(lengths: Int32s, documents: Int32s, *, block: int = BLOCK) -> tuple[Int32s, list[int]]:
+    """The lengths of a run of the document index, and the tokens of each block of it.
 
     Args:
         lengths: int32 [num_lengths], tokens of every document; at least one.
         documents: int32 [n], the run.
+        block: documents of a block.
 
     Returns: int32 [n], for `cut_run`; and the sums of the blocks, the last of which may be shorter.
     Raises: PlanError if the run refers to a document without a length.
     """
     gathered = np.empty(len(documents), np.int32)
     sums = []
-    for first in range(0, len(documents), BLOCK):
-        block = slice(first, first + BLOCK)
-        sums.append(gather_lengths(lengths, documents[block], gathered[block]))
+    for first in range(0, len(documents), block):
+        part = slice(first, first + block)
+        sums.append(gather_lengths(lengths, documents[part], gathered[part]))
         if sums[-1] < 0:
             raise no_such(documents, lengths)
     return gathered, sums
@@ -47,6 +48,8 @@ def cut_run(
     *,
     extra: int,
     dtype: npt.DTypeLike,
+    block: int = BLOCK,
+    most_rows: int = ROWS,
 ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
     """The rows of the samples that begin in a run, except the rows of sample 0 and of `rows_after`.
 
@@ -56,19 +59,21 @@ def cut_run(
         start: tokens before the run.
         length, samples, extra: as in sample_index.
         dtype: dtype of the rows, int32 or int64.
+        block: as in `count_run`.
+        most_rows: how many rows are yielded at a time.
 
     Yields: a sample number, and the rows [n, 2] from that sample on.
     """
-    places = np.arange(min(BLOCK, len(gathered)), dtype=np.int32)
+    places = np.arange(min(block, len(gathered)), dtype=np.int32)
     for number, tokens in enumerate(sums):
-        begin, passed = number * BLOCK, 0
-        block = gathered[begin : begin + BLOCK]
+        begin, passed = number * block, 0
+        counted = gathered[begin : begin + block]
         sample, stop = reached(start, length, samples, extra), reached(start + tokens, length, samples, extra)
         before = start
         while sample < stop:
-            rows = np.empty((min(stop - sample, ROWS), 2), dtype)
-            left = places[passed : len(block)]
-            filled, more, before = cut(block, left, first + begin + passed, before, length, extra, sample, rows)
+            rows = np.empty((min(stop - sample, most_rows), 2), dtype)
+            left = places[passed : len(counted)]
+            filled, more, before = cut(counted, left, first + begin + passed, before, length, extra, sample, rows)
             assert filled == len(rows)
             yield sample, rows
             sample, passed = sample + filled, passed + more

@@ -154,11 +154,17 @@ def fetch_all(reads: Sequence[FileRead], storage: Storage) -> None:
 
 
 def read_blocks(
-    reader: BlockReader, blocks: Array, chunks: Array, storage: Storage, *, pieces: bool = True
+    reader: BlockReader,
+    blocks: Array,
+    chunks: Array,
+    storage: Storage,
+    *,
+    pieces: bool = True,
+    batch_bytes: int = BATCH_BYTES,
 ) -> DecodedBlocks:
     """Fetch and decode blocks of one file; see BlockReader.decode. Raises also as Storage.read does."""
     parts, order = list[DecodedBlocks](), np.argsort(blocks["offset"], kind="stable")
-    for mine in _batches(blocks, order):
+    for mine in _batches(blocks, order, batch_bytes):
         read = FileRead(reader, mine, chunks)
         fetch_all([read], storage)
         parts.append(read.decode(pieces=pieces))
@@ -185,10 +191,10 @@ def read_pieces(
     return [found[i] for i in np.argsort(order).tolist()], scanned_bytes
 
 
-def _batches(blocks: Array, order: Int64s) -> Iterator[Array]:
+def _batches(blocks: Array, order: Int64s, batch_bytes: int = BATCH_BYTES) -> Iterator[Array]:
     """Blocks in an order, in batches that are processed together."""
     ordered = blocks[order]
-    for part in portions(decoded_sizes(ordered), BATCH_BYTES):
+    for part in portions(decoded_sizes(ordered), batch_bytes):
         yield ordered[part]
 
 

@@ -11,9 +11,9 @@ SEEN_SECONDS = 10.0
 """How long a file may take to become visible."""
 
 
-def await_file(path: Path) -> None:
-    """Wait until a file exists. Raises: CacheError after SEEN_SECONDS."""
-    deadline = time.monotonic() + SEEN_SECONDS
+def await_file(path: Path, seconds: float = SEEN_SECONDS) -> None:
+    """Wait until a file exists. Raises: CacheError after so many seconds."""
+    deadline = time.monotonic() + seconds
     while not path.is_file():
         if time.monotonic() > deadline:
             raise CacheError(

@@ -79,12 +79,15 @@ def _closing(file: IO[str], path: Path) -> Iterator[None]:
             file.close()
 
 
-def verify_shared_filesystem(cache: Path, nonce: str) -> None:
+def verify_shared_filesystem(cache: Path, nonce: str, *, seconds: float = _SEEN_SECONDS) -> None:
     """Check on another rank that it sees the lock file that rank 0 wrote.
+
+    Args:
+        seconds: how long network file systems may take to show another host's write.
 
     Raises: CacheError if the cache directory is not the same on both.
     """
-    deadline = time.monotonic() + _SEEN_SECONDS  # network file systems may show another host's write seconds late
+    deadline = time.monotonic() + seconds
     while _holder(cache).get("nonce") != nonce:
         if time.monotonic() > deadline:
             raise CacheError(

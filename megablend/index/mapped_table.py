@@ -28,13 +28,6 @@ from megablend.fs.safe_open import open_regular
 from megablend.index.tables import read_mapped
 from megablend.kernels.file_ranges import read_ranges
 
-MAPPED_BYTES = 64 << 20
-"""Tables up to this size are read through the mapping."""
-_AHEAD_ROWS = 256
-"""From this many rows on, the disk is asked for all of them ahead: few are in the page cache yet."""
-_REGION_ROWS, _PORTION_REGIONS = 1 << 14, 8
-"""Rows of 4 bytes that one access may map; accesses per portion."""
-
 
 def _close(fd: int) -> None:
     with contextlib.suppress(OSError):  # the file was only read: nothing is lost
@@ -43,6 +36,15 @@ def _close(fd: int) -> None:
 
 class MappedTable:
     """Columns by name. Safe to share between threads, and after a fork."""
+
+    mapped_bytes = 64 << 20
+    """Tables up to this size are read through the mapping."""
+    ahead_rows = 256
+    """From this many rows on, the disk is asked for all of them ahead: few are in the page cache yet."""
+    region_rows = 1 << 14
+    """Rows of 4 bytes that one access may map."""
+    portion_regions = 8
+    """Accesses per portion."""
 
     def __init__(self, path: Path | str, columns: np.dtype[np.void]) -> None:
         with reading(path):
@@ -62,7 +64,7 @@ class MappedTable:
             values = column.buffers()[1]
             self._columns[name] = np.frombuffer(values or b"", columns[name], batch.num_rows)
             self._begins[name] = values.address - data.address if values else 0
-        self._is_large = len(self._mapping) > MAPPED_BYTES
+        self._is_large = len(self._mapping) > self.mapped_bytes
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """A column, read-only; accessed parts stay in memory."""
@@ -73,9 +75,9 @@ class MappedTable:
         if not self._is_large:
             yield slice(0, len(rows))
             return
-        regions = np.cumsum(np.diff(rows // _REGION_ROWS, prepend=-1) != 0)
-        num_portions = -(-int(regions[-1]) // _PORTION_REGIONS) if len(rows) else 0
-        bounds = np.searchsorted(regions, np.arange(num_portions + 1) * _PORTION_REGIONS, side="right")
+        regions = np.cumsum(np.diff(rows // self.region_rows, prepend=-1) != 0)
+        num_portions = -(-int(regions[-1]) // self.portion_regions) if len(rows) else 0
+        bounds = np.searchsorted(regions, np.arange(num_portions + 1) * self.portion_regions, side="right")
         for start, stop in pairwise(bounds.tolist()):
             yield slice(start, stop)
             self._mapping.madvise(mmap.MADV_DONTNEED)
@@ -95,7 +97,7 @@ class MappedTable:
         )  # of runs of consecutive rows
         starts, begins = rows[firsts], firsts * size
         sizes = np.diff(begins, append=len(rows) * size)
-        ahead = len(starts) >= _AHEAD_ROWS
+        ahead = len(starts) >= self.ahead_rows
         self._read(self._begins[name] + starts * size, sizes, begins, ahead, found.view(np.uint8))
         return found
 

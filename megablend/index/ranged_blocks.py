@@ -16,18 +16,18 @@ from megablend.arrays import Int64s
 from megablend.index.sealed_numbers import ComputedNumbers
 
 VERSION = 1
-_PASS = 1 << 20
-"""Blocks per pass of counting tokens."""
 
 
-def count_groups(before: Callable[[Int64s], Int64s], num_blocks: int, num_groups: int, run: int) -> Int64s:
+def count_groups(
+    before: Callable[[Int64s], Int64s], num_blocks: int, num_groups: int, run: int, *, blocks_per_pass: int = 1 << 20
+) -> Int64s:
     """Count the tokens of each group: int64 [num_groups].
 
     Args:
         before: returns the tokens before each of the given blocks, int64 [n] -> int64 [n].
     """
     totals, turn = np.zeros(num_groups, np.int64), num_groups * run
-    step = max(1, _PASS // turn) * turn
+    step = max(1, blocks_per_pass // turn) * turn
     for start in range(0, num_blocks, step):
         edges = np.arange(start, min(start + step, num_blocks) + run, run).clip(max=num_blocks)
         tokens = np.diff(before(edges))  # tokens of each run; the last run may be short

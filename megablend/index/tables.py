@@ -68,16 +68,15 @@ FILE_SCHEMA = pa.schema(
     ]
 )
 
-_KEPT_BYTES = 1 << 20
-"""A column up to this size is kept in memory: of a small table, files of columns would take longer than everything else."""
 _NULL_COUNT = operator.attrgetter("null_count")
 
 
 class _Column:
-    """The values of a column so far: in memory, or, where they are many, in a temporary file at `path`."""
+    """The values of a column so far: in memory, or, where they have more than `kept_bytes`, in a temporary file at `path`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kept_bytes: int) -> None:
         self._path = path
+        self._kept_bytes = kept_bytes
         self._kept = io.BytesIO()
         self._file: BinaryIO | None = None
 
@@ -85,7 +84,7 @@ class _Column:
         """Append values."""
         if self._file is not None:
             self._file.write(values)
-        elif self._kept.tell() + values.nbytes <= _KEPT_BYTES:
+        elif self._kept.tell() + values.nbytes <= self._kept_bytes:
             self._kept.write(values)
         else:
             self._file = self._path.open("x+b")
@@ -108,12 +107,19 @@ class _Column:
 
 
 class TableWriter:
-    """Writes a table of fixed-width columns in constant memory. Use as a context; temporary files are removed at its end."""
+    """Writes a table of fixed-width columns in constant memory. Use as a context; temporary files are removed at its end.
 
-    def __init__(self, path: Path, columns: np.dtype[np.void]) -> None:
+    Args:
+        kept_bytes: a column up to this size is kept in memory: of a small table, files of columns would take longer than
+            everything else.
+    """
+
+    def __init__(self, path: Path, columns: np.dtype[np.void], *, kept_bytes: int = 1 << 20) -> None:
         self._path = path
         self._dtypes = columns
-        self._columns = {name: _Column(path.with_name(f"{path.name}.{name}")) for name in columns.names or ()}
+        self._columns = {
+            name: _Column(path.with_name(f"{path.name}.{name}"), kept_bytes) for name in columns.names or ()
+        }
 
     def __enter__(self) -> TableWriter:
         return self

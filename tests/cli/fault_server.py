@@ -22,7 +22,7 @@ import numpy as np
 import megablend
 from megablend.cli.main import main as run_command
 from megablend.errors import MegablendError
-from megablend.index import mapped_table as mapped
+from megablend.index.mapped_table import MappedTable
 
 
 def read_all(config: str) -> str:
@@ -39,7 +39,7 @@ def read_all(config: str) -> str:
 def run(order: dict[str, Any]) -> None:
     """Do what is asked; ends with SystemExit."""
     if order.get("large"):  # as tables of a large index are: read rather than mapped
-        mapped.MAPPED_BYTES = 0
+        MappedTable.mapped_bytes = 0
     if "argv" in order:
         sys.argv = ["megablend", *order["argv"]]
         run_command()

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import PlanError
-from megablend.exact import sample_parts
 from megablend.exact.epochs import num_samples
 from megablend.exact.sample_parts import count_run, cut_run, rows_after
 from megablend.exact.samples import sample_index
@@ -31,17 +30,16 @@ def test_parts_make_the_whole(dtype: Any, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(documents)), max_size=4)))
     rows, made = np.full((samples + 1, 2), -7, dtype), [0]
     rows[0] = 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sample_parts, "BLOCK", data.draw(st.integers(1, 5)))
-        patch.setattr(sample_parts, "ROWS", data.draw(st.integers(1, 4)))
-        start = 0
-        for first, stop in pairwise([0, *cuts, len(documents)]):
-            gathered, sums = count_run(lengths, documents[first:stop])
-            for sample, part in cut_run(gathered, sums, first, start, length, samples, extra=extra, dtype=dtype):
-                assert part.dtype == dtype
-                rows[sample : sample + len(part)] = part
-                made += range(sample, sample + len(part))
-            start += sum(sums)
+    block, most_rows = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
+    sizes: dict[str, Any] = {"extra": extra, "dtype": dtype, "block": block, "most_rows": most_rows}
+    start = 0
+    for first, stop in pairwise([0, *cuts, len(documents)]):
+        gathered, sums = count_run(lengths, documents[first:stop], block=block)
+        for sample, part in cut_run(gathered, sums, first, start, length, samples, **sizes):
+            assert part.dtype == dtype
+            rows[sample : sample + len(part)] = part
+            made += range(sample, sample + len(part))
+        start += sum(sums)
     assert start == tokens
     last, options = int(lengths[documents[-1]]), {"extra": extra, "keep_tail": keep_tail, "dtype": dtype}
     try:

@@ -70,7 +70,6 @@ def test_pages_far_smaller_than_their_tokens_are_read_one_after_the_other(
         fetch_all(reads, storage)
 
     monkeypatch.setattr(fetch, "fetch_all", count)
-    monkeypatch.setattr(fetch, "BATCH_BYTES", 400_000)
-    decoded = fetch.read_blocks(reader, place_blocks(found.blocks), found.chunks, STORAGE)
+    decoded = fetch.read_blocks(reader, place_blocks(found.blocks), found.chunks, STORAGE, batch_bytes=400_000)
     assert [each.tokens.tolist() for each in decoded] == rows
     assert batches == [1] * 4

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -40,9 +41,8 @@ TOKENS: Format = Tokens()
 
 
 @pytest.fixture
-def packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An installed package whose entry point names `TOKENS`, and broken ones."""
-    monkeypatch.setattr("megablend.formats.registry.FORMATS", dict(FORMATS))
     group = "megablend.formats"
     entries = importlib.metadata.EntryPoints(
         importlib.metadata.EntryPoint(name, value, group)
@@ -53,6 +53,8 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
         }.items()
     )
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **chosen: entries.select(**chosen))
+    with mock.patch.dict(FORMATS):
+        yield
 
 
 def test_a_format_of_another_package_is_found_by_name(packages: None) -> None:

@@ -87,7 +87,7 @@ def test_every_bit_of_a_row_counts(cache: Path) -> None:
 
 def test_rows_of_a_large_table_are_verified_too(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = everything(cache)
-    monkeypatch.setattr("megablend.index.mapped_table.MAPPED_BYTES", 0)
+    monkeypatch.setattr(MappedTable, "mapped_bytes", 0)
     assert everything(cache) == expected
     path = folder_of(cache) / "blocks.arrow"
     begin = MappedTable(path, BLOCK_COLUMNS)._begins["tokens_before"]

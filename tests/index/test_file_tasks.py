@@ -3,13 +3,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import pytest
-
-from megablend.caches import local
-from megablend.errors import CacheError
-from megablend.fs import await_file
 from megablend.fs.atomic_write import list_committed
-from megablend.index.file_tasks import await_fragment, items_of, plan_work
+from megablend.index.file_tasks import items_of, plan_work
 from megablend.index.source_spec import list_columns
 from megablend.index.sources import list_source
 from tests.index.index_data import build, spec, write
@@ -51,9 +46,3 @@ def test_files_keep_their_fragments_when_the_folder_moves_or_another_is_added(tm
     (tmp_path / "x").rename(tmp_path / "z")
     moved = build(tmp_path / "cache", dataclasses.replace(source, patterns=(str(tmp_path / "z" / "*.arrow"),)))
     assert (moved.read, moved.reused) == (0, 1)
-
-
-def test_a_fragment_that_rank_0_does_not_see_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(await_file, "SEEN_SECONDS", 0.2)
-    with pytest.raises(CacheError, match="must be on a file system that all ranks share"):
-        await_fragment(local.LocalCacheStore(tmp_path), "missing")

@@ -24,9 +24,8 @@ def test_totals_are_sums_over_blocks(sizes: list[int], num_groups: int, run: int
     for block, size in enumerate(sizes):
         expected[block // run % num_groups] += size
     running = np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("megablend.index.ranged_blocks._PASS", in_a_pass)
-        assert count_groups(lambda blocks: running[blocks], len(sizes), num_groups, run).tolist() == expected
+    found = count_groups(lambda blocks: running[blocks], len(sizes), num_groups, run, blocks_per_pass=in_a_pass)
+    assert found.tolist() == expected
 
 
 @pytest.fixture

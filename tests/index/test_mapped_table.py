@@ -15,23 +15,22 @@ from megablend.index.tables import TableWriter
 COLUMNS = np.dtype([("a", "<i8"), ("b", "<u1")])
 
 
-def table_of(path: Path, rows: int) -> MappedTable:
+class LargeTable(MappedTable):
+    """Any table is large."""
+
+    mapped_bytes = 0
+    ahead_rows = 5
+    region_rows = 4
+    portion_regions = 2
+
+
+def table_of(path: Path, rows: int, kind: type[MappedTable] = LargeTable) -> MappedTable:
     with TableWriter(path, COLUMNS) as writer:
         writer.append({"a": np.arange(rows) * 3, "b": np.arange(rows) % 251})
         writer.finish()
-    return MappedTable(path, COLUMNS)
+    return kind(path, COLUMNS)
 
 
-@pytest.fixture
-def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any table is large."""
-    monkeypatch.setattr("megablend.index.mapped_table.MAPPED_BYTES", 0)
-    monkeypatch.setattr("megablend.index.mapped_table._AHEAD_ROWS", 5)
-    monkeypatch.setattr("megablend.index.mapped_table._REGION_ROWS", 4)
-    monkeypatch.setattr("megablend.index.mapped_table._PORTION_REGIONS", 2)
-
-
-@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize(
     "rows", [[], [0], [99, 0, 50, 50, 3, 98], list(range(100)), list(range(99, -1, -7)), [7, 8, 9]]
 )
@@ -46,12 +45,11 @@ def test_rows_of_a_large_table(tmp_path: Path, rows: list[int]) -> None:
     assert all(len({row // 4 for row in part}) <= 2 for part in parts)
 
 
-def test_long_columns_are_written_to_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_columns_are_written_to_files(tmp_path: Path) -> None:
     """The table is the same, byte for byte, and no file of a column is left."""
     written = []
     for name, kept in (("in memory", 1 << 20), ("one in a file", 1000), ("all in files", 0)):
-        monkeypatch.setattr("megablend.index.tables._KEPT_BYTES", kept)
-        with TableWriter(tmp_path / name, COLUMNS) as writer:
+        with TableWriter(tmp_path / name, COLUMNS, kept_bytes=kept) as writer:
             for start in (390, 100, 0, 400):  # the first fits in memory
                 numbers = np.arange(start, 400)
                 writer.append({"a": numbers * 3, "b": numbers % 251})
@@ -63,7 +61,6 @@ def test_long_columns_are_written_to_files(tmp_path: Path, monkeypatch: pytest.M
     assert len(list(tmp_path.iterdir())) == 3
 
 
-@pytest.mark.usefixtures("large")
 def test_a_table_that_was_cut_short_is_an_error(tmp_path: Path) -> None:
     table = table_of(tmp_path / "t", 10_000)
     (tmp_path / "t").write_bytes(b"")
@@ -71,7 +68,6 @@ def test_a_table_that_was_cut_short_is_an_error(tmp_path: Path) -> None:
         table.take("a", np.array([5, 9000]))
 
 
-@pytest.mark.usefixtures("large")
 def test_threads_look_up_side_by_side(tmp_path: Path) -> None:
     table, wrong = table_of(tmp_path / "t", 200_000), list[int]()
 
@@ -89,7 +85,7 @@ def test_threads_look_up_side_by_side(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_of_a_large_table_little_stays_in_memory(tmp_path: Path) -> None:
-    table = table_of(tmp_path / "t", 10_000_000)  # 90 MB
+    table = table_of(tmp_path / "t", 10_000_000, MappedTable)  # 90 MB
     rows = np.random.default_rng(0).integers(0, 10_000_000, 20_000)
     before = mapped_bytes(tmp_path / "t")
     assert table.take("a", rows).tolist() == (3 * rows).tolist()

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from corpus.linked import build_linked, linked_corpus
 
-from megablend.index.mapped_table import MAPPED_BYTES
+from megablend.index.mapped_table import MappedTable
 
 MIB = 1 << 20
 ALLOCATOR_BYTES = 16 * MIB
@@ -80,4 +80,4 @@ def test_a_large_index_over_ten_thousand_batches(tmp_path: Path, num_blocks: int
     epoch = num_blocks * 160 // 2048  # samples
     found = growth(tmp_path, config, epoch - 40_000, 10_000)
     assert found["epochs"] == [0, 1]
-    assert found["growth"] <= 64 * MIB + ALLOCATOR_BYTES + (MAPPED_BYTES if num_blocks == 10**6 else 0)
+    assert found["growth"] <= 64 * MIB + ALLOCATOR_BYTES + (MappedTable.mapped_bytes if num_blocks == 10**6 else 0)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import pickle
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -36,9 +38,8 @@ def make_moved(options: StorageOptions) -> Storage:
 
 
 @pytest.fixture
-def moved(monkeypatch: pytest.MonkeyPatch) -> None:
+def moved(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An installed package whose entry point names `make_moved`."""
-    monkeypatch.setattr("megablend.storage.registry.STORAGES", dict(STORAGES))
     entries = importlib.metadata.EntryPoints(
         [
             importlib.metadata.EntryPoint("moved", f"{__name__}:make_moved", "megablend.storages"),
@@ -46,6 +47,8 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
     )
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **chosen: entries.select(**chosen))
+    with mock.patch.dict(STORAGES):
+        yield
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "megatron"])

@@ -29,10 +29,6 @@ from megablend.formats.unchanged import check_size
 from megablend.storage.base import Storage
 from megablend.storage.prefetched import stream_portions
 
-CHUNK_BYTES = 64 << 20
-"""Size of a chunk's tokens, rounded to whole blocks."""
-SCAN_BYTES = 8 << 20
-"""Bytes per read when finding documents."""
 _MAX_BLOCK_BYTES = 1 << 30
 
 
@@ -41,6 +37,10 @@ class RawFormat(BaseFormat):
 
     name = "raw"
     suffixes: Sequence[str] = (".npy",)
+    chunk_bytes = 64 << 20
+    """Size of a chunk's tokens, rounded to whole blocks."""
+    scan_bytes = 8 << 20
+    """Bytes per read when finding documents."""
 
     def check_options(self, options: Mapping[str, OptionValue]) -> None:
         """See Format.check_options."""
@@ -72,11 +72,12 @@ class RawFormat(BaseFormat):
         layout, header = read_layout(path, size, options, storage)
         separator = _separator(options)
         block_tokens = max(1, min(read.block_bytes, _MAX_BLOCK_BYTES) // layout.token_bytes)
-        chunk_tokens = block_tokens * max(1, CHUNK_BYTES // (block_tokens * layout.token_bytes))
+        chunk_tokens = block_tokens * max(1, self.chunk_bytes // (block_tokens * layout.token_bytes))
         numbers = _chunks_in(span, layout, chunk_tokens)
         chunks = np.zeros(len(numbers), CHUNK_DTYPE)
         chunks["dictionary_offset"], chunks["row_group"] = -1, numbers
-        ranges = list(_scan_ranges(numbers, chunk_tokens, block_tokens, layout))
+        scan_tokens = block_tokens * max(1, self.scan_bytes // (block_tokens * layout.token_bytes))
+        ranges = list(_scan_ranges(numbers, chunk_tokens, scan_tokens, layout))
         reads = [] if separator is None else [_byte_range(layout, *each) for each in ranges]
         portions = [(np.array([offset]), np.array([size])) for offset, size in reads]
         ends = list[tuple[int, int]]()  # smallest and largest token of what is read anyway
@@ -141,10 +142,9 @@ def _chunks_in(span: tuple[int, int], layout: Layout, chunk_tokens: int) -> rang
     return range(max(0, min(first, num_chunks)), max(0, min(stop, num_chunks)))
 
 
-def _scan_ranges(numbers: range, chunk_tokens: int, block_tokens: int, layout: Layout) -> Iterator[tuple[int, int]]:
-    """Ranges of tokens that are indexed together: whole blocks, of one chunk or several."""
+def _scan_ranges(numbers: range, chunk_tokens: int, step: int, layout: Layout) -> Iterator[tuple[int, int]]:
+    """Ranges of `step` tokens that are indexed together: whole blocks, of one chunk or several."""
     start, end = numbers.start * chunk_tokens, min(numbers.stop * chunk_tokens, layout.num_tokens)
-    step = block_tokens * max(1, SCAN_BYTES // (block_tokens * layout.token_bytes))
     while start < end:
         yield start, min(start + step, end)
         start += step

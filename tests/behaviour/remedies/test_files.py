@@ -352,18 +352,17 @@ def test_a_file_that_is_still_written(bench: Data, name: str) -> None:
 
 @pytest.mark.parametrize("remedy", ["install", "build"])
 def test_a_format_of_a_package_that_is_gone(bench: Data, remedy: str) -> None:
-    formats = FORMATS | {"tokens": TOKENS_FORMAT}
-    bench.patch.setattr("megablend.formats.registry.FORMATS", formats)
+    bench.patch.setitem(FORMATS, "tokens", TOKENS_FORMAT)
     file("a.tokens", arrow())(bench)
     bench.use()
-    del formats["tokens"]
+    del FORMATS["tokens"]
     says = (
         "source 'a' has format 'tokens', which this megablend does not support; install the version or the package that"
     )
     with pytest.raises(CacheError, match=says):
         megablend.open(bench.config)
     if remedy == "install":
-        formats["tokens"] = TOKENS_FORMAT
+        FORMATS["tokens"] = TOKENS_FORMAT
     else:
         bench.change({"format": "arrow"})
         bench.set(run="again")

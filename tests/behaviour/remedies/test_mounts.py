@@ -16,15 +16,6 @@ from tests.index.index_data import environment
 from tests.runs import documents, make_config, write_source
 
 MPIRUN = Path(sys.executable).with_name("mpirun")
-BUILD = """
-import sys
-from megablend.blocks import count_ranges
-from megablend.fs import await_file, build_lock
-await_file.SEEN_SECONDS = build_lock._SEEN_SECONDS = count_ranges._SEEN_SECONDS = 1.0
-from megablend.cli.main import main
-sys.argv = ["megablend", "build", sys.argv[1]]
-main()
-"""
 ADVICE = "choose such a directory, or build with the ranks of one node"
 MOUNTS = {
     # a folder of the cache that rank 1 has of its own, and what is said of it
@@ -38,8 +29,9 @@ def build(path: Path, mount: Path | None) -> subprocess.CompletedProcess[str]:
     """Build with two ranks, of which the second one has its own file system in `mount`."""
     command = [
         sys.executable,
-        "-c",
-        BUILD,
+        "-m",
+        "megablend",
+        "build",
         str(path),
     ]  # not one that is preloaded: it would have the mounts of its server
     other = command

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -79,11 +80,10 @@ class Package:
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
-    monkeypatch.setattr("megablend.storage.registry.STORAGES", dict(STORAGES))
-    monkeypatch.setattr("megablend.formats.registry.FORMATS", dict(FORMATS))
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    return Package(tmp_path / "site")
+    with mock.patch.dict(STORAGES), mock.patch.dict(FORMATS):
+        yield Package(tmp_path / "site")
 
 
 def test_a_storage_that_cannot_be_loaded(tmp_path: Path, package: Package) -> None:

@@ -228,15 +228,6 @@ def test_damaged_ends(tmp_path: Path) -> None:
             index(path, "ids")
 
 
-def test_a_large_batch_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "x.arrow", pa.table({"ids": [list(range(1000))]}))
-    monkeypatch.setattr("megablend.formats.arrow.count_batches.MAX_BYTES", 5000)
-    with pytest.raises(
-        UnsupportedFileError, match=r"1 rows has .* more than 5000; write smaller batches \(max_chunksize"
-    ):
-        index(path, "ids")
-
-
 def stored(data: bytes) -> Bytes:
     """As it comes from a file."""
     return np.frombuffer(data, np.uint8)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from megablend.config.read_spec import ReadSpec
 from megablend.errors import CorruptFileError
 from megablend.formats.base import PLACED_BLOCK_DTYPE, Array, BlockReader, FileIndex
 from megablend.formats.fetch import read_blocks
@@ -19,7 +20,7 @@ from megablend.formats.parquet.decoding.dictionaries import DictionaryCache
 from megablend.formats.parquet.decoding.headers import PART_PAGES
 from megablend.formats.parquet.decoding.page_reader import ParquetReader
 from megablend.formats.parquet.decoding.select import select_blocks
-from megablend.formats.parquet.indexing import index_file as index_module
+from megablend.formats.parquet.indexing.index_file import index_file
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.storage.base import Allocate, Bytes, Int64s, ReadLimits, Storage
@@ -107,17 +108,17 @@ def test_headers_at_known_places_are_read_by_many_threads(tmp_path: Path) -> Non
     assert len(check(path, rows).blocks) == len(rows)
 
 
-def test_chunks_of_a_large_file_are_indexed_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_a_large_file_are_indexed_side_by_side(tmp_path: Path) -> None:
     path = store(tmp_path / "x.parquet", row_group_size=20)
-    expected = index(path, "ids")
-    monkeypatch.setattr(index_module, "THREADED_BYTES", 0)
-    assert index(path, "ids").blocks.tobytes() == expected.blocks.tobytes()
+    read = ReadSpec(column="ids", count_documents=True)
+    expected = index_file(str(path), read, STORAGE)
+    assert index_file(str(path), read, STORAGE, threaded_bytes=0).blocks.tobytes() == expected.blocks.tobytes()
     data = bytearray(path.read_bytes())
     place = int(expected.blocks["offset"][len(expected.blocks) // 2])
     data[place : place + 4] = b"\xff" * 4
     path.write_bytes(data)
     with pytest.raises(CorruptFileError, match=f"{path} at byte {place}: the page header is damaged"):
-        index(path, "ids")
+        index_file(str(path), read, STORAGE, threaded_bytes=0)
 
 
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BINARY_PACKED"])

@@ -21,10 +21,11 @@ import megablend
 from megablend.config.read_spec import OptionValue, ReadSpec, make_options
 from megablend.distributed.base import SingleProcess
 from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, MegablendError, UnsupportedFileError
-from megablend.formats.base import FileIndex, OpenedFile
+from megablend.formats.base import FileIndex, Format, OpenedFile
 from megablend.formats.blocks import place_blocks
 from megablend.formats.fetch import read_blocks
-from megablend.formats.raw import RAW, raw_format
+from megablend.formats.raw import RAW
+from megablend.formats.raw.raw_format import RawFormat
 from megablend.index.build import BuildReport, SourceSpec, build_index
 from megablend.index.file_parts import join, part_span
 from megablend.testing.documents import join_pieces
@@ -46,9 +47,9 @@ def lit_header(dtype: str, count: int) -> bytes:
     return b"LITPKDS" + struct.pack("<QBQ", 1, LIT[dtype], count)
 
 
-def index(path: Path, block_bytes: int = 8, /, **options: OptionValue) -> FileIndex:
-    RAW.check_options(options)
-    return RAW.index(str(path), ReadSpec(block_bytes=block_bytes, options=make_options(options)), storage=STORAGE)
+def index(path: Path, block_bytes: int = 8, format: Format = RAW, /, **options: OptionValue) -> FileIndex:
+    format.check_options(options)
+    return format.index(str(path), ReadSpec(block_bytes=block_bytes, options=make_options(options)), storage=STORAGE)
 
 
 def read(path: Path, found: FileIndex) -> list[list[int]]:
@@ -110,14 +111,13 @@ def test_documents_are_those_of_a_naive_split(
             expected.append([])
     expected = expected if expected[-1] else expected[:-1]
     options: dict[str, OptionValue] = {"dtype": "uint16"} | ({} if separator is None else {separator: 0})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(raw_format, "CHUNK_BYTES", 2 * chunk)
-        patch.setattr(raw_format, "SCAN_BYTES", 2 * scan)
-        found = index(path, 2 * block, **options)
-        spec = ReadSpec(block_bytes=2 * block, options=make_options(options))
-        size = path.stat().st_size
-        spans = [part_span(size, part, parts) for part in range(parts)]
-        together = join([RAW.index_part(str(path), spec, span=span, storage=STORAGE) for span in spans])
+    raw = RawFormat()
+    raw.chunk_bytes, raw.scan_bytes = 2 * chunk, 2 * scan
+    found = index(path, 2 * block, raw, **options)
+    spec = ReadSpec(block_bytes=2 * block, options=make_options(options))
+    size = path.stat().st_size
+    spans = [part_span(size, part, parts) for part in range(parts)]
+    together = join([raw.index_part(str(path), spec, span=span, storage=STORAGE) for span in spans])
     assert read(path, found) == expected
     assert found.rows == len(expected)
     assert found.blocks["ends"].sum() == len(expected)

@@ -20,6 +20,7 @@ import megablend
 from megablend.api.description import RunDescription
 from megablend.api.dry_run import dry_run
 from megablend.errors import ConfigError, CorruptFileError
+from megablend.formats.raw.raw_format import RawFormat
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.ends import TAIL_BYTES
 from megablend.storage.portions import read_portions
@@ -233,7 +234,7 @@ def test_without_a_page_index_a_file_is_read_once(
 
 
 def test_a_raw_file_with_separators_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megablend.formats.raw.raw_format.SCAN_BYTES", 1 << 17)
+    monkeypatch.setattr(RawFormat, "scan_bytes", 1 << 17)
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "0.raw").write_bytes(TOKENS.astype("<i4").tobytes())

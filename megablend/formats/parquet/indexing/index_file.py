@@ -20,14 +20,21 @@ from megablend.formats.parquet.metadata.statistics import find_value_range
 from megablend.formats.parquet.metadata.thrift import UnsupportedError
 from megablend.storage.base import Storage
 
-THREADED_BYTES = 64 << 20
-"""Smaller columns are indexed faster without threads."""
 
-
-def index_file(path: str, read: ReadSpec, storage: Storage, *, span: tuple[int, int] | None = None) -> FileIndex:
+def index_file(
+    path: str,
+    read: ReadSpec,
+    storage: Storage,
+    *,
+    span: tuple[int, int] | None = None,
+    threaded_bytes: int = 64 << 20,
+) -> FileIndex:
     """Find and count the pages of a file's column, or of its chunks that begin within bytes `span`.
 
     If tokens are known without a scan, but rows are not, and documents need not be counted, rows and ends of blocks are -1.
+
+    Args:
+        threaded_bytes: smaller columns are indexed faster without threads.
 
     Raises: MissingFileError, CorruptFileError, UnsupportedFileError, ConfigError (no such column).
     """
@@ -41,7 +48,7 @@ def index_file(path: str, read: ReadSpec, storage: Storage, *, span: tuple[int, 
     if span is not None:
         begins = np.where(chunks["num_values"] > 0, chunks["start"], 0)
         chunks = chunks[(span[0] <= begins) & (begins < span[1])]
-    large = chunks["stored_bytes"].sum() >= THREADED_BYTES
+    large = chunks["stored_bytes"].sum() >= threaded_bytes
     found = find_pages(
         PageScanContext(
             source=source,
