@@ -81,4 +81,4 @@ def test_build_and_describe_say_which_column_was_taken(tmp_path: Path) -> None:
     built = CliRunner().invoke(cli, ["build", str(tmp_path / "run.json")])
     assert "tokens are read from column 'input_ids' of s0" in built.output
     assert "tokens are read from column 'words' of s1" in built.output
-    assert "odd_words" in CliRunner().invoke(cli, ["describe", str(tmp_path / "run.json")]).output
+    assert "odd_words" in CliRunner().invoke(cli, ["describe", "--all", str(tmp_path / "run.json")]).output

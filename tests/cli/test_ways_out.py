@@ -94,7 +94,7 @@ SITUATIONS = [
     Situation(
         "stages in build and describe",
         LISTED,
-        ["build BEFORE", "build CONFIG", "describe CONFIG"],
+        ["build BEFORE", "build CONFIG", "describe CONFIG --all"],
         ["train, stage 0: samples 0 to 320", "train, stage 1: samples 320 to 480", "epoch 0 ends"],
         ("stage 2",),
     ),
