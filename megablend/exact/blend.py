@@ -18,8 +18,6 @@ MOST_DATASETS = 32_766
 """Megatron numbers datasets in int16."""
 FEW = 32
 """Up to this number of datasets it is faster to scan all of them."""
-LEAST, MOST = 1 << 17, 1 << 21
-"""Steps of a thread's part: many more than its guess costs, few enough to compute again where the guess was wrong."""
 LEAD = 4096
 """How many steps before its part a thread begins from a guessed state; 8 * groups if that is more."""
 _EXACT = 2.0**52  # below it, counts that differ by one give errors that differ
@@ -70,6 +68,11 @@ class _State(NamedTuple):
 class Greedy(Pieces):
     """A blend that takes the dataset with the greatest error, with or without caps."""
 
+    min_part = 1 << 17
+    """Fewest steps of a thread's part: many more than its guess costs."""
+    max_part = 1 << 21
+    """Most of them: few enough to compute again where the guess was wrong."""
+
     def __init__(self, weights: Float64s, caps: Float64s, size: int) -> None:
         if not 0 < len(weights) <= MOST_DATASETS:
             raise PlanError(f"found a blend of {len(weights):,} datasets; expected 1 to {MOST_DATASETS:,}")
@@ -96,12 +99,12 @@ class Greedy(Pieces):
     def _fill(self, datasets: Int16s, samples: Int64s, threads: int) -> None:
         """Each thread but the first begins its part from a guess, which is checked, so that the result is always exact."""
         size = len(datasets)
-        parts = max(1, min(threads, size // LEAST)) if self._forgets else 1
+        parts = max(1, min(threads, size // self.min_part)) if self._forgets else 1
         if parts == 1:
             self._run(self._state, self.step, datasets, samples)
             self.step += size
             return
-        wave = parts * MOST
+        wave = parts * self.max_part
         with ThreadPoolExecutor(parts) as pool:
             for first in range(0, size, wave):
                 self._wave(pool, parts, datasets[first : first + wave], samples[first : first + wave])

@@ -13,8 +13,6 @@ from megablend.storage.base import Storage
 
 HEAD_BYTES, TAIL_BYTES = 4 << 10, 64 << 10
 """Most footers fit in the second."""
-MAX_KEPT_BYTES = 32 << 20
-"""Limit for the ends that a storage keeps: with more files, less of each."""
 _FEWEST_BYTES = 2 << 10
 """Less of each is not kept: there is no room for more files then."""
 
@@ -61,6 +59,9 @@ class EndsStorage(Storage, Protocol):
 class KeptEnds:
     """Ends of files by path, within a limit of memory. Safe between threads."""
 
+    max_bytes = 32 << 20
+    """Limit for all of them: with more files, less of each is kept."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ends = dict[str, Ends]()
@@ -81,12 +82,12 @@ class KeptEnds:
         """Keep the ends of a file, if there is room."""
         self.remove(path)
         with self._lock:
-            while self._bytes + ends.shorten(self._most).num_bytes > MAX_KEPT_BYTES and self._most > _FEWEST_BYTES:
+            while self._bytes + ends.shorten(self._most).num_bytes > self.max_bytes and self._most > _FEWEST_BYTES:
                 self._most //= 2
                 self._ends = {each: kept.shorten(self._most) for each, kept in self._ends.items()}
                 self._bytes = sum(each.num_bytes for each in self._ends.values())
             ends = ends.shorten(self._most)
-            self._is_full = self._bytes + ends.num_bytes > MAX_KEPT_BYTES
+            self._is_full = self._bytes + ends.num_bytes > self.max_bytes
             if not self._is_full:
                 self._ends[path] = ends
                 self._bytes += ends.num_bytes

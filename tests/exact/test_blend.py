@@ -5,7 +5,6 @@ import numpy.typing as npt
 import pytest
 
 from megablend.errors import PlanError
-from megablend.exact import blend as module
 from megablend.exact.blend import FEW, MOST_DATASETS, Greedy, _State, exhaustive, greedy
 from tests.megatron_core import megatron
 
@@ -124,21 +123,19 @@ def _check_exhaustive(sizes: list[int]) -> None:
 
 
 @pytest.mark.long
-def test_pieces_and_threads_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST", 500)
-    monkeypatch.setattr(module, "MOST", 3000)
+def test_pieces_and_threads_do_not_matter() -> None:
     for kind, size in (("uniform", 200), ("rounded", 400), ("zipf", 20), ("tiny", 90), ("unnormalised", 50)):
         weights = weights_of(kind, size)
         expected = theirs(weights, 40_000)
         for threads in (1, 2, 5):
             blend = greedy(weights.tolist(), 40_000)
+            blend.min_part, blend.max_part = 500, 3000
             pieces = [blend.draw(count, threads=threads) for count in (1, 1, 0, 12_345, 20_000, 7653)]
             check((np.concatenate([p[0] for p in pieces]), np.concatenate([p[1] for p in pieces])), expected)
 
 
 @pytest.mark.long
 def test_wrong_guesses_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST", 500)
     guess, wrong = Greedy._guess, []
 
     def guess_wrong(self: Greedy, step: int) -> _State:
@@ -149,7 +146,9 @@ def test_wrong_guesses_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Greedy, "_guess", guess_wrong)
     weights = weights_of("uniform", 100)
-    check(greedy(weights.tolist(), 9000).draw(9000, threads=4), theirs(weights, 9000))
+    blend = greedy(weights.tolist(), 9000)
+    blend.min_part = 500
+    check(blend.draw(9000, threads=4), theirs(weights, 9000))
     assert len(wrong) == 3
 
 

@@ -18,9 +18,9 @@ from megablend.storage.wrapper import WrapperStorage
 CONTENT = np.random.default_rng(0).integers(0, 256, 1000, np.uint8).tobytes()
 
 
-def test_with_more_files_less_of_each_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megablend.storage.ends.MAX_KEPT_BYTES", 1 << 20)
+def test_with_more_files_less_of_each_is_kept() -> None:
     kept = KeptEnds()
+    kept.max_bytes = 1 << 20
     for i in range(100):
         kept.put(f"f{i}", Ends(1 << 20, b"h" * 4096, b"t" * kept.tail_bytes))
         held = [ends for j in range(i + 1) if (ends := kept.get(f"f{j}")) is not None]

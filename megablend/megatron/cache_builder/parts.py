@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from megablend.exact.sample_parts import count_run, cut_run, rows_after
+from megablend.exact.samples import BLOCK, ROWS
 from megablend.formats.base import Array
 from megablend.fs.atomic_write import flush, open_part, translate_os_errors
 from megablend.megatron.cache_builder.commit import StoppedError
@@ -70,6 +71,11 @@ class Parts:
         wake: called from any thread when there is something to send.
         stop: set where the build has failed.
     """
+
+    block = BLOCK
+    """Documents that are counted at a time."""
+    most_rows = ROWS
+    """Rows that are computed at a time."""
 
     def __init__(
         self,
@@ -156,7 +162,7 @@ class Parts:
         first, stop = (size * part // self._num_parts for part in (self._part, self._part + 1))
         documents = np.memmap(path, np.int32, "r", header + 4 * first, (stop - first,))
         lengths = read_part(self._lengths.find(job.part.prefix, job.size), job.size)
-        gathered, sums = count_run(lengths, documents)
+        gathered, sums = count_run(lengths, documents, block=self.block)
         self._runs[number] = gathered, sums
         self._send(Counted(number, self._part, sum(sums)))
 
@@ -178,7 +184,16 @@ class Parts:
                 file.write(np.ascontiguousarray(rows).data)
 
             for sample, rows in cut_run(
-                gathered, sums, first, start, length, job.num_samples, extra=extra, dtype=spec.dtype
+                gathered,
+                sums,
+                first,
+                start,
+                length,
+                job.num_samples,
+                extra=extra,
+                dtype=spec.dtype,
+                block=self.block,
+                most_rows=self.most_rows,
             ):
                 put(sample, rows)
             if self._part == self._num_parts - 1:

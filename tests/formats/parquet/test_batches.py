@@ -143,11 +143,18 @@ def test_a_block_keeps_no_more_than_its_page(tmp_path: Path, encoding: str, code
     assert pa.total_allocated_bytes() - before <= one.tokens.nbytes * 1.2 + 64
 
 
-def test_a_batch_larger_than_what_is_worked_on_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megablend.formats.fetch.BATCH_BYTES", 1000)
+def test_blocks_larger_than_what_is_worked_on_at_once(tmp_path: Path) -> None:
+    path = store(tmp_path / "x.parquet", compression="zstd")
     small = Remote(dataclasses.replace(LIMITS, max_merged_bytes=500))
-    check(store(tmp_path / "x.parquet", compression="zstd"), ROWS, storage=small)
-    assert len(small.reads) > 10
+    found = check(path, ROWS, storage=small)
+    reads = list[int]()
+    for batch_bytes in (1 << 20, 1000):
+        small.reads.clear()
+        reader = reader_of(path, found, small)
+        blocks = read_blocks(reader, found.blocks, found.chunks, small, batch_bytes=batch_bytes)
+        assert np.concatenate([b.tokens for b in blocks]).tolist() == [t for d in documents_of(ROWS) for t in d]
+        reads.append(len(small.reads))
+    assert 10 < reads[0] <= reads[1]
 
 
 def test_of_thousands_of_columns_one_is_read(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError, PlanError
-from megablend.exact import sample_parts
 from megablend.megatron.cache_builder import build_artefact as build
 from megablend.megatron.cache_builder import cost as needs
 from megablend.megatron.cache_builder import parts, schedule, worker
@@ -28,8 +27,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "DIVIDED_NS", 0)
     for what in ("artefact", GREEDY):
         monkeypatch.setitem(needs._NS, what, 1.0)
-    monkeypatch.setattr(sample_parts, "BLOCK", 70)
-    monkeypatch.setattr(sample_parts, "ROWS", 50)
+    monkeypatch.setattr(parts.Parts, "block", 70)
+    monkeypatch.setattr(parts.Parts, "most_rows", 50)
 
 
 @pytest.fixture
