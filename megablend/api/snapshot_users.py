@@ -10,8 +10,7 @@ from megablend.config import Config
 from megablend.errors import REPAIR_REMEDY, CacheError
 from megablend.fs.safe_open import read_regular
 from megablend.index.cache_folders import external_references_dir
-from megablend.index.list_snapshots import list_snapshots
-from megablend.index.superseded import find_superseded
+from megablend.index.list_snapshots import find_superseded, list_snapshots
 from megablend.index.verify_data import SnapshotUse
 from megablend.plan.ledger_file import load_ledger, run_names
 from megablend.storage.location import find_root

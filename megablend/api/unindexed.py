@@ -17,7 +17,7 @@ from megablend.errors import CacheError, ChangedFileError, ConfigError, MissingF
 from megablend.index.check_files import FileChecker, check_files
 from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import SourceEntry
-from megablend.index.source_spec import SourceListing
+from megablend.index.source_spec import SourceSpec
 from megablend.index.sources import list_sources
 from megablend.plan.open_store import find_misfit
 from megablend.storage.base import Storage
@@ -73,7 +73,7 @@ def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Uni
     except (ConfigError, MissingFileError):  # no file is there: checks of files say which are missing
         return None
     for listing in listings:
-        entry = newest.sources[known[listing.spec.name]]
+        entry = newest.sources[known[listing.name]]
         whose = f"the newest index of {config.cache} has other files of source {entry.name!r} than its path matches"
         if (difference := _compare(entry, [names[i] for i in entry.files], listing, storage)) is not None:
             return difference._replace(text=f"{whose} ({difference.text})")
@@ -82,7 +82,7 @@ def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Uni
     return None
 
 
-def _find_foreign(newest: Snapshot, entry: SourceEntry, listing: SourceListing, storage: Storage) -> str | None:
+def _find_foreign(newest: Snapshot, entry: SourceEntry, listing: SourceSpec, storage: Storage) -> str | None:
     """The first file of a source that has the name of an indexed one of another folder, but not its content; None without one."""
     if listing.root == entry.root:
         return None
@@ -91,7 +91,7 @@ def _find_foreign(newest: Snapshot, entry: SourceEntry, listing: SourceListing, 
     return next((problem.path for problem in problems if isinstance(problem, ChangedFileError)), None)
 
 
-def _compare(entry: SourceEntry, names: Sequence[str], listing: SourceListing, storage: Storage) -> Unindexed | None:
+def _compare(entry: SourceEntry, names: Sequence[str], listing: SourceSpec, storage: Storage) -> Unindexed | None:
     """How the files that a source's path matches differ from those indexed, apart from missing ones; None where they do not."""
     if set(names) == {file.name for file in listing.files}:
         return None

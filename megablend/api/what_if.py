@@ -98,11 +98,11 @@ def list_files(config: Config, *, storage: Storage | None = None) -> tuple[Sourc
     configured, storage = config.all_sources, storage or make_storage(objects=config.storage)
     listed = []
     for listing in list_sources(list_specs(config), storage):
-        source = configured[listing.spec.name]
+        source = configured[listing.name]
         listed.append(
             SourceFiles(
                 name=source.name,
-                format=listing.spec.read.format,
+                format=listing.read.format,
                 files=len(listing.files),
                 bytes=sum(file.size for file in listing.files),
                 share=_share(source),

@@ -16,7 +16,6 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from megablend.caches.base import CacheStore
@@ -26,14 +25,14 @@ from megablend.errors import CacheError, ConfigError
 from megablend.formats.base import has_group_digests
 from megablend.fs.atomic_write import translate_os_errors
 from megablend.index.build_report import BuildReport, Progress, report_waiting
-from megablend.index.cache_folders import fragments, snapshots
+from megablend.index.cache_folders import fragments, idx_digests, packs, snapshots
 from megablend.index.commit_build import commit_build
 from megablend.index.file_tasks import FileTask, await_pack, describe_contradictions, items_of, plan_work
-from megablend.index.idx_digests import LongIdx, find_missing, idx_digests, make_digests
-from megablend.index.packs import Pack, Packed, packs
+from megablend.index.idx_digests import LongIdx, find_missing, make_digests
+from megablend.index.packs import Pack, Packed
 from megablend.index.share_work import index_share
 from megablend.index.snapshot import open_snapshot
-from megablend.index.source_spec import SourceColumn, SourceListing, SourceSpec, list_columns
+from megablend.index.source_spec import SourceColumn, SourceSpec, list_columns
 from megablend.index.sources import find_source
 from megablend.storage.base import Storage
 from megablend.storage.parallel_map import parallel_map
@@ -42,17 +41,13 @@ from megablend.system.failures import translating
 __all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Prepared:
-    nonce: str
-    columns: tuple[SourceColumn, ...]
-    work: tuple[FileTask, ...]
-    notes: tuple[str, ...]
+Prepared = tuple[str, Sequence[SourceColumn], Sequence[FileTask], tuple[str, ...]]
+"""What rank 0 tells the others: the nonce of the lock, the columns, the work on their files, and notes so far."""
 
 
 def build_index(
     cache: CacheLike,
-    sources: Sequence[SourceSpec | SourceListing],
+    sources: Sequence[SourceSpec],
     *,
     launch: Communicator,
     storage: Storage,
@@ -62,7 +57,7 @@ def build_index(
 
     Args:
         cache: where it is kept: a store, or a directory on a file system that all ranks share; created if missing.
-        sources: with unique names; the same on all ranks. For SourceListings the files are not searched again.
+        sources: with unique names; the same on all ranks. Files that are known are not searched again.
         storage: finds and reads the files.
         progress: called on rank 0 at intervals.
 
@@ -78,7 +73,7 @@ def build_index(
 
 def _build(
     store: CacheStore,
-    sources: Sequence[SourceSpec | SourceListing],
+    sources: Sequence[SourceSpec],
     launch: Communicator,
     storage: Storage,
     progress: Callable[[Progress], None],
@@ -88,24 +83,25 @@ def _build(
         listings, notes = _list_files(sources, launch, storage)
         packed = Packed()
         waiting = report_waiting(progress)
-        columns = tuple(list_columns(listings))
+        columns: Sequence[SourceColumn] = list_columns(listings)
         prepared = launch.bcast(_prepare(store, columns, notes, packed, stack, waiting) if launch.rank == 0 else None)
         assert prepared is not None
+        nonce, columns, work, notes = prepared
         if launch.rank > 0:
-            store.verify_shared(prepared.nonce)
+            store.verify_shared(nonce)
             _make_folders(store)
-        items = items_of(prepared.work)
-        done, written = index_share(prepared.columns, prepared.work, items, store, launch, storage, progress)
+        items = items_of(work)
+        done, written = index_share(columns, work, items, store, launch, storage, progress)
         gathered = launch.gather((done, written))
-        report, long_idx = None, tuple[LongIdx, ...]()
+        report, long_idx = None, list[LongIdx]()
         if launch.rank == 0:
             results = {number: result for rank, _ in gathered for number, result in rank.items()}
             for name in chain(*(names for _, names in gathered)):
                 packed.add(await_pack(store, name))
-            notes = (*prepared.notes, *describe_contradictions(prepared.columns, prepared.work, storage))
-            report = commit_build(store, prepared.columns, prepared.work, items, results, packed, notes, start=start)
-            if any(has_group_digests(each.source.kind) for each in prepared.columns):
-                long_idx = tuple(find_missing(open_snapshot(store, report.digest)))
+            notes = (*notes, *describe_contradictions(columns, work, storage))
+            report = commit_build(store, columns, work, items, results, packed, notes, start=start)
+            if any(has_group_digests(each.source.kind) for each in columns):
+                long_idx = list(find_missing(open_snapshot(store, report.digest)))
         for each in launch.bcast(long_idx)[launch.rank :: launch.size]:
             make_digests(store, each, storage)
         launch.barrier()
@@ -115,10 +111,10 @@ def _build(
 
 
 def _list_files(
-    sources: Sequence[SourceSpec | SourceListing], launch: Communicator, storage: Storage
-) -> tuple[tuple[SourceListing, ...], tuple[str, ...]]:
+    sources: Sequence[SourceSpec], launch: Communicator, storage: Storage
+) -> tuple[tuple[SourceSpec, ...], tuple[str, ...]]:
     """On rank 0, the sources with their files, and notes. All ranks share the stats, which may be slow on a network."""
-    name, count = Counter(_spec_of(each).name for each in sources).most_common(1)[0]
+    name, count = Counter(each.name for each in sources).most_common(1)[0]
     if count > 1:
         raise ConfigError(f"{count} sources have the name {name!r}: names of sources must be unique")
     found = launch.bcast(_find_all(sources, storage) if launch.rank == 0 else ())
@@ -138,28 +134,20 @@ def _share_known_files(launch: Communicator, storage: Storage) -> None:
         storage.add_known_files(known)
 
 
-def _find_all(sources: Sequence[SourceSpec | SourceListing], storage: Storage) -> tuple[SourceListing, ...]:
-    patterns = [each.patterns[0] for each in sources if isinstance(each, SourceSpec)]  # others were found before
+def _find_all(sources: Sequence[SourceSpec], storage: Storage) -> tuple[SourceSpec, ...]:
+    patterns = [each.patterns[0] for each in sources if not each.paths]
     threads = max((storage.limits(each).max_files for each in patterns), default=1)
-    return tuple(parallel_map(lambda each: _find(each, storage), sources, threads))
-
-
-def _spec_of(source: SourceSpec | SourceListing) -> SourceSpec:
-    return source.spec if isinstance(source, SourceListing) else source
-
-
-def _find(source: SourceSpec | SourceListing, storage: Storage) -> SourceListing:
-    return source if isinstance(source, SourceListing) else find_source(source, storage)
+    return tuple(parallel_map(lambda each: each if each.paths else find_source(each, storage), sources, threads))
 
 
 def _prepare(
     store: CacheStore,
-    columns: tuple[SourceColumn, ...],
+    columns: Sequence[SourceColumn],
     notes: tuple[str, ...],
     packed: Packed,
     stack: contextlib.ExitStack,
     on_wait: Callable[[str], None] | None,
-) -> _Prepared:
+) -> Prepared:
     """Hold the cache (until `stack` closes), remove leftovers of killed builds, and plan the work; fills `packed`."""
     _make_folders(store)
     with translate_os_errors(store.folder):
@@ -170,7 +158,7 @@ def _prepare(
     damaged = (_open_pack(packed, store, name) for name in store.list_files("packs"))
     notes = (*notes, *filter(None, damaged))
     work = plan_work(columns, store.list_files("fragments"), packed)
-    return _Prepared(nonce=held.nonce, columns=columns, work=tuple(work), notes=notes)
+    return held.nonce, columns, work, notes
 
 
 def _make_folders(store: CacheStore) -> None:

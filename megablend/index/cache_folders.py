@@ -37,6 +37,16 @@ def fragments(cache: str | Path) -> Path:
     return _absolute(cache) / "fragments"
 
 
+def packs(cache: str | Path) -> Path:
+    """The folder of a cache's packs."""
+    return _absolute(cache) / "packs"
+
+
+def idx_digests(cache: str | Path) -> Path:
+    """The folder of digests of parts of long `.idx` files."""
+    return _absolute(cache) / "idx"
+
+
 def splits(cache: str | Path) -> Path:
     """The folder of results computed from a cache's snapshots."""
     return _absolute(cache) / "splits"

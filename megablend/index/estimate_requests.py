@@ -10,7 +10,7 @@ import numpy as np
 from megablend.index.file_tasks import FileTask, index_part, plan_work
 from megablend.index.idx_digests import count_digest_reads
 from megablend.index.share_work import max_files
-from megablend.index.source_spec import SourceColumn, SourceListing, list_columns
+from megablend.index.source_spec import SourceColumn, SourceSpec, list_columns
 from megablend.storage.base import Storage
 from megablend.storage.dry_reads import DryStorage, LongReadError
 from megablend.storage.parallel_map import parallel_map
@@ -25,13 +25,13 @@ _LARGE_SHARE = 256
 """Files with more than one in so many of the bytes are all tried."""
 
 
-def estimate_indexing(listing: SourceListing, storage: Storage) -> tuple[Counted, Counted]:
+def estimate_indexing(source: SourceSpec, storage: Storage) -> tuple[Counted, Counted]:
     """Find the requests and bytes that indexing the files of a source takes at least and at most; none of files on a local disk.
 
     Raises: as a build does, of the files that are tried.
     """
-    columns, none = list_columns([listing]), Counted(0, 0)
-    if storage.limits(listing.files[0].path).max_files == 1:
+    columns, none = list_columns([source]), Counted(0, 0)
+    if storage.limits(source.files[0].path).max_files == 1:
         return none, none
     work = sorted(plan_work(columns, []), key=lambda each: each.file.size)
     counted: dict[int, Counted] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from megablend.arrays import Int64s
 from megablend.errors import CacheError, DamagedCacheError
 from megablend.formats.as_numpy import as_numpy
 from megablend.formats.base import OpenedFile
-from megablend.index.manifest import FILES
+from megablend.index.manifest import FILES, TOKEN_RANGES
+from megablend.index.sealed_numbers import pack_numbers, read_numbers
 from megablend.index.source_entry import ColumnEntry
 from megablend.index.tables import FILE_SCHEMA, read_batch
 from megablend.lazy import cached_property
@@ -162,3 +163,20 @@ class FileTable:
 
     def _damaged(self, problem: str) -> CacheError:
         return DamagedCacheError.of(f"{self._path}: damaged table: {problem}")
+
+
+_MAGIC = b"megablend tokens"
+_UNKNOWN = (1, 0)
+Ranges = npt.NDArray[np.int64]
+
+
+def pack_ranges(digest: str, ranges: Iterable[tuple[int, int] | None]) -> bytes:
+    """The stored form of the ranges of a snapshot's files (None: unknown)."""
+    numbers = np.array([each or _UNKNOWN for each in ranges], np.int64)
+    return pack_numbers(numbers, _MAGIC, digest.encode())
+
+
+def read_ranges(folder: Path, num_files: int) -> Ranges:
+    """int64 [num_files, 2]: smallest and largest token of each file; smallest > largest where unknown. Raises: CacheError."""
+    numbers = read_numbers(folder / TOKEN_RANGES, np.dtype(np.int64), 2 * num_files, _MAGIC, folder.name.encode())
+    return np.tile(np.array(_UNKNOWN), (num_files, 1)) if numbers is None else numbers.reshape(-1, 2)

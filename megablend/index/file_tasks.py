@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from megablend.caches.base import CacheStore
 from megablend.errors import CacheError, ChangedFileError, ConfigError
-from megablend.formats.base import is_divisible
+from megablend.formats.base import FileIndex, is_divisible
 from megablend.formats.flat import DOCUMENTS
-from megablend.index.file_parts import join, num_parts, part_span
+from megablend.index.file_versions import request_samples, sampled_content_digest
 from megablend.index.fragments import (
     Fragment,
     FragmentName,
@@ -21,13 +24,70 @@ from megablend.index.fragments import (
     publish_fragment,
     read_fragment,
 )
-from megablend.index.pack_writer import PackWriter
-from megablend.index.packs import Pack, Packed
-from megablend.index.sampled_digest import request_samples, sampled_content_digest
+from megablend.index.packs import Pack, Packed, PackWriter
 from megablend.index.source_spec import SourceColumn, SourceFile, stat_file
 from megablend.storage.base import Storage
 from megablend.storage.parallel_map import parallel_map
 from megablend.storage.prefetched import request_ranges
+
+PART_BYTES = 512 << 20
+"""Files smaller than two of these are indexed as a whole: each part has to read the footer."""
+MAX_PARTS = 256
+
+
+def num_parts(size: int) -> int:
+    """Number of parts in which a file of `size` bytes is indexed, if its format supports parts."""
+    return min(MAX_PARTS, max(1, size // PART_BYTES))
+
+
+def part_span(size: int, part: int, count: int) -> tuple[int, int]:
+    """Bytes [start, stop) of part number `part` of `count`."""
+    return size * part // count, size * (part + 1) // count
+
+
+def join(parts: Sequence[FileIndex]) -> FileIndex:
+    """Join the indexes of all parts of a file (with the same structure), in the order of the file's chunks."""
+    chunks = np.concatenate([part.chunks for part in parts])
+    firsts = np.cumsum([0, *(len(part.chunks) for part in parts[:-1])])
+    blocks = np.concatenate([part.blocks for part in parts])
+    chunk = np.concatenate([part.blocks["chunk"] + first for part, first in zip(parts, firsts, strict=True)])
+    by_row_group = np.argsort(chunks["row_group"], kind="stable")
+    place = np.empty(len(chunks), np.int64)
+    place[by_row_group] = np.arange(len(chunks))
+    in_file_order = np.argsort(place[chunk], kind="stable")
+    chunks, blocks = chunks[by_row_group], blocks[in_file_order]
+    blocks["chunk"] = place[chunk][in_file_order]
+    if (blocks["rows"] < 0).any():  # counted only in some parts
+        blocks["rows"] = blocks["ends"] = -1
+        blocks["flags"] = 0
+    blocks["first_token"] = _before(blocks["tokens"])
+    tokens = np.zeros(len(chunks), np.int64)
+    np.add.at(tokens, blocks["chunk"], blocks["tokens"])
+    chunks["first_token"] = _before(tokens)
+    return FileIndex(
+        rows=sum(part.rows for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        token_dtype=parts[0].token_dtype,
+        chunks=chunks,
+        blocks=blocks,
+        structure=parts[0].structure,
+        meta=parts[0].meta,
+        scanned_bytes=sum(part.scanned_bytes for part in parts),
+        column=parts[0].column,
+        token_range=join_ranges(part.token_range for part in parts),
+    )
+
+
+def join_ranges(ranges: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """The smallest and the largest token of all known ranges; None if none is known."""
+    known = [each for each in ranges if each is not None]
+    return (min(low for low, _ in known), max(high for _, high in known)) if known else None
+
+
+def _before(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    before: npt.NDArray[np.int64] = np.cumsum(counts) - counts
+    return before
+
 
 _FILE_COST = 1 << 20
 """Opening a file costs about as much as reading this many bytes."""
@@ -157,7 +217,7 @@ def ensure_fragment(
 def index_part(work: FileTask, part: int, column: SourceColumn, storage: Storage) -> Fragment:
     """Index a file, or a part of it, after a look at whether a new one is what it is read as. Raises: as `ensure_fragment`."""
     if part == 0 and not _is_known(work, column) and (problem := _describe_contradiction(work, column, storage)):
-        raise column.source.spec.complaint(problem)
+        raise column.source.complaint(problem)
     file, kind = work.file, column.source.kind
     if file.size <= _WHOLE_BYTES:
         request_ranges(storage, file.path, [0], [file.size])
@@ -171,7 +231,7 @@ def index_part(work: FileTask, part: int, column: SourceColumn, storage: Storage
         else:
             index = kind.index(file.path, read, storage=storage)
     except ConfigError as error:
-        raise column.source.spec.complaint(error) from error
+        raise column.source.complaint(error) from error
     body = sampled_content_digest(file.path, file.size, storage)
     if stat_file(kind.files(file.path), column.source.root, storage).etag != file.etag:
         raise ChangedFileError(file.path, f"changed while it was being indexed; {_REMEDY}")
@@ -188,7 +248,7 @@ def describe_contradictions(columns: Sequence[SourceColumn], work: Sequence[File
 
 def _is_known(work: FileTask, column: SourceColumn) -> bool:
     """Whether a run may read the file already: the cache has an index of some version of it, or it is repaired from one."""
-    return work.known or work.changed or not column.source.spec.patterns
+    return work.known or work.changed or not column.source.patterns
 
 
 def _describe_contradiction(work: FileTask, column: SourceColumn, storage: Storage) -> str | None:

@@ -27,10 +27,9 @@ from megablend.fs.atomic_write import translate_os_errors
 from megablend.index.cache_folders import fragments
 from megablend.index.document_table import table_key
 from megablend.index.fragments import fragment_content, fragment_names
-from megablend.index.list_snapshots import list_snapshots
+from megablend.index.list_snapshots import find_superseded, list_snapshots
 from megablend.index.packs import Pack, Packed
 from megablend.index.snapshot import open_snapshot
-from megablend.index.superseded import find_superseded
 
 _KINDS = ("fragments", "packs", DOCUMENTS, CHECKSUMS, "lengths", "splits", "idx")
 """Files and folders that belong to snapshots."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,7 @@ from megablend.formats import get_format
 from megablend.formats.base import Format, OpenedFile, has_group_digests
 from megablend.formats.megatron.lengths import READ_BYTES
 from megablend.fs.atomic_write import replace_file
+from megablend.index.cache_folders import idx_digests
 from megablend.index.file_table import FileEntry
 from megablend.index.sealed_numbers import find_numbers, pack_numbers
 from megablend.index.snapshot import Snapshot
@@ -31,17 +31,8 @@ _MAGIC = b"megablend idx 1\n"
 Digests = npt.NDArray[np.uint64]
 
 
-class LongIdx(NamedTuple):
-    """A long `.idx` whose digests are missing."""
-
-    path: str
-    format: str
-    file: OpenedFile
-
-
-def idx_digests(cache: str | Path) -> Path:
-    """The folder of these digests."""
-    return Path(cache).absolute() / "idx"
+LongIdx = tuple[str, str, OpenedFile]
+"""A long `.idx` whose digests are missing: the path of its pair, its format, and what that needs to open it."""
 
 
 def read_digests(cache: str | Path, kind: Format, file: FileEntry) -> Digests | None:
@@ -64,7 +55,7 @@ def find_missing(snapshot: Snapshot) -> Iterator[LongIdx]:
             if kind.needs_group_digests(file.opened) and structure not in known:
                 known.add(structure)
                 if _find_digests(snapshot.cache, structure) is None:
-                    yield LongIdx(snapshot.path(number), source.format, file.opened)
+                    yield snapshot.path(number), source.format, file.opened
 
 
 def damaged_digests(cache: CacheLike) -> Iterator[str]:
@@ -78,12 +69,13 @@ def damaged_digests(cache: CacheLike) -> Iterator[str]:
 
 def make_digests(cache: CacheLike, idx: LongIdx, storage: Storage) -> None:
     """Compute and store the digests of a file. Raises: ChangedFileError if it is not what was indexed; DataError; CacheError."""
-    kind = get_format(idx.format)
+    path, name, file = idx
+    kind = get_format(name)
     assert has_group_digests(kind)
-    digests = kind.make_group_digests(idx.path, idx.file, storage=storage)
+    digests = kind.make_group_digests(path, file, storage=storage)
     store = find_store(cache)
-    replace_file(idx_digests(store.folder) / idx.file.structure, pack_numbers(digests, _MAGIC))
-    store.publish_file("idx", idx.file.structure)
+    replace_file(idx_digests(store.folder) / file.structure, pack_numbers(digests, _MAGIC))
+    store.publish_file("idx", file.structure)
 
 
 def count_digest_reads(kind: Format, path: str, storage: Storage) -> Counted:

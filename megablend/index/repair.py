@@ -11,11 +11,11 @@ from megablend.caches.find import CacheLike, find_store
 from megablend.config.read_spec import ReadSpec
 from megablend.errors import CacheError, DamagedCacheError
 from megablend.fs.atomic_write import checksum
+from megablend.index.file_table import read_ranges
 from megablend.index.file_versions import read_seen
 from megablend.index.manifest import FILES, damaged_tables, read_roots, read_snapshot_manifest
-from megablend.index.source_spec import SourceListing, SourceSpec
+from megablend.index.source_spec import SourceSpec
 from megablend.index.tables import FILE_SCHEMA, read_batch
-from megablend.index.token_ranges import read_ranges
 from megablend.storage.location import join
 
 
@@ -39,7 +39,7 @@ def find_damage(cache: CacheLike, digest: str) -> str | None:
 
 def list_indexed_files(
     cache: CacheLike, digest: str, *, roots: Mapping[str, str], block_bytes: int
-) -> tuple[SourceListing, ...]:
+) -> tuple[SourceSpec, ...]:
     """The sources of an index, with the paths of the files that it was built from, for `build_index`.
 
     Args:
@@ -64,12 +64,14 @@ def list_indexed_files(
         root = roots.get(name)
         if root is None:
             raise CacheError(f"{folder}: the folder of the files of source {name!r} is unknown")
+        files = names[source["first_file"] : source["first_file"] + source["num_files"]]
         spec = SourceSpec(
             name=name,
             patterns=(),
             read=dataclasses.replace(ReadSpec.from_record(source), block_bytes=block_bytes),
             extra_columns=tuple(record["column"] for record in extra if record["extra_of"] == name),
+            root=root,
+            paths=tuple(join(root, each) for each in files),
         )
-        files = names[source["first_file"] : source["first_file"] + source["num_files"]]
-        listed.append(SourceListing(spec=spec, root=root, paths=tuple(join(root, each) for each in files)))
+        listed.append(spec)
     return tuple(listed)

@@ -12,7 +12,7 @@ from megablend.distributed.base import Communicator
 from megablend.errors import CacheError, CorruptFileError, UnsupportedFileError
 from megablend.index.build_report import Progress
 from megablend.index.file_tasks import FileTask, TaskPart, TaskResult, ensure_fragment, join_parts
-from megablend.index.pack_writer import PackWriter
+from megablend.index.packs import PackWriter
 from megablend.index.source_spec import SourceColumn
 from megablend.storage.base import Storage
 from megablend.storage.prefetched import PrefetchedStorage

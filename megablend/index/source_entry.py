@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from megablend.arrays import Int64s
 from megablend.config.read_spec import ReadSpec
@@ -100,39 +100,6 @@ class Sources(LazyItems[SourceEntry]):
         return {name: number for number, name in enumerate(self.names)}
 
 
-class _Records(NamedTuple):
-    """What `make_columns` makes entries of; see there."""
-
-    records: Sequence[Mapping[str, Any]]
-    found: Mapping[str, Any]
-    borders: Int64s
-    counts: Int64s
-    reads: Sequence[ReadSpec]
-    extra: dict[str, list[ColumnEntry]]
-
-    def make_source(self, number: int) -> SourceEntry:
-        name = self.records[number]["name"]
-        skipped = tuple(self.found.get("skipped", {}).get(name, ()))
-        extra = tuple(self.extra.get(name, ()))
-        return SourceEntry(source_name=name, extra_columns=extra, skipped=skipped, **self.read_fields(number))
-
-    def make_extra(self, number: int) -> ColumnEntry:
-        return ColumnEntry(source_name=self.records[number]["extra_of"], **self.read_fields(number))
-
-    def read_fields(self, number: int) -> dict[str, Any]:
-        record = self.records[number]
-        return {
-            "read": self.reads[number],
-            "files": range(record["first_file"], record["first_file"] + record["num_files"]),
-            "blocks": range(*self.borders[number].tolist()),
-            "tokens": int(self.counts[0, number]),
-            "rows": record["rows"],
-            "ends": int(self.counts[2, number]) if record["documents"] else -1,
-            "root": self.found["roots"][record["name"]],
-            "column_taken": record["column"] or self.found.get("columns", {}).get(record["name"]),
-        }
-
-
 def make_columns(
     folder: Path, records: Sequence[Mapping[str, Any]], found: Mapping[str, Any], borders: Int64s, counts: Int64s
 ) -> tuple[Sources, Sequence[ColumnEntry]]:
@@ -149,15 +116,40 @@ def make_columns(
     Raises: CacheError if an extra column belongs to no source, or precedes a source.
     """
     names = [record["name"] for record in records if record.get("extra_of") is None]
-    owners = [record.get("extra_of") for record in records[len(names) :]]
-    if not set(owners) <= set(names):  # None: a source after an extra column
+    owners = {record.get("extra_of") for record in records[len(names) :]}
+    if not owners <= set(names):  # None: a source after an extra column
         raise DamagedCacheError.of(
             f"{folder / MANIFEST}: damaged (extra columns do not follow the sources they belong to)"
         )
-    reads, extra = ReadSpec.from_records(records), dict[str, list[ColumnEntry]]()
-    entries = _Records(records, found, borders, counts, reads, extra)
-    listed = [entries.make_extra(len(names) + i) for i in range(len(owners))]
-    for each in listed:
-        extra.setdefault(each.source_name, []).append(each)
-    sources = Sources(names, reads[: len(names)], entries.make_source)
+    reads = ReadSpec.from_records(records)
+    extra = dict[str, list[ColumnEntry]]()
+
+    def read_fields(number: int) -> dict[str, Any]:
+        record = records[number]
+        name = record["name"]
+        return {
+            "read": reads[number],
+            "files": range(record["first_file"], record["first_file"] + record["num_files"]),
+            "blocks": range(*borders[number].tolist()),
+            "tokens": int(counts[0, number]),
+            "rows": record["rows"],
+            "ends": int(counts[2, number]) if record["documents"] else -1,
+            "root": found["roots"][name],
+            "column_taken": record["column"] or found.get("columns", {}).get(name),
+        }
+
+    def make_source(number: int) -> SourceEntry:
+        name = names[number]
+        skipped = tuple(found.get("skipped", {}).get(name, ()))
+        columns = tuple(extra.get(name, ()))
+        return SourceEntry(source_name=name, extra_columns=columns, skipped=skipped, **read_fields(number))
+
+    listed = [
+        ColumnEntry(source_name=record["extra_of"], **read_fields(number))
+        for number, record in enumerate(records)
+        if number >= len(names)
+    ]
+    for column in listed:
+        extra.setdefault(column.source_name, []).append(column)
+    sources = Sources(names, reads[: len(names)], make_source)
     return sources, (*sources, *listed) if listed else sources

@@ -1,4 +1,4 @@
-"""A source while it is indexed: the request, the files that were found, and their columns to index."""
+"""A source while it is indexed: the request, the files that were found, and the columns to index."""
 
 from __future__ import annotations
 
@@ -20,28 +20,6 @@ SEPARATOR = "//"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceSpec:
-    """A source as requested: files to be read as one dataset."""
-
-    name: str
-    patterns: tuple[str, ...]
-    """Absolute paths, globs, or Megatron prefixes."""
-    read: ReadSpec
-    """How its tokens are read."""
-    extra_columns: tuple[str, ...] = ()
-    """Columns of numbers that accompany the tokens."""
-    skip_unreadable: bool | None = None
-    """Leave out folders that cannot be listed, dangling links and files without read permission, and report them; None if the
-    caller has no such setting."""
-    place: str = ""
-    """Where the config defines it (`demo.yaml:12: sources[1]`), for messages."""
-
-    def complaint(self, problem: object) -> ConfigError:
-        """An error about the source, with its place in the config."""
-        return ConfigError(f"{f'{self.place}: ' if self.place else ''}source {self.name!r}: {problem}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
     """A data file as it was found."""
 
@@ -55,15 +33,25 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceListing:
-    """A source and its files."""
+class SourceSpec:
+    """A source while it is indexed: what is requested, to be read as one dataset; and its files, once they are found."""
 
-    spec: SourceSpec
-    """The request, with the format filled in."""
-    root: str
+    name: str
+    patterns: tuple[str, ...]
+    """Absolute paths, globs, or Megatron prefixes; none where the files are known from an index."""
+    read: ReadSpec
+    """How its tokens are read; with the format once that is found."""
+    extra_columns: tuple[str, ...] = ()
+    """Columns of numbers that accompany the tokens."""
+    skip_unreadable: bool | None = None
+    """Leave out folders that cannot be listed, dangling links and files without read permission, and report them; None if the
+    caller has no such setting."""
+    place: str = ""
+    """Where the config defines it (`demo.yaml:12: sources[1]`), for messages."""
+    root: str = ""
     """Folder that file names are relative to."""
-    paths: tuple[str, ...]
-    """Sorted."""
+    paths: tuple[str, ...] = ()
+    """Sorted; empty until the files are found."""
     files: tuple[SourceFile, ...] = ()
     """Sorted by name; empty until `with_files`."""
     skipped: tuple[str, ...] = ()
@@ -71,11 +59,15 @@ class SourceListing:
     note: str | None = None
     """A note about files that were found under several names, if any."""
 
+    def complaint(self, problem: object) -> ConfigError:
+        """An error about the source, with its place in the config."""
+        return ConfigError(f"{f'{self.place}: ' if self.place else ''}source {self.name!r}: {problem}")
+
     @property
     def kind(self) -> Format:
-        """The format of the files. Raises: as `get_format`."""
-        assert self.spec.read.format is not None
-        return get_format(self.spec.read.format)
+        """The format of its files. Raises: as `get_format`."""
+        assert self.read.format is not None
+        return get_format(self.read.format)
 
     def stat(self, path: str, storage: Storage) -> SourceFile:
         """Stat one of the files. Raises: MissingFileError, ConfigError."""
@@ -91,8 +83,8 @@ class SourceListing:
         threads = storage.limits(paths[0]).max_files if paths else 1
         return parallel_map(lambda path: self.stat(path, storage), paths, threads)
 
-    def with_files(self, files: Iterable[SourceFile]) -> SourceListing:
-        """The listing with the results of `stat` for each path, in any order."""
+    def with_files(self, files: Iterable[SourceFile]) -> SourceSpec:
+        """The source with the results of `stat` for each path, in any order."""
         by_name = {file.name: file for file in files}
         return dataclasses.replace(self, files=tuple(by_name[name] for name in sorted(by_name)))
 
@@ -101,22 +93,22 @@ class SourceListing:
 class SourceColumn:
     """A column of a source's files to index: its tokens, or numbers that accompany them."""
 
-    source: SourceListing
+    source: SourceSpec
     read: ReadSpec
     is_extra: bool
 
     @property
     def name(self) -> str:
         """Its name in the cache: the source's name for the tokens, `source//column` for an extra column."""
-        return f"{self.source.spec.name}{SEPARATOR}{self.read.column}" if self.is_extra else self.source.spec.name
+        return f"{self.source.name}{SEPARATOR}{self.read.column}" if self.is_extra else self.source.name
 
 
-def list_columns(listings: Sequence[SourceListing]) -> list[SourceColumn]:
+def list_columns(sources: Sequence[SourceSpec]) -> list[SourceColumn]:
     """All columns to index, in the order of the index: the tokens of each source, then each source's extra columns by name."""
-    columns = [SourceColumn(source=each, read=each.spec.read, is_extra=False) for each in listings]
-    for each in listings:
-        for name in sorted(each.spec.extra_columns):
-            read = dataclasses.replace(each.spec.read, column=name, count_documents=True, allow_float=True)
+    columns = [SourceColumn(source=each, read=each.read, is_extra=False) for each in sources]
+    for each in sources:
+        for name in sorted(each.extra_columns):
+            read = dataclasses.replace(each.read, column=name, count_documents=True, allow_float=True)
             columns.append(SourceColumn(source=each, read=read, is_extra=True))
     return columns
 

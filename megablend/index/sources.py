@@ -18,7 +18,7 @@ from megablend.errors import ConfigError, DataError, did_you_mean
 from megablend.formats import FORMATS, format_of, get_format
 from megablend.formats.base import Format
 from megablend.formats.registry import TEXT_SUFFIXES, list_suffixes
-from megablend.index.source_spec import SourceListing, SourceSpec
+from megablend.index.source_spec import SourceSpec
 from megablend.storage import location
 from megablend.storage.base import Storage
 from megablend.storage.find import Found, Match
@@ -35,20 +35,20 @@ _SHARD_ENDINGS = (".mds", ".mds.zstd")
 _SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
 
 
-def list_source(spec: SourceSpec, storage: Storage) -> SourceListing:
+def list_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
     """Find and stat the files of a source. Raises: as `find_source`; MissingFileError."""
     found = find_source(spec, storage)
     return found.with_files(found.stat_files(found.paths, storage))
 
 
-def list_sources(specs: Sequence[SourceSpec], storage: Storage) -> Iterator[SourceListing]:
+def list_sources(specs: Sequence[SourceSpec], storage: Storage) -> Iterator[SourceSpec]:
     """Find and stat the files of sources, in order; of several at a time over a network. Raises: as `list_source`."""
     threads = max((storage.limits(spec.patterns[0]).max_files for spec in specs), default=1)
     for first in range(0, len(specs), threads):
         yield from parallel_map(lambda spec: list_source(spec, storage), specs[first : first + threads], threads)
 
 
-def find_source(spec: SourceSpec, storage: Storage) -> SourceListing:
+def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
     """Find the files of a source, each once, even if several links lead to it.
 
     Raises: ConfigError if a pattern matches nothing, files have several formats or an unknown one, or their format does not have
@@ -80,8 +80,9 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceListing:
     except ValueError as error:
         raise spec.complaint(f"format_options of {kind.name}: {error}") from error
     counted = spec.read.count_documents or kind.documents_known
-    return SourceListing(
-        spec=dataclasses.replace(spec, read=dataclasses.replace(spec.read, format=kind.name, count_documents=counted)),
+    return dataclasses.replace(
+        spec,
+        read=dataclasses.replace(spec.read, format=kind.name, count_documents=counted),
         root=root,
         paths=paths,
         skipped=tuple(f"{path}: {reason}" for path, reason in sorted(unreadable.items())),

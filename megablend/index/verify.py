@@ -12,13 +12,13 @@ from megablend.caches.base import CHECKSUMS, DOCUMENTS, SNAPSHOTS, CacheStore
 from megablend.caches.find import CacheLike, find_existing
 from megablend.errors import CacheError
 from megablend.index.build_report import Progress
+from megablend.index.file_table import read_ranges
 from megablend.index.file_versions import read_seen
 from megablend.index.fragments import read_fragment
 from megablend.index.idx_digests import damaged_digests
 from megablend.index.manifest import damaged_tables, read_manifest, read_roots, read_snapshot_manifest
 from megablend.index.packs import Pack
 from megablend.index.snapshot import Snapshot, open_snapshot
-from megablend.index.token_ranges import read_ranges
 from megablend.index.verify_data import SnapshotUse, catch_errors, list_data_problems
 from megablend.storage.base import Storage
 

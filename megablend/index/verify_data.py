@@ -30,11 +30,10 @@ from megablend.formats.base import (
 from megablend.formats.fetch import read_blocks
 from megablend.index.block_checksums import BlockChecksums, find_differences, open_checksums
 from megablend.index.build_report import Progress
+from megablend.index.file_versions import sampled_content_digest
 from megablend.index.joined_snapshot import JoinedSnapshot
 from megablend.index.list_snapshots import list_snapshots
-from megablend.index.moved_root import choose_root
-from megablend.index.sampled_digest import sampled_content_digest
-from megablend.index.snapshot import Snapshot
+from megablend.index.snapshot import Snapshot, choose_root
 from megablend.lazy import cached_property
 from megablend.storage.base import Storage
 from megablend.system.failures import translating

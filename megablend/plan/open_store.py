@@ -16,8 +16,7 @@ from megablend.blocks.memory_shares import get_extra_bytes
 from megablend.config import SPLITS, Config, Source
 from megablend.errors import ConfigError, PlanError
 from megablend.index.joined_snapshot import name_source
-from megablend.index.moved_root import choose_root
-from megablend.index.snapshot import Snapshot, open_snapshot
+from megablend.index.snapshot import Snapshot, choose_root, open_snapshot
 from megablend.storage.base import Storage
 from megablend.storage.location import find_root
 

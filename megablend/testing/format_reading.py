@@ -13,7 +13,7 @@ import numpy as np
 from megablend.errors import DataError
 from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE, Array, BlockReader, FileIndex, is_divisible
 from megablend.formats.fetch import read_blocks, read_pieces
-from megablend.index.file_parts import join, part_span
+from megablend.index.file_tasks import join, part_span
 from megablend.storage.by_scheme import make_storage
 from megablend.testing.concurrency import run_threads, succeeds_in_a_fork
 from megablend.testing.documents import DOCUMENTS, MIXED, join_pieces, list_pieces

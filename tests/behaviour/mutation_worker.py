@@ -30,9 +30,8 @@ import pyarrow.parquet as pq
 import megablend
 from megablend.errors import MegablendError, ResourceError
 from megablend.index import document_table as tables
-from megablend.index.file_versions import join_etags, number_of, seen_bytes
+from megablend.index.file_versions import NUM_RANGES, RANGE_BYTES, join_etags, number_of, seen_bytes
 from megablend.index.manifest import SEEN
-from megablend.index.sampled_digest import NUM_RANGES, RANGE_BYTES
 from megablend.plan.ledger_format import dump_ledger, open_seal, parse_ledger, seal_ledger
 from megablend.prefetch.samples import read_samples
 from megablend.system.failures import translating

@@ -226,7 +226,7 @@ DERIVED = {
 def test_what_a_cache_has_besides_its_indexes(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, kind, pattern = DERIVED[case]
     if case == "packs":
-        monkeypatch.setattr("megablend.index.pack_writer.PACK_MIN_FILES", 1)
+        monkeypatch.setattr("megablend.index.packs.PACK_MIN_FILES", 1)
     if case == "idx":
         for module in ("megablend.formats.megatron.reader", "megablend.formats.megatron.lengths"):
             monkeypatch.setattr(f"{module}.WHOLE_BYTES", 64)

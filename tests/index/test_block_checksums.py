@@ -27,7 +27,7 @@ from megablend.index.block_checksums import (
     find_wrong,
     open_checksums,
 )
-from megablend.index.sampled_digest import sampled_content_digest
+from megablend.index.file_versions import sampled_content_digest
 from megablend.index.snapshot import Snapshot
 from megablend.index.table_folder import is_complete
 from megablend.storage.base import Allocate, Bytes, Int64s, Storage

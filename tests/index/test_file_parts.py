@@ -21,10 +21,9 @@ from megablend.distributed.base import SingleProcess
 from megablend.errors import ChangedFileError
 from megablend.formats.base import FileIndex
 from megablend.formats.parquet import PARQUET
-from megablend.index import file_parts as parts
+from megablend.index import file_tasks as parts
 from megablend.index.build import Progress, build_index
-from megablend.index.file_parts import join, num_parts, part_span
-from megablend.index.file_tasks import items_of, plan_work
+from megablend.index.file_tasks import items_of, join, num_parts, part_span, plan_work
 from megablend.index.source_spec import list_columns
 from megablend.index.sources import list_source
 from megablend.index.verify import verify

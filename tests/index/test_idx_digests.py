@@ -13,9 +13,8 @@ from megablend.errors import ChangedFileError, DataError
 from megablend.formats.megatron.idx import HEADER_BYTES
 from megablend.formats.megatron.lengths import GROUP_BYTES, WHOLE_BYTES
 from megablend.index.build import SourceSpec
-from megablend.index.cache_folders import snapshots
+from megablend.index.cache_folders import idx_digests, snapshots
 from megablend.index.gc import collect
-from megablend.index.idx_digests import idx_digests
 from megablend.index.snapshot import open_snapshot
 from megablend.index.verify import verify
 from megablend.storage.base import Allocate, Bytes, Int64s

@@ -10,25 +10,25 @@ import pytest
 from megablend.caches.local import LocalCacheStore
 from megablend.config.read_spec import ReadSpec
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
+from megablend.index.commit_build import write_snapshot
 from megablend.index.fragments import Fragment
 from megablend.index.manifest import FORMAT_VERSION
-from megablend.index.merge import write_snapshot
 from megablend.index.packs import facts_of
 from megablend.index.snapshot import open_snapshot
-from megablend.index.source_spec import SourceFile, SourceListing, SourceSpec, list_columns
+from megablend.index.source_spec import SourceFile, SourceSpec, list_columns
 
 DIGESTS = {1: "4ba1284d92ee303541f687266c2b586c"}
 """By format version: what earlier releases made of these fragments. States of running jobs name such digests."""
 
 
-def listing(name: str, num_files: int, *, documents: bool, root: str = "/data") -> SourceListing:
+def listing(name: str, num_files: int, *, documents: bool, root: str = "/data") -> SourceSpec:
     files = tuple(
         SourceFile(name=f"{i}.parquet", path=f"{root}/{i}.parquet", size=1 << (33 + i), etag=f"{root}{i}")
         for i in range(num_files)
     )
     read = ReadSpec(format="parquet", column="tokens", count_documents=documents)
-    spec = SourceSpec(name=name, patterns=(f"{root}/*",), read=read)
-    return SourceListing(spec=spec, root=root, paths=tuple(file.path for file in files), files=files)
+    paths = tuple(file.path for file in files)
+    return SourceSpec(name=name, patterns=(f"{root}/*",), read=read, root=root, paths=paths, files=files)
 
 
 def load(source: int, file: SourceFile) -> Fragment:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from megablend.errors import REMOVE_REMEDY, CorruptFileError
-from megablend.index import pack_writer as module
-from megablend.index.cache_folders import fragments, snapshots
+from megablend.index import packs as module
+from megablend.index.cache_folders import fragments, packs, snapshots
 from megablend.index.gc import collect
-from megablend.index.packs import Pack, packs
+from megablend.index.packs import Pack
 from megablend.index.verify import verify
 from megablend.storage.local import LocalStorage
 from tests.index.index_data import build, driver, run, snapshot_bytes, spec, write

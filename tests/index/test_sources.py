@@ -21,7 +21,7 @@ def test_names_are_relative_and_sorted(tmp_path: Path) -> None:
         write(tmp_path / name, 1)
     listing = list_source(spec(tmp_path, "**/*.arrow"), storage=STORAGE)
     assert [file.name for file in listing.files] == ["c.arrow", "x/a.arrow", "x/b.arrow"]
-    assert (listing.root, listing.spec.read.format) == (str(tmp_path), "arrow")
+    assert (listing.root, listing.read.format) == (str(tmp_path), "arrow")
 
 
 @pytest.mark.parametrize("pattern", ["nothing*.arrow", "nothing.arrow", "no/where/*.arrow", "prefix_text_document"])
@@ -78,7 +78,7 @@ def test_a_megatron_prefix_stands_for_its_two_files(tmp_path: Path, pattern: str
         (tmp_path / f"x{suffix}").write_bytes(b"1234")
     listing = list_source(spec(tmp_path, pattern), storage=STORAGE)
     (file,) = listing.files
-    assert (file.name, file.path, listing.spec.read.format) == ("x.bin", str(tmp_path / "x.bin"), "megatron")
+    assert (file.name, file.path, listing.read.format) == ("x.bin", str(tmp_path / "x.bin"), "megatron")
     (tmp_path / "x.idx").write_bytes(b"12345")
     assert list_source(spec(tmp_path, pattern), storage=STORAGE).files[0].etag != file.etag
 
