@@ -26,7 +26,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from megablend.fs.kernel_folder import private_kernel_folder
+from megablend.fs.private_folder import private_kernel_folder
 from megablend.jit_cache import KernelCache
 
 P = ParamSpec("P")

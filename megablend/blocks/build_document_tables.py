@@ -1,4 +1,4 @@
-"""Building document tables: ranks divide the files, large ones by ranges of blocks (`count_ranges`); rank 0 joins and commits."""
+"""Building document tables: ranks divide the files, large ones by ranges of blocks; rank 0 joins and commits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from megablend.blocks.block_store import BlockStore
-from megablend.blocks.count_ranges import (
+from megablend.blocks.document_lengths import (
     LENGTHS_KIND,
     BlockRange,
     await_lengths,
@@ -22,7 +22,7 @@ from megablend.blocks.count_ranges import (
 from megablend.caches.base import DOCUMENTS, CacheStore
 from megablend.distributed.base import Communicator
 from megablend.fs.atomic_write import translate_os_errors
-from megablend.fs.log_waits import log_slow_wait
+from megablend.fs.waits import log_slow_wait
 from megablend.index.document_table import (
     EVERY,
     LENGTH_COLUMNS,

@@ -60,9 +60,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A version of a record."""
+    """A version of a record, or of another chain of versions."""
 
-    data: str
+    data: Any
+    """Text of a record; JSON; None if what the versions are of was removed."""
     number: int
     """Number of the version; -1 where versions are not kept."""
 

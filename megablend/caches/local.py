@@ -20,11 +20,9 @@ from megablend.fs.atomic_write import (
     translate_os_errors,
     write_flushed,
 )
-from megablend.fs.await_file import await_file
 from megablend.fs.build_lock import LockInfo, build_lock, lock_time, verify_shared_filesystem
-from megablend.fs.file_size import get_file_size
-from megablend.fs.log_waits import log_slow_wait
-from megablend.fs.safe_open import check_folder, read_regular
+from megablend.fs.safe_open import check_folder, get_file_size, read_regular
+from megablend.fs.waits import await_file, log_slow_wait
 
 MANIFEST, ROOTS = "manifest.json", "roots.json"
 """Of a folder: written last when it is created; replaced by each commit."""

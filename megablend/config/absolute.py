@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megablend.caches.find import check_location, is_remote
+from megablend.config.complaints import Places, join_keys
 from megablend.config.model import Config
-from megablend.config.places import Places, join_keys
 from megablend.config.source import Source
 from megablend.errors import ConfigError
 from megablend.storage.location import check_schemes, find_scheme, lower_scheme, make_absolute

@@ -20,10 +20,9 @@ import yaml
 from pydantic import ValidationError
 
 from megablend.config.absolute import make_cache_absolute, make_paths_absolute
-from megablend.config.complaints import explain_errors
+from megablend.config.complaints import Places, explain_errors
 from megablend.config.limited_yaml import parse_document, read_limited
 from megablend.config.model import Config
-from megablend.config.places import Places
 from megablend.errors import ConfigError
 from megablend.system.failures import cause_of, remedy_of
 

@@ -17,8 +17,8 @@ from typing import IO
 
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import translate_os_errors
-from megablend.fs.log_waits import log_slow_wait
 from megablend.fs.safe_open import open_again, read_regular
+from megablend.fs.waits import log_slow_wait
 from megablend.system.limited_json import parse_json
 
 WAIT_SECONDS = 60.0

@@ -1,4 +1,4 @@
-"""A folder that no other user can write to, for files that are loaded as code.
+"""A folder that no other user can write to, for files that are loaded as code: numba's kernels, and their index by pickle.
 
 It is owned by this process's user, with no permission for anyone else, and only this user and root can change its parents.
 A parent that others may write to is acceptable if its sticky bit prevents them from renaming files of other users (/tmp).
@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -101,3 +102,31 @@ def _unmapped_root() -> Iterator[int]:
 def _remove(folder: Path, pid: int) -> None:
     if os.getpid() == pid:  # a forked child leaves this to its parent
         shutil.rmtree(folder, ignore_errors=True)
+
+
+_VARIABLES = "MEGABLEND_KERNEL_CACHE", "XDG_CACHE_HOME"
+
+
+def private_kernel_folder(name: Path) -> Path:
+    """The folder `name` below MEGABLEND_KERNEL_CACHE, XDG_CACHE_HOME, ~/.cache or the temporary folder.
+
+    The first that is private; otherwise a new temporary folder, which is removed when this process ends. Warns if
+    MEGABLEND_KERNEL_CACHE is set but cannot be used.
+    """
+    requested = os.environ.get(_VARIABLES[0])
+    bases = [Path(base).absolute() for variable in _VARIABLES if (base := os.environ.get(variable))]
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        bases.append(Path("~/.cache").expanduser())
+    with contextlib.suppress(OSError):  # no writable temporary folder
+        bases.append(Path(tempfile.gettempdir()) / f"megablend-{os.geteuid()}")
+    folder, problems = find_private_folder(
+        bases, Path("megablend") / "private-kernels" / name, prefix="megablend-kernels-"
+    )
+    if requested and problems:
+        warnings.warn(
+            f"MEGABLEND_KERNEL_CACHE={requested}: {problems[0]}: files in it are run as code, so neither it nor its parents "
+            f"may be writable by other users: compiled kernels are stored in {folder}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return folder

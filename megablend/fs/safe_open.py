@@ -69,3 +69,20 @@ def check_folder(folder: Path) -> None:
         raise OSError(
             errno.ELOOP, f"it is a symbolic link to {folder.readlink()}, created by user {state.st_uid}", str(folder)
         )
+
+
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP)
+"""Errors that `Path.is_file` takes for the absence of a file."""
+
+
+def get_file_size(path: str) -> int | None:
+    """Size of a regular file; None where there is none. Faster than `Path.is_file` and `Path.stat`. Raises: OSError."""
+    try:
+        state = os.stat(path)  # noqa: PTH116  (the path is a string)
+    except ValueError:  # a NUL character
+        return None
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return None
+        raise
+    return state.st_size if stat.S_ISREG(state.st_mode) else None

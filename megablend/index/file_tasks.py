@@ -1,4 +1,10 @@
-"""The work of a build for each file: reuse its fragment, or index the file, as a whole or in parts, and store one."""
+"""The work of a build for each file: reuse its fragment, or index the file, as a whole or in parts, and store one.
+
+Large files are indexed in parts, so that several ranks can index one file together, and progress is reported meanwhile. A part
+consists of the chunks that begin in an equal share of the file's bytes. The number of parts depends only on the size of the file,
+so the next build can reuse the parts of a killed one, with any number of ranks. The joined parts equal the result of indexing the
+whole file.
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from megablend.errors import CacheError, DamagedCacheError
 from megablend.fs.atomic_write import checksum, reading
-from megablend.fs.file_size import get_file_size
-from megablend.fs.safe_open import read_regular
+from megablend.fs.safe_open import get_file_size, read_regular
 from megablend.system.limited_json import missing_field, parse_json
 
 FORMAT_VERSION = 1

@@ -3,7 +3,7 @@
     <cache>/packs/<digest>   magic, length of the entries (uint64, little-endian), entries as an Arrow IPC stream, the files'
                              chunk tables, their block tables, a blake2b digest (16 bytes) of everything before
 
-A build writes packs at intervals (see pack_writer.py), so that a killed build loses little work. Entries are looked up by the
+A build writes packs at intervals, so that a killed build loses little work. Entries are looked up by the
 `answer` in the name of the fragment. If the digest is wrong, the pack is ignored and its files are read again. Small numbers of
 files, parts of large files, and results of megablend 0.1.0 are stored as single fragments (see fragments.py); a build moves many
 of these into a pack.

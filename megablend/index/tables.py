@@ -22,8 +22,7 @@ import pyarrow as pa
 
 from megablend.errors import DamagedCacheError
 from megablend.fs.atomic_write import flush, reading
-from megablend.fs.file_size import get_file_size
-from megablend.fs.safe_open import open_regular
+from megablend.fs.safe_open import get_file_size, open_regular
 
 BLOCK_COLUMNS = np.dtype(
     [

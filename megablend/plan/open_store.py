@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megablend.blocks.block_store import BlockStore
+from megablend.blocks.block_sizes import get_extra_bytes
+from megablend.blocks.block_store import BlockStore, JoinedStore
 from megablend.blocks.extra_check import extra_columns
 from megablend.blocks.extra_columns import ExtraColumn
-from megablend.blocks.joined_store import JoinedStore
-from megablend.blocks.memory_shares import get_extra_bytes
 from megablend.config import SPLITS, Config, Source
 from megablend.errors import ConfigError, PlanError
 from megablend.index.joined_snapshot import name_source

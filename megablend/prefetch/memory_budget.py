@@ -1,4 +1,4 @@
-"""The memory budget of a process that reads a split, and whether it suffices for its lanes. `blocks.memory_shares` divides it.
+"""The memory budget of a process that reads a split, and whether it suffices for its lanes. `blocks.block_sizes` divides it.
 
 The budget does not cover what is independent of data and config: Python, its libraries, compiled kernels, the mapped part of the
 index (megablend.index.mapped_table), and memory that the allocator has not returned.
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from megablend.arrays import Int64s
-from megablend.blocks.block_sizes import BLOCK_OVERHEAD_BYTES
-from megablend.blocks.memory_shares import NUM_SHARES, SHARES, divide_rest
+from megablend.blocks.block_sizes import BLOCK_OVERHEAD_BYTES, NUM_SHARES, SHARES, divide_rest
 from megablend.config import Config
 from megablend.errors import ConfigError
 from megablend.plan.run import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from megablend.blocks.memory_shares import NUM_SHARES, SHARES
+from megablend.blocks.block_sizes import NUM_SHARES, SHARES
 from megablend.plan.interleavings.lanes import MAX_LANES
 from megablend.plan.run import Run
 from megablend.prefetch.memory_budget import Budget, batches_of, blocks_of_lanes, lanes_of, plan_budget

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from megablend.blocks import build_document_tables as tabulate
-from megablend.blocks import count_ranges
+from megablend.blocks import document_lengths
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.build_document_tables import TablesReport, build_tables
-from megablend.blocks.count_ranges import split_into_ranges
+from megablend.blocks.document_lengths import split_into_ranges
 from megablend.config.read_spec import ReadSpec
 from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError, UnsupportedFileError
@@ -52,7 +52,7 @@ def make(cache: Path, *specs: SourceSpec) -> tuple[BlockStore, TablesReport]:
 
 @pytest.fixture(params=[1 << 30, 1], ids=["one stretch a file", "a stretch a block"])
 def _stretches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(count_ranges, "STRETCH_BYTES", request.param)
+    monkeypatch.setattr(document_lengths, "STRETCH_BYTES", request.param)
 
 
 @pytest.mark.usefixtures("_stretches")
@@ -121,7 +121,7 @@ def test_snapshots_of_the_same_files_share_a_table(tmp_path: Path) -> None:
 
 def test_a_table_is_cut_within_a_file_where_documents_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = make(tmp_path / "cache", write(tmp_path / "data", "parquet-v2-unindexed", [0, 1]))
-    monkeypatch.setattr(count_ranges, "STRETCH_BYTES", 700)
+    monkeypatch.setattr(document_lengths, "STRETCH_BYTES", 700)
     parts = list(split_into_ranges(store.snapshot, 0))
     assert len(parts) > 6
     assert [part.stop_block for part in parts[:-1]] == [part.first_block for part in parts[1:]]
@@ -221,7 +221,7 @@ def test_a_table_too_large_for_a_checksum_at_opening_is_never_read_as_other_toke
 
 
 def test_a_document_too_long_for_a_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(count_ranges, "_LONGEST", 299)
+    monkeypatch.setattr(document_lengths, "_LONGEST", 299)
     with pytest.raises(UnsupportedFileError, match=r"0\.parquet: a document has 300 tokens; .*up to 299: split it"):
         make(tmp_path / "cache", write(tmp_path / "data", "parquet", [0]))
 
@@ -230,12 +230,12 @@ RANKS = """
 import json, sys
 from pathlib import Path
 import megablend.blocks.build_document_tables as tabulate
-import megablend.blocks.count_ranges as count_ranges
+import megablend.blocks.document_lengths as document_lengths
 from megablend.index.snapshot import open_snapshot
 from megablend.distributed.launch import detect
 from megablend.blocks.block_store import BlockStore
 from tests.storages import STORAGE
-count_ranges.STRETCH_BYTES = 1000
+document_lengths.STRETCH_BYTES = 1000
 launch = detect()
 store = BlockStore(open_snapshot(sys.argv[1], sys.argv[2]), storage=STORAGE)
 report = tabulate.build_tables(store, [0], launch=launch)

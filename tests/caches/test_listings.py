@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.caches.objects.chains import Chain
+from megablend.caches.objects.commits import Chain
 from megablend.caches.objects.store import ObjectCacheStore
 from megablend.storage.object_options import ObjectOptions, parse_options
 from megablend.storage.objects import prefix as module
@@ -125,7 +125,7 @@ def test_a_version_that_is_not_listed_yet_is_the_last_one(remote: str, monkeypat
         monkeypatch.setattr(ObjectPrefix, "list_objects", lambda *each, listed=listed: original(*each)[:listed])
         last = chain.read_last()
         assert last is not None
-        assert (last.number, last.content) == (2, "2")
+        assert (last.number, last.data) == (2, "2")
 
 
 @pytest.mark.parametrize("days", [-40, 40])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.caches.objects import probe
+from megablend.caches.objects import store
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
 from tests.caches.test_remote_cache import configs, samples
@@ -179,7 +179,7 @@ def test_a_store_whose_conditional_writes_race_is_refused(
 ) -> None:
     swift.admin.make_bucket("caches")
     monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "node"))
-    monkeypatch.setattr(probe, "_ROUNDS", 10)
+    monkeypatch.setattr(store, "_ROUNDS", 10)
     _, config = configs(tmp_path, "s3://caches/of/x")
     with pytest.raises(megablend.CacheError, match="this store ignores `If-None-Match"):
         megablend.build(config)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from megablend.config import load_config
-from megablend.config.places import join_keys
+from megablend.config.complaints import join_keys
 from megablend.errors import ConfigError
 
 YAML = """\

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megablend.fs.file_size import get_file_size
+from megablend.fs.safe_open import get_file_size
 
 
 def test_only_regular_files_have_a_size(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from megablend.fs.kernel_folder import private_kernel_folder
-from megablend.fs.private_folder import find_private_folder, problem_with
+from megablend.fs.private_folder import find_private_folder, private_kernel_folder, problem_with
 
 NAME = Path("megablend") / "kernels"
 OTHER = 65533

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.blocks.memory_shares import SHARES
+from megablend.blocks.block_sizes import SHARES
 from megablend.plan.run import Run
 from megablend.prefetch.memory_budget import Budget, batches_of, budget_of
 from tests.runs import documents, make_config, write_source

@@ -5,12 +5,9 @@
                                    /commits/0000.json  commits of the folder: which files it has, with their checksums
     <location>/runs/<run>/0000.json, skips/...         versions of a record
 
-chains   numbered versions, each an object that only one process can create; the last one is current
-commits  what a commit of a folder says
-copies   this node's copies of folders
+commits  numbered versions, each an object that only one process can create; what a commit of a folder says
+copies   this node's copies of folders, and removing those that it does not use
 folders  folders: their commits
 node     this node's folder, and its locks
-probe    does the store let only one of several processes create an object?
-unused_copies  removing copies that a node does not use
-store    `ObjectCacheStore`
+store    `ObjectCacheStore`; whether the store lets only one of several processes create an object
 """

@@ -1,21 +1,102 @@
-"""A node's copies of folders of a cache in an object store: downloaded once, by one process, with their checksums compared."""
+"""A node's copies of folders of a cache in an object store: downloaded once, by one process, with their checksums compared.
+
+A copy is used whenever a process asks for it, which is noted by the time of its receipt. Copies that are not used are removed by
+the next download to the node (after UNUSED_SECONDS), and by `gc` on this node. Of a cache of which nothing was used, everything
+is removed. Processes that have opened a file keep it; whoever needs a copy later downloads it again.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
 import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from megablend.caches.objects.chains import Version
+from megablend.caches.base import Record
 from megablend.caches.objects.commits import Commit, parse_commit
-from megablend.caches.objects.unused_copies import RECEIPTS, UNUSED_SECONDS, note_use, remove_unused
+from megablend.caches.objects.node import try_lock_node
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import checksum, flush_folder, replace_file, temp_sibling
-from megablend.fs.log_waits import log_slow_wait
 from megablend.fs.safe_open import read_regular
+from megablend.fs.waits import log_slow_wait
 from megablend.storage.objects.prefix import ObjectPrefix
+from megablend.system.log import LOG
+
+RECEIPTS = ".commits"
+UNUSED_SECONDS = 30 * 86400.0
+_NODE_FOLDER = re.compile(r"[0-9a-f]{24}")
+
+
+def note_use(receipt: Path) -> bool:
+    """Note that a copy is used. Returns: False if it was just removed."""
+    try:
+        os.utime(receipt)
+    except FileNotFoundError:
+        return False
+    except OSError:  # of another user: as old as its download
+        pass
+    return True
+
+
+def remove_unused(node: Path, before: float, *, dry_run: bool = False) -> tuple[int, int]:
+    """Remove the copies of a node that were last used before a time (seconds since 1970), of all its caches.
+
+    Args:
+        node: the folder of one of them; the others are next to it.
+
+    Returns: number and bytes of the copies that were removed, or would be.
+    """
+    copies = size = 0
+    for folder in sorted(node.parent.iterdir()):
+        if not (_NODE_FOLDER.fullmatch(folder.name) and (folder / RECEIPTS).is_dir()):
+            continue
+        with contextlib.suppress(OSError):  # another process removes it as well
+            is_unused = folder != node and _last_change(folder) < before
+            for receipt in _list_receipts(folder):
+                if receipt.stat().st_mtime < before:
+                    removed = _remove_copy(folder, receipt, before, dry_run=dry_run)
+                    copies, size = copies + (removed > 0), size + removed
+            if is_unused and not dry_run and not _list_receipts(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+    if copies and not dry_run:
+        LOG.info("%s: removed %d unused copies of parts of caches, %d bytes", node.parent, copies, size)
+    return copies, size
+
+
+def _list_receipts(folder: Path) -> list[Path]:
+    return sorted((folder / RECEIPTS).glob("*.json"))
+
+
+def _remove_copy(folder: Path, receipt: Path, before: float, *, dry_run: bool) -> int:
+    """Remove a copy unless it is used just now. Returns: its bytes."""
+    kind, _, name = receipt.stem.partition("-")
+    copy = folder / kind / name
+    with try_lock_node(folder, receipt.stem) as is_locked:
+        if not is_locked:
+            return 0
+        size = sum(path.stat().st_size for path in copy.glob("*") if path.is_file())
+        if dry_run:
+            return size
+        aside = temp_sibling(receipt)
+        receipt.rename(aside)  # from here on, whoever notes its use finds none, and waits for the lock
+        if aside.stat().st_mtime >= before:
+            aside.rename(receipt)
+            return 0
+        aside.unlink()
+        if copy.exists():
+            removed = temp_sibling(copy)
+            copy.rename(removed)
+            shutil.rmtree(removed, ignore_errors=True)
+        return size
+
+
+def _last_change(folder: Path) -> float:
+    """When a file of a folder was last written."""
+    return max((path.lstat().st_mtime for path in folder.rglob("*")), default=folder.stat().st_mtime)
 
 
 class Copies:
@@ -32,7 +113,7 @@ class Copies:
         """The commit that this node has a complete copy of, which then counts as used."""
         with suppress(OSError, ValueError, KeyError, TypeError, CacheError):
             record = json.loads(read_regular(self._receipt(folder)))
-            commit = parse_commit(folder, Version(record["number"], record["content"]))
+            commit = parse_commit(folder, Record(record["content"], record["number"]))
             sizes = {name: (self._node / folder / name).stat().st_size for name in commit.files}
             if commit.files and sizes == {name: file.bytes for name, file in commit.files.items()}:
                 return commit if note_use(self._receipt(folder)) else None

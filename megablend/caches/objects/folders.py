@@ -6,21 +6,28 @@ chain is the commit. What a killed build has uploaded belongs to no commit.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from megablend.caches.base import Entry
-from megablend.caches.objects.chains import Chain, find_last
-from megablend.caches.objects.commits import Commit, StoredFile, describe_files, parse_commit
+from megablend.caches.objects.commits import Chain, Commit, StoredFile, describe_files, find_last, parse_commit
 from megablend.caches.objects.copies import Copies
-from megablend.caches.objects.names import is_own
 from megablend.caches.objects.node import lock_node
 from megablend.errors import CacheError, DamagedCacheError
 from megablend.fs.atomic_write import translate_os_errors
-from megablend.fs.log_waits import log_slow_wait
+from megablend.fs.waits import log_slow_wait
 from megablend.storage.objects.prefix import ObjectEntry, ObjectPrefix
+
+_OWN = re.compile(r"[0-9a-f]{16,}(-.+)?")
+
+
+def is_own(name: str) -> bool:
+    """Whether a file or a folder can be the cache's by its name, which begins with a digest: then a dash where more follows."""
+    return _OWN.fullmatch(name) is not None
+
 
 COMMITS, MANIFEST = "commits", "manifest.json"
 _SLASHES = 3

@@ -13,9 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from megablend.fs.atomic_write import TEMPORARY, translate_os_errors
-from megablend.fs.log_waits import log_slow_wait
 from megablend.fs.private_folder import find_private_folder
 from megablend.fs.safe_open import check_folder, open_again
+from megablend.fs.waits import log_slow_wait
 
 _LOCKS = ".locks"
 _LEFTOVER_SECONDS = 86400.0

@@ -23,12 +23,10 @@ from megablend.caches.base import (
     place_below,
 )
 from megablend.caches.local import check_folders
-from megablend.caches.objects.chains import Chain, Version, find_last
-from megablend.caches.objects.folders import Folders
-from megablend.caches.objects.names import is_own
+from megablend.caches.objects.commits import Chain, find_last
+from megablend.caches.objects.copies import remove_unused
+from megablend.caches.objects.folders import Folders, is_own
 from megablend.caches.objects.node import find_node_folder, remove_old_leftovers
-from megablend.caches.objects.probe import PROBES, check_creates_once
-from megablend.caches.objects.unused_copies import remove_unused
 from megablend.errors import CacheError
 from megablend.fs.atomic_write import list_committed, replace_file, translate_os_errors
 from megablend.fs.build_lock import LockInfo
@@ -44,7 +42,7 @@ _CLOCK = ".clock"
 
 
 class ObjectCacheStore:
-    """See CacheStore. There are no locks: what is committed is created once, see `chains`.
+    """See CacheStore. There are no locks: what is committed is created once, see `commits`.
 
     Args:
         location: such as s3://bucket/caches/x.
@@ -223,7 +221,7 @@ class ObjectCacheStore:
         data = self._prefix.read_all([chain.object_key(numbers[name]) for name, chain in chains.items()])
         found = zip(chains.items(), data, strict=True)
         return sorted(
-            name for (name, chain), each in found if each and chain.parse(numbers[name], each).content is not None
+            name for (name, chain), each in found if each and chain.parse(numbers[name], each).data is not None
         )
 
     def describe_record(self, kind: str, name: str) -> str:
@@ -233,14 +231,14 @@ class ObjectCacheStore:
     def read_record(self, kind: str, name: str) -> Record | None:
         """See CacheStore."""
         last = self._read_version(kind, name)
-        return None if last is None or last.content is None else Record(str(last.content), last.number)
+        return None if last is None or last.data is None else Record(str(last.data), last.number)
 
     def write_record(self, kind: str, name: str, data: str, after: Record | None) -> None:
         """See CacheStore."""
         number = -1 if after is None else after.number
         if after is None and (last := self._read_version(kind, name)) is not None:
             number = last.number
-            if last.content not in (None, data):
+            if last.data not in (None, data):
                 raise self._overtaken(kind, name)
         if not self._chain(kind, name).append(data, number):
             raise self._overtaken(kind, name)
@@ -254,11 +252,11 @@ class ObjectCacheStore:
         last, chain = self._read_version(kind, name), self._chain(kind, name)
         if last is None:
             return self.describe_record(kind, name)
-        if last.content is not None and not chain.append(None, last.number):
+        if last.data is not None and not chain.append(None, last.number):
             raise self._overtaken(kind, name)
         return f"{self.location}/{chain.object_key(last.number)}"
 
-    def _read_version(self, kind: str, name: str) -> Version | None:
+    def _read_version(self, kind: str, name: str) -> Record | None:
         return self._chain(kind, name).read_last()
 
     def _chain(self, kind: str, name: str) -> Chain:
@@ -278,3 +276,23 @@ class ObjectCacheStore:
 
 def _belongs(name: str, owners: Collection[str] | None) -> bool:
     return owners is None or name.partition("-")[0] in owners
+
+
+PROBES = ".probes"
+_ROUNDS, _RACERS = 2, 8
+
+
+def check_creates_once(prefix: ObjectPrefix) -> None:
+    """Let requests race to create an object. Raises: CacheError if several succeed, or an existing one is replaced."""
+    for _ in range(_ROUNDS):
+        key = f"{PROBES}/{secrets.token_hex(8)}"
+        try:
+            winners = prefix.create_each(key, [b"%d" % number for number in range(_RACERS)])
+            is_replaced = prefix.create(key, b"late")
+        finally:
+            prefix.remove([key])
+        if winners > 1 or is_replaced:
+            raise CacheError(
+                f"{prefix.location}: this store ignores `If-None-Match: *` of a PUT, so that builds could overwrite each other's "
+                "commits: use a store that honours it, or a cache in a folder"
+            )

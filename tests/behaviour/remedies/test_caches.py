@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.caches.objects import chains, probe
-from megablend.caches.objects.chains import Chain, Version
+from megablend.caches.base import Record
+from megablend.caches.objects import commits, store
+from megablend.caches.objects.commits import Chain
 from megablend.caches.objects.store import ObjectCacheStore
 from megablend.errors import CacheError
 from megablend.storage.object_options import ObjectOptions
@@ -157,7 +158,7 @@ def test_a_version_that_no_store_creates(built: dict[str, Any], monkeypatch: pyt
     prefix = ObjectPrefix(built["cache"], ObjectOptions())
     chain = Chain(prefix, "runs/other")
     with monkeypatch.context() as patch:
-        patch.setattr(chains, "_MOST_COLLISIONS", 2)
+        patch.setattr(commits, "_MOST_COLLISIONS", 2)
         patch.setattr(ObjectPrefix, "create", lambda *_: False)  # as two requests that collide, again and again
         says = r"runs/other/0000\.json: cannot be created, although it does not exist: check the store$"
         with pytest.raises(CacheError, match=says):
@@ -165,7 +166,7 @@ def test_a_version_that_no_store_creates(built: dict[str, Any], monkeypatch: pyt
     assert chain.append("x", -1)
     last = chain.read_last()
     assert last is not None
-    assert (last.number, last.content) == (0, "x")
+    assert (last.number, last.data) == (0, "x")
 
 
 def test_a_file_that_was_written_but_is_gone(built: dict[str, Any]) -> None:
@@ -182,7 +183,7 @@ def test_a_file_that_was_written_but_is_gone(built: dict[str, Any]) -> None:
 def test_a_record_that_another_process_changes(built: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     read_last = Chain.read_last
 
-    def read_before_another_build(self: Chain) -> Version | None:
+    def read_before_another_build(self: Chain) -> Record | None:
         last = read_last(self)
         monkeypatch.setattr(Chain, "read_last", read_last)
         megablend.build(built | {"samples": 60})
@@ -214,7 +215,7 @@ def test_a_store_in_which_several_writes_of_an_object_succeed(
 ) -> None:
     swift.admin.make_bucket_if_missing("remedies")
     monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "node"))
-    monkeypatch.setattr(probe, "_ROUNDS", 10)
+    monkeypatch.setattr(store, "_ROUNDS", 10)
     local, config = configs(tmp_path, "s3://remedies/of/x")
     says = "this store ignores `If-None-Match: .*: use a store that honours it, or a cache in a folder"
     with pytest.raises(CacheError, match=says):

@@ -14,7 +14,7 @@ import pytest
 
 import megablend
 from megablend.api.check_data import check_data
-from megablend.blocks import count_ranges
+from megablend.blocks import document_lengths
 from megablend.errors import CacheError, ChangedFileError, ConfigError, DataError
 from megablend.formats import FORMATS
 from megablend.formats.arrow import count_batches
@@ -260,7 +260,7 @@ test_files = table(
           "its pages can only be read together, but have more than 4 GiB; write smaller row groups$",
           again(deltas(row_group_size=100))),
     fault("a document that is too long",
-          (limit(count_ranges, "_LONGEST", 100), lambda bench: bench.set(order="document"),
+          (limit(document_lengths, "_LONGEST", 100), lambda bench: bench.set(order="document"),
            column("a.parquet", parquet({"ids": [*ROWS, [*range(1, 151)]]}))),
           "a.parquet: a document has 150 tokens; document tables support up to 100: split it",
           (again(parquet({"ids": [*ROWS, [*range(1, 76)], [*range(76, 151)]]})), OTHER_RUN)),

@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 
 from megablend.caches.base import RUNS, OvertakenError, Record
-from megablend.caches.objects.chains import Chain, Version, find_last
-from megablend.caches.objects.commits import parse_commit
+from megablend.caches.objects.commits import Chain, find_last, parse_commit
 from megablend.caches.objects.folders import Folders
 from megablend.caches.objects.node import remove_old_leftovers
-from megablend.caches.objects.probe import PROBES, check_creates_once
-from megablend.caches.objects.store import ObjectCacheStore
+from megablend.caches.objects.store import PROBES, ObjectCacheStore, check_creates_once
 from megablend.errors import CacheError
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
@@ -61,7 +59,7 @@ def test_a_version_whose_answer_was_lost_is_its_own(prefix: ObjectPrefix, monkey
     monkeypatch.setattr(ObjectPrefix, "create", create_and_lose)
     assert chain.append("x", -1)
     assert chain.append(None, 0)
-    assert chain.read_last() == Version(1, None)
+    assert chain.read_last() == Record(None, 1)
 
 
 def test_of_rivals_one_wins_unless_both_write_the_same(prefix: ObjectPrefix) -> None:
@@ -71,7 +69,7 @@ def test_of_rivals_one_wins_unless_both_write_the_same(prefix: ObjectPrefix) -> 
     assert not chain.append({"a": 2}, -1)
     assert chain.append(None, 0)
     assert not chain.append(None, 0), "each removal is one process's own"
-    assert chain.read_last() == Version(1, None)
+    assert chain.read_last() == Record(None, 1)
 
 
 def test_the_last_version_is_that_of_the_largest_number() -> None:
@@ -83,14 +81,14 @@ def test_the_last_version_is_that_of_the_largest_number() -> None:
 def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
     file = {"at": "a", "bytes": 1, "blake2b": "b", "etag": ""}
     with pytest.raises(CacheError, match=r"place: damaged \(it lacks valid names of files\); restore it from a backup"):
-        parse_commit("place", Version(0, {"files": {name: file}, "replaced": []}))
-    assert list(parse_commit("place", Version(0, {"files": {"x": file}, "replaced": []})).files) == ["x"]
+        parse_commit("place", Record({"files": {name: file}, "replaced": []}, 0))
+    assert list(parse_commit("place", Record({"files": {"x": file}, "replaced": []}, 0)).files) == ["x"]
 
 
 @pytest.mark.parametrize("name", [["x"], {}, 1, None])
 def test_names_that_are_no_text_are_refused(name: object) -> None:
     with pytest.raises(CacheError, match=r"place: damaged \(it lacks valid names of files\); restore it from a backup"):
-        parse_commit("place", Version(0, {"files": {}, "replaced": [name]}))
+        parse_commit("place", Record({"files": {}, "replaced": [name]}, 0))
 
 
 def test_a_copy_follows_what_is_replaced_and_what_is_not(prefix: ObjectPrefix, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import megablend
+from megablend.caches.objects.copies import RECEIPTS, UNUSED_SECONDS, note_use, remove_unused
 from megablend.caches.objects.node import lock_node
-from megablend.caches.objects.unused_copies import RECEIPTS, UNUSED_SECONDS, note_use, remove_unused
 from tests.caches.test_remote_cache import configs, samples
 
 LONG_AGO = time.time() - UNUSED_SECONDS - 1000
@@ -49,13 +49,13 @@ def test_what_is_used_stays_and_what_is_downloaded_just_now(tmp_path: Path, remo
     copy, receipt = node / "generations" / digest, node / RECEIPTS / f"generations-{digest}.json"
     make_older(node)
     megablend.open(config)  # uses it
-    assert remove_unused(node, time.time() - 100).copies == 0
+    assert remove_unused(node, time.time() - 100)[0] == 0
     make_older(node)
     with lock_node(node, f"generations-{digest}"):
-        assert remove_unused(node, time.time() - 100).copies == 0
-    assert remove_unused(node, time.time() - 100, dry_run=True).copies == 1
+        assert remove_unused(node, time.time() - 100)[0] == 0
+    assert remove_unused(node, time.time() - 100, dry_run=True)[0] == 1
     assert copy.is_dir()
-    assert remove_unused(node, time.time() - 100).bytes > 0
+    assert remove_unused(node, time.time() - 100)[1] > 0
     assert not copy.exists()
     assert not receipt.exists()
 
@@ -90,7 +90,7 @@ def test_the_folder_of_the_cache_itself_stays(tmp_path: Path) -> None:
     own, other = tmp_path / ("0" * 24), tmp_path / ("1" * 24)
     for folder in (own, other):
         make_copy(folder)
-    assert remove_unused(own, time.time() - 100).copies == 2
+    assert remove_unused(own, time.time() - 100)[0] == 2
     assert own.is_dir()
     assert not (own / "generations" / "abc").exists()
     assert not other.exists()
@@ -104,7 +104,7 @@ def test_what_is_used_while_it_is_looked_at_stays(tmp_path: Path, monkeypatch: p
         assert note_use(receipt)
         yield True
 
-    monkeypatch.setattr("megablend.caches.objects.unused_copies.try_lock_node", use_and_lock)
-    assert remove_unused(tmp_path / ("0" * 24), time.time() - 100).copies == 0
+    monkeypatch.setattr("megablend.caches.objects.copies.try_lock_node", use_and_lock)
+    assert remove_unused(tmp_path / ("0" * 24), time.time() - 100)[0] == 0
     assert receipt.exists()
     assert (tmp_path / ("0" * 24) / "generations" / "abc" / "x").exists()

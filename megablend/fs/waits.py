@@ -1,0 +1,45 @@
+"""Waiting: logged where somebody watching a job would ask about it; for files that network file systems show seconds late."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from megablend.errors import CacheError
+from megablend.system.log import LOG
+
+SLOW_SECONDS = 1.0
+"""Shorter waits are not logged."""
+
+
+@contextlib.contextmanager
+def log_slow_wait(reason: str) -> Iterator[None]:
+    """Log, at level INFO, how long the body took if it took longer than SLOW_SECONDS, whether it succeeded or not.
+
+    Args:
+        reason: what is waited for, with the file's path.
+    """
+    begin = time.monotonic()
+    try:
+        yield
+    finally:
+        if (seconds := time.monotonic() - begin) >= SLOW_SECONDS:
+            LOG.info("waited %.1f s for %s", seconds, reason)
+
+
+SEEN_SECONDS = 10.0
+"""How long a file may take to become visible."""
+
+
+def await_file(path: Path, seconds: float = SEEN_SECONDS) -> None:
+    """Wait until a file exists. Raises: CacheError after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not path.is_file():
+        if time.monotonic() > deadline:
+            raise CacheError(
+                f"{path}: another rank wrote this file, but rank 0 does not see it: the cache must be on a file system "
+                "that all ranks share; choose such a directory, or build with the ranks of one node"
+            )
+        time.sleep(0.1)
