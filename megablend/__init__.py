@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from megablend.api.show import show, show_step
     from megablend.api.skip import list_skips, skip, unskip
     from megablend.api.verify import verify
-    from megablend.blocks.block_read import BlockBatch
-    from megablend.blocks.block_store import BlockStore
+    from megablend.blocks.block_store import BlockBatch, BlockStore
     from megablend.config import Config, load_config
     from megablend.errors import (
         CacheError,
@@ -66,8 +65,7 @@ _MODULES = {
     "api.show": "show show_step",
     "api.skip": "list_skips skip unskip",
     "api.verify": "verify",
-    "blocks.block_read": "BlockBatch",
-    "blocks.block_store": "BlockStore",
+    "blocks.block_store": "BlockBatch BlockStore",
     "config": "Config load_config",
     "errors": "CacheError ConfigError DataError LaunchError MegablendError PlanError ResourceError StateError TransformError",
     "reader": "Dataset Loader PretrainingSampler",

@@ -176,7 +176,7 @@ def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s
     """A number for the tokens that each file of a run's index gives, the same for the same content: int64 [num_files]."""
     snapshot = run.store.snapshot
     numbers = np.empty(snapshot.num_files, np.int64)
-    for source, eod in zip(snapshot.sources, run.store.eods, strict=True):
+    for source, eod in zip(snapshot.sources, run.store.append_eod, strict=False):
         keys = snapshot.file_keys(source)
         numbers[source.files.start : source.files.stop] = [ids.setdefault((key, eod), len(ids)) for key in keys]
     return numbers

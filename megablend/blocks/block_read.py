@@ -1,31 +1,17 @@
-"""Blocks that are read: the bytes to fetch, file by file, decoding them, and what comes out."""
+"""Blocks that are being read: the bytes to fetch, file by file, and decoding them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from megablend.arrays import Int64s
 from megablend.blocks.extra_columns import ExtraColumn
 from megablend.blocks.open_files import OpenedReader
 from megablend.formats.decoded import DecodedBlocks
 from megablend.formats.fetch import FileRead
-
-
-@dataclass(frozen=True, slots=True)
-class BlockBatch:
-    """Tokens of several blocks, one after the other."""
-
-    tokens: npt.NDArray[Any]
-    """[num_tokens], of the widest token dtype among the blocks."""
-    offsets: npt.NDArray[np.int64]
-    """int64 [num_pieces + 1]: piece i (a document, or the part of it that its block holds) is tokens[offsets[i]:offsets[i+1]]."""
-    block_offsets: npt.NDArray[np.int64]
-    """int64 [num_blocks + 1]: block j is tokens[block_offsets[j]:block_offsets[j+1]]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

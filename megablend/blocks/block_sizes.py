@@ -47,12 +47,12 @@ class BlockSizes:
 
     Attributes:
         snapshot: the opened index.
-        column_eods: for each of its columns, the end-of-document token; None for sources without one, and extra columns.
+        append_eod: for each of its columns, the end-of-document token; None for sources without one, and extra columns.
         extra: by source name, the columns that are read with the tokens.
     """
 
     snapshot: Snapshot
-    column_eods: tuple[int | None, ...]
+    append_eod: tuple[int | None, ...]
     extra: Mapping[str, tuple[ExtraColumn, ...]]
 
     def num_tokens(self, ids: Int64s) -> Int64s:
@@ -93,12 +93,12 @@ class BlockSizes:
     @cached_property
     def _has_eod(self) -> Bools:
         """bool [num_files]: documents of the file get end-of-document tokens."""
-        return np.array([eod is not None for eod in self.column_eods])[self.snapshot.file_columns]
+        return np.array([eod is not None for eod in self.append_eod])[self.snapshot.file_columns]
 
     @cached_property
     def _extra_sizes(self) -> Int64s:
         """int64 [num_files]: bytes of all extra columns per token."""
-        sizes = np.zeros(len(self.column_eods), np.int64)  # 0 for extra columns
+        sizes = np.zeros(len(self.append_eod), np.int64)  # 0 for extra columns
         for number, name in enumerate(self.snapshot.sources.names):
             sizes[number] = sum(each.dtype.itemsize for each in self.extra.get(name, ()))
         return sizes[self.snapshot.file_columns]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from megablend.blocks.block_read import BlockBatch, BlockRead, FilePart
+from megablend.blocks.block_read import BlockRead, FilePart
 from megablend.blocks.block_sizes import BlockSizes
 from megablend.blocks.extra_columns import ExtraColumn, read_extra_columns
 from megablend.blocks.open_files import OpenedReader, OpenFiles
@@ -31,12 +32,24 @@ from megablend.storage.ranges import portions
 from megablend.system.failures import translating
 
 
+@dataclass(frozen=True, slots=True)
+class BlockBatch:
+    """Tokens of several blocks, one after the other."""
+
+    tokens: npt.NDArray[Any]
+    """[num_tokens], of the widest token dtype among the blocks."""
+    offsets: npt.NDArray[np.int64]
+    """int64 [num_pieces + 1]: piece i (a document, or the part of it that its block holds) is tokens[offsets[i]:offsets[i+1]]."""
+    block_offsets: npt.NDArray[np.int64]
+    """int64 [num_blocks + 1]: block j is tokens[block_offsets[j]:block_offsets[j+1]]."""
+
+
 class BlockStore(BlockSizes):
     """Reads blocks of one index by number. Thread-safe, picklable, also after a fork.
 
     Args:
         snapshot: the opened index.
-        eods: for each source of the index, the token inserted after each document, or None.
+        append_eod: for each source of the index, the token inserted after each document, or None.
         roots: for each source's name, the folder of its files; if absent, the folder recorded by the last build.
         extra: by source name, the columns to read with the tokens.
         extra_bytes: limit for decoded pages of extra columns that are cached for other blocks.
@@ -46,7 +59,7 @@ class BlockStore(BlockSizes):
     def __init__(
         self,
         snapshot: Snapshot,
-        eods: Sequence[int | None] = (),
+        append_eod: Sequence[int | None] = (),
         roots: Mapping[str, str] | None = None,
         extra: Mapping[str, tuple[ExtraColumn, ...]] | None = None,
         extra_bytes: int = 0,
@@ -55,8 +68,7 @@ class BlockStore(BlockSizes):
     ) -> None:
         self.storage = storage
         self.snapshot = snapshot
-        self.eods = tuple(eods) or (None,) * len(snapshot.sources)
-        self.column_eods = (*self.eods, *[None] * (len(snapshot.columns) - len(self.eods)))
+        self.append_eod = (*append_eod, *[None] * (len(snapshot.columns) - len(append_eod)))
         """[num_columns]: end-of-document tokens of the sources, and None for each extra column."""
         self.roots = dict(roots or {})
         self.extra = {name: columns for name, columns in (extra or {}).items() if columns}
@@ -64,7 +76,7 @@ class BlockStore(BlockSizes):
         self.damaged: set[int] = set()
         """Blocks that were found damaged and replaced; see megablend.blocks.damaged_blocks."""
         self._extra_blocks = LRUCache[DecodedBlock](extra_bytes, _count_bytes)
-        self._files = OpenFiles(snapshot, self.column_eods, self.roots, storage)
+        self._files = OpenFiles(snapshot, self.append_eod, self.roots, storage)
 
     @property
     def generation(self) -> Snapshot:
@@ -149,9 +161,11 @@ class BlockStore(BlockSizes):
 
     def _finish(self, part: FilePart, *, pieces: bool) -> DecodedBlocks:
         """Add end-of-document tokens and extra columns to blocks of a file."""
-        columns, eod, ids = part.columns, part.opened.eod, part.ids
-        blocks: Sequence[DecodedBlock] = part.file.decode(pieces=pieces or eod is not None or columns is not None)
-        if eod is None and columns is None:
+        columns, append_eod, ids = part.columns, part.opened.append_eod, part.ids
+        blocks: Sequence[DecodedBlock] = part.file.decode(
+            pieces=pieces or append_eod is not None or columns is not None
+        )
+        if append_eod is None and columns is None:
             found = DecodedBlocks.of(blocks)
             return found if pieces else found.without_offsets()
         extra: list[tuple[Array, ...]] = [()] * len(ids)
@@ -159,10 +173,14 @@ class BlockStore(BlockSizes):
             source = part.opened.column
             assert isinstance(source, SourceEntry)
             read = partial(self._extra_blocks.get_all, make=self.read)
-            extra = read_extra_columns(self.snapshot, columns, source, read, ids, blocks, eod=eod is not None)
-        if eod is not None:
+            extra = read_extra_columns(
+                self.snapshot, columns, source, read, ids, blocks, has_eod=append_eod is not None
+            )
+        if append_eod is not None:
             rows = part.file.blocks
-            blocks = [with_eod(block, flag, eod) for block, flag in zip(blocks, rows["flags"].tolist(), strict=True)]
+            blocks = [
+                with_eod(block, flag, append_eod) for block, flag in zip(blocks, rows["flags"].tolist(), strict=True)
+            ]
             self._check_ends(ids, rows, blocks)
         return DecodedBlocks.of(
             [
@@ -242,13 +260,12 @@ class BlockStore(BlockSizes):
             yield here, self._files.get(file), rows[here]
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {"snapshot": self.snapshot, "eods": self.eods, "roots": self.roots}
+        kept = {"snapshot": self.snapshot, "append_eod": self.append_eod, "roots": self.roots}
         return kept | {"extra": self.extra, "extra_bytes": self.extra_bytes, "storage": self.storage}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "generation" in state:  # pickled by a release that called it so
-            state = {"snapshot" if name == "generation" else name: value for name, value in state.items()}
-        self.__init__(**state)  # type: ignore[misc]
+        old_names = {"generation": "snapshot", "eods": "append_eod"}  # in pickles of release 0.1.0
+        self.__init__(**{old_names.get(name, name): value for name, value in state.items()})  # type: ignore[misc]
 
 
 def _count_bytes(block: DecodedBlock) -> int:
@@ -269,13 +286,13 @@ class JoinedStore(BlockStore):
         """Args: extra, roots: by the names that the sources have in the JoinedSnapshot; columns as `stores` have them."""
         self._stores = tuple(stores)
         snapshot = JoinedSnapshot([store.snapshot for store in stores])
-        eods = [eod for store in stores for eod in store.eods]
+        append_eod = [eod for store in stores for eod in store.append_eod[: len(store.snapshot.sources)]]
         moved = {
             source.name: tuple(_move(column, source) for column in extra[source.name])
             for source in snapshot.sources
             if source.name in extra
         }
-        super().__init__(snapshot, eods, roots, moved, stores[-1].extra_bytes, storage=storage)
+        super().__init__(snapshot, append_eod, roots, moved, stores[-1].extra_bytes, storage=storage)
 
     @property
     def stores(self) -> tuple[BlockStore, ...]:

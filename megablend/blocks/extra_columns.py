@@ -43,7 +43,7 @@ def read_extra_columns(
     ids: Int64s,
     blocks: Sequence[DecodedBlock],
     *,
-    eod: bool,
+    has_eod: bool,
 ) -> list[tuple[Array, ...]]:
     """Read the columns' numbers for each token of some blocks of their source.
 
@@ -52,7 +52,7 @@ def read_extra_columns(
         read: decodes blocks of the index.
         ids: int64 [n], the blocks' numbers in the index.
         blocks: [n], without end-of-document tokens.
-        eod: one more number for each end-of-document token: that of the document's last token.
+        has_eod: one more number for each end-of-document token: that of the document's last token.
 
     Returns: for each block, one array per column, read-only.
     Raises: CorruptFileError if rows of the two columns have different numbers of values; as `read` does.
@@ -69,20 +69,22 @@ def read_extra_columns(
             before = snapshot.running("tokens_before", np.append(ids, tokens.blocks.start))
             first = before[:-1] - before[-1]
         # A document may end in a block without any of its tokens: its last number is the previous one.
-        in_front = (first > 0) & (not column.flat) & eod
+        in_front = (first > 0) & (not column.flat) & has_eod
         found, read_blocks = _fetch(snapshot, column, read, first - in_front, counts + in_front)
         if not column.flat:
             _check_rows(snapshot, column, tokens, ids, rows, blocks, first, read_blocks)
         fields = zip(blocks, found, in_front.tolist(), flags.tolist(), strict=True)
-        by_column.append([_aligned(column, *field, eod=eod) for field in fields])
+        by_column.append([_aligned(column, *field, has_eod=has_eod) for field in fields])
     return list(zip(*by_column, strict=True))
 
 
-def _aligned(column: ExtraColumn, block: DecodedBlock, found: Array, in_front: bool, flags: int, *, eod: bool) -> Array:
+def _aligned(
+    column: ExtraColumn, block: DecodedBlock, found: Array, in_front: bool, flags: int, *, has_eod: bool
+) -> Array:
     """A number for each token, from one per row, or one per token and possibly one before them."""
     before = found[:1]
     numbers = np.repeat(found, np.diff(block.offsets)) if column.flat else found[in_front:]
-    if eod:
+    if has_eod:
         places = with_eod(DecodedBlock(np.arange(1, len(numbers) + 1), block.offsets), flags, 0).tokens
         if len(places) > len(numbers):
             # At an end, the position of the last token before.

@@ -36,7 +36,7 @@ class OpenedReader(NamedTuple):
     reader: BlockReader
     chunks: Array
     """CHUNK_DTYPE [num_chunks], the file's."""
-    eod: int | None
+    append_eod: int | None
     column: ColumnEntry
     check: Check | None
     """Compares what was fetched with checksums."""
@@ -48,14 +48,17 @@ class OpenFiles:
     """Readers by file number; the least recently used are dropped. Thread-safe, also after a fork.
 
     Args:
-        eods: for each column of the index, the token inserted after each document, or None.
+        append_eod: for each column of the index, the token inserted after each document, or None.
         snapshot, roots, storage: as in BlockStore.
     """
 
     def __init__(
-        self, snapshot: Snapshot, eods: Sequence[int | None], roots: Mapping[str, str], storage: Storage
+        self, snapshot: Snapshot, append_eod: Sequence[int | None], roots: Mapping[str, str], storage: Storage
     ) -> None:
-        self._snapshot, self._eods, self._roots, self._storage = snapshot, eods, roots, storage
+        self._snapshot = snapshot
+        self._append_eod = append_eod
+        self._roots = roots
+        self._storage = storage
         self._opened = LRUCache[OpenedReader](MAX_OPEN_FILES)
         self._same: dict[int, int] = {}  # by file, a version newer than the build's whose content was compared
         self._heaviest = OPEN_BYTES // MAX_OPEN_FILES
@@ -84,7 +87,7 @@ class OpenFiles:
                 check = FetchedCheck(kind.files(path), sums, self._storage)
             source = self._storage if find_scheme(path) else None
             self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks + checks_bytes)
-            return OpenedReader(reader, chunks, self._eods[entry.column], column, check, source)
+            return OpenedReader(reader, chunks, self._append_eod[entry.column], column, check, source)
 
         def enter_in_turn() -> OpenedReader:
             """Over a network, several threads that need a file do not all request what opening it takes."""

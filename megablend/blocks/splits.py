@@ -47,7 +47,7 @@ def parts_of(store: BlockStore, shares: Sequence[Fraction], *, keep: bool = Fals
     Raises: as `cut` does; CacheError if they cannot be written.
     """
     snapshot = store.snapshot
-    request = [VERSION, snapshot.digest, [str(share) for share in shares], store.column_eods]
+    request = [VERSION, snapshot.digest, [str(share) for share in shares], store.append_eod]
     stored = ComputedNumbers(snapshot.cache, snapshot.digest, request)
     shape = (len(snapshot.columns), len(shares))  # extra columns have rows of zeros
     parts = stored.find(PART_DTYPE, shape[0] * shape[1])
@@ -90,7 +90,7 @@ def cut_documents(
 
     Raises: CacheError where the index is damaged.
     """
-    has_eod = store.eods[source] is not None
+    has_eod = store.append_eod[source] is not None
     edges = [block for pair in borders for block, _ in pair]
     before = store.snapshot.count_tokens_before(edges, has_eod=has_eod).reshape(-1, 2).tolist()
     parts = np.zeros(len(ranges), PART_DTYPE)

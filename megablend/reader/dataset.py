@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 import torch.utils.data
 
-from megablend.blocks.block_read import BlockBatch
+from megablend.blocks.block_store import BlockBatch
 from megablend.config.numbers import whole_number
 from megablend.errors import DataError, StateError
 from megablend.lazy import cached_property

@@ -99,7 +99,7 @@ def test_a_pickled_snapshot_opens_again(snapshot: Snapshot) -> None:
 def test_the_name_of_earlier_releases_in_attributes_and_pickles(snapshot: Snapshot) -> None:
     store = BlockStore(snapshot, storage=STORAGE)
     state = store.__getstate__()
-    state["generation"] = state.pop("snapshot")
+    state |= {"generation": state.pop("snapshot"), "eods": state.pop("append_eod")}
     again = BlockStore.__new__(BlockStore)
     again.__setstate__(state)
     assert again.generation is again.snapshot is store.generation
