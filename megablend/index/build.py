@@ -32,7 +32,7 @@ from megablend.index.idx_digests import LongIdx, find_missing, make_digests
 from megablend.index.packs import Pack, Packed
 from megablend.index.share_work import index_share
 from megablend.index.snapshot import open_snapshot
-from megablend.index.source_spec import SourceColumn, SourceSpec, list_columns
+from megablend.index.source_spec import SourceSpec, list_columns
 from megablend.index.sources import find_source
 from megablend.storage.base import Storage
 from megablend.storage.parallel_map import parallel_map
@@ -41,7 +41,7 @@ from megablend.system.failures import translating
 __all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
 
 
-Prepared = tuple[str, Sequence[SourceColumn], Sequence[FileTask], tuple[str, ...]]
+Prepared = tuple[str, Sequence[SourceSpec], Sequence[FileTask], tuple[str, ...]]
 """What rank 0 tells the others: the nonce of the lock, the columns, the work on their files, and notes so far."""
 
 
@@ -83,7 +83,7 @@ def _build(
         listings, notes = _list_files(sources, launch, storage)
         packed = Packed()
         waiting = report_waiting(progress)
-        columns: Sequence[SourceColumn] = list_columns(listings)
+        columns: Sequence[SourceSpec] = list_columns(listings)
         prepared = launch.bcast(_prepare(store, columns, notes, packed, stack, waiting) if launch.rank == 0 else None)
         assert prepared is not None
         nonce, columns, work, notes = prepared
@@ -100,7 +100,7 @@ def _build(
                 packed.add(await_pack(store, name))
             notes = (*notes, *describe_contradictions(columns, work, storage))
             report = commit_build(store, columns, work, items, results, packed, notes, start=start)
-            if any(has_group_digests(each.source.kind) for each in columns):
+            if any(has_group_digests(each.kind) for each in columns):
                 long_idx = list(find_missing(open_snapshot(store, report.digest)))
         for each in launch.bcast(long_idx)[launch.rank :: launch.size]:
             make_digests(store, each, storage)
@@ -142,7 +142,7 @@ def _find_all(sources: Sequence[SourceSpec], storage: Storage) -> tuple[SourceSp
 
 def _prepare(
     store: CacheStore,
-    columns: Sequence[SourceColumn],
+    columns: Sequence[SourceSpec],
     notes: tuple[str, ...],
     packed: Packed,
     stack: contextlib.ExitStack,

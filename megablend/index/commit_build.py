@@ -23,6 +23,7 @@ from megablend.index.cache_folders import snapshots
 from megablend.index.file_table import pack_ranges
 from megablend.index.file_tasks import FileTask, TaskPart, TaskResult, await_fragment
 from megablend.index.file_versions import Numbers, number_of, seen_bytes
+from megablend.index.fragments import split_name
 from megablend.index.list_snapshots import build_sequence, list_snapshots
 from megablend.index.manifest import (
     MANIFEST,
@@ -36,7 +37,7 @@ from megablend.index.manifest import (
 from megablend.index.packs import FileFacts, Packed, facts_of
 from megablend.index.row_checks import complete_checks
 from megablend.index.snapshot import Snapshot, open_snapshot
-from megablend.index.source_spec import SourceColumn, SourceFile
+from megablend.index.source_spec import SourceFile, SourceSpec
 from megablend.index.write_tables import write_tables
 
 
@@ -44,22 +45,22 @@ class ColumnsTaken:
     """Token columns, collected while the files of a build are merged.
 
     Attributes:
-        by_name: for each SourceColumn (by its name) the column in its files, if known.
+        by_name: for each column to index (by its name) the column in its files, if known.
     """
 
     def __init__(self) -> None:
         self.by_name: dict[str, str | None] = {}
         self._first: dict[str, str] = {}
 
-    def add(self, indexed: SourceColumn, file: SourceFile, column: str | None) -> None:
+    def add(self, indexed: SourceSpec, file: SourceFile, column: str | None) -> None:
         """Record a file's column. Raises: ConfigError if another file of its source has a different one."""
-        name = indexed.name
+        name = indexed.column_name
         if column is None:  # its format has no columns, or an older version indexed it
             return
         known = self.by_name.setdefault(name, column)
         first = self._first.setdefault(name, file.path)
         if known != column:
-            raise indexed.source.complaint(
+            raise indexed.complaint(
                 f"the tokens are in column {known!r} of {first}, but in {column!r} of {file.path}: list them as "
                 "separate sources, or set `column:` to a column that each of them has"
             )
@@ -71,7 +72,7 @@ _CONTENT = ("digest", "sources", "values", "num_files", "num_blocks", "num_chunk
 
 def write_snapshot(
     store: CacheStore,
-    columns: Sequence[SourceColumn],
+    columns: Sequence[SourceSpec],
     facts: Iterator[FileFacts],
     found_columns: Mapping[str, str | None],
 ) -> tuple[str, bool]:
@@ -96,11 +97,11 @@ def write_snapshot(
             manifest = write_tables(folder, columns, _collect_ranges(facts, ranges))
             write_flushed(folder / MANIFEST, [dump_with_checksum(manifest)])
             found = {
-                "roots": {each.name: each.source.root for each in columns},
+                "roots": {each.column_name: each.root for each in columns},
                 "columns": dict(found_columns),
-                "skipped": {each.name: each.source.skipped for each in columns if each.source.skipped},
+                "skipped": {each.column_name: each.skipped for each in columns if each.skipped},
             }
-            seen = np.array([number_of(file.etag) for each in columns for file in each.source.files], np.uint64)
+            seen = np.array([number_of(file.etag) for each in columns for file in each.files], np.uint64)
             digest = manifest["digest"]
             sequence = 1 + max((build_sequence(store, each) for each in store.list_folders(SNAPSHOTS)), default=0)
             replaced = {
@@ -167,7 +168,7 @@ def _identities(snapshot: Snapshot) -> list[tuple[str, ...]]:
 
 def commit_build(
     store: CacheStore,
-    columns: Sequence[SourceColumn],
+    columns: Sequence[SourceSpec],
     work: Sequence[FileTask],
     items: Sequence[TaskPart],
     results: Mapping[int, TaskResult],
@@ -191,7 +192,7 @@ def commit_build(
         store, columns, _load_facts(store, columns, work, packed, taken, unused), taken.by_name
     )
     late_notes = complete_snapshots(store, digest)
-    sources = [each.source for each in columns if not each.is_extra]
+    sources = [each for each in columns if not each.is_extra]
     here = {(source.name, file.name) for source in sources for file in source.files}
     names = {source.name for source in sources}
     before = {(source, name) for source, name in _files(newest) if source in names}
@@ -202,7 +203,7 @@ def commit_build(
         num_files=len(work),
         read=len(read),
         reused=len(work) - len(read),
-        changed=tuple(f"{columns[item.column].name}/{item.file.name}" for item in work if item.changed),
+        changed=tuple(f"{columns[item.column].column_name}/{item.file.name}" for item in work if item.changed),
         added=len(here - before),
         removed=len(before - here),
         scanned_bytes=sum(result.scanned_bytes for result in results.values()),
@@ -215,7 +216,7 @@ def commit_build(
 
 def _load_facts(
     store: CacheStore,
-    columns: Sequence[SourceColumn],
+    columns: Sequence[SourceSpec],
     work: Sequence[FileTask],
     packed: Packed,
     taken: ColumnsTaken,
@@ -224,9 +225,10 @@ def _load_facts(
     """The indexing result of each file, in order; fills `taken`, and `unused` with warnings about unused bytes of files."""
     for task in work:
         name, column = task.fragment, columns[task.column]
-        facts = packed.facts(name.answer) if name.answer in packed else facts_of(await_fragment(store, str(name)))
+        answer = split_name(name)[1]
+        facts = packed.facts(answer) if answer in packed else facts_of(await_fragment(store, name))
         taken.add(column, task.file, facts.column)
-        warning = column.source.kind.describe_unused_bytes(task.file.path, facts.blocks, task.file.size)
+        warning = column.kind.describe_unused_bytes(task.file.path, facts.blocks, task.file.size)
         if warning is not None:
             unused.append(warning)
         yield facts

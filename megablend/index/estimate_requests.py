@@ -10,7 +10,7 @@ import numpy as np
 from megablend.index.file_tasks import FileTask, index_part, plan_work
 from megablend.index.idx_digests import count_digest_reads
 from megablend.index.share_work import max_files
-from megablend.index.source_spec import SourceColumn, SourceSpec, list_columns
+from megablend.index.source_spec import SourceSpec, list_columns
 from megablend.storage.base import Storage
 from megablend.storage.dry_reads import DryStorage, LongReadError
 from megablend.storage.parallel_map import parallel_map
@@ -57,14 +57,14 @@ def _count_large(sizes: Sequence[int]) -> int:
     return len(sizes) - int(np.searchsorted(sizes, sum(sizes) / _LARGE_SHARE, side="right"))
 
 
-def _try(columns: Sequence[SourceColumn], work: Sequence[FileTask], storage: Storage) -> list[Counted]:
+def _try(columns: Sequence[SourceSpec], work: Sequence[FileTask], storage: Storage) -> list[Counted]:
     """What each file takes."""
     threads = max(max_files(column, storage) for column in columns)
     return parallel_map(lambda each: _try_file(columns[each.column], each, storage), work, threads)
 
 
-def _try_file(column: SourceColumn, work: FileTask, storage: Storage) -> Counted:
-    requests, size = count_digest_reads(column.source.kind, work.file.path, storage)
+def _try_file(column: SourceSpec, work: FileTask, storage: Storage) -> Counted:
+    requests, size = count_digest_reads(column.kind, work.file.path, storage)
     for part in range(work.num_parts):
         reads = RequestedReads()
         dry = DryStorage(storage, reads)

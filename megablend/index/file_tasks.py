@@ -22,16 +22,16 @@ from megablend.formats.flat import DOCUMENTS
 from megablend.index.file_versions import request_samples, sampled_content_digest
 from megablend.index.fragments import (
     Fragment,
-    FragmentName,
     fragment_answer,
     fragment_name,
-    fragment_names,
+    is_part,
     part_name,
     publish_fragment,
     read_fragment,
+    split_name,
 )
 from megablend.index.packs import Pack, Packed, PackWriter
-from megablend.index.source_spec import SourceColumn, SourceFile, stat_file
+from megablend.index.source_spec import SourceFile, SourceSpec, stat_file
 from megablend.storage.base import Storage
 from megablend.storage.parallel_map import parallel_map
 from megablend.storage.prefetched import request_ranges
@@ -112,7 +112,8 @@ class FileTask:
     file: SourceFile
     documents: bool
     """Whether the fragment counts documents; one with counts can also be used where they are not requested."""
-    fragment: FragmentName
+    fragment: str
+    """Its name."""
     known: bool
     """Such a fragment exists (it may be damaged)."""
     packed: bool
@@ -147,15 +148,20 @@ class TaskResult:
     """A non-fatal problem of the existing fragment, or of the file."""
 
 
-def plan_work(columns: Sequence[SourceColumn], singles: Sequence[str], packed: Packed | None = None) -> list[FileTask]:
+def plan_work(columns: Sequence[SourceSpec], singles: Sequence[str], packed: Packed | None = None) -> list[FileTask]:
     """Plan the tasks of all files, in column and file order, given the names of the single fragments, and those in packs."""
-    present, packed = fragment_names(singles), packed or Packed()
-    answers, places = {name.answer: name for name in present}, packed.places | {name.place for name in present}
+    packed = packed or Packed()
+    answers, places = dict[str, str](), set(packed.places)
+    for name in singles:
+        if not is_part(name):
+            place, answer = split_name(name)
+            answers[answer] = name
+            places.add(place)
     work = []
     for number, column in enumerate(columns):
         # Where documents of a flat column end is known only of the whole file.
-        divisible = is_divisible(column.source.kind) and column.read.option(DOCUMENTS) is None
-        for file in column.source.files:
+        divisible = is_divisible(column.kind) and column.read.option(DOCUMENTS) is None
+        for file in column.files:
             serving = [True] if column.read.count_documents else [True, False]
             asked = {documents: fragment_answer(column, file, documents=documents) for documents in serving}
             in_pack = [documents for documents in serving if asked[documents] in packed]
@@ -167,10 +173,10 @@ def plan_work(columns: Sequence[SourceColumn], singles: Sequence[str], packed: P
                     column=number,
                     file=file,
                     documents=documents,
-                    fragment=answers.get(name.answer, name),
+                    fragment=answers.get(asked[documents], name),
                     known=bool(known),
                     packed=bool(in_pack),
-                    changed=not known and name.place in places,
+                    changed=not known and split_name(name)[0] in places,
                     num_parts=1 if known or not divisible else num_parts(file.size),
                 )
             )
@@ -191,7 +197,7 @@ def items_of(work: Sequence[FileTask]) -> list[TaskPart]:
 
 
 def ensure_fragment(
-    work: FileTask, part: int, column: SourceColumn, store: CacheStore, packs: PackWriter, storage: Storage
+    work: FileTask, part: int, column: SourceSpec, store: CacheStore, packs: PackWriter, storage: Storage
 ) -> TaskResult:
     """Make sure that the file's index is added to `packs`, or that an undamaged fragment of the part is in the cache.
 
@@ -220,11 +226,11 @@ def ensure_fragment(
     return TaskResult(read=True, scanned_bytes=fragment.index.scanned_bytes, note=note)
 
 
-def index_part(work: FileTask, part: int, column: SourceColumn, storage: Storage) -> Fragment:
+def index_part(work: FileTask, part: int, column: SourceSpec, storage: Storage) -> Fragment:
     """Index a file, or a part of it, after a look at whether a new one is what it is read as. Raises: as `ensure_fragment`."""
     if part == 0 and not _is_known(work, column) and (problem := _describe_contradiction(work, column, storage)):
-        raise column.source.complaint(problem)
-    file, kind = work.file, column.source.kind
+        raise column.complaint(problem)
+    file, kind = work.file, column.kind
     if file.size <= _WHOLE_BYTES:
         request_ranges(storage, file.path, [0], [file.size])
     request_samples(file.path, file.size, storage)
@@ -237,14 +243,14 @@ def index_part(work: FileTask, part: int, column: SourceColumn, storage: Storage
         else:
             index = kind.index(file.path, read, storage=storage)
     except ConfigError as error:
-        raise column.source.complaint(error) from error
+        raise column.complaint(error) from error
     body = sampled_content_digest(file.path, file.size, storage)
-    if stat_file(kind.files(file.path), column.source.root, storage).etag != file.etag:
+    if stat_file(kind.files(file.path), column.root, storage).etag != file.etag:
         raise ChangedFileError(file.path, f"changed while it was being indexed; {_REMEDY}")
     return Fragment(index=index, body=body)
 
 
-def describe_contradictions(columns: Sequence[SourceColumn], work: Sequence[FileTask], storage: Storage) -> list[str]:
+def describe_contradictions(columns: Sequence[SourceSpec], work: Sequence[FileTask], storage: Storage) -> list[str]:
     """Warnings about files of the cache that are of another kind than they are read as. Raises: as Storage.read does."""
     known = [each for each in work if _is_known(each, columns[each.column])]
     threads = storage.limits(known[0].file.path).max_files if known else 1
@@ -252,13 +258,13 @@ def describe_contradictions(columns: Sequence[SourceColumn], work: Sequence[File
     return [each for each in found if each is not None]
 
 
-def _is_known(work: FileTask, column: SourceColumn) -> bool:
+def _is_known(work: FileTask, column: SourceSpec) -> bool:
     """Whether a run may read the file already: the cache has an index of some version of it, or it is repaired from one."""
-    return work.known or work.changed or not column.source.patterns
+    return work.known or work.changed or not column.patterns
 
 
-def _describe_contradiction(work: FileTask, column: SourceColumn, storage: Storage) -> str | None:
-    problem = column.source.kind.describe_contradiction(work.file.path, column.read, storage=storage)
+def _describe_contradiction(work: FileTask, column: SourceSpec, storage: Storage) -> str | None:
+    problem = column.kind.describe_contradiction(work.file.path, column.read, storage=storage)
     return None if problem is None else f"{work.file.path}: {problem}"
 
 
@@ -274,7 +280,7 @@ def join_parts(work: FileTask, store: CacheStore) -> None:
             store.remove("fragments", name)
         raise ChangedFileError(work.file.path, f"changed while it was being indexed; {_REMEDY}")
     joined = Fragment(index=join([part.index for part in parts]), body=parts[0].body)
-    publish_fragment(store, str(work.fragment), joined)
+    publish_fragment(store, work.fragment, joined)
     for name in names:
         store.remove("fragments", name)
 
@@ -290,5 +296,5 @@ def await_pack(store: CacheStore, name: str) -> Pack:
 
 
 def _name(work: FileTask, part: int) -> str:
-    whole = str(work.fragment)
+    whole = work.fragment
     return whole if work.num_parts == 1 else part_name(whole, part, work.num_parts)

@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from megablend.errors import REMOVE_REMEDY, CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
 from megablend.fs.atomic_write import replace_file, seal, unseal
 from megablend.fs.safe_open import open_regular, read_regular
-from megablend.index.source_spec import SourceColumn, SourceFile
+from megablend.index.source_spec import SourceFile, SourceSpec
 from megablend.system.failures import cause_of, remedy_of
 from megablend.system.limited_json import missing_field, parse_json
 
@@ -58,35 +58,22 @@ class Fragment:
     """Hex digest of sampled ranges of the file's body."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FragmentName:
-    """The name of a file's fragment."""
-
-    place: str
-    """Hex digest of source and name; the same for all versions of a file."""
-    answer: str
-    """Hex digest of the version of the file and of the request."""
-
-    def __str__(self) -> str:
-        return f"{self.place}-{self.answer}"
+def fragment_name(column: SourceSpec, file: SourceFile, *, documents: bool) -> str:
+    """The name of a file's fragment, `place-answer`, with documents counted or not."""
+    place = _digest(json.dumps([column.column_name, file.name]), 8)
+    return f"{place}-{fragment_answer(column, file, documents=documents)}"
 
 
-def fragment_name(column: SourceColumn, file: SourceFile, *, documents: bool) -> FragmentName:
-    """The name of a file's fragment, with documents counted or not."""
-    answer = fragment_answer(column, file, documents=documents)
-    return FragmentName(place=_digest(json.dumps([column.name, file.name]), 8), answer=answer)
+def split_name(name: str) -> tuple[str, str]:
+    """The place and the answer in the name of a fragment."""
+    place, _, answer = name.partition("-")
+    return place, answer
 
 
-def fragment_answer(column: SourceColumn, file: SourceFile, *, documents: bool) -> str:
+def fragment_answer(column: SourceSpec, file: SourceFile, *, documents: bool) -> str:
     """The `answer` in the name of a file's fragment, which decides whether it can be reused."""
     read = dataclasses.replace(column.read, count_documents=documents)
     return _digest(json.dumps([FORMAT_VERSION, *read.cache_key(), file.size, file.etag]), 16)
-
-
-def fragment_names(names: Iterable[str]) -> list[FragmentName]:
-    """Parse those of `names` that are names of fragments of whole files."""
-    whole = (name.partition("-") for name in names if not is_part(name))
-    return [FragmentName(place=place, answer=answer) for place, _, answer in whole]
 
 
 def is_part(name: str) -> bool:

@@ -26,7 +26,7 @@ from megablend.errors import CacheError
 from megablend.fs.atomic_write import translate_os_errors
 from megablend.index.cache_folders import fragments
 from megablend.index.document_table import table_key
-from megablend.index.fragments import fragment_content, fragment_names
+from megablend.index.fragments import fragment_content, is_part, split_name
 from megablend.index.list_snapshots import find_superseded, list_snapshots
 from megablend.index.packs import Pack, Packed
 from megablend.index.snapshot import open_snapshot
@@ -128,8 +128,7 @@ class _KeptContents:
         """Whether a kept snapshot needs a file or folder."""
         owner = name.partition("-")[0]
         if kind == "fragments":
-            single = next(iter(fragment_names([name])), None)
-            if single is None or single.answer in self._packed:
+            if is_part(name) or split_name(name)[1] in self._packed:
                 return False
             return fragment_content(self._store.fetch_file(kind, name)) in self._contents
         if kind == "packs":

@@ -31,7 +31,7 @@ from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array
 from megablend.formats.blocks import join_tables
 from megablend.fs.atomic_write import DIGEST_BYTES, replace_file, seal, unseal
 from megablend.fs.safe_open import open_regular
-from megablend.index.fragments import Fragment, FragmentName, publish_fragment
+from megablend.index.fragments import Fragment, publish_fragment, split_name
 from megablend.lazy import cached_property
 
 MAGIC = b"megablend pack 1\n"
@@ -169,7 +169,7 @@ class Packed:
         names = zip(pack.names("place"), pack.names("answer"), strict=True)
         for number, (place, answer) in enumerate(names):
             self.places.add(place)
-            self._found[answer] = pack, number, place
+            self._found[answer] = pack, number, f"{place}-{answer}"
 
     def __contains__(self, answer: str) -> bool:
         return answer in self._found
@@ -179,9 +179,9 @@ class Packed:
         pack, number, _ = self._found[answer]
         return pack.facts(number)
 
-    def name(self, answer: str) -> FragmentName:
+    def name(self, answer: str) -> str:
         """The name of a fragment. Raises: KeyError."""
-        return FragmentName(place=self._found[answer][2], answer=answer)
+        return self._found[answer][2]
 
 
 def _offsets(counts: pa.Array) -> list[int]:
@@ -208,10 +208,10 @@ class PackWriter:
         """Names of the packs written so far."""
         self._store = store
         self._lock = threading.RLock()
-        self._found: list[tuple[FragmentName, Fragment, bool]] = []
+        self._found: list[tuple[str, Fragment, bool]] = []
         self._bytes, self._since = 0, 0.0
 
-    def add(self, name: FragmentName, fragment: Fragment, *, is_single: bool) -> None:
+    def add(self, name: str, fragment: Fragment, *, is_single: bool) -> None:
         """Add the indexing result of a file, and write a pack if one is due. Raises: CacheError.
 
         Args:
@@ -241,15 +241,15 @@ class PackWriter:
         else:
             for each, fragment, is_single in self._found:
                 if not is_single:
-                    publish_fragment(self._store, str(each), fragment)
+                    publish_fragment(self._store, each, fragment)
         self._found, self._bytes = [], 0
 
 
-def _pack(found: Sequence[tuple[FragmentName, FileFacts]]) -> bytes:
+def _pack(found: Sequence[tuple[str, FileFacts]]) -> bytes:
     entries = [
         {
-            "place": name.place,
-            "answer": name.answer,
+            "place": split_name(name)[0],
+            "answer": split_name(name)[1],
             "rows": each.rows,
             "tokens": each.tokens,
             "token_dtype": each.token_dtype,

@@ -13,7 +13,7 @@ from megablend.errors import CacheError, CorruptFileError, UnsupportedFileError
 from megablend.index.build_report import Progress
 from megablend.index.file_tasks import FileTask, TaskPart, TaskResult, ensure_fragment, join_parts
 from megablend.index.packs import PackWriter
-from megablend.index.source_spec import SourceColumn
+from megablend.index.source_spec import SourceSpec
 from megablend.storage.base import Storage
 from megablend.storage.prefetched import PrefetchedStorage
 from megablend.storage.requested_reads import RequestedReads, run_in_threads
@@ -25,7 +25,7 @@ _TIMES_IN_TURN = 8
 
 
 def index_share(
-    columns: Sequence[SourceColumn],
+    columns: Sequence[SourceSpec],
     work: Sequence[FileTask],
     items: Sequence[TaskPart],
     store: CacheStore,
@@ -70,7 +70,7 @@ def index_share(
 
 
 def _index_items(
-    columns: Sequence[SourceColumn],
+    columns: Sequence[SourceSpec],
     work: Sequence[FileTask],
     items: Sequence[TaskPart],
     assigned: Sequence[int],
@@ -99,10 +99,10 @@ def _index_items(
     return run_in_threads(index, assigned, max(num_files.values(), default=1))
 
 
-def max_files(column: SourceColumn, storage: Storage) -> int:
+def max_files(column: SourceSpec, storage: Storage) -> int:
     """How many files of a column a process indexes at a time."""
-    found = max((storage.limits(file.path).max_files for file in column.source.files[:1]), default=1)
-    return found * _TIMES_IN_TURN if found > 1 and column.source.kind.requests_in_turn else found
+    found = max((storage.limits(file.path).max_files for file in column.files[:1]), default=1)
+    return found * _TIMES_IN_TURN if found > 1 and column.kind.requests_in_turn else found
 
 
 class _Tally:

@@ -34,13 +34,13 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSpec:
-    """A source while it is indexed: what is requested, to be read as one dataset; and its files, once they are found."""
+    """A source while it is indexed, or one of its extra columns: what is requested, and its files, once they are found."""
 
     name: str
     patterns: tuple[str, ...]
     """Absolute paths, globs, or Megatron prefixes; none where the files are known from an index."""
     read: ReadSpec
-    """How its tokens are read; with the format once that is found."""
+    """How its tokens, or the numbers of the extra column, are read; with the format once that is found."""
     extra_columns: tuple[str, ...] = ()
     """Columns of numbers that accompany the tokens."""
     skip_unreadable: bool | None = None
@@ -58,6 +58,13 @@ class SourceSpec:
     """Paths left out because they cannot be read, with the reason."""
     note: str | None = None
     """A note about files that were found under several names, if any."""
+    is_extra: bool = False
+    """Whether it stands for an extra column of the source; see `list_columns`."""
+
+    @property
+    def column_name(self) -> str:
+        """The name of the column in the cache: the source's name for the tokens, `source//column` for an extra column."""
+        return f"{self.name}{SEPARATOR}{self.read.column}" if self.is_extra else self.name
 
     def complaint(self, problem: object) -> ConfigError:
         """An error about the source, with its place in the config."""
@@ -89,27 +96,13 @@ class SourceSpec:
         return dataclasses.replace(self, files=tuple(by_name[name] for name in sorted(by_name)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceColumn:
-    """A column of a source's files to index: its tokens, or numbers that accompany them."""
-
-    source: SourceSpec
-    read: ReadSpec
-    is_extra: bool
-
-    @property
-    def name(self) -> str:
-        """Its name in the cache: the source's name for the tokens, `source//column` for an extra column."""
-        return f"{self.source.name}{SEPARATOR}{self.read.column}" if self.is_extra else self.source.name
-
-
-def list_columns(sources: Sequence[SourceSpec]) -> list[SourceColumn]:
+def list_columns(sources: Sequence[SourceSpec]) -> list[SourceSpec]:
     """All columns to index, in the order of the index: the tokens of each source, then each source's extra columns by name."""
-    columns = [SourceColumn(source=each, read=each.read, is_extra=False) for each in sources]
+    columns = list(sources)
     for each in sources:
         for name in sorted(each.extra_columns):
             read = dataclasses.replace(each.read, column=name, count_documents=True, allow_float=True)
-            columns.append(SourceColumn(source=each, read=read, is_extra=True))
+            columns.append(dataclasses.replace(each, read=read, is_extra=True))
     return columns
 
 

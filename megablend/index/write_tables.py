@@ -20,7 +20,7 @@ from megablend.formats.blocks import join_tables
 from megablend.index.manifest import BLOCKS, CHUNKS, FILES, FORMAT_VERSION
 from megablend.index.packs import FileFacts
 from megablend.index.row_checks import write_snapshot_checks
-from megablend.index.source_spec import SourceColumn, SourceFile
+from megablend.index.source_spec import SourceFile, SourceSpec
 from megablend.index.table_folder import describe_tables
 from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, FILE_SCHEMA, TableWriter, write_batch
 
@@ -85,7 +85,7 @@ _BATCH_FILES, _BATCH_BLOCKS = 1 << 12, 1 << 16
 """Files per batch of writing tables, or blocks, whichever is reached first."""
 
 
-def write_tables(folder: Path, indexed: Sequence[SourceColumn], facts: Iterator[FileFacts]) -> dict[str, Any]:
+def write_tables(folder: Path, indexed: Sequence[SourceSpec], facts: Iterator[FileFacts]) -> dict[str, Any]:
     """Write the three tables, and their checksums, to an empty folder; returns the manifest."""
     totals = RunningTotals()
     files: list[dict[str, Any]] = []
@@ -93,21 +93,21 @@ def write_tables(folder: Path, indexed: Sequence[SourceColumn], facts: Iterator[
     with TableWriter(folder / BLOCKS, BLOCK_COLUMNS) as blocks, TableWriter(folder / CHUNKS, CHUNK_COLUMNS) as chunks:
         for number, column in enumerate(indexed):
             first_file = len(files)
-            for batch in _batches(column.source.files, facts):
+            for batch in _batches(column.files, facts):
                 first_chunks = totals.chunk_numbers(batch)
                 chunks.append(_chunk_columns(batch, len(files)))
                 first_blocks, columns = totals.block_columns(batch, first_chunks, documents=column.read.count_documents)
                 blocks.append(columns)
                 firsts = zip(first_blocks.tolist(), first_chunks.tolist(), strict=True)
                 files += [_file_row(number, *each, *first) for each, first in zip(batch, firsts, strict=True)]
-            extra = {"extra_of": column.source.name} if column.is_extra else {}
+            extra = {"extra_of": column.name} if column.is_extra else {}
             sources.append(
                 {
                     **extra,
                     **column.read.record(),
-                    "name": column.name,
+                    "name": column.column_name,
                     "first_file": first_file,
-                    "num_files": len(column.source.files),
+                    "num_files": len(column.files),
                     "rows": sum(file["rows"] for file in files[first_file:]),
                 }
             )
