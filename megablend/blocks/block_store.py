@@ -80,8 +80,13 @@ class BlockStore(BlockSizes):
 
     @property
     def generation(self) -> Snapshot:
-        """What releases up to 0.1.0 call `snapshot`."""
+        """What release 0.1.0 calls `snapshot`."""
         return self.snapshot
+
+    @property
+    def eods(self) -> tuple[int | None, ...]:
+        """What release 0.1.0 calls `append_eod`, of the sources."""
+        return self.append_eod[: len(self.snapshot.sources)]
 
     @property
     def stores(self) -> tuple[BlockStore, ...]:
@@ -286,7 +291,7 @@ class JoinedStore(BlockStore):
         """Args: extra, roots: by the names that the sources have in the JoinedSnapshot; columns as `stores` have them."""
         self._stores = tuple(stores)
         snapshot = JoinedSnapshot([store.snapshot for store in stores])
-        append_eod = [eod for store in stores for eod in store.append_eod[: len(store.snapshot.sources)]]
+        append_eod = [eod for store in stores for eod in store.eods]
         moved = {
             source.name: tuple(_move(column, source) for column in extra[source.name])
             for source in snapshot.sources

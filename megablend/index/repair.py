@@ -11,9 +11,8 @@ from megablend.caches.find import CacheLike, find_store
 from megablend.config.read_spec import ReadSpec
 from megablend.errors import CacheError, DamagedCacheError
 from megablend.fs.atomic_write import checksum
-from megablend.index.file_table import read_ranges
-from megablend.index.file_versions import read_seen
-from megablend.index.manifest import FILES, damaged_tables, read_roots, read_snapshot_manifest
+from megablend.index.manifest import FILES, read_roots, read_snapshot_manifest
+from megablend.index.snapshot import find_damaged_files
 from megablend.index.source_spec import SourceSpec
 from megablend.index.tables import FILE_SCHEMA, read_batch
 from megablend.storage.location import join
@@ -26,11 +25,7 @@ def find_damage(cache: CacheLike, digest: str) -> str | None:
         return f"{store.location}/generations/{digest}: this index does not exist"
     try:
         folder = store.fetch_folder(SNAPSHOTS, digest)
-        manifest = read_snapshot_manifest(folder)
-        read_roots(folder)
-        read_seen(folder, manifest["num_files"])
-        read_ranges(folder, manifest["num_files"])
-        return next(iter(damaged_tables(folder, manifest)), None)
+        return next(iter(find_damaged_files(folder)), None)
     except DamagedCacheError as error:
         return error.problem
     except CacheError as error:

@@ -32,6 +32,7 @@ from megablend.index.manifest import (
     MANIFEST,
     ROOTS,
     check_sizes,
+    damaged_tables,
     read_roots,
     read_snapshot_manifest,
 )
@@ -306,6 +307,16 @@ def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
     if any(has_group_digests(get_format(name)) for name in snapshot.sources.formats):
         store.fetch_files("idx")
     return snapshot
+
+
+def find_damaged_files(folder: Path) -> list[str]:
+    """Read all files of a snapshot: a line for each damaged table. Raises: CacheError if another file is damaged."""
+    manifest = read_snapshot_manifest(folder)
+    damaged = damaged_tables(folder, manifest)
+    read_roots(folder)
+    read_seen(folder, manifest["num_files"])
+    read_ranges(folder, manifest["num_files"])
+    return damaged
 
 
 def _open_again(store: CacheStore, digest: str) -> Snapshot:

@@ -12,13 +12,11 @@ from megablend.caches.base import CHECKSUMS, DOCUMENTS, SNAPSHOTS, CacheStore
 from megablend.caches.find import CacheLike, find_existing
 from megablend.errors import CacheError
 from megablend.index.build_report import Progress
-from megablend.index.file_table import read_ranges
-from megablend.index.file_versions import read_seen
 from megablend.index.fragments import read_fragment
 from megablend.index.idx_digests import damaged_digests
-from megablend.index.manifest import damaged_tables, read_manifest, read_roots, read_snapshot_manifest
+from megablend.index.manifest import damaged_tables, read_manifest
 from megablend.index.packs import Pack
-from megablend.index.snapshot import Snapshot, open_snapshot
+from megablend.index.snapshot import Snapshot, find_damaged_files, open_snapshot
 from megablend.index.verify_data import SnapshotUse, catch_errors, list_data_problems
 from megablend.storage.base import Storage
 
@@ -67,11 +65,7 @@ def verify(
 def _snapshot_problems(store: CacheStore, digest: str, sound: list[Snapshot], remedy: str) -> Iterator[str]:
     """Problems of a snapshot, which is added to `sound` if its tables are undamaged; `remedy`: what to do about them."""
     folder = store.fetch_folder(SNAPSHOTS, digest, is_fresh=True)
-    manifest = read_snapshot_manifest(folder)
-    damaged = damaged_tables(folder, manifest)
-    read_roots(folder)
-    read_seen(folder, manifest["num_files"])
-    read_ranges(folder, manifest["num_files"])
+    damaged = find_damaged_files(folder)
     yield from (f"{problem}; {remedy}" for problem in damaged)
     if damaged:  # further checks of damaged tables are meaningless
         return

@@ -103,6 +103,7 @@ def test_the_name_of_earlier_releases_in_attributes_and_pickles(snapshot: Snapsh
     again = BlockStore.__new__(BlockStore)
     again.__setstate__(state)
     assert again.generation is again.snapshot is store.generation
+    assert again.eods == store.append_eod == (None, None)
 
 
 def test_arrays_are_mapped_and_read_only(snapshot: Snapshot) -> None:
