@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megablend.errors import CacheError
-from megablend.fs.await_file import await_file
+from megablend.fs.waits import await_file
 
 
 def test_a_file_that_rank_0_does_not_see_is_told(tmp_path: Path) -> None:
