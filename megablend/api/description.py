@@ -249,6 +249,18 @@ class RunDescription(Result):
     """Steps (micro batch x ranks) must divide it, since the length or the masks of samples change between steps only, where
     `micro_batch_size` was given; None if they do not change."""
 
+    def __str__(self) -> str:
+        """What deserves a look, then a line for each split and each of its sources: for `print`."""
+        lines = [f"warning: {each}" for each in (*self.problems, *self.warnings)]
+        lines.append(f"run {self.run!r}: samples of {self.sequence_length:,} tokens")
+        for name, split in self.splits.items():
+            lines.append(f"{name}: {split.samples:,} samples, {split.tokens:,} tokens")
+            lines += [
+                f"  {source.name}: {source.actual_share:.2%}, {source.tokens_read:,} tokens, {source.epochs:,.2f} epochs"
+                for source in split.sources
+            ]
+        return "\n".join(lines)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SourceFiles(Result):

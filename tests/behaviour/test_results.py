@@ -137,6 +137,18 @@ def test_a_result_is_seen_in_five_lines(config: dict[str, Any]) -> None:
         assert all(len(line) <= 100 for line in each.splitlines())
 
 
+def test_a_description_is_printed_by_source(config: dict[str, Any]) -> None:
+    megablend.build(config)
+    found = describe(config)
+    lines = str(dataclasses.replace(found, warnings=("a doubt",))).splitlines()
+    assert lines[:4] == [
+        "warning: a doubt",
+        "run 'demo': samples of 8 tokens",
+        "train: 200 samples, 1,600 tokens",
+        f"  s0: 75.00%, 1,200 tokens, {found.splits['train'].sources[0].epochs:,.2f} epochs",
+    ]
+
+
 def test_notebooks_show_tables(config: dict[str, Any]) -> None:
     megablend.build(config)
     found = describe(config)
