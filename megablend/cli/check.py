@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megablend.cli.options import as_json, command, finish, in_cache
+from megablend.cli.options import as_json, command, finish, in_cache, of_what
 from megablend.cli.output import print_json, print_line, print_lines, print_table
 from megablend.errors import CacheError, ConfigError
 
@@ -115,7 +115,7 @@ def _print_tokens(found: CheckDataResult) -> None:
 
 
 @command()
-@click.argument("what", metavar="CONFIG|CACHE")
+@of_what
 @click.option("--data", is_flag=True, help="Read every block of every data file, too.")
 @as_json
 def verify(what: str, data: bool, as_json: bool) -> None:
@@ -148,7 +148,7 @@ def _print_verified(result: VerifyResult) -> None:
 
 
 @command()
-@click.argument("what", metavar="CONFIG|CACHE")
+@of_what
 @click.option("--dry-run", is_flag=True, help="Remove nothing, only print what would be removed.")
 @click.option(
     "--older-than",

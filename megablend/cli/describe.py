@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megablend.cli.options import as_json, command, finish, in_cache
+from megablend.cli.options import as_json, command, finish, in_cache, of_what
 from megablend.cli.output import Column, print_line, print_lines, print_table, print_text
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ STAGES = 12
 
 
 @command()
-@click.argument("what", metavar="CONFIG|CACHE")
+@of_what
 @click.option("--all", "whole", is_flag=True, help="Print all figures, of all splits, stages and the index.")
 @click.option(
     "--micro-batch",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from megablend.cli.options import as_json, command, finish, in_cache, of_run, of_split
+from megablend.cli.options import as_json, command, finish, in_cache, of_run, of_split, of_what
 from megablend.cli.output import Column, print_first, print_json, print_line, print_table, print_text
 from megablend.errors import ConfigError
 
@@ -31,7 +31,7 @@ SHOWN_DIFFERENCES = 30
 
 
 @command()
-@click.argument("what", metavar="CONFIG|CACHE")
+@of_what
 @click.option("--sample", "-k", type=int, help="Sample number, from 0.")
 @click.option("--step", type=click.IntRange(0), help="Show a rank's samples of this step, from 0; needs --micro-batch.")
 @click.option("--rank", type=click.IntRange(0), help="Data-parallel rank.  [default: 0]")
@@ -202,7 +202,7 @@ def _shorten(text: str, length: int) -> str:
 
 
 @command()
-@click.argument("what", metavar="CONFIG|CACHE")
+@of_what
 @click.argument("place", metavar="FILE[:ROW]")
 @of_run
 @of_split
@@ -305,7 +305,7 @@ def _name_value(value: object) -> str:
 
 
 @command()
-@click.argument("what", metavar="CONFIG|CACHE")
+@of_what
 @click.argument("target", metavar="FILE")
 @click.option("--from", "start", type=click.IntRange(0), default=0, show_default=True, help="First sample.")
 @click.option("--to", "stop", type=click.IntRange(0), help="Sample to stop before.  [default: the run's end]")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from megablend.cli.options import Command, as_json, command, finish, in_cache, of_run
+from megablend.cli.options import Command, as_json, command, finish, in_cache, of_run, of_what
 from megablend.cli.output import Column, print_first, print_line, print_table
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ _CHANGES = 20
 """Changes of a stage that are printed."""
 _DRAIN_SOURCES = 12
 """Sources of a drain that are printed."""
-where = click.argument("what", metavar="CONFIG|CACHE")
 named = click.argument("run", metavar="RUN")
 named_or_own = click.argument("run", metavar="[RUN]", required=False)
 
@@ -35,7 +34,7 @@ def runs() -> None:
 
 
 @runs.command("list", cls=Command)
-@where
+@of_what
 @as_json
 def list_command(what: str, as_json: bool) -> None:
     """List the runs of a cache."""
@@ -46,7 +45,7 @@ def list_command(what: str, as_json: bool) -> None:
 
 
 @runs.command("show", cls=Command)
-@where
+@of_what
 @named_or_own
 @as_json
 def show_command(what: str, run: str | None, as_json: bool) -> None:
@@ -61,7 +60,7 @@ def show_command(what: str, run: str | None, as_json: bool) -> None:
 
 
 @runs.command("rename", cls=Command)
-@where
+@of_what
 @named
 @click.argument("new", metavar="NEW")
 @as_json
@@ -77,7 +76,7 @@ def rename_command(what: str, run: str, new: str, as_json: bool) -> None:
 
 
 @runs.command("reset", cls=Command)
-@where
+@of_what
 @named_or_own
 @as_json
 def reset_command(what: str, run: str | None, as_json: bool) -> None:
@@ -95,7 +94,7 @@ def reset_command(what: str, run: str | None, as_json: bool) -> None:
 
 
 @runs.command("remove", cls=Command)
-@where
+@of_what
 @named
 @as_json
 def remove_command(what: str, run: str, as_json: bool) -> None:
@@ -255,7 +254,7 @@ def print_fitting(unit: int) -> None:
 
 
 @command()
-@click.argument("what", metavar="CONFIG|CACHE")
+@of_what
 @click.option("--from", "start", type=click.IntRange(0), help="First sample to skip.")
 @click.option("--to", "stop", type=click.IntRange(1), help="Sample to stop before.")
 @click.option("--batch", type=click.IntRange(1), help="Global batch size (samples of a step, over all ranks).")

@@ -12,12 +12,17 @@ class Figure(NamedTuple):
     """A column of a table of sources."""
 
     title: str
-    find: Callable[[SourceDescription], float | None]
-    """The number; None if the source has none."""
+    number: str | Callable[[SourceDescription], float | None]
+    """What it is: an attribute of the source, or a function of it."""
     digits: str = ","
     """How `format` writes it."""
     of_blends: bool = False
     """Whether only blended splits have it: in others nobody requested shares, and the sources follow one another."""
+
+    def find(self, source: SourceDescription) -> float | None:
+        """The number; None if the source has none."""
+        number: float | None = getattr(source, self.number) if isinstance(self.number, str) else self.number(source)
+        return number
 
     def write(self, source: SourceDescription) -> str:
         """The number as text; empty if there is none."""
@@ -26,19 +31,19 @@ class Figure(NamedTuple):
 
 
 _FIGURES = (
-    Figure("requested share", lambda source: source.requested_share, ".6f", of_blends=True),
-    Figure("actual share", lambda source: source.actual_share, ".6f"),
-    Figure("samples", lambda source: source.samples),
-    Figure("tokens read", lambda source: source.tokens_read),
-    Figure("epochs", lambda source: source.epochs, ",.3f"),
-    Figure("cap (samples)", lambda source: source.most_samples),
-    Figure("documents", lambda source: source.documents),
-    Figure("tokens", lambda source: source.tokens),
-    Figure("tokens left in epoch", lambda source: source.tokens_left_in_epoch),
-    Figure("first sample", lambda source: source.first_sample),
-    Figure("last sample", lambda source: source.last_sample),
+    Figure("requested share", "requested_share", ".6f", of_blends=True),
+    Figure("actual share", "actual_share", ".6f"),
+    Figure("samples", "samples"),
+    Figure("tokens read", "tokens_read"),
+    Figure("epochs", "epochs", ",.3f"),
+    Figure("cap (samples)", "most_samples"),
+    Figure("documents", "documents"),
+    Figure("tokens", "tokens"),
+    Figure("tokens left in epoch", "tokens_left_in_epoch"),
+    Figure("first sample", "first_sample"),
+    Figure("last sample", "last_sample"),
     Figure("epoch 0 ends", lambda source: next(iter(source.epoch_ends), None)),
-    Figure("worst prefix error", lambda source: source.worst_prefix_error, ".2f", of_blends=True),
+    Figure("worst prefix error", "worst_prefix_error", ".2f", of_blends=True),
     Figure("stored MB", lambda source: source.stored_bytes / 1e6, ",.1f"),
 )
 
