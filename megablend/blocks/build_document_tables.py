@@ -13,6 +13,7 @@ import numpy as np
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.document_lengths import (
     LENGTHS_KIND,
+    STRETCH_BYTES,
     BlockRange,
     await_lengths,
     count_share,
@@ -54,8 +55,13 @@ class TablesReport:
     seconds: float
 
 
-def build_tables(store: BlockStore, sources: Sequence[int], *, launch: Communicator) -> TablesReport:
+def build_tables(
+    store: BlockStore, sources: Sequence[int], *, launch: Communicator, stretch_bytes: int = STRETCH_BYTES
+) -> TablesReport:
     """Build the document tables of sources (by number) of an index whose documents were counted. Called by all ranks.
+
+    Args:
+        stretch_bytes: stored size of the blocks that a rank counts at a time.
 
     Raises: DataError, CacheError.
     """
@@ -76,7 +82,7 @@ def build_tables(store: BlockStore, sources: Sequence[int], *, launch: Communica
                     complete_table(folder)
             committed = set(cache.list_folders(DOCUMENTS))
             missing = {
-                i: list(split_into_ranges(snapshot, i))
+                i: list(split_into_ranges(snapshot, i, stretch_bytes))
                 for i in sources
                 if table_key(snapshot, i) not in committed or not is_complete(fetch_table(snapshot, i))
             }

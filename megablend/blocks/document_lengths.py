@@ -84,14 +84,14 @@ class BlockRange(NamedTuple):
     stored_bytes: int
 
 
-def split_into_ranges(snapshot: Snapshot, source: int) -> Iterator[BlockRange]:
-    """Split a source's blocks at file ends, and within files about every STRETCH_BYTES where a document begins."""
+def split_into_ranges(snapshot: Snapshot, source: int, stretch_bytes: int = STRETCH_BYTES) -> Iterator[BlockRange]:
+    """Split a source's blocks at file ends, and within files about every `stretch_bytes` where a document begins."""
     entry = snapshot.sources[source]
     for number, key in zip(entry.files, snapshot.file_keys(entry), strict=True):
         file = snapshot.file(number)
         blocks = np.arange(file.first_block, file.first_block + file.num_blocks)
         stored = np.cumsum(snapshot.blocks(blocks)["stored_bytes"], dtype=np.int64)
-        edges = file.first_block + 1 + np.flatnonzero(np.diff(stored // STRETCH_BYTES))
+        edges = file.first_block + 1 + np.flatnonzero(np.diff(stored // stretch_bytes))
         end = file.first_block + file.num_blocks
         cuts = sorted({file.first_block, *(next_cut(snapshot, int(edge), end) for edge in edges), end})
         for first, stop in pairwise(cuts):

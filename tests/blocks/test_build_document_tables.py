@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from megablend.blocks import build_document_tables as tabulate
-from megablend.blocks import document_lengths
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.build_document_tables import TablesReport, build_tables
 from megablend.blocks.document_lengths import split_into_ranges
 from megablend.config.read_spec import ReadSpec
 from megablend.distributed.base import SingleProcess
-from megablend.errors import CacheError, UnsupportedFileError
+from megablend.errors import CacheError
 from megablend.formats.base import STARTS_MID_DOCUMENT
 from megablend.index import document_table as documents
 from megablend.index.build import SourceSpec, build_index
@@ -44,21 +44,16 @@ def write(folder: Path, kind: str, seeds: list[int]) -> SourceSpec:
     return SourceSpec(name=kind, patterns=(pattern,), read=ReadSpec(column=KINDS[kind].column, block_bytes=256))
 
 
-def make(cache: Path, *specs: SourceSpec) -> tuple[BlockStore, TablesReport]:
+def make(cache: Path, *specs: SourceSpec, **options: Any) -> tuple[BlockStore, TablesReport]:
     digest = build_index(str(cache), specs, launch=SingleProcess(), storage=STORAGE).digest
     store = BlockStore(open_snapshot(cache, digest), storage=STORAGE)
-    return store, build_tables(store, range(len(specs)), launch=SingleProcess())
+    return store, build_tables(store, range(len(specs)), launch=SingleProcess(), **options)
 
 
-@pytest.fixture(params=[1 << 30, 1], ids=["one stretch a file", "a stretch a block"])
-def _stretches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_lengths, "STRETCH_BYTES", request.param)
-
-
-@pytest.mark.usefixtures("_stretches")
-def test_a_table_holds_every_documents_length(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stretch_bytes", [1 << 30, 1], ids=["one stretch a file", "a stretch a block"])
+def test_a_table_holds_every_documents_length(tmp_path: Path, stretch_bytes: int) -> None:
     specs = [write(tmp_path / kind, kind, [0, 1, 2]) for kind in KINDS]
-    store, report = make(tmp_path / "cache", *specs)
+    store, report = make(tmp_path / "cache", *specs, stretch_bytes=stretch_bytes)
     lengths = [len(document or []) for seed in range(3) for document in listed(seed)]
     assert (report.documents, report.counted) == (150 * len(KINDS), 150 * len(KINDS))
     for number in range(len(specs)):
@@ -119,10 +114,9 @@ def test_snapshots_of_the_same_files_share_a_table(tmp_path: Path) -> None:
     assert report.counted == 50
 
 
-def test_a_table_is_cut_within_a_file_where_documents_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_is_cut_within_a_file_where_documents_begin(tmp_path: Path) -> None:
     store, _ = make(tmp_path / "cache", write(tmp_path / "data", "parquet-v2-unindexed", [0, 1]))
-    monkeypatch.setattr(document_lengths, "STRETCH_BYTES", 700)
-    parts = list(split_into_ranges(store.snapshot, 0))
+    parts = list(split_into_ranges(store.snapshot, 0, 700))
     assert len(parts) > 6
     assert [part.stop_block for part in parts[:-1]] == [part.first_block for part in parts[1:]]
     starts = store.snapshot.blocks(np.array([part.first_block for part in parts]))
@@ -220,25 +214,18 @@ def test_a_table_too_large_for_a_checksum_at_opening_is_never_read_as_other_toke
             PartDocuments(table, [range(150)], has_eod=True).group_totals(7, 1)
 
 
-def test_a_document_too_long_for_a_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_lengths, "_LONGEST", 299)
-    with pytest.raises(UnsupportedFileError, match=r"0\.parquet: a document has 300 tokens; .*up to 299: split it"):
-        make(tmp_path / "cache", write(tmp_path / "data", "parquet", [0]))
-
-
 RANKS = """
 import json, sys
 from pathlib import Path
+from typing import Any
 import megablend.blocks.build_document_tables as tabulate
-import megablend.blocks.document_lengths as document_lengths
 from megablend.index.snapshot import open_snapshot
 from megablend.distributed.launch import detect
 from megablend.blocks.block_store import BlockStore
 from tests.storages import STORAGE
-document_lengths.STRETCH_BYTES = 1000
 launch = detect()
 store = BlockStore(open_snapshot(sys.argv[1], sys.argv[2]), storage=STORAGE)
-report = tabulate.build_tables(store, [0], launch=launch)
+report = tabulate.build_tables(store, [0], launch=launch, stretch_bytes=1000)
 reports = launch.gather(report)
 if launch.rank == 0:
     assert reports == [report] * launch.size
