@@ -19,7 +19,7 @@ from megablend.plan.run import Run
 from megablend.prefetch.memory_budget import Budget, lanes_of
 from megablend.prefetch.read_amplification import read_amplification
 from megablend.prefetch.read_schedule import ReadSchedule, StepSequence, locate_steps, schedule_reads
-from megablend.prefetch.windows import make_schedules, make_windows
+from megablend.prefetch.windows import FIRST_SAMPLES, make_schedules, make_windows
 from tests.runs import EOD, documents, make_config, write_source
 
 
@@ -86,12 +86,12 @@ def budget(blocks: int, **others: int) -> Budget:
     return Budget(blocks=blocks, **plenty | others)
 
 
-def hold(run: Run, future: StepSequence, given: Budget) -> Counter[int]:
+def hold(run: Run, future: StepSequence, given: Budget, first_samples: int = FIRST_SAMPLES) -> Counter[int]:
     """Walk through the windows as a reader would; how often each block is read."""
     held: dict[int, int] = {}
     reads = Counter[int]()
     steps = list[list[int]]()
-    for window in make_windows(run, make_schedules(run, future, given), given):
+    for window in make_windows(run, make_schedules(run, future, given, first_samples), given):
         now = window.forecast
         for block in window.forgets.tolist():
             del held[block]
@@ -120,10 +120,9 @@ def blocks_used(run: Run, samples: Any) -> Counter[int]:
 def test_with_room_for_all_every_block_is_read_once_a_pass(
     run: Run, samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megablend.prefetch.windows.FIRST_SAMPLES", samples)
     monkeypatch.setattr("megablend.prefetch.windows.WINDOW_SAMPLES", 4 * samples)
     future = StepSequence(first=0, micro_batch_size=4, stride=4, stop=480)
-    reads, used = hold(run, future, budget(1 << 30)), blocks_used(run, np.arange(480))
+    reads, used = hold(run, future, budget(1 << 30), samples), blocks_used(run, np.arange(480))
     assert all(reads[block] <= passes for block, passes in used.items())
     assert set(reads) == set(used)
 
