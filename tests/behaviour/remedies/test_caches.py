@@ -1,10 +1,10 @@
-"""Remedies in messages about a cache in an object store: what a message says is done, and then the cache is built and read."""
+"""Messages about a cache in an object store: what they say is done, and then the cache is built and read."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +18,96 @@ from megablend.caches.objects.store import ObjectCacheStore
 from megablend.errors import CacheError
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
+from tests.behaviour.remedies.driver import Bench, Fault, Step, fault, table
 from tests.caches.conftest import use_container
 from tests.caches.test_remote_cache import configs, samples
-from tests.storage.objects.conftest import S3Server
+from tests.storage.objects.conftest import S3Server, plain_environment
 from tests.storage.objects.servers.fill import AzureContainer
 
-Change = Callable[[dict[str, Any]], Any]
-"""Of the JSON of a version; what it returns is written in its place."""
+__all__ = ["plain_environment"]
+Change = Callable[[Any], Any]
+"""Of the JSON of a version; what it returns is written in its place, None for the half of what was there."""
+
+
+class Remote(Bench):
+    """A run whose cache is in an object store, read by a node, and a process, that have read nothing of it."""
+
+    def __init__(self, config: dict[str, Any], folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.config = config | {"local_cache": str(folder / "another node")}
+        self.patch, self.prefix = patch, ObjectPrefix(config["cache"], ObjectOptions())
+        self.store = ObjectCacheStore(config["cache"], ObjectOptions())
+        self.expected = samples(config)
+
+    def find(self, pattern: str) -> str:
+        """The key of the last object that ends as a pattern says."""
+        return max(each.key for each in self.prefix.list_objects() if re.fullmatch(pattern, f"/{each.key}"))
+
+    def keep(self, pattern: str) -> bytes:
+        """Keep an object for `restore`."""
+        self.key = self.find(pattern)
+        data = self.prefix.read(self.key)
+        assert data is not None
+        self.backup = data
+        return data
+
+    def use(self) -> None:
+        assert samples(self.config) == self.expected
+
+    def build(self) -> None:
+        megablend.build(self.config)
+
+
+@pytest.fixture(scope="module")
+def shared(container: AzureContainer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A run for faults that are mended without a trace."""
+    folder = tmp_path_factory.mktemp("shared")
+    with pytest.MonkeyPatch.context() as patch:
+        config = configs(folder, use_container(container, folder, patch))[1]
+        megablend.build(config)
+    return config
+
+
+@pytest.fixture
+def restored(shared: dict[str, Any], remote: str, tmp_path: Path) -> Iterator[Remote]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield Remote(shared, tmp_path, patch)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, remote: str) -> Iterator[Remote]:
+    """A run of its own."""
+    config = configs(tmp_path, remote)[1]
+    megablend.build(config)
+    with pytest.MonkeyPatch.context() as patch:
+        yield Remote(config, tmp_path, patch)
+
+
+def change(pattern: str, how: Change) -> Step:
+    def make(bench: Remote) -> None:
+        data = bench.keep(pattern)
+        changed = how(json.loads(data))
+        bench.prefix.write(bench.key, data[:20] if changed is None else json.dumps(changed).encode())
+
+    return make
+
+
+def restore(bench: Remote) -> None:
+    """From a backup; or what reads it is the version that wrote it."""
+    bench.patch.undo()
+    bench.prefix.write(bench.key, bench.backup)
 
 
 def without(*keys: str) -> Change:
     """Remove a field of the record, or of what it contains."""
 
-    def change(record: dict[str, Any]) -> Any:
+    def remove(record: dict[str, Any]) -> Any:
         inner = record
         for key in keys[:-1]:
             inner = next(iter(inner.values())) if key == "*" else inner[key]
         del inner[keys[-1]]
         return record
 
-    return change
+    return remove
 
 
 def rename_file(record: dict[str, Any]) -> Any:
@@ -46,118 +116,109 @@ def rename_file(record: dict[str, Any]) -> Any:
     return record
 
 
+def newer(record: dict[str, Any]) -> Any:
+    return record | {"format_version": 2}
+
+
+def flip_a_bit(bench: Remote) -> None:
+    data = bench.keep(r"/generations/.*/blocks\.arrow")
+    bench.prefix.write(bench.key, data[:-9] + bytes([data[-9] ^ 4]) + data[-8:])
+
+
+def remove_while_it_is_read(bench: Remote) -> None:
+    """Another process removes a commit."""
+    bench.keep(COMMITS)
+    read_all = ObjectPrefix.read_all
+
+    def read_after_it_is_removed(self: ObjectPrefix, keys: list[str]) -> list[bytes | None]:
+        if bench.key in keys:
+            bench.prefix.remove([bench.key])
+        return read_all(self, keys)
+
+    bench.patch.setattr(ObjectPrefix, "read_all", read_after_it_is_removed)
+
+
+def change_while_it_is_read(bench: Remote) -> None:
+    """Another process builds while the run is reset."""
+    read_last = Chain.read_last
+
+    def read_before_another_build(self: Chain) -> Record | None:
+        last = read_last(self)
+        bench.patch.setattr(Chain, "read_last", read_last)
+        megablend.build(bench.config | {"samples": 60})
+        return last
+
+    bench.patch.setattr(Chain, "read_last", read_before_another_build)
+
+
+def remove_fragment(bench: Remote) -> None:
+    (bench.name, *_) = bench.store.list_files("fragments")  # type: ignore[attr-defined]
+    bench.store.remove("fragments", bench.name)  # type: ignore[attr-defined]
+
+
+def fetch_fragment(bench: Any) -> None:
+    assert bench.store.fetch_file("fragments", bench.name, is_written=True).is_file()
+
+
 RECORDS, COMMITS = r"/runs/default/\d+\.json", r"/generations/[0-9a-f]+/commits/\d+\.json"
 NOT_JSON = r"damaged \(.*\); restore it from a backup"
 NOT_A_VERSION = r"damaged \(not a version of a record\); restore it from a backup"
 NEWER = "found format version 2, expected 1; use the version of megablend that wrote it"
-DAMAGES: dict[str, tuple[str, Change, str]] = {
-    "a cut record": (RECORDS, lambda _: None, NOT_JSON),
-    "a record of another kind": (RECORDS, lambda _: [1], NOT_A_VERSION),
-    "a record without content": (RECORDS, without("content"), NOT_A_VERSION),
-    "a newer record": (RECORDS, lambda record: record | {"format_version": 2}, NEWER),
-    "a cut commit": (COMMITS, lambda _: None, NOT_JSON),
-    "a commit without a nonce": (COMMITS, without("nonce"), NOT_A_VERSION),
-    "a newer commit": (COMMITS, lambda record: record | {"format_version": 2}, NEWER),
-    "a commit without files": (
-        COMMITS,
-        without("content", "files"),
-        r"damaged \(it lacks .*files.*\); restore it from a backup",
-    ),
-    "a commit without a checksum": (
-        COMMITS,
-        without("content", "files", "*", "blake2b"),
-        r"damaged \(it lacks .*blake2b.*\); restore it from a backup",
-    ),
-    "a commit with a path": (
-        COMMITS,
-        rename_file,
-        r"damaged \(it lacks valid names of files\); restore it from a backup",
-    ),
-}
+ATTEMPTS = {"build": megablend.build, "open": megablend.open, "describe": megablend.describe}
 
 
-@pytest.fixture
-def built(tmp_path: Path, remote: str) -> dict[str, Any]:
-    """A run in an object store."""
-    config = configs(tmp_path, remote)[1]
-    megablend.build(config)
-    return config
+def damaged(name: str, pattern: str, how: Change, says: str) -> list[Fault]:
+    """Whatever reads it says so."""
+    return [
+        fault(
+            f"{name}, {verb}",
+            change(pattern, how),
+            f"{pattern}: {says}",
+            restore,
+            fails=lambda bench, attempt=attempt: attempt(bench.config) and None,
+            works=Remote.use,
+        )
+        for verb, attempt in ATTEMPTS.items()
+    ]
 
 
-def find_object(config: dict[str, Any], pattern: str) -> tuple[ObjectPrefix, str, bytes]:
-    """The last object of a cache whose location ends as a pattern says, and its content."""
-    prefix = ObjectPrefix(config["cache"], ObjectOptions())
-    key = max(each.key for each in prefix.list_objects() if re.fullmatch(pattern, f"/{each.key}"))
-    data = prefix.read(key)
-    assert data is not None
-    return prefix, key, data
+# fmt: off
+test_records = table(
+    *damaged("a cut record", RECORDS, lambda _: None, NOT_JSON),
+    *damaged("a record of another kind", RECORDS, lambda _: [1], NOT_A_VERSION),
+    *damaged("a record without content", RECORDS, without("content"), NOT_A_VERSION),
+    *damaged("a newer record", RECORDS, newer, NEWER),
+    *damaged("a cut commit", COMMITS, lambda _: None, NOT_JSON),
+    *damaged("a commit without a nonce", COMMITS, without("nonce"), NOT_A_VERSION),
+    *damaged("a newer commit", COMMITS, newer, NEWER),
+    *damaged("a commit without files", COMMITS, without("content", "files"),
+    r"damaged \(it lacks .*files.*\); restore it from a backup"),
+    *damaged("a commit without a checksum", COMMITS, without("content", "files", "*", "blake2b"),
+             r"damaged \(it lacks .*blake2b.*\); restore it from a backup"),
+    *damaged("a commit with a path", COMMITS, rename_file,
+             r"damaged \(it lacks valid names of files\); restore it from a backup"),
+    bench="restored",
+)
+
+test_changes = table(
+    fault("a commit that is removed while it is read", remove_while_it_is_read,
+          f"{COMMITS}: was removed just now; repeat the command",
+          restore, fails=lambda bench: megablend.open(bench.config) and None, works=Remote.use),
+    fault("a file that was written but is gone", remove_fragment,
+          r"/fragments/\S+: was written by a rank, but does not exist; build again$",
+          Remote.build, fails=fetch_fragment),
+    fault("a record that another process changes", change_while_it_is_read,
+          r"/runs/default: another process has changed it meanwhile; repeat the command$", (),
+          fails=lambda bench: megablend.reset_run(bench.config, "default") and None),
+    fault("a damaged object", flip_a_bit, r"/blocks\.arrow: damaged: its blake2b is .*; rebuild the index to repair it",
+          Remote.build),
+)
+# fmt: on
 
 
-def attempts(config: dict[str, Any]) -> list[Callable[[], Any]]:
-    return [lambda: megablend.build(config), lambda: megablend.open(config), lambda: megablend.describe(config)]
-
-
-def on_another_node(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The same run for a node, and a process, that have read nothing of its cache."""
-    return config | {"local_cache": str(folder / "another node")}
-
-
-@pytest.fixture(scope="module")
-def restored(
-    container: AzureContainer, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[dict[str, Any], list[list[int]]]:
-    """A run in an object store for tests that restore what they damage, and its samples."""
-    folder = tmp_path_factory.mktemp("restored")
-    with pytest.MonkeyPatch.context() as patch:
-        config = configs(folder, use_container(container, folder, patch))[1]
-        megablend.build(config)
-        return config, samples(config)
-
-
-@pytest.mark.usefixtures("remote")
-@pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_record(tmp_path: Path, restored: tuple[dict[str, Any], list[list[int]]], name: str) -> None:
-    pattern, change, says = DAMAGES[name]
-    built, expected = restored
-    prefix, key, backup = find_object(built, pattern)
-    changed = change(json.loads(backup))
-    prefix.write(key, backup[:20] if changed is None else json.dumps(changed).encode())
-    other = on_another_node(built, tmp_path)
-    for attempt in attempts(other):
-        with pytest.raises(CacheError, match=says) as caught:
-            attempt()
-        assert f"{prefix.location}/{key}: " in str(caught.value)
-    prefix.write(key, backup)  # "restore it from a backup", or what reads it is the version that wrote it
-    for attempt in attempts(other):
-        attempt()
-    assert samples(other) == expected
-
-
-def test_a_commit_that_is_removed_while_it_is_read(
-    tmp_path: Path, built: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = samples(built)
-    prefix, key, backup = find_object(built, COMMITS)
-    other = on_another_node(built, tmp_path)
-    read_all = ObjectPrefix.read_all
-
-    def read_after_it_is_removed(self: ObjectPrefix, keys: list[str]) -> list[bytes | None]:
-        if key in keys:
-            prefix.remove([key])
-        return read_all(self, keys)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ObjectPrefix, "read_all", read_after_it_is_removed)
-        with pytest.raises(CacheError, match=f"{key}: was removed just now; repeat the command"):
-            megablend.open(other)
-    prefix.write(key, backup)
-    assert samples(other) == expected
-
-
-def test_a_version_that_no_store_creates(built: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    prefix = ObjectPrefix(built["cache"], ObjectOptions())
-    chain = Chain(prefix, "runs/other")
-    with monkeypatch.context() as patch:
+def test_a_version_that_no_store_creates(bench: Remote) -> None:
+    chain = Chain(bench.prefix, "runs/other")
+    with bench.patch.context() as patch:
         patch.setattr(commits, "_MOST_COLLISIONS", 2)
         patch.setattr(ObjectPrefix, "create", lambda *_: False)  # as two requests that collide, again and again
         says = r"runs/other/0000\.json: cannot be created, although it does not exist: check the store$"
@@ -167,47 +228,6 @@ def test_a_version_that_no_store_creates(built: dict[str, Any], monkeypatch: pyt
     last = chain.read_last()
     assert last is not None
     assert (last.number, last.data) == (0, "x")
-
-
-def test_a_file_that_was_written_but_is_gone(built: dict[str, Any]) -> None:
-    store = ObjectCacheStore(built["cache"], ObjectOptions())
-    name = store.list_files("fragments")[0]
-    store.remove("fragments", name)
-    says = rf"/fragments/{name}: was written by a rank, but does not exist; build again$"
-    with pytest.raises(CacheError, match=says):
-        store.fetch_file("fragments", name, is_written=True)
-    megablend.build(built)
-    assert store.fetch_file("fragments", name, is_written=True).is_file()
-
-
-def test_a_record_that_another_process_changes(built: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    read_last = Chain.read_last
-
-    def read_before_another_build(self: Chain) -> Record | None:
-        last = read_last(self)
-        monkeypatch.setattr(Chain, "read_last", read_last)
-        megablend.build(built | {"samples": 60})
-        return last
-
-    monkeypatch.setattr(Chain, "read_last", read_before_another_build)
-    with pytest.raises(
-        CacheError, match=r"/runs/default: another process has changed it meanwhile; repeat the command$"
-    ):
-        megablend.reset_run(built, "default")
-    assert len(samples(built | {"samples": 60})) == 60
-    megablend.reset_run(built, "default")
-    assert megablend.list_runs(built["cache"]) == []
-
-
-def test_a_damaged_object(tmp_path: Path, built: dict[str, Any]) -> None:
-    expected = samples(built)
-    prefix, key, data = find_object(built, r"/generations/.*/blocks\.arrow")
-    prefix.write(key, data[:-9] + bytes([data[-9] ^ 4]) + data[-8:])
-    other = on_another_node(built, tmp_path)
-    with pytest.raises(CacheError, match=f"{key}: damaged: its blake2b is .*; rebuild the index to repair it"):
-        samples(other)
-    megablend.build(other)
-    assert samples(other) == expected
 
 
 def test_a_store_in_which_several_writes_of_an_object_succeed(
