@@ -22,7 +22,7 @@ from megablend.formats.megatron import MEGATRON
 from megablend.formats.parquet import PARQUET
 from megablend.formats.raw import RAW
 from megablend.storage.base import Storage
-from megablend.storage.ends import read_ends
+from megablend.storage.head_and_tail import read_ends
 from megablend.storage.prefetched import PrefetchedStorage
 
 ENTRY_POINTS = "megablend.formats"

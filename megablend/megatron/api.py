@@ -11,7 +11,7 @@ from megablend.megatron.cache_builder.build_cache import CacheReport
 from megablend.megatron.cache_builder.together import prepare_on_ranks
 from megablend.megatron.request.config import DatasetConfig, request_of
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.objects.before_fork import BeforeForkStorage
+from megablend.storage.objects.fork_safe import ForkSafeStorage
 from megablend.storage.objects.helper import closing_helper
 
 
@@ -38,6 +38,6 @@ def prepare(
         objects = load_storage_settings(getattr(config, "storage", None))
     except BaseException as error:
         job.world.abort(error)
-    storage = BeforeForkStorage(make_storage(objects=objects))  # training forks its DataLoader's workers
+    storage = ForkSafeStorage(make_storage(objects=objects))  # training forks its DataLoader's workers
     with closing_helper():
         return prepare_on_ranks(request, job, storage=storage, shared_fs=shared_fs, max_memory=max_memory)

@@ -52,7 +52,7 @@ class ReadLimits:
 
 class Storage(Protocol):
     """Ranges of bytes from files named by strings (`storage.location`). Thread-safe, picklable, and usable
-    after a fork. See `storage.ends` for what a storage may do in addition.
+    after a fork. See `storage.head_and_tail` for what a storage may do in addition.
 
     Made once, by `make_storage`, and passed to everything that reads. A storage that changes or records another storage's results
     derives from `storage.wrapper.WrapperStorage`.

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from megablend.arrays import Int64s
 from megablend.errors import ConfigError
 from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, ReadLimits, Storage
-from megablend.storage.ends import Ends, get_ends, read_ends
 from megablend.storage.find import Found
+from megablend.storage.head_and_tail import HeadAndTail, get_ends, read_ends
 from megablend.storage.location import find_scheme
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.registry import explain_scheme, find_storage
@@ -93,12 +93,12 @@ class StorageByScheme:
         for scheme, files in known.items():
             self._of(f"{scheme}://").add_known_files(files)
 
-    def get_ends(self, path: str) -> Ends | None:
-        """See EndsStorage.get_ends."""
+    def get_ends(self, path: str) -> HeadAndTail | None:
+        """See HeadAndTailStorage.get_ends."""
         return get_ends(self._of(path), path)
 
     def read_ends(self, path: str) -> None:
-        """See EndsStorage.read_ends."""
+        """See HeadAndTailStorage.read_ends."""
         read_ends(self._of(path), path)
 
     def read(self, path: str, offset: int, size: int) -> bytes:

@@ -17,8 +17,8 @@ import numpy as np
 
 from megablend.arrays import Int64s
 from megablend.storage.base import Allocate, Bytes, Storage
-from megablend.storage.ends import TAIL_BYTES, get_ends
 from megablend.storage.futures import call_now
+from megablend.storage.head_and_tail import TAIL_BYTES, get_ends
 from megablend.storage.ranges import merge_ranges
 from megablend.storage.requested_reads import RequestedReads
 from megablend.storage.wrapper import WrapperStorage

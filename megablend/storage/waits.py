@@ -1,4 +1,4 @@
-"""Ends what the threads of a group wait for, such as a file's first request to a source that does not answer.
+"""HeadAndTail what the threads of a group wait for, such as a file's first request to a source that does not answer.
 
 A thread that reads synchronously from an object store waits as long as its request is tried again. Whoever started the thread may
 no longer need it.

@@ -8,9 +8,9 @@ from copy import copy
 
 from megablend.arrays import Int64s
 from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, ReadLimits, Storage
-from megablend.storage.ends import Ends, get_ends, read_ends
 from megablend.storage.find import Found
 from megablend.storage.futures import call_now
+from megablend.storage.head_and_tail import HeadAndTail, get_ends, read_ends
 
 
 class WrapperStorage:
@@ -72,12 +72,12 @@ class WrapperStorage:
         """See Storage.add_known_files."""
         self.inner.add_known_files(known)
 
-    def get_ends(self, path: str) -> Ends | None:
-        """See EndsStorage.get_ends."""
+    def get_ends(self, path: str) -> HeadAndTail | None:
+        """See HeadAndTailStorage.get_ends."""
         return get_ends(self.inner, path)
 
     def read_ends(self, path: str) -> None:
-        """See EndsStorage.read_ends."""
+        """See HeadAndTailStorage.read_ends."""
         read_ends(self.inner, path)
 
     def read(self, path: str, offset: int, size: int) -> bytes:

@@ -7,8 +7,8 @@ import multiprocessing
 
 from megablend.prefetch.read_counts import ReadMeter
 from megablend.storage.object_options import StoreOptions
+from megablend.storage.objects.bucket_client import BucketClient
 from megablend.storage.objects.failures import Failure, Kind
-from megablend.storage.objects.requests import Source
 from megablend.storage.retries import count_retry
 
 
@@ -23,7 +23,7 @@ async def request(failures: int) -> str | Failure:
         left -= 1
         return Failure(Kind.AGAIN, "the server said 500", "")
 
-    return await Source("s3://bucket", None, StoreOptions(), 1).persist("s3://bucket/a", attempt)
+    return await BucketClient("s3://bucket", None, StoreOptions(), 1).retry("s3://bucket/a", attempt)
 
 
 def test_retries_are_counted() -> None:

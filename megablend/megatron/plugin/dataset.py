@@ -237,9 +237,9 @@ def make_dataset_storage(config: Any) -> Storage:
     storage = make_storage(max_open_files=getattr(config, "max_open_files", None), objects=objects)
     if not any(map(is_in_object_store, data_path_entries(config))):
         return storage
-    from megablend.storage.objects.before_fork import BeforeForkStorage
+    from megablend.storage.objects.fork_safe import ForkSafeStorage
 
-    return IdxCopies(BeforeForkStorage(storage), idx_folder(config))
+    return IdxCopies(ForkSafeStorage(storage), idx_folder(config))
 
 
 def idx_folder(config: Any) -> Path:

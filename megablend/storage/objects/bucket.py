@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, TypeVar
 from megablend.arrays import Int64s
 from megablend.errors import DataError, MissingFileError, UnsupportedFileError
 from megablend.storage.base import Bytes
-from megablend.storage.ends import HEAD_BYTES, Ends
+from megablend.storage.head_and_tail import HEAD_BYTES, HeadAndTail
 from megablend.storage.objects.address import Address
+from megablend.storage.objects.bucket_client import BucketClient, RangeResponse
 from megablend.storage.objects.failures import Failure, Kind, find_bad_key, read_failure
 from megablend.storage.objects.listing import Listed, Object, find_objects
-from megablend.storage.objects.pins import Pin, make_pin
-from megablend.storage.objects.requests import Answer, Source
+from megablend.storage.objects.object_version import ObjectVersion, make_version
 from megablend.storage.objects.workers import call_each
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class FoundKeys(NamedTuple):
 
     keys: Sequence[str]
     """Those that match, sorted."""
-    listed: Mapping[str, Pin]
+    listed: Mapping[str, ObjectVersion]
     """The versions of these, and of all others that the listings contained."""
     folders: Sequence[str]
     """Folders that the pattern matches as it does objects."""
@@ -39,100 +39,103 @@ class Bucket:
     """A source of objects with its listings.
 
     Args:
-        source: sends its requests.
+        client: sends its requests.
         lister: obstore's store for listings; None where there are none.
     """
 
-    def __init__(self, source: Source, lister: Any) -> None:
-        self.source, self._lister = source, lister
+    def __init__(self, client: BucketClient, lister: Any) -> None:
+        self.client = client
+        self._lister = lister
 
     @property
     def has_versions(self) -> bool:
         """Whether each object is read on in the version that was found first."""
-        return self.source.options.versions
+        return self.client.options.versions
 
-    async def stat(self, path: str, key: str) -> Pin:
+    async def stat(self, path: str, key: str) -> ObjectVersion:
         """The present version of an object. Raises: MissingFileError; DataError.
 
         By a GET of its first byte: the answer to a HEAD has no reason of a failure, and many signed URLs allow none.
         """
         return (await self._read_head(path, key, 1))[0]
 
-    async def read_ends(self, path: str, key: str, pin: Pin | None, tail_bytes: int) -> tuple[Pin, Ends]:
+    async def read_ends(
+        self, path: str, key: str, version: ObjectVersion | None, tail_bytes: int
+    ) -> tuple[ObjectVersion, HeadAndTail]:
         """The version of an object, its beginning and its end, by two requests at the same time.
 
         Args:
-            pin: the version, if it is known; otherwise it is the present one.
+            version: the version, if it is known; otherwise it is the present one.
             tail_bytes: of its end, if the server answers requests for that.
 
         Raises: as `stat` does; ChangedFileError.
         """
         tasks = (
-            asyncio.ensure_future(self._read_begin(path, key, pin)),
-            asyncio.ensure_future(self._read_tail(path, key, pin, tail_bytes)),
+            asyncio.ensure_future(self._read_begin(path, key, version)),
+            asyncio.ensure_future(self._read_tail(path, key, version, tail_bytes)),
         )
         try:
             (found, head), answer = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        is_same = answer is not None and found.find_difference(answer.pin) is None
-        return found, Ends(found.size, head, answer.join() if answer is not None and is_same else b"")
+        is_same = answer is not None and found.find_difference(answer.version) is None
+        return found, HeadAndTail(found.size, head, answer.join() if answer is not None and is_same else b"")
 
-    async def _read_begin(self, path: str, key: str, pin: Pin | None) -> tuple[Pin, bytes]:
-        if pin is not None:
-            size = min(pin.size, HEAD_BYTES)
-            return pin, (await self.source.get(path, key, 0, size, pin)).join() if size else b""
+    async def _read_begin(self, path: str, key: str, version: ObjectVersion | None) -> tuple[ObjectVersion, bytes]:
+        if version is not None:
+            size = min(version.size, HEAD_BYTES)
+            return version, (await self.client.get(path, key, 0, size, version)).join() if size else b""
         try:
             return await self._read_head(path, key, HEAD_BYTES)
         except UnsupportedFileError:  # a server may answer with the whole file where that is not longer
             return await self._read_head(path, key, 1)
 
-    async def _read_tail(self, path: str, key: str, pin: Pin | None, size: int) -> Answer | None:
-        if pin is None:
-            return await self.source.get_tail(key, size) if size else None
-        size = min(size, pin.size)
-        return await self.source.get(path, key, pin.size - size, pin.size, pin) if size else None
+    async def _read_tail(self, path: str, key: str, version: ObjectVersion | None, size: int) -> RangeResponse | None:
+        if version is None:
+            return await self.client.get_tail(key, size) if size else None
+        size = min(size, version.size)
+        return await self.client.get(path, key, version.size - size, version.size, version) if size else None
 
-    async def _read_head(self, path: str, key: str, size: int) -> tuple[Pin, bytes]:
+    async def _read_head(self, path: str, key: str, size: int) -> tuple[ObjectVersion, bytes]:
         """The present version of an object, and its first bytes."""
         try:
-            answer = await self.source.get(path, key, 0, size, None)
-            return answer.pin, answer.join()
+            answer = await self.client.get(path, key, 0, size, None)
+            return answer.version, answer.join()
         except UnsupportedFileError:  # some servers answer so for an empty file
-            pin = await self._head(path, key)
-            if isinstance(pin, Failure) or pin.size:
+            version = await self._head(path, key)
+            if isinstance(version, Failure) or version.size:
                 raise
-            return pin, b""
+            return version, b""
         except DataError as error:
             if error.offset is None:
                 raise
-        pin = await self._head(path, key)
-        if isinstance(pin, Failure) and pin.kind is Kind.REFUSED:  # web servers may, and signed URLs do
-            return Pin(size=0, etag="", modified=0), b""
-        return _answer(path, pin), b""
+        version = await self._head(path, key)
+        if isinstance(version, Failure) and version.kind is Kind.REFUSED:  # web servers may, and signed URLs do
+            return ObjectVersion(size=0, etag="", modified=0), b""
+        return _answer(path, version), b""
 
-    async def _head(self, path: str, key: str) -> Pin | Failure:
+    async def _head(self, path: str, key: str) -> ObjectVersion | Failure:
         """The state of an object without bytes, which has no range."""
         import obstore
 
-        seconds = self.source.timing.allow(0)
+        seconds = self.client.timing.allow(0)
 
-        async def attempt() -> Pin | Failure:
+        async def attempt() -> ObjectVersion | Failure:
             nonlocal seconds
             seconds *= 2  # a source that needs longer is waited for longer, too
             try:
-                meta = await asyncio.wait_for(obstore.head_async(self.source.store, key), seconds)
+                meta = await asyncio.wait_for(obstore.head_async(self.client.store, key), seconds)
             except (TimeoutError, asyncio.TimeoutError):  # not the same before Python 3.11
                 return Failure(Kind.AGAIN, f"no answer for {seconds:.0f} s", "")
             except Exception as error:  # of the client: whatever it is
                 return read_failure(error)
-            return make_pin(meta, versions=self.source.options.versions)
+            return make_version(meta, versions=self.client.options.versions)
 
-        return await self.source.persist(path, attempt)
+        return await self.client.retry(path, attempt)
 
     async def read_into(
-        self, path: str, key: str, pin: Pin, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes
+        self, path: str, key: str, version: ObjectVersion, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes
     ) -> None:
         """Read ranges of one version into `out`: neighbours by one request, long ones by several, all at the same time.
 
@@ -143,24 +146,26 @@ class Bucket:
         """
         parts, view = plan_requests(offsets, sizes, begins), out.data
         if len(parts) == 1:
-            await self._read_part(path, key, pin, parts[0], view)
+            await self._read_part(path, key, version, parts[0], view)
             return
-        await call_each(lambda part: self._read_part(path, key, pin, part, view), parts, self.source.flow)
+        await call_each(lambda part: self._read_part(path, key, version, part, view), parts, self.client.limiter)
 
-    async def _read_part(self, path: str, key: str, pin: Pin, part: tuple[int, int, int], out: memoryview) -> None:
+    async def _read_part(
+        self, path: str, key: str, version: ObjectVersion, part: tuple[int, int, int], out: memoryview
+    ) -> None:
         start, stop, begin = part
-        answer = await self.source.get(path, key, start, stop, pin, out[begin : begin + stop - start])
+        answer = await self.client.get(path, key, start, stop, version, out[begin : begin + stop - start])
         for each in answer.parts:  # not by numpy, which would release the lock of the interpreter for each
             out[begin : begin + len(each)] = each
             begin += len(each)
 
     async def find(self, pattern: str, address: Address) -> FoundKeys:
         """Find the keys that match a pattern. Raises: MissingFileError, DataError."""
-        listed: dict[str, Pin] = {}
+        listed: dict[str, ObjectVersion] = {}
         folders = set[str]()
 
         def keep(objects: Sequence[Object]) -> None:
-            listed.update((each.key, make_pin(each.meta)) for each in objects)
+            listed.update((each.key, make_version(each.meta)) for each in objects)
 
         async def list_folder(folder: str) -> Listed:
             found = await self._list_folder(pattern, address, folder, is_there=folder in folders)
@@ -211,10 +216,10 @@ class Bucket:
             except Exception as error:  # of the client: whatever it is
                 return _read_list_failure(error, address)
             folders = list(listed["common_prefixes"])
-            self.source.counts.add_listing([*folders, *(each["path"] for each in listed["objects"])])
+            self.client.counts.add_listing([*folders, *(each["path"] for each in listed["objects"])])
             return Listed(folders, [Object(each["path"], each) for each in listed["objects"]])
 
-        return _answer(pattern, await self.source.persist(pattern, attempt), is_list=True)
+        return _answer(pattern, await self.client.retry(pattern, attempt), is_list=True)
 
     async def _list_all(self, pattern: str, address: Address, folder: str) -> Sequence[Object]:
         import obstore
@@ -224,10 +229,10 @@ class Bucket:
                 listed = await obstore.list(self._lister, folder or None, chunk_size=1000).collect_async()
             except Exception as error:  # of the client: whatever it is
                 return _read_list_failure(error, address)
-            self.source.counts.add_listing([each["path"] for each in listed])
+            self.client.counts.add_listing([each["path"] for each in listed])
             return [Object(each["path"], each) for each in listed]
 
-        found = _answer(pattern, await self.source.persist(pattern, attempt), is_list=True)
+        found = _answer(pattern, await self.client.retry(pattern, attempt), is_list=True)
         return await self._leave_out_markers(pattern, address, folder, found)
 
     async def _leave_out_markers(

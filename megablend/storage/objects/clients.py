@@ -13,10 +13,10 @@ from urllib.parse import quote
 from megablend.errors import ConfigError
 from megablend.storage.object_options import StoreOptions, is_region, is_server_url
 from megablend.storage.objects.address import WEB_SCHEMES, Address
+from megablend.storage.objects.bucket_client import BucketClient
 from megablend.storage.objects.credentials import find_provider
-from megablend.storage.objects.flow import count_processes
 from megablend.storage.objects.loop import check_fork
-from megablend.storage.objects.requests import Source
+from megablend.storage.objects.rate_limiter import count_processes
 from megablend.storage.objects.sockets import SIGNED_SECONDS, SocketReader
 from megablend.storage.transfer import Counted
 
@@ -33,7 +33,7 @@ _PLAIN = "/!$&'()*+,;=:@[]^|~"
 """Characters of keys that the client writes as they are."""
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _lock = threading.Lock()
-_sources: dict[tuple[str, str, StoreOptions], Source] = {}
+_clients: dict[tuple[str, str, StoreOptions], BucketClient] = {}
 _listers: dict[tuple[str, StoreOptions], Any] = {}
 
 
@@ -45,7 +45,7 @@ def check_installed(location: str) -> None:
         raise ConfigError(f"{location}: reading object stores needs obstore: {INSTALL}") from None
 
 
-def get_source(address: Address, options: StoreOptions, query: str) -> Source:
+def get_client(address: Address, options: StoreOptions, query: str) -> BucketClient:
     """What requests of a bucket go through, made on first use.
 
     Raises: ConfigError where it cannot be made, or after a fork.
@@ -53,11 +53,11 @@ def get_source(address: Address, options: StoreOptions, query: str) -> Source:
     check_fork()
     key = (address.root, query, options)
     with _lock:
-        if key not in _sources:
+        if key not in _clients:
             store = _make_store(address, options, query, is_for_lists=False)
             sockets = _make_sockets(address, options, query, store)
-            _sources[key] = Source(address.root, store, options, count_processes(), sockets)
-        return _sources[key]
+            _clients[key] = BucketClient(address.root, store, options, count_processes(), sockets)
+        return _clients[key]
 
 
 def get_lister(address: Address, options: StoreOptions) -> Any:
@@ -84,14 +84,14 @@ def find_endpoint(address: Address, options: StoreOptions) -> str | None:
 def count_requests() -> Counted:
     """What this process has requested so far."""
     with _lock:
-        counts = [each.counts for each in _sources.values()]
+        counts = [each.counts for each in _clients.values()]
     return Counted(sum(each.requests for each in counts), sum(each.bytes for each in counts))
 
 
-def forget_sources() -> None:
+def forget_clients() -> None:
     """Make clients again on their next use, for what has changed in the environment; not while requests are in flight."""
     with _lock:
-        _sources.clear()
+        _clients.clear()
         _listers.clear()
 
 

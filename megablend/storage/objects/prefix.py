@@ -11,10 +11,10 @@ from megablend.errors import CacheError, DataError
 from megablend.storage.object_options import ObjectOptions, StoreOptions
 from megablend.storage.objects import loop
 from megablend.storage.objects.address import Address, check_key, parse_location
-from megablend.storage.objects.clients import check_installed, get_lister, get_source
+from megablend.storage.objects.bucket_client import BucketClient
+from megablend.storage.objects.clients import check_installed, get_client, get_lister
 from megablend.storage.objects.failures import Failure, Kind, read_failure
-from megablend.storage.objects.pins import normalise_etag
-from megablend.storage.objects.requests import Source
+from megablend.storage.objects.object_version import normalise_etag
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class ObjectPrefix:
         """Several whole objects, read at the same time."""
 
         async def read(key: str) -> bytes | None:
-            return await self._persist(key, lambda store: _read(store, self._key(key)))
+            return await self._retry(key, lambda store: _read(store, self._key(key)))
 
         return self._map(read, keys)
 
@@ -74,7 +74,7 @@ class ObjectPrefix:
         """Several objects as they are now, whatever listings say; None for one that does not exist."""
 
         async def describe(key: str) -> ObjectEntry | None:
-            meta = await self._persist(key, lambda store: _head(store, self._key(key)))
+            meta = await self._retry(key, lambda store: _head(store, self._key(key)))
             return None if meta is None else _make_entry(key, meta)
 
         return self._map(describe, keys)
@@ -84,7 +84,7 @@ class ObjectPrefix:
 
         async def read(start: int) -> bytes | None:
             stop = min(size, start + PART_BYTES)
-            return await self._persist(key, lambda store: _read_range(store, self._key(key), start, stop), PART_BYTES)
+            return await self._retry(key, lambda store: _read_range(store, self._key(key), start, stop), PART_BYTES)
 
         with path.open("xb") as file:
             starts = range(0, size, PART_BYTES)
@@ -103,7 +103,7 @@ class ObjectPrefix:
 
         async def write(key: str, data: bytes | Path) -> str:
             size = data.stat().st_size if isinstance(data, Path) else len(data)
-            return await self._persist(key, lambda store: _put(store, self._key(key), data, size), size, is_write=True)
+            return await self._retry(key, lambda store: _put(store, self._key(key), data, size), size, is_write=True)
 
         etags = self._map(lambda each: write(*each), list(objects.items()))
         return dict(zip(objects, etags, strict=True))
@@ -120,7 +120,7 @@ class ObjectPrefix:
 
         async def create(each: bytes) -> bool:
             size = len(each)
-            return await self._persist(key, lambda store: _create(store, self._key(key), each), size, is_write=True)
+            return await self._retry(key, lambda store: _create(store, self._key(key), each), size, is_write=True)
 
         return sum(self._map(create, data))
 
@@ -136,7 +136,7 @@ class ObjectPrefix:
             return await obstore.list(lister, below, chunk_size=1000).collect_async()
 
         skip = len(self._address.key) + 1
-        listed = loop.run(self._persist(folder, attempt))
+        listed = loop.run(self._retry(folder, attempt))
         # The client takes away the last slash of objects that stand for folders.
         folders = {below, *(each["path"].rpartition("/")[0] for each in listed)}
         found = [each for each in listed if each["size"] or each["path"] not in folders]
@@ -153,7 +153,7 @@ class ObjectPrefix:
                 except FileNotFoundError as error:
                     _check_missing(error)
 
-            await self._persist(key, attempt)
+            await self._retry(key, attempt)
 
         self._map(remove, keys)
 
@@ -163,28 +163,28 @@ class ObjectPrefix:
     def _find_options(self) -> StoreOptions:
         return self._options.find(self.location)
 
-    def _source(self) -> Source:
+    def _client(self) -> BucketClient:
         loop.check_fork()
         check_installed(self.location)
-        return get_source(self._address, self._find_options(), "")
+        return get_client(self._address, self._find_options(), "")
 
-    async def _persist(
+    async def _retry(
         self, key: str, request: Callable[[Any], Awaitable[T]], size: int = 0, *, is_write: bool = False
     ) -> T:
         """Send a request until it succeeds or is refused."""
-        source, place = self._source(), f"{self.location}/{key}" if key else self.location
-        seconds = _PUT_SECONDS + source.options.read_timeout + size / _LEAST_BYTES_PER_SECOND
+        client, place = self._client(), f"{self.location}/{key}" if key else self.location
+        seconds = _PUT_SECONDS + client.options.read_timeout + size / _LEAST_BYTES_PER_SECOND
 
         async def attempt() -> tuple[T] | Failure:
             try:
-                return (await asyncio.wait_for(request(source.store), seconds),)
+                return (await asyncio.wait_for(request(client.store), seconds),)
             except asyncio.TimeoutError:
                 return Failure(Kind.AGAIN, f"no answer for {seconds:.0f} s", "")
             except Exception as error:  # of the client: whatever it is
                 return read_failure(error, is_write=is_write)
 
         try:
-            found = await source.persist(place, attempt)
+            found = await client.retry(place, attempt)
         except DataError as error:
             raise CacheError(f"{place}: cannot access the cache: {error.problem.partition(': ')[2]}") from None
         if isinstance(found, Failure):
@@ -194,7 +194,7 @@ class ObjectPrefix:
 
     def _map(self, call: Callable[[S], Awaitable[T]], items: Sequence[S]) -> list[T]:
         """Call a coroutine function for each item, some at a time; the results in order."""
-        self._source()
+        self._client()
 
         async def run() -> list[T]:
             free = asyncio.Semaphore(_MOST_REQUESTS)

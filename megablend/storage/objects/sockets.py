@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 from megablend.lru import LRUCache
 from megablend.storage.objects.failures import Failure, Kind, read_failure
-from megablend.storage.objects.pins import normalise_etag
-from megablend.storage.objects.watch import Request
+from megablend.storage.objects.in_flight import Request
+from megablend.storage.objects.object_version import normalise_etag
 
 T = TypeVar("T")
 SIGNED_SECONDS = 900
@@ -129,19 +129,19 @@ class _Connection(asyncio.BufferedProtocol):
             start = lower.find(f"\r\n{name}:")
             return head[start + len(name) + 3 :].partition("\r\n")[0].strip() if start >= 0 else ""
 
-        version, status, length = head[:9], head[9:12], find("content-length")
+        protocol, status, length = head[:9], head[9:12], find("content-length")
         if not (status.isdigit() and length.isdigit()) or find("transfer-encoding"):
             return None
         self._status = int(status)
-        self._is_kept = version == "HTTP/1.1 " and find("connection").lower() != "close"
+        self._is_kept = protocol == "HTTP/1.1 " and find("connection").lower() != "close"
         wanted, body = request.wanted, self._view[end + 4 : self._got]
         if self._status == 206:
             assert wanted.into is not None
-            assert wanted.pin is not None
-            place = f"bytes {wanted.start}-{wanted.stop - 1}/{wanted.pin.size}"
+            assert wanted.version is not None
+            place = f"bytes {wanted.start}-{wanted.stop - 1}/{wanted.version.size}"
             if find("content-range") != place or int(length) != wanted.size or find("content-encoding"):
                 return None
-            if normalise_etag(find("etag")) != wanted.pin.etag:
+            if normalise_etag(find("etag")) != wanted.version.etag:
                 return None
             room = wanted.into
             request.first = request.last
@@ -221,11 +221,11 @@ class SocketReader:
     async def _read(self, request: Request) -> Failure | None:
         """Raises: UnexpectedAnswerError; OSError where there is no connection."""
         wanted = request.wanted
-        assert wanted.pin is not None
+        assert wanted.version is not None
         target = await self._find_target(request)
         head = b'%bIf-Match: "%b"\r\nRange: bytes=%d-%d\r\n\r\n' % (
             target.head,
-            wanted.pin.etag.encode("latin-1"),
+            wanted.version.etag.encode("latin-1"),
             wanted.start,
             wanted.stop - 1,
         )

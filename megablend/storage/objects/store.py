@@ -19,20 +19,20 @@ from megablend.errors import (
     UnsupportedFileError,
 )
 from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, ReadLimits, Storage
-from megablend.storage.ends import Ends
 from megablend.storage.find import Found, Match
 from megablend.storage.futures import fail_now
+from megablend.storage.head_and_tail import HeadAndTail
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects import loop
 from megablend.storage.objects.address import WEB_SCHEMES, Address, check_key, parse_location
 from megablend.storage.objects.bucket import MAX_PART_BYTES, Bucket
-from megablend.storage.objects.clients import check_installed, find_endpoint, get_lister, get_source, get_web_server
+from megablend.storage.objects.clients import check_installed, find_endpoint, get_client, get_lister, get_web_server
 from megablend.storage.objects.endpoints import find_bucket_in, is_page
-from megablend.storage.objects.flow import MAX_REQUESTS
+from megablend.storage.objects.known_objects import KnownObjects
 from megablend.storage.objects.listing import is_wild
-from megablend.storage.objects.pins import Pin
+from megablend.storage.objects.object_version import ObjectVersion
+from megablend.storage.objects.rate_limiter import MAX_REQUESTS
 from megablend.storage.objects.urls import split_query
-from megablend.storage.objects.versions import KnownObjects
 from megablend.storage.objects.workers import call_each
 from megablend.storage.waits import wait_for
 
@@ -98,7 +98,7 @@ class ObjectStorage:
         if bucket.has_versions:  # which are not part of listings
             loop.run(self._find_versions(bucket, paths, found.keys))
         else:
-            self._known.replace({f"{address.root}/{key}": pin for key, pin in found.listed.items()})
+            self._known.replace({f"{address.root}/{key}": version for key, version in found.listed.items()})
         folders = tuple(f"{address.root}/{key}" for key in found.folders)
         return Found([Match(0, path, path) for path in paths], {}, folders)
 
@@ -122,11 +122,11 @@ class ObjectStorage:
 
     def stat(self, path: str) -> FileStat:
         """See Storage.stat: of the version that was found, which reads are answered from."""
-        return self._pin(path).stat
+        return self._find_version(path).stat
 
     def stat_opened(self, path: str) -> FileStat:
         """See Storage.stat_opened."""
-        return self._pin(path).stat
+        return self._find_version(path).stat
 
     def known_files(self) -> KnownFiles:
         """See Storage.known_files: a Known by path."""
@@ -136,12 +136,12 @@ class ObjectStorage:
         """See Storage.add_known_files; what this process has met first stays."""
         self._known.add(known)
 
-    def get_ends(self, path: str) -> Ends | None:
-        """See EndsStorage.get_ends."""
+    def get_ends(self, path: str) -> HeadAndTail | None:
+        """See HeadAndTailStorage.get_ends."""
         return self._known.get_ends(path)
 
     def read_ends(self, path: str) -> None:
-        """See EndsStorage.read_ends; `checking` keeps none."""
+        """See HeadAndTailStorage.read_ends; `checking` keeps none."""
         if not self._checking and self._known.get_ends(path) is None:
             bucket, address = self._open(path)
             loop.run(self._read_ends(bucket, path, address.key, self._known.get(path)))
@@ -176,11 +176,11 @@ class ObjectStorage:
     async def _fill(
         self, bucket: Bucket, path: str, key: str, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes
     ) -> tuple[Bytes, Int64s]:
-        pin = self._known.get(path)
-        if pin is None:
-            pin = self._known.keep(path, await bucket.stat(path, key))
+        version = self._known.get(path)
+        if version is None:
+            version = self._known.keep(path, await bucket.stat(path, key))
             self._check_ranges(path, offsets, sizes)
-        await bucket.read_into(path, key, pin, offsets, sizes, begins, out)
+        await bucket.read_into(path, key, version, offsets, sizes, begins, out)
         return out, begins
 
     async def _find_versions(self, bucket: Bucket, paths: Sequence[str], keys: Sequence[str]) -> None:
@@ -188,12 +188,12 @@ class ObjectStorage:
         for path in paths:
             self._known.forget(path)
         await call_each(
-            lambda each: self._read_ends(bucket, *each, None), zip(paths, keys, strict=True), bucket.source.flow
+            lambda each: self._read_ends(bucket, *each, None), zip(paths, keys, strict=True), bucket.client.limiter
         )
 
-    async def _read_ends(self, bucket: Bucket, path: str, key: str, pin: Pin | None) -> None:
+    async def _read_ends(self, bucket: Bucket, path: str, key: str, version: ObjectVersion | None) -> None:
         tail_bytes = 0 if self._checking else self._known.tail_bytes
-        found, ends = await bucket.read_ends(path, key, pin, tail_bytes)
+        found, ends = await bucket.read_ends(path, key, version, tail_bytes)
         self._known.keep(path, found, ends)
 
     def _find_one(self, path: str, address: Address) -> Found:
@@ -207,7 +207,7 @@ class ObjectStorage:
                     "file of URLs, one per line, whose name ends in .urls; write [ and * of a file's name as %5B and %2A"
                 )
             if self._checking:
-                self._pin(path)
+                self._find_version(path)
             else:
                 self.read_ends(path)
         except MissingFileError:
@@ -229,21 +229,21 @@ class ObjectStorage:
         if asks and loop.run(is_page(get_web_server(endpoint, options), address.bucket, options.read_timeout)):
             raise ConfigError(f"{found} answers with a web page: set the address of the store, not that of its console")
 
-    def _pin(self, path: str) -> Pin:
-        pin = None if self._checking else self._known.get(path)
-        if pin is None:
+    def _find_version(self, path: str) -> ObjectVersion:
+        version = None if self._checking else self._known.get(path)
+        if version is None:
             bucket, address = self._open(path)
-            pin = loop.run(bucket.stat(path, address.key))
+            version = loop.run(bucket.stat(path, address.key))
             if self._checking:
-                self._known.replace({path: pin})
-        return self._known.keep(path, pin)
+                self._known.replace({path: version})
+        return self._known.keep(path, version)
 
     def _check_ranges(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
-        pin = self._known.get(path)
-        most = (1 << 62) if pin is None else pin.size
+        version = self._known.get(path)
+        most = (1 << 62) if version is None else version.size
         for i in np.flatnonzero((offsets < 0) | (sizes < 0) | (offsets > most - sizes)):
             offset, size = int(offsets[i]), int(sizes[i])
-            if pin is None or offset < 0 or size < 0:
+            if version is None or offset < 0 or size < 0:
                 raise CorruptFileError(path, f"invalid range: offset {offset}, length {size}")
             raise CorruptFileError(
                 path,
@@ -268,7 +268,7 @@ class ObjectStorage:
         query = query or kept or ""
         options = self._options.find(plain)
         check_installed(location)
-        source = get_source(address, options, query)
+        source = get_client(address, options, query)
         return Bucket(source, None if address.scheme in WEB_SCHEMES else get_lister(address, options))
 
 

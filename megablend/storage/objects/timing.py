@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from megablend.storage.objects.flow import FIRST_REQUESTS
+from megablend.storage.objects.rate_limiter import FIRST_REQUESTS
 
 LARGE_BYTES = 1 << 20
 """Larger responses are received in parts, each of which shows that the source is alive."""

@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
-from megablend.storage.objects.flow import Flow
+from megablend.storage.objects.rate_limiter import RateLimiter
 
 T = TypeVar("T")
 
 
-async def call_each(call: Callable[[T], Awaitable[None]], items: Iterable[T], flow: Flow) -> None:
-    """Call a coroutine function for each item, as many at a time as `flow` admits requests, and more when it admits more.
+async def call_each(call: Callable[[T], Awaitable[None]], items: Iterable[T], limiter: RateLimiter) -> None:
+    """Call a coroutine function for each item, as many at a time as `limiter` admits requests, and more when it admits more.
 
     Raises: the first exception of a call, after which the others are cancelled.
     """
@@ -26,9 +26,9 @@ async def call_each(call: Callable[[T], Awaitable[None]], items: Iterable[T], fl
     async def work() -> None:
         while todo:
             item = todo.popleft()
-            flow.backlog -= 1
+            limiter.backlog -= 1
             await call(item)
-            if todo and len(tasks) < int(flow.limit):
+            if todo and len(tasks) < int(limiter.limit):
                 start()
 
     def start() -> None:
@@ -48,14 +48,14 @@ async def call_each(call: Callable[[T], Awaitable[None]], items: Iterable[T], fl
         elif not tasks:
             finished.set_result(None)
 
-    flow.backlog += len(todo)
+    limiter.backlog += len(todo)
     try:
-        for _ in range(min(len(todo), int(flow.limit))):
+        for _ in range(min(len(todo), int(limiter.limit))):
             start()
         if tasks:
             await finished
     finally:
-        flow.backlog -= len(todo)
+        limiter.backlog -= len(todo)
         todo.clear()
         for task in list(tasks):
             task.cancel()

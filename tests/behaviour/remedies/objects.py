@@ -11,7 +11,7 @@ import pytest
 
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.object_options import parse_options
-from megablend.storage.objects.clients import forget_sources
+from megablend.storage.objects.clients import forget_clients
 from tests.behaviour.remedies.driver import Bench, Step
 from tests.storage.faulty import Faults, FaultySource
 
@@ -56,7 +56,7 @@ class Case(Bench):
 
     def env(self, **values: str | None) -> None:
         """Change the environment, as for a new process."""
-        forget_sources()
+        forget_clients()
         for name, value in values.items():
             if value is None:
                 self.patch.delenv(name, raising=False)

@@ -24,8 +24,8 @@ import pytest
 from megablend.errors import CacheError, ConfigError, MegablendError
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.object_options import parse_options
-from megablend.storage.objects.before_fork import BeforeForkStorage
-from megablend.storage.objects.clients import forget_sources
+from megablend.storage.objects.clients import forget_clients
+from megablend.storage.objects.fork_safe import ForkSafeStorage
 from megablend.storage.objects.helper import close_helper, get_helper
 from megablend.storage.objects.prefix import ObjectPrefix
 from tests.behaviour.remedies.driver import Step, fault, misuse, table
@@ -138,8 +138,8 @@ def with_package(*names: str) -> Step:
 
 def kill_helper(case: Case) -> None:
     """What object stores are read by where processes are forked has ended."""
-    case.patch.setattr(BeforeForkStorage, "_is_direct", lambda *_: False)
-    case.helped = BeforeForkStorage(make_storage())  # type: ignore[attr-defined]
+    case.patch.setattr(ForkSafeStorage, "_is_direct", lambda *_: False)
+    case.helped = ForkSafeStorage(make_storage())  # type: ignore[attr-defined]
     read_helped(case)
     get_helper()._process.kill()
     get_helper()._process.wait()
@@ -363,7 +363,7 @@ def test_azure(
     box = AzureContainer(azurite, f"box{secrets.token_hex(4)}")
 
     def set_environment(values: Mapping[str, str | None]) -> None:
-        forget_sources()
+        forget_clients()
         for name, value in values.items():
             monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
 
@@ -390,7 +390,7 @@ def test_a_cache_without_permission(swift: S3Server, monkeypatch: pytest.MonkeyP
             call()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS[0])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS[1])
-    forget_sources()
+    forget_clients()
     prefix.write("x", b"1")
     assert prefix.read("x") == b"1"
     assert [each.key for each in prefix.list_objects()] == ["x"]
@@ -429,7 +429,7 @@ def add_keys(home: Path) -> None:
 
 
 def read(source: FaultySource, **settings: object) -> bytes:
-    forget_sources()
+    forget_clients()
     options = {"endpoint": source.url, "give_up_after": 1.0, **settings}
     return make_storage(objects=parse_options({"s3://b": options})).read("s3://b/x", 0, 10)
 

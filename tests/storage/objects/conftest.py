@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megablend.storage.objects.clients import forget_sources
+from megablend.storage.objects.clients import forget_clients
 from tests.storage.objects.servers.ceph import serving_ceph
 from tests.storage.objects.servers.s3_admin import S3Admin
 from tests.storage.objects.servers.start import find_free_port, make_environment, running, unavailable, wait_for_port
@@ -39,7 +39,7 @@ class S3Server:
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No credentials or proxies of whoever runs the tests; nobody asks a cloud's metadata address."""
-    forget_sources()
+    forget_clients()
     for name in os.environ:
         if name.startswith(_VARIABLES):
             monkeypatch.delenv(name)

@@ -22,7 +22,7 @@ from megablend.api.dry_run import dry_run
 from megablend.errors import ConfigError, CorruptFileError
 from megablend.formats.raw.raw_format import RawFormat
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.ends import TAIL_BYTES, KeptEnds
+from megablend.storage.head_and_tail import TAIL_BYTES, KeptHeadsAndTails
 from megablend.storage.portions import read_portions
 from tests.formats.writers import KINDS
 from tests.index.index_data import LAUNCHERS
@@ -165,7 +165,7 @@ def test_a_file_is_indexed_in_three_rounds(
 ) -> None:
     """Also if its size is not known beforehand, and if it has to be told from its content what it is."""
     if named == "no room":
-        monkeypatch.setattr(KeptEnds, "max_bytes", 0)
+        monkeypatch.setattr(KeptHeadsAndTails, "max_bytes", 0)
     folder = tmp_path / "data"
     folder.mkdir()
     writer = write_long_footer if kind == "long footer" else WRITERS[kind]

@@ -11,7 +11,7 @@ import pytest
 
 from megablend.errors import CacheError
 from megablend.storage.object_options import parse_options
-from megablend.storage.objects.clients import forget_sources
+from megablend.storage.objects.clients import forget_clients
 from megablend.storage.objects.prefix import ObjectPrefix, _create, _read
 
 MISSING = "Object at location a not found: Error performing GET http://h/b/a: status code: 404, body: <Code>{}</Code>"
@@ -82,7 +82,7 @@ def test_a_write_whose_connection_breaks(monkeypatch: pytest.MonkeyPatch, caplog
                 call("x", b"1")
         assert f"s3://b: {says}; 1 requests are being tried again" in caplog.text
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "writer")
-        forget_sources()
+        forget_clients()
         prefix.write("x", b"2")
         assert WriterOnly.objects == {"/b/c/x": b"2"}
     finally:

@@ -15,14 +15,14 @@ import pytest
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.object_options import parse_options
 from megablend.storage.objects.failures import Failure, Kind
-from megablend.storage.objects.pins import Pin
+from megablend.storage.objects.in_flight import RangeRequest, Request
+from megablend.storage.objects.object_version import ObjectVersion
 from megablend.storage.objects.sockets import SocketReader
-from megablend.storage.objects.watch import Request, Wanted
 from tests.storage.faulty import FaultySource
 from tests.storage.objects.test_failures import tls as tls  # a fixture
 
 DATA = np.random.default_rng(5).integers(0, 256, 30_000, np.uint8).tobytes()
-PIN = Pin(size=len(DATA), etag="abc", modified=0)
+VERSION = ObjectVersion(size=len(DATA), etag="abc", modified=0)
 START, STOP = 1_000, 21_000
 BODY = DATA[START:STOP]
 HEADERS = {
@@ -83,7 +83,7 @@ class Scripted:
 
 def make_request(into: bytearray) -> Request:
     now = asyncio.get_running_loop().time()
-    return Request(now, Wanted("x", START, STOP, PIN, into=memoryview(into)), num_answers=0)
+    return Request(now, RangeRequest("x", START, STOP, VERSION, into=memoryview(into)), num_answers=0)
 
 
 async def ask_client(request: Request) -> str | Failure:

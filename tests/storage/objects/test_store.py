@@ -8,10 +8,10 @@ import pytest
 
 from megablend.errors import CorruptFileError
 from megablend.storage.object_options import ObjectOptions
+from megablend.storage.objects.known_objects import Known
 from megablend.storage.objects.listing import Listed, Object, find_objects
-from megablend.storage.objects.pins import Pin
+from megablend.storage.objects.object_version import ObjectVersion
 from megablend.storage.objects.store import ObjectStorage
-from megablend.storage.objects.versions import Known
 
 PATH = "s3://bucket/x"
 
@@ -30,7 +30,7 @@ def test_ranges_outside_an_object(monkeypatch: pytest.MonkeyPatch, offset: int, 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
     storage = ObjectStorage(ObjectOptions())
-    storage.add_known_files({PATH: Known(Pin(10, "a", 0))})
+    storage.add_known_files({PATH: Known(ObjectVersion(10, "a", 0))})
     with pytest.raises(CorruptFileError, match=says):
         storage.read(PATH, offset, size)
 

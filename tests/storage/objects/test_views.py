@@ -12,7 +12,7 @@ import pytest
 from megablend.errors import ChangedFileError
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.objects.before_fork import BeforeForkStorage
+from megablend.storage.objects.fork_safe import ForkSafeStorage
 from megablend.storage.objects.helper import close_helper
 from megablend.storage.wrapper import WrapperStorage
 from tests.storage.faulty import FaultySource
@@ -37,12 +37,12 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultySource]:
 STORAGES: dict[str, Callable[[], Storage]] = {
     "alone": make_storage,
     "wrapped": lambda: WrapperStorage(make_storage()),
-    "through a helper": lambda: BeforeForkStorage(make_storage()),
+    "through a helper": lambda: ForkSafeStorage(make_storage()),
 }
 
 
 def use_client(monkeypatch: pytest.MonkeyPatch, *, is_used: bool) -> None:
-    monkeypatch.setattr("megablend.storage.objects.before_fork.loop", SimpleNamespace(is_used=lambda: is_used))
+    monkeypatch.setattr("megablend.storage.objects.fork_safe.loop", SimpleNamespace(is_used=lambda: is_used))
 
 
 @pytest.mark.parametrize("kind", STORAGES)
@@ -63,7 +63,7 @@ def test_views_of_an_object_storage_have_their_own_versions(source: FaultySource
 def test_versions_met_through_a_helper_outlive_it(
     source: FaultySource, then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    storage, path = BeforeForkStorage(make_storage()), f"s3://{PATH}"
+    storage, path = ForkSafeStorage(make_storage()), f"s3://{PATH}"
     assert storage.read(path, 0, 4) == OLD[:4]
     source.files[PATH] = NEW
     if then == "another helper":
@@ -77,7 +77,7 @@ def test_versions_met_through_a_helper_outlive_it(
 
 
 def test_a_helpers_storage_reads_what_it_has_found_again(source: FaultySource) -> None:
-    storage, path = BeforeForkStorage(make_storage()), f"s3://{PATH}"
+    storage, path = ForkSafeStorage(make_storage()), f"s3://{PATH}"
     assert storage.read(path, 0, 4) == OLD[:4]
     source.files[PATH] = NEW
     assert [each.path for each in storage.find("s3://b/*").files] == [path]
@@ -87,7 +87,7 @@ def test_a_helpers_storage_reads_what_it_has_found_again(source: FaultySource) -
 
 
 def test_a_helpers_storage_for_checking_meets_new_versions(source: FaultySource) -> None:
-    storage, path = BeforeForkStorage(make_storage()), f"s3://{PATH}"
+    storage, path = ForkSafeStorage(make_storage()), f"s3://{PATH}"
     checking = storage.for_checking()
     before = storage.stat(path)
     assert checking.stat(path) == before
@@ -99,7 +99,7 @@ def test_a_helpers_storage_for_checking_meets_new_versions(source: FaultySource)
 
 def test_ends_of_files_come_from_the_helper_once(source: FaultySource) -> None:
     source.files[PATH] = OLD * 1000
-    storage, path = BeforeForkStorage(make_storage()), f"s3://{PATH}"
+    storage, path = ForkSafeStorage(make_storage()), f"s3://{PATH}"
     assert storage.find(path).files
     ends = storage.get_ends(path)
     assert ends is not None

@@ -27,7 +27,7 @@ from megablend.config import load_config
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.object_options import parse_options
 from megablend.storage.objects.address import parse_location
-from megablend.storage.objects.clients import get_source
+from megablend.storage.objects.clients import get_client
 
 IN_FLIGHT = 256
 
@@ -52,7 +52,7 @@ def read_ours(url: str, path: str, offsets: np.ndarray, size: int) -> Seconds:
 def read_bare(url: str, path: str, offsets: np.ndarray, size: int) -> Seconds:
     """Read the same by obstore, with a semaphore."""
     address = parse_location(path)
-    store = get_source(address, parse_options({"s3://": {"endpoint": url}}).find(path), "").store
+    store = get_client(address, parse_options({"s3://": {"endpoint": url}}).find(path), "").store
 
     async def read_all() -> None:
         slots = asyncio.Semaphore(IN_FLIGHT)

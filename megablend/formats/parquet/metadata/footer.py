@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.formats.parquet.metadata.thrift import Struct, UnsupportedError, read_struct
-from megablend.storage.ends import TAIL_BYTES
+from megablend.storage.head_and_tail import TAIL_BYTES
 from megablend.storage.prefetched import request_tail
 
 MAGIC = b"PAR1"

@@ -9,9 +9,9 @@ import pytest
 
 from megablend.storage.base import Allocate, Bytes, Int64s
 from megablend.storage.by_scheme import make_storage
-from megablend.storage.ends import Ends, KeptEnds
-from megablend.storage.objects.pins import Pin
-from megablend.storage.objects.versions import Known, KnownObjects
+from megablend.storage.head_and_tail import HeadAndTail, KeptHeadsAndTails
+from megablend.storage.objects.known_objects import Known, KnownObjects
+from megablend.storage.objects.object_version import ObjectVersion
 from megablend.storage.prefetched import PrefetchedStorage
 from megablend.storage.wrapper import WrapperStorage
 
@@ -19,17 +19,17 @@ CONTENT = np.random.default_rng(0).integers(0, 256, 1000, np.uint8).tobytes()
 
 
 def test_with_more_files_less_of_each_is_kept() -> None:
-    kept = KeptEnds()
+    kept = KeptHeadsAndTails()
     kept.max_bytes = 1 << 20
     for i in range(100):
-        kept.put(f"f{i}", Ends(1 << 20, b"h" * 4096, b"t" * kept.tail_bytes))
+        kept.put(f"f{i}", HeadAndTail(1 << 20, b"h" * 4096, b"t" * kept.tail_bytes))
         held = [ends for j in range(i + 1) if (ends := kept.get(f"f{j}")) is not None]
         assert sum(each.num_bytes for each in held) <= 1 << 20
         assert len(held) == i + 1
         assert all(each.tail == b"t" * min(len(each.tail), kept.tail_bytes) for each in held)
     assert kept.tail_bytes == 4096
     for i in range(100, 300):
-        kept.put(f"f{i}", Ends(1 << 20, b"h" * 4096, b"t" * 4096))
+        kept.put(f"f{i}", HeadAndTail(1 << 20, b"h" * 4096, b"t" * 4096))
     assert kept.tail_bytes == 0  # no room for more
     held = [ends for i in range(300) if (ends := kept.get(f"f{i}")) is not None]
     assert [each.num_bytes for each in held] == [4096] * 256
@@ -40,12 +40,12 @@ def test_with_more_files_less_of_each_is_kept() -> None:
 
 
 def test_ends_belong_to_a_version() -> None:
-    old, new = Pin(5000, "a", 0), Pin(5000, "b", 0)
-    ends = Ends(5000, b"h", b"t")
+    old, new = ObjectVersion(5000, "a", 0), ObjectVersion(5000, "b", 0)
+    ends = HeadAndTail(5000, b"h", b"t")
     known, other = KnownObjects(), KnownObjects()
     assert known.keep("x", old, ends) == old
     assert known.get_ends("x") == ends
-    assert known.keep("x", new, Ends(5000, b"H", b"T")) == old  # another version is not what is read
+    assert known.keep("x", new, HeadAndTail(5000, b"H", b"T")) == old  # another version is not what is read
     assert known.get_ends("x") == ends
     other.add(pickle.loads(pickle.dumps(known.take_new())))
     assert (other.get("x"), other.get_ends("x")) == (old, ends)
@@ -65,10 +65,10 @@ class EndsInMemory(WrapperStorage):
 
     def __init__(self, head: int, tail: int) -> None:
         super().__init__(make_storage())
-        self._ends = Ends(len(CONTENT), CONTENT[:head], CONTENT[len(CONTENT) - tail :])
+        self._ends = HeadAndTail(len(CONTENT), CONTENT[:head], CONTENT[len(CONTENT) - tail :])
         self.requested: list[tuple[int, int]] = []
 
-    def get_ends(self, path: str) -> Ends | None:
+    def get_ends(self, path: str) -> HeadAndTail | None:
         return self._ends
 
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:

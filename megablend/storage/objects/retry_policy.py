@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from megablend.errors import DataError
 from megablend.storage.objects.failures import Failure, Kind
-from megablend.storage.objects.flow import Flow
+from megablend.storage.objects.rate_limiter import RateLimiter
 from megablend.storage.retries import count_retry
 from megablend.system.log import LOG
 
@@ -46,17 +46,17 @@ class Counts:
         self.bytes += sum(_LISTED_BYTES + len(key) for key in keys)
 
 
-class Attempts:
-    """Attempts at requests to one source; used in the event loop only.
+class RetryPolicy:
+    """RetryPolicy at requests to one source; used in the event loop only.
 
     Args:
         root: for messages, such as s3://bucket.
         give_up_after: seconds.
-        flow: sends fewer requests where the source is busy.
+        limiter: sends fewer requests where the source is busy.
     """
 
-    def __init__(self, root: str, give_up_after: float, flow: Flow) -> None:
-        self._root, self._give_up_after, self._flow = root, give_up_after, flow
+    def __init__(self, root: str, give_up_after: float, limiter: RateLimiter) -> None:
+        self._root, self._give_up_after, self._limiter = root, give_up_after, limiter
         self.counts = Counts()
         self._has_answered = False
         self._logged_at = -_LOG_SECONDS
@@ -65,9 +65,9 @@ class Attempts:
     def note_success(self) -> None:
         """A request was answered."""
         self._has_answered = True
-        self._flow.speed_up()
+        self._limiter.speed_up()
 
-    async def persist(
+    async def retry(
         self, location: str, attempt: Callable[[], Awaitable[T | Failure]], first: Failure | None = None
     ) -> T | Failure:
         """Call `attempt` until it succeeds, or fails in a way that trying again does not change.
@@ -86,7 +86,7 @@ class Attempts:
         try:
             attempts, failed_at = 1, now()
             while True:
-                self._check_patience(location, found, attempts, now() - failed_at)
+                self._check_time(location, found, attempts, now() - failed_at)
                 if self._is_final(found, attempts):
                     return found
                 await self._pause(found, attempts, now())
@@ -101,7 +101,7 @@ class Attempts:
     async def _pause(self, failure: Failure, attempts: int, now: float) -> None:
         """Wait before the next attempt: longer after each, and not as long as others wait."""
         if failure.kind is Kind.BUSY:
-            self._flow.slow_down(now)
+            self._limiter.slow_down(now)
         if attempts > _QUIET_ATTEMPTS:
             self._log(failure, now)
         count_retry()
@@ -116,18 +116,18 @@ class Attempts:
             return attempts >= _FEW_ATTEMPTS
         return failure.kind not in _TRIED_AGAIN
 
-    def _check_patience(self, location: str, failure: Failure, attempts: int, seconds: float) -> None:
+    def _check_time(self, location: str, failure: Failure, attempts: int, seconds: float) -> None:
         if failure.kind not in _TRIED_AGAIN:
             return
-        patience = self._give_up_after
+        timeout_factor = self._give_up_after
         remedy = failure.remedy or "check the source and the network, or increase `give_up_after`"
         if failure.kind is Kind.CONNECT and not self._has_answered:
-            patience = min(patience, _FIRST_CONTACT_SECONDS)
+            timeout_factor = min(timeout_factor, _FIRST_CONTACT_SECONDS)
             remedy = (
                 failure.remedy
                 or "the server has never answered: check the location, `endpoint`, `proxy` and the network"
             )
-        if seconds >= patience:
+        if seconds >= timeout_factor:
             raise DataError(
                 location, f"cannot be read: {failure.cause}; tried {attempts} times in {seconds:.0f} s: {remedy}"
             )

@@ -41,7 +41,7 @@ def _find_worker() -> Any:
     return data.get_worker_info() if data is not None else None
 
 
-class Flow:
+class RateLimiter:
     """Admits requests of one source; used in the event loop only.
 
     How many follows from latency and bandwidth: while answers begin as soon as they do at best, the network has room for more,

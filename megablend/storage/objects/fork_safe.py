@@ -11,18 +11,18 @@ import numpy as np
 
 from megablend.arrays import Int64s
 from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, Storage
-from megablend.storage.ends import Ends, KeptEnds
 from megablend.storage.find import Found
+from megablend.storage.head_and_tail import HeadAndTail, KeptHeadsAndTails
 from megablend.storage.local import replaced_error
 from megablend.storage.location import find_scheme
 from megablend.storage.objects import loop
-from megablend.storage.objects.flow import is_loader_worker
 from megablend.storage.objects.helper import get_helper
-from megablend.storage.objects.versions import split_known
+from megablend.storage.objects.known_objects import split_known
+from megablend.storage.objects.rate_limiter import is_loader_worker
 from megablend.storage.wrapper import WrapperStorage
 
 
-class BeforeForkStorage(WrapperStorage):
+class ForkSafeStorage(WrapperStorage):
     """Reads object stores through a helper process, except in a DataLoader's workers, and if this process has a client already.
 
     Args:
@@ -34,18 +34,18 @@ class BeforeForkStorage(WrapperStorage):
         super().__init__(inner)
         self._checking = checking
         self._known = dict[str, dict[str, Any]]()  # versions by scheme and path, for the helper and for forked workers
-        self._ends = KeptEnds()
+        self._ends = KeptHeadsAndTails()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(BeforeForkStorage, checking=self._checking), (self.inner,)
+        return partial(ForkSafeStorage, checking=self._checking), (self.inner,)
 
     def for_checking(self) -> Storage:
         """See Storage.for_checking."""
-        return BeforeForkStorage(self.inner.for_checking(), checking=True)
+        return ForkSafeStorage(self.inner.for_checking(), checking=True)
 
     def for_reading(self) -> Storage:
         """See Storage.for_reading."""
-        return BeforeForkStorage(self.inner.for_reading(), checking=self._checking)
+        return ForkSafeStorage(self.inner.for_reading(), checking=self._checking)
 
     def find(self, pattern: str) -> Found:
         """See Storage.find: the versions that it finds take the place of those that were known."""
@@ -96,12 +96,12 @@ class BeforeForkStorage(WrapperStorage):
     def add_known_files(self, known: KnownFiles) -> None:
         """See Storage.add_known_files."""
 
-    def get_ends(self, path: str) -> Ends | None:
-        """See EndsStorage.get_ends."""
+    def get_ends(self, path: str) -> HeadAndTail | None:
+        """See HeadAndTailStorage.get_ends."""
         return super().get_ends(path) if self._is_direct(path) else self._ends.get(path)
 
     def read_ends(self, path: str) -> None:
-        """See EndsStorage.read_ends."""
+        """See HeadAndTailStorage.read_ends."""
         if self._is_direct(path):
             super().read_ends(path)
         elif self._ends.get(path) is None:
@@ -178,7 +178,7 @@ class BeforeForkStorage(WrapperStorage):
                     raise replaced_error(path)
                 self._keep_ends(path, ends)
 
-    def _keep_ends(self, path: str, ends: Ends | None) -> None:
+    def _keep_ends(self, path: str, ends: HeadAndTail | None) -> None:
         """Keep the ends of a file here: what is known of it otherwise is sent with each call."""
         if ends is not None:
             self._ends.put(path, ends)

@@ -11,7 +11,7 @@ from megablend.storage.base import FileStat
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class ObjectVersion:
     """A version of an object."""
 
     size: int
@@ -20,7 +20,7 @@ class Pin:
     """Without quotes; empty where the store gives none, or a weak one, which two versions may share."""
     modified: int
     """Seconds since 1970; 0 where it is not known."""
-    version: str | None = None
+    version_id: str | None = None
     """The store's name of it, by which it is read on after another has come; None where versions are not asked for."""
 
     @property
@@ -31,15 +31,15 @@ class Pin:
     @property
     def conditions(self) -> dict[str, Any]:
         """obstore's options of a GET that is answered for this version only."""
-        if self.version is not None:
-            return {"version": self.version}
+        if self.version_id is not None:
+            return {"version": self.version_id}
         if self.etag:
             return {"if_match": f'"{self.etag}"'}
         if self.modified:
             return {"if_unmodified_since": datetime.fromtimestamp(self.modified, timezone.utc)}
         return {}
 
-    def find_difference(self, other: Pin) -> str | None:
+    def find_difference(self, other: ObjectVersion) -> str | None:
         """How the version in a response differs from this one; None if it is the same."""
         if other.size != self.size:
             return f"it has {other.size} bytes, had {self.size}"
@@ -50,21 +50,21 @@ class Pin:
         return None
 
 
-def pin_answer(meta: Mapping[str, Any], expected: Pin | None, *, versions: bool) -> Pin:
+def version_of_answer(meta: Mapping[str, Any], expected: ObjectVersion | None, *, versions: bool) -> ObjectVersion:
     """The version that an answer is of; `expected` itself where that is the one, which most answers are."""
     etag = normalise_etag(meta["e_tag"])
     if etag and expected is not None and (etag, meta["size"]) == (expected.etag, expected.size):
         return expected
-    return make_pin(meta, versions=versions)
+    return make_version(meta, versions=versions)
 
 
-def make_pin(meta: Mapping[str, Any], *, versions: bool = False) -> Pin:
+def make_version(meta: Mapping[str, Any], *, versions: bool = False) -> ObjectVersion:
     """The version that obstore's metadata of an object describes; `versions`: keep the store's name of it."""
-    return Pin(
+    return ObjectVersion(
         size=int(meta["size"]),
         etag=normalise_etag(meta["e_tag"]),
         modified=max(0, int(meta["last_modified"].timestamp())),
-        version=meta["version"] if versions else None,
+        version_id=meta["version"] if versions else None,
     )
 
 

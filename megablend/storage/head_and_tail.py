@@ -17,7 +17,7 @@ _FEWEST_BYTES = 2 << 10
 """Less of each is not kept: there is no room for more files then."""
 
 
-class Ends(NamedTuple):
+class HeadAndTail(NamedTuple):
     """The beginning and the end of a file; they may overlap."""
 
     size: int
@@ -36,15 +36,15 @@ class Ends(NamedTuple):
         """Bytes of both."""
         return len(self.head) + len(self.tail)
 
-    def shorten(self, most: int) -> Ends:
+    def shorten(self, most: int) -> HeadAndTail:
         """Of each end at most so many bytes."""
-        return Ends(self.size, self.head[:most], self.tail[-most:])
+        return HeadAndTail(self.size, self.head[:most], self.tail[-most:])
 
 
-class EndsStorage(Storage, Protocol):
+class HeadAndTailStorage(Storage, Protocol):
     """A storage that reads the ends of files along with their state."""
 
-    def get_ends(self, path: str) -> Ends | None:
+    def get_ends(self, path: str) -> HeadAndTail | None:
         """What is known of a file's ends, of the version that reads are answered from; None if nothing is. Requests nothing."""
         ...
 
@@ -56,15 +56,15 @@ class EndsStorage(Storage, Protocol):
         ...
 
 
-class KeptEnds:
-    """Ends of files by path, within a limit of memory. Safe between threads."""
+class KeptHeadsAndTails:
+    """HeadAndTail of files by path, within a limit of memory. Safe between threads."""
 
     max_bytes = 32 << 20
     """Limit for all of them: with more files, less of each is kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ends = dict[str, Ends]()
+        self._ends = dict[str, HeadAndTail]()
         self._bytes = 0
         self._most = TAIL_BYTES
         self._is_full = False
@@ -74,11 +74,11 @@ class KeptEnds:
         """Bytes of a file's end that it is worth reading; 0 where they would not be kept."""
         return 0 if self._is_full else self._most
 
-    def get(self, path: str) -> Ends | None:
+    def get(self, path: str) -> HeadAndTail | None:
         """The ends of a file, if they are kept."""
         return self._ends.get(path)
 
-    def put(self, path: str, ends: Ends) -> None:
+    def put(self, path: str, ends: HeadAndTail) -> None:
         """Keep the ends of a file, if there is room."""
         self.remove(path)
         with self._lock:
@@ -100,17 +100,17 @@ class KeptEnds:
                     self._bytes -= found.num_bytes
 
 
-def keeps_ends(storage: Storage) -> TypeGuard[EndsStorage]:
-    """Whether a storage is an EndsStorage."""
+def keeps_ends(storage: Storage) -> TypeGuard[HeadAndTailStorage]:
+    """Whether a storage is an HeadAndTailStorage."""
     return hasattr(storage, "get_ends")
 
 
-def get_ends(storage: Storage, path: str) -> Ends | None:
-    """See EndsStorage.get_ends; None from any other storage."""
+def get_ends(storage: Storage, path: str) -> HeadAndTail | None:
+    """See HeadAndTailStorage.get_ends; None from any other storage."""
     return storage.get_ends(path) if keeps_ends(storage) else None
 
 
 def read_ends(storage: Storage, path: str) -> None:
-    """See EndsStorage.read_ends; nothing in any other storage."""
+    """See HeadAndTailStorage.read_ends; nothing in any other storage."""
     if keeps_ends(storage):
         storage.read_ends(path)

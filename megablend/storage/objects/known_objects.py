@@ -5,57 +5,57 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from megablend.storage.ends import Ends, KeptEnds
-from megablend.storage.objects.pins import Pin
+from megablend.storage.head_and_tail import HeadAndTail, KeptHeadsAndTails
+from megablend.storage.objects.object_version import ObjectVersion
 
 
 class Known(NamedTuple):
     """What is known of an object."""
 
-    pin: Pin
-    ends: Ends | None = None
+    version: ObjectVersion
+    ends: HeadAndTail | None = None
 
 
 class KnownObjects:
     """The version of each object that a storage has met, by its location. Safe between threads."""
 
     def __init__(self) -> None:
-        self._pins = dict[str, Pin]()
-        self._ends = KeptEnds()
+        self._versions = dict[str, ObjectVersion]()
+        self._ends = KeptHeadsAndTails()
         self._new = set[str]()
 
     @property
     def tail_bytes(self) -> int:
-        """Bytes of an object's end that it is worth reading; see KeptEnds."""
+        """Bytes of an object's end that it is worth reading; see KeptHeadsAndTails."""
         return self._ends.tail_bytes
 
-    def get(self, path: str) -> Pin | None:
+    def get(self, path: str) -> ObjectVersion | None:
         """The version of an object, if it is known."""
-        return self._pins.get(path)
+        return self._versions.get(path)
 
-    def get_ends(self, path: str) -> Ends | None:
+    def get_ends(self, path: str) -> HeadAndTail | None:
         """The ends of this version, if they are known."""
         return self._ends.get(path)
 
     def forget(self, path: str) -> None:
         """Forget an object, whose present version is to be met."""
-        self._pins.pop(path, None)
+        self._versions.pop(path, None)
         self._ends.remove(path)
 
-    def replace(self, pins: Mapping[str, Pin]) -> None:
+    def replace(self, versions: Mapping[str, ObjectVersion]) -> None:
         """Versions that were found now, in place of those that were known."""
-        for path, pin in pins.items():
-            if self._pins.get(path) != pin:
+        for path, version in versions.items():
+            if self._versions.get(path) != version:
                 self._ends.remove(path)
-        self._pins.update(pins)
-        self._new.update(pins)
+        self._versions.update(versions)
+        self._new.update(versions)
 
-    def keep(self, path: str, pin: Pin, ends: Ends | None = None) -> Pin:
+    def keep(self, path: str, version: ObjectVersion, ends: HeadAndTail | None = None) -> ObjectVersion:
         """Returns: the version that all readers of an object have: the one that was met first."""
-        kept = self._pins.setdefault(path, pin)
-        if kept is pin:
+        kept = self._versions.setdefault(path, version)
+        if kept is version:
             self._new.add(path)
-        if ends is not None and kept == pin:
+        if ends is not None and kept == version:
             self._new.add(path)
             self._ends.put(path, ends)
         return kept
@@ -64,16 +64,18 @@ class KnownObjects:
         """What was found out since the last call, other than by `add`."""
         new, self._new = self._new, set()
         return {
-            path: Known(pin, self._ends.get(path)) for path in tuple(new) if (pin := self._pins.get(path)) is not None
+            path: Known(version, self._ends.get(path))
+            for path in tuple(new)
+            if (version := self._versions.get(path)) is not None
         }
 
     def add(self, known: Mapping[str, Known]) -> None:
         """Take over what another process has found out; what this one has met first stays."""
-        for path, (pin, ends) in known.items():
-            if self._pins.setdefault(path, pin) == pin and ends is not None:
+        for path, (version, ends) in known.items():
+            if self._versions.setdefault(path, version) == version and ends is not None:
                 self._ends.put(path, ends)
 
 
-def split_known(known: Any) -> tuple[Any, Ends | None]:
+def split_known(known: Any) -> tuple[Any, HeadAndTail | None]:
     """What a storage knows of a file, without its ends; and these."""
-    return (Known(known.pin), known.ends) if isinstance(known, Known) else (known, None)
+    return (Known(known.version), known.ends) if isinstance(known, Known) else (known, None)

@@ -18,37 +18,37 @@ from megablend.errors import (
     UnsupportedFileError,
 )
 from megablend.storage.object_options import StoreOptions
-from megablend.storage.objects.attempts import Attempts, Counts
 from megablend.storage.objects.failures import Failure, Kind, read_failure
-from megablend.storage.objects.flow import Flow
-from megablend.storage.objects.pins import Pin, pin_answer
+from megablend.storage.objects.in_flight import InFlightMonitor, RangeRequest, Request
+from megablend.storage.objects.object_version import ObjectVersion, version_of_answer
+from megablend.storage.objects.rate_limiter import RateLimiter
+from megablend.storage.objects.retry_policy import Counts, RetryPolicy
 from megablend.storage.objects.sockets import SocketReader
 from megablend.storage.objects.timing import LARGE_BYTES, Timing
-from megablend.storage.objects.watch import Request, Wanted, Watch
 from megablend.system.log import LOG
 
 T = TypeVar("T")
-_MOST_PATIENCE = 16.0
+_MAX_TIMEOUT_FACTOR = 16.0
 _HEDGES = 0.005
 _STREAM_BYTES = 1 << 20
 _MOST_TAIL_REFUSALS = 3
 
 
-class Answer(NamedTuple):
+class RangeResponse(NamedTuple):
     """Bytes of an object, and which version of it they are of."""
 
     parts: list[Any]
     """Buffers, one after the other; none where the bytes are in the memory that was given for them."""
     start: int
     stop: int
-    pin: Pin
+    version: ObjectVersion
 
     def join(self) -> bytes:
         """All bytes in one."""
         return b"".join(self.parts)
 
 
-class Source:
+class BucketClient:
     """A bucket, container or server, reached with one set of options. Used in the event loop only.
 
     Args:
@@ -64,44 +64,50 @@ class Source:
     ) -> None:
         self.root, self.store, self.options = root, store, options
         self._sockets = sockets
-        self.flow = Flow(options.max_requests, options.max_source_rate, processes)
+        self.limiter = RateLimiter(options.max_requests, options.max_source_rate, processes)
         self.timing = Timing(options.read_timeout)
-        self._attempts = Attempts(root, options.give_up_after, self.flow)
+        self._policy = RetryPolicy(root, options.give_up_after, self.limiter)
         self._said_weak = False
         self._tail_refusals = 0
-        self._watch = Watch(self.timing, self.flow, options.read_timeout, self._hedge)
+        self._monitor = InFlightMonitor(self.timing, self.limiter, options.read_timeout, self._hedge)
 
     @property
     def counts(self) -> Counts:
         """What was requested so far."""
-        return self._attempts.counts
+        return self._policy.counts
 
     async def get(
-        self, location: str, key: str, start: int, stop: int, pin: Pin | None, into: memoryview | None = None
-    ) -> Answer:
-        """Bytes `start` to `stop` of one version of an object; of whichever there is where `pin` is None.
+        self,
+        location: str,
+        key: str,
+        start: int,
+        stop: int,
+        version: ObjectVersion | None,
+        into: memoryview | None = None,
+    ) -> RangeResponse:
+        """Bytes `start` to `stop` of one version of an object; of whichever there is where `version` is None.
 
         Args:
             into: memory for all of them; the answer has the parts that are not there yet.
 
         Raises: MissingFileError; ChangedFileError; CorruptFileError where it ends before; DataError.
         """
-        wanted = Wanted(key, start, stop, pin, into=into)
+        wanted = RangeRequest(key, start, stop, version, into=into)
         found = await self._attempt(wanted)
         if isinstance(found, Failure):
-            found = await self._attempts.persist(location, lambda: self._attempt(wanted), found)
+            found = await self._policy.retry(location, lambda: self._attempt(wanted), found)
             if isinstance(found, Failure):
-                raise _error_of(location, found, pin, start, stop)
+                raise _error_of(location, found, version, start, stop)
         else:
-            self._attempts.note_success()
+            self._policy.note_success()
         return found
 
-    async def get_tail(self, key: str, size: int) -> Answer | None:
+    async def get_tail(self, key: str, size: int) -> RangeResponse | None:
         """The last `size` bytes of an object of unknown size, or all of a smaller one; None where that is not answered, for
         whichever reason. It is requested once; after some refusals in a row no more."""
         if self._tail_refusals >= _MOST_TAIL_REFUSALS:
             return None
-        found = await self._attempt(Wanted(key, -size, 0, None))
+        found = await self._attempt(RangeRequest(key, -size, 0, None))
         if not isinstance(found, Failure):
             self._tail_refusals = 0
             return found
@@ -109,28 +115,28 @@ class Source:
             self._tail_refusals += 1
         return None
 
-    async def persist(self, location: str, attempt: Callable[[], Awaitable[T | Failure]]) -> T | Failure:
-        """See Attempts.persist: for other requests than ranged GETs."""
-        return await self._attempts.persist(location, attempt)
+    async def retry(self, location: str, attempt: Callable[[], Awaitable[T | Failure]]) -> T | Failure:
+        """See RetryPolicy.retry: for other requests than ranged GETs."""
+        return await self._policy.retry(location, attempt)
 
-    async def _attempt(self, wanted: Wanted) -> Answer | Failure:
+    async def _attempt(self, wanted: RangeRequest) -> RangeResponse | Failure:
         """One attempt: a request, and a second one where it is late."""
-        await self.flow.enter(wanted.size)
+        await self.limiter.enter(wanted.size)
         answers = self.timing.num_answers
         request = self._start(wanted, self._hedge_after(wanted.size))
         try:
             found = await self._receive(request)
             if isinstance(found, Failure) and request.hedge is not None:
-                return cast("Answer | Failure", await request.hedge)
+                return cast("RangeResponse | Failure", await request.hedge)
             return found
         finally:
             if request.hedge is not None:
                 request.hedge.cancel()
-            self.flow.leave(wanted.size)
+            self.limiter.leave(wanted.size)
             if answers == self.timing.num_answers:  # slow for all: nothing is learned from what is not waited for
-                wanted.patience = min(_MOST_PATIENCE, 2 * wanted.patience)
+                wanted.timeout_factor = min(_MAX_TIMEOUT_FACTOR, 2 * wanted.timeout_factor)
 
-    def _start(self, wanted: Wanted, hedge_after: float = math.inf) -> Request:
+    def _start(self, wanted: RangeRequest, hedge_after: float = math.inf) -> Request:
         now = asyncio.get_running_loop().time()
         self.counts.requests += 1
         self.counts.bytes += wanted.size
@@ -138,7 +144,7 @@ class Source:
 
     def _hedge_after(self, size: int) -> float:
         """Seconds after which a request is sent a second time; never where few bytes or requests may be sent."""
-        if size > LARGE_BYTES or self.options.max_source_rate is not None or self.flow.is_slowed:
+        if size > LARGE_BYTES or self.options.max_source_rate is not None or self.limiter.is_slowed:
             return math.inf
         return self.timing.hedge_after() or math.inf
 
@@ -151,16 +157,16 @@ class Source:
             )
             request.hedge.add_done_callback(lambda done: _take_hedge(request, done))
 
-    async def _receive(self, request: Request) -> Answer | Failure:
+    async def _receive(self, request: Request) -> RangeResponse | Failure:
         """The answer of a request, or that of its second one if that comes first."""
-        self._watch.add(request)
+        self._monitor.add(request)
         try:
             return await self._exchange(request)
         except asyncio.CancelledError:
             if _is_cancelled():
                 raise
             if request.hedge_answer is not None:
-                return cast(Answer, request.hedge_answer)
+                return cast(RangeResponse, request.hedge_answer)
             if request.is_stalled:
                 is_alive = self.timing.num_answers > request.num_answers
                 silence = asyncio.get_running_loop().time() - request.last
@@ -170,40 +176,46 @@ class Source:
         except Exception as error:  # of the client: whatever it is
             return read_failure(error)
         finally:
-            self._watch.remove(request)
+            self._monitor.remove(request)
 
-    async def _exchange(self, request: Request) -> Answer | Failure:
+    async def _exchange(self, request: Request) -> RangeResponse | Failure:
         """Over a socket where that is possible, or else by the client."""
         wanted = request.wanted
-        pin = wanted.pin
-        if wanted.into is None or pin is None or not pin.etag or self._sockets is None or not self._sockets.is_usable:
+        version = wanted.version
+        if (
+            wanted.into is None
+            or version is None
+            or not version.etag
+            or self._sockets is None
+            or not self._sockets.is_usable
+        ):
             return await self._ask_client(request)
         found = await self._sockets.read(request, self._ask_client)
         if found is not None:
             return found
         self._note(request, wanted.size)
-        return Answer([], wanted.start, wanted.stop, pin)
+        return RangeResponse([], wanted.start, wanted.stop, version)
 
     def _note(self, request: Request, size: int) -> None:
         """A request was answered with `size` bytes."""
         assert request.first is not None
         self.timing.note(request.began, asyncio.get_running_loop().time() - request.began, size)
-        self.flow.note_latency(request.first - request.began, request.first)
+        self.limiter.note_latency(request.first - request.began, request.first)
 
-    async def _ask_client(self, request: Request) -> Answer | Failure:
+    async def _ask_client(self, request: Request) -> RangeResponse | Failure:
         import obstore
 
         loop, wanted = asyncio.get_running_loop(), request.wanted
-        pin, start, stop = wanted.pin, wanted.start, wanted.stop
+        version, start, stop = wanted.version, wanted.start, wanted.stop
         options: Any = {
             "range": (start, stop) if start >= 0 else {"suffix": -start},
-            **(pin.conditions if pin is not None else {}),
+            **(version.conditions if version is not None else {}),
         }
         request.waits_for = cast("asyncio.Future[Any]", obstore.get_async(self.store, wanted.key, options=options))
         result = await request.waits_for
         request.first = request.last = loop.time()
-        there = pin_answer(result.meta, pin, versions=self.options.versions)
-        if pin is not None and (difference := pin.find_difference(there)) is not None:
+        there = version_of_answer(result.meta, version, versions=self.options.versions)
+        if version is not None and (difference := version.find_difference(there)) is not None:
             return Failure(Kind.CHANGED, difference, "")
         begin, end = result.range
         if start < 0:
@@ -217,7 +229,7 @@ class Source:
             return Failure(Kind.AGAIN, "the answer ended early", "")
         self.counts.bytes += end - begin - wanted.size  # shorter where the object is
         self._note(request, stop - start)
-        return Answer(parts, begin, end, there)
+        return RangeResponse(parts, begin, end, there)
 
     def _say_weak(self) -> None:
         self._said_weak = True
@@ -255,17 +267,17 @@ def _is_cancelled() -> bool:
     return bool(getattr(asyncio.current_task(), "cancelling", int)())
 
 
-def _take_hedge(request: Request, second: asyncio.Task[Answer | Failure]) -> None:
+def _take_hedge(request: Request, second: asyncio.Task[RangeResponse | Failure]) -> None:
     """The second request of a late one is done."""
-    if not second.cancelled() and isinstance(found := second.result(), Answer):
+    if not second.cancelled() and isinstance(found := second.result(), RangeResponse):
         request.hedge_answer = found
         request.interrupt()
 
 
-def _error_of(location: str, failure: Failure, pin: Pin | None, start: int, stop: int) -> DataError:
+def _error_of(location: str, failure: Failure, version: ObjectVersion | None, start: int, stop: int) -> DataError:
     """What to say of a request that failed for good."""
     if failure.kind is Kind.MISSING:
-        if pin is None:
+        if version is None:
             return MissingFileError(location, "no such object")
         return MissingFileError(location, f"was deleted while it was in use; {CHANGED_REMEDY}")
     if failure.kind is Kind.CHANGED:

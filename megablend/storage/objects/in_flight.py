@@ -11,24 +11,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from megablend.storage.objects.flow import Flow
-from megablend.storage.objects.pins import Pin
+from megablend.storage.objects.object_version import ObjectVersion
+from megablend.storage.objects.rate_limiter import RateLimiter
 from megablend.storage.objects.timing import LARGE_BYTES, Timing
 
 _TICK_SECONDS = 0.05
 
 
 @dataclass(slots=True)
-class Wanted:
+class RangeRequest:
     """Bytes of an object that are requested, once or several times."""
 
     key: str
     start: int
     """Negative: so many bytes before the end, and `stop` is 0."""
     stop: int
-    pin: Pin | None
+    version: ObjectVersion | None
     """The version; None for any."""
-    patience: float = 1.0
+    timeout_factor: float = 1.0
     """Times the usual time that a request may take."""
     into: memoryview | None = None
     """Memory for the bytes, if they may be written there before all have come."""
@@ -57,7 +57,7 @@ class Request:
         "wanted",
     )
 
-    def __init__(self, now: float, wanted: Wanted, *, num_answers: int, late_at: float = math.inf) -> None:
+    def __init__(self, now: float, wanted: RangeRequest, *, num_answers: int, late_at: float = math.inf) -> None:
         self.wanted, self.size = wanted, wanted.stop - wanted.start
         self.num_answers = num_answers
         """The source's answers when it was sent."""
@@ -86,20 +86,22 @@ class Request:
             self.waits_for.cancel()
 
 
-class Watch:
+class InFlightMonitor:
     """Watches the requests of one source; used in the event loop only.
 
     Args:
         hedge: sends a request a second time if that is appropriate.
     """
 
-    def __init__(self, timing: Timing, flow: Flow, read_timeout: float, hedge: Callable[[Request], None]) -> None:
-        self._timing, self._flow, self._read_timeout, self._hedge = timing, flow, read_timeout, hedge
+    def __init__(
+        self, timing: Timing, limiter: RateLimiter, read_timeout: float, hedge: Callable[[Request], None]
+    ) -> None:
+        self._timing, self._limiter, self._read_timeout, self._hedge = timing, limiter, read_timeout, hedge
         self._requests = set[Request]()
         self._is_running = False
 
     def add(self, request: Request) -> None:
-        """Watch a request."""
+        """InFlightMonitor a request."""
         self._requests.add(request)
         if not self._is_running:
             self._is_running = True
@@ -137,6 +139,6 @@ class Watch:
     def _allow(self, request: Request) -> float:
         """Seconds that may pass after the last sign of an answer: few where a whole round of later requests was answered."""
         size = 0 if request.first is None or request.is_large else request.size
-        if self._timing.is_overtaken(request.began, self._flow.requests):
+        if self._timing.is_overtaken(request.began, self._limiter.requests):
             return self._timing.allow_stalled(size)
-        return request.wanted.patience * self._timing.allow(size)
+        return request.wanted.timeout_factor * self._timing.allow(size)

@@ -8,26 +8,26 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from megablend.errors import DataError
-from megablend.storage.objects.attempts import Attempts
 from megablend.storage.objects.failures import Failure, Kind
-from megablend.storage.objects.flow import Flow
+from megablend.storage.objects.rate_limiter import RateLimiter
+from megablend.storage.objects.retry_policy import RetryPolicy
 
 
 class Trial:
-    """Attempts at one request, with a flow of its own."""
+    """RetryPolicy at one request, with a limiter of its own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, give_up_after: float = 600.0) -> None:
-        self.flow = Flow(64, None, 1)
-        self.attempts = Attempts("s3://bucket", give_up_after, self.flow)
+        self.limiter = RateLimiter(64, None, 1)
+        self.attempts = RetryPolicy("s3://bucket", give_up_after, self.limiter)
         self.pauses = list[float]()
         self.tried = 0
-        monkeypatch.setattr("megablend.storage.objects.attempts.asyncio.sleep", self._pause)
+        monkeypatch.setattr("megablend.storage.objects.retry_policy.asyncio.sleep", self._pause)
 
     async def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
 
     def run(self, kinds: Iterable[Kind | None]) -> Kind | None:
-        """Attempts that fail like this, one after the other; None succeeds. Returns: how the last one ended."""
+        """RetryPolicy that fail like this, one after the other; None succeeds. Returns: how the last one ended."""
         ends = iter(kinds)
 
         async def attempt() -> str | Failure:
@@ -35,12 +35,12 @@ class Trial:
             kind = next(ends)
             return "answer" if kind is None else Failure(kind, "it failed", "")
 
-        async def persist() -> str | Failure:
+        async def retry() -> str | Failure:
             loop = asyncio.get_running_loop()
             loop.time = lambda: 100 + sum(self.pauses)  # type: ignore[method-assign]
-            return await self.attempts.persist("s3://bucket/key", attempt)
+            return await self.attempts.retry("s3://bucket/key", attempt)
 
-        found = asyncio.run(persist())
+        found = asyncio.run(retry())
         return found.kind if isinstance(found, Failure) else None
 
 
@@ -61,7 +61,7 @@ def test_how_often_what_is_refused_is_tried(monkeypatch: pytest.MonkeyPatch, kin
 
 
 @pytest.mark.parametrize(
-    ("before", "kind", "patience"),
+    ("before", "kind", "timeout_factor"),
     [
         (None, Kind.CONNECT, 600),
         (Kind.MISSING, Kind.CONNECT, 600),
@@ -70,7 +70,9 @@ def test_how_often_what_is_refused_is_tried(monkeypatch: pytest.MonkeyPatch, kin
         (Kind.CONNECT, Kind.CONNECT, 10),
     ],
 )
-def test_when_it_is_given_up(monkeypatch: pytest.MonkeyPatch, before: Kind | None, kind: Kind, patience: float) -> None:
+def test_when_it_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, before: Kind | None, kind: Kind, timeout_factor: float
+) -> None:
     """Sooner where the source has never answered."""
     trial = Trial(monkeypatch)
     if before is not kind:
@@ -79,7 +81,7 @@ def test_when_it_is_given_up(monkeypatch: pytest.MonkeyPatch, before: Kind | Non
         DataError, match=r"cannot be read: it failed; tried \d+ times in \d+ s: (check|the server has never)"
     ):
         trial.run(repeat(kind))
-    assert patience <= sum(trial.pauses) < patience + 10
+    assert timeout_factor <= sum(trial.pauses) < timeout_factor + 10
 
 
 def test_pauses_become_longer_and_a_success_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,10 +91,10 @@ def test_pauses_become_longer_and_a_success_ends_them(monkeypatch: pytest.Monkey
     for number, pause in enumerate(trial.pauses):
         longest = min(10.0, 0.1 * 2 ** (number + 1))
         assert longest / 2 <= pause <= longest
-    assert not trial.flow.is_slowed
+    assert not trial.limiter.is_slowed
 
 
 def test_fewer_requests_are_sent_to_a_busy_source(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = Trial(monkeypatch)
     assert trial.run([Kind.BUSY, Kind.MISSING]) is Kind.MISSING
-    assert trial.flow.is_slowed
+    assert trial.limiter.is_slowed

@@ -10,27 +10,27 @@ from typing import Any
 import pytest
 
 from megablend.storage.object_options import ObjectOptions
+from megablend.storage.objects.bucket_client import BucketClient, RangeResponse
 from megablend.storage.objects.failures import Failure, Kind
-from megablend.storage.objects.pins import Pin, make_pin
-from megablend.storage.objects.requests import Answer, Source
-from megablend.storage.objects.watch import Request, Wanted, Watch
+from megablend.storage.objects.in_flight import InFlightMonitor, RangeRequest, Request
+from megablend.storage.objects.object_version import ObjectVersion, make_version
 
 
-class SilentSource(Source):
+class SilentSource(BucketClient):
     """Never answers."""
 
-    async def _exchange(self, request: Request) -> Answer | Failure:
+    async def _exchange(self, request: Request) -> RangeResponse | Failure:
         request.waits_for = asyncio.get_running_loop().create_future()
-        answer: Answer = await request.waits_for
+        answer: RangeResponse = await request.waits_for
         return answer
 
 
-async def end_request(*, cancel: bool, before: int = 0, others: int = 0) -> Answer | Failure:
+async def end_request(*, cancel: bool, before: int = 0, others: int = 0) -> RangeResponse | Failure:
     """Interrupt a stalled request, at the same moment as its caller cancels it or not, after answers of others."""
     source = SilentSource("s3://bucket", None, ObjectOptions().find("s3://bucket/key"), 1)
     for _ in range(before):
         source.timing.note(0.0, 0.01, 4)
-    request = source._start(Wanted("key", 0, 4, None))
+    request = source._start(RangeRequest("key", 0, 4, None))
     task = asyncio.create_task(source._receive(request))
     await asyncio.sleep(0)
     for _ in range(others):
@@ -62,7 +62,7 @@ META: dict[str, Any] = {
     "last_modified": datetime.fromtimestamp(0, timezone.utc),
     "version": None,
 }
-PIN = make_pin(META)
+VERSION = make_version(META)
 
 
 class Result:
@@ -76,36 +76,36 @@ class Result:
         return self._body
 
 
-ANSWERS: dict[str, tuple[Result, int, Pin | None, Kind | None]] = {
+ANSWERS: dict[str, tuple[Result, int, ObjectVersion | None, Kind | None]] = {
     # the answer to a request for bytes 10 to some end of a version, and the kind of failure that it is
-    "what was requested": (Result(10, 20), 20, PIN, None),
-    "up to the object's end": (Result(10, 100), 120, PIN, None),
+    "what was requested": (Result(10, 20), 20, VERSION, None),
+    "up to the object's end": (Result(10, 100), 120, VERSION, None),
     "of any version": (Result(10, 20, e_tag='"b"'), 20, None, None),
-    "another beginning": (Result(0, 10), 20, PIN, Kind.AGAIN),
-    "bytes missing": (Result(10, 20, 9), 20, PIN, Kind.AGAIN),
-    "too many bytes": (Result(10, 20, 11), 20, PIN, Kind.AGAIN),
-    "an early end": (Result(10, 15), 20, PIN, Kind.AGAIN),
-    "another etag": (Result(10, 20, e_tag='"b"'), 20, PIN, Kind.CHANGED),
-    "another size": (Result(10, 20, size=101), 20, PIN, Kind.CHANGED),
+    "another beginning": (Result(0, 10), 20, VERSION, Kind.AGAIN),
+    "bytes missing": (Result(10, 20, 9), 20, VERSION, Kind.AGAIN),
+    "too many bytes": (Result(10, 20, 11), 20, VERSION, Kind.AGAIN),
+    "an early end": (Result(10, 15), 20, VERSION, Kind.AGAIN),
+    "another etag": (Result(10, 20, e_tag='"b"'), 20, VERSION, Kind.CHANGED),
+    "another size": (Result(10, 20, size=101), 20, VERSION, Kind.CHANGED),
 }
 
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_answers_that_do_not_fit_are_failures(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     obstore = pytest.importorskip("obstore")
-    result, stop, pin, kind = ANSWERS[name]
+    result, stop, version, kind = ANSWERS[name]
 
-    async def get() -> Answer | Failure:
+    async def get() -> RangeResponse | Failure:
         async def give(*_: Any, **__: Any) -> Result:
             return result
 
         monkeypatch.setattr(obstore, "get_async", lambda *_, **__: asyncio.ensure_future(give()))
-        source = Source("s3://bucket", None, ObjectOptions().find("s3://bucket/key"), 1)
-        return await source._receive(source._start(Wanted("key", 10, stop, pin)))
+        source = BucketClient("s3://bucket", None, ObjectOptions().find("s3://bucket/key"), 1)
+        return await source._receive(source._start(RangeRequest("key", 10, stop, version)))
 
     found = asyncio.run(get())
     assert (found.kind if isinstance(found, Failure) else None) == kind
-    if isinstance(found, Answer):
+    if isinstance(found, RangeResponse):
         assert (found.start, found.stop, b"".join(found.parts)) == (*result.range, result._body)
 
 
@@ -113,8 +113,8 @@ def test_a_late_request_is_sent_a_second_time_once() -> None:
     async def watch() -> int:
         hedged = list[Request]()
         source = SilentSource("s3://bucket", None, ObjectOptions().find("s3://bucket/key"), 1)
-        watch = Watch(source.timing, source.flow, 0.1, hedged.append)
-        request = source._start(Wanted("key", 0, 4, None), hedge_after=0.0)
+        watch = InFlightMonitor(source.timing, source.limiter, 0.1, hedged.append)
+        request = source._start(RangeRequest("key", 0, 4, None), hedge_after=0.0)
         watch.add(request)
         await asyncio.sleep(0.05)  # several looks, one each hundredth of a second
         watch.remove(request)
@@ -123,43 +123,43 @@ def test_a_late_request_is_sent_a_second_time_once() -> None:
     assert asyncio.run(watch()) == 1
 
 
-class SecondAnswers(Source):
+class SecondAnswers(BucketClient):
     """Its first request fails after a second one was sent, which is answered; without `second` there is none."""
 
     second = True
 
-    async def _exchange(self, request: Request) -> Answer | Failure:
+    async def _exchange(self, request: Request) -> RangeResponse | Failure:
         await asyncio.sleep(0)
         if self.counts.requests == 1:
             if self.second:
                 self._hedge(request)
             return Failure(Kind.AGAIN, "it broke", "")
-        return Answer([b"data"], 0, 4, PIN)
+        return RangeResponse([b"data"], 0, 4, VERSION)
 
 
 def test_a_second_request_is_waited_for_where_the_first_one_failed() -> None:
     source = SecondAnswers("s3://bucket", None, ObjectOptions().find("s3://bucket/key"), 1)
-    assert isinstance(asyncio.run(source._attempt(Wanted("key", 0, 4, None))), Answer)
+    assert isinstance(asyncio.run(source._attempt(RangeRequest("key", 0, 4, None))), RangeResponse)
     assert (source.counts.requests, source.counts.hedges) == (2, 1)
 
 
 def test_after_an_attempt_there_is_room_for_others_and_more_patience() -> None:
     source = SecondAnswers("s3://bucket", None, ObjectOptions().find("s3://bucket/key"), 1)
-    source.second, wanted = False, Wanted("key", 0, 4, None)
-    patience = []
+    source.second, wanted = False, RangeRequest("key", 0, 4, None)
+    timeout_factor = []
     for _ in range(6):
         source.counts.requests = 0
         assert isinstance(asyncio.run(source._attempt(wanted)), Failure)
-        patience.append(wanted.patience)
-    assert patience == [2, 4, 8, 16, 16, 16]
-    assert (source.flow.requests, source.flow.bytes) == (0, 0)
+        timeout_factor.append(wanted.timeout_factor)
+    assert timeout_factor == [2, 4, 8, 16, 16, 16]
+    assert (source.limiter.requests, source.limiter.bytes) == (0, 0)
 
 
 def test_few_requests_are_sent_a_second_time() -> None:
     async def hedge() -> int:
         source = SilentSource("s3://bucket", None, ObjectOptions().find("s3://bucket/key"), 1)
         source.counts.requests = 1000
-        requests = [source._start(Wanted("key", 0, 4, None)) for _ in range(50)]
+        requests = [source._start(RangeRequest("key", 0, 4, None)) for _ in range(50)]
         for request in requests:
             source._hedge(request)
         tasks = [request.hedge for request in requests if request.hedge is not None]
