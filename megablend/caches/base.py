@@ -77,47 +77,37 @@ class CacheStore(Protocol):
     @property
     def location(self) -> str:
         """Absolute path, or URL without a trailing slash."""
-        ...
 
     @property
     def config_keys(self) -> Mapping[str, Any]:
         """Keys of a config that select this cache, and how it is accessed."""
-        ...
 
     @property
     def folder(self) -> Path:
         """Absolute path of the folder in which its files are on this node."""
-        ...
 
     def exists(self) -> bool:
         """Whether anything was ever built here."""
-        ...
 
     def hold(
         self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
     ) -> AbstractContextManager[LockInfo]:
         """Keep other builds out where the store has locks; elsewhere they do not disturb each other. See `fs.build_lock`."""
-        ...
 
     def verify_shared(self, nonce: str) -> None:
         """Check on another rank that it sees the same cache as the one that holds the lock. Raises: CacheError."""
-        ...
 
     def remove_leftovers(self) -> None:
         """Remove from `folder` what killed processes left unfinished; called while the cache is held."""
-        ...
 
     def now(self) -> float:
         """Seconds since 1970 by the clock that the times of entries are of; called while the cache is held."""
-        ...
 
     def list_files(self, kind: str) -> list[str]:
         """Names of the files of a kind, sorted."""
-        ...
 
     def list_entries(self, kind: str) -> list[Entry]:
         """Files or folders of a kind by name, damaged ones too."""
-        ...
 
     def fetch_file(self, kind: str, name: str, *, is_written: bool = False) -> Path:
         """The path of a file on this node.
@@ -128,27 +118,21 @@ class CacheStore(Protocol):
         Raises: CacheError if it `is_written` and does not appear. Without `is_written` a file that does not exist is not an
             error: nothing is at the path then.
         """
-        ...
 
     def fetch_files(self, kind: str, owners: Collection[str] | None = None) -> None:
         """Make all files that are called `<owner>-...` available on this node, or with None all of the kind."""
-        ...
 
     def publish_file(self, kind: str, name: str) -> None:
         """Make a file that was written in `folder` available to all ranks."""
-        ...
 
     def publish_files(self, kind: str, owners: Collection[str]) -> None:
         """The same for all files in `folder` that are called `<owner>-...`."""
-        ...
 
     def list_folders(self, kind: str) -> list[str]:
         """Names of the committed folders of a kind, sorted."""
-        ...
 
     def has_folder(self, kind: str, name: str) -> bool:
         """Whether such a folder is committed."""
-        ...
 
     def fetch_folder(self, kind: str, name: str, *, is_fresh: bool = False) -> Path:
         """The path of a committed folder on this node; nothing is at the path if there is none.
@@ -156,11 +140,9 @@ class CacheStore(Protocol):
         Args:
             is_fresh: do not trust a copy that the node has.
         """
-        ...
 
     def read_member(self, kind: str, name: str, member: str) -> bytes:
         """A small file of a committed folder. Raises: FileNotFoundError."""
-        ...
 
     def commit_folder(
         self, kind: str, name: str, written: Path, replaced: Mapping[str, bytes], is_same: Callable[[Path, Path], bool]
@@ -176,43 +158,33 @@ class CacheStore(Protocol):
 
         Returns: whether the content is new, or replaces a damaged one.
         """
-        ...
 
     def list_upgradable(self, kind: str) -> list[Path]:
         """Committed folders that an older version of megablend may have written, and to which files may be added in place."""
-        ...
 
     def remove(self, kind: str, name: str) -> None:
         """Remove a file or a folder; a folder that was committed again meanwhile is kept."""
-        ...
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
         """Remove what killed processes left unfinished before a time; called while the cache is held.
 
         Returns: number and bytes of what users should know of.
         """
-        ...
 
     def list_records(self, kind: str) -> list[str]:
         """Names of the records of a kind, sorted."""
-        ...
 
     def describe_record(self, kind: str, name: str) -> str:
         """Where a record is stored, for messages."""
-        ...
 
     def read_record(self, kind: str, name: str) -> Record | None:
         """The present version of a record. Raises: OSError, UnicodeDecodeError if it cannot be read."""
-        ...
 
     def write_record(self, kind: str, name: str, data: str, after: Record | None) -> None:
         """Replace a record, or create it (`after` is None). Raises: OvertakenError if `after` is not the present version."""
-        ...
 
     def remove_record(self, kind: str, name: str) -> None:
         """Remove a record and what was set aside of it."""
-        ...
 
     def set_aside_record(self, kind: str, name: str) -> str:
         """Remove a record so that it can be restored. Returns: where it now is."""
-        ...

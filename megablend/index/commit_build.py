@@ -23,7 +23,7 @@ from megablend.index.cache_folders import snapshots
 from megablend.index.file_table import pack_ranges
 from megablend.index.file_tasks import FileTask, TaskPart, TaskResult, await_fragment
 from megablend.index.file_versions import Numbers, number_of, seen_bytes
-from megablend.index.fragments import split_name
+from megablend.index.fragments import Fragment, split_name
 from megablend.index.list_snapshots import build_sequence, list_snapshots
 from megablend.index.manifest import (
     MANIFEST,
@@ -34,7 +34,7 @@ from megablend.index.manifest import (
     dump_with_checksum,
     read_snapshot_manifest,
 )
-from megablend.index.packs import FileFacts, Packed, facts_of
+from megablend.index.packs import Packed
 from megablend.index.row_checks import complete_checks
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.index.source_spec import SourceFile, SourceSpec
@@ -73,7 +73,7 @@ _CONTENT = ("digest", "sources", "values", "num_files", "num_blocks", "num_chunk
 def write_snapshot(
     store: CacheStore,
     columns: Sequence[SourceSpec],
-    facts: Iterator[FileFacts],
+    fragments: Iterator[Fragment],
     found_columns: Mapping[str, str | None],
 ) -> tuple[str, bool]:
     """Merge the indexing results of all files into a snapshot and commit it.
@@ -82,19 +82,19 @@ def write_snapshot(
 
     Args:
         columns: all columns to index, in order.
-        facts: indexing result of each file of each column, in order.
-        found_columns: for each column (by its name) its name in the files, if known once all facts are consumed; stored with the
-            roots.
+        fragments: indexing result of each file of each column, in order.
+        found_columns: for each column (by its name) its name in the files, if known once all fragments are consumed; stored with
+            the roots.
 
     Returns: the snapshot's digest, and whether it is new.
-    Raises: CacheError if the cache cannot be written; as `facts` does.
+    Raises: CacheError if the cache cannot be written; as `fragments` does.
     """
     folder = temp_sibling(snapshots(store.folder) / "generation")
     with translate_os_errors(folder):
         folder.mkdir()
         try:
             ranges: list[tuple[int, int] | None] = []
-            manifest = write_tables(folder, columns, _collect_ranges(facts, ranges))
+            manifest = write_tables(folder, columns, _collect_ranges(fragments, ranges))
             write_flushed(folder / MANIFEST, [dump_with_checksum(manifest)])
             found = {
                 "roots": {each.column_name: each.root for each in columns},
@@ -114,9 +114,9 @@ def write_snapshot(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _collect_ranges(facts: Iterator[FileFacts], ranges: list[tuple[int, int] | None]) -> Iterator[FileFacts]:
-    """Pass the facts through, appending their token ranges to `ranges`."""
-    for each in facts:
+def _collect_ranges(fragments: Iterator[Fragment], ranges: list[tuple[int, int] | None]) -> Iterator[Fragment]:
+    """Pass the fragments through, appending their token ranges to `ranges`."""
+    for each in fragments:
         ranges.append(each.token_range)
         yield each
 
@@ -189,7 +189,7 @@ def commit_build(
     newest = _newest(store)
     taken, unused = ColumnsTaken(), list[str]()
     digest, created = write_snapshot(
-        store, columns, _load_facts(store, columns, work, packed, taken, unused), taken.by_name
+        store, columns, _load_fragments(store, columns, work, packed, taken, unused), taken.by_name
     )
     late_notes = complete_snapshots(store, digest)
     sources = [each for each in columns if not each.is_extra]
@@ -214,24 +214,24 @@ def commit_build(
     )
 
 
-def _load_facts(
+def _load_fragments(
     store: CacheStore,
     columns: Sequence[SourceSpec],
     work: Sequence[FileTask],
     packed: Packed,
     taken: ColumnsTaken,
     unused: list[str],
-) -> Iterator[FileFacts]:
+) -> Iterator[Fragment]:
     """The indexing result of each file, in order; fills `taken`, and `unused` with warnings about unused bytes of files."""
     for task in work:
         name, column = task.fragment, columns[task.column]
         answer = split_name(name)[1]
-        facts = packed.facts(answer) if answer in packed else facts_of(await_fragment(store, name))
-        taken.add(column, task.file, facts.column)
-        warning = column.kind.describe_unused_bytes(task.file.path, facts.blocks, task.file.size)
+        fragment = packed.fragment(answer) if answer in packed else await_fragment(store, name)
+        taken.add(column, task.file, fragment.column)
+        warning = column.kind.describe_unused_bytes(task.file.path, fragment.blocks, task.file.size)
         if warning is not None:
             unused.append(warning)
-        yield facts
+        yield fragment
 
 
 def _newest(store: CacheStore) -> Snapshot | None:

@@ -221,9 +221,9 @@ def ensure_fragment(
         packs.add(work.fragment, fragment, is_single=False)
     else:
         publish_fragment(store, name, fragment)
-    if fragment.index.note:
-        note = "; ".join(filter(None, [note, f"{work.file.path}: {fragment.index.note}"]))
-    return TaskResult(read=True, scanned_bytes=fragment.index.scanned_bytes, note=note)
+    if fragment.note:
+        note = "; ".join(filter(None, [note, f"{work.file.path}: {fragment.note}"]))
+    return TaskResult(read=True, scanned_bytes=fragment.scanned_bytes, note=note)
 
 
 def index_part(work: FileTask, part: int, column: SourceSpec, storage: Storage) -> Fragment:
@@ -247,7 +247,7 @@ def index_part(work: FileTask, part: int, column: SourceSpec, storage: Storage) 
     body = sampled_content_digest(file.path, file.size, storage)
     if stat_file(kind.files(file.path), column.root, storage).etag != file.etag:
         raise ChangedFileError(file.path, f"changed while it was being indexed; {_REMEDY}")
-    return Fragment(index=index, body=body)
+    return Fragment.of(index, body)
 
 
 def describe_contradictions(columns: Sequence[SourceSpec], work: Sequence[FileTask], storage: Storage) -> list[str]:
@@ -275,11 +275,11 @@ def join_parts(work: FileTask, store: CacheStore) -> None:
     """
     names = [_name(work, part) for part in range(work.num_parts)]
     parts = [await_fragment(store, name) for name in names]
-    if len({(part.index.structure, part.body) for part in parts}) > 1:
+    if len({(part.structure, part.body) for part in parts}) > 1:
         for name in names:
             store.remove("fragments", name)
         raise ChangedFileError(work.file.path, f"changed while it was being indexed; {_REMEDY}")
-    joined = Fragment(index=join([part.index for part in parts]), body=parts[0].body)
+    joined = Fragment.of(join([part.make_index() for part in parts]), parts[0].body)
     publish_fragment(store, work.fragment, joined)
     for name in names:
         store.remove("fragments", name)

@@ -24,7 +24,7 @@ import numpy as np
 
 from megablend.caches.base import CacheStore
 from megablend.errors import REMOVE_REMEDY, CacheError
-from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
+from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array, FileIndex
 from megablend.fs.atomic_write import replace_file, seal, unseal
 from megablend.fs.safe_open import open_regular, read_regular
 from megablend.index.source_spec import SourceFile, SourceSpec
@@ -51,11 +51,38 @@ _FIELDS: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragment:
-    """Everything that the index stores about one file."""
+    """Everything that the index stores about one file, in the form of its tables; see FileIndex."""
 
-    index: FileIndex
+    rows: int
+    tokens: int
+    token_dtype: str
+    structure: str
     body: str
     """Hex digest of sampled ranges of the file's body."""
+    meta: str
+    """JSON: of most files it is stored again as it is."""
+    column: str | None
+    token_range: tuple[int, int] | None
+    chunks: Array
+    """CHUNK_DTYPE [num_chunks]."""
+    blocks: Array
+    """BLOCK_DTYPE [num_blocks]."""
+    scanned_bytes: int = 0
+    note: str | None = None
+
+    @classmethod
+    def of(cls, index: FileIndex, body: str) -> Fragment:
+        """The fragment of what a format found in a file."""
+        meta = json.dumps(index.meta, sort_keys=True, separators=(",", ":"))
+        return cls(**{name: getattr(index, name) for name in _INDEXED}, body=body, meta=meta)
+
+    def make_index(self) -> FileIndex:
+        """What the format found."""
+        return FileIndex(**{name: getattr(self, name) for name in _INDEXED}, meta=parse_json(self.meta))
+
+
+_INDEXED = tuple(field.name for field in dataclasses.fields(Fragment) if field.name not in ("body", "meta"))
+"""The attributes that a Fragment and a FileIndex both have."""
 
 
 def fragment_name(column: SourceSpec, file: SourceFile, *, documents: bool) -> str:
@@ -88,24 +115,22 @@ def part_name(name: str, part: int, count: int) -> str:
 
 def write_fragment(path: Path, fragment: Fragment) -> None:
     """Store a fragment atomically. Raises: CacheError if that fails."""
-    index = fragment.index
     header = {
-        "rows": index.rows,
-        "tokens": index.tokens,
-        "token_dtype": index.token_dtype,
-        "structure": index.structure,
-        "meta": index.meta,
-        "scanned_bytes": index.scanned_bytes,
-        "num_chunks": len(index.chunks),
-        "num_blocks": len(index.blocks),
+        "rows": fragment.rows,
+        "tokens": fragment.tokens,
+        "token_dtype": fragment.token_dtype,
+        "structure": fragment.structure,
+        "meta": parse_json(fragment.meta),
+        "scanned_bytes": fragment.scanned_bytes,
+        "num_chunks": len(fragment.chunks),
+        "num_blocks": len(fragment.blocks),
         "body": fragment.body,
-        "column": index.column,
-        "token_range": index.token_range,
+        "column": fragment.column,
+        "token_range": fragment.token_range,
     }
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-    tables = [index.chunks.astype(CHUNK_DTYPE).tobytes(), index.blocks.astype(BLOCK_DTYPE).tobytes()]
-    data = b"".join([_MAGIC, _LENGTH.pack(len(text)), text, *tables])
-    replace_file(path, seal(data))
+    tables = [fragment.chunks.astype(CHUNK_DTYPE).tobytes(), fragment.blocks.astype(BLOCK_DTYPE).tobytes()]
+    replace_file(path, seal(b"".join([_MAGIC, _LENGTH.pack(len(text)), text, *tables])))
 
 
 def publish_fragment(store: CacheStore, name: str, fragment: Fragment) -> None:
@@ -140,21 +165,20 @@ def read_fragment(path: Path) -> Fragment:
         blocks = np.frombuffer(body, BLOCK_DTYPE, header["num_blocks"], start + length + chunks.nbytes)
     except (ValueError, struct.error) as error:
         raise CacheError(f"{path}: damaged fragment ({error}); {REMOVE_REMEDY}") from error
-    index = FileIndex(
+    return Fragment(
         rows=header["rows"],
         tokens=header["tokens"],
         token_dtype=header["token_dtype"],
+        structure=header["structure"],
+        body=header["body"],
+        meta=json.dumps(header["meta"], sort_keys=True, separators=(",", ":")),
+        # Parquet's metadata contains the name, in older versions too
+        column=header.get("column", header["meta"].get("name")),
+        token_range=_range_in(header),
         chunks=chunks,
         blocks=blocks,
-        structure=header["structure"],
-        meta=header["meta"],
         scanned_bytes=header["scanned_bytes"],
-        column=header.get(
-            "column", header["meta"].get("name")
-        ),  # Parquet's metadata contains the name, in older versions too
-        token_range=_range_in(header),
     )
-    return Fragment(index=index, body=header["body"])
 
 
 def fragment_content(path: Path) -> tuple[str, str] | None:

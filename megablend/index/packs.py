@@ -11,13 +11,11 @@ of these into a pack.
 
 from __future__ import annotations
 
-import json
 import mmap
 import struct
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ import pyarrow as pa
 from megablend.caches.base import CacheStore
 from megablend.errors import REMOVE_REMEDY, CacheError
 from megablend.formats.as_numpy import as_numpy
-from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array
+from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE
 from megablend.formats.blocks import join_tables
 from megablend.fs.atomic_write import DIGEST_BYTES, replace_file, seal, unseal
 from megablend.fs.safe_open import open_regular
@@ -53,44 +51,6 @@ ENTRIES = pa.schema(
         ("token_max", pa.int64()),
     ]
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileFacts:
-    """What the index stores about one file, in the form of its tables."""
-
-    rows: int
-    tokens: int
-    token_dtype: str
-    structure: str
-    body: str
-    meta: str
-    """JSON."""
-    column: str | None
-    """Dotted path of the column, as FileIndex has it."""
-    token_range: tuple[int, int] | None
-    """As FileIndex has it."""
-    chunks: Array
-    """CHUNK_DTYPE [num_chunks]."""
-    blocks: Array
-    """BLOCK_DTYPE [num_blocks]."""
-
-
-def facts_of(fragment: Fragment) -> FileFacts:
-    """Convert a fragment to the form of the index's tables."""
-    index = fragment.index
-    return FileFacts(
-        rows=index.rows,
-        tokens=index.tokens,
-        token_dtype=index.token_dtype,
-        structure=index.structure,
-        body=fragment.body,
-        meta=json.dumps(index.meta, sort_keys=True, separators=(",", ":")),
-        column=index.column,
-        token_range=index.token_range,
-        chunks=index.chunks,
-        blocks=index.blocks,
-    )
 
 
 class Pack:
@@ -125,11 +85,11 @@ class Pack:
         """Identity of each file's content: digests of its structure and of its body."""
         return list(zip(self._columns["structure"], self._columns["body"], strict=True))
 
-    def facts(self, number: int) -> FileFacts:
+    def fragment(self, number: int) -> Fragment:
         """What the index stores about one of the files."""
         columns, (chunk, next_chunk) = self._columns, self._first_chunk[number : number + 2]
         block, next_block = self._first_block[number : number + 2]
-        return FileFacts(
+        return Fragment(
             rows=columns["rows"][number],
             tokens=columns["tokens"][number],
             token_dtype=columns["token_dtype"][number],
@@ -174,10 +134,10 @@ class Packed:
     def __contains__(self, answer: str) -> bool:
         return answer in self._found
 
-    def facts(self, answer: str) -> FileFacts:
+    def fragment(self, answer: str) -> Fragment:
         """What the index stores about a file. Raises: KeyError."""
         pack, number, _ = self._found[answer]
-        return pack.facts(number)
+        return pack.fragment(number)
 
     def name(self, answer: str) -> str:
         """The name of a fragment. Raises: KeyError."""
@@ -221,7 +181,7 @@ class PackWriter:
             if not self._found:
                 self._since = time.monotonic()
             self._found.append((name, fragment, is_single))
-            self._bytes += fragment.index.chunks.nbytes + fragment.index.blocks.nbytes
+            self._bytes += fragment.chunks.nbytes + fragment.blocks.nbytes
             is_old = time.monotonic() > self._since + PACK_SECONDS
             if is_old or len(self._found) >= PACK_FILES or self._bytes >= PACK_BYTES:
                 self._flush()
@@ -233,7 +193,7 @@ class PackWriter:
 
     def _flush(self) -> None:
         if len(self._found) >= PACK_MIN_FILES:
-            data = _pack([(name, facts_of(fragment)) for name, fragment, _ in self._found])
+            data = _pack([(name, fragment) for name, fragment, _ in self._found])
             name = data[-DIGEST_BYTES:].hex()
             replace_file(self._store.folder / "packs" / name, data)
             self._store.publish_file("packs", name)
@@ -245,7 +205,7 @@ class PackWriter:
         self._found, self._bytes = [], 0
 
 
-def _pack(found: Sequence[tuple[str, FileFacts]]) -> bytes:
+def _pack(found: Sequence[tuple[str, Fragment]]) -> bytes:
     entries = [
         {
             "place": split_name(name)[0],

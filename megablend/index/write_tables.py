@@ -17,14 +17,14 @@ import pyarrow as pa
 from megablend.arrays import Int64s
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE
 from megablend.formats.blocks import join_tables
+from megablend.index.fragments import Fragment
 from megablend.index.manifest import BLOCKS, CHUNKS, FILES, FORMAT_VERSION
-from megablend.index.packs import FileFacts
 from megablend.index.row_checks import write_snapshot_checks
 from megablend.index.source_spec import SourceFile, SourceSpec
 from megablend.index.table_folder import describe_tables
 from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, FILE_SCHEMA, TableWriter, write_batch
 
-FileBatch = list[tuple[SourceFile, FileFacts]]
+FileBatch = list[tuple[SourceFile, Fragment]]
 """Files with their indexing results, merged together."""
 
 
@@ -36,7 +36,7 @@ class RunningTotals:
 
     def chunk_numbers(self, batch: FileBatch) -> Int64s:
         """Number of each file's first chunk, int64 [num_files]; advances the count."""
-        counts = np.array([len(facts.chunks) for _, facts in batch], np.int64)
+        counts = np.array([len(fragment.chunks) for _, fragment in batch], np.int64)
         firsts: Int64s = self.chunks + np.cumsum(counts) - counts
         self.chunks += int(counts.sum())
         return firsts
@@ -49,8 +49,8 @@ class RunningTotals:
         If documents are not requested, some formats and fragments provide them nevertheless. They are dropped, along with blocks
         without tokens, so that a snapshot does not depend on what was in the cache.
         """
-        blocks = join_tables((facts.blocks for _, facts in batch), BLOCK_DTYPE)
-        counts = np.array([len(facts.blocks) for _, facts in batch], np.int64)
+        blocks = join_tables((fragment.blocks for _, fragment in batch), BLOCK_DTYPE)
+        counts = np.array([len(fragment.blocks) for _, fragment in batch], np.int64)
         owners = np.repeat(np.arange(len(batch)), counts)
         if not documents:
             kept = blocks["tokens"] > 0
@@ -85,7 +85,7 @@ _BATCH_FILES, _BATCH_BLOCKS = 1 << 12, 1 << 16
 """Files per batch of writing tables, or blocks, whichever is reached first."""
 
 
-def write_tables(folder: Path, indexed: Sequence[SourceSpec], facts: Iterator[FileFacts]) -> dict[str, Any]:
+def write_tables(folder: Path, indexed: Sequence[SourceSpec], fragments: Iterator[Fragment]) -> dict[str, Any]:
     """Write the three tables, and their checksums, to an empty folder; returns the manifest."""
     totals = RunningTotals()
     files: list[dict[str, Any]] = []
@@ -93,7 +93,7 @@ def write_tables(folder: Path, indexed: Sequence[SourceSpec], facts: Iterator[Fi
     with TableWriter(folder / BLOCKS, BLOCK_COLUMNS) as blocks, TableWriter(folder / CHUNKS, CHUNK_COLUMNS) as chunks:
         for number, column in enumerate(indexed):
             first_file = len(files)
-            for batch in _batches(column.files, facts):
+            for batch in _batches(column.files, fragments):
                 first_chunks = totals.chunk_numbers(batch)
                 chunks.append(_chunk_columns(batch, len(files)))
                 first_blocks, columns = totals.block_columns(batch, first_chunks, documents=column.read.count_documents)
@@ -128,12 +128,12 @@ def write_tables(folder: Path, indexed: Sequence[SourceSpec], facts: Iterator[Fi
     }
 
 
-def _batches(files: Sequence[SourceFile], facts: Iterator[FileFacts]) -> Iterator[FileBatch]:
+def _batches(files: Sequence[SourceFile], fragments: Iterator[Fragment]) -> Iterator[FileBatch]:
     """The files with their indexing results, in batches."""
     batch: FileBatch = []
     num_blocks = 0
     for file in files:
-        batch.append((file, next(facts)))
+        batch.append((file, next(fragments)))
         num_blocks += len(batch[-1][1].blocks)
         if len(batch) == _BATCH_FILES or num_blocks >= _BATCH_BLOCKS:
             yield batch
@@ -144,24 +144,24 @@ def _batches(files: Sequence[SourceFile], facts: Iterator[FileFacts]) -> Iterato
 
 def _chunk_columns(batch: FileBatch, first_file: int) -> dict[str, npt.NDArray[Any]]:
     """The columns of all chunks of a batch of files, the first of which has number `first_file`."""
-    chunks = join_tables((facts.chunks for _, facts in batch), CHUNK_DTYPE)
-    files = np.repeat(np.arange(first_file, first_file + len(batch)), [len(facts.chunks) for _, facts in batch])
+    chunks = join_tables((fragment.chunks for _, fragment in batch), CHUNK_DTYPE)
+    files = np.repeat(np.arange(first_file, first_file + len(batch)), [len(fragment.chunks) for _, fragment in batch])
     return columns_of_rows(chunks) | {"file": files}
 
 
-def _file_row(source: int, file: SourceFile, facts: FileFacts, first_block: int, first_chunk: int) -> dict[str, Any]:
+def _file_row(source: int, file: SourceFile, fragment: Fragment, first_block: int, first_chunk: int) -> dict[str, Any]:
     return {
         "source": source,
         "name": file.name,
         "size": file.size,
-        "rows": facts.rows,
-        "tokens": facts.tokens,
-        "token_dtype": facts.token_dtype,
+        "rows": fragment.rows,
+        "tokens": fragment.tokens,
+        "token_dtype": fragment.token_dtype,
         "first_block": first_block,
         "first_chunk": first_chunk,
-        "structure": facts.structure,
-        "body": facts.body,
-        "meta": facts.meta,
+        "structure": fragment.structure,
+        "body": fragment.body,
+        "meta": fragment.meta,
     }
 
 

@@ -13,7 +13,6 @@ from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
 from megablend.index.commit_build import write_snapshot
 from megablend.index.fragments import Fragment
 from megablend.index.manifest import FORMAT_VERSION
-from megablend.index.packs import facts_of
 from megablend.index.snapshot import open_snapshot
 from megablend.index.source_spec import SourceFile, SourceSpec, list_columns
 
@@ -55,13 +54,13 @@ def load(source: int, file: SourceFile) -> Fragment:
         meta={"b": number, "a": [1, None]},
         scanned_bytes=0,
     )
-    return Fragment(index=index, body=f"{source:032x}")
+    return Fragment.of(index, f"{source:032x}")
 
 
 def write(cache: Path, root: str = "/data") -> str:
     (cache / "generations").mkdir(parents=True)
     listings = [listing("one", 4, documents=True, root=root), listing("two", 3, documents=False, root=root)]
-    found = (facts_of(load(source, file)) for source, each in enumerate(listings) for file in each.files)
+    found = (load(source, file) for source, each in enumerate(listings) for file in each.files)
     digest, created = write_snapshot(LocalCacheStore(cache), list_columns(listings), found, {})
     assert created
     return digest
@@ -78,8 +77,8 @@ def test_the_digest_does_not_tell_where_the_data_lies(tmp_path: Path) -> None:
 def test_counts_are_exact_beyond_32_bits(tmp_path: Path) -> None:
     snapshot = open_snapshot(tmp_path / "cache", write(tmp_path / "cache"))
     one, two = snapshot.sources
-    assert one.tokens == sum(int(load(0, file).index.tokens) for file in listing("one", 4, documents=True).files)
-    assert two.tokens == sum(int(load(1, file).index.tokens) for file in listing("two", 3, documents=False).files)
+    assert one.tokens == sum(int(load(0, file).tokens) for file in listing("one", 4, documents=True).files)
+    assert two.tokens == sum(int(load(1, file).tokens) for file in listing("two", 3, documents=False).files)
     assert one.tokens > 1 << 37
     assert one.ends == sum(range(3)) + sum(range(6)) + sum(range(9))
 
@@ -90,6 +89,6 @@ def test_blocks_without_tokens_go_where_documents_are_not_counted(tmp_path: Path
     two = snapshot.sources[1]
     found = snapshot.blocks(np.arange(two.blocks.start, two.blocks.stop))
     files = listing("two", 3, documents=False).files
-    expected = np.concatenate([load(1, file).index.blocks for file in files])
+    expected = np.concatenate([load(1, file).blocks for file in files])
     kept = expected[expected["tokens"] > 0]
     np.testing.assert_array_equal(found[field], 0 if field == "flags" else kept[field])
