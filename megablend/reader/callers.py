@@ -1,4 +1,4 @@
-"""Detects samplers of other libraries that would read a run wrongly, from the call stack: there is no other way to detect them.
+"""Detects code of other libraries with which a run would be read wrongly, from the call stack: there is no other way to tell.
 
 Frames are inspected, never stored. Local variables are read only in frames of those libraries: `f_locals` creates a dict that
 lives as long as its frame, and would keep a user's loader alive after its name is deleted.
@@ -63,6 +63,26 @@ def refuse_second_split() -> None:
                 "which accelerate leaves unchanged, or do not pass this DataLoader to prepare"
             )
         frame = frame.f_back
+
+
+def count_of_lightning(default: int) -> int:
+    """How many batches Lightning has counted, where it loads a state of its own checkpoint into the caller; 0 elsewhere.
+
+    Lightning goes on counting there, and ends when it has counted the length of its loader.
+
+    Args:
+        default: if Lightning's count is not found.
+    """
+    frame = sys._getframe(1).f_back
+    for package in ("lightning", "pytorch_lightning"):
+        if frame is not None and type(_self_of(frame, package)).__name__ == "CombinedLoader":
+            loop = _self_of(frame.f_back, package)
+            try:
+                ready: int = loop.epoch_loop.batch_progress.current.ready
+            except AttributeError:
+                return default
+            return ready
+    return 0
 
 
 def _self_of(frame: FrameType | None, package: str) -> Any:

@@ -16,6 +16,7 @@ from megablend.plan.fitting_lanes import unfit_lanes
 from megablend.plan.run_files import list_files
 from megablend.prefetch.memory_budget import batches_of, budget_of
 from megablend.reader.batch_dataset import BatchDataset
+from megablend.reader.callers import count_of_lightning
 from megablend.reader.dataset import Dataset
 from megablend.reader.file_watch import FileWatch
 from megablend.reader.loader_stats import CountedSteps, LoaderCounts, describe_progress
@@ -109,6 +110,7 @@ class Loader:
         self._watch = _watch_of(dataset, self.sampler.data_parallel_rank, self.sampler.data_parallel_size)
         self._position_lost = False
         self._pass: _Pass | None = None
+        self._counted_before = 0
         options = choose_start_method(checked_options(options), dataset.run.config)
         if options["num_workers"] > 0:
             options["worker_init_fn"] = WorkerStart(options.get("worker_init_fn"))
@@ -131,12 +133,13 @@ class Loader:
     def __len__(self) -> int:
         """The number of batches that the next iteration yields; while one is under way, what it yields in all.
 
-        After `load_state_dict` these are the batches that are left; `batches_total` is the number of the whole run.
+        After `load_state_dict` these are the batches that are left; `batches_total` is the number of the whole run. Where
+        Lightning has loaded the state from its checkpoint, those that it has counted before are added.
         """
         if self._pass is not None:
             return self._pass.num_batches
         self.sampler.consumed_samples = self.consumed_samples
-        return len(self.sampler)
+        return self._counted_before + len(self.sampler)
 
     @property
     def batches_total(self) -> int:
@@ -174,7 +177,8 @@ class Loader:
         self.sampler.consumed_samples = self.consumed_samples
         self.sampler.check_steps()  # before workers start, rather than at the step that does not fit
         self.consumed_samples = self.sampler.next_start()
-        self._pass = _Pass(len(self.sampler))
+        self._pass = _Pass(self._counted_before + len(self.sampler))
+        self._counted_before = 0
         return self._yield_batches(self._pass)
 
     def _yield_batches(self, current: _Pass) -> Iterator[dict[str, Any]]:
@@ -258,6 +262,7 @@ class Loader:
         self.consumed_samples = self.sampler.consumed_samples
         self._position_lost = False
         self._pass = None
+        self._counted_before = count_of_lightning(default=self.batches_total - len(self.sampler))
 
     def _check_lanes(self, num_workers: int) -> None:
         run = self.dataset.run

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import megablend
-from tests.reader.test_lengths_of_loaders import BATCHES, config, make_loader
+from tests.reader.test_lengths_of_loaders import BATCH, BATCHES, config, make_loader
 
 lightning: Any = pytest.importorskip("lightning.pytorch")
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
@@ -37,7 +37,14 @@ class Model(lightning.LightningModule):  # type: ignore[misc]
         return torch.optim.SGD(self.parameters(), lr=1e-9)
 
 
-def fit(train: megablend.Loader, valid: megablend.Loader | None, folder: Path, **settings: Any) -> tuple[Model, Any]:
+def fit(
+    train: megablend.Loader,
+    valid: megablend.Loader | None,
+    folder: Path,
+    *,
+    ckpt_path: Path | None = None,
+    **settings: Any,
+) -> tuple[Model, Any]:
     model = Model()
     quiet = {
         "logger": False,
@@ -48,8 +55,8 @@ def fit(train: megablend.Loader, valid: megablend.Loader | None, folder: Path, *
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning's own
         chosen = {"max_epochs": 1, "num_sanity_val_steps": 0} | settings
-        trainer = lightning.Trainer(accelerator="cpu", default_root_dir=folder, **quiet, **chosen)
-        trainer.fit(model, train, valid)
+        trainer = lightning.Trainer(accelerator="cpu", default_root_dir=folder, **(quiet | chosen))
+        trainer.fit(model, train, valid, ckpt_path=ckpt_path)
     return model, trainer
 
 
@@ -71,3 +78,20 @@ def test_it_goes_on_where_a_state_was_saved(config: dict[str, Any], tmp_path: Pa
     model, trainer = fit(loader, None, tmp_path)
     assert model.trained == [train[k]["tokens"].tolist() for k in range(5 * loader.batch_size, len(train))]
     assert trainer.num_training_batches == len(train) // loader.batch_size - 5
+
+
+@pytest.mark.parametrize("micro_batch_size", [BATCH, BATCH // 2])
+@pytest.mark.parametrize("steps", [5, BATCHES - 3, BATCHES])
+def test_it_goes_on_from_a_checkpoint_of_lightning(
+    config: dict[str, Any], tmp_path: Path, steps: int, micro_batch_size: int
+) -> None:
+    """Lightning loads the Loader's state, too, and goes on counting: the length has the batches that it has counted before."""
+    saves = lightning.callbacks.ModelCheckpoint(dirpath=tmp_path, filename="saved", every_n_train_steps=steps)
+    fit(make_loader(config), None, tmp_path, max_steps=steps, enable_checkpointing=True, callbacks=[saves])
+    train = megablend.open(config)
+    loader = megablend.Loader(train, micro_batch_size=micro_batch_size, data_parallel_rank=0, data_parallel_size=1)
+    model, trainer = fit(loader, None, tmp_path, ckpt_path=tmp_path / "saved.ckpt")
+    assert model.trained == [train[k]["tokens"].tolist() for k in range(steps * BATCH, len(train))]
+    rest = (BATCHES - steps) * BATCH // micro_batch_size
+    assert trainer.global_step == steps + rest
+    assert loader.consumed_samples == len(train)
