@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime
 import os
+import pickle
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed
 from torch.distributed.rendezvous import rendezvous
 
@@ -19,6 +22,7 @@ from megablend.distributed.launch import read_count
 from megablend.errors import LaunchError
 from megablend.system.log import LOG
 
+_C10D: Any = torch.distributed.distributed_c10d
 _ARRIVING = datetime.timedelta(seconds=60)
 """How long the first rank waits for the others to run the same command."""
 _FORMING = datetime.timedelta(minutes=5)
@@ -27,8 +31,11 @@ _WORKING = datetime.timedelta(days=365)
 """How long a rank waits for others that are working. Ranks that die are noticed at once: their connections close."""
 _LOG_SECONDS = 60.0
 _groups: dict[tuple[int, ...], tuple[Any, Any]] = {}
-"""Gloo groups by their ranks, each with the job's group that it was made in. They are kept: torch gives a group that is made
-again the name of the one before, and its ranks would read the addresses that the former ones left in the store."""
+"""Gloo groups by their ranks, each with the job's group that it was made in. They are kept, and have names of their own in the
+store. torch would name them by how many groups each rank has: no two ranks may find each other if a program has groups of some
+ranks only, as Megatron's first and last stages of a pipeline have, and a name that is given again leads to stale addresses."""
+_formed: Counter[tuple[int, ...]] = Counter()
+"""How often ranks have formed a group in this process."""
 
 
 def torch_job() -> Job:
@@ -50,12 +57,12 @@ def process_group() -> Iterator[None]:
     try:
         store, _, _ = next(rendezvous("env://", rank, size, timeout=_ARRIVING))
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = torch.distributed.distributed_c10d.PrefixStore(f"megablend/{restart}", store)
+        store = _C10D.PrefixStore(f"megablend/{restart}", store)
         command = store.add(f"commands/{rank}", 1)
-        store = torch.distributed.distributed_c10d.PrefixStore(str(command), store)
+        store = _C10D.PrefixStore(str(command), store)
         _await_ranks(store, rank, size)
         torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_FORMING)
-        torch.distributed.distributed_c10d._set_pg_timeout(_WORKING, torch.distributed.group.WORLD)
+        _C10D._set_pg_timeout(_WORKING, torch.distributed.group.WORLD)
     except LaunchError:
         raise
     except (RuntimeError, ValueError) as error:
@@ -102,11 +109,12 @@ def _find_group(ranks: tuple[int, ...]) -> Any:
     made_in, group = _groups.get(ranks, (None, None))
     if made_in is job:
         return group
+    _formed[ranks] += 1
+    name = f"megablend/{'_'.join(map(str, ranks))}/{_formed[ranks]}"
     try:
-        group = torch.distributed.new_group(
-            list(ranks), timeout=_FORMING, backend="gloo", use_local_synchronization=True
-        )
-        torch.distributed.distributed_c10d._set_pg_timeout(_WORKING, group)
+        store = _C10D.PrefixStore(name, _C10D._get_default_store())
+        place = ranks.index(torch.distributed.get_rank())
+        group = torch.distributed.ProcessGroupGloo(store, place, len(ranks), _FORMING)
     except RuntimeError as error:
         raise LaunchError(
             f"ranks {', '.join(map(str, ranks))} did not reach each other within {_FORMING.seconds // 60} minutes ({error}): "
@@ -121,7 +129,10 @@ def _exchange(group: Any, size: int) -> Callable[[Any], list[Any]]:
         found: list[Any] = [None] * size
         try:
             with _logging_waits():
-                torch.distributed.all_gather_object(found, value, group=group)
+                if group is None:
+                    torch.distributed.all_gather_object(found, value)
+                else:
+                    found = _gather_objects(group, size, value)
         except RuntimeError as error:
             raise LaunchError(
                 f"a rank exited during dataset setup ({error}): see that rank's log, then restart the job; finished "
@@ -130,6 +141,21 @@ def _exchange(group: Any, size: int) -> Callable[[Any], list[Any]]:
         return found
 
     return exchange
+
+
+def _gather_objects(group: Any, size: int, value: Any) -> list[Any]:
+    """The values of all ranks of a gloo group that torch does not know."""
+    options = _C10D.AllgatherOptions()
+    options.timeout = _WORKING
+    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+    group.allgather([lengths], [torch.tensor([len(data)])], options).wait()
+    longest = max(int(length) for length in lengths)
+    parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(size)]
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: len(data)] = data
+    group.allgather([parts], [padded], options).wait()
+    return [pickle.loads(part.numpy().tobytes()) for part in parts]
 
 
 @contextmanager

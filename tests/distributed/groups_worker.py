@@ -20,7 +20,10 @@ def main() -> None:
     job = torch_job()
     drawn = random.Random(rank)
     total = 0
+    others = list[object]()  # of some ranks only, as Megatron has them
     for number in range(builds):
+        if number % 4 == 0:
+            others.append(torch.distributed.new_group([number // 4 % size]))
         with job.members(range(size)) as world:
             total += sum(world.allgather(number * rank))
             time.sleep(drawn.random() / 200)  # ranks come to the next group at different times
