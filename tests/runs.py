@@ -81,8 +81,7 @@ def read_samples(dataset: Dataset, ks: Sequence[int] | None = None) -> list[Read
     found: list[ReadSample] = []
     for run, batch, read in _read_batches(dataset, ks):
         sources, ordinals = run.plan.locate_many(batch)
-        extra = run.sample_tokens - run.config.sequence_length
-        tokens = np.concatenate([read.tokens, read.labels[:, read.labels.shape[1] - extra :]], axis=1)
+        tokens = np.concatenate([read.tokens, read.labels[:, read.labels.shape[1] - run.extra_token :]], axis=1)
         columns = [{name: values[i] for name, values in read.extra.items()} for i in range(len(batch))]
         found += map(ReadSample, sources.tolist(), ordinals.tolist(), tokens, columns)
     return found
@@ -92,7 +91,7 @@ def read_fields(dataset: Dataset, ks: Sequence[int] | None = None) -> list[dict[
     """Samples `ks`, or all, as lists: as `dataset` gives each, and a Loader, in batches."""
     found: list[dict[str, Any]] = []
     for run, _, read in _read_batches(dataset, ks):
-        found += list_fields(batch_dict(run.config, read))
+        found += list_fields(batch_dict(run.settings, read))
     return found
 
 

@@ -9,25 +9,28 @@ from typing import Any
 
 from megablend.api.blend_differences import Difference
 from megablend.api.build import publish_splits
-from megablend.api.committed import open_ledger
 from megablend.api.describe_split import describe_drain
 from megablend.api.description import Drain
 from megablend.api.diff import list_differences
 from megablend.api.result_base import Result
-from megablend.api.runs import ConfigLike, make_run_storage, plan_committed
+from megablend.api.runs import ConfigLike, compile_committed, make_run_storage
 from megablend.api.token_documents import refuse_token_documents
 from megablend.api.unindexed import INDEX_REMEDY, find_unindexed
 from megablend.config import Config, load_config
 from megablend.config.numbers import whole_number
+from megablend.config.runtime import Runtime
 from megablend.errors import CacheError, ConfigError
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import open_snapshot
 from megablend.plan.amending import amend_ledger, cut_ledger, rewind_to
-from megablend.plan.committed_run import keep_plan
+from megablend.plan.check_totals import check_limits
+from megablend.plan.commit import keep_companion, precompute_orders
+from megablend.plan.compile import Compiled
 from megablend.plan.fitting_steps import fitting_unit
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger, save_ledger
-from megablend.plan.run import Run, check_run, precompute_orders
+from megablend.plan.open import find_companion, open_ledger
+from megablend.plan.run import Run
 from megablend.plan.skips import load_skips
 from megablend.plan.stage_requests import plan_stages
 from megablend.plan.stages_plan import StagesPlan
@@ -133,25 +136,37 @@ def amend(
     else:
         taken = State.from_dict(state)
         known, sample = rewind_to(ledger, taken), taken.consumed_samples + whole_number("after", after, least=0)
-    asked = open_ledger(checked.cache_store, ledger).asked
-    data = asked.tokens_by_index, asked.blocks
-    cut = cut_ledger(known, plan_stages(known.stages, *data), sample)
+    before = _open_before(checked, ledger)
+    plan = before.plan
+    if known != ledger:
+        plan = plan_stages(known.stages, before.data.tokens_by_index, before.data.blocks)
+    cut = cut_ledger(known, plan, sample)
     _check_skips(checked, known, cut.num_samples)
     _check_stages(checked, cut)
     step = 1 if batch is None else whole_number("batch", batch)
-    run, note = _plan_amended(checked, cut, ledger, step, keep=not dry_run)
+    compiled, note = _compile_amended(checked, cut, ledger, step, keep=not dry_run)
+    amended = dataclasses.replace(compiled.ledger, request=checked.request_digest)
     if not dry_run:
         with checked.cache_store.hold():
             if load_ledger(checked.cache_store, checked.run) != ledger:
                 raise CacheError(
                     f"{checked.cache}: run {checked.run!r} was changed by another process just now; try again"
                 )
-            save_ledger(checked.cache_store, run.ledger, replaces=ledger)
-    found = _describe(run, plan_stages(ledger.stages, *data), ledger, cut.num_samples, sample, committed=not dry_run)
+            save_ledger(checked.cache_store, amended, replaces=ledger)
+    found = _describe(compiled.run, before, cut.num_samples, sample, committed=not dry_run)
     return dataclasses.replace(found, note=note)
 
 
-def _plan_amended(config: Config, cut: Ledger, committed: Ledger, batch: int, *, keep: bool) -> tuple[Run, str | None]:
+def _open_before(config: Config, ledger: Ledger) -> Run:
+    """The run as it is committed."""
+    runtime = Runtime(cache=config.cache_store, objects=config.storage)
+    companion = find_companion(runtime, ledger, ledger.request)
+    return open_ledger(ledger, "train", runtime, make_run_storage(runtime).for_reading(), companion)
+
+
+def _compile_amended(
+    config: Config, cut: Ledger, committed: Ledger, batch: int, *, keep: bool
+) -> tuple[Compiled, str | None]:
     """The amended run, and a note about its files. Raises: as `amend` does.
 
     Args:
@@ -159,28 +174,28 @@ def _plan_amended(config: Config, cut: Ledger, committed: Ledger, batch: int, *,
     """
     replaced = committed.indices[len(cut.indices) :]
     newest, storage = list_snapshots(config.cache_store)[-1], make_run_storage(config)
-    requested = plan_committed(config, "train", cut, storage, newest, replaced=replaced, keep=keep, batch=batch)
-    run = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger, committed))
-    check_run(run)
-    refuse_token_documents(config, run.store.snapshot, committed)
-    note = _compare_files(run, cut, storage)
-    precompute_orders(run)
+    requested = compile_committed(config, "train", cut, storage, newest, replaced=replaced, keep=keep, batch=batch)
+    compiled = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger, committed))
+    check_limits(compiled)
+    refuse_token_documents(config, compiled.store.snapshot, committed)
+    note = _compare_files(compiled, cut, storage)
+    precompute_orders(compiled)
     if keep:
-        keep_plan(run)
-        publish_splits(config, run.store)
-    return run, note
+        keep_companion(compiled)
+        publish_splits(config, compiled.store)
+    return compiled, note
 
 
-def _compare_files(run: Run, cut: Ledger, storage: Storage) -> str | None:
+def _compare_files(compiled: Compiled, cut: Ledger, storage: Storage) -> str | None:
     """Compare the index that a new stage reads with the files that the config's paths match now.
 
     Returns: what it lacks; None where it is of all these files, or no new stage reads another index.
     Raises: CacheError where it is not of this config.
     """
-    if not run.ledger.indices[len(cut.indices) :]:
+    if not compiled.ledger.indices[len(cut.indices) :]:
         return None
-    newest = open_snapshot(run.config.cache_store, run.ledger.indices[-1])
-    if (found := find_unindexed(run.config, newest, storage)) is None:
+    newest = open_snapshot(compiled.config.cache_store, compiled.ledger.indices[-1])
+    if (found := find_unindexed(compiled.config, newest, storage)) is None:
         return None
     if not found.only_lacks_files:
         raise CacheError(f"{found.text}; {INDEX_REMEDY}")
@@ -213,11 +228,12 @@ def _check_stages(config: Config, cut: Ledger) -> None:
         )
 
 
-def _describe(run: Run, before: StagesPlan, ledger: Ledger, at: int, requested: int, *, committed: bool) -> Amendment:
+def _describe(run: Run, before: Run, at: int, requested: int, *, committed: bool) -> Amendment:
+    ledger = before.ledger
     number = run.ledger.starts.index(at)
     drain = describe_drain(run, number)
     names = [source.name for source in run.sources]
-    outlooks = [_look_ahead(plan, at, run) for plan in (before, run.plan)]
+    outlooks = [_look_ahead(plan, at, run) for plan in (before.plan, run.plan)]
     rest = dataclasses.replace(ledger, stages=(dataclasses.replace(ledger.stage_at(at), cut=None),))
     new = dataclasses.replace(ledger, stages=(dataclasses.replace(run.ledger.stage_at(at), cut=None),))
     changes = [each for each in list_differences(rest, new) if each.what != "stage ends"]
@@ -254,7 +270,7 @@ def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
     start, end = min(at, plan.num_samples), plan.num_samples
     samples = (plan.counts(end) - plan.counts(start)).tolist()
     read, total = plan.count_tokens(start).tolist(), plan.count_tokens(end).tolist()
-    extra = int(run.config.add_extra_token_to_sequence)
+    extra = run.extra_token
     found = []
     for source, first in enumerate(plan.epochs.start(source, 1) for source in range(plan.num_sources)):
         repeat = plan.first_sample_from(source, plan.count_within(source, first, extra)) if first else None

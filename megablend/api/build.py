@@ -12,7 +12,6 @@ from megablend.api.build_results import BuildResult, BuiltIndex
 from megablend.api.check import check_store
 from megablend.api.checksums import make_checksums
 from megablend.api.known_ranges import refuse_known_outliers
-from megablend.api.other_splits import plan_other_splits
 from megablend.api.repair import repair_kept_index
 from megablend.api.runs import list_indices, make_run_storage
 from megablend.api.same_config import check_same_config
@@ -37,11 +36,12 @@ from megablend.index.build import build_index as index_files
 from megablend.index.build_report import report_waiting
 from megablend.index.document_table import table_key
 from megablend.index.snapshot import open_snapshot
-from megablend.plan.committed_run import keep_plan
+from megablend.plan.check_totals import check_limits
+from megablend.plan.commit import compile_others, keep_companion, precompute_orders
+from megablend.plan.compile import Compiled, compile_split
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger, save_ledger
 from megablend.plan.open_store import open_block_store, open_stores
-from megablend.plan.run import Run, as_promised, check_run, plan_run, precompute_orders
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
@@ -229,11 +229,11 @@ def _commit_run_or_retry(
     return _commit_run(config, report, documents, storage)
 
 
-def _warn_of_other_splits(config: Config, run: Run) -> list[str]:
+def _warn_of_other_splits(compiled: Compiled) -> list[str]:
     """Why validation or test splits cannot be opened: a run can be trained without them, but evaluation should not find out."""
     return [
         f"{split}: cannot be opened: {problem}"
-        for split, problem in plan_other_splits(config, run)
+        for split, problem in compile_others(compiled)
         if isinstance(problem, PlanError)
     ]
 
@@ -243,32 +243,33 @@ def _commit_run(config: Config, report: BuildReport, documents: TablesReport | N
     ledger = load_ledger(config.cache_store, config.run)
     digests = _list_needed(config, ledger, report)
     store = open_stores(config, digests, storage)
-    run = plan_run(config, "train", store, keep=True, links=ledger.links if ledger else (), promised=ledger)
-    extended = ledger.extend(as_promised(run, ledger).ledger) if ledger else run.ledger
-    run = dataclasses.replace(run, ledger=extended)
-    check_run(run)
-    precompute_orders(run)
-    keep_plan(run)
+    compiled = compile_split(config, "train", store, committed=ledger, keep=True)
+    if ledger is not None:
+        compiled = compiled.continue_ledger(ledger)
+    check_limits(compiled)
+    precompute_orders(compiled)
+    keep_companion(compiled)
     publish_splits(config, store)
-    if extended != ledger:
-        save_ledger(config.cache_store, extended, replaces=ledger)
+    committed = dataclasses.replace(compiled.ledger, request=config.request_digest)
+    if ledger is None or (committed, committed.request) != (ledger, ledger.request):
+        save_ledger(config.cache_store, committed, replaces=ledger)
     stages_before = len(ledger.stages) if ledger else 0
     # The files of an index that was just built have just been checked.
     problems = check_store(config, store).problems if store.snapshot.digest != report.digest else ()
     return BuildResult(
         index=report,
         documents=documents,
-        ledger=extended,
+        ledger=committed,
         stages_before=stages_before,
         problems=problems,
         warnings=(
             *warn_of_token_documents(config, store.snapshot),
-            *find_warnings(run),
-            *warn_of_last_share(run),
-            *warn_of_ends(run),
-            *warn_of_unread_rests(run),
-            *warn_of_shared_files(run),
-            *_warn_of_other_splits(config, run),
+            *find_warnings(compiled),
+            *warn_of_last_share(compiled),
+            *warn_of_ends(compiled),
+            *warn_of_unread_rests(compiled.run),
+            *warn_of_shared_files(compiled),
+            *_warn_of_other_splits(compiled),
         ),
     )
 

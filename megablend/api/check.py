@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from megablend.api.committed import open_committed
 from megablend.api.result_base import Record
-from megablend.api.runs import ConfigLike
+from megablend.api.runs import ConfigLike, open_committed, open_run
 from megablend.api.token_documents import warn_of_token_documents
 from megablend.api.unindexed import open_newest
 from megablend.api.warn import warn_of_unread_rests
 from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, load_config
 from megablend.config.numbers import whole_number
-from megablend.errors import MISSING_REMEDY, DataError, MissingFileError
+from megablend.errors import MISSING_REMEDY, CacheError, DataError, MissingFileError, PlanError
 from megablend.index.build import Progress
 from megablend.index.check_files import FileChecker, check_each, check_files, files_of
 from megablend.plan.fitting_steps import unfit_step
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.open_store import open_stores
+from megablend.plan.run import Run
 from megablend.plan.run_files import list_files
 from megablend.plan.skips import load_skips
 from megablend.plan.state import State
@@ -87,10 +87,18 @@ def check(
     if micro_batch_size is not None and ledger is not None:
         step = whole_number("micro_batch_size", micro_batch_size, least=1)
         step *= whole_number("data_parallel_size", data_parallel_size, least=1)
-        run = open_committed(checked, storage=storage)
+        run = _open(checked, storage)
         unfit = unfit_step(run, load_skips(checked.cache_store, run.ledger), position or 0, step)
         result = replace(result, unfit_steps=unfit)
     return result if len(digests) == 1 else _check_older(checked, result, position, storage, progress)
+
+
+def _open(config: Config, storage: Storage) -> Run:
+    """The run as loaders open it; where they refuse the config, as it was committed."""
+    try:
+        return open_run(config, "train", storage=storage)
+    except (PlanError, CacheError):
+        return open_committed(config, storage=storage)
 
 
 def _check_older(

@@ -64,7 +64,7 @@ def describe(
             files=list_files(config, storage=storage),
         )
     if not planned.committed:  # as `build` would
-        refuse_token_documents(config, planned.run.store.snapshot, load_ledger(config.cache_store, config.run))
+        refuse_token_documents(config, planned.compiled.store.snapshot, load_ledger(config.cache_store, config.run))
     seconds = perf_counter() - started - (jit.loading_seconds() - loading) - planned.compared_in
     return describe_planned(config, planned, loaders, planned_in=seconds, document_lengths=document_lengths)
 

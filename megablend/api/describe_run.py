@@ -12,7 +12,6 @@ from megablend.api.describe_index import describe_index
 from megablend.api.describe_split import describe_split
 from megablend.api.description import RunDescription, SplitDescription
 from megablend.api.full_shares import write_full_share_stages
-from megablend.api.other_splits import plan_other_splits
 from megablend.api.skip import describe_skips
 from megablend.api.token_documents import warn_of_token_documents
 from megablend.api.warn import (
@@ -27,6 +26,8 @@ from megablend.api.warn import (
 from megablend.api.what_if import Foreseen, foresee_run
 from megablend.config import Config
 from megablend.errors import ConfigError, PlanError
+from megablend.plan.commit import compile_others
+from megablend.plan.compile import Compiled
 from megablend.plan.fitting_lanes import fitting_lanes, unfit_lanes
 from megablend.plan.fitting_steps import fitting_unit, unfit_step
 from megablend.plan.run import Run
@@ -60,11 +61,13 @@ def describe_planned(
     config: Config, planned: Foreseen, loaders: Loaders | None, *, planned_in: float, document_lengths: bool
 ) -> RunDescription:
     """A run that is committed, or as it would be; `planned_in`: seconds, without those of kernels. Raises as `describe`."""
-    run = planned.run
-    splits = _describe_splits(config, run, loaders, document_lengths=document_lengths)
+    compiled = planned.compiled
+    run = compiled.run
+    splits = _describe_splits(compiled, loaders, document_lengths=document_lengths)
     warnings = [warning for _, found in splits.values() for warning in found]
     warnings += warn_of_token_documents(config, run.store.snapshot)
-    warnings += warn_of_last_share(run) + warn_of_ends(run) + warn_of_unread_rests(run) + warn_of_shared_files(run)
+    warnings += warn_of_last_share(compiled) + warn_of_ends(compiled) + warn_of_unread_rests(run)
+    warnings += warn_of_shared_files(compiled)
     described = RunDescription(
         cache=config.cache,
         run=config.run,
@@ -82,24 +85,24 @@ def describe_planned(
         warnings=tuple(warnings),
         transfer=_estimate_transfer(run, loaders),
         opening_seconds=_measure_opening(config, run, planned_in),
-        full_share_stages=write_full_share_stages(config, run),
+        full_share_stages=write_full_share_stages(compiled),
     )
     return described if loaders is None else _with_estimates(described, config, run, loaders)
 
 
 def _describe_splits(
-    config: Config, run: Run, loaders: Loaders | None, *, document_lengths: bool
+    train: Compiled, loaders: Loaders | None, *, document_lengths: bool
 ) -> dict[str, tuple[SplitDescription, list[str]]]:
-    """The splits of a run of train that have sources, each with the warnings about it."""
+    """The splits of a run that have sources, each with the warnings about it."""
 
-    def describe(split: Run) -> tuple[SplitDescription, list[str]]:
-        steps = None if loaders is None else split.num_samples // loaders.step_samples
-        warnings = find_warnings(split) + ([] if loaders is None else warn_of_steps(split, loaders.step_samples))
+    def describe(split: Compiled) -> tuple[SplitDescription, list[str]]:
+        steps = None if loaders is None else split.run.num_samples // loaders.step_samples
+        warnings = find_warnings(split) + ([] if loaders is None else warn_of_steps(split.run, loaders.step_samples))
         return describe_split(split, steps, document_lengths=document_lengths), warnings
 
-    splits = {"train": describe(run)}
-    for split, other in plan_other_splits(config, run):
-        splits[split] = describe(other) if isinstance(other, Run) else (_cannot_be_planned(other, loaders), [])
+    splits = {"train": describe(train)}
+    for split, other in compile_others(train):
+        splits[split] = describe(other) if isinstance(other, Compiled) else (_cannot_be_planned(other, loaders), [])
     return splits
 
 
@@ -146,7 +149,11 @@ def _with_estimates(described: RunDescription, config: Config, run: Run, loaders
 def _estimate_transfer(run: Run, loaders: Loaders | None) -> Transfer | None:
     """What loaders read of object stores: one, or where its memory is too small one for each lane, if none are described."""
     alone = Loaders(micro_batch_size=1, data_parallel_size=1, num_workers=0)
-    tried = [alone, dataclasses.replace(alone, data_parallel_size=run.config.lanes)] if loaders is None else [loaders]
+    tried = (
+        [alone, dataclasses.replace(alone, data_parallel_size=run.ledger.stages[0].blend.lanes)]
+        if loaders is None
+        else [loaders]
+    )
     for each in tried:
         with contextlib.suppress(ConfigError):
             return estimate_transfer(run, **asdict(each))
@@ -162,6 +169,6 @@ def _measure_opening(config: Config, run: Run, planned_in: float) -> float:
     if planned_in < _LONG_SECONDS:
         planned_in = 0.0
         again = foresee_run(config, storage=run.store.storage, compares_files=False)
-        run = run if isinstance(again, str) else again.run
+        run = run if isinstance(again, str) else again.compiled.run
     run.plan.locate_many([0, run.num_samples - 1])
     return planned_in + perf_counter() - started

@@ -18,6 +18,7 @@ from megablend.api.description import (
     StageSource,
 )
 from megablend.api.document_lengths import count_lengths
+from megablend.plan.compile import Compiled
 from megablend.plan.progress import NONE, SCANNED, Presence, find_epoch_ends, find_first_from, find_presence
 from megablend.plan.run import Run
 from megablend.plan.shares import cap_of, find_most_tokens
@@ -28,8 +29,9 @@ SAMPLED_BLOCKS = 256
 """Blocks of a source whose sizes are looked up."""
 
 
-def describe_split(run: Run, steps: int | None = None, *, document_lengths: bool = False) -> SplitDescription:
+def describe_split(compiled: Compiled, steps: int | None = None, *, document_lengths: bool = False) -> SplitDescription:
     """The sources of one split: what they hold, what is requested of them, what the run reads."""
+    run = compiled.run
     ends = [0, *run.ledger.ends]
     scanned = max(1 << 10, SCANNED // (len(ends) - 1))
     parts = [find_presence(run.plan, start, stop, scanned=scanned) for start, stop in pairwise(ends)]
@@ -43,7 +45,7 @@ def describe_split(run: Run, steps: int | None = None, *, document_lengths: bool
         first_repeated_source=_find_first_repeat(run),
         sources=tuple(
             _describe_source(
-                run,
+                compiled,
                 number,
                 samples,
                 read[number],
@@ -131,7 +133,7 @@ def _sample(number: np.int64) -> int | None:
 def _find_first_repeat(run: Run) -> FirstRepeat | None:
     if not run.is_blended:
         return None
-    extra = int(run.config.add_extra_token_to_sequence)
+    extra = run.extra_token
     # Where epochs overlap, the sample after one pass may come before some of these.
     passes = [run.plan.count_within(number, run.epochs.start(number, 1), extra) for number in range(len(run.sources))]
     first = find_first_from(run.plan, np.array(passes, np.int64))
@@ -139,7 +141,7 @@ def _find_first_repeat(run: Run) -> FirstRepeat | None:
 
 
 def _describe_source(
-    run: Run,
+    compiled: Compiled,
     number: int,
     samples: int,
     read: int,
@@ -149,12 +151,13 @@ def _describe_source(
     *,
     document_lengths: bool,
 ) -> SourceDescription:
-    source, part = run.sources[number], run.parts[number]
-    length, extra = run.config.sequence_length, int(run.config.add_extra_token_to_sequence)
+    run = compiled.run
+    source, part = compiled.sources[number], run.parts[number]
+    length, extra = compiled.config.sequence_length, run.extra_token
     tokens = int(part["tokens"])
     used = read + extra if samples else 0
     epochs = run.epochs.count(number, used)
-    requested = run.asked.requested[number] if run.weights else Fraction(samples, run.num_samples)
+    requested = compiled.requested[number] if run.is_blended else Fraction(samples, run.num_samples)
     return SourceDescription(
         name=source.name,
         blocks=int(part["stop_block"] - part["first_block"]),
@@ -169,7 +172,7 @@ def _describe_source(
         tokens_read=read,
         stored_bytes=stored_bytes,
         max_tokens=source.max_tokens,
-        most_samples=cap_of(source, tokens, length, extra, most=find_most_tokens(run.sources, run.epochs)[number]),
+        most_samples=cap_of(source, tokens, length, extra, most=find_most_tokens(compiled.sources, run.epochs)[number]),
         first_sample=_sample(presence.first[number]),
         last_sample=_sample(presence.last[number]),
         epoch_ends=tuple(epoch_ends),

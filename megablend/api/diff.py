@@ -11,17 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.api.blend_differences import Difference, list_blend_differences
-from megablend.api.committed import open_ledger
 from megablend.api.result_base import Result
+from megablend.api.runs import make_run_storage
 from megablend.api.what_if import foresee_run
 from megablend.arrays import Int64s
 from megablend.caches.base import RUNS, SNAPSHOTS
-from megablend.caches.find import is_remote
+from megablend.caches.find import find_store, is_remote
 from megablend.config import load_config
+from megablend.config.runtime import Runtime
+from megablend.config.storage_settings import load_storage_settings
 from megablend.errors import ConfigError
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.links import Link, find_agreed_end
+from megablend.plan.open import find_companion, open_ledger
 from megablend.plan.run import Run
 from megablend.plan.stage import Blend
 from megablend.plan.state import State
@@ -94,7 +97,7 @@ def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
 def find_parting(a: Run, b: Run, *, start: int = 0) -> int | None:
     """The first sample from `start` on that differs in source or tokens; None where one run is the beginning of the other."""
     stop = min(a.num_samples, b.num_samples)
-    if a.config.add_extra_token_to_sequence != b.config.add_extra_token_to_sequence:
+    if a.extra_token != b.extra_token:
         return start if start < stop else None
     compare = _Comparison(a, b)
     start, chunk = max(start, _first_epoch_end(a, b)), _FIRST_CHUNK
@@ -195,7 +198,7 @@ def _first_epoch_end(a: Run, b: Run) -> int:
         return 0
     first = short.ends[-1]
     for source, tokens in enumerate(a.tokens):
-        sample = a.plan.first_sample_from(source, tokens // a.config.sequence_length)
+        sample = a.plan.first_sample_from(source, tokens // a.sequence_length)
         if sample is not None:
             blend = a.ledger.blend
             period = (blend.sources[source].cycles or 1) * blend.lanes * blend.shuffle_window
@@ -220,7 +223,7 @@ def _read(path: str | Path) -> Run | State:
     foreseen = foresee_run(load_config(path))
     if isinstance(foreseen, str):
         raise ConfigError(f"{path}: {foreseen}")
-    return foreseen.run
+    return foreseen.compiled.run
 
 
 def _open_ledger_file(path: Path) -> Run:
@@ -235,7 +238,9 @@ def _open_ledger_file(path: Path) -> Run:
     ledger = load_ledger(str(cache), path.stem)
     if ledger is None:
         raise ConfigError(f"{path}: is not a run's ledger; the cache has none of run {path.stem!r}")
-    return open_ledger(str(cache), ledger)
+    runtime = Runtime(cache=find_store(cache), objects=load_storage_settings())
+    companion = find_companion(runtime, ledger, ledger.request)
+    return open_ledger(ledger, "train", runtime, make_run_storage(runtime).for_reading(), companion)
 
 
 def _json_of(path: Path) -> dict[str, Any] | None:

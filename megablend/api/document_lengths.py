@@ -23,7 +23,7 @@ def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
     if part["documents"] == 0:
         return None
     blocks = run.blocks(source)
-    name = list(run.config.sources_of(run.split))[source]
+    name = run.data.index_names[source]
     number = next(i for i, entry in enumerate(blocks.snapshot.sources) if entry.name == name)
     documents = int(part["documents"])
     if table_bytes(blocks.snapshot, number) is None:

@@ -13,11 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from megablend.api.committed import open_committed
 from megablend.api.output_file import check_output
 from megablend.api.piece_rows import UNKNOWN, find_rows
 from megablend.api.result_base import Result
-from megablend.api.runs import ConfigLike
+from megablend.api.runs import ConfigLike, open_committed
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
 from megablend.fs.atomic_write import flush_folder, temp_sibling
@@ -161,7 +160,7 @@ def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
 
 def _list_lengths(run: Run) -> list[list[int]]:
     """The sequence length from each sample on where it changes: pairs of first sample and length."""
-    return [[section.start, section.config.sequence_length] for section in run.sections]
+    return [[section.start, section.sequence_length] for section in run.sections]
 
 
 def _describe(run: Run) -> dict[bytes, bytes]:
@@ -171,8 +170,8 @@ def _describe(run: Run) -> dict[bytes, bytes]:
         "split": run.split,
         "index": run.ledger.index,
         "plan": run.ledger.digest,
-        "sequence_length": run.config.sequence_length,
-        "sample_tokens": run.sample_tokens,
+        "sequence_length": run.sequence_length,
+        "sample_tokens": run.settings.sample_tokens,
         **({} if len(run.sections) == 1 else {"sequence_lengths": _list_lengths(run)}),
     }
     return {b"megablend": json.dumps(described).encode()}

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megablend.api.committed import open_committed
 from megablend.api.result_base import Result
-from megablend.api.runs import ConfigLike
+from megablend.api.runs import ConfigLike, open_committed
 from megablend.arrays import Int64s
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.splits import SplitBlocks, find_document
@@ -130,7 +129,7 @@ def find(
     batch_size = None if batch_size is None else whole_number("batch_size", batch_size, least=1)
     limit = None if limit is None else whole_number("limit", limit, least=1)
     opened = open_committed(what, run, split, cache=cache)
-    skips = load_skips(opened.config.cache_store, opened.ledger) if split == "train" else Skips()
+    skips = load_skips(opened.runtime.cache, opened.ledger) if split == "train" else Skips()
     places: dict[tuple[str, int], list[int]] = {}
     for number in match_files(opened, file):
         source = _source_of(opened, number)
@@ -250,7 +249,7 @@ def find_tokens(run: Run, source: int, reading: Reading, epoch: int, start: int,
 
 def _find_placed(run: Run, source: int, reading: Reading, placed: Placed, samples: TokenRange) -> Hits:
     """The samples, among those of a source that have one length, that have placed tokens; `stored` as in `placed`."""
-    extra = int(run.config.add_extra_token_to_sequence)
+    extra = run.extra_token
     begins, ends = placed.starts - samples.token, placed.stops - samples.token
     # from the first sample that ends behind a range's start, to the last that begins before its end
     first = np.maximum((begins - samples.step - extra) // samples.step + 1, 0)
@@ -283,7 +282,7 @@ def list_epochs(run: Run, source: int) -> list[tuple[Reading, range]]:
     if not ranges:
         return []
     tokens = ranges[-1].token + (ranges[-1].stop - ranges[-1].first) * ranges[-1].step
-    end = tokens + int(run.config.add_extra_token_to_sequence)
+    end = tokens + run.extra_token
     return [(reading, reading.list_epochs(end)) for reading in readings]
 
 
@@ -291,7 +290,7 @@ def _source_of(run: Run, number: int) -> int | None:
     """The number in the split of the source that has a file; None where the split does not read it."""
     _, file, snapshot = _locate_file(run, number)
     name = snapshot.sources[snapshot.file(file).column].name
-    names = list(run.config.sources_of(run.split))
+    names = run.data.index_names
     return names.index(name) if name in names else None
 
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from megablend.api.load_kernels import load_format_kernels, load_planning_kernels
-from megablend.api.runs import ConfigLike, open_run
+from megablend.api.runs import ConfigLike, open_cached, open_run, resolve_cache
 from megablend.config import Config, load_config
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
+from megablend.plan.run import Run
 from megablend.plan.skips import load_skips
 from megablend.plan.state import State
 from megablend.reader import Dataset
@@ -19,9 +20,10 @@ from megablend.system.failures import translating
 
 @translating("open")
 def open_dataset(
-    config: ConfigLike,
+    config: ConfigLike | None = None,
     split: str = "train",
     *,
+    run: str | None = None,
     stage: int | None = None,
     state: Mapping[str, Any] | None = None,
     consumed_samples: int | None = None,
@@ -32,13 +34,15 @@ def open_dataset(
     """Open one split of a run that `build` has built.
 
     Args:
-        config: path of a YAML or JSON file, or the same as a dict.
+        config: path of a YAML or JSON file, or the same as a dict. Without it the run is opened as it was committed, with its
+            files where they were indexed, no masks and no extra columns.
         split: "train", "valid" or "test".
+        run: without a config, the run's name.
         stage: for valid and test, the stage of the config, from 0, whose settings they have; by default the top level's.
         state: from `state_dict()`: opens the index snapshot and the stages that it names, and resumes there.
         consumed_samples: where to resume, in place of a state, in the run as the cache has it now. Only for train: the order
             of valid and test is not committed.
-        cache: cache folder, in place of the config's `cache`.
+        cache: cache folder, in place of the config's `cache`, or its URL.
         transform: applied to each sample's dict as the final step; its return value replaces the sample, and is collated as
             torch does. It must be picklable if a loader's workers are spawned.
         storage: where files are read, in place of the one that the config asks for, such as a WrapperStorage around it.
@@ -53,26 +57,45 @@ def open_dataset(
             f"found consumed_samples={consumed_samples} for {split}: a cache does not record whether its order has "
             "changed; give state=, from state_dict()"
         )
-    checked = load_config(config, cache=cache)
-    if stage is not None:
-        checked = _settings_of(checked, split, stage)
     taken = None if state is None else State.from_dict(state)
-    for each in {checked.order, *checked.stage_orders}:
-        load_planning_kernels(each)
-    run = open_run(checked, split, taken, storage=storage)
-    skips = load_skips(checked.cache_store, run.ledger) if split == "train" else None
-    load_format_kernels(run.store.snapshot.sources.formats)
-    dataset = Dataset(run, consumed_samples=consumed_samples or 0, transform=transform, skips=skips)
+    if config is None:
+        opened = _open_without_config(cache, run, split, stage, taken, storage)
+    else:
+        if run is not None:
+            raise ConfigError(f"found both a config and run={run!r}, expected one of them: the config names its run")
+        checked = load_config(config, cache=cache)
+        if stage is not None:
+            stage = _check_stage(checked, split, stage)
+        for each in {checked.order, *checked.stage_orders}:
+            load_planning_kernels(each)
+        opened = open_run(checked, split, taken, stage=stage, storage=storage)
+    skips = load_skips(opened.runtime.cache, opened.ledger) if split == "train" else None
+    load_format_kernels(opened.store.snapshot.sources.formats)
+    dataset = Dataset(opened, consumed_samples=consumed_samples or 0, transform=transform, skips=skips)
     if state is not None:
         dataset.load_state_dict(state)
     return dataset
 
 
-def _settings_of(config: Config, split: str, stage: int) -> Config:
-    """The settings of a stage. Raises: ConfigError where the config has no such stage, or for train, which has all of them."""
+def _open_without_config(
+    cache: str | None, run: str | None, split: str, stage: int | None, state: State | None, storage: Storage | None
+) -> Run:
+    """Raises: ConfigError where the cache or the run's name is not given, or something that only a config says is asked for."""
+    if cache is None or run is None:
+        raise ConfigError(
+            "found NoneType, expected a config: a path of a YAML or JSON file, or its keys as a dict; or, without one, both "
+            "`cache` and `run`"
+        )
+    if stage is not None:
+        raise ConfigError(f"found stage {stage} without a config, which lists the stages; give the run's config")
+    return open_cached(resolve_cache(cache), run, split, state, storage=storage)
+
+
+def _check_stage(config: Config, split: str, stage: int) -> int:
+    """The number of a stage. Raises: ConfigError where the config has no such stage, or for train, which has all of them."""
     if split == "train":
         raise ConfigError("found stage for train, which has all stages; stage selects the settings of valid and test")
     stage = whole_number("stage", stage, least=0)
     if stage >= len(config.stages):
         raise ConfigError(f"found stage {stage}; the config lists {len(config.stages)} stages, counted from 0")
-    return config.stage_configs[stage]
+    return stage

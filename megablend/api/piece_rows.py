@@ -23,7 +23,7 @@ def find_rows(run: Run, sources: npt.NDArray[np.int32], spans: Spans) -> Int64s:
     Raises: CacheError where a table is damaged.
     """
     rows = np.full(len(spans.blocks), UNKNOWN)
-    names = list(run.config.sources_of(run.split))
+    names = run.data.index_names
     for source, positions in by_value(sources):
         readings = run.locator.readings(source)
         firsts = np.array([each.first_block for each in readings])

@@ -1,8 +1,10 @@
-"""From a config, and perhaps a checkpoint's state, to a planned run over an opened index. No torch here."""
+"""From a config or a cache, and perhaps a checkpoint's state, to a run over an opened index. No torch here."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,17 +13,21 @@ from megablend.blocks.block_store import BlockStore
 from megablend.caches.base import CacheStore
 from megablend.caches.find import CacheLike, find_store, is_remote
 from megablend.config import SPLITS, Config, load_config
+from megablend.config.runtime import Runtime
 from megablend.config.storage_settings import load_storage_settings
 from megablend.errors import CacheError, ConfigError, PlanError, StateError
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import Snapshot, open_snapshot
-from megablend.plan.committed_run import open_committed
+from megablend.plan.check_totals import check_limits
+from megablend.plan.commit import keep_companion
+from megablend.plan.compile import Compiled, compile_split
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.ledger_format import PLAN_VERSION
 from megablend.plan.links import agree_until, find_parting
+from megablend.plan.open import find_companion, open_ledger
 from megablend.plan.open_store import open_stores
-from megablend.plan.run import Run, as_promised, check_run, plan_run
+from megablend.plan.run import Run
 from megablend.plan.state import State
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
@@ -57,9 +63,10 @@ def resolve_run(what: ConfigLike, run: str | None) -> str:
     return load_config(what).run
 
 
-def make_run_storage(config: Config) -> Storage:
+def make_run_storage(config: Config | Runtime) -> Storage:
     """Make the storage that a run is read from, as its config says."""
-    return make_storage(direct=config.direct_io, objects=config.storage)
+    objects = config.storage if isinstance(config, Config) else config.objects
+    return make_storage(direct=config.direct_io, objects=objects)
 
 
 def open_run(
@@ -67,32 +74,92 @@ def open_run(
     split: str,
     state: State | None = None,
     *,
+    stage: int | None = None,
     storage: Storage | None = None,
     ledger: Ledger | None = None,
 ) -> Run:
     """Open the run behind a dataset, read from `storage` or, by default, the config's. Raises as `megablend.open` does.
 
+    The config is compiled only where no companion of the run's ledger is of what it requests, or no ledger has the state's plan.
+
     Args:
+        stage: for valid and test, the number of the config's stage whose settings they have.
         ledger: the run's, if it was read already: another process may replace it at any time.
     """
+    _check_split(split)
+    check_sample(config)
+    storage = (storage or make_run_storage(config)).for_reading()
+    ledger = ledger or load_ledger(config.cache_store, config.run)
+    if state is None and ledger is None:
+        raise _was_not_built(config.cache_store, config.run)
+    is_followed = state is None or (split == "train" and ledger is not None and _is_on_ledger(ledger, state))
+    if state is not None:
+        needed = _list_common(state, ledger) if is_followed and ledger is not None else state.indices
+        _check_indices(config, needed)
+    if stage is not None:
+        config = config.stage_configs[stage]
+    elif ledger is not None and (is_followed or split != "train"):
+        run = _open_companion(config, split, ledger, storage)
+        if run is not None and (is_followed or state is None or _begins_with(run.ledger, state)):
+            return run
+    if state is not None and not is_followed:
+        return _compile_for_state(config, split, state, ledger, storage)
+    assert ledger is not None
+    if split == "train":
+        return _compile_train(config, ledger, storage)
+    return _checked(compile_committed(config, split, ledger, storage)).run
+
+
+def _open_companion(config: Config, split: str, ledger: Ledger, storage: Storage) -> Run | None:
+    """A split as it was committed, if that is what the config requests; None where it has to be compiled."""
+    runtime = Runtime.of(config)
+    companion = find_companion(runtime, ledger, config.request_digest)
+    if companion is None or (split != "train" and split not in companion.others):
+        return None
+    eods = {name: source.append_eod for name, source in config.all_sources.items()}
+    return open_ledger(ledger, split, runtime, storage, companion, eods)
+
+
+def _compile_train(config: Config, ledger: Ledger, storage: Storage) -> Run:
+    """Train as a config requests it, which has to be what was committed; kept for the next time where that is possible."""
+    compiled = _checked(compile_committed(config, "train", ledger, storage).follow_ledger(ledger))
+    if compiled.ledger == ledger:
+        with contextlib.suppress(CacheError):  # it cannot be written: the cache is of another user, or full
+            keep_companion(compiled)
+    return compiled.run
+
+
+def _compile_for_state(config: Config, split: str, state: State, ledger: Ledger | None, storage: Storage) -> Run:
+    """The plan that a state names, which no ledger has."""
+    links = state.stages if split == "train" else ()
+    compiled = compile_split(config, split, _open_for_state(config, split, state, ledger, storage), links=links)
+    if split == "train":
+        compiled = dataclasses.replace(compiled, ledger=compiled.ledger.of_state(state))
+    versions = (compiled.ledger.in_version(version) for version in range(PLAN_VERSION, 0, -1))
+    found = next((each for each in versions if _begins_with(each, state)), compiled.ledger)  # else the state is refused
+    return _checked(dataclasses.replace(compiled, ledger=found)).run
+
+
+def _checked(compiled: Compiled) -> Compiled:
+    check_limits(compiled)
+    return compiled
+
+
+def _check_split(split: str) -> None:
     if split not in SPLITS:
         raise ConfigError(f"found split {split!r}, expected one of {', '.join(SPLITS)}")
-    check_sample(config)
-    ledger = ledger or load_ledger(config.cache_store, config.run)
-    return _open(config, split, state, ledger, (storage or make_run_storage(config)).for_reading())
 
 
-def _open(config: Config, split: str, state: State | None, ledger: Ledger | None, storage: Storage) -> Run:
-    if state is None:
-        if ledger is None:
-            raise CacheError(
-                f"{config.cache}: run {config.run!r} was not built there; run `megablend build CONFIG` first"
-            )
-        if split == "train":
-            return _open_train(config, ledger, storage)
-        return _check(plan_committed(config, split, ledger, storage))
-    followed = ledger if ledger is not None and split == "train" and _is_on_ledger(ledger, state) else None
-    needed = state.indices if followed is None else [index for index in state.indices if index in followed.indices]
+def _was_not_built(cache: CacheStore, run: str) -> CacheError:
+    return CacheError(f"{cache}: run {run!r} was not built there; run `megablend build CONFIG` first")
+
+
+def _list_common(state: State, ledger: Ledger) -> list[str]:
+    return [index for index in state.indices if index in ledger.indices]
+
+
+def _check_indices(config: Config, needed: Sequence[str]) -> None:
+    """Raises: StateError where the cache lacks a snapshot that a state needs."""
     known = list_snapshots(config.cache_store)
     if missing := [index for index in needed if index not in known]:
         raise StateError(
@@ -100,26 +167,6 @@ def _open(config: Config, split: str, state: State | None, ledger: Ledger | None
             f"{', '.join(known) or 'none'}); open it with the cache that the run was built in, or "
             "build the same data there (`megablend build CONFIG`)"
         )
-    if followed is not None:
-        return _open_train(config, followed, storage)
-    run = plan_run(
-        config,
-        split,
-        _open_for_state(config, split, state, ledger, storage),
-        links=state.stages if split == "train" else (),
-    )
-    if split == "train":
-        run = dataclasses.replace(run, ledger=run.ledger.of_state(state))
-    return _check(_in_version_of(run, state))
-
-
-def _open_train(config: Config, ledger: Ledger, storage: Storage) -> Run:
-    return open_committed(config, ledger, open_stores(config, list_indices(config, ledger, None), storage))
-
-
-def _check(run: Run) -> Run:
-    check_run(run)
-    return run
 
 
 def _is_on_ledger(ledger: Ledger, state: State) -> bool:
@@ -148,7 +195,7 @@ def _open_for_state(config: Config, split: str, state: State, ledger: Ledger | N
     return open_stores(config, state.indices, storage)
 
 
-def plan_committed(
+def compile_committed(
     config: Config,
     split: str,
     ledger: Ledger,
@@ -158,8 +205,8 @@ def plan_committed(
     replaced: Sequence[str] = (),
     keep: bool = False,
     batch: int | None = None,
-) -> Run:
-    """Plan what a config requests over the snapshots of its run's ledger, with what the ledger has fixed; not checked.
+) -> Compiled:
+    """Compile what a config requests over the snapshots of its run's ledger, with what the ledger has fixed; not checked.
 
     Args:
         newest: the snapshot that a stage reads which is not committed yet, and has `new_data`.
@@ -170,8 +217,7 @@ def plan_committed(
     Raises: PlanError; CacheError.
     """
     store = open_stores(config, list_indices(config, ledger, newest, replaced), storage)
-    run = plan_run(config, split, store, keep=keep, links=ledger.links, batch=batch, promised=ledger)
-    return as_promised(run, ledger)
+    return compile_split(config, split, store, committed=ledger, keep=keep, batch=batch)
 
 
 def list_indices(config: Config, ledger: Ledger, newest: str | None, replaced: Sequence[str] = ()) -> tuple[str, ...]:
@@ -200,6 +246,72 @@ def list_indices(config: Config, ledger: Ledger, newest: str | None, replaced: S
     return (*known, newest)
 
 
+def open_cached(
+    cache: CacheStore, run: str, split: str, state: State | None = None, *, storage: Storage | None = None
+) -> Run:
+    """Open a split of a run from its cache alone, as the last build or amendment committed it.
+
+    Raises: CacheError where the run was not built; ConfigError where the split is not recorded; StateError where the ledger does
+        not have the state's plan.
+    """
+    _check_split(split)
+    ledger = load_ledger(cache, run)
+    if ledger is None:
+        raise _was_not_built(cache, run)
+    if state is not None and split == "train" and not _is_on_ledger(ledger, state):
+        state.check(split=split, indices=ledger.indices, stages=ledger.links)
+    runtime = Runtime(cache=cache, objects=load_storage_settings())
+    storage = (storage or make_run_storage(runtime)).for_reading()
+    return open_ledger(ledger, split, runtime, storage, find_companion(runtime, ledger, ledger.request))
+
+
+def open_committed(
+    what: ConfigLike,
+    run: str | None = None,
+    split: str = "train",
+    *,
+    cache: str | None = None,
+    storage: Storage | None = None,
+) -> Run:
+    """Open a split of a run as it was committed, to look at it: the ledger decides, even if the config was edited since.
+
+    Args:
+        what: a config, or the folder of a cache, which needs `run`.
+        run: the run's name, in place of the config's.
+        cache: in place of the config's.
+        storage: where files are read, in place of the one that the config asks for.
+
+    Raises: ConfigError, PlanError where the split is not one of the run's; CacheError where the run was not built, or its index
+        is gone.
+    """
+    _check_split(split)
+    config = None if is_cache(what) else load_config(what, cache=cache)
+    is_own = config is not None and run in (None, config.run)
+    if config is not None and is_own and split != "train":
+        return open_run(config, split, storage=storage)
+    folder = resolve_cache(what) if config is None else config.cache_store
+    name = run or (resolve_run(what, run) if config is None else config.run)
+    ledger = load_ledger(folder, name)
+    if ledger is None:
+        raise CacheError(
+            f"{folder}: run {name!r} was not built there; run `megablend build CONFIG` first, or choose one of the runs that "
+            f"`megablend runs list {shlex.quote(folder.location)}` lists"
+        )
+    runtime = Runtime(cache=folder, objects=load_storage_settings() if config is None else config.storage)
+    if config is not None:
+        runtime = dataclasses.replace(runtime, direct_io=config.direct_io, memory=config.memory)
+    storage = (storage or make_run_storage(runtime)).for_reading()
+    if config is not None and is_own:
+        own = Runtime.of(config)
+        companion = find_companion(own, ledger, config.request_digest)
+        with contextlib.suppress(PlanError):  # it has extra columns that the run's index lacks
+            if companion is not None:
+                return open_ledger(ledger, split, own, storage, companion)
+            own = dataclasses.replace(own, stage_masks=())  # it is not known where they apply
+            return open_ledger(ledger, split, own, storage, find_companion(own, ledger, ledger.request))
+    return open_ledger(ledger, split, runtime, storage, find_companion(runtime, ledger, ledger.request))
+
+
 @translating("open_index")
 def open_index(cache: str | Path, digest: str | None = None, *, storage: Storage | None = None) -> BlockStore:
     """Open the blocks of an index, for loaders of your own: `open_index(cache).read_blocks(block_ids)`.
@@ -221,15 +333,6 @@ def newest_snapshot(cache: CacheLike, digest: str | None = None) -> Snapshot:
     if not found:
         raise CacheError(f"{cache}: holds no index; run `megablend build CONFIG` first")
     return open_snapshot(cache, digest or found[-1])
-
-
-def _in_version_of(run: Run, state: State) -> Run:
-    """The run in the plan version whose digest is the state's; in the newest where none is: then the state is refused."""
-    for version in range(PLAN_VERSION, 0, -1):
-        ledger = run.ledger.in_version(version)
-        if _begins_with(ledger, state):
-            return dataclasses.replace(run, ledger=ledger)
-    return run
 
 
 def _begins_with(ledger: Ledger, state: State) -> bool:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megablend.api.committed import open_committed
 from megablend.api.result_base import Result
-from megablend.api.runs import ConfigLike
+from megablend.api.runs import ConfigLike, open_committed
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
 from megablend.plan.skips import Skips, load_skips
@@ -115,7 +114,7 @@ def show_step(
     Raises: as `show`; ConfigError for a rank or step that does not exist, or a step that is not a multiple of a micro step.
     """
     opened = open_committed(config, run, split, cache=cache, storage=storage)
-    skips = load_skips(opened.config.cache_store, opened.ledger) if split == "train" else Skips()
+    skips = load_skips(opened.runtime.cache, opened.ledger) if split == "train" else Skips()
     dataset = Dataset(opened)
     micro_batch_size = whole_number("micro_batch_size", micro_batch_size, least=1)
     size = whole_number("data_parallel_size", data_parallel_size, least=1)

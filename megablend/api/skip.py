@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from megablend.api.committed import open_committed
 from megablend.api.result_base import Result
-from megablend.api.runs import ConfigLike
+from megablend.api.runs import ConfigLike, open_committed
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
 from megablend.plan.run import Run
@@ -68,7 +67,7 @@ def skip(
             f"found samples {start:,} to {stop:,}, expected a range within the {opened.num_samples:,} samples of the run"
         )
     first, last = start // unit * unit, min(-(-stop // unit) * unit, opened.num_samples)
-    planned = load_skips(opened.config.cache_store, opened.ledger).add(first, last)
+    planned = load_skips(opened.runtime.cache, opened.ledger).add(first, last)
     if planned.ranges == ((0, opened.num_samples),):
         are = "are" if (first, last) == planned.ranges[0] else "are, with the ranges that are skipped already,"
         raise ConfigError(
@@ -77,8 +76,8 @@ def skip(
         )
     if dry_run:
         return SkipsResult(run=opened.ledger.run, skips=describe_skips(opened, planned))
-    with opened.config.cache_store.hold():
-        save_skip(opened.config.cache_store, opened.ledger, first, last)
+    with opened.runtime.cache.hold():
+        save_skip(opened.runtime.cache, opened.ledger, first, last)
     return list_skips(what, run=run, cache=cache)
 
 
@@ -93,13 +92,13 @@ def list_skips(what: ConfigLike, *, run: str | None = None, cache: str | None = 
 def unskip(what: ConfigLike, *, run: str | None = None, cache: str | None = None) -> None:
     """Let loaders that are opened from now on skip nothing of a run. Raises as `skip`."""
     opened = open_committed(what, run, cache=cache)
-    with opened.config.cache_store.hold():
-        remove_skips(opened.config.cache_store, opened.ledger)
+    with opened.runtime.cache.hold():
+        remove_skips(opened.runtime.cache, opened.ledger)
 
 
 def describe_skips(run: Run, skips: Skips | None = None) -> tuple[SkippedSamples, ...]:
     """Each range that a run skips, or that is in `skips`."""
-    skips = load_skips(run.config.cache_store, run.ledger) if skips is None else skips
+    skips = load_skips(run.runtime.cache, run.ledger) if skips is None else skips
     listed = []
     for start, stop in skips.ranges:
         tokens = (run.plan.count_tokens(stop) - run.plan.count_tokens(start)).tolist()

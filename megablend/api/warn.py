@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 
 import numpy as np
 
 from megablend.config import Config
+from megablend.plan.compile import Compiled
 from megablend.plan.epochs import Segment
 from megablend.plan.run import Run
 from megablend.plan.shares import samples_in
@@ -16,13 +16,14 @@ _COMPARED_FILES = 200_000
 """Files up to which sources that share files are looked for, in some tenths of a second."""
 
 
-def find_warnings(run: Run) -> list[str]:
+def find_warnings(compiled: Compiled) -> list[str]:
     """Warn of the sources of a split: a line for each kind of problem, naming the worst. An unblended split has none."""
-    if not run.weights:
+    run = compiled.run
+    if not run.is_blended:
         return []
-    limits, config = run.config.warnings, run.config
-    length = max(section.config.sequence_length for section in run.sections)
-    extra = int(config.add_extra_token_to_sequence)
+    limits = compiled.config.warnings
+    length = max(section.sequence_length for section in run.sections)
+    extra = run.extra_token
     samples, read = run.plan.counts(run.num_samples), run.plan.count_tokens(run.num_samples)
     tokens = np.array(run.tokens, dtype=np.int64)
     found = []
@@ -36,7 +37,7 @@ def find_warnings(run: Run) -> list[str]:
                 f"smallest is {run.sources[worst].name!r} with {tokens[worst]:,} tokens (warnings.min_source_samples)"
             )
     if limits.max_epochs is not None:
-        capped = np.array([source.is_capped for source in run.sources])  # chosen deliberately
+        capped = np.array([source.is_capped for source in compiled.sources])  # chosen deliberately
         epochs = np.array([float(run.epochs.count(source, n + extra)) for source, n in enumerate(read.tolist())])
         epochs[capped | (samples == 0)] = 0
         often = np.flatnonzero(epochs > float(limits.max_epochs))
@@ -50,9 +51,9 @@ def find_warnings(run: Run) -> list[str]:
     return found
 
 
-def warn_of_shared_files(run: Run) -> list[str]:
+def warn_of_shared_files(compiled: Compiled) -> list[str]:
     """A line if several sources of the config, in whatever splits, read the same file; not looked at with too many files."""
-    snapshot, configured = run.store.snapshot, run.config.all_sources
+    snapshot, configured = compiled.store.snapshot, compiled.config.all_sources
     wanted = {number for number, entry in enumerate(snapshot.sources) if entry.name in configured}
     columns = snapshot.file_columns
     if len(columns) > _COMPARED_FILES or len(wanted) < 2:
@@ -62,7 +63,7 @@ def warn_of_shared_files(run: Run) -> list[str]:
     for file, column in enumerate(columns.tolist()):
         if column not in wanted:
             continue
-        path = snapshot.path(file, run.store.roots)
+        path = snapshot.path(file, compiled.store.roots)
         if (first := owners.setdefault(path, column)) != column:
             shared.setdefault((first, column), []).append(path)
     if not shared:
@@ -76,37 +77,29 @@ def warn_of_shared_files(run: Run) -> list[str]:
     ]
 
 
-def warn_of_last_share(run: Run) -> list[str]:
+def warn_of_last_share(compiled: Compiled) -> list[str]:
     """A line if the last stage ends before the length that the config gives, as where shares are meant as parts."""
-    stages = run.config.stages
+    stages = compiled.config.stages
     if not stages or (share := stages[-1].share) is None or share == 1:
         return []
     return [
         f"stages[{len(stages) - 1}]: the last stage ends at share {float(share):g} of the run's length, counted from the run's "
-        f"start, so train has only {_samples(run.num_samples)}; leave out its `share` to read the whole length (for parts of 30% "
-        "and 70%: `share: 0.3`, then a stage without), or, to end there, give the ends of all stages as `samples` and no length "
-        "for the run"
+        f"start, so train has only {_samples(compiled.run.num_samples)}; leave out its `share` to read the "
+        "whole length (for parts of 30% and 70%: `share: 0.3`, then a stage without), or, to end there, give the ends of all "
+        "stages as `samples` and no length for the run"
     ]
 
 
-def warn_of_ends(run: Run) -> list[str]:
-    """A line for each stage, but the last one, that does not end with its lanes, and for each drain that does not."""
+def warn_of_ends(compiled: Compiled) -> list[str]:
+    """A line for each stage, but the last one, that does not end with its lanes."""
     lines = []
-    for number, (stage, after) in enumerate(pairwise(run.asked.stages)):
+    for number, (stage, _) in enumerate(pairwise(compiled.stages)):
         lanes = stage.config.lanes
-        unit = math.lcm(lanes, after.config.lanes)
-        if after.drain is not None and (beyond := after.first % unit):
-            lines.append(
-                f"stages[{number + 1}]: drain: found {after.drain:,}, with which samples get another length at sample "
-                f"{after.first:,}, expected {after.drain - beyond:,} or {after.drain - beyond + unit:,}, which end with all "
-                f"lanes, at a multiple of {unit}: fewer steps fit, and loaders go on in other lanes; `megablend amend --dry-run` "
-                "prints the number to write"
-            )
         rest = (stage.end - stage.first) % lanes
-        if stage.cut is not None or not run.has_lanes or rest == 0:
+        if stage.cut is not None or not compiled.run.has_lanes or rest == 0:
             continue
         remedy = f"{stage.end - rest:,} or {stage.end - rest + lanes:,} would end with all lanes"
-        if run.config.stages[number].samples is None:
+        if compiled.config.stages[number].samples is None:
             remedy = f"write its end as `samples: {stage.end}`, so that the config alone makes this run again"
         lines.append(
             f"stages[{number}]: ends at sample {stage.end:,}, {rest} of its {lanes} lanes further than the others, so loaders "

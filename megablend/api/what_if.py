@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from megablend.api.description import SourceFiles
-from megablend.api.runs import make_run_storage, plan_committed
+from megablend.api.runs import compile_committed, make_run_storage
 from megablend.api.source_specs import list_specs
 from megablend.api.unindexed import INDEX_REMEDY, find_unindexed
 from megablend.blocks.block_store import BlockStore
@@ -16,10 +16,11 @@ from megablend.errors import PlanError
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.index.sources import list_sources
+from megablend.plan.check_totals import check_limits
+from megablend.plan.compile import Compiled, compile_split
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.open_store import open_block_store, open_stores
-from megablend.plan.run import Run, check_run, plan_run
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
@@ -29,7 +30,7 @@ from megablend.storage.by_scheme import make_storage
 class Foreseen:
     """A run of train as `build` would commit it, or as it is committed already."""
 
-    run: Run
+    compiled: Compiled
     committed: bool
     """Whether the ledger has committed exactly this."""
     note: str | None
@@ -73,9 +74,9 @@ def foresee_run(config: Config, *, storage: Storage | None = None, compares_file
         note = (
             f"this is not what run {config.run!r} is committed to, and `megablend build CONFIG` refuses it: {planned}"
         )
-    run = plan_run(config, "train", _open_requested(config, ledger, newest, storage))
-    check_run(run)
-    return Foreseen(run=run, committed=False, note=note, compared_in=compared_in)
+    compiled = compile_split(config, "train", _open_requested(config, ledger, newest, storage))
+    check_limits(compiled)
+    return Foreseen(compiled=compiled, committed=False, note=note, compared_in=compared_in)
 
 
 def _open_requested(config: Config, ledger: Ledger | None, newest: Snapshot, storage: Storage) -> BlockStore:
@@ -122,17 +123,16 @@ def _share(source: Source) -> dict[str, float | str] | None:
 def _plan_by_ledger(config: Config, ledger: Ledger, storage: Storage, newest: str) -> Foreseen | PlanError:
     """The committed run, or what extending it would make of it; or why the ledger refuses the config."""
     try:
-        run = plan_committed(config, "train", ledger, storage, newest)
-        committed = ledger.until(run.num_samples)
-        extended = committed.extend(run.ledger)
-        run = dataclasses.replace(run, ledger=extended)
-        check_run(run)
+        compiled = compile_committed(config, "train", ledger, storage, newest)
+        committed = ledger.until(compiled.num_samples)
+        compiled = compiled.continue_ledger(committed)
+        check_limits(compiled)
     except PlanError as error:
         return error
-    if extended == committed:
-        return Foreseen(run=run, committed=True, note=None)
+    if compiled.ledger == committed:
+        return Foreseen(compiled=compiled, committed=True, note=None)
     note = (
         f"run {config.run!r} is committed to {ledger.num_samples:,} samples; `megablend build CONFIG` lengthens it to "
-        f"{run.num_samples:,}, as described here"
+        f"{compiled.num_samples:,}, as described here"
     )
-    return Foreseen(run=run, committed=False, note=note)
+    return Foreseen(compiled=compiled, committed=False, note=note)

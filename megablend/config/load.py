@@ -6,14 +6,10 @@ paths are relative to the config file (for a dict: to the working directory).
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping
-from decimal import Decimal
-from fractions import Fraction
 from itertools import islice
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -28,11 +24,6 @@ from megablend.system.failures import cause_of, remedy_of
 
 MAX_PROBLEMS = 20
 """Problems of a config that an error lists."""
-_IRRELEVANT = (
-    *("cache", "local_cache", "memory", "file_checks_per_second", "direct_io", "storage", "warnings", "on_bad_sample"),
-    *("vocab_size", "eod_token"),
-)
-"""Keys that do not affect the plan of train."""
 
 
 def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str | None = None) -> Config:
@@ -64,10 +55,7 @@ def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str |
         checked = Config.model_validate(data)
     except ValidationError as error:
         raise ConfigError(_join_problems(error, place, data)) from None
-    loaded = make_paths_absolute(checked, base, place)
-    if (digest := _digest_request(data)) is not None:
-        loaded.set_request_digest(digest)
-    return loaded
+    return make_paths_absolute(checked, base, place)
 
 
 def _join_problems(error: ValidationError, place: Places, data: Mapping[str, Any]) -> str:
@@ -76,24 +64,6 @@ def _join_problems(error: ValidationError, place: Places, data: Mapping[str, Any
     if (more := error.error_count() - len(lines)) > 0:
         lines.append(f"{place.name}: and {more:,} more problems; mend these first")
     return "\n".join(lines)
-
-
-def _digest_request(data: Mapping[str, Any]) -> str | None:
-    """A digest of the values of a config that can affect the plan of train; None where one is of an unknown type."""
-    relevant = {key: value for key, value in data.items() if key not in _IRRELEVANT}
-    try:
-        text = json.dumps(relevant, default=_encode)
-    except TypeError:
-        return None
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _encode(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, Fraction | Decimal | PurePath):
-        return [type(value).__name__, str(value)]
-    raise TypeError
 
 
 def read_config_file(path: Path) -> tuple[dict[str, Any], Places]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import PrivateAttr, model_validator
+import hashlib
+import json
+from collections.abc import Mapping
+from fractions import Fraction
+
+from pydantic import BaseModel, PrivateAttr, model_validator
 
 from megablend.caches.base import CacheStore
 from megablend.caches.find import find_store
@@ -10,9 +15,16 @@ from megablend.config.checks import check_caps, check_settings, check_stages, fi
 from megablend.config.read_spec import ReadSpec, make_options
 from megablend.config.settings import LENGTHS, MAX_RUN_NAME, OLD_KEYS, RUN_NAME, SPLITS, Settings, Warnings
 from megablend.config.source import Source
-from megablend.config.stages import apply_settings, apply_stages, check_listed
+from megablend.config.stages import MASKS, apply_settings, apply_stages, check_listed
 from megablend.order.registry import find_order
 
+IRRELEVANT = frozenset(
+    (
+        *("cache", "local_cache", "run", "path", "extra_columns", "vocab_size", "eod_token", *MASKS),
+        *("memory", "file_checks_per_second", "direct_io", "storage", "warnings", "on_bad_sample", "on_unreadable"),
+    )
+)
+"""Keys of a config, and of its sources and stages, that cannot change which tokens a sample has."""
 __all__ = ["LENGTHS", "MAX_RUN_NAME", "OLD_KEYS", "RUN_NAME", "SPLITS", "Config", "Settings", "Warnings"]
 
 
@@ -32,27 +44,22 @@ class _AppliedStages:
         return _AppliedStages, (None, ())
 
 
-class _Loaded:
-    """The digest of what a config was loaded from, kept with it; all are equal. Not of its copies, which may be changed."""
-
-    def __init__(self, owner: Config | None, digest: str) -> None:
-        self.owner, self.digest = owner, digest
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Loaded)
-
-    def __hash__(self) -> int:
-        return hash(_Loaded)
-
-    def __reduce__(self) -> tuple[type[_Loaded], tuple[None, str]]:
-        return _Loaded, (None, "")
+def _list_written(value: object) -> object:
+    """The keys of models that were written and can affect the order, sorted, with their checked values."""
+    if isinstance(value, BaseModel):
+        names = sorted(value.model_fields_set - IRRELEVANT)
+        return [[name, _list_written(getattr(value, name))] for name in names]
+    if isinstance(value, Mapping):
+        return [[key, _list_written(found)] for key, found in sorted(value.items())]
+    if isinstance(value, list | tuple):
+        return [_list_written(each) for each in value]
+    return str(value) if isinstance(value, Fraction) else value
 
 
 class Config(Settings):
     """A config as `load_config` returns it: settings that are also checked together, with what is derived from them, such as
     the settings of each stage."""
 
-    _loaded: _Loaded = PrivateAttr(default_factory=lambda: _Loaded(None, ""))
     _snapshot: int = PrivateAttr(0)
     _applied: _AppliedStages = PrivateAttr(default_factory=lambda: _AppliedStages(None, ()))
     _withdrawn: frozenset[str] = PrivateAttr(frozenset())
@@ -86,14 +93,11 @@ class Config(Settings):
         return apply_settings(self, self.stages, LENGTHS) if self.stages else (self,)
 
     @property
-    def request_digest(self) -> str | None:
-        """A digest of all that the config was loaded from which can affect the plan of train; None for a changed copy."""
-        owner, digest = self._loaded.owner, self._loaded.digest
-        return digest if owner is self else None
-
-    def set_request_digest(self, digest: str) -> None:
-        """Record the digest of what this config was loaded from."""
-        self._loaded = _Loaded(self, digest)
+    def request_digest(self) -> str:
+        """A digest of the keys that were written and can affect the order of samples. Defaults are not among them: with others, a
+        later release makes no other request of the same config."""
+        text = json.dumps(_list_written(self), separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     @property
     def cache_store(self) -> CacheStore:

@@ -10,7 +10,7 @@
                           token_ranges  smallest and largest token of each file, where known; replaced atomically
     <cache>/documents/, lengths/        tables of single documents, if an order needs them: see document_table.py
     <cache>/splits/<digest>-<what>      boundaries of the splits of a snapshot; token totals of groups of their blocks;
-                                        plans of the runs that read it last: see megablend.plan.plan_file
+                                        companions of the ledgers that read it last: see plan.companion
     <cache>/checksums/<digest>/         checksums of a snapshot's blocks, made on request: see block_checksums.py
     <cache>/idx/                        digests of parts of long `.idx` files: see idx_digests.py
     <cache>/runs/<run>.json             the run's ledger

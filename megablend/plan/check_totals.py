@@ -5,15 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+import numpy as np
+
 from megablend.config import Config, Source
 from megablend.errors import PlanError
 from megablend.plan.caps import capped_shares, longest_stage
+from megablend.plan.compile import Compiled
+from megablend.plan.epochs import Epochs
 from megablend.plan.interleavings.base import MAX_SAMPLES
 from megablend.plan.remedies import fit_all_caps, round_up, set_length
-from megablend.plan.shares import cap_of
+from megablend.plan.requested_stages import RequestedStage
+from megablend.plan.shares import cap_of, find_most_tokens
+from megablend.plan.stages_plan import Stretch
 
 SHOWN = 5
 """Sources whose share a message gives."""
+
+
+def check_limits(compiled: Compiled) -> None:
+    """Raises: PlanError where a source with a share gets no samples of the run, or one exceeds its caps."""
+    run = compiled.run
+    if not run.is_blended:
+        return
+    if len(compiled.stages) > 1 or run.ledger.blend.schedule is not None:
+        check_stage_totals(compiled)
+        return
+    totals = run.plan.counts(run.num_samples).tolist()
+    check_totals(compiled.config, compiled.split, compiled.sources, compiled.weights, totals, run.tokens)
 
 
 def check_totals(
@@ -100,3 +118,59 @@ def _redistribute(
     ]
     more = f" and {len(changed) - SHOWN:,} more" if len(changed) > SHOWN else ""
     return f"; the nearest shares that fit all caps, which `on_exhausted: redistribute` gives: {', '.join(changed[:SHOWN])}{more}"
+
+
+def check_stage_totals(compiled: Compiled) -> None:
+    """Refuse a run of several stages in which a source with a share gets no samples, or one exceeds its caps.
+
+    Raises: PlanError that names the stage, the source, and where the stage could end.
+    """
+    plan = compiled.run.plan
+    starts = compiled.ledger.starts
+    stretches = plan.list_stretches()
+    totals = np.sum([stretch.read for stretch in stretches], axis=0)
+    for number in np.flatnonzero(totals == 0).tolist():
+        source, weight = compiled.sources[number], compiled.weights[number]
+        if weight > 0:
+            raise PlanError(
+                f"source {source.name!r} gets none of {compiled.num_samples:,} samples: its share of the run is "
+                f"{float(weight):.3g}; "
+                "give it a larger share, or a share of 0 in every stage"
+            )
+    for stretch in stretches:
+        is_drain = stretch.stage + 1 < len(starts) and stretch.start >= starts[stretch.stage + 1]
+        # what is left of stages before was begun where their caps allowed it; a drain with a length reads further
+        if not is_drain or compiled.stage_at(stretch.start).drain is not None:
+            _check_caps(compiled, compiled.stage_at(starts[stretch.stage]), stretch, plan.epochs, is_drain=is_drain)
+
+
+def _check_caps(compiled: Compiled, stage: RequestedStage, stretch: Stretch, epochs: Epochs, *, is_drain: bool) -> None:
+    """Raises: PlanError for the first source that the stage, or a drain after it, reads more often than its caps allow."""
+    request, extra = stretch.request, int(compiled.config.add_extra_token_to_sequence)
+    length, sources = request.sample_tokens, list(stage.config.sources_of(compiled.split).values())
+    if not any(source.is_capped for source in sources):
+        return
+    totals, before = stretch.read.tolist(), stretch.cursor.tolist()
+    most = find_most_tokens(sources, epochs, (stretch.cursor + stretch.read * length).tolist())
+    left = [
+        cap_of(source, tokens, length, extra, read=read, most=limit)
+        for source, tokens, read, limit in zip(sources, compiled.tokens_of(stage), before, most, strict=True)
+    ]
+    for i, (source, total, cap) in enumerate(zip(sources, totals, left, strict=True)):
+        if cap is None or total <= cap or (is_drain and stage.weights[i] == 0):
+            continue
+        place = f"stages[{compiled.stages.index(stage)}]"
+        count = float(epochs.count(i, before[i] + total * length + extra))
+        longest = longest_stage(stage.weights, left, redistribute=False)
+        ends = "" if not longest else f"end the stage at sample {stretch.start + longest:,} or before, "
+        if is_drain:
+            raise PlanError(
+                f"{place}: source {source.name!r} would have been read {count:.2f} times, more than {describe_caps(source)}, "
+                f"when samples get another length at sample {stretch.stop:,}: until then this stage goes on; amend the run "
+                "at an earlier sample, or raise the cap in that stage"
+            )
+        raise PlanError(
+            f"{place}: source {source.name!r} would have been read {count:.2f} times at the stage's end, more than "
+            f"{describe_caps(source)}: {total:,} samples of {length} tokens are requested, {cap:,} are left; {ends}raise the "
+            "cap, give the source a smaller share, or set `on_exhausted: redistribute`"
+        )

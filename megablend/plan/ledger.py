@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from itertools import groupby
 
 from megablend.errors import PlanError
 from megablend.lazy import cached_property
 from megablend.plan.ledger_format import chain_digests
 from megablend.plan.links import Link
-from megablend.plan.plan_file import PlanFile
 from megablend.plan.stage import Blend, SourceShare, Stage
 from megablend.plan.state import State
 
@@ -23,6 +22,14 @@ class Ledger:
     run: str
     stages: tuple[Stage, ...]
     """At least one; their ends increase."""
+    request: str | None = dataclasses.field(default=None, compare=False)
+    """Of train, the `request_digest` of the config of the last build; None where it is not known."""
+    stored_digests: InitVar[tuple[str, ...] | None] = None
+    """`digests`, where they are known."""
+
+    def __post_init__(self, stored_digests: tuple[str, ...] | None) -> None:
+        if stored_digests is not None:
+            object.__setattr__(self, "digests", stored_digests)
 
     @classmethod
     def of_blend(cls, *, run: str, index: str, blend: Blend, ends: Sequence[int]) -> Ledger:
@@ -48,18 +55,6 @@ class Ledger:
     def digests(self) -> tuple[str, ...]:
         """The plan's digest after each stage."""
         return chain_digests(self.stages)
-
-    @cached_property
-    def plan_file(self) -> PlanFile | None:
-        """The plan file that was read with the ledger; None where there was none, and for changed copies."""
-        return None
-
-    @classmethod
-    def from_plan_file(cls, file: PlanFile) -> Ledger:
-        """The ledger that a plan file was made from."""
-        ledger = cls(run=file.run, stages=file.stages)
-        ledger.__dict__.update(plan_file=file, digests=file.digests)
-        return ledger
 
     @property
     def digest(self) -> str:

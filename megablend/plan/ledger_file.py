@@ -7,7 +7,6 @@ from megablend.caches.find import CacheLike, find_store
 from megablend.errors import CacheError
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_format import REMEDY, dump_ledger, open_seal, parse_ledger, seal_ledger
-from megablend.plan.plan_file import load_plan_file
 from megablend.system.failures import cause_of, remedy_of
 from megablend.system.limited_json import parse_json
 
@@ -48,7 +47,9 @@ def save_ledger(cache: CacheLike, ledger: Ledger, *, replaces: Ledger | None = N
         )
     if skips is None:
         skips = 0 if record is None else _open(store, ledger.run, record)[1] or 0
-    store.write_record(RUNS, ledger.run, seal_ledger(dump_ledger(ledger.run, ledger.stages), skips), record)
+    store.write_record(
+        RUNS, ledger.run, seal_ledger(dump_ledger(ledger.run, ledger.stages, ledger.request), skips), record
+    )
 
 
 def run_names(cache: CacheLike) -> list[str]:
@@ -92,20 +93,16 @@ def _open(store: CacheStore, run: str, record: Record) -> tuple[str, int | None]
 
 
 def _parse_text(store: CacheStore, run: str, record: Record) -> Ledger:
-    text = _open(store, run, record)[0]
-    if (file := load_plan_file(store.folder, text)) is not None:
-        return Ledger.from_plan_file(file)
+    text, skips = _open(store, run, record)
     try:
         parsed = parse_json(text)
     except ValueError as error:
         raise _unreadable(store, run, error) from None
     try:
-        name, stages, digests = parse_ledger(parsed)
+        name, stages, digests, request = parse_ledger(parsed, is_sealed=skips is not None)
     except ValueError as error:
         raise CacheError(f"{store.describe_record(RUNS, run)}: {error}") from None
-    ledger = Ledger(run=name, stages=stages)
-    vars(ledger)["digests"] = digests  # parsing has computed them
-    return ledger
+    return Ledger(run=name, stages=stages, request=request, stored_digests=digests)
 
 
 def _unreadable(store: CacheStore, run: str, error: ValueError) -> CacheError:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from megablend.order.registry import OLD_NAMES, current_name
 from megablend.plan.ledger_changes import (
@@ -89,11 +89,19 @@ def blend_record(blend: Blend) -> dict[str, Any]:
     return record
 
 
-def ledger_record(run: str, stages: Sequence[Stage]) -> dict[str, Any]:
+def ledger_record(run: str, stages: Sequence[Stage], request: str | None = None) -> dict[str, Any]:
     """A ledger as a JSON-serializable dict; of version 1 where all stages have the same shares, as release 0.1.0 reads it.
+
+    Args:
+        request: see `Ledger.request`; earlier releases ignore it.
 
     Raises: ValueError where stages have different sources.
     """
+    record = _stages_record(run, stages)
+    return record if request is None else record | {"request": request}
+
+
+def _stages_record(run: str, stages: Sequence[Stage]) -> dict[str, Any]:
     first = stages[0]
     has_changes = any((stage.index, stage.blend, stage.cut) != (first.index, first.blend, None) for stage in stages)
     if has_changes or first.blend.schedule is not None:
@@ -108,9 +116,9 @@ def ledger_record(run: str, stages: Sequence[Stage]) -> dict[str, Any]:
     }
 
 
-def dump_ledger(run: str, stages: Sequence[Stage]) -> str:
+def dump_ledger(run: str, stages: Sequence[Stage], request: str | None = None) -> str:
     """The text of a ledger's file. Raises: as `ledger_record`."""
-    record = ledger_record(run, stages)
+    record = ledger_record(run, stages, request)
     return json.dumps(record, indent=1) if record["version"] == VERSION else dump_changes(record)
 
 
@@ -142,8 +150,21 @@ def _checksum(body: str, skips: int) -> str:
     return hashlib.blake2b(f"{skips}\n{body}".encode(), digest_size=16).hexdigest()
 
 
-def parse_ledger(record: object) -> tuple[str, tuple[Stage, ...], tuple[str, ...]]:
-    """The run's name, its stages, and the plan's digest after each.
+class ParsedLedger(NamedTuple):
+    """What a ledger's record says."""
+
+    run: str
+    stages: tuple[Stage, ...]
+    digests: tuple[str, ...]
+    """The plan's digest after each stage."""
+    request: str | None
+
+
+def parse_ledger(record: object, *, is_sealed: bool = False) -> ParsedLedger:
+    """Parse a ledger's record.
+
+    Args:
+        is_sealed: its text matched a checksum, so that its digests need not be computed again.
 
     Raises: ValueError where the record is damaged or has a newer version.
     """
@@ -157,20 +178,21 @@ def parse_ledger(record: object) -> tuple[str, tuple[Stage, ...], tuple[str, ...
         run, stages, digests = _parse_stages(record)
         intact = len(stages) > 0 and stages[0].stop > 0 and all(a.stop < b.stop for a, b in pairwise(stages))
         intact = intact and all(stage.stop <= stage.end for stage in stages)
-        chain = chain_digests(stages)
-        intact = intact and list(chain) == digests
+        chain = tuple(map(str, digests)) if is_sealed else chain_digests(stages)
+        intact = intact and list(chain) == digests and len(chain) == len(stages)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
         intact = False
     if not intact:
         raise ValueError(f"the ledger does not match its own digest: it was edited or damaged; {REMEDY}")
-    return run, stages, chain
+    request = record.get("request")
+    return ParsedLedger(run, stages, chain, request if isinstance(request, str) else None)
 
 
 def _parse_stages(record: dict[str, Any]) -> tuple[str, tuple[Stage, ...], list[str]]:
     """The run's name, its stages, and the digests stored with them."""
     if record["version"] != VERSION:
         return parse_changes(record)
-    run, index, blend = record["run"], record["index"], _parse_blend(record["blend"])
+    run, index, blend = record["run"], record["index"], parse_blend(record["blend"])
     if not isinstance(run, str) or not isinstance(index, str):
         raise ValueError("a name is not a string")
     return run, tuple(Stage(end=_whole(end), index=index, blend=blend) for end in record["ends"]), record["digests"]
@@ -195,9 +217,14 @@ def _check_plan_version(record: dict[str, Any]) -> None:
         )
 
 
-def _parse_blend(record: object) -> Blend:
-    """The blend of a train split. Raises: ValueError, TypeError where the record is not one."""
-    if not isinstance(record, dict) or missing_field(record, _BLEND | _BLENDED) is not None:
+def parse_blend(record: object, *, may_be_unblended: bool = False) -> Blend:
+    """The inverse of `blend_record`; of train, which is always blended. Raises: ValueError, TypeError where it is not one."""
+    if not isinstance(record, dict) or missing_field(record, _BLEND) is not None:
+        raise ValueError("a key is missing or has another type")
+    if may_be_unblended and "seed" not in record:
+        sources = [SourceShare(name=source["name"], append_eod=source["append_eod"]) for source in record["sources"]]
+        return Blend(**{name: record[name] for name in _BLEND if name != "sources"}, sources=tuple(sources))
+    if missing_field(record, _BLENDED) is not None:
         raise ValueError("a key is missing or has another type")
     if not record["sources"]:
         raise ValueError("no sources")

@@ -1,4 +1,4 @@
-"""The blocks of an index, opened for the sources of a config."""
+"""The blocks of the snapshots of an index that a run reads, and whether they are what a config requests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from megablend.blocks.block_sizes import get_extra_bytes
 from megablend.blocks.block_store import BlockStore, JoinedStore
 from megablend.blocks.extra_check import extra_columns
 from megablend.blocks.extra_columns import ExtraColumn
-from megablend.config import SPLITS, Config, Source
+from megablend.config import Config, Source
+from megablend.config.runtime import Runtime
 from megablend.errors import ConfigError, PlanError
 from megablend.index.joined_snapshot import name_source
 from megablend.index.snapshot import Snapshot, choose_root, open_snapshot
+from megablend.index.source_entry import SourceEntry
 from megablend.storage.base import Storage
 from megablend.storage.location import find_root
 
@@ -45,7 +47,40 @@ def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> Blo
     if len(snapshots) == 1 and not any(stage.changes_index for stage in config.stages):
         return open_block_store(config, snapshots[0], storage)
     _check_sources(config, snapshots)
-    stores = [open_block_store(config, each, storage, number=number) for number, each in enumerate(snapshots)]
+    for number, each in enumerate(snapshots):
+        _check_fit(config, each, number)
+    return join_stores(config.run, snapshots, _list_eods(config), Runtime.of(config), storage)
+
+
+def open_block_store(config: Config, snapshot: Snapshot, storage: Storage, *, number: int | None = None) -> BlockStore:
+    """Open the blocks of an index snapshot with the options and the paths of the config.
+
+    Args:
+        number: of the snapshot among those of the run, where it is one of several: it then need not have all sources of the
+            config, nor counts of documents for the order of stages that read others.
+
+    Raises: PlanError where the snapshot lacks a source of the config, or indexed it with other options; ConfigError where a
+        source's append_eod does not fit its token dtype.
+    """
+    _check_fit(config, snapshot, number)
+    return join_stores(config.run, [snapshot], _list_eods(config), Runtime.of(config), storage)
+
+
+def join_stores(
+    run: str,
+    snapshots: Sequence[Snapshot],
+    eods: Mapping[str, int | None],
+    runtime: Runtime,
+    storage: Storage,
+) -> BlockStore:
+    """Open the blocks of the snapshots of a run, in order.
+
+    Args:
+        eods: by a source's name in the index: the token that follows each document.
+
+    Raises: PlanError where a snapshot lacks an extra column; ConfigError where one has several types.
+    """
+    stores = [_open_store(run, each, eods, runtime, storage) for each in snapshots]
     if len(stores) == 1:
         return stores[0]
     extra, roots, later = dict[str, tuple[ExtraColumn, ...]](), dict[str, str](), set[str]()
@@ -61,38 +96,44 @@ def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> Blo
     return JoinedStore(stores, extra, roots, storage=stores[-1].storage)
 
 
-def open_block_store(config: Config, snapshot: Snapshot, storage: Storage, *, number: int | None = None) -> BlockStore:
-    """Open the blocks of an index snapshot with the options and the paths of the config.
+def _open_store(
+    run: str, snapshot: Snapshot, eods: Mapping[str, int | None], runtime: Runtime, storage: Storage
+) -> BlockStore:
+    names = snapshot.sources.names
+    listed = [eods.get(name) for name in names]
+    roots = {name: _root(snapshot, name, runtime.paths[name], storage) for name in names if name in runtime.paths}
+    extra_bytes = get_extra_bytes(runtime.memory)
+    plain = BlockStore(snapshot, listed, roots, extra_bytes=extra_bytes, storage=storage)
+    extra = dict[str, tuple[ExtraColumn, ...]]()
+    for name, columns in runtime.extra_columns.items():
+        if name in snapshot.sources.numbers:
+            entry = snapshot.sources[snapshot.sources.numbers[name]]
+            if (misfit := _find_missing_column(entry, columns)) is not None:
+                raise _refuse(run, snapshot, misfit)
+            extra[name] = extra_columns(plain, name, sorted(columns))
+    if not extra:
+        return plain
+    _check_types(extra)
+    return BlockStore(snapshot, listed, roots, extra, extra_bytes, storage=storage)
 
-    Args:
-        number: of the snapshot among those of the run, where it is one of several: it then need not have all sources of the
-            config, nor counts of documents for the order of stages that read others.
 
-    Raises: PlanError where the snapshot lacks a source of the config, or indexed it with other options; ConfigError where a
-        source's append_eod does not fit its token dtype.
-    """
+def _list_eods(config: Config) -> dict[str, int | None]:
+    return {name: source.append_eod for name, source in config.all_sources.items()}
+
+
+def _check_fit(config: Config, snapshot: Snapshot, number: int | None) -> None:
+    """Raises: as `open_block_store`."""
     numbers = snapshot.sources.numbers
     named = {name: source for name, source in config.all_sources.items() if name in numbers or number is None}
     if (misfit := find_misfit(config, snapshot, named, number)) is not None:
-        raise PlanError(
-            f"run {config.run!r} uses index {snapshot.digest}, {misfit.problem}{misfit.remedy}; "
-            "give the run another name (`run:`) and build it, or restore the previous config"
-        )
-    listed = [named.get(name) for name in snapshot.sources.names]
-    eods = [None if source is None else source.append_eod for source in listed]
-    roots = {name: _root(snapshot, name, source, storage) for name, source in named.items()}
-    extra_bytes = get_extra_bytes(config.memory)
-    plain = BlockStore(snapshot, eods, roots, extra_bytes=extra_bytes, storage=storage)
-    extra = {
-        name: extra_columns(plain, name, sorted(source.extra_columns))
-        for name, source in named.items()
-        if source.extra_columns
-    }
-    if not extra:
-        return plain
-    for split in SPLITS:
-        _check_types([(name, extra[name]) for name in config.sources_of(split) if name in extra])
-    return BlockStore(snapshot, eods, roots, extra, extra_bytes, storage=storage)
+        raise _refuse(config.run, snapshot, misfit)
+
+
+def _refuse(run: str, snapshot: Snapshot, misfit: Misfit) -> PlanError:
+    return PlanError(
+        f"run {run!r} uses index {snapshot.digest}, {misfit.problem}{misfit.remedy}; "
+        "give the run another name (`run:`) and build it, or restore the previous config"
+    )
 
 
 def find_misfit(
@@ -130,14 +171,19 @@ def _find_misfit(config: Config, snapshot: Snapshot, name: str, source: Source, 
     if (difference := entry.read.find_difference(config.read_spec(source))) is not None:
         field, indexed, requested = difference
         return Misfit(f"in which source {name!r} has {field} {indexed!r}; the config has {requested!r}")
-    if missing := [each for each in source.extra_columns if entry.find_extra(each) is None]:
-        return Misfit(f"which lacks extra column {missing[0]!r} of source {name!r}")
+    if (misfit := _find_missing_column(entry, source.extra_columns)) is not None:
+        return misfit
     if config.needs_documents(source, number) and not entry.documents:
         needed_by = "append_eod, split, extra_columns and order: document"
         remedy = _ORDER_REMEDY if not config.moves_documents and config.ever_moves_documents else ""
         return Misfit(f"which has no document counts for source {name!r}, needed by {needed_by}", remedy)
     _check_eod(source, snapshot.token_dtypes(entry.files))
     return None
+
+
+def _find_missing_column(entry: SourceEntry, columns: Sequence[str]) -> Misfit | None:
+    missing = next((each for each in columns if entry.find_extra(each) is None), None)
+    return None if missing is None else Misfit(f"which lacks extra column {missing!r} of source {entry.name!r}")
 
 
 def _check_sources(config: Config, snapshots: Sequence[Snapshot]) -> None:
@@ -158,12 +204,15 @@ def _check_sources(config: Config, snapshots: Sequence[Snapshot]) -> None:
             )
 
 
-def _check_types(extra: Sequence[tuple[str, Sequence[ExtraColumn]]]) -> None:
-    for name, columns in extra:
-        for column, first in zip(columns, extra[0][1], strict=True):
-            if column.dtype != first.dtype:
+def _check_types(extra: Mapping[str, Sequence[ExtraColumn]]) -> None:
+    """Raises: ConfigError where a column has another type in another source of a split, which are listed one after another."""
+    first: dict[str, str] = {}
+    for name, columns in extra.items():
+        other = first.setdefault(name.rpartition("/")[0], name)
+        for column, expected in zip(columns, extra[other], strict=True):
+            if column.dtype != expected.dtype:
                 raise ConfigError(
-                    f"extra column {column.column!r} has dtype {first.dtype} in source {extra[0][0]!r} and {column.dtype} in "
+                    f"extra column {column.column!r} has dtype {expected.dtype} in source {other!r} and {column.dtype} in "
                     f"{name!r}; write it with the same dtype in all sources of a split"
                 )
 
@@ -182,9 +231,9 @@ def _find_largest(dtype: str) -> int:
     return int(np.iinfo(dtype).max)
 
 
-def _root(snapshot: Snapshot, name: str, source: Source, storage: Storage) -> str:
+def _root(snapshot: Snapshot, name: str, paths: Sequence[str], storage: Storage) -> str:
     """The folder of a source's files; see choose_root."""
     indexed = snapshot.roots[name]
-    if len(source.path) == 1 and source.path[0].rpartition("/")[0] == indexed:  # as for most of thousands
+    if len(paths) == 1 and paths[0].rpartition("/")[0] == indexed:  # as for most of thousands
         return indexed
-    return choose_root(snapshot, name, find_root(source.path), storage)
+    return choose_root(snapshot, name, find_root(paths), storage)

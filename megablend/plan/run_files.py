@@ -24,12 +24,14 @@ class RunFile(NamedTuple):
 
 def list_files(run: Run) -> list[RunFile]:
     """The files of a split's sources: first those of its last snapshot, then, for train, those that only earlier ones have."""
-    snapshot, names = run.store.snapshot, list(run.asked.config.sources_of(run.split))
+    snapshot = run.store.snapshot
+    names = run.data.index_names
     if not isinstance(snapshot, JoinedSnapshot):
         return [RunFile(number) for number in files_of(snapshot, names)]
     last = len(snapshot.snapshots) - 1
     if run.split != "train":  # it reads one snapshot
-        return [RunFile(number) for number in snapshot.files_of(run.asked.config.snapshot, names)]
+        number = snapshot.snapshots.index(run.data.snapshots[0].snapshot)
+        return [RunFile(file) for file in snapshot.files_of(number, names)]
     stops = _find_stops(run)
     listed = [RunFile(number) for number in snapshot.files_of(last, names)]
     gone = ((number, which) for number, which in snapshot.list_gone(names).items() if which < len(stops))

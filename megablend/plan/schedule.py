@@ -25,9 +25,8 @@ class Schedule:
 
     kind: str
     """`linear` or `cosine`."""
-    start: Sequence[Fraction]
-    """[num_sources], a tuple or a LazyTuple: the shares that the schedule begins at, sum 1; it ends at those of the stage's
-    blend."""
+    start: tuple[Fraction, ...]
+    """[num_sources], sum 1: the shares that the schedule begins at; it ends at those of the stage's blend."""
     samples: int
     """Length of the stage that it was made for."""
     cycle: int

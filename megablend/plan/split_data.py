@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +12,13 @@ import numpy.typing as npt
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.growing_splits import Ranges, SplitRanges, find_split_ranges
 from megablend.blocks.splits import PART_DTYPE
-from megablend.config import SPLITS, Config, Source
+from megablend.config import SPLITS, Config
 from megablend.errors import PlanError
 from megablend.index.snapshot import Snapshot
+from megablend.lazy import cached_property
 from megablend.plan.ledger_format import digest_of
 from megablend.plan.source_blocks import SourceBlocks, SourceRanges
+from megablend.plan.stage import Blend, SourceShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +54,86 @@ class SplitData:
         return self.splits.ranges(int(self.numbers[source]), self.column)
 
 
-def find_data(config: Config, split: str, store: BlockStore, *, keep: bool = False) -> tuple[SplitData, ...]:
-    """What each snapshot of a run has for a split; for valid and test only the one of the config's stage.
+@dataclass(frozen=True, kw_only=True)
+class SplitSources:
+    """The sources of a split, in the snapshots of a run."""
+
+    split: str
+    sources: tuple[SourceShare, ...]
+    """[num_sources]; their names and end-of-document tokens count."""
+    index_names: tuple[str, ...]
+    """[num_sources], of the sources in the index."""
+    seed: int
+    snapshots: tuple[SplitData, ...]
+    """In order: at least one; of valid and test the one that they read."""
+
+    @cached_property
+    def parts(self) -> npt.NDArray[np.void]:
+        """PART_DTYPE [num_sources]: the documents of each source that belong to the split, in the last snapshot that has it; see
+        SplitData."""
+        if len(self.snapshots) == 1:
+            return self.snapshots[0].parts
+        parts: npt.NDArray[np.void] = self.snapshots[0].parts.copy()
+        for each in self.snapshots[1:]:
+            parts[each.has_source] = each.parts[each.has_source]
+        return parts
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        """Tokens of each source in this split, including end-of-document tokens, in the last snapshot that has it."""
+        tokens: list[int] = self.parts["tokens"].tolist()
+        return tokens
+
+    @property
+    def tokens_by_index(self) -> dict[str, list[int]]:
+        """Tokens of each source in this split, including end-of-document tokens, by the digest of the snapshot; 0 where it does
+        not have the source."""
+        return {each.snapshot.digest: each.tokens for each in self.snapshots}
+
+    @cached_property
+    def blocks(self) -> tuple[SourceBlocks, ...]:
+        """The blocks of each source, [num_sources]."""
+        return tuple(
+            SourceBlocks(
+                name=index_name,
+                ranges={
+                    each.snapshot.digest: SourceRanges(each.snapshot, each.ranges(number), each.first_block)
+                    for each in self.snapshots
+                    if each.has_source[number]
+                },
+                appends_eod=source.append_eod is not None,
+                key=int(digest_of([self.seed, self.split, source.name])[:16], 16),
+            )
+            for number, (source, index_name) in enumerate(zip(self.sources, self.index_names, strict=True))
+        )
+
+    def of_snapshot(self, number: int) -> SplitSources:
+        """The same in one of the snapshots, by its number."""
+        return replace(self, snapshots=(self.snapshots[number],))
+
+
+def find_committed(
+    split: str, sources: Sequence[SourceShare], blend: Blend, store: BlockStore, *, is_listed: bool
+) -> SplitSources:
+    """The sources of a split in the snapshots of a run.
 
     Args:
-        keep: store the computed ranges in the cache.
+        sources: all that the run has had.
+        blend: of the split's last stage, whose fractions and seed count.
+        is_listed: whether the index has the sources by split, each with a list of its own.
+    """
+    names = (f"{split}/{source.name}" if is_listed else source.name for source in sources)
+    committed = SplitSources(
+        split=split, sources=tuple(sources), index_names=tuple(names), seed=blend.seed, snapshots=()
+    )
+    return _find_sources(committed, blend.fractions, store)
+
+
+def find_requested(config: Config, split: str, store: BlockStore, *, keep: bool = False) -> SplitSources:
+    """The sources that a config lists for a split, in the snapshots of its run; for valid and test in the one of its stage.
+
+    Args:
+        keep: store the computed ranges of documents in the cache.
 
     Raises: PlanError where a snapshot that a stage of the config reads is not there, or sources are in another sequence.
     """
@@ -70,18 +148,37 @@ def find_data(config: Config, split: str, store: BlockStore, *, keep: bool = Fal
             f"--at SAMPLE`); a run that is not built is built first without {place} and later ones, and one that was reset goes "
             "on when its ledger is moved back to `runs` in the cache"
         )
-    names = list(config.sources_of(split))
-    column = 0 if config.listed_by_split else SPLITS.index(split)
-    found = find_split_ranges(store.stores, config.shares, keep=keep)
-    data = []
-    for each, first_block, splits in zip(store.stores, store.first_blocks, found, strict=True):
-        numbers = np.array([splits.numbers.get(name, -1) for name in names], np.int64)
+    listed = config.sources_of(split)
+    requested = SplitSources(
+        split=split,
+        sources=tuple(SourceShare(name=each.name, append_eod=each.append_eod) for each in listed.values()),
+        index_names=tuple(listed),
+        seed=config.seed,
+        snapshots=(),
+    )
+    found = _find_sources(requested, config.shares, store, keep=keep)
+    if split != "train":
+        return found.of_snapshot(config.snapshot)
+    _check_sequence(config.run, found)
+    return found
+
+
+def _find_sources(
+    sources: SplitSources, shares: Sequence[Fraction], store: BlockStore, *, keep: bool = False
+) -> SplitSources:
+    """The sources with all snapshots of a store."""
+    is_listed = sources.index_names[0] != sources.sources[0].name
+    column = 0 if is_listed else SPLITS.index(sources.split)
+    ranges = find_split_ranges(store.stores, shares, keep=keep)
+    found = []
+    for each, first_block, splits in zip(store.stores, store.first_blocks, ranges, strict=True):
+        numbers = np.array([splits.numbers.get(name, -1) for name in sources.index_names], np.int64)
         known = numbers >= 0
-        parts = np.zeros(len(names), PART_DTYPE)
+        parts = np.zeros(len(numbers), PART_DTYPE)
         parts[known] = splits.joined(numbers[known], column)
         for field in ("first_block", "stop_block") if first_block else ():
             parts[field] += first_block
-        data.append(
+        found.append(
             SplitData(
                 snapshot=each.snapshot,
                 first_block=first_block,
@@ -91,34 +188,13 @@ def find_data(config: Config, split: str, store: BlockStore, *, keep: bool = Fal
                 parts=parts,
             )
         )
-    if split != "train":
-        return (data[config.snapshot],)
-    _check_sequence(config.run, names, data)
-    return tuple(data)
+    return replace(sources, snapshots=tuple(found))
 
 
-def list_blocks(
-    config: Config, split: str, sources: Sequence[Source], data: Sequence[SplitData]
-) -> tuple[SourceBlocks, ...]:
-    """The blocks of each source of a split, [num_sources]."""
-    return tuple(
-        SourceBlocks(
-            name=name,
-            ranges={
-                each.snapshot.digest: SourceRanges(each.snapshot, each.ranges(number), each.first_block)
-                for each in data
-                if each.numbers[number] >= 0
-            },
-            appends_eod=source.append_eod is not None,
-            key=int(digest_of([config.seed, split, source.name])[:16], 16),
-        )
-        for number, (name, source) in enumerate(zip(config.sources_of(split), sources, strict=True))
-    )
-
-
-def _check_sequence(run: str, names: Sequence[str], data: Sequence[SplitData]) -> None:
+def _check_sequence(run: str, sources: SplitSources) -> None:
     """Refuse sources that came with a later snapshot, but are listed before others. Raises: PlanError."""
-    arrivals = np.argmax([*(each.has_source for each in data), np.ones(len(names), np.bool_)], axis=0)
+    names = sources.index_names
+    arrivals = np.argmax([*(each.has_source for each in sources.snapshots), np.ones(len(names), np.bool_)], axis=0)
     earlier = np.minimum.accumulate(arrivals[::-1])[::-1]  # of the sources from each one on
     number = int(np.argmax(arrivals > earlier))
     if arrivals[number] > earlier[number]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -43,8 +42,8 @@ class Blend:
     """Name and fractions, such as `train of 1,0,0`."""
     sequence_length: int
     add_extra_token_to_sequence: bool
-    sources: Sequence[SourceShare]
-    """The sources in the order of the config: a tuple, or a LazyTuple."""
+    sources: tuple[SourceShare, ...]
+    """The sources in the order of the config."""
     interleaving: str = "sequential"
     """A name of `INTERLEAVINGS`."""
     order: str = "sequential"
@@ -56,6 +55,11 @@ class Blend:
     """Samples per lane in a cycle."""
     schedule: Schedule | None = None
     """How the shares change to those of `sources`; None where they are constant."""
+
+    @property
+    def fractions(self) -> tuple[Fraction, ...]:
+        """Of the documents, those of train, valid and test, as `split` says."""
+        return tuple(map(Fraction, self.split.partition(" of ")[2].split(",")))
 
     @property
     def is_blended(self) -> bool:

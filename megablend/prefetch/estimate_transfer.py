@@ -116,7 +116,7 @@ def _plan_span(run: Run, future: StepSequence, num_batches: int, *, is_whole: bo
     short: in the first one nothing is in memory."""
     stride, batch_size, dictionaries = future.stride, future.micro_batch_size, Dictionaries(0)
     samples, reads = 0, list[_Read]()
-    for section in run.sections if is_whole else [run.view_at(future.first).section or run.sections[0]]:
+    for section in run.sections if is_whole else [run.view_at(future.first).settings]:
         view, begin = run.view(section), future.first % stride
         first = max(future.first, begin + -(-max(0, section.start - begin) // stride) * stride)
         budget = budget_of(view, micro_batch_size=batch_size, stride=stride, num_batches=num_batches)
@@ -157,7 +157,7 @@ def _count_spans(run: Run, spans: Sequence[_Span], num_processes: int, num_sampl
         path = snapshot.path(int(mine[0]), run.store.roots)
         if storage.limits(path).max_files == 1:
             continue
-        options = run.config.storage.find(path)
+        options = run.runtime.objects.find(path)
         tried = max(_FEWEST_FILES, _OPENED_FILES // len(np.unique(columns)))
         opened = mine[np.unique(np.linspace(0, len(mine) - 1, min(tried, len(mine))).astype(np.int64))]
         is_exact &= len(opened) == len(mine)

@@ -14,6 +14,7 @@ import numpy as np
 from megablend.arrays import Int64s
 from megablend.blocks.block_sizes import BLOCK_OVERHEAD_BYTES, NUM_SHARES, SHARES, divide_rest
 from megablend.config import Config
+from megablend.config.runtime import Masks
 from megablend.errors import ConfigError
 from megablend.plan.run import Run
 
@@ -65,10 +66,10 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
     if source_bytes.sum() <= budget.blocks:
         return budget
     largest = run.sources[int(source_bytes.argmax())].name
-    config, for_lanes = run.config, source_bytes.sum() / SHARES["blocks"] * NUM_SHARES
+    for_lanes = source_bytes.sum() / SHARES["blocks"] * NUM_SHARES
     needed = format_bytes(for_lanes + budget.batches + budget.orders, up=True)
     raise ConfigError(
-        f"memory: found {format_bytes(config.memory)}, expected {needed} or more: each process reads {lanes} of "
+        f"memory: found {format_bytes(run.runtime.memory)}, expected {needed} or more: each process reads {lanes} of "
         f"{max(blend.lanes for blend in run.blends)} lanes, whose blocks take {format_bytes(for_lanes)} (most of source "
         f"{largest!r}: {format_bytes(source_bytes.max())}), {num_batches} batches of {micro_batch_size} samples "
         f"({format_bytes(budget.batches)}) and the order of the sources' blocks ({format_bytes(budget.orders)}); raise "
@@ -78,11 +79,12 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
 
 def plan_budget(run: Run, *, micro_batch_size: int, num_batches: int) -> Budget:
     """The memory budget of a process that reads steps of a run, whether or not it suffices; see `budget_of`."""
-    width = run.config.sequence_length + run.config.add_extra_token_to_sequence
-    extra = width * sum(
+    extra = run.settings.sample_tokens * sum(
         16 + each.dtype.itemsize for each in run.extra_columns
     )  # the values, and int64 buffers to gather them
-    return split_budget(run, num_batches * micro_batch_size * (sample_bytes(run.config) + extra))
+    return split_budget(
+        run, num_batches * micro_batch_size * (sample_bytes(run.sequence_length, run.settings.masks) + extra)
+    )
 
 
 def blocks_of_lanes(run: Run, lanes: int) -> Int64s:
@@ -99,23 +101,22 @@ def split_budget(run: Run, batches: int) -> Budget:
     """The budget of a process whose batches take `batches` bytes; no part is negative."""
     orders = sum(each.order.memory_bytes for source in range(len(run.sources)) for each in run.locator.readings(source))
     extra = run.store.extra_bytes if run.extra_columns else 0
-    return Budget(batches=batches, orders=orders, **divide_rest(run.config.memory - batches - orders - extra))
+    return Budget(batches=batches, orders=orders, **divide_rest(run.runtime.memory - batches - orders - extra))
 
 
-def sample_bytes(config: Config) -> int:
-    """Bytes of a sample in a batch, including temporary arrays."""
-    length = config.sequence_length
+def sample_bytes(length: int, masks: Masks) -> int:
+    """Bytes of a sample of `length` tokens in a batch, including temporary arrays."""
     size = 32 * length  # tokens, labels, position_ids int64, loss_mask float32, marks
-    if config.create_attention_mask:
+    if masks.create_attention_mask:
         size += length * length
-    if config.inter_document_masking:
+    if masks.inter_document_masking:
         size += 4 * (length + 2)
     return size
 
 
 def longest_sample_bytes(run: Run) -> int:
     """Bytes of a sample in a batch where the run's samples are longest."""
-    return max(sample_bytes(section.config) for section in run.sections)
+    return max(sample_bytes(section.sequence_length, section.masks) for section in run.sections)
 
 
 def check_sample(config: Config) -> None:
@@ -125,7 +126,7 @@ def check_sample(config: Config) -> None:
 
 
 def _check_sample(config: Config) -> None:
-    if (size := sample_bytes(config)) > config.memory:
+    if (size := sample_bytes(config.sequence_length, Masks.of(config))) > config.memory:
         raise ConfigError(
             f"memory: found {format_bytes(config.memory)}, expected {format_bytes(size, up=True)} or more, the size of one "
             f"sample of sequence_length {config.sequence_length:,} in a batch; raise memory, or lower sequence_length"

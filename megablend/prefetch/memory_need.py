@@ -39,7 +39,7 @@ def find_memory_need(run: Run, *, micro_batch_size: int, data_parallel_size: int
         most = turn * _count_rounds(run, budget, micro_batch_size, useful // turn)
         lanes = max(lanes_of(blend.lanes, micro_batch_size, turn) for blend in run.blends)
         needed += math.ceil(blocks_of_lanes(run, lanes).sum() / SHARES["blocks"] * NUM_SHARES)
-    return MemoryNeed(bytes_per_rank=processes * needed, limit_per_rank=processes * run.config.memory, most_lanes=most)
+    return MemoryNeed(bytes_per_rank=processes * needed, limit_per_rank=processes * run.runtime.memory, most_lanes=most)
 
 
 def _count_rounds(run: Run, budget: Budget, micro_batch_size: int, most: int) -> int:

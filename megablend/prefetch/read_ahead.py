@@ -140,7 +140,7 @@ class ReadAhead:
         self._left = np.searchsorted(now.last_use[order], np.arange(-1, now.num_steps), side="right").tolist()
         self._step = 0
         self._continues = None
-        if self._run.config.inter_document_masking:
+        if self._run.settings.masks.inter_document_masking:
             self._continues = find_continued(self._run.store.snapshot, self._table.ids)
         self._submit_reads()
         return True
@@ -170,7 +170,9 @@ class ReadAhead:
         read = in_flight.unissued.popleft()
         self._bytes += read.size
         ids, rows = in_flight.window.forecast.ids[read.places], in_flight.window.forecast.rows[read.places]
-        read.blocks = self._pipeline.submit(ids, rows, read.reading, pieces=self._run.config.inter_document_masking)
+        read.blocks = self._pipeline.submit(
+            ids, rows, read.reading, pieces=self._run.settings.masks.inter_document_masking
+        )
         in_flight.unfinished.append(read)
 
     def _wait_for_blocks(self, current: InFlightWindow) -> None:
@@ -184,9 +186,9 @@ class ReadAhead:
             try:
                 blocks = read.blocks.result()
             except CorruptFileError:
-                if self._run.config.on_bad_sample == "raise":
+                if self._run.runtime.on_bad_sample == "raise":
                     raise
-                blocks = read_or_replace(self._run.store, ids, pieces=self._run.config.inter_document_masking)
+                blocks = read_or_replace(self._run.store, ids, pieces=self._run.settings.masks.inter_document_masking)
             if blocks is None:
                 raise RuntimeError("the interpreter is shutting down: nothing more can be read")
             self._table.put(self._places[read.places], blocks, current.window.forecast.sizes[read.places])

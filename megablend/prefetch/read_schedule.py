@@ -120,7 +120,7 @@ def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
     span_offsets = np.searchsorted(spans.rows, step_offsets)
     steps = np.repeat(np.arange(len(step_offsets) - 1), np.diff(span_offsets))
     rows = run.store.snapshot.blocks(ids)
-    sizes, reading = run.store.memory_bytes(ids, rows, documents=run.config.inter_document_masking)
+    sizes, reading = run.store.memory_bytes(ids, rows, documents=run.settings.masks.inter_document_masking)
     first_use = steps[firsts]
     if is_by_dictionary(rows["encoding"]).any():  # a dictionary is read with the first block that needs it
         order = np.argsort(first_use, kind="stable")
@@ -131,7 +131,7 @@ def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
     last_use[places] = steps  # steps ascend, so the last assignment wins
     advances = spans.stops - spans.starts
     begins, ends = (np.flatnonzero(np.diff(spans.rows, **edge)) for edge in ({"prepend": -1}, {"append": -1}))
-    extra = run.sample_tokens - run.config.sequence_length
+    extra = run.extra_token
     advances[ends] -= extra
     pending_boundary_tokens = np.bincount(places[begins], extra * (ordinals > 0), minlength=len(ids))
     pending_boundary_tokens -= np.bincount(places[ends], np.full(len(ends), extra), minlength=len(ids))

@@ -81,7 +81,7 @@ def read_each(run: Run, window: BlockCache, ks: Sequence[int]) -> list[Sample]:
     spans = run.locate_spans(sources, ordinals)
     samples = _read(run, window, sources, spans, documents=True)
     assert samples.begins is not None
-    extra = samples.labels[:, -1:] if run.config.add_extra_token_to_sequence else samples.labels[:, :0]
+    extra = samples.labels[:, -1:] if run.extra_token else samples.labels[:, :0]
     tokens = np.concatenate([samples.tokens, extra], axis=1)
     bounds = np.searchsorted(spans.rows, np.arange(len(ks) + 1))
     found = list[Sample]()
@@ -104,7 +104,7 @@ def read_samples(run: Run, window: BlockCache, ks: npt.ArrayLike) -> Samples:
     """Locate samples `ks`, at least one, and read their blocks; `begins` only if the config needs it. Raises as `read_sample`."""
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
-    return _read(run, window, sources, spans, documents=run.config.inter_document_masking)
+    return _read(run, window, sources, spans, documents=run.settings.masks.inter_document_masking)
 
 
 def _read(run: Run, window: BlockCache, sources: npt.NDArray[np.int32], spans: Spans, *, documents: bool) -> Samples:
@@ -113,7 +113,7 @@ def _read(run: Run, window: BlockCache, sources: npt.NDArray[np.int32], spans: S
     try:
         blocks = DecodedBlocks.of(window.get(ids.tolist()))
     except CorruptFileError:
-        if run.config.on_bad_sample == "raise":
+        if run.runtime.on_bad_sample == "raise":
             raise
         blocks = read_or_replace(run.store, ids, pieces=True)
     table.put(np.arange(len(ids)), blocks, np.zeros(len(ids), np.int64))
@@ -137,11 +137,11 @@ def gather(
         sources: int32 [n], the samples' sources.
         continues: bool [num_blocks], as `find_continued` returns it for the table's blocks; None where `begins` is not needed.
     """
-    config = run.config
-    width, shape = run.sample_tokens, (len(sources), config.sequence_length)
+    width = run.settings.sample_tokens
+    shape = len(sources), run.sequence_length
     tokens, labels = np.empty(shape, np.int64), np.empty(shape, np.int64)
     table.gather(places, spans, width, tokens, labels)
-    if not config.add_extra_token_to_sequence:
+    if not run.extra_token:
         labels[:, -1] = 0
     columns = run.extra_columns
     size = len(sources), width

@@ -75,7 +75,7 @@ def make_schedules(
             largest = int(schedule.reading.argmax())
             raise ConfigError(
                 f"memory: the blocks of a step of {len(schedule.samples)} samples take {needed} bytes, but memory "
-                f"{format_bytes(run.config.memory)} leaves {max(0, max_bytes)} bytes for blocks (the largest is block "
+                f"{format_bytes(run.runtime.memory)} leaves {max(0, max_bytes)} bytes for blocks (the largest is block "
                 f"{schedule.ids[largest]}: {schedule.sizes[largest]} bytes, and {schedule.reading[largest]} more while it is "
                 "read); raise memory, or lower micro_batch_size or the sources' block sizes"
             )
@@ -86,7 +86,7 @@ def make_schedules(
 def estimate_spans_per_sample(run: Run) -> float:
     """The approximate mean number of blocks that a sample's tokens are in."""
     num_blocks = int((run.parts["stop_block"] - run.parts["first_block"]).sum())
-    return 1 + run.config.sequence_length * num_blocks / max(1, int(run.parts["tokens"].sum()))
+    return 1 + run.sequence_length * num_blocks / max(1, int(run.parts["tokens"].sum()))
 
 
 def block_budget(schedule: ReadSchedule, budget: Budget) -> int:

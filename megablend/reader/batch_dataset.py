@@ -62,7 +62,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         assert samples is not None
         assert len(samples.tokens) == len(ks)
         self._expected = ks[0] + self._stride()
-        return batch_dict(self._section.config, samples)
+        return batch_dict(self._section, samples)
 
     def _explain(self, error: BaseException, ks: list[int]) -> MegablendError | None:
         """The error for users where samples `ks` could not be read; None for the error itself."""
@@ -98,7 +98,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
     def _begin(self, first: int) -> ReadAhead:
         run = self._dataset.run.view_at(first)
-        self._section = run.section or run.sections[0]
+        self._section = run.settings
         batch_size, stride = self._micro_batch_size, self._stride()
         future = StepSequence(first=first, micro_batch_size=batch_size, stride=stride, stop=self._section.stop)
         budget = budget_of(run, micro_batch_size=batch_size, stride=stride, num_batches=self._num_batches)

@@ -65,7 +65,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __repr__(self) -> str:
         run, named = self.run, ", ".join(f"{i}: {name}" for i, name in enumerate(self.sources[:_NAMED]))
         more = f", ... {len(self.sources) - _NAMED:,} more" if len(self.sources) > _NAMED else ""
-        return f"<megablend.Dataset {run.config.run!r} {run.split}: {len(self):,} samples, dataset_id {named}{more}>"
+        return f"<megablend.Dataset {run.ledger.run!r} {run.split}: {len(self):,} samples, dataset_id {named}{more}>"
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         run = self.run.view_at(ks[0])
         try:
             with translating(f"sample {k}"):
-                sample = sample_dict(run.config, read_samples(run, self.window, ks))
+                sample = sample_dict(run.settings, read_samples(run, self.window, ks))
         except DataError as error:
             raise name_sample(self.run, ks, error) from error
         if k is None:

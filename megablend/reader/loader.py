@@ -111,7 +111,7 @@ class Loader:
         self._position_lost = False
         self._pass: _Pass | None = None
         self._counted_before = 0
-        options = choose_start_method(checked_options(options), dataset.run.config)
+        options = choose_start_method(checked_options(options), dataset.run)
         if options["num_workers"] > 0:
             options["worker_init_fn"] = WorkerStart(options.get("worker_init_fn"))
         self._check_lanes(options["num_workers"])
@@ -299,7 +299,7 @@ def _watch_of(dataset: Dataset, rank: int, size: int) -> FileWatch:
     """Make the watch of this rank's share of the files of the split's sources."""
     run, store = dataset.run, dataset.run.store
     checker = FileChecker(store.snapshot, store.roots, store.storage)
-    return FileWatch(checker, list_files(run)[rank::size], per_second=run.config.file_checks_per_second)
+    return FileWatch(checker, list_files(run)[rank::size], per_second=run.runtime.file_checks_per_second)
 
 
 def _pinned(value: Any) -> Any:

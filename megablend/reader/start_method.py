@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from megablend.config.model import Config
 from megablend.errors import ConfigError
+from megablend.plan.run import Run
 from megablend.storage.location import find_scheme
 from megablend.storage.registry import OBJECT_SCHEMES
 
@@ -64,12 +64,12 @@ def _find_start(pid: int) -> str | None:
     return None if after_name[0] == "Z" else after_name[19]
 
 
-def choose_start_method(options: Mapping[str, Any], config: Config) -> dict[str, Any]:
+def choose_start_method(options: Mapping[str, Any], run: Run) -> dict[str, Any]:
     """Options for a DataLoader, with the `multiprocessing_context` that the sources require.
 
     Raises: ConfigError where `fork` is requested but cannot work, or where a worker runs the script that started it.
     """
-    remote = next((path for path in _paths_of(config) if find_scheme(path) in OBJECT_SCHEMES), None)
+    remote = next((path for path in _list_locations(run) if find_scheme(path) in OBJECT_SCHEMES), None)
     if not options["num_workers"] or remote is None:
         return dict(options)
     if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -89,5 +89,7 @@ def choose_start_method(options: Mapping[str, Any], config: Config) -> dict[str,
     return dict(options)
 
 
-def _paths_of(config: Config) -> list[str]:
-    return [config.cache, *(path for source in config.all_sources.values() for path in source.path)]
+def _list_locations(run: Run) -> list[str]:
+    """Where the cache is, and the files of the sources."""
+    roots = {**run.store.snapshot.roots, **run.store.roots}
+    return [run.runtime.cache.location, *roots.values()]

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from megablend.config import Config
 from megablend.kernels.reader.masks import count_positions, document_ends, fill_causal_mask
+from megablend.plan.run import Section
 from megablend.prefetch.samples import Samples
 from megablend.reader.transform import sample_of
 
 
-def batch_dict(config: Config, samples: Samples) -> dict[str, Any]:
+def batch_dict(settings: Section, samples: Samples) -> dict[str, Any]:
     """A batch of samples like GPTDataset's, collated. No tensor shares memory with another, so users may modify any of them.
 
     Returns: tokens, labels, position_ids int64 [n, sequence_length]; loss_mask float32 [n, sequence_length]; dataset_id int64
@@ -27,19 +27,20 @@ def batch_dict(config: Config, samples: Samples) -> dict[str, Any]:
         max_seqlen int32 [n]; with extra columns, extra: a dict of tensors [n, tokens per sample] by column, in which value j
         belongs to token j of the sample, so that [:, :-1] belong to tokens and [:, 1:] to labels.
     """
+    masks = settings.masks
     tokens, shape = samples.tokens, samples.tokens.shape
     loss_mask = np.empty(shape, np.float32)
     loss_mask.fill(1.0)
-    if config.eod_mask_loss:
-        loss_mask[tokens == config.eod] = 0.0
-    if not config.add_extra_token_to_sequence:  # the last token has no label
+    if masks.eod_mask_loss:
+        loss_mask[tokens == masks.eod] = 0.0
+    if not settings.add_extra_token_to_sequence:  # the last token has no label
         loss_mask[:, -1] = 0.0
     if samples.masked is not None:
         loss_mask[samples.masked] = 0.0
     arrays: dict[str, npt.NDArray[Any]] = {"tokens": tokens, "labels": samples.labels, "loss_mask": loss_mask}
-    after_eod = _after(tokens, config.eod) if config.needs_eod and config.eod is not None else None
-    positions_from = after_eod if config.reset_position_ids else None
-    if config.inter_document_masking:
+    after_eod = _after(tokens, masks.eod) if masks.needs_eod and masks.eod is not None else None
+    positions_from = after_eod if masks.reset_position_ids else None
+    if masks.inter_document_masking:
         assert samples.begins is not None
         positions_from = np.ascontiguousarray(samples.begins[:, : shape[1]])
         arrays["cu_seqlens"] = np.empty((shape[0], shape[1] + 1), np.int32)
@@ -50,10 +51,8 @@ def batch_dict(config: Config, samples: Samples) -> dict[str, Any]:
         positions[:] = _counted(shape[1])
     else:
         count_positions(positions_from, positions)
-    if config.create_attention_mask:
-        masked_before = (
-            after_eod if config.reset_attention_mask and after_eod is not None else np.zeros(shape, np.bool_)
-        )
+    if masks.create_attention_mask:
+        masked_before = after_eod if masks.reset_attention_mask and after_eod is not None else np.zeros(shape, np.bool_)
         arrays["attention_mask"] = np.empty((shape[0], 1, shape[1], shape[1]), np.bool_)
         fill_causal_mask(masked_before, arrays["attention_mask"])
     arrays["dataset_id"] = samples.sources.astype(np.int64)
@@ -63,9 +62,9 @@ def batch_dict(config: Config, samples: Samples) -> dict[str, Any]:
     return batch
 
 
-def sample_dict(config: Config, samples: Samples) -> dict[str, Any]:
+def sample_dict(settings: Section, samples: Samples) -> dict[str, Any]:
     """The first of the samples as GPTDataset returns it: without the batch dimension, dataset_id an int."""
-    return sample_of(batch_dict(config, samples), 0)
+    return sample_of(batch_dict(settings, samples), 0)
 
 
 def _signed(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:

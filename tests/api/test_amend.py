@@ -80,7 +80,7 @@ def test_no_token_is_lost_when_the_length_changes(config: dict[str, Any]) -> Non
     assert found.at == 112
     assert 0 < found.drain <= 31 * 16
     dataset = megablend.open(edited)
-    assert [(each.start, each.config.sequence_length) for each in dataset.run.sections] == [
+    assert [(each.start, each.sequence_length) for each in dataset.run.sections] == [
         (0, 8),
         (112 + found.drain, 12),
     ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.api.committed import open_committed
+from megablend.api.runs import open_committed
 from megablend.config import load_config
 from megablend.storage.by_scheme import StorageByScheme
 from tests.runs import documents, make_config, write_source

@@ -17,6 +17,7 @@ from megablend.api.open import open_dataset
 from megablend.api.runs import open_run
 from megablend.config import load_config
 from megablend.errors import ConfigError
+from megablend.plan.stage_requests import plan_stages
 from megablend.reader import Dataset
 from tests.api.test_find import make_run
 from tests.runs import documents, make_config, write_source
@@ -106,7 +107,9 @@ def test_a_file_that_was_added_or_changed(tmp_path: Path) -> None:
 def test_versions_of_the_plan_part_where_an_epoch_ends(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path, samples=600, lanes=4, shuffle_window=8)
     run = open_run(load_config(config), "train")
-    old = dataclasses.replace(run, ledger=run.ledger.in_version(1))
+    ledger = run.ledger.in_version(1)
+    plan = plan_stages(ledger.stages, run.data.tokens_by_index, run.data.blocks)
+    old = dataclasses.replace(run, ledger=ledger, plan=plan)
     parting = find_parting(old, run)
     assert parting == first_other_sample(Dataset(old), Dataset(run))
     assert parting

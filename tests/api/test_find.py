@@ -128,7 +128,7 @@ def test_what_cannot_be_found(tmp_path: Path) -> None:
         match=r"run 'other' was not built there; run `megablend build CONFIG` first, or choose one of the runs",
     ):
         megablend.find(config["cache"], "source0/0.parquet", run="other")
-    with pytest.raises(ConfigError, match="only train is in a run's ledger"):
+    with pytest.raises(ConfigError, match="split valid: run 'demo' was built without it"):
         megablend.find(config["cache"], "source0/0.parquet", run="demo", split="valid")
     counted = tmp_path / "counted"
     config, _ = make_run(counted)

@@ -37,7 +37,7 @@ def test_pandas_is_not_imported_and_sources_are_named(tmp_path: Path) -> None:
     megablend.build(tmp_path / "config.json")
     dataset = megablend.open(tmp_path / "config.json")
     assert dataset.sources == ("a", "b")
-    assert repr(dataset) == f"<megablend.Dataset {dataset.run.config.run!r} train: 100 samples, dataset_id 0: a, 1: b>"
+    assert repr(dataset) == f"<megablend.Dataset {dataset.run.ledger.run!r} train: 100 samples, dataset_id 0: a, 1: b>"
     assert {dataset.sources[dataset[k]["dataset_id"]] for k in range(100)} == {"a", "b"}
     (tmp_path / "pandas").mkdir()
     (tmp_path / "pandas" / "__init__.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()\n")

@@ -59,7 +59,7 @@ def test_cycles_are_read_from_the_ledger(config: dict[str, Any], monkeypatch: py
     plan = megablend.open(config).run.plan
     before = [plan.locate(k) for k in range(0, 900, 7)]
     state = megablend.open(config).state_dict(10)
-    monkeypatch.setattr("megablend.plan.specification.cycles_per_run", lambda *args: 3)
+    monkeypatch.setattr("megablend.plan.compile.cycles_per_run", lambda *args: 3)
     assert {source.cycles for source in ledger.blend.sources} != {3}
     assert megablend.build(config).ledger == ledger
     for opened in (megablend.open(config), megablend.open(config, state=state)):

@@ -32,7 +32,7 @@ def read_all(config: str) -> str:
     loader = megablend.Loader(dataset, micro_batch_size=4, data_parallel_rank=0, data_parallel_size=1)
     batches = np.concatenate([batch["tokens"].numpy().reshape(-1) for batch in loader])
     assert np.array_equal(batches, tokens[: len(batches)])
-    assert len(tokens) - len(batches) < 4 * dataset.run.config.sequence_length
+    assert len(tokens) - len(batches) < 4 * dataset.run.sequence_length
     return hashlib.blake2b(tokens.tobytes(), digest_size=16).hexdigest()
 
 

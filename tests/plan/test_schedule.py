@@ -117,7 +117,7 @@ def test_a_run_with_a_schedule_equals_its_walk(seed: int) -> None:
         sources_of, ordinals = plan.locate_many(np.arange(plan.num_samples))
         assert list(zip(sources_of.tolist(), ordinals.tolist(), strict=True)) == expected
         assert np.array_equal(plan.samples_of(sources_of, ordinals), np.arange(plan.num_samples))
-        name, parsed, _ = parse_ledger(json.loads(dump_ledger("demo", stages)))
+        name, parsed, *_ = parse_ledger(json.loads(dump_ledger("demo", stages)))
         assert (name, list(parsed)) == ("demo", stages)
     before = plan_stages(plain, tokens)
     assert np.array_equal(np.stack(before.locate_many(np.arange(cut))), np.stack(plan.locate_many(np.arange(cut))))

@@ -90,7 +90,7 @@ def list_samples(dataset: megablend.Dataset, source: int, lengths: Sequence[int]
         tokens = sample.tokens.tolist()
         own, extra = tokens[: lengths[k]], tokens[lengths[k] :]
         assert len(own) == lengths[k]
-        assert len(extra) == dataset.run.config.add_extra_token_to_sequence
+        assert len(extra) == dataset.run.extra_token
         found.append(SourceSample(k, positions[k], own, extra[0] if extra else None))
     return sorted(found, key=lambda sample: sample.position)
 

@@ -197,16 +197,16 @@ def launched_as(rank: int, size: int) -> Step:
 def amended_during(bench: Run) -> None:
     """Another process amends the run while an amendment of it is planned."""
     module: Any = importlib.import_module("megablend.api.amend")
-    plan = module._plan_amended
+    plan = module._compile_amended
 
     def plan_while_another_amends(*arguments: Any, **options: Any) -> Any:
         planned = plan(*arguments, **options)
-        bench.patch.setattr(module, "_plan_amended", plan)
+        bench.patch.setattr(module, "_compile_amended", plan)
         megablend.amend(bench.path, at=80)
         return planned
 
     bench.change({"samples": None, "stages": [{"samples": 150}, {"samples": 300, "shuffle_window": 8}]})
-    bench.patch.setattr(module, "_plan_amended", plan_while_another_amends)
+    bench.patch.setattr(module, "_compile_amended", plan_while_another_amends)
 
 
 def removed_during(bench: Run) -> None:

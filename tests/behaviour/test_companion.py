@@ -1,0 +1,265 @@
+"""What is kept beside a ledger: opening a run compiles nothing where it fits, and gives the same run where it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import megablend
+from megablend.config import Config, load_config
+from megablend.config.model import IRRELEVANT
+from megablend.config.source import Source
+from megablend.config.stages import StageSettings, StageSource
+from megablend.errors import MegablendError, PlanError
+from megablend.plan import companion, compile, stage_requests
+from megablend.plan.ledger_file import load_ledger
+from tests.runs import documents, make_config, read_fields, write_source
+
+STAGES: list[dict[str, Any]] = [
+    {"samples": 320},
+    {"samples": 640, "eod_mask_loss": True, "sources": {"s0": {"weight": 1}, "s1": {"weight": 2}}},
+]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    sources = [
+        write_source(tmp_path / "data", d, "parquet", documents(d, 60, 60, 5)) | {"weight": 3 - d, "append_eod": 0}
+        for d in (0, 1)
+    ]
+    config = make_config(tmp_path, sources, stages=STAGES, split="80,20,0")
+    megablend.build(config)
+    return config
+
+
+def list_companions(config: dict[str, Any]) -> list[Path]:
+    return [path for path in sorted(Path(config["cache"], "splits").iterdir()) if is_companion(path)]
+
+
+def is_companion(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    whole = path.read_bytes()
+    return len(whole) > 16 and whole[:16] == companion._checksum(whole[16:], path.name)
+
+
+def read(config: dict[str, Any], split: str = "train", **options: Any) -> list[Any]:
+    """What a run is: its samples, counts and state."""
+    dataset = megablend.open(config, split, **options)
+    plan, ks = dataset.run.plan, np.arange(len(dataset))
+    located = [column.tolist() for column in plan.locate_many(ks)]
+    return [located, plan.counts(len(dataset) // 3).tolist(), dataset.state_dict(10), read_fields(dataset)]
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise AssertionError("compiled")
+
+
+@pytest.fixture
+def compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lets compiling, and planning several stages, fail from the call on."""
+
+    def start() -> None:
+        monkeypatch.setattr(compile, "request_stages", refuse)
+        monkeypatch.setattr(stage_requests._Planner, "drain_before", refuse)
+
+    return start
+
+
+def test_opening_compiles_nothing(config: dict[str, Any], compiles_nothing: Callable[[], None]) -> None:
+    state = megablend.open(config).state_dict(400)
+    valid = read(config, "valid")
+    edited = config | {"stages": [*STAGES, {"samples": 960, "sources": {"s0": {"weight": 5}}}]}
+    megablend.amend(edited, at=600)
+    compiles_nothing()
+    choices: list[dict[str, Any]] = [{}, {"state": state}]
+    moved = {"memory": "256MiB", "eod_mask_loss": True}
+    for options in choices:
+        dataset = megablend.open(edited | moved, **options)
+        assert len(dataset) == 960
+        assert [made is None for made in dataset.run.plan._plans] == [True] * len(dataset.run.plan.stages)
+        dataset[3]
+        assert [made is None for made in dataset.run.plan._plans].count(False) == 1
+    assert read(edited, "valid") == valid
+    with pytest.raises(AssertionError, match="compiled"):
+        megablend.open(config)  # as it was before the amendment
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_without_it_a_run_is_the_same(config: dict[str, Any], split: str) -> None:
+    expected, (path,) = read(config, split), list_companions(config)
+    whole = path.read_bytes()
+    path.unlink()
+    assert read(config, split) == expected
+    if split == "valid":
+        megablend.build(config)
+    assert path.read_bytes() == whole  # opening train has written it
+    for place in range(0, len(whole), max(1, len(whole) // 25)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        assert read(config, split) == expected
+    path.unlink()
+    path.mkdir()
+    assert read(config, split) == expected
+
+
+def test_a_cache_that_cannot_be_written(config: dict[str, Any]) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root can write everywhere")
+    expected, (path,) = read(config), list_companions(config)
+    path.unlink()
+    path.parent.chmod(0o500)
+    try:
+        assert read(config) == expected
+    finally:
+        path.parent.chmod(0o700)
+
+
+def test_what_a_power_failure_left_empty_is_computed_again(config: dict[str, Any]) -> None:
+    """Files in `splits` are not flushed."""
+    before, files = read(config), {path: path.read_bytes() for path in Path(config["cache"], "splits").iterdir()}
+    for path in files:
+        path.write_bytes(b"")
+    assert read(config) == before
+    megablend.build(config)
+    assert all(path.read_bytes() == whole for path, whole in files.items())
+
+
+def test_another_spelling_is_the_same_request(config: dict[str, Any], compiles_nothing: Callable[[], None]) -> None:
+    expected = read(config)
+    compiles_nothing()
+    sources = [dict(reversed(source.items())) | {"weight": f"{source['weight']}.0"} for source in config["sources"]]
+    assert read(dict(reversed((config | {"sources": sources, "split": [80, 20, 0]}).items()))) == expected
+
+
+def test_a_default_that_is_written_is_compiled_once(
+    config: dict[str, Any], compiles_nothing: Callable[[], None]
+) -> None:
+    written = config | {"interleaving": "lanes"}
+    expected = read(written)
+    compiles_nothing()
+    assert read(written) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"stages": [STAGES[0], STAGES[1] | {"samples": 800}]}, "the config now asks for 800"),
+        ({"stages": [STAGES[0], {"samples": 640}]}, "share of source 's0' was"),
+        ({"seed": 3}, "seed was"),
+    ],
+)
+def test_another_request_is_still_refused(config: dict[str, Any], changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(MegablendError, match=says):
+        megablend.open(config | changes)
+
+
+def test_a_longer_validation_is_what_the_config_says(config: dict[str, Any]) -> None:
+    assert len(megablend.open(config | {"valid_samples": 33}, "valid")) == 33
+    assert len(megablend.open(config, "valid")) != 33
+
+
+RUNTIME = {
+    *("cache", "local_cache", "memory", "file_checks_per_second", "direct_io", "storage", "warnings", "on_bad_sample"),
+    *("vocab_size", "eod_token", "run", "path", "extra_columns", "on_unreadable"),
+    *("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask", "inter_document_masking"),
+}
+"""Keys that cannot change which tokens a sample has."""
+
+
+def test_every_key_that_can_affect_the_order_makes_another_request() -> None:
+    assert IRRELEVANT == RUNTIME
+    known = {name for model in (Config, Source, StageSettings, StageSource) for name in model.model_fields}
+    assert known >= RUNTIME
+
+
+def test_a_changed_copy_of_a_config_is_not_taken_for_it(config: dict[str, Any]) -> None:
+    loaded = load_config(config)
+    changed = loaded.model_copy(update={"seed": 3})
+    assert changed.request_digest != loaded.request_digest
+    with pytest.raises(PlanError, match="seed was"):
+        megablend.open(changed)
+
+
+@pytest.mark.parametrize("field", ["starts", "others", "plan", "sizes", "lanes", "cursor", "end", "blend", "index"])
+@pytest.mark.parametrize("value", [None, [], "x", 10**30])
+def test_with_a_right_checksum_and_other_fields_it_is_not_used(config: dict[str, Any], field: str, value: Any) -> None:
+    (path,) = list_companions(config)
+    data = path.read_bytes()[16:]
+    size = int.from_bytes(data[:8], "little")
+    head = json.loads(data[8 : 8 + size])
+    for record in (head, *head["others"].values(), *head["plan"]["stages"]):
+        if field in record:
+            record[field] = value
+    record = json.dumps(head).encode()
+    changed = len(record).to_bytes(8, "little") + record + data[8 + size :]
+    path.write_bytes(companion._checksum(changed, path.name) + changed)
+    for split in ("train", "valid"):
+        with contextlib.suppress(MegablendError):
+            assert read(config, split) is not None
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_a_cache_alone_opens_the_run(config: dict[str, Any], split: str, compiles_nothing: Callable[[], None]) -> None:
+    plain = config | {"stages": [STAGES[0], {k: v for k, v in STAGES[1].items() if k != "eod_mask_loss"}]}
+    expected = read(plain, split)
+    compiles_nothing()
+    dataset = megablend.open(cache=config["cache"], run="default", split=split)
+    assert [each.tolist() for each in dataset.run.plan.locate_many(np.arange(len(dataset)))] == expected[0]
+    assert dataset.state_dict(10) == expected[2]
+    assert read_fields(dataset) == expected[3]
+    resumed = megablend.open(cache=config["cache"], run="default", split=split, state=expected[2])
+    assert resumed.consumed_samples == 10
+
+
+def test_without_the_companion_a_cache_alone_has_train(config: dict[str, Any]) -> None:
+    (path,) = list_companions(config)
+    path.unlink()
+    dataset = megablend.open(cache=config["cache"], run="default")
+    assert dataset.state_dict() == megablend.open(config).state_dict()
+    path.unlink()
+    with pytest.raises(MegablendError, match="split valid: run 'default' was built without it"):
+        megablend.open(cache=config["cache"], run="default", split="valid")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "found NoneType, expected a config.*without one, both `cache` and `run`"),
+        ({"cache": "CACHE"}, "without one, both `cache` and `run`"),
+        ({"cache": "CACHE", "run": "other"}, "run 'other' was not built there"),
+        ({"cache": "CACHE", "run": "default", "stage": 1, "split": "valid"}, "found stage 1 without a config"),
+        ({"config": "CONFIG", "run": "default"}, "found both a config and run='default'"),
+    ],
+)
+def test_what_is_to_be_opened_has_to_be_said(config: dict[str, Any], options: dict[str, Any], says: str) -> None:
+    known = {"CACHE": config["cache"], "CONFIG": config}
+    with pytest.raises(MegablendError, match=says):
+        megablend.open(
+            **{key: known.get(value, value) if isinstance(value, str) else value for key, value in options.items()}
+        )
+
+
+def test_a_state_of_another_plan_needs_its_config(config: dict[str, Any]) -> None:
+    other = config | {"run": "other", "seed": 9}
+    megablend.build(other)
+    state = megablend.open(other).state_dict(100)
+    with pytest.raises(MegablendError, match="the plan differs"):
+        megablend.open(cache=config["cache"], run="default", state=state)
+
+
+def test_the_ledger_says_what_requested_it(config: dict[str, Any]) -> None:
+    ledger = load_ledger(config["cache"], "default")
+    assert ledger is not None
+    assert ledger.request == load_config(config).request_digest
+    megablend.skip(config, 100, 120, batch_size=4)
+    megablend.rename_run(config, "default", "new")
+    renamed = load_ledger(config["cache"], "new")
+    assert renamed is not None
+    assert renamed.request == ledger.request
