@@ -198,6 +198,7 @@ def check_commands(
     assert job.with_files(lambda: megablend.check(job.config, state=job.state)).problems == ()
     check_export(job, dataset)
     check_find(job, dataset)
+    check_rebuilt(job, dataset)
     ledger = megablend.open(job.config).run.ledger
     megablend.gc(job.config["cache"], older_than_days=0)
     for k in (0, len(dataset) // 2, len(dataset) - 1):
@@ -206,6 +207,18 @@ def check_commands(
             == dataset.sample(k).tokens.tolist()
         )
     assert megablend.open(job.config).run.ledger == ledger
+
+
+def check_rebuilt(job: Job, dataset: megablend.Dataset) -> None:
+    """With what the commands print of cuts and drains, the config alone makes a run of one snapshot again."""
+    ledger, stages = dataset.run.ledger, list[dict[str, Any]]()
+    if len(ledger.indices) > 1:
+        return
+    for before, stage, listed in zip([None, *ledger.stages], ledger.stages, job.stages, strict=False):
+        cut = {} if before is None or before.cut is None else {"from": before.cut}
+        stages.append({**listed, **cut, **({} if stage.drain is None else {"drain": stage.drain})})
+    again = job.config | {"cache": str(job.folder / "again"), "stages": stages}
+    assert megablend.build(again).ledger.stages == ledger.stages
 
 
 def check_export(job: Job, dataset: megablend.Dataset) -> None:

@@ -43,6 +43,8 @@ class Files:
         self.folder, self.rng, self.shares, self.appends_eod = folder, rng, shares, appends_eod
         self.kinds, self.files = list[str](), list[DataFile]()
         self.snapshots = list[list[DataFile]]()
+        self.lost_by: int | None = None
+        """The source that lost a file with the last change."""
         self._next_token = 1
         for _ in range(2):
             self.add_source()
@@ -79,7 +81,7 @@ class Files:
             self.add_source()
         else:
             self.add_file(source)
-        renamed = None
+        renamed, self.lost_by = None, None
         for chance, act in ((0.3, self._remove), (0.3, self._rename)):
             if self.rng.random() < chance:
                 file = self.rng.choice([each for each in self.files if not each.is_gone])
@@ -151,6 +153,7 @@ class Files:
         others = [f for f in self.list_files(file.source) if f is not file and f.arrived < len(self.snapshots)]
         if file.arrived < len(self.snapshots) and others:
             file.is_gone = True
+            self.lost_by = file.source
 
     def _rename(self, file: DataFile) -> None:
         if file.is_gone or file.arrived == len(self.snapshots):

@@ -61,7 +61,7 @@ class Job:
             "seed": rng.randrange(100),
             "eod_token": EOD,
             "run": "first",
-            "add_extra_token_to_sequence": rng.random() < 0.8,
+            "add_extra_token_to_sequence": rng.random() < 0.6,
             **draw_masks(rng),
             **({"split": split} if split else {}),
         }
