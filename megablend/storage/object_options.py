@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from megablend.errors import did_you_mean
+from megablend.storage.location import lower_scheme
 
 _SCHEMES = ("s3", "gs", "az", "http", "https")
 _SERVER = re.compile(
@@ -122,7 +123,9 @@ def check_signature(location: str) -> None:
 
 
 def has_prefix(location: str, prefix: str) -> bool:
-    """Whether a location is in `prefix`: only complete parts between slashes match."""
+    """Whether a location is in `prefix`: only complete parts between slashes match; schemes in capitals or not are the same."""
+    location = lower_scheme(location)
+    prefix = lower_scheme(prefix)
     return location == prefix or location.startswith(prefix if prefix.endswith("/") else f"{prefix}/")
 
 

@@ -23,6 +23,14 @@ def test_without_the_client_one_line_tells_what_to_install(monkeypatch: pytest.M
         make_storage().stat("s3://b/x")
 
 
+@pytest.mark.parametrize("prefix", ["s3://bucket", "S3://bucket"])
+@pytest.mark.parametrize("location", ["s3://bucket/a", "S3://bucket/a"])
+def test_schemes_in_capitals_are_the_same(prefix: str, location: str) -> None:
+    options = parse_options({prefix: {"endpoint": "http://127.0.0.1:1"}})
+    assert options.find(location).endpoint == "http://127.0.0.1:1"
+    assert options.find(location.replace("bucket", "Bucket")).endpoint is None
+
+
 def test_credentials_and_unknown_settings_are_refused_in_configs() -> None:
     for settings, message in (
         ({"secret_access_key": "x"}, "credentials do not belong in configs"),
