@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import AbstractContextManager
 
-from megablend.arrays import Int64s
 from megablend.errors import ConfigError
-from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, ReadLimits, Storage
-from megablend.storage.find import Found
-from megablend.storage.head_and_tail import HeadAndTail, get_ends, read_ends
+from megablend.storage.base import KnownFiles, Storage
 from megablend.storage.location import find_scheme
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.registry import explain_scheme, find_storage
 from megablend.storage.storage_options import StorageOptions
+from megablend.storage.wrapper import RoutingStorage
 
 
 def make_storage(
@@ -33,7 +29,7 @@ def make_storage(
     return StorageByScheme(StorageOptions(direct=direct, max_open_files=max_open_files, objects=objects))
 
 
-class StorageByScheme:
+class StorageByScheme(RoutingStorage):
     """The storages of several schemes as one, each created on first use. Picklable by its options.
 
     Raises, from any call: ConfigError for a location with a scheme that has no storage.
@@ -47,10 +43,6 @@ class StorageByScheme:
     def __reduce__(self) -> tuple[Callable[..., Storage], tuple[StorageOptions, bool]]:
         return _restore, (self._options, self._checking)
 
-    def limits(self, path: str) -> ReadLimits:
-        """See Storage.limits."""
-        return self._of(path).limits(path)
-
     def for_checking(self) -> Storage:
         """See Storage.for_checking."""
         return StorageByScheme(self._options, checking=True)
@@ -58,30 +50,6 @@ class StorageByScheme:
     def for_reading(self) -> Storage:
         """See Storage.for_reading."""
         return StorageByScheme(self._options, checking=self._checking)
-
-    def find(self, pattern: str) -> Found:
-        """See Storage.find."""
-        return self._of(pattern).find(pattern)
-
-    def glob(self, pattern: str) -> list[str]:
-        """See Storage.glob."""
-        return self._of(pattern).glob(pattern)
-
-    def is_folder(self, path: str) -> bool:
-        """See Storage.is_folder."""
-        return self._of(path).is_folder(path)
-
-    def is_readable(self, path: str) -> bool:
-        """See Storage.is_readable."""
-        return self._of(path).is_readable(path)
-
-    def stat(self, path: str) -> FileStat:
-        """See Storage.stat."""
-        return self._of(path).stat(path)
-
-    def stat_opened(self, path: str) -> FileStat:
-        """See Storage.stat_opened."""
-        return self._of(path).stat_opened(path)
 
     def known_files(self) -> KnownFiles:
         """See Storage.known_files: by scheme."""
@@ -91,33 +59,10 @@ class StorageByScheme:
     def add_known_files(self, known: KnownFiles) -> None:
         """See Storage.add_known_files."""
         for scheme, files in known.items():
-            self._of(f"{scheme}://").add_known_files(files)
+            self.route(f"{scheme}://").add_known_files(files)
 
-    def get_ends(self, path: str) -> HeadAndTail | None:
-        """See HeadAndTailStorage.get_ends."""
-        return get_ends(self._of(path), path)
-
-    def read_ends(self, path: str) -> None:
-        """See HeadAndTailStorage.read_ends."""
-        read_ends(self._of(path), path)
-
-    def read(self, path: str, offset: int, size: int) -> bytes:
-        """See Storage.read."""
-        return self._of(path).read(path, offset, size)
-
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
-        """See Storage.read_ranges."""
-        return self._of(path).read_ranges(path, offsets, sizes, allocate)
-
-    def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
-        """See Storage.fetch."""
-        return self._of(path).fetch(path, offsets, sizes, allocate)
-
-    def descriptor(self, path: str) -> AbstractContextManager[int]:
-        """See Storage.descriptor."""
-        return self._of(path).descriptor(path)
-
-    def _of(self, location: str) -> Storage:
+    def route(self, location: str) -> Storage:
+        """See RoutingStorage.route."""
         if location.startswith("/"):  # asked several times by each read
             return self._plain
         scheme = find_scheme(location)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Container
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,9 +23,10 @@ ALIGNMENT = 4096
 """Bytes; logical blocks have 512 or 4096."""
 
 
-@dataclass(frozen=True, slots=True)
 class DirectStorage(LocalStorage):
     """Local files; reads of several ranges do not use the page cache."""
+
+    __slots__ = ()
 
     def limits(self, path: str) -> ReadLimits:
         """See Storage.limits."""

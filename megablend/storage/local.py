@@ -155,9 +155,10 @@ class LocalStorage:
             raise data_error(path, error, self.opened) from error
 
 
-@dataclass(frozen=True, slots=True)
 class _CheckingStorage(LocalStorage):
     """Local files through separate descriptors, so that their readers keep the files that they opened."""
+
+    __slots__ = ()
 
     def stat(self, path: str) -> FileStat:
         """See Storage.stat: the file that is there now, which is read from then on."""

@@ -1,4 +1,4 @@
-"""A storage around another one: caches, meters and test doubles override what they change."""
+"""Storages in front of others: one that chooses among several, and one around another, which caches and meters derive from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,71 @@ from megablend.storage.futures import call_now
 from megablend.storage.head_and_tail import HeadAndTail, get_ends, read_ends
 
 
-class WrapperStorage:
+class RoutingStorage:
+    """Passes each call about a location on to the storage that `route` chooses."""
+
+    __slots__ = ()
+
+    def route(self, location: str) -> Storage:
+        """The storage that answers for a location."""
+        raise NotImplementedError
+
+    def limits(self, path: str) -> ReadLimits:
+        """See Storage.limits."""
+        return self.route(path).limits(path)
+
+    def find(self, pattern: str) -> Found:
+        """See Storage.find."""
+        return self.route(pattern).find(pattern)
+
+    def glob(self, pattern: str) -> list[str]:
+        """See Storage.glob."""
+        return self.route(pattern).glob(pattern)
+
+    def is_folder(self, path: str) -> bool:
+        """See Storage.is_folder."""
+        return self.route(path).is_folder(path)
+
+    def is_readable(self, path: str) -> bool:
+        """See Storage.is_readable."""
+        return self.route(path).is_readable(path)
+
+    def stat(self, path: str) -> FileStat:
+        """See Storage.stat."""
+        return self.route(path).stat(path)
+
+    def stat_opened(self, path: str) -> FileStat:
+        """See Storage.stat_opened."""
+        return self.route(path).stat_opened(path)
+
+    def get_ends(self, path: str) -> HeadAndTail | None:
+        """See HeadAndTailStorage.get_ends."""
+        return get_ends(self.route(path), path)
+
+    def read_ends(self, path: str) -> None:
+        """See HeadAndTailStorage.read_ends."""
+        read_ends(self.route(path), path)
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        """See Storage.read."""
+        return self.route(path).read(path, offset, size)
+
+    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+        """See Storage.read_ranges."""
+        return self.route(path).read_ranges(path, offsets, sizes, allocate)
+
+    def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
+        """See Storage.fetch. A subclass that overrides `read_ranges` alone has that called."""
+        if type(self).read_ranges is RoutingStorage.read_ranges:
+            return self.route(path).fetch(path, offsets, sizes, allocate)
+        return call_now(self.read_ranges, path, offsets, sizes, allocate)
+
+    def descriptor(self, path: str) -> AbstractContextManager[int]:
+        """See Storage.descriptor."""
+        return self.route(path).descriptor(path)
+
+
+class WrapperStorage(RoutingStorage):
     """Passes every call on to `inner`. Picklable if `inner` and what a subclass adds are.
 
     A subclass that must see all reads also overrides `descriptor` to return -1: kernels read directly through descriptors. One
@@ -25,9 +89,9 @@ class WrapperStorage:
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
 
-    def limits(self, path: str) -> ReadLimits:
-        """See Storage.limits."""
-        return self.inner.limits(path)
+    def route(self, location: str) -> Storage:
+        """See RoutingStorage.route."""
+        return self.inner
 
     def for_checking(self) -> Storage:
         """See Storage.for_checking: that of `inner`, without this wrapper."""
@@ -40,30 +104,6 @@ class WrapperStorage:
         view.inner = self.inner.for_reading()
         return view
 
-    def find(self, pattern: str) -> Found:
-        """See Storage.find."""
-        return self.inner.find(pattern)
-
-    def glob(self, pattern: str) -> list[str]:
-        """See Storage.glob."""
-        return self.inner.glob(pattern)
-
-    def is_folder(self, path: str) -> bool:
-        """See Storage.is_folder."""
-        return self.inner.is_folder(path)
-
-    def is_readable(self, path: str) -> bool:
-        """See Storage.is_readable."""
-        return self.inner.is_readable(path)
-
-    def stat(self, path: str) -> FileStat:
-        """See Storage.stat."""
-        return self.inner.stat(path)
-
-    def stat_opened(self, path: str) -> FileStat:
-        """See Storage.stat_opened."""
-        return self.inner.stat_opened(path)
-
     def known_files(self) -> KnownFiles:
         """See Storage.known_files."""
         return self.inner.known_files()
@@ -71,29 +111,3 @@ class WrapperStorage:
     def add_known_files(self, known: KnownFiles) -> None:
         """See Storage.add_known_files."""
         self.inner.add_known_files(known)
-
-    def get_ends(self, path: str) -> HeadAndTail | None:
-        """See HeadAndTailStorage.get_ends."""
-        return get_ends(self.inner, path)
-
-    def read_ends(self, path: str) -> None:
-        """See HeadAndTailStorage.read_ends."""
-        read_ends(self.inner, path)
-
-    def read(self, path: str, offset: int, size: int) -> bytes:
-        """See Storage.read."""
-        return self.inner.read(path, offset, size)
-
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
-        """See Storage.read_ranges."""
-        return self.inner.read_ranges(path, offsets, sizes, allocate)
-
-    def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
-        """See Storage.fetch. That of `inner`, unless a subclass overrides `read_ranges`, which is then used."""
-        if type(self).read_ranges is WrapperStorage.read_ranges:
-            return self.inner.fetch(path, offsets, sizes, allocate)
-        return call_now(self.read_ranges, path, offsets, sizes, allocate)
-
-    def descriptor(self, path: str) -> AbstractContextManager[int]:
-        """See Storage.descriptor."""
-        return self.inner.descriptor(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar, cast
 
 from megablend.arrays import Int64s
 from megablend.errors import DataError, MissingFileError, UnsupportedFileError
@@ -22,17 +22,6 @@ MAX_PART_BYTES = 8 << 20
 """Longer ranges are requested in parts, which come at the same time."""
 EMPTY_TRIES = 3
 """Listings, after the first one, of a folder that is there but seems to have nothing."""
-
-
-class FoundKeys(NamedTuple):
-    """What a pattern matches."""
-
-    keys: Sequence[str]
-    """Those that match, sorted."""
-    listed: Mapping[str, ObjectVersion]
-    """The versions of these, and of all others that the listings contained."""
-    folders: Sequence[str]
-    """Folders that the pattern matches as it does objects."""
 
 
 class Bucket:
@@ -159,13 +148,18 @@ class Bucket:
             out[begin : begin + len(each)] = each
             begin += len(each)
 
-    async def find(self, pattern: str, address: Address) -> FoundKeys:
-        """Find the keys that match a pattern. Raises: MissingFileError, DataError."""
+    async def find(self, pattern: str, address: Address) -> tuple[Listed, Mapping[str, ObjectVersion]]:
+        """Find what a pattern matches.
+
+        Returns: the objects, sorted by key, and folders that it matches as it does objects; the versions of these objects, and of
+            all others that the listings contained, by key.
+        Raises: MissingFileError, DataError.
+        """
         listed: dict[str, ObjectVersion] = {}
         folders = set[str]()
 
         def keep(objects: Sequence[Object]) -> None:
-            listed.update((each.key, make_version(each.meta)) for each in objects)
+            listed.update((each["path"], make_version(each)) for each in objects)
 
         async def list_folder(folder: str) -> Listed:
             found = await self._list_folder(pattern, address, folder, is_there=folder in folders)
@@ -178,8 +172,7 @@ class Bucket:
             keep(found)
             return found
 
-        found = await find_objects(address.key, list_folder, list_all)
-        return FoundKeys([each.key for each in found.objects], listed, found.folders)
+        return await find_objects(address.key, list_folder, list_all), listed
 
     async def has_folder(self, path: str, key: str) -> bool:
         """Whether objects have keys below a folder's. Raises: DataError."""
@@ -203,9 +196,7 @@ class Bucket:
                 break
             listed = await self._list_once(pattern, address, folder)
         markers = {folder, *listed.folders}
-        return listed._replace(
-            objects=[each for each in listed.objects if each.meta["size"] or each.key not in markers]
-        )
+        return listed._replace(objects=[each for each in listed.objects if each["size"] or each["path"] not in markers])
 
     async def _list_once(self, pattern: str, address: Address, folder: str) -> Listed:
         import obstore
@@ -217,7 +208,7 @@ class Bucket:
                 return _read_list_failure(error, address)
             folders = list(listed["common_prefixes"])
             self.client.counts.add_listing([*folders, *(each["path"] for each in listed["objects"])])
-            return Listed(folders, [Object(each["path"], each) for each in listed["objects"]])
+            return Listed(folders, listed["objects"])
 
         return _answer(pattern, await self.client.retry(pattern, attempt), is_list=True)
 
@@ -230,7 +221,7 @@ class Bucket:
             except Exception as error:  # of the client: whatever it is
                 return _read_list_failure(error, address)
             self.client.counts.add_listing([each["path"] for each in listed])
-            return [Object(each["path"], each) for each in listed]
+            return cast("Sequence[Object]", listed)
 
         found = _answer(pattern, await self.client.retry(pattern, attempt), is_list=True)
         return await self._leave_out_markers(pattern, address, folder, found)
@@ -242,11 +233,11 @@ class Bucket:
 
         One that stands for a folder of nothing looks like an empty file here; the listing of the folder that has it tells.
         """
-        folders = {folder, *(each.key.rpartition("/")[0] for each in objects)}
-        unclear = [each.key for each in objects if not each.meta["size"] and each.key not in folders]
+        folders = {folder, *(each["path"].rpartition("/")[0] for each in objects)}
+        unclear = [each["path"] for each in objects if not each["size"] and each["path"] not in folders]
         for parent in sorted({key.rpartition("/")[0] for key in unclear}):
             folders.update((await self._list_folder(pattern, address, parent, is_there=True)).folders)
-        return [each for each in objects if each.meta["size"] or each.key not in folders]
+        return [each for each in objects if each["size"] or each["path"] not in folders]
 
 
 def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[tuple[int, int, int]]:

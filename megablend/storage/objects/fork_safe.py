@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -33,11 +33,19 @@ class ForkSafeStorage(WrapperStorage):
     def __init__(self, inner: Storage, *, checking: bool = False) -> None:
         super().__init__(inner)
         self._checking = checking
-        self._known = dict[str, dict[str, Any]]()  # versions by scheme and path, for the helper and for forked workers
-        self._ends = KeptHeadsAndTails()
+        self._helper = _HelperStorage(inner, checking=checking)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(ForkSafeStorage, checking=self._checking), (self.inner,)
+
+    def route(self, location: str) -> Storage:
+        """See RoutingStorage.route."""
+        if self.inner.limits(location).max_files == 1:
+            return self.inner
+        if not (is_loader_worker() or loop.is_used()):
+            return self._helper
+        self.inner.add_known_files(self._helper.known_of(location))
+        return self.inner
 
     def for_checking(self) -> Storage:
         """See Storage.for_checking."""
@@ -47,10 +55,25 @@ class ForkSafeStorage(WrapperStorage):
         """See Storage.for_reading."""
         return ForkSafeStorage(self.inner.for_reading(), checking=self._checking)
 
+    def known_files(self) -> KnownFiles:
+        """See Storage.known_files: each rank of a job has its own helper, which requests them."""
+        return {}
+
+    def add_known_files(self, known: KnownFiles) -> None:
+        """See Storage.add_known_files."""
+
+
+class _HelperStorage(WrapperStorage):
+    """Calls `inner` in the helper process, and keeps the versions that it has met: for it, and for forked workers."""
+
+    def __init__(self, inner: Storage, *, checking: bool) -> None:
+        super().__init__(inner)
+        self._checking = checking
+        self._known = dict[str, dict[str, Any]]()  # by scheme and path
+        self._ends = KeptHeadsAndTails()
+
     def find(self, pattern: str) -> Found:
         """See Storage.find: the versions that it finds take the place of those that were known."""
-        if self._is_direct(pattern):
-            return self.inner.find(pattern)
         found, known = get_helper().call(self.inner, {}, "find", pattern).result()
         for scheme, files in known.items():
             of_scheme = self._known.setdefault(scheme, {})
@@ -65,64 +88,39 @@ class ForkSafeStorage(WrapperStorage):
 
     def glob(self, pattern: str) -> list[str]:
         """See Storage.glob."""
-        return (
-            self.inner.glob(pattern) if self._is_direct(pattern) else [each.path for each in self.find(pattern).files]
-        )
+        return [each.path for each in self.find(pattern).files]
 
     def is_folder(self, path: str) -> bool:
         """See Storage.is_folder."""
-        if self._is_direct(path):
-            return self.inner.is_folder(path)
         return bool(self._call("is_folder", path))
 
     def stat(self, path: str) -> FileStat:
         """See Storage.stat."""
-        if self._is_direct(path):
-            return self.inner.stat(path)
-        found: FileStat = self._call("stat", path)
-        return found
+        return cast(FileStat, self._call("stat", path))
 
     def stat_opened(self, path: str) -> FileStat:
         """See Storage.stat_opened."""
-        if self._is_direct(path):
-            return self.inner.stat_opened(path)
-        found: FileStat = self._call("stat_opened", path)
-        return found
-
-    def known_files(self) -> KnownFiles:
-        """See Storage.known_files: each rank of a job has its own helper, which requests them."""
-        return {}
-
-    def add_known_files(self, known: KnownFiles) -> None:
-        """See Storage.add_known_files."""
+        return cast(FileStat, self._call("stat_opened", path))
 
     def get_ends(self, path: str) -> HeadAndTail | None:
         """See HeadAndTailStorage.get_ends."""
-        return super().get_ends(path) if self._is_direct(path) else self._ends.get(path)
+        return self._ends.get(path)
 
     def read_ends(self, path: str) -> None:
         """See HeadAndTailStorage.read_ends."""
-        if self._is_direct(path):
-            super().read_ends(path)
-        elif self._ends.get(path) is None:
+        if self._ends.get(path) is None:
             self._call("read_ends", path)
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""
-        if self._is_direct(path):
-            return self.inner.read(path, offset, size)
         return bytes(self._call("read", path, offset, size))
 
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
         """See Storage.read_ranges."""
-        if self._is_direct(path):
-            return self.inner.read_ranges(path, offsets, sizes, allocate)
         return self.fetch(path, offsets, sizes, allocate).result()
 
     def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
         """See Storage.fetch."""
-        if self._is_direct(path):
-            return self.inner.fetch(path, offsets, sizes, allocate)
         found = Future[tuple[Bytes, Int64s]]()
 
         def copy(done: Future[Any]) -> None:
@@ -142,15 +140,7 @@ class ForkSafeStorage(WrapperStorage):
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:
         """See Storage.descriptor."""
-        return self.inner.descriptor(path) if self._is_direct(path) else nullcontext(-1)
-
-    def _is_direct(self, path: str) -> bool:
-        if self.inner.limits(path).max_files == 1:
-            return True
-        if not (is_loader_worker() or loop.is_used()):
-            return False
-        self.inner.add_known_files(self._known_of(path))
-        return True
+        return nullcontext(-1)
 
     def _call(self, method: str, path: str, *arguments: Any) -> Any:
         found, known = self._start(method, path, *arguments).result()
@@ -158,9 +148,9 @@ class ForkSafeStorage(WrapperStorage):
         return found
 
     def _start(self, method: str, path: str, *arguments: Any) -> Future[Any]:
-        return get_helper().call(self.inner, self._known_of(path), method, path, *arguments)
+        return get_helper().call(self.inner, self.known_of(path), method, path, *arguments)
 
-    def _known_of(self, path: str) -> KnownFiles:
+    def known_of(self, path: str) -> KnownFiles:
         """The version of one file, if it is known."""
         scheme = find_scheme(path)
         version = self._known.get(scheme, {}).get(path)

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from megablend.storage.name_patterns import ANY_FOLDERS, matches_part, matches_parts
 
-
-class Object(NamedTuple):
-    """An object of a listing."""
-
-    key: str
-    meta: Any
-    """obstore's metadata: size, e_tag, last_modified."""
+Object: TypeAlias = Mapping[str, Any]
+"""obstore's metadata of an object: path (its key), size, e_tag, last_modified."""
 
 
 class Listed(NamedTuple):
@@ -46,7 +41,7 @@ async def find_objects(pattern: str, list_folder: ListFolder, list_all: ListAll)
         return Listed([], [])  # no key that the client can address
     first = next(i for i, part in enumerate(parts) if is_wild(part))
     found = await _search("/".join(parts[:first]), parts[first:], list_folder, list_all)
-    by_key = {each.key: each for each in found.objects}
+    by_key = {each["path"]: each for each in found.objects}
     exact = by_key.get(pattern)
     if exact is not None:
         return Listed([], [exact])
@@ -67,13 +62,13 @@ async def _search(folder: str, parts: Sequence[str], list_folder: ListFolder, li
             skip = len(below) + 1 if below else 0
             objects = await list_all(below)
             wanted = tuple(parts[plain:])
-            return Listed([], [each for each in objects if matches_parts(each.key[skip:].split("/"), wanted)])
+            return Listed([], [each for each in objects if matches_parts(each["path"][skip:].split("/"), wanted)])
     plain = next((i for i, part in enumerate(parts) if is_wild(part)), len(parts) - 1)
     folder, parts = _join(folder, parts[:plain]), parts[plain:]
     listed = await list_folder(folder)
     folders = [each for each in listed.folders if matches_part(_name(each), parts[0])]
     if len(parts) == 1:
-        return Listed(folders, [each for each in listed.objects if matches_part(_name(each.key), parts[0])])
+        return Listed(folders, [each for each in listed.objects if matches_part(_name(each["path"]), parts[0])])
     found = await asyncio.gather(*(_search(each, parts[1:], list_folder, list_all) for each in folders))
     return Listed([name for each in found for name in each.folders], [obj for each in found for obj in each.objects])
 

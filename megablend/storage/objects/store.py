@@ -91,14 +91,15 @@ class ObjectStorage:
             return self._find_one(pattern, address)
         try:
             bucket = self._bucket(pattern, address)
-            found = loop.run(bucket.find(pattern, address))
+            found, versions = loop.run(bucket.find(pattern, address))
         except MissingFileError:
             return Found([], {})
-        paths = [f"{address.root}/{key}" for key in found.keys]
+        keys = [each["path"] for each in found.objects]
+        paths = [f"{address.root}/{key}" for key in keys]
         if bucket.has_versions:  # which are not part of listings
-            loop.run(self._find_versions(bucket, paths, found.keys))
+            loop.run(self._find_versions(bucket, paths, keys))
         else:
-            self._known.replace({f"{address.root}/{key}": version for key, version in found.listed.items()})
+            self._known.replace({f"{address.root}/{key}": version for key, version in versions.items()})
         folders = tuple(f"{address.root}/{key}" for key in found.folders)
         return Found([Match(0, path, path) for path in paths], {}, folders)
 
