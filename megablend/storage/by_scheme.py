@@ -36,7 +36,8 @@ class StorageByScheme(RoutingStorage):
     """
 
     def __init__(self, options: StorageOptions, *, checking: bool = False) -> None:
-        self._options, self._checking = options, checking
+        self._options = options
+        self._checking = checking
         self._plain = self._make("", "")
         self._made = {"": self._plain}
 

@@ -150,7 +150,8 @@ class _Loan:
     __slots__ = ("_held", "_pool")
 
     def __init__(self, pool: DescriptorPool, held: _Descriptor) -> None:
-        self._pool, self._held = pool, held
+        self._pool = pool
+        self._held = held
 
     def __enter__(self) -> int:
         return self._held.fd

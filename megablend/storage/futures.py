@@ -34,7 +34,8 @@ def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -
     `make` is called by the thread that completes the last one; by this thread if all are done.
     """
     found = Future[R]()
-    left, lock = [len(futures)], threading.Lock()
+    left = [len(futures)]
+    lock = threading.Lock()
 
     def finish() -> None:
         if not found.set_running_or_notify_cancel():

@@ -11,9 +11,10 @@ from typing import NamedTuple, Protocol, TypeGuard
 
 from megablend.storage.base import Storage
 
-HEAD_BYTES, TAIL_BYTES = 4 << 10, 64 << 10
+HEAD_BYTES = 4 << 10
+TAIL_BYTES = 64 << 10
 """Most footers fit in the second."""
-_FEWEST_BYTES = 2 << 10
+_MIN_BYTES = 2 << 10
 """Less of each is not kept: there is no room for more files then."""
 
 
@@ -82,7 +83,7 @@ class KeptHeadsAndTails:
         """Keep the ends of a file, if there is room."""
         self.remove(path)
         with self._lock:
-            while self._bytes + ends.shorten(self._most).num_bytes > self.max_bytes and self._most > _FEWEST_BYTES:
+            while self._bytes + ends.shorten(self._most).num_bytes > self.max_bytes and self._most > _MIN_BYTES:
                 self._most //= 2
                 self._ends = {each: kept.shorten(self._most) for each, kept in self._ends.items()}
                 self._bytes = sum(each.num_bytes for each in self._ends.values())

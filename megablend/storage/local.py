@@ -134,7 +134,8 @@ class LocalStorage:
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
         """Read several ranges into one array; see Storage.read_ranges. Raises as `read` does."""
         ends = sizes.cumsum()
-        begins, out = ends - sizes, allocate(int(ends[-1]) if len(ends) else 0)
+        begins = ends - sizes
+        out = allocate(int(ends[-1]) if len(ends) else 0)
         try:
             with self.pool.borrow(path, self.opened) as fd:
                 if len(sizes) != 1 or os.preadv(fd, [out.data], int(offsets[0])) < len(out):
@@ -196,14 +197,17 @@ def _fill(path: str, fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, ou
         done += read_ranges(fd, offsets[done:], sizes[done:], begins[done:], ahead, out)
         if done == len(offsets):
             return
-        offset, size, begin = int(offsets[done]), int(sizes[done]), int(begins[done])
+        offset = int(offsets[done])
+        size = int(sizes[done])
+        begin = int(begins[done])
         out[begin : begin + size] = np.frombuffer(_read_rest(path, fd, offset, size, b""), np.uint8)
         done += 1
 
 
 def _read_rest(path: str, fd: int, offset: int, size: int, data: bytes) -> bytes:
     """Complete a read that stopped early (at 2 GiB on Linux, or at a signal). Raises: CorruptFileError if the file ends."""
-    parts, got = [data], len(data)
+    parts = [data]
+    got = len(data)
     while got < size:
         part = os.pread(fd, size - got, offset + got)
         if not part:

@@ -42,7 +42,8 @@ def map_waiting(
     """
     bounds = [0, *range(1, len(items), _RUN), len(items)]  # one at first, which may take long
     runs = [items[first:stop] for first, stop in pairwise(bounds)]
-    results, waits = list[R](), False
+    results = list[R]()
+    waits = False
     while runs and not waits:
         start, start_processor = clocks()
         results += map(work, runs.pop(0))

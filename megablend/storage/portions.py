@@ -21,7 +21,8 @@ def read_portions(storage: Storage, path: str, size: int, portion_bytes: int) ->
     Raises: as Storage.read does.
     """
     ahead = PORTIONS_AHEAD if storage.limits(path).max_files > 1 else 1
-    starts, pending = deque(range(0, size, portion_bytes)), deque[tuple[int, Future[tuple[Bytes, Int64s]]]]()
+    starts = deque(range(0, size, portion_bytes))
+    pending = deque[tuple[int, Future[tuple[Bytes, Int64s]]]]()
     try:
         while starts or pending:
             while starts and len(pending) < ahead:

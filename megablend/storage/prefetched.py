@@ -118,7 +118,8 @@ class PrefetchedStorage(WrapperStorage):
             return self._start(path, offsets, sizes, allocate).result()
         others = self._start(path, offsets[missing], sizes[missing]) if missing.any() else None
         ends = np.cumsum(sizes, dtype=np.int64)
-        begins, out = ends - sizes, allocate(int(ends[-1]))
+        begins = ends - sizes
+        out = allocate(int(ends[-1]))
         for cover, offset, begin, end in zip(covers, offsets.tolist(), begins.tolist(), ends.tolist(), strict=True):
             if cover is not None:
                 _copy(cover, offset, out[begin:end])
@@ -181,7 +182,9 @@ class PrefetchedStorage(WrapperStorage):
 
     def _cover(self, path: str, offset: int, size: int) -> list[_Held] | None:
         """Requested ranges that together contain another one; None if there are none."""
-        held, found, place = self._small_of(path), list[_Held](), offset
+        held = self._small_of(path)
+        found = list[_Held]()
+        place = offset
         while place < offset + size:
             number = bisect.bisect_right(held, place, key=_start_of)
             nearest = held[max(0, number - _MAX_OVERLAPPING) : number]

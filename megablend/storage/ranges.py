@@ -72,7 +72,8 @@ def merge_ranges(offsets: Int64s, sizes: Int64s, limits: ReadLimits, loads: Int6
     if (offsets[1:] - stops[:-1] > limits.max_gap_bytes).all():  # ascending, and nothing to merge
         return MergedRanges(offsets, stops, np.arange(len(offsets)))
     order = np.argsort(offsets, kind="stable")
-    starts, ends = offsets[order], stops[order]
+    starts = offsets[order]
+    ends = stops[order]
     begins = np.ones(len(order), np.bool_)
     begins[1:] = starts[1:] - np.maximum.accumulate(ends)[:-1] > limits.max_gap_bytes
     total = np.cumsum((sizes if loads is None else loads)[order])

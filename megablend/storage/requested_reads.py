@@ -25,7 +25,8 @@ class RequestedReads:
         self._has_room = threading.Condition(self._lock)
         self._pending = set[Future[tuple[Bytes, Int64s]]]()
         self._is_cancelled = False
-        self._bytes, self._max_bytes = 0, max_bytes
+        self._bytes = 0
+        self._max_bytes = max_bytes
 
     def add(self, read: Future[tuple[Bytes, Int64s]]) -> None:
         """Include a read."""

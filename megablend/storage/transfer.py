@@ -65,12 +65,14 @@ def extrapolate(counted: Float64s, num_all: int) -> tuple[Float64s, Float64s]:
         return counted.sum(axis=0), counted.sum(axis=0)
     differences = np.diff(counted, axis=0)
     variance = (differences**2).sum(axis=0) / (2 * len(differences)) * (1 - len(counted) / num_all)
-    total, margin = num_all * counted.mean(axis=0), _DEVIATIONS * num_all * np.sqrt(variance / len(counted))
+    total = num_all * counted.mean(axis=0)
+    margin = _DEVIATIONS * num_all * np.sqrt(variance / len(counted))
     return np.maximum(total - margin, counted.sum(axis=0)), total + margin
 
 
 def _price(counted: Counted, options: StoreOptions) -> float | None:
-    per_request, per_gb = options.price_per_1000_requests, options.price_per_gb
+    per_request = options.price_per_1000_requests
+    per_gb = options.price_per_gb
     if per_request is None and per_gb is None:
         return None
     return round(counted.requests) / 1000 * (per_request or 0.0) + round(counted.bytes) / 1e9 * (per_gb or 0.0)

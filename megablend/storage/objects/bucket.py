@@ -133,7 +133,8 @@ class Bucket:
 
         Raises: ChangedFileError, MissingFileError, DataError.
         """
-        parts, view = plan_requests(offsets, sizes, begins), out.data
+        parts = plan_requests(offsets, sizes, begins)
+        view = out.data
         if len(parts) == 1:
             await self._read_part(path, key, version, parts[0], view)
             return

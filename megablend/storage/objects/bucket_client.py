@@ -31,7 +31,7 @@ T = TypeVar("T")
 _MAX_TIMEOUT_FACTOR = 16.0
 _HEDGES = 0.005
 _STREAM_BYTES = 1 << 20
-_MOST_TAIL_REFUSALS = 3
+_MAX_TAIL_REFUSALS = 3
 
 
 class RangeResponse(NamedTuple):
@@ -62,7 +62,9 @@ class BucketClient:
     def __init__(
         self, root: str, store: Any, options: StoreOptions, processes: int, sockets: SocketReader | None = None
     ) -> None:
-        self.root, self.store, self.options = root, store, options
+        self.root = root
+        self.store = store
+        self.options = options
         self._sockets = sockets
         self.limiter = RateLimiter(options.max_requests, options.max_source_rate, processes)
         self.timing = Timing(options.read_timeout)
@@ -105,7 +107,7 @@ class BucketClient:
     async def get_tail(self, key: str, size: int) -> RangeResponse | None:
         """The last `size` bytes of an object of unknown size, or all of a smaller one; None where that is not answered, for
         whichever reason. It is requested once; after some refusals in a row no more."""
-        if self._tail_refusals >= _MOST_TAIL_REFUSALS:
+        if self._tail_refusals >= _MAX_TAIL_REFUSALS:
             return None
         found = await self._attempt(RangeRequest(key, -size, 0, None))
         if not isinstance(found, Failure):
@@ -205,8 +207,11 @@ class BucketClient:
     async def _ask_client(self, request: Request) -> RangeResponse | Failure:
         import obstore
 
-        loop, wanted = asyncio.get_running_loop(), request.wanted
-        version, start, stop = wanted.version, wanted.start, wanted.stop
+        loop = asyncio.get_running_loop()
+        wanted = request.wanted
+        version = wanted.version
+        start = wanted.start
+        stop = wanted.stop
         options: Any = {
             "range": (start, stop) if start >= 0 else {"suffix": -start},
             **(version.conditions if version is not None else {}),
@@ -219,7 +224,8 @@ class BucketClient:
             return Failure(Kind.CHANGED, difference, "")
         begin, end = result.range
         if start < 0:
-            start, stop = max(0, there.size + start), there.size
+            start = max(0, there.size + start)
+            stop = there.size
         parts = await _take_body(request, result)
         if not there.etag and not self._said_weak:
             self._say_weak()

@@ -117,7 +117,8 @@ def read_failure(error: BaseException, *, is_write: bool = False) -> Failure:
 
 
 def _read_failure(error: BaseException) -> Failure:
-    text, name = str(error), type(error).__name__
+    text = str(error)
+    name = type(error).__name__
     if _METADATA.search(text):  # whatever a cloud's own address for credentials has answered
         return _NO_CREDENTIALS
     if (code := _CODE.search(text)) and (known := _CODES.get(code[1])):

@@ -39,7 +39,8 @@ class Helper:
         command = [sys.executable, "-c", _CODE, str(theirs.fileno())]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
         theirs.close()
-        self._lock, self._numbers = threading.Lock(), itertools.count()
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
         self._pending: dict[int, tuple[str, Future[Any]]] = {}
         self._reader = threading.Thread(target=self._receive, name="megablend-helper", daemon=True)
         self._reader.start()
@@ -52,7 +53,8 @@ class Helper:
 
         Returns: a future of its result and the versions known afterwards, or of its error; DataError where the process has ended.
         """
-        number, found = next(self._numbers), Future[Any]()
+        number = next(self._numbers)
+        found = Future[Any]()
         with carrying_queries():
             pickled = pickle.dumps(storage)
         with self._lock:
@@ -114,7 +116,8 @@ def close_helper() -> None:
     """End the process's helper, if there is one; the next read starts another."""
     global _helper
     with _lock:
-        ended, _helper = _helper, None
+        ended = _helper
+        _helper = None
     if ended is not None:
         ended.close()
 
@@ -131,7 +134,8 @@ def closing_helper() -> Iterator[None]:
 def serve(descriptor: int) -> None:
     """Run in the helper: answer calls until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    connection, lock = Connection(descriptor), threading.Lock()
+    connection = Connection(descriptor)
+    lock = threading.Lock()
 
     def answer(message: bytes) -> None:
         number, pickled, known, method, arguments = pickle.loads(message)

@@ -58,7 +58,8 @@ class Request:
     )
 
     def __init__(self, now: float, wanted: RangeRequest, *, num_answers: int, late_at: float = math.inf) -> None:
-        self.wanted, self.size = wanted, wanted.stop - wanted.start
+        self.wanted = wanted
+        self.size = wanted.stop - wanted.start
         self.num_answers = num_answers
         """The source's answers when it was sent."""
         self.began = self.last = now
@@ -96,7 +97,10 @@ class InFlightMonitor:
     def __init__(
         self, timing: Timing, limiter: RateLimiter, read_timeout: float, hedge: Callable[[Request], None]
     ) -> None:
-        self._timing, self._limiter, self._read_timeout, self._hedge = timing, limiter, read_timeout, hedge
+        self._timing = timing
+        self._limiter = limiter
+        self._read_timeout = read_timeout
+        self._hedge = hedge
         self._requests = set[Request]()
         self._is_running = False
 

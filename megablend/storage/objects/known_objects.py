@@ -62,7 +62,8 @@ class KnownObjects:
 
     def take_new(self) -> dict[str, Known]:
         """What was found out since the last call, other than by `add`."""
-        new, self._new = self._new, set()
+        new = self._new
+        self._new = set()
         return {
             path: Known(version, self._ends.get(path))
             for path in tuple(new)

@@ -64,7 +64,8 @@ async def _search(folder: str, parts: Sequence[str], list_folder: ListFolder, li
             wanted = tuple(parts[plain:])
             return Listed([], [each for each in objects if matches_parts(each["path"][skip:].split("/"), wanted)])
     plain = next((i for i, part in enumerate(parts) if is_wild(part)), len(parts) - 1)
-    folder, parts = _join(folder, parts[:plain]), parts[plain:]
+    folder = _join(folder, parts[:plain])
+    parts = parts[plain:]
     listed = await list_folder(folder)
     folders = [each for each in listed.folders if matches_part(_name(each), parts[0])]
     if len(parts) == 1:

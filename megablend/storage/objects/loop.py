@@ -50,7 +50,8 @@ class _Loop:
 async def _cancel_all() -> None:
     """Cancel all other tasks of the loop, and give the client's threads time to notice."""
     now = asyncio.get_running_loop().time
-    end, count = now() + _CLOSE_SECONDS, 0
+    end = now() + _CLOSE_SECONDS
+    count = 0
     while (tasks := asyncio.all_tasks() - {asyncio.current_task()}) and now() < end:
         count = max(count, len(tasks))
         for task in tasks:
@@ -96,7 +97,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 def _after_fork() -> None:
     global _running, _lock, _forked_after_use
     _forked_after_use = _forked_after_use or _running is not None
-    _running, _lock = None, threading.Lock()
+    _running = None
+    _lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -20,9 +20,9 @@ S = TypeVar("S")
 T = TypeVar("T")
 PART_BYTES = 8 << 20
 """Larger objects are written and read in parts."""
-_MOST_REQUESTS = 32
+_MAX_REQUESTS = 32
 """Requests of one call that are in flight."""
-_LEAST_BYTES_PER_SECOND = 100_000
+_MIN_BYTES_PER_SECOND = 100_000
 _PUT_SECONDS = 30.0
 _WRITE_ACCESS = "get permission to read, write, list and delete objects there"
 
@@ -51,7 +51,8 @@ class ObjectPrefix:
     """
 
     def __init__(self, location: str, options: ObjectOptions) -> None:
-        self.location, self._options = location.rstrip("/"), options
+        self.location = location.rstrip("/")
+        self._options = options
         self._address: Address = parse_location(self.location)
         check_key(self.location, self._address.key)
 
@@ -88,8 +89,8 @@ class ObjectPrefix:
 
         with path.open("xb") as file:
             starts = range(0, size, PART_BYTES)
-            for first in range(0, len(starts), _MOST_REQUESTS):
-                for part in self._map(read, starts[first : first + _MOST_REQUESTS]):
+            for first in range(0, len(starts), _MAX_REQUESTS):
+                for part in self._map(read, starts[first : first + _MAX_REQUESTS]):
                     if part is None:
                         raise FileNotFoundError(f"{self.location}/{key}: no such object of {size} bytes")
                     file.write(part)
@@ -172,8 +173,9 @@ class ObjectPrefix:
         self, key: str, request: Callable[[Any], Awaitable[T]], size: int = 0, *, is_write: bool = False
     ) -> T:
         """Send a request until it succeeds or is refused."""
-        client, place = self._client(), f"{self.location}/{key}" if key else self.location
-        seconds = _PUT_SECONDS + client.options.read_timeout + size / _LEAST_BYTES_PER_SECOND
+        client = self._client()
+        place = f"{self.location}/{key}" if key else self.location
+        seconds = _PUT_SECONDS + client.options.read_timeout + size / _MIN_BYTES_PER_SECOND
 
         async def attempt() -> tuple[T] | Failure:
             try:
@@ -197,7 +199,7 @@ class ObjectPrefix:
         self._client()
 
         async def run() -> list[T]:
-            free = asyncio.Semaphore(_MOST_REQUESTS)
+            free = asyncio.Semaphore(_MAX_REQUESTS)
 
             async def limited(item: S) -> T:
                 async with free:

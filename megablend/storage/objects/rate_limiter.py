@@ -16,9 +16,11 @@ MAX_REQUESTS = 1024
 MAX_BYTES = 256 << 20
 """Asked for at a time by a process."""
 _MIN_REQUESTS = 4
-_IS_SHORT, _IS_LONG = 1.5, 3.0
+_IS_SHORT = 1.5
+_IS_LONG = 3.0
 """Times the shortest latency: below the first more requests make more throughput, above the second they only wait in line."""
-_GROWTH, _SHRINKING = 1.25, 0.9
+_GROWTH = 1.25
+_SHRINKING = 0.9
 _LATENCY_SECONDS = 10.0
 """For how long the shortest latency counts, at least."""
 _SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
@@ -59,7 +61,10 @@ class RateLimiter:
         self.most = max(_MIN_REQUESTS, min(MAX_REQUESTS, max_requests // processes))
         self.limit: float = min(FIRST_REQUESTS, self.most)
         self._aim: float = self.limit
-        self._latency, self._shortest, self._shortest_now, self._shortest_until = 0.0, math.inf, math.inf, 0.0
+        self._latency = 0.0
+        self._shortest = math.inf
+        self._shortest_now = math.inf
+        self._shortest_until = 0.0
         self._until_aimed: float = self.limit
         self.requests = self.bytes = self.most_seen = 0
         self.backlog = 0
@@ -109,7 +114,8 @@ class RateLimiter:
     def note_latency(self, seconds: float, now: float) -> None:
         """An answer began `seconds` after its request was sent."""
         if now >= self._shortest_until:
-            self._shortest, self._shortest_now = self._shortest_now, seconds
+            self._shortest = self._shortest_now
+            self._shortest_now = seconds
             self._shortest_until = now + _LATENCY_SECONDS
         self._shortest_now = min(self._shortest_now, seconds)
         self._latency += 0.05 * (seconds - self._latency) if self._latency else seconds
@@ -120,7 +126,8 @@ class RateLimiter:
 
     def _adjust(self, times: float) -> None:
         """After a round: more or fewer, by how many times the shortest latency the present one is."""
-        is_slowed, aim = self.is_slowed, self._aim
+        is_slowed = self.is_slowed
+        aim = self._aim
         if times < _IS_SHORT and (self._waiting or self.backlog):
             aim = min(self.most, aim * _GROWTH)
         elif times > _IS_LONG:

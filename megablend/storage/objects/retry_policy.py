@@ -24,8 +24,9 @@ _FEW_ATTEMPTS = 3
 """Where trying again rarely helps."""
 _RANDOM = random.SystemRandom()
 """Not the global one: a program that has seeded it draws the same numbers whatever is read. Forked workers differ."""
-_MOST_SECONDS = 10.0
-_PAGE_KEYS, _LISTED_BYTES = 1000, 250
+_MAX_SECONDS = 10.0
+_PAGE_KEYS = 1000
+_LISTED_BYTES = 250
 """Keys on a page of a listing, and about what one takes besides its name."""
 _TRIED_AGAIN = (Kind.AGAIN, Kind.BUSY, Kind.CONNECT)
 
@@ -56,7 +57,9 @@ class RetryPolicy:
     """
 
     def __init__(self, root: str, give_up_after: float, limiter: RateLimiter) -> None:
-        self._root, self._give_up_after, self._limiter = root, give_up_after, limiter
+        self._root = root
+        self._give_up_after = give_up_after
+        self._limiter = limiter
         self.counts = Counts()
         self._has_answered = False
         self._logged_at = -_LOG_SECONDS
@@ -77,14 +80,16 @@ class RetryPolicy:
 
         Raises: DataError where it was tried for `give_up_after`.
         """
-        now, failed_at = asyncio.get_running_loop().time, 0.0
+        now = asyncio.get_running_loop().time
+        failed_at = 0.0
         found: T | Failure = first if first is not None else await attempt()
         if not isinstance(found, Failure):
             self.note_success()
             return found
         self._failing += 1
         try:
-            attempts, failed_at = 1, now()
+            attempts = 1
+            failed_at = now()
             while True:
                 self._check_time(location, found, attempts, now() - failed_at)
                 if self._is_final(found, attempts):
@@ -105,7 +110,7 @@ class RetryPolicy:
         if attempts > _QUIET_ATTEMPTS:
             self._log(failure, now)
         count_retry()
-        longest = min(_MOST_SECONDS, 0.1 * 2 ** min(attempts, 20))
+        longest = min(_MAX_SECONDS, 0.1 * 2 ** min(attempts, 20))
         await asyncio.sleep(longest * _RANDOM.uniform(0.5, 1) + (failure.kind is Kind.EXPIRED) * 0.5)
 
     def _is_final(self, failure: Failure, attempts: int) -> bool:

@@ -129,12 +129,15 @@ class _Connection(asyncio.BufferedProtocol):
             start = lower.find(f"\r\n{name}:")
             return head[start + len(name) + 3 :].partition("\r\n")[0].strip() if start >= 0 else ""
 
-        protocol, status, length = head[:9], head[9:12], find("content-length")
+        protocol = head[:9]
+        status = head[9:12]
+        length = find("content-length")
         if not (status.isdigit() and length.isdigit()) or find("transfer-encoding"):
             return None
         self._status = int(status)
         self._is_kept = protocol == "HTTP/1.1 " and find("connection").lower() != "close"
-        wanted, body = request.wanted, self._view[end + 4 : self._got]
+        wanted = request.wanted
+        body = self._view[end + 4 : self._got]
         if self._status == 206:
             assert wanted.into is not None
             assert wanted.version is not None
@@ -156,7 +159,8 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _end(self, error: Exception | type[Exception] | None) -> None:
         """The answer is complete, or will not be."""
-        done, self._done = self._done, None
+        done = self._done
+        self._done = None
         self._request = self._room = None
         self._got = 0
         if error is not None or not self._is_kept:
@@ -256,7 +260,8 @@ class SocketReader:
 
     async def _find_target(self, request: Request) -> _Target:
         """Where the object of a request is asked for. Raises: UnexpectedAnswerError."""
-        loop, key = asyncio.get_running_loop(), request.wanted.key
+        loop = asyncio.get_running_loop()
+        key = request.wanted.key
         period = int(loop.time() // (SIGNED_SECONDS / 3))
         found = self._targets.get((key, period, self._generation), lambda: loop.create_task(self._make_target(key)))
         request.waits_for = waiting = asyncio.shield(found)  # others wait for it, too

@@ -52,7 +52,8 @@ class ObjectStorage:
     """
 
     def __init__(self, options: ObjectOptions, *, checking: bool = False) -> None:
-        self._options, self._checking = options, checking
+        self._options = options
+        self._checking = checking
         self._queries = dict(options.urls)
         self._known = KnownObjects()
 
@@ -166,7 +167,8 @@ class ObjectStorage:
         except MegablendError as error:
             return fail_now(error)
         ends = np.cumsum(sizes, dtype=np.int64)
-        begins, out = ends - sizes, allocate(int(ends[-1]) if len(ends) else 0)
+        begins = ends - sizes
+        out = allocate(int(ends[-1]) if len(ends) else 0)
         return loop.submit(self._fill(bucket, path, address.key, offsets, sizes, begins, out))
 
     @contextmanager
@@ -243,7 +245,8 @@ class ObjectStorage:
         version = self._known.get(path)
         most = (1 << 62) if version is None else version.size
         for i in np.flatnonzero((offsets < 0) | (sizes < 0) | (offsets > most - sizes)):
-            offset, size = int(offsets[i]), int(sizes[i])
+            offset = int(offsets[i])
+            size = int(sizes[i])
             if version is None or offset < 0 or size < 0:
                 raise CorruptFileError(path, f"invalid range: offset {offset}, length {size}")
             raise CorruptFileError(

@@ -17,9 +17,9 @@ _FORGET = 0.95
 """What the slowest answer counts for after each further one."""
 _SLOW_RATE = 4096.0
 """Bytes a second of one request that are assumed to be possible before any were measured."""
-_FEWEST_LATER = 8
+_MIN_LATER = 8
 _KEPT = 200
-_LEAST_KEPT = 100
+_MIN_KEPT = 100
 
 
 class Timing:
@@ -33,11 +33,12 @@ class Timing:
         self._read_timeout = read_timeout
         self.num_answers = 0
         self._largest = 0
-        self._slowest, self._rate = 0.0, 0.0
+        self._slowest = 0.0
+        self._rate = 0.0
         self._recent: deque[float] = deque(maxlen=_KEPT)
         self._began: deque[float] = deque(maxlen=2 * FIRST_REQUESTS)
         self._late = 0.0
-        self._until_sorted = _LEAST_KEPT
+        self._until_sorted = _MIN_KEPT
 
     def note(self, began: float, seconds: float, size: int) -> None:
         """A request was answered with `size` bytes, `seconds` after it was sent at `began`."""
@@ -53,14 +54,14 @@ class Timing:
         self._recent.append(seconds)
         self._until_sorted -= 1
         if self._until_sorted <= 0:
-            self._until_sorted = _LEAST_KEPT
+            self._until_sorted = _MIN_KEPT
             self._late = sorted(self._recent)[int(0.99 * len(self._recent))]
 
     def is_overtaken(self, began: float, in_flight: int) -> bool:
         """Whether as many later requests were answered as are in flight: a request sent at `began` is not just waiting for its
         turn. Requests that were sent at about the same time are answered in any order."""
         later = began + self._read_timeout / 5
-        return sum(other > later for other in self._began) >= max(_FEWEST_LATER, in_flight)
+        return sum(other > later for other in self._began) >= max(_MIN_LATER, in_flight)
 
     def allow(self, size: int) -> float:
         """Seconds in which an answer may not begin, or not go on, or `size` bytes may come that are waited for at once."""

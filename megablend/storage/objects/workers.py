@@ -21,7 +21,9 @@ async def call_each(call: Callable[[T], Awaitable[None]], items: Iterable[T], li
     Raises: the first exception of a call, after which the others are cancelled.
     """
     loop = asyncio.get_running_loop()
-    todo, tasks, finished = deque(items), set[asyncio.Task[None]](), loop.create_future()
+    todo = deque(items)
+    tasks = set[asyncio.Task[None]]()
+    finished = loop.create_future()
 
     async def work() -> None:
         while todo:
