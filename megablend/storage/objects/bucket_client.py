@@ -39,8 +39,6 @@ class RangeResponse(NamedTuple):
 
     parts: list[Any]
     """Buffers, one after the other; none where the bytes are in the memory that was given for them."""
-    start: int
-    stop: int
     version: ObjectVersion
 
     def join(self) -> bytes:
@@ -196,7 +194,7 @@ class BucketClient:
         if found is not None:
             return found
         self._note(request, wanted.size)
-        return RangeResponse([], wanted.start, wanted.stop, version)
+        return RangeResponse([], version)
 
     def _note(self, request: Request, size: int) -> None:
         """A request was answered with `size` bytes."""
@@ -235,7 +233,7 @@ class BucketClient:
             return Failure(Kind.AGAIN, "the answer ended early", "")
         self.counts.bytes += end - begin - wanted.size  # shorter where the object is
         self._note(request, stop - start)
-        return RangeResponse(parts, begin, end, there)
+        return RangeResponse(parts, there)
 
     def _say_weak(self) -> None:
         self._said_weak = True

@@ -52,14 +52,12 @@ class Request:
         "last",
         "late_at",
         "num_answers",
-        "size",
         "waits_for",
         "wanted",
     )
 
     def __init__(self, now: float, wanted: RangeRequest, *, num_answers: int, late_at: float = math.inf) -> None:
         self.wanted = wanted
-        self.size = wanted.stop - wanted.start
         self.num_answers = num_answers
         """The source's answers when it was sent."""
         self.began = self.last = now
@@ -79,7 +77,7 @@ class Request:
     @property
     def is_large(self) -> bool:
         """Whether the response is received in parts."""
-        return self.size > LARGE_BYTES
+        return self.wanted.size > LARGE_BYTES
 
     def interrupt(self) -> None:
         """End the wait; its coroutine gets a CancelledError, and looks up why."""
@@ -142,7 +140,7 @@ class InFlightMonitor:
 
     def _allow(self, request: Request) -> float:
         """Seconds that may pass after the last sign of an answer: few where a whole round of later requests was answered."""
-        size = 0 if request.first is None or request.is_large else request.size
+        size = 0 if request.first is None or request.is_large else request.wanted.size
         if self._timing.is_overtaken(request.began, self._limiter.requests):
             return self._timing.allow_stalled(size)
         return request.wanted.timeout_factor * self._timing.allow(size)

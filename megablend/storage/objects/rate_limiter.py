@@ -66,7 +66,7 @@ class RateLimiter:
         self._shortest_now = math.inf
         self._shortest_until = 0.0
         self._until_aimed: float = self.limit
-        self.requests = self.bytes = self.most_seen = 0
+        self.requests = self.bytes = 0
         self.backlog = 0
         """Requests that follow as soon as others are done: `call_each` counts those of which it has not called yet."""
         self._rate = None if max_rate is None else max_rate / processes
@@ -141,7 +141,6 @@ class RateLimiter:
     def _add(self, size: int) -> None:
         self.requests += 1
         self.bytes += size
-        self.most_seen = max(self.most_seen, self.requests)
 
     def _admit(self) -> None:
         while self._waiting and (self._waiting[0][1].done() or self._has_room(self._waiting[0][0])):
