@@ -296,10 +296,13 @@ class SocketReader:
     async def _connect(self, request: Request, target: _Target) -> _Connection:
         """Raises: OSError, which TimeoutError is."""
         loop = asyncio.get_running_loop()
-        connecting = loop.create_connection(_Connection, target.host, target.port, ssl=target.tls)
-        request.waits_for = made = loop.create_task(asyncio.wait_for(connecting, self._connect_timeout))
+
+        async def connect() -> _Connection:
+            connecting = loop.create_connection(_Connection, target.host, target.port, ssl=target.tls)
+            return (await asyncio.wait_for(connecting, self._connect_timeout))[1]
+
+        request.waits_for = made = loop.create_task(connect())
         try:
-            _, connection = await made
+            return await made
         except (TimeoutError, asyncio.TimeoutError) as error:  # not the same before Python 3.11
             raise TimeoutError from error
-        return connection

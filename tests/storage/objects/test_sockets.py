@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import warnings
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,6 +221,37 @@ def test_nothing_is_written_after_the_end(how: str) -> None:
 
     asyncio.run(run())
     assert not any(into)
+
+
+class Impatient(Request):
+    """Ends each wait for a connection before it begins."""
+
+    @property
+    def waits_for(self) -> asyncio.Future[Any] | None:
+        return None
+
+    @waits_for.setter
+    def waits_for(self, awaited: asyncio.Future[Any] | None) -> None:
+        if isinstance(awaited, asyncio.Task):
+            awaited.cancel()
+
+
+def test_a_connection_that_nobody_waits_for_is_not_begun() -> None:
+    """As at the end of a process; and without a warning of Python's."""
+
+    async def run() -> int:
+        server = Scripted([answer()])
+        async with server.running() as reader:
+            wanted = RangeRequest("x", START, STOP, VERSION, into=memoryview(bytearray(len(BODY))))
+            with pytest.raises(asyncio.CancelledError):
+                await reader.read(Impatient(0.0, wanted, num_answers=0), ask_client)
+            return server.connections
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert asyncio.run(run()) == 0
+        gc.collect()
+    assert not caught
 
 
 @pytest.fixture
