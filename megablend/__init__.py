@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from megablend.api.find import find
     from megablend.api.gc import gc
     from megablend.api.manage_runs import list_runs, remove_run, rename_run, reset_run, show_run
-    from megablend.api.open import open_dataset
-    from megablend.api.runs import open_index
+    from megablend.api.open import open_dataset, open_index
     from megablend.api.show import show, show_step
     from megablend.api.skip import list_skips, skip, unskip
     from megablend.api.verify import verify
@@ -60,8 +59,7 @@ _MODULES = {
     "api.find": "find",
     "api.gc": "gc",
     "api.manage_runs": "list_runs remove_run rename_run reset_run show_run",
-    "api.open": "open",
-    "api.runs": "open_index",
+    "api.open": "open open_index",
     "api.show": "show show_step",
     "api.skip": "list_skips skip unskip",
     "api.verify": "verify",

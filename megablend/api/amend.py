@@ -13,14 +13,13 @@ from megablend.api.describe_split import describe_drain
 from megablend.api.description import Drain
 from megablend.api.diff import list_differences
 from megablend.api.result_base import Result
-from megablend.api.runs import ConfigLike, compile_committed, make_run_storage
+from megablend.api.runs import compile_committed
+from megablend.api.session import ConfigLike, Session
 from megablend.api.token_documents import refuse_token_documents
 from megablend.api.unindexed import INDEX_REMEDY, find_unindexed
-from megablend.config import Config, load_config
+from megablend.config import Config
 from megablend.config.numbers import whole_number
-from megablend.config.runtime import Runtime
 from megablend.errors import CacheError, ConfigError
-from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import open_snapshot
 from megablend.plan.amending import amend_ledger, cut_ledger, rewind_to
 from megablend.plan.check_totals import check_limits
@@ -29,7 +28,6 @@ from megablend.plan.compile import Compiled
 from megablend.plan.fitting_steps import fitting_unit
 from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_file import load_ledger, save_ledger
-from megablend.plan.open import find_companion, open_ledger
 from megablend.plan.run import Run
 from megablend.plan.skips import load_skips
 from megablend.plan.stage_requests import plan_stages
@@ -123,20 +121,17 @@ def amend(
         planned; StateError for a state of another run; CacheError where the run was not built, or cannot be written, or the
         newest index, which a stage with `new_data` reads, has other files or options than the config.
     """
-    checked = load_config(config, cache=cache)
+    session = Session(config, cache=cache)
+    checked = session.config
     if (at is None) == (state is None):
         raise ConfigError("give either `at`, a sample, or `state`, whose position is used")
-    ledger = load_ledger(checked.cache_store, checked.run)
-    if ledger is None:
-        raise CacheError(
-            f"{checked.cache}: run {checked.run!r} was not built there; run `megablend build CONFIG` first"
-        )
+    ledger = session.require_ledger()
     if state is None:
         known, sample = ledger, whole_number("at", at)
     else:
         taken = State.from_dict(state)
         known, sample = rewind_to(ledger, taken), taken.consumed_samples + whole_number("after", after, least=0)
-    before = _open_before(checked, ledger)
+    before = session.open_by_ledger()
     plan = before.plan
     if known != ledger:
         plan = plan_stages(known.stages, before.data.tokens_by_index, before.data.blocks)
@@ -144,7 +139,7 @@ def amend(
     _check_skips(checked, known, cut.num_samples)
     _check_stages(checked, cut)
     step = 1 if batch is None else whole_number("batch", batch)
-    compiled, note = _compile_amended(checked, cut, ledger, step, keep=not dry_run)
+    compiled, note = _compile_amended(session, cut, step, keep=not dry_run)
     amended = dataclasses.replace(compiled.ledger, request=checked.request_digest)
     if not dry_run:
         with checked.cache_store.hold():
@@ -157,23 +152,11 @@ def amend(
     return dataclasses.replace(found, note=note)
 
 
-def _open_before(config: Config, ledger: Ledger) -> Run:
-    """The run as it is committed."""
-    runtime = Runtime(cache=config.cache_store, objects=config.storage)
-    companion = find_companion(runtime, ledger, ledger.request)
-    return open_ledger(ledger, "train", runtime, make_run_storage(runtime).for_reading(), companion)
-
-
-def _compile_amended(
-    config: Config, cut: Ledger, committed: Ledger, batch: int, *, keep: bool
-) -> tuple[Compiled, str | None]:
-    """The amended run, and a note about its files. Raises: as `amend` does.
-
-    Args:
-        committed: the ledger as it is, with the stages that are cut off.
-    """
+def _compile_amended(session: Session, cut: Ledger, batch: int, *, keep: bool) -> tuple[Compiled, str | None]:
+    """The amended run, and a note about its files. Raises: as `amend` does."""
+    config, storage, committed = session.config, session.run_storage, session.require_ledger()
     replaced = committed.indices[len(cut.indices) :]
-    newest, storage = list_snapshots(config.cache_store)[-1], make_run_storage(config)
+    newest = session.snapshots[-1]
     requested = compile_committed(config, "train", cut, storage, newest, replaced=replaced, keep=keep, batch=batch)
     compiled = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger, committed))
     check_limits(compiled)

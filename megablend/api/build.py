@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 from megablend.api.build_results import BuildResult, BuiltIndex
 from megablend.api.check import check_store
 from megablend.api.checksums import make_checksums
 from megablend.api.known_ranges import refuse_known_outliers
 from megablend.api.repair import repair_kept_index
-from megablend.api.runs import list_indices, make_run_storage
+from megablend.api.runs import list_indices
 from megablend.api.same_config import check_same_config
+from megablend.api.session import ConfigLike, Session
 from megablend.api.source_specs import list_specs
 from megablend.api.token_documents import refuse_token_documents, warn_of_token_documents
 from megablend.api.warn import (
@@ -27,7 +26,7 @@ from megablend.api.warn import (
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.build_document_tables import TablesReport, build_tables
 from megablend.caches.base import OvertakenError
-from megablend.config import Config, load_config
+from megablend.config import Config
 from megablend.distributed.base import Communicator
 from megablend.distributed.launch import detect
 from megablend.errors import PlanError
@@ -44,7 +43,6 @@ from megablend.plan.ledger_file import load_ledger, save_ledger
 from megablend.plan.open_store import open_block_store, open_stores
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
-from megablend.storage.by_scheme import make_storage
 from megablend.system.failures import translating
 from megablend.system.log import LOG
 
@@ -52,7 +50,7 @@ _MOST_RACES = 5
 
 
 def build_index(
-    config: str | Path | Mapping[str, Any] | Config,
+    config: ConfigLike,
     *,
     cache: str | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -65,20 +63,18 @@ def build_index(
 
     Returns: the same on all ranks.
     """
-    launch, storage = launch or detect(), storage and storage.for_reading()
-    checked, report = _index(config, cache, progress, launch, storage)
+    launch = launch or detect()
+    session = Session(config, cache=cache, storage=storage)
+    report = _index(session, launch, progress)
     try:
-        documents = None
-        if checked.tabled:
-            ledger = launch.bcast(load_ledger(checked.cache_store, checked.run) if launch.rank == 0 else None)
-            documents = _tabulate(checked, _list_tabled(checked, ledger, report), launch, storage)
+        documents = _tabulate(session, _find_ledger(session, launch), report, launch)
     except BaseException as error:
         launch.abort(error)
     return BuiltIndex(index=report, documents=documents, ranks=launch.size)
 
 
 def build(
-    config: str | Path | Mapping[str, Any] | Config,
+    config: ConfigLike,
     *,
     cache: str | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -101,25 +97,22 @@ def build(
     Raises: ConfigError, also where the ranks' configs differ; PlanError, DataError, CacheError, LaunchError. Under MPI an error
         on one rank ends all ranks, with that rank's message and the error's exit code.
     """
-    launch, storage = launch or detect(), storage and storage.for_reading()
-    checked, report = _index(config, cache, progress, launch, storage)
+    launch = launch or detect()
+    session = Session(config, cache=cache, storage=storage)
+    report = _index(session, launch, progress)
     built = None
     try:
-        with translating(checked.cache):
-            ledger = launch.bcast(load_ledger(checked.cache_store, checked.run) if launch.rank == 0 else None)
-            if ledger is not None and _repair(checked, ledger, report, launch, storage, progress):
-                checked, report = _index(
-                    checked, None, progress, launch, storage
-                )  # the config's own is the newest again
-            documents = None
-            if checked.tabled:
-                documents = _tabulate(checked, _list_tabled(checked, ledger, report), launch, storage)
+        with translating(session.config.cache):
+            ledger = _find_ledger(session, launch)
+            if ledger is not None and _repair(session, ledger, report, launch, progress):
+                report = _index(session, launch, progress)  # the config's own is the newest again
+            documents = _tabulate(session, ledger, report, launch)
             if checksums:
-                digest, read_from = ledger.index if ledger else report.digest, storage or make_run_storage(checked)
-                make_checksums(checked, digest, launch=launch, storage=read_from, progress=progress)
+                digest = ledger.index if ledger else report.digest
+                make_checksums(session.config, digest, launch=launch, storage=session.run_storage, progress=progress)
             if launch.rank == 0:
-                with checked.cache_store.hold(on_wait=report_waiting(progress)):
-                    built = _commit_run_or_retry(checked, report, documents, storage or make_run_storage(checked))
+                with session.cache.hold(on_wait=report_waiting(progress)):
+                    built = _commit_run_or_retry(session, report, documents)
     except BaseException as error:
         launch.abort(error)
     built = launch.bcast(built)
@@ -127,37 +120,33 @@ def build(
     return dataclasses.replace(built, ranks=launch.size)
 
 
-def _index(
-    config: str | Path | Mapping[str, Any] | Config,
-    cache: str | None,
-    progress: Callable[[Progress], None] | None,
-    launch: Communicator,
-    storage: Storage | None,
-) -> tuple[Config, BuildReport]:
-    """The checked config, and what indexing its files did. Called by all ranks."""
+def _find_ledger(session: Session, launch: Communicator) -> Ledger | None:
+    """The run's ledger, as rank 0 finds it. Called by all ranks."""
+    return launch.bcast(session.ledger if launch.rank == 0 else None)
+
+
+def _index(session: Session, launch: Communicator, progress: Callable[[Progress], None] | None) -> BuildReport:
+    """Check the config, and index its files. Called by all ranks."""
     try:
         with translating("build"):
-            checked = load_config(config, cache=cache)
+            checked = session.config
             check_sample(checked)
             check_same_config(launch, checked)
     except BaseException as error:
         launch.abort(error)
-    storage = storage or make_storage(
-        objects=checked.storage
-    )  # through the page cache: what is indexed is often read soon
-    report = index_files(checked.cache_store, list_specs(checked), launch=launch, storage=storage, progress=progress)
+    report = index_files(session.cache, list_specs(checked), launch=launch, storage=session.storage, progress=progress)
     try:
         with translating(checked.cache):
             if launch.rank == 0:
-                indexed = open_snapshot(checked.cache_store, report.digest)
-                refuse_token_documents(checked, indexed, load_ledger(checked.cache_store, checked.run))
-                refuse_known_outliers(checked, indexed, storage)
+                indexed = open_snapshot(session.cache, report.digest)
+                refuse_token_documents(checked, indexed, session.ledger)
+                refuse_known_outliers(checked, indexed, session.storage)
     except BaseException as error:
         launch.abort(error)
     if launch.rank == 0:
         _log_report(checked.cache, report)
     launch.barrier()  # no rank continues with what rank 0 refuses
-    return checked, report
+    return report
 
 
 def _log_report(cache: str, report: BuildReport) -> None:
@@ -182,36 +171,40 @@ def _list_tabled(config: Config, ledger: Ledger | None, report: BuildReport) -> 
 
 
 def _tabulate(
-    config: Config, digests: Mapping[str, int], launch: Communicator, storage: Storage | None
-) -> TablesReport:
-    """Make the document tables of snapshots, by digest with their numbers in the run; reports the last ones. Called by all
-    ranks."""
-    for digest, number in digests.items():
+    session: Session, ledger: Ledger | None, report: BuildReport, launch: Communicator
+) -> TablesReport | None:
+    """Make the document tables that the run needs, and those of the newest snapshot, which are reported. Called by all ranks.
+
+    Returns: None where the order needs none.
+    """
+    config = session.config
+    if not config.tabled:
+        return None
+    for digest, number in _list_tabled(config, ledger, report).items():
         snapshot = open_snapshot(config.cache_store, digest)  # it may lack sources that are withdrawn
         if not all(entry.documents for entry in snapshot.sources):
             continue  # an older one, which planning refuses
-        store = open_block_store(config, snapshot, storage or make_run_storage(config), number=number)
+        store = open_block_store(config, snapshot, session.run_storage, number=number)
         numbers = {entry.name: number for number, entry in enumerate(store.snapshot.sources)}
-        report = build_tables(store, [numbers[name] for name in config.tabled if name in numbers], launch=launch)
-    return report
+        tables = build_tables(store, [numbers[name] for name in config.tabled if name in numbers], launch=launch)
+    return tables
 
 
 def _repair(
-    config: Config,
+    session: Session,
     ledger: Ledger,
     report: BuildReport,
     launch: Communicator,
-    storage: Storage | None,
     progress: Callable[[Progress], None] | None,
 ) -> bool:
     """Repair the snapshots that a run keeps. Returns: whether one of them was damaged. Called by all ranks."""
     found = [
         repair_kept_index(
-            config,
+            session.config,
             dataclasses.replace(ledger, stages=(stage,)),
             report.digest,
             launch=launch,
-            storage=storage or make_storage(objects=config.storage),
+            storage=session.storage,
             progress=progress,
         )
         for stage in {stage.index: stage for stage in ledger.stages}.values()
@@ -219,14 +212,12 @@ def _repair(
     return any(found)
 
 
-def _commit_run_or_retry(
-    config: Config, report: BuildReport, documents: TablesReport | None, storage: Storage
-) -> BuildResult:
+def _commit_run_or_retry(session: Session, report: BuildReport, documents: TablesReport | None) -> BuildResult:
     """Commit the run; again if another build was faster, in a cache that cannot be locked."""
     for _ in range(_MOST_RACES):
         with contextlib.suppress(OvertakenError):
-            return _commit_run(config, report, documents, storage)
-    return _commit_run(config, report, documents, storage)
+            return _commit_run(session, report, documents)
+    return _commit_run(session, report, documents)
 
 
 def _warn_of_other_splits(compiled: Compiled) -> list[str]:
@@ -238,11 +229,12 @@ def _warn_of_other_splits(compiled: Compiled) -> list[str]:
     ]
 
 
-def _commit_run(config: Config, report: BuildReport, documents: TablesReport | None, storage: Storage) -> BuildResult:
+def _commit_run(session: Session, report: BuildReport, documents: TablesReport | None) -> BuildResult:
     """Start the run's ledger, or append a stage to it."""
-    ledger = load_ledger(config.cache_store, config.run)
+    config = session.config
+    ledger = load_ledger(session.cache, session.run)  # as it is now, while the cache is held
     digests = _list_needed(config, ledger, report)
-    store = open_stores(config, digests, storage)
+    store = open_stores(config, digests, session.run_storage)
     compiled = compile_split(config, "train", store, committed=ledger, keep=True)
     if ledger is not None:
         compiled = compiled.continue_ledger(ledger)

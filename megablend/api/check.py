@@ -7,25 +7,24 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from megablend.api.result_base import Record
-from megablend.api.runs import ConfigLike, open_committed, open_run
+from megablend.api.runs import open_run
+from megablend.api.session import ConfigLike, Session, skips_of
 from megablend.api.token_documents import warn_of_token_documents
 from megablend.api.unindexed import open_newest
 from megablend.api.warn import warn_of_unread_rests
 from megablend.blocks.block_store import BlockStore
-from megablend.config import Config, load_config
+from megablend.config import Config
 from megablend.config.numbers import whole_number
 from megablend.errors import MISSING_REMEDY, CacheError, DataError, MissingFileError, PlanError
 from megablend.index.build import Progress
 from megablend.index.check_files import FileChecker, check_each, check_files, files_of
 from megablend.plan.fitting_steps import unfit_step
-from megablend.plan.ledger_file import load_ledger
 from megablend.plan.open_store import open_stores
 from megablend.plan.run import Run
 from megablend.plan.run_files import list_files
 from megablend.plan.skips import load_skips
 from megablend.plan.state import State
 from megablend.storage.base import Storage
-from megablend.storage.by_scheme import make_storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -76,45 +75,42 @@ def check(
     Raises: ConfigError, PlanError where config and index disagree; CacheError where no index is of its files, or the cache is
         damaged; StateError where `state` is not a state.
     """
-    checked = load_config(config, cache=cache)
-    ledger = load_ledger(checked.cache_store, checked.run)
+    session = Session(config, cache=cache, storage=storage)
+    checked, ledger = session.config, session.ledger
     if ledger is not None:
-        load_skips(checked.cache_store, ledger)
-    storage = storage.for_reading() if storage else make_storage(objects=checked.storage)
-    digests = ledger.indices if ledger else (open_newest(checked, storage).digest,)
+        load_skips(session.cache, ledger)  # a damaged record is a problem of the run
+    digests = ledger.indices if ledger else (open_newest(session).digest,)
     position = None if state is None else State.from_dict(state).consumed_samples
-    result = check_store(checked, open_stores(checked, digests, storage), progress=progress)
+    result = check_store(checked, open_stores(checked, digests, session.storage), progress=progress)
     if micro_batch_size is not None and ledger is not None:
         step = whole_number("micro_batch_size", micro_batch_size, least=1)
         step *= whole_number("data_parallel_size", data_parallel_size, least=1)
-        run = _open(checked, storage)
-        unfit = unfit_step(run, load_skips(checked.cache_store, run.ledger), position or 0, step)
-        result = replace(result, unfit_steps=unfit)
-    return result if len(digests) == 1 else _check_older(checked, result, position, storage, progress)
+        run = _open(session)
+        result = replace(result, unfit_steps=unfit_step(run, skips_of(run), position or 0, step))
+    return result if len(digests) == 1 else _check_older(session, result, position, progress)
 
 
-def _open(config: Config, storage: Storage) -> Run:
+def _open(session: Session) -> Run:
     """The run as loaders open it; where they refuse the config, as it was committed."""
     try:
-        return open_run(config, "train", storage=storage)
+        return open_run(session.config, "train", storage=session.storage)
     except (PlanError, CacheError):
-        return open_committed(config, storage=storage)
+        return session.open()
 
 
 def _check_older(
-    config: Config,
+    session: Session,
     result: CheckResult,
     position: int | None,
-    storage: Storage,
     progress: Callable[[Progress], None] | None,
 ) -> CheckResult:
     """The result, with what is wrong with files that only older snapshots of the run have, and what of epochs it leaves out."""
-    run = open_committed(config, storage=storage)
+    run = session.open()
     result = replace(result, warnings=(*result.warnings, *warn_of_unread_rests(run)))
     stops = {
         file.number: file.stop for file in list_files(run) if file.stop is not None and file.is_needed(position or 0)
     }
-    checker = FileChecker(run.store.snapshot, run.store.roots, storage)
+    checker = FileChecker(run.store.snapshot, run.store.roots, session.storage)
     found = list(zip(stops, check_each(checker, list(stops), progress=progress), strict=True))
     older = tuple(f"{error}; only samples before {stops[number]:,} read it" for number, error in found if error)
     files = result.files + len(stops)

@@ -12,18 +12,15 @@ from dataclasses import dataclass
 
 from megablend.api.check_tokens import FileTokens, check_file
 from megablend.api.result_base import Record
-from megablend.api.runs import ConfigLike
+from megablend.api.session import ConfigLike, Session
 from megablend.api.unindexed import open_newest
 from megablend.api.vocabulary import vocab_sizes
 from megablend.blocks.block_store import BlockStore
-from megablend.config import load_config
 from megablend.index.build import Progress
 from megablend.index.snapshot import open_snapshot
 from megablend.index.source_entry import SourceEntry
-from megablend.plan.ledger_file import load_ledger
 from megablend.plan.open_store import open_block_store
 from megablend.storage.base import Storage
-from megablend.storage.by_scheme import make_storage
 
 MAX_THREADS = 8
 
@@ -71,15 +68,13 @@ def check_data(
 
     Raises: ConfigError (the config, or a tokenizer that cannot be read); CacheError where there is no index of its files.
     """
-    config = load_config(what, cache=cache)
-    sizes = vocab_sizes(config)
-    ledger = load_ledger(config.cache_store, config.run)
-    storage = storage.for_reading() if storage else make_storage(objects=config.storage)
-    snapshot = open_snapshot(config.cache_store, ledger.index) if ledger else open_newest(config, storage)
+    session = Session(what, cache=cache, storage=storage)
+    sizes = vocab_sizes(session.config)
+    ledger = session.ledger
+    snapshot = open_snapshot(session.cache, ledger.index) if ledger else open_newest(session)
     number = len(ledger.indices) - 1 if ledger else 0
-    store = BlockStore(
-        snapshot, roots=open_block_store(config, snapshot, storage, number=number).roots, storage=storage
-    )
+    roots = open_block_store(session.config, snapshot, session.storage, number=number).roots
+    store = BlockStore(snapshot, roots=roots, storage=session.storage)
     entries = [entry for entry in snapshot.sources if entry.name in sizes]
     found: dict[int, FileTokens] = {}
 

@@ -8,13 +8,11 @@ from megablend import jit
 from megablend.api.describe_index import describe_cache
 from megablend.api.describe_run import Loaders, describe_planned
 from megablend.api.description import Description, FilesDescription
-from megablend.api.runs import ConfigLike, is_cache, resolve_cache
+from megablend.api.session import ConfigLike, Session
 from megablend.api.token_documents import refuse_token_documents
 from megablend.api.what_if import foresee_run, list_files
-from megablend.config import load_config
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
-from megablend.plan.ledger_file import load_ledger
 from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
@@ -46,13 +44,14 @@ def describe(
         number is out of range, or `memory` too small for the loaders.
     """
     loaders = _check_loaders(micro_batch_size, data_parallel_size, num_workers)
-    if is_cache(what):
+    session = Session(what, cache=cache, storage=storage)
+    if session.is_cache:
         if cache is not None:
             raise ConfigError(f"found the folder of a cache, {what}, and cache={str(cache)!r}, expected one of them")
-        return describe_cache(resolve_cache(what))
-    config = load_config(what, cache=cache)
+        return describe_cache(session.cache)
+    config = session.config
     started, loading = perf_counter(), jit.loading_seconds()
-    planned = foresee_run(config, storage=storage)
+    planned = foresee_run(session)
     if isinstance(planned, str):
         return FilesDescription(
             cache=config.cache,
@@ -61,10 +60,10 @@ def describe(
             sequence_length=config.sequence_length,
             committed=False,
             note=planned,
-            files=list_files(config, storage=storage),
+            files=list_files(session),
         )
     if not planned.committed:  # as `build` would
-        refuse_token_documents(config, planned.compiled.store.snapshot, load_ledger(config.cache_store, config.run))
+        refuse_token_documents(config, planned.compiled.store.snapshot, session.ledger)
     seconds = perf_counter() - started - (jit.loading_seconds() - loading) - planned.compared_in
     return describe_planned(config, planned, loaders, planned_in=seconds, document_lengths=document_lengths)
 

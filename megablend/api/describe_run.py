@@ -12,6 +12,7 @@ from megablend.api.describe_index import describe_index
 from megablend.api.describe_split import describe_split
 from megablend.api.description import RunDescription, SplitDescription
 from megablend.api.full_shares import write_full_share_stages
+from megablend.api.session import Session
 from megablend.api.skip import describe_skips
 from megablend.api.token_documents import warn_of_token_documents
 from megablend.api.warn import (
@@ -168,7 +169,7 @@ def _measure_opening(config: Config, run: Run, planned_in: float) -> float:
     started = perf_counter()
     if planned_in < _LONG_SECONDS:
         planned_in = 0.0
-        again = foresee_run(config, storage=run.store.storage, compares_files=False)
+        again = foresee_run(Session(config, storage=run.store.storage), compares_files=False)
         run = run if isinstance(again, str) else again.compiled.run
     run.plan.locate_many([0, run.num_samples - 1])
     return planned_in + perf_counter() - started

@@ -12,19 +12,14 @@ import numpy.typing as npt
 
 from megablend.api.blend_differences import Difference, list_blend_differences
 from megablend.api.result_base import Result
-from megablend.api.runs import make_run_storage
+from megablend.api.session import Session
 from megablend.api.what_if import foresee_run
 from megablend.arrays import Int64s
 from megablend.caches.base import RUNS, SNAPSHOTS
-from megablend.caches.find import find_store, is_remote
-from megablend.config import load_config
-from megablend.config.runtime import Runtime
-from megablend.config.storage_settings import load_storage_settings
+from megablend.caches.find import is_remote
 from megablend.errors import ConfigError
 from megablend.plan.ledger import Ledger
-from megablend.plan.ledger_file import load_ledger
 from megablend.plan.links import Link, find_agreed_end
-from megablend.plan.open import find_companion, open_ledger
 from megablend.plan.run import Run
 from megablend.plan.stage import Blend
 from megablend.plan.state import State
@@ -220,7 +215,7 @@ def _read(path: str | Path) -> Run | State:
         return _open_ledger_file(path)
     if record is not None and {"consumed_samples", "stages"} <= record.keys():
         return State.from_dict(record)
-    foreseen = foresee_run(load_config(path))
+    foreseen = foresee_run(Session(path))
     if isinstance(foreseen, str):
         raise ConfigError(f"{path}: {foreseen}")
     return foreseen.compiled.run
@@ -235,12 +230,10 @@ def _open_ledger_file(path: Path) -> Run:
             f"{path}: is a run's ledger, but not in its cache; give the ledger in the cache that has its index "
             f"(CACHE/{RUNS}/{path.name})"
         )
-    ledger = load_ledger(str(cache), path.stem)
-    if ledger is None:
+    session = Session(cache, run=path.stem)
+    if session.ledger is None:
         raise ConfigError(f"{path}: is not a run's ledger; the cache has none of run {path.stem!r}")
-    runtime = Runtime(cache=find_store(cache), objects=load_storage_settings())
-    companion = find_companion(runtime, ledger, ledger.request)
-    return open_ledger(ledger, "train", runtime, make_run_storage(runtime).for_reading(), companion)
+    return session.open()
 
 
 def _json_of(path: Path) -> dict[str, Any] | None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from megablend.api.result_base import Result
+from megablend.api.session import ConfigLike, Session
 from megablend.api.source_specs import list_specs
-from megablend.config import Config, load_config
 from megablend.index.estimate_requests import estimate_indexing
 from megablend.index.sources import list_source
 from megablend.storage.base import Storage
-from megablend.storage.by_scheme import make_storage
 from megablend.storage.objects.clients import count_requests
 from megablend.storage.transfer import Counted, price_transfer
 from megablend.system.failures import translating
@@ -44,16 +40,14 @@ class DryRun(Result):
 
 
 @translating("build")
-def dry_run(
-    config: str | Path | Mapping[str, Any] | Config, *, cache: str | None = None, storage: Storage | None = None
-) -> list[DryRun]:
+def dry_run(config: ConfigLike, *, cache: str | None = None, storage: Storage | None = None) -> list[DryRun]:
     """Find the files of a config's sources, and the requests and bytes of indexing them: for that, up to 512 files of each
     source in an object store, or more where they differ much, are indexed without reading their data. Nothing is written.
 
     Raises: ConfigError, DataError.
     """
-    checked = load_config(config, cache=cache)
-    storage = storage.for_reading() if storage else make_storage(objects=checked.storage)
+    session = Session(config, cache=cache, storage=storage)
+    checked, storage = session.config, session.storage
     found, tabled = list[DryRun](), checked.tabled
     for spec in list_specs(checked):
         before = count_requests()

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from megablend.api.output_file import check_output
 from megablend.api.piece_rows import UNKNOWN, find_rows
 from megablend.api.result_base import Result
-from megablend.api.runs import ConfigLike, open_committed
+from megablend.api.session import ConfigLike, Session
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
 from megablend.fs.atomic_write import flush_folder, temp_sibling
@@ -89,14 +89,15 @@ def export(
     Raises: as `open_dataset`; ConfigError for samples outside the run, or a target that is not a file or that the run needs;
         ResourceError where the file cannot be written.
     """
-    opened = open_committed(what, run, split, cache=cache)
+    session = Session(what, cache=cache, run=run)
+    opened = session.open(split)
     start = whole_number("start", start, least=0)
     stop = opened.num_samples if stop is None else whole_number("stop", stop)
     if not start <= stop <= opened.num_samples:
         raise ConfigError(
             f"found samples {start:,} to {stop:,}, expected a range within 0 to {opened.num_samples:,}, the samples of {split}"
         )
-    path = check_output(target, what, run=run, cache=cache)
+    path = check_output(target, session)
     with translating(str(path)):
         _write(opened, path, start, stop, progress)
     return ExportResult(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from megablend.api.result_base import Result
-from megablend.api.runs import ConfigLike, open_committed
+from megablend.api.session import ConfigLike, Session, skips_of
 from megablend.arrays import Int64s
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.splits import SplitBlocks, find_document
@@ -26,7 +26,7 @@ from megablend.index.snapshot import Snapshot
 from megablend.order.base import Placed
 from megablend.plan.locator import Reading
 from megablend.plan.run import Run
-from megablend.plan.skips import Skips, load_skips
+from megablend.plan.skips import Skips
 from megablend.plan.stages_plan import TokenRange
 from megablend.storage.location import find_scheme
 from megablend.system.failures import translating
@@ -128,8 +128,8 @@ def find(
     """
     batch_size = None if batch_size is None else whole_number("batch_size", batch_size, least=1)
     limit = None if limit is None else whole_number("limit", limit, least=1)
-    opened = open_committed(what, run, split, cache=cache)
-    skips = load_skips(opened.runtime.cache, opened.ledger) if split == "train" else Skips()
+    opened = Session(what, cache=cache, run=run).open(split)
+    skips = skips_of(opened)
     places: dict[tuple[str, int], list[int]] = {}
     for number in match_files(opened, file):
         source = _source_of(opened, number)

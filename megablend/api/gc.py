@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from megablend.api.result_base import Result
-from megablend.api.runs import ConfigLike, resolve_cache
+from megablend.api.session import ConfigLike, Session
 from megablend.api.snapshot_users import list_references
 from megablend.errors import ConfigError
 from megablend.index.gc import collect
@@ -53,7 +53,7 @@ def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: boo
     if not older_than_days >= 0:
         raise ConfigError(f"found older_than_days={older_than_days!r}, expected 0 or more days")
 
-    store = resolve_cache(cache)
+    store = Session(cache).cache
 
     def needed() -> set[str]:
         return {index for ledger in list_runs(store) for index in ledger.indices} | set(list_references(store))

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from megablend.api.blend_differences import Difference, describe_blend, list_blend_differences
 from megablend.api.result_base import Result
-from megablend.api.runs import ConfigLike, is_cache, resolve_cache
+from megablend.api.session import ConfigLike, Session
 from megablend.caches.base import RUNS, CacheStore
 from megablend.caches.find import find_existing, is_remote
 from megablend.config.model import MAX_RUN_NAME, RUN_NAME
@@ -200,8 +200,8 @@ def _cache_of(what: ConfigLike) -> CacheStore:
         raise ConfigError(
             f"{what}: found no such file or folder, expected a config, or a cache that `megablend build CONFIG` filled"
         )
-    store = resolve_cache(what)
-    return find_existing(store) if is_cache(what) else store
+    session = Session(what)
+    return find_existing(session.cache) if session.is_cache else session.cache
 
 
 def _load(cache: CacheStore, run: str) -> Ledger:

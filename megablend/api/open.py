@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from megablend.api.load_kernels import load_format_kernels, load_planning_kernels
-from megablend.api.runs import ConfigLike, open_cached, open_run, resolve_cache
+from megablend.api.runs import check_split, is_on_ledger, newest_snapshot, open_run
+from megablend.api.session import ConfigLike, Session
+from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, load_config
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
@@ -88,7 +91,13 @@ def _open_without_config(
         )
     if stage is not None:
         raise ConfigError(f"found stage {stage} without a config, which lists the stages; give the run's config")
-    return open_cached(resolve_cache(cache), run, split, state, storage=storage)
+    check_split(split)
+    session = Session(cache, run=run, storage=storage)
+    if state is not None and split == "train":
+        ledger = session.require_ledger()
+        if not is_on_ledger(ledger, state):
+            state.check(split=split, indices=ledger.indices, stages=ledger.links)
+    return session.open_by_ledger(split)
 
 
 def _check_stage(config: Config, split: str, stage: int) -> int:
@@ -99,3 +108,18 @@ def _check_stage(config: Config, split: str, stage: int) -> int:
     if stage >= len(config.stages):
         raise ConfigError(f"found stage {stage}; the config lists {len(config.stages)} stages, counted from 0")
     return stage
+
+
+@translating("open_index")
+def open_index(cache: str | Path, digest: str | None = None, *, storage: Storage | None = None) -> BlockStore:
+    """Open the blocks of an index, for loaders of your own: `open_index(cache).read_blocks(block_ids)`.
+
+    Args:
+        cache: a cache that `build` filled: its folder, or its URL in an object store.
+        digest: of the index snapshot; by default the newest.
+        storage: where files are read, in place of the default one.
+
+    Raises: CacheError.
+    """
+    session = Session(cache, storage=storage)
+    return BlockStore(newest_snapshot(session.cache, digest), storage=session.storage)

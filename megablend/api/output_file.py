@@ -8,24 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from megablend.api.runs import ConfigLike, is_cache, resolve_cache
-from megablend.config import load_config
+from megablend.api.session import Session
 from megablend.errors import CacheError, ConfigError
 from megablend.fs.atomic_write import check_target
-from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import Snapshot, open_snapshot
-from megablend.plan.ledger_file import load_ledger
 from megablend.storage.location import find_root
 
 _EXPECTED = "expected a file that may be replaced; write to another file"
 
 
-def check_output(target: str | Path, what: ConfigLike, *, run: str | None = None, cache: str | None = None) -> Path:
-    """Check the file that a result about a run is written to.
-
-    Args:
-        what: a config, or the folder of a cache, which needs `run`.
-        cache: in place of the config's.
+def check_output(target: str | Path, session: Session) -> Path:
+    """Check the file that a result about a session's run is written to.
 
     Returns: its absolute path.
     Raises: ConfigError where it is the config, a data file of the run or of the newest index, or inside the cache; as
@@ -33,21 +26,19 @@ def check_output(target: str | Path, what: ConfigLike, *, run: str | None = None
     """
     path = Path(target).absolute()
     check_target(path)
-    config = None if is_cache(what) else load_config(what, cache=cache)
-    store = resolve_cache(what) if config is None else config.cache_store
+    store = session.cache
     if path.parent.resolve().is_relative_to(store.folder.resolve()):
         raise ConfigError(
             f"{path}: found a path inside the cache {store.folder}, expected one outside it; write to another folder"
         )
     if not path.exists():
         return path
-    if isinstance(what, str | Path) and _is_same(path, what):
+    if isinstance(session.what, str | Path) and _is_same(path, session.what):
         raise ConfigError(f"{path}: found the config, {_EXPECTED}")
-    name = config.run if run is None and config is not None else run
-    ledger = None if name is None else load_ledger(store, name)
-    roots = {} if config is None else {name: find_root(source.path) for name, source in config.all_sources.items()}
-    needed = ledger.indices if ledger else ()
-    for digest in {*needed, *list_snapshots(store)[-1:]}:
+    sources = session.config.all_sources if session.is_config else {}
+    roots = {name: find_root(source.path) for name, source in sources.items()}
+    needed = session.ledger.indices if session.ledger else ()
+    for digest in {*needed, *session.snapshots[-1:]}:
         try:
             snapshot = open_snapshot(store, digest)
         except CacheError:

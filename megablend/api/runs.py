@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shlex
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from megablend.blocks.block_store import BlockStore
 from megablend.caches.base import CacheStore
-from megablend.caches.find import CacheLike, find_store, is_remote
-from megablend.config import SPLITS, Config, load_config
+from megablend.caches.find import CacheLike
+from megablend.config import SPLITS, Config
 from megablend.config.runtime import Runtime
-from megablend.config.storage_settings import load_storage_settings
 from megablend.errors import CacheError, ConfigError, PlanError, StateError
 from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import Snapshot, open_snapshot
@@ -32,35 +28,6 @@ from megablend.plan.state import State
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
-from megablend.system.failures import translating
-
-ConfigLike = str | Path | Mapping[str, Any] | Config
-
-
-def resolve_cache(what: ConfigLike) -> CacheStore:
-    """The cache, given directly (object stores then have the settings of MEGABLEND_STORAGE) or by a config.
-
-    Raises: ConfigError for a config that cannot be read.
-    """
-    if isinstance(what, str | Path) and not Path(what).is_file():
-        return find_store(what, load_storage_settings() if is_remote(what) else None)
-    return load_config(what).cache_store
-
-
-def is_cache(what: object) -> bool:
-    """Whether a cache is given directly: its folder, or its URL."""
-    return is_remote(what) or (isinstance(what, str | Path) and Path(what).is_dir())
-
-
-def resolve_run(what: ConfigLike, run: str | None) -> str:
-    """The run's name, by default the config's. Raises ConfigError where a cache is given without a name."""
-    if run is not None:
-        return run
-    if is_cache(what):
-        raise ConfigError(
-            f"{what}: found a cache without the name of a run, expected both; `megablend runs list` lists its runs"
-        )
-    return load_config(what).run
 
 
 def make_run_storage(config: Config | Runtime) -> Storage:
@@ -86,13 +53,13 @@ def open_run(
         stage: for valid and test, the number of the config's stage whose settings they have.
         ledger: the run's, if it was read already: another process may replace it at any time.
     """
-    _check_split(split)
+    check_split(split)
     check_sample(config)
     storage = (storage or make_run_storage(config)).for_reading()
     ledger = ledger or load_ledger(config.cache_store, config.run)
     if state is None and ledger is None:
         raise _was_not_built(config.cache_store, config.run)
-    is_followed = state is None or (split == "train" and ledger is not None and _is_on_ledger(ledger, state))
+    is_followed = state is None or (split == "train" and ledger is not None and is_on_ledger(ledger, state))
     if state is not None:
         needed = _list_common(state, ledger) if is_followed and ledger is not None else state.indices
         _check_indices(config, needed)
@@ -145,7 +112,8 @@ def _checked(compiled: Compiled) -> Compiled:
     return compiled
 
 
-def _check_split(split: str) -> None:
+def check_split(split: str) -> None:
+    """Raises: ConfigError for what is no split."""
     if split not in SPLITS:
         raise ConfigError(f"found split {split!r}, expected one of {', '.join(SPLITS)}")
 
@@ -169,7 +137,7 @@ def _check_indices(config: Config, needed: Sequence[str]) -> None:
         )
 
 
-def _is_on_ledger(ledger: Ledger, state: State) -> bool:
+def is_on_ledger(ledger: Ledger, state: State) -> bool:
     """Whether a state goes on with the ledger's plan; else with one of its own, from the config.
 
     Raises: StateError where the ledger's plan was amended, or got another index, before the state's position.
@@ -244,87 +212,6 @@ def list_indices(config: Config, ledger: Ledger, newest: str | None, replaced: S
             "(`megablend index CONFIG`), or leave out new_data"
         )
     return (*known, newest)
-
-
-def open_cached(
-    cache: CacheStore, run: str, split: str, state: State | None = None, *, storage: Storage | None = None
-) -> Run:
-    """Open a split of a run from its cache alone, as the last build or amendment committed it.
-
-    Raises: CacheError where the run was not built; ConfigError where the split is not recorded; StateError where the ledger does
-        not have the state's plan.
-    """
-    _check_split(split)
-    ledger = load_ledger(cache, run)
-    if ledger is None:
-        raise _was_not_built(cache, run)
-    if state is not None and split == "train" and not _is_on_ledger(ledger, state):
-        state.check(split=split, indices=ledger.indices, stages=ledger.links)
-    runtime = Runtime(cache=cache, objects=load_storage_settings())
-    storage = (storage or make_run_storage(runtime)).for_reading()
-    return open_ledger(ledger, split, runtime, storage, find_companion(runtime, ledger, ledger.request))
-
-
-def open_committed(
-    what: ConfigLike,
-    run: str | None = None,
-    split: str = "train",
-    *,
-    cache: str | None = None,
-    storage: Storage | None = None,
-) -> Run:
-    """Open a split of a run as it was committed, to look at it: the ledger decides, even if the config was edited since.
-
-    Args:
-        what: a config, or the folder of a cache, which needs `run`.
-        run: the run's name, in place of the config's.
-        cache: in place of the config's.
-        storage: where files are read, in place of the one that the config asks for.
-
-    Raises: ConfigError, PlanError where the split is not one of the run's; CacheError where the run was not built, or its index
-        is gone.
-    """
-    _check_split(split)
-    config = None if is_cache(what) else load_config(what, cache=cache)
-    is_own = config is not None and run in (None, config.run)
-    if config is not None and is_own and split != "train":
-        return open_run(config, split, storage=storage)
-    folder = resolve_cache(what) if config is None else config.cache_store
-    name = run or (resolve_run(what, run) if config is None else config.run)
-    ledger = load_ledger(folder, name)
-    if ledger is None:
-        raise CacheError(
-            f"{folder}: run {name!r} was not built there; run `megablend build CONFIG` first, or choose one of the runs that "
-            f"`megablend runs list {shlex.quote(folder.location)}` lists"
-        )
-    runtime = Runtime(cache=folder, objects=load_storage_settings() if config is None else config.storage)
-    if config is not None:
-        runtime = dataclasses.replace(runtime, direct_io=config.direct_io, memory=config.memory)
-    storage = (storage or make_run_storage(runtime)).for_reading()
-    if config is not None and is_own:
-        own = Runtime.of(config)
-        companion = find_companion(own, ledger, config.request_digest)
-        with contextlib.suppress(PlanError):  # it has extra columns that the run's index lacks
-            if companion is not None:
-                return open_ledger(ledger, split, own, storage, companion)
-            own = dataclasses.replace(own, stage_masks=())  # it is not known where they apply
-            return open_ledger(ledger, split, own, storage, find_companion(own, ledger, ledger.request))
-    return open_ledger(ledger, split, runtime, storage, find_companion(runtime, ledger, ledger.request))
-
-
-@translating("open_index")
-def open_index(cache: str | Path, digest: str | None = None, *, storage: Storage | None = None) -> BlockStore:
-    """Open the blocks of an index, for loaders of your own: `open_index(cache).read_blocks(block_ids)`.
-
-    Args:
-        cache: a cache that `build` filled: its folder, or its URL in an object store.
-        digest: of the index snapshot; by default the newest.
-        storage: where files are read, in place of the default one.
-
-    Raises: CacheError.
-    """
-    storage = storage or make_storage(objects=load_storage_settings())
-    return BlockStore(newest_snapshot(resolve_cache(cache), digest), storage=storage.for_reading())
 
 
 def newest_snapshot(cache: CacheLike, digest: str | None = None) -> Snapshot:

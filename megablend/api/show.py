@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from megablend.api.result_base import Result
-from megablend.api.runs import ConfigLike, open_committed
+from megablend.api.session import ConfigLike, Session, skips_of
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
-from megablend.plan.skips import Skips, load_skips
 from megablend.reader import Dataset
 from megablend.storage.base import Storage
 from megablend.system.failures import translating
@@ -80,7 +79,7 @@ def show(
 
     Raises: as `open_dataset`; ConfigError for a sample outside the run.
     """
-    dataset = Dataset(open_committed(config, run, split, cache=cache, storage=storage))
+    dataset = Dataset(Session(config, cache=cache, run=run, storage=storage).open(split))
     sample = whole_number("sample", sample)
     if not 0 <= sample < len(dataset):
         raise ConfigError(
@@ -113,9 +112,8 @@ def show_step(
 
     Raises: as `show`; ConfigError for a rank or step that does not exist, or a step that is not a multiple of a micro step.
     """
-    opened = open_committed(config, run, split, cache=cache, storage=storage)
-    skips = load_skips(opened.runtime.cache, opened.ledger) if split == "train" else Skips()
-    dataset = Dataset(opened)
+    dataset = Dataset(Session(config, cache=cache, run=run, storage=storage).open(split))
+    skips = skips_of(dataset.run)
     micro_batch_size = whole_number("micro_batch_size", micro_batch_size, least=1)
     size = whole_number("data_parallel_size", data_parallel_size, least=1)
     rank, micro_step = whole_number("rank", rank), micro_batch_size * size

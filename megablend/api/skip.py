@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 
 from megablend.api.result_base import Result
-from megablend.api.runs import ConfigLike, open_committed
+from megablend.api.session import ConfigLike, Session, skips_of
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
 from megablend.plan.run import Run
-from megablend.plan.skips import Skips, load_skips, remove_skips, save_skip
+from megablend.plan.skips import Skips, remove_skips, save_skip
 from megablend.system.failures import translating
 
 
@@ -59,7 +59,7 @@ def skip(
     Raises: ConfigError for a range outside of the run or, rounded and with those that are skipped already, all of it;
         CacheError where it cannot be stored.
     """
-    opened = open_committed(what, run, cache=cache)
+    opened = Session(what, cache=cache, run=run).open()
     unit = math.lcm(*(blend.lanes for blend in opened.blends), whole_number("batch_size", batch_size, least=1))
     start, stop = whole_number("start", start, least=0), whole_number("stop", stop)
     if not start < stop <= opened.num_samples:
@@ -67,7 +67,7 @@ def skip(
             f"found samples {start:,} to {stop:,}, expected a range within the {opened.num_samples:,} samples of the run"
         )
     first, last = start // unit * unit, min(-(-stop // unit) * unit, opened.num_samples)
-    planned = load_skips(opened.runtime.cache, opened.ledger).add(first, last)
+    planned = skips_of(opened).add(first, last)
     if planned.ranges == ((0, opened.num_samples),):
         are = "are" if (first, last) == planned.ranges[0] else "are, with the ranges that are skipped already,"
         raise ConfigError(
@@ -78,27 +78,27 @@ def skip(
         return SkipsResult(run=opened.ledger.run, skips=describe_skips(opened, planned))
     with opened.runtime.cache.hold():
         save_skip(opened.runtime.cache, opened.ledger, first, last)
-    return list_skips(what, run=run, cache=cache)
+    return SkipsResult(run=opened.ledger.run, skips=describe_skips(opened))
 
 
 @translating("list_skips")
 def list_skips(what: ConfigLike, *, run: str | None = None, cache: str | None = None) -> SkipsResult:
     """What a run skips. Raises as `skip`."""
-    opened = open_committed(what, run, cache=cache)
+    opened = Session(what, cache=cache, run=run).open()
     return SkipsResult(run=opened.ledger.run, skips=describe_skips(opened))
 
 
 @translating("unskip")
 def unskip(what: ConfigLike, *, run: str | None = None, cache: str | None = None) -> None:
     """Let loaders that are opened from now on skip nothing of a run. Raises as `skip`."""
-    opened = open_committed(what, run, cache=cache)
+    opened = Session(what, cache=cache, run=run).open()
     with opened.runtime.cache.hold():
         remove_skips(opened.runtime.cache, opened.ledger)
 
 
 def describe_skips(run: Run, skips: Skips | None = None) -> tuple[SkippedSamples, ...]:
     """Each range that a run skips, or that is in `skips`."""
-    skips = load_skips(run.runtime.cache, run.ledger) if skips is None else skips
+    skips = skips_of(run) if skips is None else skips
     listed = []
     for start, stop in skips.ranges:
         tokens = (run.plan.count_tokens(stop) - run.plan.count_tokens(start)).tolist()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from megablend.api.runs import newest_snapshot
+from megablend.api.session import Session
 from megablend.api.source_specs import list_specs
 from megablend.config import Config
 from megablend.errors import CacheError, ChangedFileError, ConfigError, MissingFileError
@@ -38,10 +39,10 @@ class Unindexed(NamedTuple):
     """It is of this config's files, as far as it goes."""
 
 
-def open_newest(config: Config, storage: Storage) -> Snapshot:
+def open_newest(session: Session) -> Snapshot:
     """The newest index, for a config without a run. Raises: CacheError where there is none, or as `find_unindexed` finds."""
-    newest = newest_snapshot(config.cache_store)
-    if (problem := find_unindexed(config, newest, storage)) is not None:
+    newest = newest_snapshot(session.cache)
+    if (problem := find_unindexed(session.config, newest, session.storage)) is not None:
         raise CacheError(f"{problem.text}; {INDEX_REMEDY}")
     return newest
 

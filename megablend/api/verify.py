@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import overload
 
 from megablend.api.result_base import Record
-from megablend.api.runs import ConfigLike, resolve_cache
+from megablend.api.session import ConfigLike, Session
 from megablend.api.snapshot_users import find_uses
 from megablend.caches.base import SKIPS, CacheStore
-from megablend.config import load_config
-from megablend.config.storage_settings import load_storage_settings
 from megablend.errors import REBUILD_REMEDY, CacheError
 from megablend.index.build import Progress
 from megablend.index.list_snapshots import list_snapshots
@@ -21,7 +18,6 @@ from megablend.index.verify_data import SnapshotUse
 from megablend.plan.ledger_file import load_ledger, run_names
 from megablend.plan.skips import lacks_checksum, load_skips
 from megablend.storage.base import Storage
-from megablend.storage.by_scheme import make_storage
 from megablend.system.failures import translating
 
 
@@ -75,18 +71,15 @@ def verify(
 
     Raises: CacheError where there is no cache.
     """
-    if isinstance(cache, str | Path) and not Path(cache).is_file():
-        config, store, config_storage = None, resolve_cache(cache), load_storage_settings()
-    else:
-        config = load_config(cache)
-        store, config_storage = config.cache_store, config.storage
-    storage = storage.for_reading() if storage else make_storage(objects=config_storage)
+    session = Session(cache, storage=storage)
+    config = session.config if session.is_config else None
+    store = session.cache
     uses, problems = dict[str, SnapshotUse](), list[str]()
     try:
         uses = find_uses(store, config)
     except CacheError as error:
         problems.append(str(error))
-    problems += verify_index(store, data=data, storage=storage, progress=progress, uses=uses)
+    problems += verify_index(store, data=data, storage=session.storage, progress=progress, uses=uses)
     notes = list[str]()
     problems += _run_problems(store, notes)
     return VerifyResult(cache=store.location, data=data, problems=tuple(problems), notes=tuple(notes))

@@ -7,23 +7,21 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from megablend.api.description import SourceFiles
-from megablend.api.runs import compile_committed, make_run_storage
+from megablend.api.runs import compile_committed
+from megablend.api.session import Session
 from megablend.api.source_specs import list_specs
 from megablend.api.unindexed import INDEX_REMEDY, find_unindexed
 from megablend.blocks.block_store import BlockStore
 from megablend.config import Config, Source
 from megablend.errors import PlanError
-from megablend.index.list_snapshots import list_snapshots
 from megablend.index.snapshot import Snapshot, open_snapshot
 from megablend.index.sources import list_sources
 from megablend.plan.check_totals import check_limits
 from megablend.plan.compile import Compiled, compile_split
 from megablend.plan.ledger import Ledger
-from megablend.plan.ledger_file import load_ledger
 from megablend.plan.open_store import open_block_store, open_stores
 from megablend.prefetch.memory_budget import check_sample
 from megablend.storage.base import Storage
-from megablend.storage.by_scheme import make_storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +37,7 @@ class Foreseen:
     """Seconds that comparing the index with the files took, which opening the run does not take."""
 
 
-def foresee_run(config: Config, *, storage: Storage | None = None, compares_files: bool = True) -> Foreseen | str:
+def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | str:
     """Plan train as the config requests it, by the run's ledger if it has one; commits nothing.
 
     Args:
@@ -49,10 +47,9 @@ def foresee_run(config: Config, *, storage: Storage | None = None, compares_file
     Raises: PlanError, ConfigError where the config cannot be planned; DataError where its files cannot be found; CacheError where
         the cache is damaged.
     """
+    config = session.config
     check_sample(config)
-    storage = storage or make_run_storage(config)
-    ledger = load_ledger(config.cache_store, config.run)
-    snapshots = list_snapshots(config.cache_store)
+    storage, ledger, snapshots = session.run_storage, session.ledger, session.snapshots
     if not snapshots:
         return f"{config.cache} holds no index, so the numbers of tokens are not known: {INDEX_REMEDY}"
     planned = None
@@ -91,14 +88,14 @@ def _open_requested(config: Config, ledger: Ledger | None, newest: Snapshot, sto
     return open_stores(config, list(digests)[:count], storage)
 
 
-def list_files(config: Config, *, storage: Storage | None = None) -> tuple[SourceFiles, ...]:
+def list_files(session: Session) -> tuple[SourceFiles, ...]:
     """What is known of each source without an index.
 
     Raises: ConfigError where a path matches no file; MissingFileError.
     """
-    configured, storage = config.all_sources, storage or make_storage(objects=config.storage)
+    configured = session.config.all_sources
     listed = []
-    for listing in list_sources(list_specs(config), storage):
+    for listing in list_sources(list_specs(session.config), session.storage):
         source = configured[listing.name]
         listed.append(
             SourceFiles(

@@ -123,11 +123,11 @@ def verify(what: str, data: bool, as_json: bool) -> None:
 
     With --data all data files, too. Exits with 3 if anything is wrong.
     """
-    from megablend.api.runs import resolve_cache
+    from megablend.api.session import Session
     from megablend.api.verify import verify as verify_cache
     from megablend.cli.progress import progress_on
 
-    cache = resolve_cache(what)
+    cache = Session(what).cache
     if not cache.folder.is_dir():
         if Path(what).is_file():
             raise CacheError(

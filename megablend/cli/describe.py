@@ -100,12 +100,13 @@ def describe(
     )
     if html is not None:
         from megablend.api.output_file import check_output
+        from megablend.api.session import Session
         from megablend.report import write_html
 
         if not isinstance(found, RunDescription):
             reason = f"{what} is a cache; give a config" if isinstance(found, CacheDescription) else found.note
             raise click.UsageError(f"--html draws an indexed run: {reason}")
-        write_html(found, check_output(html, what, cache=cache))
+        write_html(found, check_output(html, Session(what, cache=cache)))
     if isinstance(found, CacheDescription):
         given = [name for name, value in (("--top", top), ("--sort", sort), ("--match", match)) if value is not None]
         if given:

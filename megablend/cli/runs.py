@@ -54,9 +54,9 @@ def show_command(what: str, run: str | None, as_json: bool) -> None:
     By default RUN is the config's.
     """
     from megablend.api.manage_runs import show_run
-    from megablend.api.runs import resolve_run
+    from megablend.api.session import Session
 
-    finish(show_run(what, resolve_run(what, run)), as_json, _print_run)
+    finish(show_run(what, Session(what, run=run).run), as_json, _print_run)
 
 
 @runs.command("rename", cls=Command)
@@ -85,9 +85,9 @@ def reset_command(what: str, run: str | None, as_json: bool) -> None:
     It is planned from its config as it is then. Its current ledger is moved aside. By default RUN is the config's.
     """
     from megablend.api.manage_runs import reset_run
-    from megablend.api.runs import resolve_run
+    from megablend.api.session import Session
 
-    run = resolve_run(what, run)
+    run = Session(what, run=run).run
     aside = str(reset_run(what, run))
     text = f"run {run!r} was reset: the next `megablend build CONFIG` plans it again; its ledger was moved to {aside}"
     finish({"run": run, "ledger_moved_to": aside}, as_json, lambda _: print_line(text))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.api.runs import open_committed
+from megablend.api.session import Session
 from megablend.config import load_config
 from megablend.storage.by_scheme import StorageByScheme
 from tests.runs import documents, make_config, write_source
@@ -23,7 +23,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
 def test_files_are_read_as_the_edited_config_says(config: dict[str, Any]) -> None:
     megablend.build(config)
     edited = config | {"seed": 99, "direct_io": True, "storage": {"s3://bucket/": {"region": "eu-north-1"}}}
-    storage = open_committed(edited).store.storage
+    storage = Session(edited).open().store.storage
     assert isinstance(storage, StorageByScheme)
     assert storage._options.direct
     assert storage._options.objects == load_config(edited).storage != load_config(config).storage

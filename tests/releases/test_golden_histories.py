@@ -12,7 +12,7 @@ import pytest
 from make_golden_histories import FOLLOWING, digest_samples
 
 import megablend
-from megablend.api.runs import resolve_cache
+from megablend.api.session import Session
 from megablend.errors import StateError
 from megablend.plan.ledger_file import load_ledger
 from tests.caches.conftest import use_container
@@ -140,7 +140,7 @@ def test_a_cache_in_a_bucket_and_the_copy_of_a_node(
     config = json.loads(Path("config.json").read_text()) | {"cache": f"az://{container.name}/run"}
     Path("config.json").write_text(json.dumps(config))
     if has_copy:
-        shutil.copytree("node", resolve_cache("config.json").folder, dirs_exist_ok=True)
+        shutil.copytree("node", Session("config.json").cache.folder, dirs_exist_ok=True)
     for path in (each for each in Path("bucket").rglob("*") if each.is_file()):
         key = path.relative_to("bucket")
         if not has_copy or key.parts[0] != "generations" or "commits" in key.parts:
