@@ -22,7 +22,7 @@ DEFAULT_DAYS = 7.0
 class GcResult(Result):
     """What `gc` removed, or with `dry_run` would remove."""
 
-    OLD_NAMES: ClassVar[Mapping[str, str]] = {"snapshots": "removed", "others": "other_files"}
+    OLD_NAMES: ClassVar[Mapping[str, str]] = {"generations": "removed", "others": "other_files"}
     cache: str
     """The cache's absolute path."""
     dry_run: bool
