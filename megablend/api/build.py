@@ -8,11 +8,10 @@ from collections.abc import Callable
 
 from megablend.api.build_results import BuildResult, BuiltIndex
 from megablend.api.check import check_store
+from megablend.api.check_tokens import refuse_known_outliers
 from megablend.api.checksums import make_checksums
-from megablend.api.known_ranges import refuse_known_outliers
 from megablend.api.repair import repair_kept_index
 from megablend.api.runs import list_indices
-from megablend.api.same_config import check_same_config
 from megablend.api.session import ConfigLike, Session
 from megablend.api.source_specs import list_specs
 from megablend.api.token_documents import refuse_token_documents, warn_of_token_documents
@@ -26,9 +25,11 @@ from megablend.api.warn import (
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.build_document_tables import TablesReport, build_tables
 from megablend.caches.base import OvertakenError
+from megablend.caches.find import is_remote
 from megablend.config import Config
 from megablend.distributed.base import Communicator
 from megablend.distributed.launch import detect
+from megablend.distributed.same_settings import check_same_settings
 from megablend.errors import PlanError
 from megablend.index.build import BuildReport, Progress
 from megablend.index.build import build_index as index_files
@@ -46,6 +47,10 @@ from megablend.storage.base import Storage
 from megablend.system.failures import translating
 from megablend.system.log import LOG
 
+_OF_A_NODE = frozenset(
+    {"local_cache", "storage", "memory", "direct_io", "file_checks_per_second", "on_bad_sample", "warnings"}
+)
+"""Keys that a node may set for itself: they do not change what is built."""
 _MOST_RACES = 5
 
 
@@ -131,7 +136,7 @@ def _index(session: Session, launch: Communicator, progress: Callable[[Progress]
         with translating("build"):
             checked = session.config
             check_sample(checked)
-            check_same_config(launch, checked)
+            _check_same_config(launch, checked)
     except BaseException as error:
         launch.abort(error)
     report = index_files(session.cache, list_specs(checked), launch=launch, storage=session.storage, progress=progress)
@@ -274,3 +279,14 @@ def publish_splits(config: Config, store: BlockStore) -> None:
         owners |= {each.snapshot.digest}
         owners |= {table_key(each.snapshot, numbers[name]) for name in config.tabled if name in numbers}
     config.cache_store.publish_files("splits", owners)
+
+
+def _check_same_config(launch: Communicator, config: Config) -> None:
+    """Check that the configs of all ranks request the same index and run. Collective.
+
+    Raises: ConfigError, on all ranks, that names the keys that differ, and the ranks.
+    """
+    # a folder may have another path on another node; that it is the same one is checked by a file in it
+    skipped = _OF_A_NODE if is_remote(config.cache) else _OF_A_NODE | {"cache"}
+    if launch.size > 1:
+        check_same_settings(launch, config.model_dump(exclude=set(skipped)))

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from megablend.api.check_tokens import FileTokens, check_file
+from megablend.api.check_tokens import FileTokens, check_file, vocab_sizes
 from megablend.api.result_base import Record
 from megablend.api.session import ConfigLike, Session
 from megablend.api.unindexed import open_newest
-from megablend.api.vocabulary import vocab_sizes
 from megablend.blocks.block_store import BlockStore
 from megablend.index.build import Progress
 from megablend.index.snapshot import open_snapshot

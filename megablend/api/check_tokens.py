@@ -1,4 +1,8 @@
-"""The token ids of one file: the smallest, the largest, and the first that is out of range, with its row."""
+"""Token ids: how many there are, as far as the config says, and those of a file that are out of range.
+
+`build` refuses files whose stored statistics are out of range: such a file is read, so that the error names the row; statistics
+that turn out to be wrong are ignored. Files without statistics are not checked; `megablend check --data` reads everything.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megablend.api.vocabulary import MAX_IDS
 from megablend.blocks.block_store import BlockStore
+from megablend.config import Config
+from megablend.config.vocab import read_vocab_size
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError, DataError
 from megablend.formats.base import STARTS_MID_DOCUMENT, OpenedFile
 from megablend.formats.blocks import place_blocks
@@ -17,8 +22,11 @@ from megablend.formats.fetch import read_pieces
 from megablend.index.file_table import FileEntry
 from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import SourceEntry
+from megablend.plan.open_store import open_block_store
 from megablend.storage.base import Storage
 
+MAX_IDS = 1 << 32
+"""Token ids there can be at all, where no `vocab_size` is given."""
 BATCH_BYTES = 16 << 20
 """Size of the tokens that are decoded together; each thread has one batch in memory."""
 
@@ -105,3 +113,43 @@ def find_row(path: str, entry: SourceEntry, place: int, num_tokens: int, storage
     (offsets,), _ = read_pieces(reader, place_blocks(index.blocks)[block : block + 1], index.chunks, storage)
     within = int(np.searchsorted(offsets, place - int(index.blocks["first_token"][block]), side="right")) - 1
     return rows_before + within, int(index.chunks["row_group"][index.blocks["chunk"][block]])
+
+
+def vocab_sizes(config: Config) -> dict[str, int | None]:
+    """Of each source, by its name in the index, how many token ids there are; None where the config does not say.
+
+    Raises: ConfigError where a tokenizer cannot be read, or an end-of-document token is not in its vocabulary.
+    """
+    read: dict[str, int] = {}
+    sizes: dict[str, int | None] = {}
+    for name, source in config.all_sources.items():
+        given = source.vocab_size if source.vocab_size is not None else config.vocab_size
+        if isinstance(given, str):
+            given = read[given] if given in read else read.setdefault(given, read_vocab_size(given))
+        if given is not None and source.append_eod is not None and source.append_eod >= given:
+            raise ConfigError(
+                f"{source.place}: append_eod {source.append_eod} is not in a vocabulary of {given:,}; expected 0 to {given - 1}"
+            )
+        sizes[name] = given
+    return sizes
+
+
+def refuse_known_outliers(config: Config, snapshot: Snapshot, storage: Storage) -> None:
+    """Refuse an index of the config's sources whose files are known to have tokens outside the vocabulary.
+
+    Raises: DataError, which names file, row and token of the first; ConfigError where a tokenizer cannot be read.
+    """
+    lows, highs = snapshot.token_ranges.T
+    is_known = lows <= highs
+    if not is_known.any():
+        return
+    sizes = vocab_sizes(config)
+    store = None
+    for entry in snapshot.sources:
+        if entry.name not in sizes:  # an extra column, of any numbers
+            continue
+        limit, files = sizes[entry.name] or MAX_IDS, np.arange(entry.files.start, entry.files.stop)
+        for number in files[is_known[files] & ((lows[files] < 0) | (highs[files] >= limit))].tolist():
+            store = store or open_block_store(config, snapshot, storage, number=0)
+            if (problem := check_file(store, entry, number, sizes[entry.name]).problem) is not None:
+                raise problem

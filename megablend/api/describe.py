@@ -5,14 +5,24 @@ from __future__ import annotations
 from time import perf_counter
 
 from megablend import jit
-from megablend.api.describe_index import describe_cache
-from megablend.api.describe_run import Loaders, describe_planned
-from megablend.api.description import Description, FilesDescription
+from megablend.api.describe_run import Loaders, describe_index, describe_planned
+from megablend.api.description import (
+    CacheDescription,
+    DamagedIndex,
+    Description,
+    FilesDescription,
+    IndexDescription,
+)
+from megablend.api.manage_runs import list_runs_of
+from megablend.api.runs import newest_snapshot
 from megablend.api.session import ConfigLike, Session
 from megablend.api.token_documents import refuse_token_documents
 from megablend.api.what_if import foresee_run, list_files
+from megablend.caches.base import CacheStore
 from megablend.config.numbers import whole_number
-from megablend.errors import ConfigError
+from megablend.errors import CacheError, ConfigError, ResourceError
+from megablend.index.list_snapshots import list_snapshots
+from megablend.index.snapshot import open_snapshot
 from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
@@ -76,3 +86,24 @@ def _check_loaders(micro_batch_size: int | None, data_parallel_size: int, num_wo
         return None
     whole_number("micro_batch_size", micro_batch_size, least=1)
     return Loaders(micro_batch_size=micro_batch_size, data_parallel_size=data_parallel_size, num_workers=num_workers)
+
+
+def describe_cache(cache: CacheStore) -> CacheDescription:
+    """Indexes and runs of a cache. Those that cannot be read have only a `problem`."""
+    digests = list_snapshots(cache)
+    if not digests:
+        newest_snapshot(cache)  # raises: says what is missing
+    return CacheDescription(
+        cache=cache.location,
+        indices=tuple(_describe_readable(cache, digest) for digest in digests),
+        runs=tuple(list_runs_of(cache)),
+    )
+
+
+def _describe_readable(cache: CacheStore, digest: str) -> IndexDescription | DamagedIndex:
+    """An index of a cache, or what is wrong with it."""
+    try:
+        with translating(cache.location):
+            return describe_index(open_snapshot(cache, digest))
+    except (CacheError, ResourceError) as error:
+        return DamagedIndex(digest=digest, problem=str(error))

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import re
 from dataclasses import asdict, dataclass
 from time import perf_counter
 
 from megablend.api.check import check_store
-from megablend.api.describe_index import describe_index
 from megablend.api.describe_split import describe_split
-from megablend.api.description import RunDescription, SplitDescription
-from megablend.api.full_shares import write_full_share_stages
+from megablend.api.description import (
+    IndexDescription,
+    IndexedSource,
+    RunDescription,
+    SplitDescription,
+)
 from megablend.api.session import Session
 from megablend.api.skip import describe_skips
 from megablend.api.token_documents import warn_of_token_documents
@@ -25,13 +30,18 @@ from megablend.api.warn import (
     warn_of_unread_rests,
 )
 from megablend.api.what_if import Foreseen, foresee_run
-from megablend.config import Config
+from megablend.caches.base import DOCUMENTS
+from megablend.config import LENGTHS, Config
 from megablend.errors import ConfigError, PlanError
+from megablend.index.document_table import table_bytes
+from megablend.index.snapshot import Snapshot
+from megablend.plan.caps import plan_full_shares
 from megablend.plan.commit import compile_others
 from megablend.plan.compile import Compiled
 from megablend.plan.fitting_lanes import fitting_lanes, unfit_lanes
 from megablend.plan.fitting_steps import fitting_unit, unfit_step
 from megablend.plan.run import Run
+from megablend.plan.shares import cap_of
 from megablend.plan.skips import load_skips
 from megablend.prefetch.estimate_transfer import estimate_transfer
 from megablend.prefetch.memory_need import find_memory_need
@@ -40,6 +50,7 @@ from megablend.storage.transfer import Transfer
 
 SIMULATED_SAMPLES = 1 << 16
 """Samples over which read amplification is estimated: some shuffle windows, in some tenths of a second."""
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _LONG_SECONDS = 0.5
 """Planning that takes longer is not repeated to measure it: imports take a small part of it."""
 
@@ -173,3 +184,60 @@ def _measure_opening(config: Config, run: Run, planned_in: float) -> float:
         run = run if isinstance(again, str) else again.compiled.run
     run.plan.locate_many([0, run.num_samples - 1])
     return planned_in + perf_counter() - started
+
+
+def describe_index(snapshot: Snapshot) -> IndexDescription:
+    """An index of a cache, with its sources."""
+    has_tables = bool(snapshot.store.list_files(DOCUMENTS))  # looking for each costs much where sources are many
+    sources = tuple(
+        IndexedSource(
+            name=entry.name,
+            format=entry.format,
+            column=entry.column,
+            column_taken=entry.column_taken,
+            skipped=tuple(entry.skipped),
+            files=len(entry.files),
+            blocks=len(entry.blocks),
+            rows=entry.rows,
+            tokens=entry.tokens,
+            document_table_bytes=table_bytes(snapshot, number) if has_tables else None,
+            extra_columns=tuple(each.column for each in entry.extra_columns),
+        )
+        for number, entry in enumerate(snapshot.sources)
+    )
+    return IndexDescription(
+        digest=snapshot.digest,
+        index_bytes=sum(path.stat().st_size for path in snapshot.folder.iterdir() if path.is_file()),
+        files=sum(source.files for source in sources),
+        blocks=sum(source.blocks for source in sources),
+        rows=sum(source.rows for source in sources),
+        tokens=sum(source.tokens for source in sources),
+        sources=sources,
+    )
+
+
+def write_full_share_stages(compiled: Compiled) -> str | None:
+    """The stages that replace `on_exhausted: redistribute`; None where it changes no share, or the config sets no length."""
+    config = compiled.config
+    has_length = any(getattr(config, name) is not None for name in LENGTHS)
+    if compiled.weights == compiled.requested or not has_length:
+        return None
+    length, extra = config.sequence_length, int(config.add_extra_token_to_sequence)
+    caps = [cap_of(source, n, length, extra) for source, n in zip(compiled.sources, compiled.data.tokens, strict=True)]
+    stages = plan_full_shares(compiled.requested, caps, compiled.run.num_samples, multiple_of=config.lanes)
+    lines, before = ["stages:"], stages[0][1]
+    for number, (end, weights) in enumerate(stages):
+        gone = [source for source, old, new in zip(compiled.sources, before, weights, strict=True) if old and not new]
+        keys = []
+        if gone:
+            unit = gone[0].unit or "weight"
+            keys.append(f"sources: {{{', '.join(f'{_quote(source.name)}: {{{unit}: 0}}' for source in gone)}}}")
+        if number < len(stages) - 1 or end < compiled.run.num_samples:
+            keys.append(f"samples: {end}")
+        lines += [f"  {'-' if i == 0 else ' '} {key}" for i, key in enumerate(keys)] or ["  - {}"]
+        before = weights
+    return "\n".join(lines) + "\n"
+
+
+def _quote(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else json.dumps(name)

@@ -17,7 +17,7 @@ from megablend.api.description import (
     StageDescription,
     StageSource,
 )
-from megablend.api.document_lengths import count_lengths
+from megablend.index.document_table import open_table, table_bytes
 from megablend.plan.compile import Compiled
 from megablend.plan.progress import NONE, SCANNED, Presence, find_epoch_ends, find_first_from, find_presence
 from megablend.plan.run import Run
@@ -25,6 +25,8 @@ from megablend.plan.shares import cap_of, find_most_tokens
 
 EPOCHS = 32
 """Epochs of a source whose ends are reported."""
+COUNTED = 1 << 20
+"""Documents that are counted; of more, evenly spaced ones."""
 SAMPLED_BLOCKS = 256
 """Blocks of a source whose sizes are looked up."""
 
@@ -195,3 +197,27 @@ def _estimate_stored_bytes(run: Run) -> list[int]:
         total * (stop - first) // max(1, len(ids))
         for total, ids, (first, stop) in zip(sums, chosen, ranges, strict=True)
     ]
+
+
+def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
+    """Documents of a source in the split by length: [0] those of no token, [i] those of 2^(i-1) to 2^i - 1 tokens.
+
+    Returns: None where the index has no table of the source's documents. With more than COUNTED documents the numbers are
+        estimates.
+
+    Raises: CacheError where the table is damaged.
+    """
+    part = run.parts[source]
+    if part["documents"] == 0:
+        return None
+    blocks = run.blocks(source)
+    name = run.data.index_names[source]
+    number = next(i for i, entry in enumerate(blocks.snapshot.sources) if entry.name == name)
+    documents = int(part["documents"])
+    if table_bytes(blocks.snapshot, number) is None:
+        return None
+    counted = min(COUNTED, documents)
+    which = blocks.documents.index_blocks(np.arange(counted) * documents // counted)
+    lengths = open_table(blocks.snapshot, number).lengths(which, has_eod=run.sources[source].append_eod is not None)
+    bins = np.bincount(np.frexp(lengths.astype(np.float64))[1])
+    return tuple((bins * documents // counted).tolist())
