@@ -53,7 +53,11 @@ STAGES = 12
     type=click.IntRange(0),
     help=f"Number of sources to show; 0 shows all.  [default: {TOP_OF_SUMMARY}, {TOP} with --all, all in JSON]",
 )
-@click.option("--sort", metavar="KEY", help="Sort sources by name, tokens, share, samples or epochs.")
+@click.option(
+    "--sort",
+    metavar="KEY",
+    help="Sort sources by name, tokens, share, samples or epochs.  [default: the config's order; share if some are left out]",
+)
 @click.option("--match", metavar="PATTERN", help="Show only sources whose names match a pattern such as 'web-*'.")
 @click.option(
     "--html",
@@ -115,6 +119,14 @@ def describe(
         return
     if top is None and not as_json:
         top = TOP if whole else TOP_OF_SUMMARY
+    if (
+        sort is None
+        and not (as_json or whole)
+        and isinstance(found, RunDescription)
+        and top
+        and top < len(found.index.sources)
+    ):
+        sort = "share"
     found = select_sources(found, top=top, sort=sort, match=match)
     if isinstance(found, FilesDescription):
         finish(found, as_json, _print_files)
