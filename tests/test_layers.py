@@ -31,7 +31,6 @@ LAYERS = [
     "plan",
     "testing",
     "prefetch",
-    "exact",
     "reader",
     "api",
     "report",

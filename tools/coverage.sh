@@ -17,7 +17,7 @@ say "Tests: $part"
 status=0
 python -m coverage run --source megablend -m pytest -q -m "$part" "$@" || status=$?
 say "Kernels in plain Python"
-NUMBA_DISABLE_JIT=1 python -m coverage run --append --source megablend -m pytest -q -m quick tests/kernels tests/exact || status=$?
+NUMBA_DISABLE_JIT=1 python -m coverage run --append --source megablend -m pytest -q -m quick tests/kernels tests/megatron/exact || status=$?
 python -m coverage json --quiet -o "$folder/coverage.json"
 
 say "Covered lines"

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.megatron.reference import process_group
 from tests.storage.objects.conftest import environments, obstore, swift, swift_server
 
 __all__ = ["environments", "obstore", "swift", "swift_server"]
@@ -13,5 +12,7 @@ __all__ = ["environments", "obstore", "swift", "swift_server"]
 @pytest.fixture(scope="package")
 def distributed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A torch.distributed job of this process alone."""
+    from tests.megatron.reference import process_group  # imports Megatron, which the quick tests of `exact` do without
+
     with process_group(tmp_path_factory.mktemp("store")):
         yield

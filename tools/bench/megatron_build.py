@@ -115,13 +115,13 @@ def build(folder: Path, contender: str, num_datasets: int, num_samples: int) -> 
 def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -> Any:
     """Our build, once MPI has started and the kernels are loaded."""
     from megablend.distributed.launch import detect
-    from megablend.exact.blend import greedy
-    from megablend.exact.samples import sample_index
-    from megablend.exact.shuffle import SMALL, shuffle
-    from megablend.exact.small_dataset import SampleRules, SmallDataset, fill_small_datasets
     from megablend.kernels.exact.length_totals import total_lengths
     from megablend.kernels.new_files import contains_any, rename_files, write_new_files
     from megablend.megatron.cache_builder.build_cache import prepare_cache
+    from megablend.megatron.exact.blend import greedy
+    from megablend.megatron.exact.samples import sample_index
+    from megablend.megatron.exact.shuffle import SMALL, shuffle
+    from megablend.megatron.exact.small_dataset import SampleRules, SmallDataset, fill_small_datasets
     from megablend.megatron.request.request import Blend, CacheRequest
     from megablend.storage.by_scheme import make_storage
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from exact_race import race, report
 
-from megablend.exact.epochs import num_samples
-from megablend.exact.samples import sample_index
+from megablend.megatron.exact.epochs import num_samples
+from megablend.megatron.exact.samples import sample_index
 
 LENGTH = 2048
 CASES = {

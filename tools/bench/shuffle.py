@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from exact_race import race, report
 
-from megablend.exact.shuffle import shuffle
+from megablend.megatron.exact.shuffle import shuffle
 
 
 def contenders(array: npt.NDArray[Any]) -> dict[str, Callable[[], Any]]:

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from megablend.exact.blend import exhaustive, greedy
-from megablend.exact.documents import document_index, shuffle_index
-from megablend.exact.permuted import largest_remainder_blend
-from megablend.exact.pieces import Pieces
-from megablend.exact.samples import sample_rows
-from megablend.exact.shuffle import Generator
 from megablend.formats.base import Array
 from megablend.megatron.cache_builder.commit import Commits
 from megablend.megatron.cache_builder.length_reader import LengthReader
 from megablend.megatron.cache_builder.lengths import read_part
 from megablend.megatron.cache_builder.work_plan import BlendJob, DatasetJob
 from megablend.megatron.cache_builder.write import ArtefactWriter
+from megablend.megatron.exact.blend import exhaustive, greedy
+from megablend.megatron.exact.documents import document_index, shuffle_index
+from megablend.megatron.exact.permuted import largest_remainder_blend
+from megablend.megatron.exact.pieces import Pieces
+from megablend.megatron.exact.samples import sample_rows
+from megablend.megatron.exact.shuffle import Generator
 from megablend.megatron.request.request import LARGEST_REMAINDER, CacheRequest
 
 _SMALL = 1 << 16

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from megablend.exact.small_dataset import MAX_DOCUMENTS, SampleRules, SmallDataset, fill_small_datasets
 from megablend.megatron.cache_builder.commit import Commits, NewFiles
 from megablend.megatron.cache_builder.length_reader import LengthReader
 from megablend.megatron.cache_builder.lengths import check_part
 from megablend.megatron.cache_builder.work_plan import DatasetJob, Job
+from megablend.megatron.exact.small_dataset import MAX_DOCUMENTS, SampleRules, SmallDataset, fill_small_datasets
 from megablend.megatron.request.request import CacheRequest
 
 _MAX_BYTES = 1 << 23

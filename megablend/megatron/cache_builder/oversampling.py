@@ -15,8 +15,8 @@ from fractions import Fraction
 import numpy as np
 
 from megablend.errors import PlanError
-from megablend.exact.blend import greedy
 from megablend.megatron.cache_builder.work_plan import BlendJob, SplitPlan
+from megablend.megatron.exact.blend import greedy
 from megablend.megatron.request.request import GREEDY, LARGEST_REMAINDER
 from megablend.plan.allocate import largest_remainder
 

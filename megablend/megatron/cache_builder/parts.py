@@ -19,14 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from megablend.exact.sample_parts import count_run, cut_run, rows_after
-from megablend.exact.samples import BLOCK, ROWS
 from megablend.formats.base import Array
 from megablend.fs.atomic_write import flush, open_part, translate_os_errors
 from megablend.megatron.cache_builder.commit import StoppedError
 from megablend.megatron.cache_builder.length_reader import LengthReader
 from megablend.megatron.cache_builder.lengths import read_part
 from megablend.megatron.cache_builder.work_plan import DatasetJob, Job
+from megablend.megatron.exact.sample_parts import count_run, cut_run, rows_after
+from megablend.megatron.exact.samples import BLOCK, ROWS
 from megablend.megatron.request.request import CacheRequest
 
 _POLL_SECONDS = 0.2

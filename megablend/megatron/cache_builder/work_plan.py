@@ -11,9 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from megablend.errors import PlanError
-from megablend.exact.epochs import num_epochs, num_samples, sample_dtype, samples_before_final_epoch, shuffle_dtype
 from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact
 from megablend.megatron.cache_builder.lengths import PartSize
+from megablend.megatron.exact.epochs import (
+    num_epochs,
+    num_samples,
+    sample_dtype,
+    samples_before_final_epoch,
+    shuffle_dtype,
+)
 from megablend.megatron.request.description import (
     BLEND_CLASSES,
     base_name,

@@ -1,7 +1,7 @@
 """The interleavings by name, with the properties that other code depends on.
 
 Megatron's greedy interleaving is not among them: it needs an array as long as the run, and its weights are doubles. It is in
-megablend.exact, for Megatron's cache files.
+megablend.megatron.exact, for Megatron's cache files.
 """
 
 from __future__ import annotations

@@ -18,12 +18,12 @@ from megablend.distributed.base import SingleProcess
 from megablend.distributed.fail_together import FailTogether
 from megablend.distributed.folder_groups import ranks_sharing_folder
 from megablend.errors import ChangedFileError, MegablendError
-from megablend.exact.documents import document_index
-from megablend.exact.epochs import num_epochs
-from megablend.exact.samples import sample_index
-from megablend.exact.shuffle import Generator
 from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset
 from megablend.megatron.cache_builder.idx_copies import copy_path, make_copies
+from megablend.megatron.exact.documents import document_index
+from megablend.megatron.exact.epochs import num_epochs
+from megablend.megatron.exact.samples import sample_index
+from megablend.megatron.exact.shuffle import Generator
 from megablend.storage.by_scheme import make_storage
 from megablend.testing.moved import MovedStorage
 from tests.behaviour.remedies.driver import Bench, Step, fault, misuse, table

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from megablend.arrays import Int32s
 from megablend.errors import PlanError
-from megablend.exact.epochs import sample_dtype
 from megablend.kernels.exact.sample_index import cut, gather_lengths
 from megablend.kernels.exact.short_documents import LONG, cut_short_documents, narrow_to_uint8
+from megablend.megatron.exact.epochs import sample_dtype
 
 Part = Callable[[int, int], npt.NDArray[Any]]
 """Returns the array for the rows of samples [first, stop)."""

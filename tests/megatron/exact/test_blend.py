@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 
 from megablend.errors import PlanError
-from megablend.exact.blend import FEW, MOST_DATASETS, Greedy, _State, exhaustive, greedy
+from megablend.megatron.exact.blend import FEW, MOST_DATASETS, Greedy, _State, exhaustive, greedy
 from tests.megatron_core import megatron
 
 KINDS = [

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import PlanError
-from megablend.exact import samples as ours
-from megablend.exact.epochs import num_samples
-from megablend.exact.samples import sample_index, sample_rows
+from megablend.megatron.exact import samples as ours
+from megablend.megatron.exact.epochs import num_samples
+from megablend.megatron.exact.samples import sample_index, sample_rows
 from tests.examples import examples
 from tests.megatron_core import megatron
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from megablend.arrays import Int32s
-from megablend.exact.samples import FAR, SHORT, end_row
-from megablend.exact.shuffle import Generator
 from megablend.kernels.exact.small_dataset import fill_datasets
+from megablend.megatron.exact.samples import FAR, SHORT, end_row
+from megablend.megatron.exact.shuffle import Generator
 
 MAX_DOCUMENTS = 1 << 20
 """The most documents per epoch."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import PlanError
-from megablend.exact.epochs import (
+from megablend.megatron.exact.epochs import (
     num_epochs,
     num_samples,
     sample_dtype,

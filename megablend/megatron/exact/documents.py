@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megablend.exact.epochs import shuffle_dtype
-from megablend.exact.shuffle import Generator
+from megablend.megatron.exact.epochs import shuffle_dtype
+from megablend.megatron.exact.shuffle import Generator
 
 
 def document_index(

@@ -14,11 +14,11 @@ import numpy as np
 
 from megablend.arrays import Int16s, Int64s
 from megablend.errors import PlanError
-from megablend.exact.blend import MOST_DATASETS
-from megablend.exact.pieces import Pieces
 from megablend.kernels.exact.keyed_permutation import ROUNDS, find_owner, keyed_permutation
 from megablend.kernels.plan.bijection import shuffle
 from megablend.kernels.plan.keyed_hash import MASK, hash_combine
+from megablend.megatron.exact.blend import MOST_DATASETS
+from megablend.megatron.exact.pieces import Pieces
 from megablend.plan.allocate import largest_remainder
 
 SMALL = 1 << 16

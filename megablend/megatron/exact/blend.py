@@ -11,8 +11,8 @@ import numpy as np
 
 from megablend.arrays import Float64s, Int16s, Int64s
 from megablend.errors import PlanError
-from megablend.exact.pieces import Pieces
 from megablend.kernels.exact.greedy import fill, fill_by_scan
+from megablend.megatron.exact.pieces import Pieces
 
 MOST_DATASETS = 32_766
 """Megatron numbers datasets in int16."""

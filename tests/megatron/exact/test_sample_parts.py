@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import PlanError
-from megablend.exact.epochs import num_samples
-from megablend.exact.sample_parts import count_run, cut_run, rows_after
-from megablend.exact.samples import sample_index
+from megablend.megatron.exact.epochs import num_samples
+from megablend.megatron.exact.sample_parts import count_run, cut_run, rows_after
+from megablend.megatron.exact.samples import sample_index
 from tests import naive_megatron as naive
 from tests.examples import examples
 

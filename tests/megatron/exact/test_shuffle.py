@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from megablend.exact.shuffle import SMALL, shuffle
+from megablend.megatron.exact.shuffle import SMALL, shuffle
 
 
 def check(array: npt.NDArray[Any], state: np.random.RandomState, twin: np.random.RandomState) -> None:

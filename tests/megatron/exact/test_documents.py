@@ -3,8 +3,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from megablend.exact import documents as ours
-from megablend.exact.shuffle import SMALL, Generator
+from megablend.megatron.exact import documents as ours
+from megablend.megatron.exact.shuffle import SMALL, Generator
 from tests.examples import examples
 from tests.megatron_core import megatron
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import PlanError
-from megablend.exact.epochs import num_epochs, num_samples, samples_before_final_epoch
-from megablend.exact.small_dataset import SampleRules, SmallDataset, fill_small_datasets
+from megablend.megatron.exact.epochs import num_epochs, num_samples, samples_before_final_epoch
+from megablend.megatron.exact.small_dataset import SampleRules, SmallDataset, fill_small_datasets
 from tests.examples import examples
 from tests.megatron_core import megatron
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.arrays import Int32s
-from megablend.exact.samples import BLOCK, ROWS, end_row, no_such, reached
 from megablend.kernels.exact.sample_index import cut, gather_lengths
+from megablend.megatron.exact.samples import BLOCK, ROWS, end_row, no_such, reached
 
 
 def count_run(lengths: Int32s, documents: Int32s, *, block: int = BLOCK) -> tuple[Int32s, list[int]]:
