@@ -215,7 +215,7 @@ def megatron_cache(
     from megablend.config.storage_settings import load_storage_settings
     from megablend.distributed.find_job import program_job
     from megablend.distributed.same_settings import check_same_settings
-    from megablend.megatron.cache_builder.together import prepare_on_ranks
+    from megablend.megatron.api import prepare_on_ranks
     from megablend.megatron.request.flags import request_of_flags
     from megablend.storage.by_scheme import make_storage
 

@@ -9,7 +9,7 @@ import megablend
 from megablend.distributed.base import SingleProcess
 from megablend.index.list_snapshots import list_snapshots
 from megablend.megatron.cache_builder.document_tables import build_table, open_table
-from megablend.megatron.request.dataset_uri import parse_address
+from megablend.megatron.request.address import parse_address
 from tests.runs import documents, make_config, write_source
 from tests.storages import STORAGE
 

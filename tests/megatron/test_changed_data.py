@@ -161,7 +161,7 @@ def fill_until_the_marker(cache: Path, options: dict[str, Any]) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_cache, "write_receipt", fail)
+        patch.setattr(build_cache, "write_marker", fail)
         with pytest.raises(KeyboardInterrupt):
             prepare(config_of(cache, **options), SIZES)
 
@@ -315,7 +315,7 @@ def test_data_that_is_replaced_during_a_build(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The marker does not count: it was made of the files that were counted."""
-    run_before(monkeypatch, "write_receipt", lambda: rewrite(tmp_path / "1", 2))
+    run_before(monkeypatch, "write_marker", lambda: rewrite(tmp_path / "1", 2))
     prepare(config_of(tmp_path / "cache", **options), SIZES)
     check_arrays(tmp_path / "cache", tmp_path / "expected", options)
 
@@ -348,7 +348,7 @@ def test_a_marker_is_written_before_another_build_begins(
         with pytest.raises(CacheError, match="another build holds the cache"):
             prepare(config_of(cache, **options, **others), SIZES)
 
-    run_before(monkeypatch, "write_receipt", act)
+    run_before(monkeypatch, "write_marker", act)
     prepare(config_of(cache, **options), SIZES)
 
 

@@ -119,20 +119,20 @@ def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -
     from megablend.kernels.new_files import contains_any, rename_files, write_new_files
     from megablend.megatron.cache_builder.build_cache import prepare_cache
     from megablend.megatron.exact.blend import greedy
-    from megablend.megatron.exact.samples import sample_index
-    from megablend.megatron.exact.shuffle import SMALL, shuffle
-    from megablend.megatron.exact.small_dataset import SampleRules, SmallDataset, fill_small_datasets
+    from megablend.megatron.exact.samples import sample_rows
+    from megablend.megatron.exact.shuffle import Generator
+    from megablend.megatron.exact.small_dataset import SmallDataset, fill_small_datasets
     from megablend.megatron.request.request import Blend, CacheRequest
     from megablend.storage.by_scheme import make_storage
 
     launch = detect()
-    sample_index(np.full(9, 9, np.int32), np.arange(9, dtype=np.int32), 9, 8, extra=1)
+    list(sample_rows(np.full(9, 9, np.int32), np.arange(9, dtype=np.int32), 9, 8, dtype=np.int32, extra=1))
     greedy((1 / np.arange(1, 50)).tolist(), 99).draw(99)
-    shuffle(np.arange(SMALL, dtype=np.uint32), np.random.RandomState(1))
+    Generator(1).shuffle(np.arange(9, dtype=np.uint32))
     lengths = np.full(9, 9, np.int32)
     total_lengths(lengths, 0)
     small = SmallDataset(lengths, 0, 9, 10, None, keep_tail=False, documents=0, rows=9, samples=31)
-    fill_small_datasets([small], SampleRules(1, 8, 1), np.empty(41, np.int32))
+    fill_small_datasets([small], np.empty(41, np.int32), seed=1, length=8, extra=1)
     none = np.empty(0, np.int64)
     names = np.frombuffer(b"", np.uint8)
     write_new_files(0, 0, names, none, np.empty(0, np.uint8), none, none)

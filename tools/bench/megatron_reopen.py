@@ -80,7 +80,7 @@ def reopen(folder: Path, options: argparse.Namespace) -> None:
         from megatron.core.datasets.gpt_dataset import GPTDataset
 
         from megablend.megatron import MegablendDatasetBuilder
-        from megablend.megatron.plugin.installed import misfit
+        from megablend.megatron.plugin.probe import misfit
 
         theirs = build.__self__  # type: ignore[attr-defined]
         builder = MegablendDatasetBuilder(GPTDataset, sizes_of(options.samples), lambda: True, theirs.config)

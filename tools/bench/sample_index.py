@@ -18,7 +18,7 @@ import numpy as np
 from exact_race import race, report
 
 from megablend.megatron.exact.epochs import num_samples
-from megablend.megatron.exact.samples import sample_index
+from megablend.megatron.exact.samples import sample_rows
 
 LENGTH = 2048
 CASES = {
@@ -41,11 +41,16 @@ def contenders(mean: int, size: int, epochs: int, threads: int) -> dict[str, Cal
     documents = rng.permutation(np.tile(np.arange(size, dtype=np.int32), epochs))
     tokens = int(lengths.sum(dtype=np.int64))
     samples = num_samples(tokens, epochs, LENGTH, 1, keep_tail=False)
-    ours = partial(sample_index, lengths, documents, LENGTH, samples, extra=1)
+
+    def ours(threads: int) -> Any:
+        """As a build does it: the parts are written one after the other."""
+        parts = sample_rows(lengths, documents, LENGTH, samples, dtype=np.int32, extra=1, threads=threads)
+        return np.concatenate(list(parts))
+
     return {
         "Megatron": lambda: helpers_cpp.build_sample_idx_int32(lengths, documents, LENGTH, epochs, tokens, True, 1),
-        "1 thread": ours,
-        f"{threads} threads": partial(ours, threads=threads),
+        "1 thread": partial(ours, 1),
+        f"{threads} threads": partial(ours, threads),
     }
 
 

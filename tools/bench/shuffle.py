@@ -15,22 +15,22 @@ import numpy as np
 import numpy.typing as npt
 from exact_race import race, report
 
-from megablend.megatron.exact.shuffle import shuffle
+from megablend.megatron.exact.shuffle import Generator
 
 
 def contenders(array: npt.NDArray[Any]) -> dict[str, Callable[[], Any]]:
     """Two ways to shuffle an array that goes from turn to turn: each has one of its own."""
-    own = {"numpy": (array.copy(), np.random.RandomState(1)), "megablend": (array.copy(), np.random.RandomState(1))}
+    own = {"numpy": array.copy(), "megablend": array.copy()}
+    state = np.random.RandomState(1)
+    generator = Generator(1)
 
     def theirs() -> Any:
-        entries, state = own["numpy"]
-        state.shuffle(entries)
-        return entries
+        state.shuffle(own["numpy"])
+        return own["numpy"]
 
     def ours() -> Any:
-        entries, state = own["megablend"]
-        shuffle(entries, state)
-        return entries
+        generator.shuffle(own["megablend"])
+        return own["megablend"]
 
     return {"numpy": theirs, "megablend": ours}
 

@@ -21,9 +21,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from megablend.megatron.exact.blend import greedy
-from megablend.megatron.exact.permuted import largest_remainder_blend
-from megablend.megatron.exact.pieces import Pieces
+from megablend.megatron.exact.blend import Pieces, greedy, largest_remainder_blend
 from megablend.plan.allocate import largest_remainder
 from megablend.plan.interleavings.lanes import LanePlan
 

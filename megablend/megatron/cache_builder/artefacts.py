@@ -120,7 +120,8 @@ def problem_with(artefact: Artefact, cache: Path, names: frozenset[str] | None =
     if text != artefact.description:
         return f"{path}: the text does not match the hash in the file's name"
     for array in artefact.arrays:
-        found, expected = _seen(artefact.path(cache, array.name)), _describe(array.shape, array.dtype, array.nbytes)
+        found = _seen(artefact.path(cache, array.name))
+        expected = _describe(array.shape, array.dtype, array.nbytes)
         if found != expected:
             return f"{artefact.path(cache, array.name)}: {found}; expected {expected}"
     return None

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from megablend.formats.base import Array
-from megablend.megatron.cache_builder.commit import Commits
-from megablend.megatron.cache_builder.length_reader import LengthReader
-from megablend.megatron.cache_builder.lengths import read_part
-from megablend.megatron.cache_builder.work_plan import BlendJob, DatasetJob
-from megablend.megatron.cache_builder.write import ArtefactWriter
-from megablend.megatron.exact.blend import exhaustive, greedy
-from megablend.megatron.exact.documents import document_index, shuffle_index
-from megablend.megatron.exact.permuted import largest_remainder_blend
-from megablend.megatron.exact.pieces import Pieces
+from megablend.megatron.cache_builder.commit import ArtefactWriter, Commits
+from megablend.megatron.cache_builder.lengths import LengthReader, check_part, read_part
+from megablend.megatron.cache_builder.work_plan import BlendJob, DatasetJob, Job
+from megablend.megatron.exact.blend import Pieces, exhaustive, greedy, largest_remainder_blend
 from megablend.megatron.exact.samples import sample_rows
-from megablend.megatron.exact.shuffle import Generator
+from megablend.megatron.exact.shuffle import Generator, document_index, shuffle_index
+from megablend.megatron.exact.small_dataset import MAX_DOCUMENTS, SmallDataset, fill_small_datasets
 from megablend.megatron.request.request import LARGEST_REMAINDER, CacheRequest
 
 _SMALL = 1 << 16
 """Samples of a dataset whose shuffle takes less time than another thread's start."""
 _DRAWN = 1 << 22
 """Samples of a blend that are made at once: 40 MiB."""
+_MAX_BYTES = 1 << 23
+TOGETHER_BYTES = 1 << 21
+"""The most bytes of arrays of several datasets built together: they are still in a core's caches when they are written."""
+MAX_TOGETHER = 64
+"""The most datasets that are built together."""
+_ALIGNMENT = 64
+_TYPES = ("int32", "int32", "uint32")
+_buffers = threading.local()
 
 
 def build_dataset(
@@ -113,21 +119,99 @@ def _write_sample_index(
     job: DatasetJob, request: CacheRequest, reader: LengthReader, documents: Array, out: ArtefactWriter, *, threads: int
 ) -> None:
     lengths = read_part(reader.find(job.part.prefix, job.size), job.size)
-    extra = int(request.add_extra_token_to_sequence)
     with out.array("sample_index") as file:
-        made = sample_rows(
+        parts = sample_rows(
             lengths,
             documents,
             request.sequence_length,
             job.num_samples,
-            file.dtype,
-            extra=extra,
+            dtype=file.dtype,
+            extra=int(request.add_extra_token_to_sequence),
             keep_tail=job.keep_tail,
             threads=threads,
         )
-        file.extend(made)
+        for rows in parts:
+            file.append(rows)
 
 
 def _write_shuffle_index(job: DatasetJob, generator: Generator, out: ArtefactWriter) -> None:
     first = job.num_samples if job.samples_before_final is None else job.samples_before_final
     out.write("shuffle_index", shuffle_index(first, job.num_samples, generator))
+
+
+def is_small(job: Job) -> bool:
+    """Whether `build_small` can build a job."""
+    if not isinstance(job, DatasetJob):
+        return False
+    first = job.samples_before_final
+    return (
+        job.artefact.nbytes <= _MAX_BYTES
+        and 0 < job.size.end - job.size.begin <= MAX_DOCUMENTS
+        and (first is None or 0 <= first <= job.num_samples)
+        and tuple([array.dtype for array in job.artefact.arrays]) == _TYPES
+    )
+
+
+def build_small(jobs: Sequence[DatasetJob], request: CacheRequest, commits: Commits, lengths: LengthReader) -> None:
+    """Write the document, sample and shuffle index of each dataset.
+
+    Raises: DataError where an `.idx` cannot be read; CacheError where the cache cannot be written; StoppedError.
+    """
+    texts: list[bytes] = []
+    starts: list[int] = []
+    sizes: list[int] = []
+    end = 0
+    for job in jobs:
+        texts.append(job.artefact.description.encode())
+        sizes.append(len(texts[-1]))
+        for array in job.artefact.arrays:
+            texts.append(array.header)
+            sizes.append(len(array.header) + array.nbytes)
+        for size in sizes[-4:]:
+            starts.append(end)
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    buffer = _buffer(end)
+    for start, text in zip(starts, texts, strict=True):
+        buffer.data[start : start + len(text)] = text
+    begins = [(start + len(text)) // 4 for start, text in zip(starts, texts, strict=True)]
+    datasets = [
+        _dataset(job, begins[4 * i + 1 : 4 * i + 4], lengths)  # after its description
+        for i, job in enumerate(jobs)
+    ]
+    fill_small_datasets(
+        datasets,
+        buffer.view(np.int32),
+        seed=request.random_seed,
+        length=request.sequence_length,
+        extra=int(request.add_extra_token_to_sequence),
+    )
+    commits.write([job.artefact for job in jobs], buffer, starts, sizes)
+
+
+def _dataset(job: DatasetJob, begins: Sequence[int], lengths: LengthReader) -> SmallDataset:
+    """A dataset whose document, sample and shuffle index begin at `begins`. Raises: DataError if its `.idx` cannot be read."""
+    part = job.size
+    documents, rows, samples = begins
+    stored = lengths.find(job.part.prefix, part)
+    own = stored.read(part.begin, part.end)
+    check_part(stored, part, own)
+    return SmallDataset(
+        lengths=own,
+        begin=part.begin,
+        num_entries=job.artefact.arrays[0].shape[0],
+        num_samples=job.num_samples,
+        samples_before_final=job.samples_before_final,
+        keep_tail=job.keep_tail,
+        documents=documents,
+        rows=rows,
+        samples=samples,
+    )
+
+
+def _buffer(size: int) -> Any:
+    """This thread's memory, which all of its datasets use: fresh pages take as long as filling them."""
+    found = getattr(_buffers, "bytes", None)
+    if found is None or len(found) < size:
+        fresh = np.empty(size + _ALIGNMENT, np.uint8)
+        found = _buffers.bytes = fresh[-fresh.ctypes.data % _ALIGNMENT :][:size]
+    return found

@@ -31,14 +31,11 @@ from megablend.megatron.cache_builder.completion_marker import (
     begin_build,
     find_outdated,
     newest_number,
-    write_receipt,
+    write_marker,
 )
-from megablend.megatron.cache_builder.cost import estimate_cost
-from megablend.megatron.cache_builder.length_reader import LengthReader
-from megablend.megatron.cache_builder.lengths import PartSize
-from megablend.megatron.cache_builder.oversampling import refuse_oversampling
-from megablend.megatron.cache_builder.schedule import Forecast, assign_jobs, forecast, this_place
-from megablend.megatron.cache_builder.work_plan import Job, PartKey, SplitPlan, plan_cache
+from megablend.megatron.cache_builder.lengths import LengthReader, PartSize
+from megablend.megatron.cache_builder.schedule import Forecast, assign_jobs, estimate_cost, forecast, node_resources
+from megablend.megatron.cache_builder.work_plan import Job, PartKey, SplitPlan, plan_cache, refuse_oversampling
 from megablend.megatron.cache_builder.worker import build_share
 from megablend.megatron.pair_files import look_at_pairs
 from megablend.megatron.request.layout import layouts
@@ -108,12 +105,15 @@ def _prepare(
     progress: Callable[[Progress], None],
 ) -> CacheReport | None:
     """As `prepare_cache` does it; None where another build was at work meanwhile, so that all has to be looked at again."""
-    start, cache = time.monotonic(), Path(request.path_to_cache).absolute()
+    start = time.monotonic()
+    cache = Path(request.path_to_cache).absolute()
     lengths = LengthReader(request, storage, keep_bytes=_KEPT_BYTES if max_memory is None else 0)
-    newest, pairs = 0, Pairs()
+    newest = 0
+    pairs = Pairs()
     if launch.rank == 0:
         prefixes = {part.prefix for layout in layouts(request) for part in layout.parts}
-        newest, pairs = newest_number(cache), look_at_pairs(prefixes)
+        newest = newest_number(cache)
+        pairs = look_at_pairs(prefixes)
     splits = tuple(plan_cache(request, _part_sizes(request, launch, lengths)))
     if launch.rank == 0:
         for split in splits:
@@ -123,8 +123,9 @@ def _prepare(
     outdated = launch.bcast(find_outdated(jobs, cache) - problems.keys() if launch.rank == 0 else None)
     assert outdated is not None
     missing = [job for job in jobs if job.artefact.base in outdated or job.artefact.base in problems]
-    needs, places = [estimate_cost(job) for job in missing], launch.allgather(this_place(max_memory))
-    shares = assign_jobs(needs, [job.name for job in missing], places)
+    estimates = [estimate_cost(job) for job in missing]
+    nodes = launch.allgather(node_resources(max_memory))
+    assignments = assign_jobs(estimates, [job.name for job in missing], nodes)
     notes = [problem for problem in problems.values() if problem]
     if outdated:
         notes.append(
@@ -136,17 +137,17 @@ def _prepare(
             if found is None:
                 return None
             notes += found
-            build_share(missing, needs, shares[launch.rank], request, cache, launch, lengths, progress)
+            build_share(missing, estimates, assignments[launch.rank], request, cache, launch, lengths, progress)
             if launch.rank == 0:
                 flush_folder(cache)
-                write_receipt(request, splits, pairs, built=True)  # while no other build has begun
+                write_marker(request, splits, pairs, built=True)  # while no other build has begun
     elif launch.rank == 0 and not dry_run and newest_number(cache) == newest:  # else another build has begun
-        write_receipt(request, splits, pairs, built=False)
+        write_marker(request, splits, pairs, built=False)
     return CacheReport(
         splits=splits,
         missing=outdated.union(problems),
         notes=tuple(notes),
-        forecast=forecast(needs, shares, places),
+        forecast=forecast(estimates, assignments, nodes),
         seconds=time.monotonic() - start,
     )
 
@@ -209,7 +210,9 @@ def _open_cache(
     Raises: CacheError where it cannot be written, is in use, has no room, or is another one on this rank.
     """
     cache = Path(request.path_to_cache).absolute()
-    work, held, is_current = cache / WORK_FOLDER, None, True
+    work = cache / WORK_FOLDER
+    held = None
+    is_current = True
     if launch.rank == 0:
         with translate_os_errors(cache):
             work.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from megablend.distributed.assign import assign_longest_first
 from megablend.distributed.base import Communicator
 from megablend.errors import CacheError
 from megablend.formats.base import Array
-from megablend.formats.megatron.idx import HEADER_BYTES, Header, parse_header
+from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
 from megablend.fs.atomic_write import replace_file, translate_os_errors
 from megablend.megatron.cache_builder.lengths import lengths_of, read_lengths
 from megablend.megatron.cache_builder.shared_array import shared_array
@@ -30,31 +29,6 @@ from megablend.storage.base import Storage
 from megablend.system.limited_json import parse_json
 
 _FOLDER = "megablend-lengths"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """A catalog's entry for a `.bin/.idx` pair."""
-
-    lengths: Array
-    """int32 [num_sequences], tokens; memory-mapped."""
-    token_dtype: str
-    etag: str
-    """The etag of the `.idx` when its lengths were read."""
-
-
-class Catalog:
-    """The lengths of many pairs, in one memory map."""
-
-    def __init__(self, path: Path, pairs: dict[str, Any]) -> None:
-        self._pairs = pairs
-        self._lengths = np.asarray(np.load(path, mmap_mode="r"))  # a kernel takes a plain array sooner than a memmap
-
-    def pair(self, prefix: str) -> Pair:
-        """A pair by its prefix, as the blend names it."""
-        entry = self._pairs[prefix]
-        first, count = entry["first"], entry["sequences"]
-        return Pair(lengths=self._lengths[first : first + count], token_dtype=entry["dtype"], etag=entry["etags"][0])
 
 
 @lru_cache(maxsize=8)
@@ -65,10 +39,14 @@ def catalog_path(cache: str, prefixes: tuple[str, ...]) -> Path:
 
 
 @lru_cache(maxsize=8)
-def open_catalog(path: Path) -> Catalog:
-    """Open a catalog; a process opens each once. Raises: CacheError where there is none, or it is damaged."""
+def open_catalog(path: Path) -> tuple[Array, dict[str, dict[str, Any]]]:
+    """The lengths of all pairs, int32, memory-mapped, and their entries by prefix; a process opens each catalog once.
+
+    Raises: CacheError where there is none, or it is damaged.
+    """
     try:
-        return Catalog(path.with_suffix(".npy"), parse_json(path.with_suffix(".json").read_text(encoding="utf-8")))
+        lengths = np.asarray(np.load(path.with_suffix(".npy"), mmap_mode="r"))  # a kernel takes it sooner than a memmap
+        return lengths, parse_json(path.with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CacheError(
             f"{path}: the lengths of the .idx files are missing or damaged ({error}); open the datasets through "
@@ -81,9 +59,10 @@ def build_catalog(cache: str, prefixes: Sequence[str], *, launch: Communicator, 
 
     Raises: DataError where an `.idx` cannot be read; CacheError where the cache cannot be written.
     """
-    names, path = sorted(set(prefixes)), catalog_path(cache, tuple(prefixes))
-    mine = names[launch.rank :: launch.size]
-    seen = _everyones(launch, {prefix: _look(prefix, storage) for prefix in mine})
+    names = sorted(set(prefixes))
+    path = catalog_path(cache, tuple(prefixes))
+    own = {prefix: _look(prefix, storage) for prefix in names[launch.rank :: launch.size]}
+    seen = {prefix: entry for part in launch.allgather(own) for prefix, entry in part.items()}
     counts = [seen[prefix]["sequences"] for prefix in names]
     firsts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
     pairs = {prefix: {"first": first, **seen[prefix]} for prefix, first in zip(names, firsts, strict=False)}
@@ -105,14 +84,10 @@ def build_catalog(cache: str, prefixes: Sequence[str], *, launch: Communicator, 
 def _look(prefix: str, storage: Storage) -> dict[str, Any]:
     """What the catalog keeps of a pair, besides its lengths."""
     path = f"{prefix}.idx"
-    state, data = storage.stat(path), storage.stat(f"{prefix}.bin")
-    header: Header = parse_header(path, storage.read(path, 0, min(state.size, HEADER_BYTES)), state.size)
+    state = storage.stat(path)
+    data = storage.stat(f"{prefix}.bin")
+    header = parse_header(path, storage.read(path, 0, min(state.size, HEADER_BYTES)), state.size)
     return {"sequences": header.num_sequences, "dtype": header.token_dtype, "etags": [state.etag, data.etag]}
-
-
-def _everyones(launch: Communicator, mine: dict[str, Any]) -> dict[str, Any]:
-    """The entries of all ranks' dicts, on every rank."""
-    return {name: value for part in launch.allgather(mine) for name, value in part.items()}
 
 
 def _is(path: Path, text: bytes) -> bool:

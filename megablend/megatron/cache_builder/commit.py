@@ -23,18 +23,19 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from megablend.formats.base import Array
 from megablend.fs.atomic_write import TEMPORARY, flush_folder, translate_os_errors
 from megablend.kernels import new_files
-from megablend.megatron.cache_builder.artefacts import Artefact
+from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact
 
 WORK_FOLDER = ".megablend"
 """Inside the cache, on the same file system: the build lock, and incomplete files."""
-_LEAST_BATCH, _MOST_BATCH = 8 << 20, 64 << 20
+_MIN_BATCH = 8 << 20
+_MAX_BATCH = 64 << 20
 """Bytes of arrays that are committed together; enough that flushes are few, and not so many that a killed build loses much."""
 _BATCHES = 4
 """How many commits a build has at least, where batches are large enough: all but the last one overlap with building."""
@@ -46,21 +47,12 @@ _LOCAL = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994, 0x794C7630}
 """Magic numbers of ext2/3/4, XFS, Btrfs, F2FS, tmpfs and overlayfs, from linux/magic.h."""
 _REPORTS_ERRORS = (5, 8)
 """The Linux version from which on syncfs reports errors of writing."""
+_BUFFER_BYTES = 1 << 20
+"""Rows are collected up to this size before they are written: a system call for each small array costs more than the array."""
 
 
 class StoppedError(Exception):
     """The build has failed elsewhere; work in progress ends, and its error is not reported."""
-
-
-class NewFiles(NamedTuple):
-    """The bytes of files that are written together."""
-
-    data: Array
-    """uint8, those of all files."""
-    starts: list[int]
-    """Where in `data` each file begins."""
-    sizes: list[int]
-    """Bytes of each."""
 
 
 class Commits:
@@ -80,11 +72,12 @@ class Commits:
         self._together = can_flush_together(cache)
         self._waiting: list[Artefact] = []
         self._waiting_bytes = 0
-        self._batch_bytes = min(_MOST_BATCH, max(_LEAST_BATCH, nbytes // _BATCHES))
+        self._batch_bytes = min(_MAX_BATCH, max(_MIN_BATCH, nbytes // _BATCHES))
         self._lock = threading.Lock()
         with translate_os_errors(self.folder):
             self.folder.mkdir()
-            self._folder_fd, self._cache_fd = self._open(self.folder), self._open(cache)
+            self._folder_fd = self._open(self.folder)
+            self._cache_fd = self._open(cache)
 
     def _open(self, folder: Path) -> int:
         fd = os.open(folder, _FOLDER)
@@ -115,11 +108,13 @@ class Commits:
             finally:
                 os.close(fd)
 
-    def write(self, artefacts: Sequence[Artefact], files: NewFiles) -> None:
+    def write(self, artefacts: Sequence[Artefact], data: Array, starts: Sequence[int], sizes: Sequence[int]) -> None:
         """Write all files of artefacts at once, and add these.
 
         Args:
-            files: in the order of the artefacts and their `file_names`.
+            data: uint8, the bytes of all files.
+            starts: where in `data` each file begins, in the order of the artefacts and their `file_names`.
+            sizes: bytes of each file.
 
         Raises: CacheError; StoppedError.
         """
@@ -128,13 +123,13 @@ class Commits:
         names = [name for artefact in artefacts for name in artefact.file_names]
         written = 0
         if self._together and new_files.AVAILABLE:
-            starts, sizes = np.array(files.starts), np.array(files.sizes)
-            written = new_files.write_new_files(self._folder_fd, _NEW, *_packed(names), files.data, starts, sizes)
+            places = np.array(starts), np.array(sizes)
+            written = new_files.write_new_files(self._folder_fd, _NEW, *_packed(names), data, *places)
         try:
             # again by Python where the system refused one, which says why
-            for name, start, size in zip(names[written:], files.starts[written:], files.sizes[written:], strict=True):
+            for name, start, size in zip(names[written:], starts[written:], sizes[written:], strict=True):
                 with self.new_file(name) as fd:
-                    write_all(fd, [files.data[start : start + size].data])
+                    write_all(fd, [data[start : start + size].data])
         except BaseException:
             for artefact in artefacts:
                 self.discard(artefact)
@@ -153,7 +148,9 @@ class Commits:
     def finish(self) -> None:
         """Commit all arrays that were added. Raises: CacheError; StoppedError."""
         with self._lock:
-            batch, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            batch = self._waiting
+            self._waiting = []
+            self._waiting_bytes = 0
         if self.stop.is_set():
             raise StoppedError
         if batch:
@@ -249,3 +246,101 @@ def write_all(fd: int, buffers: list[Any]) -> None:
             done -= len(buffers.pop(0))
         if buffers and done:
             buffers[0] = memoryview(buffers[0])[done:]
+
+
+class ArrayFile:
+    """A `.npy` file that is written from front to back."""
+
+    def __init__(self, fd: int, spec: ArraySpec, stop: threading.Event) -> None:
+        self.dtype = np.dtype(spec.dtype)
+        self._fd = fd
+        self._left = spec.nbytes
+        self._stop = stop
+        self._buffers: list[Any] = [spec.header]
+        self._buffered = 0
+
+    def append(self, rows: Array) -> None:
+        """Write the next rows, which must have the array's type and are not changed afterwards. Raises: StoppedError."""
+        if self._stop.is_set():
+            raise StoppedError
+        assert rows.dtype == self.dtype
+        if rows.nbytes:
+            self._left -= rows.nbytes
+            self._buffered += rows.nbytes
+            self._buffers.append(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
+        if self._buffered >= _BUFFER_BYTES or len(self._buffers) == MAX_BUFFERS:
+            self._write()
+
+    def close(self) -> None:
+        """Write what is left; the array must be complete."""
+        assert self._left == 0, f"{self._left} bytes of the array are missing"
+        self._write()
+
+    def _write(self) -> None:
+        write_all(self._fd, self._buffers)
+        self._buffers = []
+        self._buffered = 0
+
+
+class ArtefactWriter:
+    """Writes one artefact; a context that hands it to `commits` when it ends well, and leaves nothing otherwise.
+
+    Once the build has stopped nothing more is written: StoppedError is raised.
+    """
+
+    def __init__(self, artefact: Artefact, commits: Commits) -> None:
+        self._artefact = artefact
+        self._commits = commits
+        self._written: set[str] = set()
+
+    def __enter__(self) -> ArtefactWriter:
+        return self
+
+    @contextmanager
+    def array(self, name: str) -> Iterator[ArrayFile]:
+        """Open the file of an array; it is complete when the context ends."""
+        spec = self._spec(name)
+        with self._new_file(spec) as fd:
+            array = ArrayFile(fd, spec, self._commits.stop)
+            yield array
+            array.close()
+
+    def write(self, name: str, array: Array) -> None:
+        """Write an array at once."""
+        with self.array(name) as file:
+            file.append(array)
+
+    def path(self, name: str) -> Path:
+        """Where an array's file is until it is committed."""
+        return self._commits.folder / self._artefact.file_name(name)
+
+    def reserve(self, name: str) -> None:
+        """Make the whole file of an array, all zeros, for others to write into."""
+        spec = self._spec(name)
+        with self._new_file(spec) as fd:
+            write_all(fd, [spec.header])
+            os.truncate(fd, len(spec.header) + spec.nbytes)
+
+    def _spec(self, name: str) -> ArraySpec:
+        (spec,) = (spec for spec in self._artefact.arrays if spec.name == name)
+        return spec
+
+    @contextmanager
+    def _new_file(self, spec: ArraySpec) -> Iterator[int]:
+        self._written.add(spec.name)
+        with self._commits.new_file(self._artefact.file_name(spec.name)) as fd:
+            yield fd
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._commit()
+        else:
+            self._commits.discard(self._artefact)
+
+    def _commit(self) -> None:
+        assert self._written == {array.name for array in self._artefact.arrays}
+        with self._commits.new_file(self._artefact.description_name) as fd:
+            write_all(fd, [self._artefact.description.encode()])
+        self._commits.add(self._artefact)

@@ -35,7 +35,9 @@ from megablend.megatron.pair_files import PairState, look_at_pair, look_at_pairs
 from megablend.megatron.request.request import CacheRequest
 
 _VERSION = 3
-_SUFFIX, _PAST, _BEGUN = ".json", ".past", ".begun"
+_SUFFIX = ".json"
+_PAST = ".past"
+_BEGUN = ".begun"
 """Of markers; appended where one does not count any more, and while what it will list is built."""
 
 DatasetKey = tuple[str, int, int | None]
@@ -45,7 +47,7 @@ Pairs = dict[str, PairState]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
+class Marker:
     """A cache whose files were all there, and of the right size, when it was checked; the data's files too."""
 
     num_samples: Mapping[DatasetKey, int]
@@ -54,9 +56,10 @@ class Receipt:
     """The data's files when they were checked, by prefix."""
 
 
-def read_receipt(request: CacheRequest) -> Receipt | None:
+def read_marker(request: CacheRequest) -> Marker | None:
     """The completion marker of a request; None if its cache has none, or one that is damaged or outdated."""
-    cache, found = Path(request.path_to_cache), _read(_path(request))
+    cache = Path(request.path_to_cache)
+    found = _read(_path(request))
     if found is None:
         return None
     try:
@@ -70,7 +73,7 @@ def read_receipt(request: CacheRequest) -> Receipt | None:
     except (OSError, ValueError):
         return None
     num_samples = {(prefix, split, asked): samples for prefix, split, asked, samples in found["datasets"]}
-    return Receipt(num_samples=num_samples, pairs=pairs)
+    return Marker(num_samples=num_samples, pairs=pairs)
 
 
 def find_outdated(jobs: Sequence[Job], cache: Path) -> frozenset[str]:
@@ -111,7 +114,7 @@ def newest_number(cache: Path) -> int:
     return max([_number(found) for _, found in _markers(cache)], default=0)
 
 
-def write_receipt(request: CacheRequest, splits: Sequence[SplitPlan], pairs: Pairs, *, built: bool) -> None:
+def write_marker(request: CacheRequest, splits: Sequence[SplitPlan], pairs: Pairs, *, built: bool) -> None:
     """Write the marker of a cache that was just filled (`built`), or found complete.
 
     Args:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from megablend.blocks.block_store import BlockStore
-from megablend.blocks.document_lengths import count_documents
+from megablend.blocks.document_lengths import count_documents, next_cut
 from megablend.config.read_spec import ReadSpec, make_options
 from megablend.distributed.base import Communicator
 from megablend.errors import CacheError, ConfigError, UnsupportedFileError
@@ -29,9 +29,8 @@ from megablend.fs.atomic_write import checksum, replace_file
 from megablend.index.build import SourceSpec, build_index
 from megablend.index.cache_folders import external_references_dir
 from megablend.index.snapshot import Snapshot, open_snapshot
-from megablend.megatron.cache_builder.counts import share_of
 from megablend.megatron.cache_builder.shared_array import shared_array
-from megablend.megatron.request.dataset_uri import DatasetURI, parse_address
+from megablend.megatron.request.address import Address, parse_address
 from megablend.storage.base import Storage
 from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
@@ -43,7 +42,7 @@ INDEX_FOLDER = "megablend"
 """Inside Megatron's cache folder: a cache as `megablend build` makes it."""
 
 
-def build_table(cache: str, address: DatasetURI, *, launch: Communicator, storage: Storage) -> DatasetURI:
+def build_table(cache: str, address: Address, *, launch: Communicator, storage: Storage) -> Address:
     """Index an address's files and count their documents, unless that was done. Called by all ranks of the launch.
 
     Returns: the address with its index.
@@ -83,7 +82,7 @@ def build_table(cache: str, address: DatasetURI, *, launch: Communicator, storag
     return whole
 
 
-def open_table(cache: str, address: DatasetURI, storage: Storage) -> tuple[BlockStore, Array]:
+def open_table(cache: str, address: Address, storage: Storage) -> tuple[BlockStore, Array]:
     """The blocks of an address that has its index, and its table: int32 [num_documents], memory-mapped.
 
     Raises: CacheError where they are not there.
@@ -97,7 +96,7 @@ def open_table(cache: str, address: DatasetURI, storage: Storage) -> tuple[Block
         ) from error
 
 
-def pinned_address(cache: str, text: str) -> DatasetURI:
+def pinned_address(cache: str, text: str) -> Address:
     """An address with the index that was built for it. Raises: CacheError where none was; ConfigError."""
     address = parse_address(text)
     if address.index is not None:
@@ -110,19 +109,20 @@ def pinned_address(cache: str, text: str) -> DatasetURI:
     return found
 
 
-def table_path(cache: str, address: DatasetURI) -> Path:
+def table_path(cache: str, address: Address) -> Path:
     """Path of the document table of an address with a known index."""
     return external_references_dir(_index(cache)) / f"{_key(address)}-{address.index}.npy"
 
 
-def _pinned(cache: str, address: DatasetURI, *, check: bool = False) -> DatasetURI | None:
+def _pinned(cache: str, address: Address, *, check: bool = False) -> Address | None:
     """The address with its index; None where it has none, or its table is gone or, if that is to be checked, damaged."""
     try:
         pin = parse_json(_pin(cache, address).read_text(encoding="utf-8"))
         found = dataclasses.replace(address, index=pin["index"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    path, stored = table_path(cache, found), pin.get("checksum")
+    path = table_path(cache, found)
+    stored = pin.get("checksum")
     try:
         is_whole = path.is_file() and (not check or stored is None or stored == checksum(path))
     except CacheError:  # it cannot be read
@@ -130,22 +130,22 @@ def _pinned(cache: str, address: DatasetURI, *, check: bool = False) -> DatasetU
     return found if is_whole else None
 
 
-def _pin(cache: str, address: DatasetURI) -> Path:
+def _pin(cache: str, address: Address) -> Path:
     return external_references_dir(_index(cache)) / f"{_key(address)}.json"
 
 
-def _key(address: DatasetURI) -> str:
+def _key(address: Address) -> str:
     return hashlib.blake2b(str(dataclasses.replace(address, index=None)).encode(), digest_size=16).hexdigest()
 
 
-def _read_spec(address: DatasetURI) -> ReadSpec:
+def _read_spec(address: Address) -> ReadSpec:
     options: dict[str, str | int] = {}
     if address.documents is not None:
         options[DOCUMENTS] = int(address.documents) if address.documents.isdecimal() else address.documents
     return ReadSpec(column=address.column, block_bytes=_BLOCK_BYTES, options=make_options(options))
 
 
-def _has_token_documents(store: BlockStore, address: DatasetURI) -> bool:
+def _has_token_documents(store: BlockStore, address: Address) -> bool:
     return address.documents is None and is_flat(store.snapshot.file(0).opened.meta)
 
 
@@ -153,7 +153,7 @@ def _index(cache: str) -> Path:
     return Path(cache).absolute() / INDEX_FOLDER
 
 
-def _store(cache: str, address: DatasetURI, storage: Storage) -> BlockStore:
+def _store(cache: str, address: Address, storage: Storage) -> BlockStore:
     assert address.index is not None
     return BlockStore(_snapshot(str(_index(cache)), address.index), [address.append_eod], storage=storage)
 
@@ -162,3 +162,12 @@ def _store(cache: str, address: DatasetURI, storage: Storage) -> BlockStore:
 def _snapshot(cache: str, digest: str) -> Snapshot:
     """One memory map for all splits and datasets of a process."""
     return open_snapshot(cache, digest)
+
+
+def share_of(snapshot: Snapshot, rank: int, size: int) -> tuple[int, int]:
+    """A rank's blocks, first and end: about equally many tokens, cut where a document begins."""
+    tokens = snapshot.tokens_before
+    num_blocks = len(tokens) - 1
+    first, end = (int(np.searchsorted(tokens, int(tokens[-1]) * part // size)) for part in (rank, rank + 1))
+    last = num_blocks if rank + 1 == size else next_cut(snapshot, end, num_blocks)
+    return (next_cut(snapshot, first, num_blocks) if rank else 0), last

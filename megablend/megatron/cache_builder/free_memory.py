@@ -28,9 +28,11 @@ def _left_in_groups(root: Path) -> Iterator[int]:
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
-                base, names = root / "sys/fs/cgroup", _V2
+                base = root / "sys/fs/cgroup"
+                names = _V2
             elif "memory" in controllers.split(","):
-                base, names = root / "sys/fs/cgroup/memory", _V1
+                base = root / "sys/fs/cgroup/memory"
+                names = _V1
             else:
                 continue
             own = PurePosixPath(path)

@@ -90,7 +90,8 @@ def make_copies(prefixes: Sequence[str], folder: Path, *, launch: Communicator, 
 
 
 def _copy(path: str, folder: Path, storage: Storage) -> None:
-    copy, state = copy_path(folder, path), storage.stat(path)
+    copy = copy_path(folder, path)
+    state = storage.stat(path)
     if _read_seen(copy) == state:
         return
     starts = range(0, state.size, _COPY_BYTES)

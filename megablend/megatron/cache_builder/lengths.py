@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +14,16 @@ from megablend.errors import ChangedFileError, CorruptFileError
 from megablend.formats.base import Array
 from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
 from megablend.kernels.exact.length_totals import total_lengths
-from megablend.megatron.request.split import sequence_range
+from megablend.megatron.request.layout import sequence_range
+from megablend.megatron.request.request import CacheRequest
 from megablend.storage.base import Storage
 
 _CHUNK = 1 << 20
 """Lengths read at once: 4 MiB."""
+_BLOCK = 1 << 20
+"""Lengths that memory is allocated for at once, 4 MiB: the system provides so much in large pages."""
+_MAX_KEPT = 1 << 16
+"""Lengths of the largest dataset that are kept: to read more of them again from the page cache takes less than new memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +81,8 @@ class StoredLengths:
         return tokens, checksum
 
     def _read_into(self, lengths: Array, first: int) -> None:
-        offsets, sizes = np.array([self.offset + 4 * first]), np.array([lengths.nbytes])
+        offsets = np.array([self.offset + 4 * first])
+        sizes = np.array([lengths.nbytes])
         self.storage.read_ranges(self.path, offsets, sizes, lambda _: lengths.view(np.uint8))
 
 
@@ -103,7 +110,8 @@ def counted_lengths(prefix: str, size: PartSize, table: str | None = None, *, st
 def part_sizes(stored: StoredLengths, spans: Sequence[tuple[float, float]]) -> list[PartSize]:
     """Count parts of a dataset, in one pass and bounded memory. Raises: DataError as StoredLengths.read does."""
     ranges = [sequence_range(span, stored.num_sequences) for span in spans]
-    tokens, checksums = [0] * len(ranges), [0] * len(ranges)
+    tokens = [0] * len(ranges)
+    checksums = [0] * len(ranges)
     for first, last in _chunks(min(begin for begin, _ in ranges), max(end for _, end in ranges)):
         lengths = stored.read(first, last)
         for number, (begin, end) in enumerate(ranges):
@@ -172,3 +180,51 @@ def _table(path: str, storage: Storage) -> StoredLengths:
         (count,), _, dtype = np.lib.format.read_array_header_1_0(file)
         assert dtype == np.int32
         return StoredLengths(path=path, offset=file.tell(), num_sequences=count, storage=storage)
+
+
+class LengthReader:
+    """One rank's access to lengths, from any thread.
+
+    Args:
+        keep_bytes: of memory for lengths that were counted.
+    """
+
+    def __init__(self, request: CacheRequest, storage: Storage, *, keep_bytes: int) -> None:
+        self._tables = request.lengths_at
+        self._storage = storage
+        self._kept: dict[str, StoredLengths] = {}
+        self._free = keep_bytes // 4
+        self._block = np.empty(0, np.int32)
+        self._lock = threading.Lock()
+
+    def count(self, prefix: str, spans: Sequence[tuple[float, float]]) -> list[PartSize]:
+        """Count parts of a dataset. Raises: DataError where its files are missing or damaged."""
+        stored = lengths_of(prefix, self._tables.get(prefix), storage=self._storage)
+        whole = min(begin for begin, _ in spans), max(end for _, end in spans)
+        size = stored.num_sequences
+        keeps = size <= _MAX_KEPT and sequence_range(whole, size) == (0, size)
+        memory = self._allocate(size) if keeps else None
+        if memory is None:
+            return part_sizes(stored, spans)
+        kept = stored.keep_in(memory)
+        sizes = part_sizes(kept, spans)
+        self._kept[prefix] = kept  # they are not damaged
+        return sizes
+
+    def find(self, prefix: str, size: PartSize) -> StoredLengths:
+        """The lengths of a dataset whose part has been counted, by this rank or another."""
+        kept = self._kept.get(prefix)
+        return kept or counted_lengths(prefix, size, self._tables.get(prefix), storage=self._storage)
+
+    def _allocate(self, size: int) -> Array | None:
+        """Memory for so many lengths; None where no more may be kept."""
+        with self._lock:
+            if size > len(self._block):
+                fresh = max(size, min(_BLOCK, self._free))
+                if fresh > self._free:
+                    return None
+                self._free -= fresh
+                self._block = np.empty(fresh, np.int32)
+            memory = self._block[:size]
+            self._block = self._block[size:]
+            return memory

@@ -14,51 +14,35 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from megablend.formats.base import Array
 from megablend.fs.atomic_write import flush, open_part, translate_os_errors
 from megablend.megatron.cache_builder.commit import StoppedError
-from megablend.megatron.cache_builder.length_reader import LengthReader
-from megablend.megatron.cache_builder.lengths import read_part
+from megablend.megatron.cache_builder.lengths import LengthReader, read_part
+from megablend.megatron.cache_builder.schedule import Assignment
 from megablend.megatron.cache_builder.work_plan import DatasetJob, Job
-from megablend.megatron.exact.sample_parts import count_run, cut_run, rows_after
-from megablend.megatron.exact.samples import BLOCK, ROWS
+from megablend.megatron.exact.samples import BLOCK, ROWS, count_run, cut_run, end_row, reached
 from megablend.megatron.request.request import CacheRequest
 
 _POLL_SECONDS = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A job's document index is complete and the file of its sample index exists; no paths if there is nothing to do."""
+class Message(NamedTuple):
+    """What a rank tells all ranks of a divided job: that it has begun, or that a part's run is counted, or its rows written."""
 
     job: int
-    documents: Path | None = None
-    samples: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """Tokens of a part's run."""
-
-    job: int
-    part: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Message that a part's rows are on disk."""
-
-    job: int
-    part: int
-
-
-Message = Begun | Counted | Written
+    files: tuple[Path, ...] = ()
+    """Begun: the document index, which is complete, and the sample index, which is only as long as it will be; none if there is
+    nothing to do."""
+    part: int = -1
+    """The part that is counted or written; -1 where the job has begun."""
+    tokens: int = -1
+    """Counted: tokens of the part's run."""
 
 
 class Parts:
@@ -66,45 +50,46 @@ class Parts:
 
     Args:
         jobs: of all ranks.
-        divided: numbers of those that are divided.
-        part, num_parts: this rank's, and how many there are; part -1 for a rank that makes none.
+        assignment: this rank's, which says which of them are divided, and into how many parts.
         wake: called from any thread when there is something to send.
         stop: set where the build has failed.
     """
 
     block = BLOCK
     """Documents that are counted at a time."""
-    most_rows = ROWS
+    max_rows = ROWS
     """Rows that are computed at a time."""
 
     def __init__(
         self,
         jobs: Sequence[Job],
-        divided: frozenset[int],
-        part: int,
-        num_parts: int,
+        assignment: Assignment,
         request: CacheRequest,
         lengths: LengthReader,
         wake: Callable[[], None],
         stop: threading.Event,
     ) -> None:
+        self._jobs = jobs
+        self._request = request
         self._lengths = lengths
-        self._jobs, self._request, self._wake, self._stop = jobs, request, wake, stop
-        self._part, self._num_parts = part, num_parts
-        self._left = set(divided) if part >= 0 else set()
-        self._begun: dict[int, Begun] = {}
+        self._wake = wake
+        self._stop = stop
+        self._part = assignment.part
+        self._num_parts = assignment.num_parts
+        self._left = set(assignment.divided) if assignment.part >= 0 else set()
+        self._files: dict[int, tuple[Path, ...]] = {}
         self._counted: defaultdict[int, dict[int, int]] = defaultdict(dict)
         self._written: defaultdict[int, set[int]] = defaultdict(set)
-        self._whole = {job: threading.Event() for job in divided}
+        self._whole = {job: threading.Event() for job in assignment.divided}
         self._runs: dict[int, tuple[Array, list[int]]] = {}
         self._sent: list[Message] = []
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(1)
         self._tasks: list[Future[None]] = []
 
-    def begin(self, message: Begun) -> None:
-        """Called by the job's owner, from any thread."""
-        self._send(message)
+    def begin(self, job: int, *files: Path) -> None:
+        """Called by the job's owner, from any thread, with the files of its document and sample index if there is work to do."""
+        self._send(Message(job, files))
 
     def await_rows(self, job: int) -> None:
         """Wait until all parts of a job are written; from any thread but the one that receives them. Raises: StoppedError."""
@@ -118,25 +103,26 @@ class Parts:
             self._tasks.remove(task)
             task.result()
         with self._lock:
-            sent, self._sent = self._sent, []
+            sent = self._sent
+            self._sent = []
         return sent
 
     def receive(self, message: Message) -> None:
         """Process a message of any rank, and start the work that it allows."""
-        job = message.job
-        if isinstance(message, Begun):
-            self._begun[job] = message
-            if message.documents is None:
+        job, files, part, tokens = message
+        if part < 0:
+            self._files[job] = files
+            if not files:
                 self._left.discard(job)
             elif self._part >= 0:
                 self._tasks.append(self._pool.submit(self._count, job))
-        elif isinstance(message, Counted):
-            self._counted[job][message.part] = message.tokens
+        elif tokens >= 0:
+            self._counted[job][part] = tokens
             if len(self._counted[job]) == self._num_parts and self._part >= 0:
                 self._tasks.append(self._pool.submit(self._write, job))
         else:
-            self._written[job].add(message.part)
-            if message.part == self._part:
+            self._written[job].add(part)
+            if part == self._part:
                 self._left.discard(job)
             if len(self._written[job]) == self._num_parts:
                 self._whole[job].set()
@@ -156,61 +142,53 @@ class Parts:
         self._wake()
 
     def _count(self, number: int) -> None:
-        job, path = self._job(number), self._begun[number].documents
-        assert path is not None
-        size, header = job.artefact.arrays[0].shape[0], len(job.artefact.arrays[0].header)
-        first, stop = (size * part // self._num_parts for part in (self._part, self._part + 1))
-        documents = np.memmap(path, np.int32, "r", header + 4 * first, (stop - first,))
+        job = self._job(number)
+        spec = job.artefact.arrays[0]
+        first = spec.shape[0] * self._part // self._num_parts
+        stop = spec.shape[0] * (self._part + 1) // self._num_parts
+        documents = np.memmap(self._files[number][0], np.int32, "r", len(spec.header) + 4 * first, (stop - first,))
         lengths = read_part(self._lengths.find(job.part.prefix, job.size), job.size)
         gathered, sums = count_run(lengths, documents, block=self.block)
         self._runs[number] = gathered, sums
-        self._send(Counted(number, self._part, sum(sums)))
+        self._send(Message(number, part=self._part, tokens=sum(sums)))
 
     def _write(self, number: int) -> None:
-        job, path = self._job(number), self._begun[number].samples
-        assert path is not None
+        job = self._job(number)
         gathered, sums = self._runs.pop(number)
         counted = [self._counted[number][part] for part in range(self._num_parts)]
-        spec, documents = job.artefact.arrays[1], job.artefact.arrays[0].shape[0]
-        header, width = len(spec.header), 2 * np.dtype(spec.dtype).itemsize
-        length, extra = self._request.sequence_length, int(self._request.add_extra_token_to_sequence)
-        first, start = documents * self._part // self._num_parts, sum(counted[: self._part])
+        documents = job.artefact.arrays[0].shape[0]
+        spec = job.artefact.arrays[1]
+        width = 2 * np.dtype(spec.dtype).itemsize
+        first = documents * self._part // self._num_parts
+        start = sum(counted[: self._part])
+        length = self._request.sequence_length
+        samples = job.num_samples
+        extra = int(self._request.add_extra_token_to_sequence)
+        pieces = cut_run(
+            gathered,
+            sums,
+            first,
+            start,
+            length,
+            samples,
+            extra=extra,
+            dtype=spec.dtype,
+            block=self.block,
+            max_rows=self.max_rows,
+        )
+        sample = reached(sum(counted), length, samples, extra)
+        if self._part == self._num_parts - 1 and sample <= samples:
+            end = end_row(int(gathered[-1]), documents, sample, samples, extra=extra, keep_tail=job.keep_tail)
+            pieces = chain(pieces, [(sample, np.full((samples + 1 - sample, 2), end, spec.dtype))])
+        path = self._files[number][1]
         with translate_os_errors(path), open_part(path) as file:
-
-            def put(sample: int, rows: Array) -> None:
+            for sample, rows in pieces:
                 if self._stop.is_set():
                     raise StoppedError
-                file.seek(header + width * sample)
+                file.seek(len(spec.header) + width * sample)
                 file.write(np.ascontiguousarray(rows).data)
-
-            for sample, rows in cut_run(
-                gathered,
-                sums,
-                first,
-                start,
-                length,
-                job.num_samples,
-                extra=extra,
-                dtype=spec.dtype,
-                block=self.block,
-                most_rows=self.most_rows,
-            ):
-                put(sample, rows)
-            if self._part == self._num_parts - 1:
-                last, tokens = int(gathered[-1]), sum(counted)
-                tail = rows_after(
-                    last,
-                    documents,
-                    tokens,
-                    length,
-                    job.num_samples,
-                    extra=extra,
-                    keep_tail=job.keep_tail,
-                    dtype=spec.dtype,
-                )
-                put(*tail)
             flush(file)
-        self._send(Written(number, self._part))
+        self._send(Message(number, part=self._part))
 
     def _job(self, number: int) -> DatasetJob:
         job = self._jobs[number]

@@ -30,7 +30,8 @@ class PooledArray(NDArrayOperatorsMixin):
     """
 
     def __init__(self, path: str, storage: Storage) -> None:
-        self.path, self._storage = path, storage
+        self.path = path
+        self._storage = storage
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r})"

@@ -1,4 +1,4 @@
-"""Who builds what: the ranks and threads that a node's memory allows, and the share of each."""
+"""Who builds what: memory and time of the jobs, the ranks and threads that a node's memory allows, and the share of each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,72 @@ from dataclasses import dataclass
 
 from megablend.distributed.assign import assign_longest_first
 from megablend.errors import ConfigError
-from megablend.megatron.cache_builder.cost import PIECE_BYTES, CostEstimate
 from megablend.megatron.cache_builder.free_memory import free_memory
+from megablend.megatron.cache_builder.work_plan import BlendJob, Job
+from megablend.megatron.request.request import GREEDY, LARGEST_REMAINDER
 
+PIECE_BYTES = 1 << 24
+"""Sample indices go to the disk in pieces of about this size for each thread that makes them."""
+_DRAWN_BYTES = 40 << 20
+"""Blends are built in pieces of this size."""
+_NS = {
+    "document": 10.0,
+    "length": 10.0,
+    "row": 5.0,
+    "sample": 15.0,
+    GREEDY: 70.0,
+    LARGEST_REMAINDER: 20.0,
+    "artefact": 2e6,
+}
+"""Nanoseconds of one thread for each entry of a document index, its length, a row of a sample index, an entry of a shuffle index
+and of a blend; for an artefact's files. Rough: they order the jobs and make the estimate of a dry run."""
 _USABLE = 0.8
 """Usable fraction of a node's free memory if no limit is given."""
 DIVIDED_NS = 5e8
 """Minimum cost of a sample index that all ranks make together: below it, communication takes longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostEstimate:
+    """The estimated cost of a job, and of one whose sample index all ranks make; 0 for those that cannot be divided."""
+
+    memory: int
+    """Bytes of arrays, on one thread, with its two shuffles one after the other."""
+    overlapped: int
+    """Bytes of arrays if the shuffle index is built at the same time as the sample index."""
+    cost: int
+    """Nanoseconds of one thread."""
+    parts_cost: int = 0
+    """Nanoseconds of all parts together, of `cost`."""
+    owner_memory: int = 0
+    """Bytes of the arrays on the rank that owns the divided job."""
+    lengths: int = 0
+    """Bytes on each rank, while it counts its part."""
+    gathered: int = 0
+    """Bytes of all parts together, from when they are gathered until they are written."""
+
+
+def estimate_cost(job: Job) -> CostEstimate:
+    """Estimate the cost of a job, to within some per cent."""
+    if isinstance(job, BlendJob):
+        memory = min(job.artefact.nbytes, _DRAWN_BYTES)
+        return CostEstimate(
+            memory=memory, overlapped=memory, cost=round(_NS["artefact"] + _NS[job.interleaving] * job.num_samples)
+        )
+    documents, samples, shuffle = job.artefact.arrays
+    lengths = 4 * (job.size.end - job.size.begin) + job.size.num_sequences  # those of short documents in bytes, too
+    gathering = lengths + documents.nbytes + min(samples.nbytes, PIECE_BYTES)
+    own = round(_NS["artefact"] + _NS["document"] * documents.shape[0] + _NS["sample"] * job.num_samples)
+    parts = round(_NS["length"] * documents.shape[0] + _NS["row"] * job.num_samples)
+    return CostEstimate(
+        memory=max(gathering, shuffle.nbytes),
+        overlapped=gathering + shuffle.nbytes,
+        cost=own + parts,
+        parts_cost=parts,
+        owner_memory=max(documents.nbytes, shuffle.nbytes),
+        lengths=lengths,
+        gathered=documents.nbytes,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +90,8 @@ class NodeResources:
     """Those that this rank may use; launchers give each rank its own, or all ranks all."""
 
 
-def this_place(max_memory: int | None) -> NodeResources:
-    """The place of this process. `max_memory` bounds its node's arrays; without it most of what is free now does."""
+def node_resources(max_memory: int | None) -> NodeResources:
+    """The resources of this process's node. `max_memory` bounds its node's arrays; without it most of what is free now does."""
     memory = round(_USABLE * free_memory()) if max_memory is None else max_memory
     return NodeResources(host=socket.gethostname(), memory=memory, cores=frozenset(os.sched_getaffinity(0)))
 
@@ -55,9 +114,12 @@ class Assignment:
     reserved: int = 0
     """Bytes of memory for the parts."""
 
-    def takes(self, number: int, need: CostEstimate) -> CostEstimate:
+    def takes(self, number: int, estimate: CostEstimate) -> CostEstimate:
         """Cost of a job on the rank that owns it."""
-        return need.owners(divided=number in self.divided)
+        if number not in self.divided:
+            return estimate
+        own = estimate.owner_memory
+        return CostEstimate(memory=own, overlapped=own, cost=estimate.cost - estimate.parts_cost)
 
     @property
     def workers(self) -> int:
@@ -66,66 +128,72 @@ class Assignment:
 
 
 def assign_jobs(
-    needs: Sequence[CostEstimate], names: Sequence[str], places: Sequence[NodeResources]
+    estimates: Sequence[CostEstimate], names: Sequence[str], nodes: Sequence[NodeResources]
 ) -> list[Assignment]:
-    """Assign jobs to the ranks at `places`.
+    """Assign jobs to the ranks at `nodes`.
 
     The ranks of a node share its memory equally; where the largest job does not fit a share, fewer of them work.
 
     Raises: ConfigError where a job does not fit a whole node.
     """
-    largest = max(range(len(needs)), key=lambda job: needs[job].memory, default=None)
+    largest = max(range(len(estimates)), key=lambda job: estimates[job].memory, default=None)
     if largest is None:
-        return [Assignment(jobs=(), memory=0, threads=1) for _ in places]
-    most = needs[largest].memory
-    workers, working = [], Counter[str]()
+        return [Assignment(jobs=(), memory=0, threads=1) for _ in nodes]
+    most = estimates[largest].memory
+    workers: list[int] = []
+    working = Counter[str]()
     cores: defaultdict[str, set[int]] = defaultdict(set)
     memory: dict[str, int] = {}  # a node's ranks look at what is free one after the other: the least counts
-    for place in places:
-        memory[place.host] = min(place.memory, memory.get(place.host, place.memory))
-    for rank, place in enumerate(places):
-        free = memory[place.host]
+    for node in nodes:
+        memory[node.host] = min(node.memory, memory.get(node.host, node.memory))
+    for rank, node in enumerate(nodes):
+        free = memory[node.host]
         if most > free:
             raise ConfigError(
-                f"{names[largest]}: its arrays take {most:,} bytes of memory, but {place.host} may use {free:,} "
+                f"{names[largest]}: its arrays take {most:,} bytes of memory, but {node.host} may use {free:,} "
                 "(--max-memory, or what is free there); allow that much, or request fewer samples"
             )
-        cores[place.host] |= place.cores
-        if working[place.host] < free // max(1, most):
-            working[place.host] += 1
+        cores[node.host] |= node.cores
+        if working[node.host] < free // max(1, most):
+            working[node.host] += 1
             workers.append(rank)
     spare = min(memory[host] // working[host] for host in memory) - most
-    divided, reserved = _choose_divided(needs, len(workers), spare)
-    costs = [need.owners(divided=number in divided).cost for number, need in enumerate(needs)]
-    dealt = dict(zip(workers, assign_longest_first(costs, len(workers)), strict=True))
+    divided, reserved = _choose_divided(estimates, len(workers), spare)
+    costs = [estimate.cost - estimate.parts_cost * (number in divided) for number, estimate in enumerate(estimates)]
+    assigned = dict(zip(workers, assign_longest_first(costs, len(workers)), strict=True))
     return [
         Assignment(
-            jobs=tuple(dealt.get(rank, ())),
-            memory=memory[place.host] // working[place.host] - reserved,
-            threads=max(1, len(cores[place.host]) // working[place.host]),
+            jobs=tuple(assigned.get(rank, ())),
+            memory=memory[node.host] // working[node.host] - reserved,
+            threads=max(1, len(cores[node.host]) // working[node.host]),
             divided=divided,
-            part=workers.index(rank) if rank in dealt else -1,
+            part=workers.index(rank) if rank in assigned else -1,
             num_parts=len(workers),
             reserved=reserved,
         )
-        for rank, place in enumerate(places)
+        for rank, node in enumerate(nodes)
     ]
 
 
-def _choose_divided(needs: Sequence[CostEstimate], num_parts: int, spare: int) -> tuple[frozenset[int], int]:
+def _choose_divided(estimates: Sequence[CostEstimate], num_parts: int, spare: int) -> tuple[frozenset[int], int]:
     """The jobs whose sample index all ranks make, since one rank would be long over it while others are done; bytes for it.
 
     Args:
         num_parts: ranks that work.
         spare: bytes that a rank has in addition to its largest job.
     """
-    fair = sum(need.cost for need in needs) / num_parts
-    large = sorted((-need.cost, number, need.divided) for number, need in enumerate(needs) if need.cost > fair / 2)
-    chosen, lengths, gathered, reserved = list[int](), 0, 0, 0
-    for _, number, divided in large if num_parts > 1 else ():
-        if divided is None or divided.parts_cost < DIVIDED_NS or divided.gathered < 4 * num_parts:
+    fair = sum(estimate.cost for estimate in estimates) / num_parts
+    large = [number for number, estimate in enumerate(estimates) if estimate.cost > fair / 2]
+    chosen: list[int] = []
+    lengths = 0
+    gathered = 0
+    reserved = 0
+    for number in sorted(large, key=lambda number: -estimates[number].cost) if num_parts > 1 else ():
+        estimate = estimates[number]
+        if estimate.parts_cost < DIVIDED_NS or estimate.gathered < 4 * num_parts:
             continue
-        lengths, gathered = max(lengths, divided.lengths), gathered + -(-divided.gathered // num_parts)
+        lengths = max(lengths, estimate.lengths)
+        gathered += -(-estimate.gathered // num_parts)
         if lengths + gathered + 2 * PIECE_BYTES > spare:
             break
         chosen.append(number)
@@ -145,27 +213,32 @@ class Forecast:
     """Expected seconds, not counting the compilation of kernels."""
 
 
-def forecast(needs: Sequence[CostEstimate], shares: Sequence[Assignment], places: Sequence[NodeResources]) -> Forecast:
-    """What `shares` of the jobs will take at their `places`."""
-    memory, seconds = Counter[str](), 0.0
-    for share_, place in zip(shares, places, strict=True):
-        mine = [share_.takes(job, needs[job]) for job in share_.jobs]
-        at_once = sorted((need.overlapped for need in mine), reverse=True)[: share_.workers]
-        memory[place.host] += min(share_.memory, sum(at_once)) + (share_.reserved if share_.part >= 0 else 0)
-        costs = [need.cost for need in mine]
-        if share_.part >= 0:
-            costs += [
-                divided.parts_cost // share_.num_parts for job in share_.divided if (divided := needs[job].divided)
-            ]
-        seconds = max(seconds, sum(costs) / share_.threads / 1e9, max(costs, default=0) / 1e9)
-    return Forecast(ranks=sum(bool(s.jobs) for s in shares), memory=max(memory.values()), seconds=seconds)
+def forecast(
+    estimates: Sequence[CostEstimate], assignments: Sequence[Assignment], nodes: Sequence[NodeResources]
+) -> Forecast:
+    """What `assignments` of the jobs will take at their `nodes`."""
+    memory = Counter[str]()
+    seconds = 0.0
+    for assignment, node in zip(assignments, nodes, strict=True):
+        own = [assignment.takes(job, estimates[job]) for job in assignment.jobs]
+        at_once = sorted((estimate.overlapped for estimate in own), reverse=True)[: assignment.workers]
+        memory[node.host] += min(assignment.memory, sum(at_once))
+        costs = [estimate.cost for estimate in own]
+        if assignment.part >= 0:
+            memory[node.host] += assignment.reserved
+            costs += [estimates[job].parts_cost // assignment.num_parts for job in assignment.divided]
+        seconds = max(seconds, sum(costs) / assignment.threads / 1e9, max(costs, default=0) / 1e9)
+    return Forecast(
+        ranks=sum(bool(assignment.jobs) for assignment in assignments), memory=max(memory.values()), seconds=seconds
+    )
 
 
 class MemoryGate:
     """Lets jobs in as long as what they need together fits."""
 
     def __init__(self, memory: int) -> None:
-        self._free, self._change = memory, threading.Condition()
+        self._free = memory
+        self._change = threading.Condition()
 
     @contextmanager
     def held(self, memory: int) -> Iterator[None]:

@@ -5,14 +5,19 @@ Source: GPTDataset._build_document_sample_shuffle_indices, BlendedDataset.__init
 
 from __future__ import annotations
 
+import math
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
 from megablend.errors import PlanError
 from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact
 from megablend.megatron.cache_builder.lengths import PartSize
+from megablend.megatron.exact.blend import greedy
 from megablend.megatron.exact.epochs import (
     num_epochs,
     num_samples,
@@ -27,15 +32,14 @@ from megablend.megatron.request.description import (
     dataset_description,
     shared_members,
 )
-from megablend.megatron.request.layout import DatasetPart, SplitLayout, layouts
-from megablend.megatron.request.request import LARGEST_REMAINDER, SPLITS, CacheRequest
-from megablend.megatron.request.split import normalized
+from megablend.megatron.request.layout import DatasetPart, SplitLayout, layouts, normalized
+from megablend.megatron.request.request import GREEDY, LARGEST_REMAINDER, SPLITS, CacheRequest
+from megablend.plan.allocate import largest_remainder
 
 PartKey = tuple[str, tuple[float, float]]
 """A prefix and the part of it."""
 _INT32_MAX = (1 << 31) - 1
-_NAMES = {np.dtype(name): name for name in ("int32", "uint32", "int64")}
-"""`dtype.name` takes a hundred times as long."""
+_DRAWN = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +147,8 @@ def plan_cache(request: CacheRequest, sizes: Mapping[PartKey, PartSize]) -> list
 
 
 def _dataset_job(request: CacheRequest, part: DatasetPart, size: PartSize, shared: str) -> DatasetJob:
-    extra, length = int(request.add_extra_token_to_sequence), request.sequence_length
+    extra = int(request.add_extra_token_to_sequence)
+    length = request.sequence_length
     if not size.tokens:
         _refuse_no_tokens(request, part, size)
     epochs = num_epochs(size.tokens, part.num_samples, length, extra)
@@ -163,8 +168,8 @@ def _dataset_job(request: CacheRequest, part: DatasetPart, size: PartSize, share
     documents = epochs * (size.end - size.begin)
     arrays = (
         ArraySpec(name="document_index", shape=(documents,), dtype="int32"),
-        ArraySpec(name="sample_index", shape=(samples + 1, 2), dtype=_NAMES[sample_dtype(documents)]),
-        ArraySpec(name="shuffle_index", shape=(samples,), dtype=_NAMES[shuffle_dtype(samples)]),
+        ArraySpec(name="sample_index", shape=(samples + 1, 2), dtype=sample_dtype(documents)),
+        ArraySpec(name="shuffle_index", shape=(samples,), dtype=shuffle_dtype(samples)),
     )
     return DatasetJob(
         artefact=Artefact(base=base_name(text, request.dataset_class, part.split), description=text, arrays=arrays),
@@ -188,7 +193,8 @@ def _refuse_no_tokens(request: CacheRequest, part: DatasetPart, size: PartSize) 
 
     Raises: PlanError if samples are requested, or a sample's extra token is all that Megatron would subtract from nothing.
     """
-    extra, length = int(request.add_extra_token_to_sequence), request.sequence_length
+    extra = int(request.add_extra_token_to_sequence)
+    length = request.sequence_length
     if part.num_samples is not None and part.num_samples * length + extra > 0:
         consequence = "Megatron would loop forever"
     elif not size.num_sequences or num_samples(0, 1, length, extra, keep_tail=False) < 0:
@@ -239,3 +245,49 @@ def _blend_size(request: CacheRequest, layout: SplitLayout, lengths: tuple[int, 
     if layout.targets is None:
         return min(layout.size, sum(lengths))
     return layout.size if request.interleaving == LARGEST_REMAINDER else sum(layout.targets)
+
+
+def refuse_oversampling(split: SplitPlan, *, surplus: float) -> None:
+    """Check a split's blend, if it has one with a size.
+
+    Raises: PlanError, which names a dataset and the surplus that suffices.
+    Source: BlendedDataset._build_indices, its IndexError.
+    """
+    job = split.blend
+    if job is None or job.size is None or _bound_holds(job):
+        return
+    counts = _counts(job)
+    over = [d for d, (count, length) in enumerate(zip(counts, job.lengths, strict=True)) if count > length]
+    if not over:
+        return
+    remedy = ""  # a blend by length takes at most what there is, but for rounding
+    if targets := job.layout.targets:
+        needed = max(counts[d] / targets[d] - 1 for d in over)
+        remedy = f": --mid-level-dataset-surplus (now {surplus}) of {math.ceil(needed * 1e4 + 1e-6) / 1e4} suffices"
+    worst = max(over, key=lambda d: counts[d] / job.lengths[d])
+    raise PlanError(
+        f"{split.datasets[worst].name}: the blend takes {counts[worst]:,} samples, but only {job.lengths[worst]:,} are built "
+        f"(likewise for {len(over):,} datasets){remedy}"
+    )
+
+
+def _bound_holds(job: BlendJob) -> bool:
+    """Whether a bound shows, without counting, that there are enough samples."""
+    if job.interleaving != GREEDY:
+        return False
+    rounding = 4 * sys.float_info.epsilon * job.num_samples * len(job.weights)
+    most = [weight * (job.num_samples - 1) + 1 + rounding for weight in job.weights]
+    return all(samples < length + 1 for samples, length in zip(most, job.lengths, strict=True))
+
+
+def _counts(job: BlendJob) -> list[int]:
+    """Number of samples that the blend takes from each dataset."""
+    if job.interleaving == LARGEST_REMAINDER:
+        return largest_remainder([Fraction(share) for share in job.shares], job.num_samples)
+    blend = greedy(job.weights, job.num_samples)
+    counts = np.zeros(len(job.weights), np.int64)
+    while blend.step < blend.size:
+        datasets, _ = blend.draw(min(_DRAWN, blend.size - blend.step), threads=len(os.sched_getaffinity(0)))
+        counts += np.bincount(datasets, minlength=len(counts))
+    result: list[int] = counts.tolist()
+    return result

@@ -6,13 +6,10 @@ after the previous one.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from megablend.errors import PlanError
 
-_INT32, _UINT32, _INT64 = np.dtype(np.int32), np.dtype(np.uint32), np.dtype(np.int64)
 _THRESHOLD = 0.80  # a final epoch that gives less than this fraction of an epoch's samples is shuffled separately
 
 
@@ -59,17 +56,17 @@ def samples_before_final_epoch(tokens: int, epochs: int, samples: int | None, le
     return before if samples - before < int(_THRESHOLD * in_an_epoch) else None
 
 
-def sample_dtype(num_documents: int) -> np.dtype[Any]:
+def sample_dtype(num_documents: int) -> str:
     """Dtype of the sample index for a document index of `num_documents` entries; document lengths, int32, always fit.
 
     Source: helpers.build_sample_idx.
     """
-    return _INT32 if num_documents < 1 << 31 else _INT64
+    return "int32" if num_documents < 1 << 31 else "int64"
 
 
-def shuffle_dtype(samples: int) -> np.dtype[Any]:
+def shuffle_dtype(samples: int) -> str:
     """Dtype of the shuffle index of `samples` samples.
 
     Source: gpt_dataset._build_shuffle_index.
     """
-    return _INT64 if samples >= (1 << 32) - 2 else _UINT32
+    return "int64" if samples >= (1 << 32) - 2 else "uint32"

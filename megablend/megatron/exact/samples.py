@@ -1,4 +1,10 @@
-"""The sample index: where each sample begins in the shuffled documents."""
+"""The sample index: where each sample begins in the shuffled documents.
+
+Processes that share only files build one in parts:
+
+1. Each process counts the tokens of its run of documents and sends the sums to all ranks.
+2. Each process then knows the tokens before its run, and therefore which rows begin in it, and computes those rows.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +21,6 @@ from megablend.arrays import Int32s
 from megablend.errors import PlanError
 from megablend.kernels.exact.sample_index import cut, gather_lengths
 from megablend.kernels.exact.short_documents import LONG, cut_short_documents, narrow_to_uint8
-from megablend.megatron.exact.epochs import sample_dtype
-
-Part = Callable[[int, int], npt.NDArray[Any]]
-"""Returns the array for the rows of samples [first, stop)."""
 
 BLOCK = 1 << 18
 """Documents that each of several threads processes at a time: 1 MiB of lengths stays in its CPU cache."""
@@ -30,43 +32,8 @@ FAR = 1 << 20
 """Bytes of lengths that fit in a core's own caches."""
 _FEW = 1 / 64
 """The largest fraction of documents that may be too long for a byte."""
-_LOOKED_AT = 4096
+_NUM_EXAMINED = 4096
 _NONE_LONG = 1 << 31
-
-
-def sample_index(
-    lengths: Int32s,
-    documents: Int32s,
-    length: int,
-    samples: int,
-    *,
-    extra: int,
-    keep_tail: bool = False,
-    dtype: npt.DTypeLike | None = None,
-    threads: int = 1,
-) -> npt.NDArray[Any]:
-    """Split the documents into samples.
-
-    Args:
-        lengths: int32 [num_lengths], tokens of every document; at least one.
-        documents: int32 [n], the document index: each in [0, num_lengths).
-        length: tokens from one sample's start to the next one's, 1 or more.
-        samples: number of samples, as computed by `num_samples`.
-        extra: add_extra_token_to_sequence, 0 or 1.
-        keep_tail: whether samples may end (or, because the count is rounded, begin) after the documents.
-        dtype: int32 or int64; None for Megatron's choice.
-        threads: number of threads.
-
-    Returns: [samples + 1, 2]: position in the document index, tokens of that document before the sample.
-
-    Raises: PlanError where the documents contain fewer samples, or where they end with an empty one at which Megatron fails.
-
-    Source: helpers.build_sample_idx, helpers_cpp.build_sample_idx_int32, helpers_cpp.build_sample_idx_int64.
-    """
-    out = np.empty((samples + 1, 2), dtype or sample_dtype(len(documents)))
-    for _ in sample_rows(lengths, documents, length, samples, out, extra=extra, keep_tail=keep_tail, threads=threads):
-        pass
-    return out
 
 
 def sample_rows(
@@ -74,35 +41,40 @@ def sample_rows(
     documents: Int32s,
     length: int,
     samples: int,
-    out: npt.NDArray[Any] | npt.DTypeLike,
     *,
+    dtype: npt.DTypeLike,
     extra: int,
     keep_tail: bool = False,
     threads: int = 1,
 ) -> Iterator[npt.NDArray[Any]]:
-    """Yield the sample index in consecutive parts; arguments and errors as in sample_index.
+    """Split the documents into samples.
 
     Args:
-        out: the array to fill, [samples + 1, 2], parts of which are yielded; or a dtype: each part is then a new array of about
-            `threads` * ROWS rows at most.
+        lengths: int32 [num_lengths], tokens of every document; at least one.
+        documents: int32 [n], the document index: each in [0, num_lengths).
+        length: tokens from one sample's start to the next one's, 1 or more.
+        samples: number of samples, as computed by `num_samples`.
+        dtype: int32 or int64, of the rows.
+        extra: add_extra_token_to_sequence, 0 or 1.
+        keep_tail: whether samples may end (or, because the count is rounded, begin) after the documents.
+        threads: number of threads.
+
+    Yields: the sample index, [samples + 1, 2], in consecutive parts of about `threads` * ROWS rows at most: position in the
+        document index, tokens of that document before the sample.
+
+    Raises: PlanError where the documents contain fewer samples, or where they end with an empty one at which Megatron fails.
+
+    Source: helpers.build_sample_idx, helpers_cpp.build_sample_idx_int32, helpers_cpp.build_sample_idx_int64.
     """
-
-    def part(first: int, stop: int) -> npt.NDArray[Any]:
-        return out[first:stop] if isinstance(out, np.ndarray) else np.empty((stop - first, 2), out)
-
-    first = part(0, 1)
-    first[:] = 0
-    yield first
+    yield np.zeros((1, 2), dtype)
     sample = 1
     cutting = _serial if threads == 1 else partial(_parallel, threads=threads)
-    for rows in cutting(lengths, documents, length, samples, extra, part):
+    for rows in cutting(lengths, documents, length, samples, extra, dtype):
         sample += len(rows)
         yield rows
     if sample <= samples:
         end = end_row(int(lengths[documents[-1]]), len(documents), sample, samples, extra=extra, keep_tail=keep_tail)
-        rows = part(sample, samples + 1)
-        rows[:] = end
-        yield rows
+        yield np.full((samples + 1 - sample, 2), end, dtype)
 
 
 def reached(tokens: int, length: int, samples: int, extra: int) -> int:
@@ -143,18 +115,21 @@ def no_such(documents: Int32s, lengths: Int32s) -> PlanError:
 
 
 def _serial(
-    lengths: Int32s, documents: Int32s, length: int, samples: int, extra: int, part: Part
+    lengths: Int32s, documents: Int32s, length: int, samples: int, extra: int, dtype: npt.DTypeLike
 ) -> Iterator[npt.NDArray[Any]]:
     """The rows of samples that end within the documents, ROWS at a time."""
-    sample, document, tokens = 1, 0, 0
+    sample = 1
+    document = 0
+    tokens = 0
     cutting = _cutting(lengths, documents, samples)
     while sample <= samples and document < len(documents):
-        rows = part(sample, min(sample + ROWS, samples + 1))
+        rows = np.empty((min(ROWS, samples + 1 - sample), 2), dtype)
         left = documents[document:]
         filled, passed, tokens = cutting(lengths, left, document, tokens, length, extra, sample, rows)
         if passed < 0:
             raise no_such(documents, lengths)
-        sample, document = sample + filled, document + passed
+        sample += filled
+        document += passed
         yield rows[:filled]
 
 
@@ -164,7 +139,7 @@ def _cutting(lengths: Int32s, documents: Int32s, samples: int) -> Callable[..., 
         return cut
     far = lengths.nbytes > FAR
     if far and 2 * len(documents) >= len(lengths):  # entries of the copy are read often enough
-        seen = lengths.take(documents[:_LOOKED_AT], mode="clip")
+        seen = lengths.take(documents[:_NUM_EXAMINED], mode="clip")
         if np.count_nonzero(seen >= LONG) < _FEW * len(seen):
             short = np.empty(len(lengths), np.uint8)
             narrow_to_uint8(lengths, short)
@@ -178,28 +153,95 @@ def _cut_gathered(lengths: Int32s, *args: Any) -> tuple[int, int, int]:
 
 
 def _parallel(
-    lengths: Int32s, documents: Int32s, length: int, samples: int, extra: int, part: Part, threads: int
+    lengths: Int32s, documents: Int32s, length: int, samples: int, extra: int, dtype: npt.DTypeLike, threads: int
 ) -> Iterator[npt.NDArray[Any]]:
     """Like `_serial`, a wave of document blocks at a time: lengths are gathered, summed, then split."""
     block = max(1, min(BLOCK, ROWS * len(documents) // max(1, samples)))
     scratch = np.empty((threads, min(block, len(documents))), np.int32)
     places = np.arange(block, dtype=np.int32)
     cutting = cut if len(documents) < SHORT * samples else _cut_gathered
-    sample, tokens = 1, 0
+    sample = 1
+    tokens = 0
     with ThreadPoolExecutor(threads) as pool:
-        run = map if threads == 1 else pool.map  # starting a thread takes as long as a small dataset
         for wave in range(0, len(documents), threads * block):
             firsts = range(wave, min(wave + threads * block, len(documents)), block)
             taken = [documents[first : first + block] for first in firsts]
             gathered = [space[: len(own)] for space, own in zip(scratch, taken, strict=False)]
-            sums = list(run(gather_lengths, repeat(lengths), taken, gathered))
+            sums = list(pool.map(gather_lengths, repeat(lengths), taken, gathered))
             if min(sums) < 0:
                 raise no_such(documents, lengths)
             starts = list(accumulate(sums, initial=tokens))
             bounds = [reached(start, length, samples, extra) for start in starts]
-            rows = part(sample, bounds[-1])
+            rows = np.empty((bounds[-1] - sample, 2), dtype)
             pieces = [rows[low - sample : high - sample] for low, high in pairwise(bounds)]
             orders = [places[: len(own)] for own in taken]
-            list(run(cutting, gathered, orders, firsts, starts, repeat(length), repeat(extra), bounds, pieces))
+            list(pool.map(cutting, gathered, orders, firsts, starts, repeat(length), repeat(extra), bounds, pieces))
             yield rows
-            tokens, sample = starts[-1], bounds[-1]
+            tokens = starts[-1]
+            sample = bounds[-1]
+
+
+def count_run(lengths: Int32s, documents: Int32s, *, block: int = BLOCK) -> tuple[Int32s, list[int]]:
+    """The lengths of a run of the document index, and the tokens of each block of it.
+
+    Args:
+        lengths: int32 [num_lengths], tokens of every document; at least one.
+        documents: int32 [n], the run.
+        block: documents of a block.
+
+    Returns: int32 [n], for `cut_run`; and the sums of the blocks, the last of which may be shorter.
+    Raises: PlanError if the run refers to a document without a length.
+    """
+    gathered = np.empty(len(documents), np.int32)
+    sums = []
+    for first in range(0, len(documents), block):
+        part = slice(first, first + block)
+        sums.append(gather_lengths(lengths, documents[part], gathered[part]))
+        if sums[-1] < 0:
+            raise no_such(documents, lengths)
+    return gathered, sums
+
+
+def cut_run(
+    gathered: Int32s,
+    sums: list[int],
+    first: int,
+    start: int,
+    length: int,
+    samples: int,
+    *,
+    extra: int,
+    dtype: npt.DTypeLike,
+    block: int = BLOCK,
+    max_rows: int = ROWS,
+) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """The rows of the samples that begin in a run, except the row of sample 0, and of those after all documents (`end_row`).
+
+    Args:
+        gathered, sums: the results of `count_run` for the run.
+        first: position of the run in the document index.
+        start: tokens before the run.
+        length, samples, extra: as in sample_rows.
+        dtype: dtype of the rows, int32 or int64.
+        block: as in `count_run`.
+        max_rows: how many rows are yielded at a time.
+
+    Yields: a sample number, and the rows [n, 2] from that sample on.
+    """
+    places = np.arange(min(block, len(gathered)), dtype=np.int32)
+    for number, tokens in enumerate(sums):
+        begin = number * block
+        counted = gathered[begin : begin + block]
+        sample = reached(start, length, samples, extra)
+        stop = reached(start + tokens, length, samples, extra)
+        passed = 0
+        before = start
+        while sample < stop:
+            rows = np.empty((min(stop - sample, max_rows), 2), dtype)
+            left = places[passed : len(counted)]
+            filled, more, before = cut(counted, left, first + begin + passed, before, length, extra, sample, rows)
+            assert filled == len(rows)
+            yield sample, rows
+            sample += filled
+            passed += more
+        start += tokens

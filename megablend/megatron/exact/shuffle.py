@@ -1,4 +1,4 @@
-"""numpy.random.RandomState.shuffle, faster."""
+"""numpy.random.RandomState.shuffle, faster; and what Megatron shuffles by it: the document index and the shuffle index."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.kernels.exact import numpy_shuffle as kernels
+from megablend.megatron.exact.epochs import shuffle_dtype
 
-SMALL = 1 << 16
-"""Below this number of entries numpy takes less than about a millisecond; loading a kernel takes longer."""
 LARGE = 1 << 32
 """Above this number of entries numpy draws 64-bit random words."""
 
@@ -28,38 +27,21 @@ class Generator:
         """uint32 [624], the Mersenne Twister state."""
 
     def shuffle(self, array: npt.NDArray[Any]) -> None:
-        """Shuffle `array` in place and advance the generator exactly as RandomState.shuffle does."""
+        """Shuffle `array` in place and advance the generator exactly as RandomState.shuffle does.
+
+        Args:
+            array: [n], int32, uint32 or int64 for speed; any other array is shuffled by numpy itself.
+        """
         if _fits(array) and len(array) <= LARGE:
-            self.position = _shuffle(array, self.key, self.position)
+            entries = np.asarray(array).view(np.uint32 if array.itemsize == 4 else np.uint64)
+            self.position = kernels.shuffle(entries, self.key, self.position)
             return
         state = np.random.RandomState()
         state.set_state(("MT19937", self.key, self.position, 0, 0.0))
         state.shuffle(array)
         twister = state.get_state(legacy=False)["state"]
-        self.key, self.position = twister["key"], twister["pos"]
-
-
-def shuffle(array: npt.NDArray[Any], state: np.random.RandomState) -> None:
-    """Shuffle `array` in place and advance `state` exactly as `state.shuffle(array)` does.
-
-    Args:
-        array: [n], int32, uint32 or int64 for speed; any other array is shuffled by numpy itself.
-        state: must not be used concurrently.
-
-    Source: numpy.random.RandomState.shuffle.
-    """
-    generator = state.get_state(legacy=False)
-    if not (_fits(array) and SMALL <= len(array) <= LARGE and generator["bit_generator"] == "MT19937"):
-        state.shuffle(array)
-        return
-    words = generator["state"]
-    words["pos"] = _shuffle(array, words["key"], words["pos"])
-    state.set_state(generator)
-
-
-def _shuffle(array: npt.NDArray[Any], key: npt.NDArray[np.uint32], position: int) -> int:
-    entries = np.asarray(array).view(np.uint32 if array.itemsize == 4 else np.uint64)
-    return kernels.shuffle(entries, key, position)
+        self.key = twister["key"]
+        self.position = twister["pos"]
 
 
 def _fits(array: npt.NDArray[Any]) -> bool:
@@ -70,3 +52,47 @@ def _fits(array: npt.NDArray[Any]) -> bool:
 def _seeded(seed: int) -> tuple[npt.NDArray[np.uint32], int]:
     twister = np.random.RandomState(seed).get_state(legacy=False)["state"]
     return twister["key"], int(twister["pos"])
+
+
+def document_index(
+    documents: npt.NDArray[Any], num_epochs: int, generator: Generator, separate_final_epoch: bool
+) -> npt.NDArray[np.int32]:
+    """The documents of all epochs, shuffled together; the last epoch is shuffled separately on request.
+
+    Args:
+        documents: integers [n], the documents of a split.
+        num_epochs: 1 or more.
+        generator: advanced as Megatron advances it.
+        separate_final_epoch: whether to shuffle the last epoch by itself.
+
+    Returns: int32 [num_epochs * n].
+
+    Source: gpt_dataset._build_document_index.
+    """
+    index = np.empty((num_epochs, len(documents)), np.int32)
+    index[:] = documents  # in every epoch
+    if separate_final_epoch and num_epochs > 1:
+        generator.shuffle(index[:-1].reshape(-1))
+        generator.shuffle(index[-1])
+    else:
+        generator.shuffle(index.reshape(-1))
+    return index.reshape(-1)
+
+
+def shuffle_index(first_samples: int, num_samples: int, generator: Generator) -> npt.NDArray[Any]:
+    """Samples [0, first_samples), shuffled, then [first_samples, num_samples), shuffled.
+
+    Args:
+        first_samples: all samples, unless the final epoch is separate.
+        num_samples: number of samples of the sample index.
+        generator: advanced as Megatron advances it.
+
+    Returns: uint32 [num_samples], or int64 from 2^32 - 2 samples on. Where single precision counted fewer samples than precede a
+    separate final epoch, Megatron's index, and therefore this one, has first_samples entries.
+
+    Source: gpt_dataset._build_shuffle_index.
+    """
+    index = np.arange(max(first_samples, num_samples), dtype=shuffle_dtype(num_samples))
+    generator.shuffle(index[:first_samples])
+    generator.shuffle(index[first_samples:])
+    return index

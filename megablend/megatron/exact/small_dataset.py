@@ -18,16 +18,6 @@ _NEAR = FAR // 4
 """So many documents' lengths fit in a core's own caches."""
 
 
-class SampleRules(NamedTuple):
-    """How datasets are shuffled and split into samples."""
-
-    seed: int
-    length: int
-    """Tokens from one sample's start to the next one's."""
-    extra: int
-    """add_extra_token_to_sequence, 0 or 1."""
-
-
 class SmallDataset(NamedTuple):
     """A dataset, and where in memory its indices are, in units of 4 bytes."""
 
@@ -52,33 +42,37 @@ class SmallDataset(NamedTuple):
         """A row of `numbers`, as `fill_datasets` takes them."""
         assert self.lengths.flags.c_contiguous  # they are read by their address
         assert self.lengths.dtype == np.int32
-        together, first = self.num_entries, self.num_samples
+        together = self.num_entries
+        first = self.num_samples
         if self.samples_before_final is not None:
-            together, first = self.num_entries - len(self.lengths), self.samples_before_final
-        given = (self.lengths.ctypes.data, len(self.lengths), self.begin)
-        sizes = (self.num_entries, together, self.num_samples, first)
-        return (*given, *sizes, self.documents, self.rows, self.samples)
+            together -= len(self.lengths)
+            first = self.samples_before_final
+        lengths = (self.lengths.ctypes.data, len(self.lengths), self.begin)
+        return (*lengths, self.num_entries, together, self.num_samples, first, *self[-3:])
 
 
-def fill_small_datasets(datasets: Sequence[SmallDataset], rules: SampleRules, memory: Int32s) -> None:
-    """Compute of each dataset what document_index, sample_index and shuffle_index return when called one after another.
+def fill_small_datasets(
+    datasets: Sequence[SmallDataset], memory: Int32s, *, seed: int, length: int, extra: int
+) -> None:
+    """Compute of each dataset what document_index, sample_rows and shuffle_index return when called one after another.
 
     Args:
+        length: tokens from one sample's start to the next one's.
+        extra: add_extra_token_to_sequence, 0 or 1.
         memory: int32 [m], which contains the indices of all datasets, filled.
 
-    Raises: PlanError as sample_index does.
+    Raises: PlanError as sample_rows does.
     """
-    generator = Generator(rules.seed)
+    generator = Generator(seed)
     numbers = np.array([dataset.numbers() for dataset in datasets], np.int64)
     filled = np.empty(len(datasets), np.int64)
-    key, position = generator.key, generator.position
-    fill_datasets(numbers, key, position, rules.length, rules.extra, SHORT, _NEAR, memory, filled)
+    fill_datasets(numbers, generator.key, generator.position, length, extra, SHORT, _NEAR, memory, filled)
     for i in np.flatnonzero(filled <= numbers[:, 5]).tolist():
-        _fill_end(datasets[i], int(filled[i]), rules.extra, memory)
+        _fill_end(datasets[i], int(filled[i]), extra, memory)
 
 
 def _fill_end(dataset: SmallDataset, filled: int, extra: int, memory: Int32s) -> None:
-    """Fill the rows of the samples that are after the documents. Raises: PlanError as sample_index does."""
+    """Fill the rows of the samples that are after the documents. Raises: PlanError as sample_rows does."""
     rows = memory[dataset.rows : dataset.rows + 2 * (dataset.num_samples + 1)].reshape(-1, 2)
     last = int(dataset.lengths[memory[dataset.documents + dataset.num_entries - 1] - dataset.begin])
     rows[filled:] = end_row(

@@ -51,15 +51,15 @@ from megablend.megatron.plugin.dataset import (
     pairs_of,
 )
 from megablend.megatron.plugin.deferred import PrefixOpener, defer, identifiers
+from megablend.megatron.request.address import PAIR, parse_address
 from megablend.megatron.request.config import request_of
-from megablend.megatron.request.dataset_uri import PAIR, parse_address
 from megablend.megatron.request.layout import layouts
 from megablend.megatron.request.request import CacheRequest
 from megablend.storage.objects.helper import closing_helper
 from megablend.system.log import LOG
 
 if TYPE_CHECKING:
-    from megablend.megatron.cache_builder.completion_marker import Receipt
+    from megablend.megatron.cache_builder.completion_marker import Marker
 
 
 class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]
@@ -81,7 +81,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     ) -> None:
         super().__init__(cls, list(sizes), lambda: True, config)  # older versions insist on datasets on global rank 0
         self.is_built_on_rank = is_built_on_rank
-        self._receipt: Receipt | None = None
+        self._marker: Marker | None = None
 
     def build(self) -> list[Any]:
         """Train, valid and test; None where a split has no data, or this rank holds no datasets. Called on all ranks.
@@ -90,7 +90,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         """
         if reason := self._not_ours():
             return self._leave_to_megatron(reason)
-        from megablend.megatron.plugin.installed import misfit
+        from megablend.megatron.plugin.probe import misfit
 
         own: Any = MegablendDatasetBuilder
         if assumes_whole_cache(self.config):
@@ -120,7 +120,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             try:
                 before = self._look_at_pairs()
                 self._build_together(job, world)
-                found = self._open(self._read_receipt())
+                found = self._open(self._read_marker())
                 for prefix, pair in before.items():
                     check_pair(prefix, pair)
                 world.finish()
@@ -130,7 +130,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
 
     def _not_ours(self) -> str | None:
         """Why megablend does not build these datasets."""
-        if issubclass(self.cls, MegablendGPTDataset):
+        if self._is_our_class:
             return None
         if self.cls is not GPTDataset:
             return f"{self.cls.__name__} is not a class that megablend builds"
@@ -146,7 +146,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
 
     def _leave_to_megatron(self, reason: str) -> list[Any]:
         """Megatron's own build, on all ranks. Raises: ConfigError for a class that only we build."""
-        if issubclass(self.cls, MegablendGPTDataset):
+        if self._is_our_class:
             raise ConfigError(
                 f"{self.cls.__name__} does not work with megatron-core {installed_version()}: {reason}; use a version "
                 f"from {TRIED[0]} to {TRIED[-1]}, or GPTDataset over .bin/.idx pairs"
@@ -157,20 +157,20 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def _open_whole(self) -> list[Any] | None:
         """The datasets, if the cache is marked complete and is; otherwise building finds out what is wrong with it."""
         try:
-            receipt = self._read_receipt()
-            if receipt is not None or not self._has_receipt:
-                return self._open(receipt)
+            marker = self._read_marker()
+            if marker is not None or not self._has_marker:
+                return self._open(marker)
         except Exception:  # of Megatron's too: all ranks meet again where it is repaired or reported
             pass
         return None
 
-    def _read_receipt(self) -> Receipt | None:
+    def _read_marker(self) -> Marker | None:
         """The marker of a complete cache; None where there is none, or where this rank needs none."""
-        from megablend.megatron.cache_builder.completion_marker import read_receipt
+        from megablend.megatron.cache_builder.completion_marker import read_marker
 
-        return read_receipt(self._request()) if self._has_receipt else None
+        return read_marker(self._request()) if self._has_marker else None
 
-    def _open(self, receipt: Receipt | None = None) -> list[Any]:
+    def _open(self, marker: Marker | None = None) -> list[Any]:
         """The datasets of this rank, from a complete cache; with its marker, those of a blend are opened on first use.
 
         Nothing here waits for another rank.
@@ -181,14 +181,14 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             from megablend.megatron.plugin.pages import open_pages
 
             return list(open_pages(self.config, self.sizes))
-        self._receipt = receipt
+        self._marker = marker
         return list(super().build())
 
     def _look_at_pairs(self) -> dict[str, PairState]:
         """The files of the pairs that this rank will open."""
-        if not self._has_receipt:
+        if not self._has_marker:
             return {}
-        if issubclass(self.cls, MegablendGPTDataset):  # the request has addresses, too, which need an index
+        if self._is_our_class:  # the request has addresses, too, which need an index
             return look_at_pairs(pairs_of(self.config))
         return look_at_pairs({part.prefix for layout in layouts(self._request()) for part in layout.parts})
 
@@ -215,7 +215,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         from megablend.megatron.cache_builder.document_tables import build_table
 
         storage = make_dataset_storage(self.config)
-        if issubclass(self.cls, MegablendGPTDataset):
+        if self._is_our_class:
             for word in data_path_entries(self.config):
                 if (address := parse_address(word)).format != PAIR:
                     build_table(cache, address, launch=launch, storage=storage)
@@ -226,11 +226,12 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
 
     def _request(self) -> CacheRequest:
         """What the cache should contain: for URIs, under names that include their index."""
-        if not issubclass(self.cls, MegablendGPTDataset):
+        if not self._is_our_class:
             return request_of(self.config, self.sizes)
         from megablend.megatron.cache_builder.document_tables import table_path
 
-        config, cache = self.config, cache_of(self.config)
+        config = self.config
+        cache = cache_of(self.config)
         names = {word: self._named(word) for word in data_path_entries(config)}
         tables = {name: table_path(cache, address) for name in names.values() if (address := parse_address(name)).index}
         named = copy.copy(config)
@@ -249,17 +250,22 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return str(pinned_address(cache_of(self.config), word))
 
     @property
-    def _has_receipt(self) -> bool:
+    def _has_marker(self) -> bool:
         return self.is_built_on_rank() and not self._in_pages
+
+    @property
+    def _is_our_class(self) -> bool:
+        """Whether these datasets are of a class that Megatron does not build."""
+        return issubclass(self.cls, MegablendGPTDataset)
 
     @cached_property
     def _in_pages(self) -> bool:
-        return uses_own_plan(self.config) and issubclass(self.cls, MegablendGPTDataset)
+        return uses_own_plan(self.config) and self._is_our_class
 
     def _build_megatron_datasets_parallel(
         self, prefixes: list[str], split: Any, sizes_per_dataset: list[list[int | None]]
     ) -> list[list[Any]]:
-        """As Megatron does it, on all ranks at once; those that a receipt knows are opened when they are used.
+        """As Megatron does it, on all ranks at once; those that a marker knows are opened when they are used.
 
         The first is opened at once: what is wrong with the config, and what Megatron warns of, shows now.
         """
@@ -275,21 +281,22 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def _defer(
         self, first: list[Any], prefixes: list[str], split: Any, sizes_per_dataset: list[list[int | None]]
     ) -> list[list[Any]] | None:
-        """Datasets that are opened on first use, by prefix; None where the receipt does not know them all.
+        """Datasets that are opened on first use, by prefix; None where the marker does not know them all.
 
         Args:
             first: of the first prefix, opened: ours must be identified as they are.
         """
-        if self._receipt is None or any(
+        if self._marker is None or any(
             each is not None and identifiers(each) != each.unique_identifiers for each in first
         ):
             return None
         made = []
         for prefix, sizes in zip(prefixes, sizes_per_dataset, strict=True):
-            path, own = self._path(prefix), list[Any]()
-            opener = PrefixOpener(self.cls, self.config, path, split, self._receipt.pairs.get(path))
+            path = self._path(prefix)
+            own: list[Any] = []
+            opener = PrefixOpener(self.cls, self.config, path, split, self._marker.pairs.get(path))
             for number, (size, kind) in enumerate(zip(sizes, Split, strict=True)):
-                samples = self._receipt.num_samples.get((path, number, size))
+                samples = self._marker.num_samples.get((path, number, size))
                 if first[number] is None:
                     own.append(None)
                 elif samples is None:
@@ -302,7 +309,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
 
     def _path(self, prefix: str) -> str:
         """A prefix or an address in the form that datasets contain."""
-        return self._named(prefix) if issubclass(self.cls, MegablendGPTDataset) else prefix
+        return self._named(prefix) if self._is_our_class else prefix
 
     def _build_megatron_dataset_splits(
         self, dataset_path: str, split: Any, sizes: list[int | None], synchronize_ranks: bool = True

@@ -91,7 +91,8 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
             warnings.warn("cycle is now called shuffle_window", DeprecationWarning, stacklevel=3)
             if self.shuffle_window != 64:
                 raise ConfigError("cycle: duplicate key: cycle is the old name of shuffle_window; remove cycle")
-            self.shuffle_window, self.cycle = self.cycle, None  # copies are checked again
+            self.shuffle_window = self.cycle
+            self.cycle = None  # copies are checked again
         if uses_own_plan(self):
             try:
                 find_order(self.order)

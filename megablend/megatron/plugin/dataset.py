@@ -19,7 +19,7 @@ from megablend.megatron.cache_builder.pooled_array import ENTRIES_START, PooledA
 from megablend.megatron.compat import find_unknown_settings, is_tried, setting
 from megablend.megatron.core import GPTDataset, GPTDatasetConfig, installed_version
 from megablend.megatron.plugin.config import MegablendDatasetConfig
-from megablend.megatron.request.dataset_uri import PAIR, is_in_object_store, parse_address
+from megablend.megatron.request.address import PAIR, is_in_object_store, parse_address
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 
@@ -53,7 +53,8 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         from megablend.megatron.plugin.documents import PairDocuments, TableDocuments
 
         address = parse_address(dataset_path)
-        cache, storage = cache_of(config), make_dataset_storage(config)
+        cache = cache_of(config)
+        storage = make_dataset_storage(config)
         if address.format == PAIR:
             return PairDocuments(dataset_path, catalog_path(cache, pairs_of(config)), storage)
         num_tables = len(data_path_entries(config)) - len(pairs_of(config))
@@ -123,7 +124,8 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
     @cached_property
     def _layout(self) -> Array:
         """Where entries are in the files; see read_samples."""
-        documents, (_, sample_index, shuffle_index) = self.dataset, self._arrays
+        documents = self.dataset
+        _, sample_index, shuffle_index = self._arrays
         widths = sample_index.dtype.itemsize, shuffle_index.dtype.itemsize, documents.dtype.itemsize
         return np.array([len(shuffle_index), *widths, ENTRIES_START, documents.pointers_start, 1], np.int64)
 
@@ -189,7 +191,8 @@ def _read_plain(parts: Sequence[tuple[MegablendGPTDataset, Sequence[int | None]]
         if not is_read:
             return None
         begin = end
-    tokens, labels = raw[:, :-1].astype(np.int64), raw[:, 1:].astype(np.int64)
+    tokens = raw[:, :-1].astype(np.int64)
+    labels = raw[:, 1:].astype(np.int64)
     masks = [dataset.cached_loss_mask.clone() for dataset in owners]  # expanding one mask takes longer
     pad = first._pad_token_id
     if np.count_nonzero(raw == pad):
@@ -197,11 +200,11 @@ def _read_plain(parts: Sequence[tuple[MegablendGPTDataset, Sequence[int | None]]
             mask[torch.from_numpy(row == pad)] = 0.0
         tokens[tokens == pad] = 0
         labels[labels == pad] = 0
-    has_mask, tensor = first.config.create_attention_mask, torch.from_numpy
+    has_mask = first.config.create_attention_mask
     return [
         {
-            "tokens": tensor(row),
-            "labels": tensor(label),
+            "tokens": torch.from_numpy(row),
+            "labels": torch.from_numpy(label),
             **({"attention_mask": dataset.cached_attention_mask} if has_mask else {}),
             "loss_mask": mask,
             "position_ids": dataset.cached_position_ids,

@@ -72,7 +72,11 @@ class PrefixOpener:
     """
 
     def __init__(self, cls: type[Any], config: Any, path: str, split: Any, files: PairState | None = None) -> None:
-        self._cls, self._config, self._path, self._split, self._files = cls, config, path, split, files
+        self._cls = cls
+        self._config = config
+        self._path = path
+        self._split = split
+        self._files = files
         self._documents: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -17,10 +17,65 @@ from megablend.lazy import cached_property
 from megablend.megatron.cache_builder.catalog import open_catalog
 from megablend.megatron.cache_builder.document_tables import open_table, table_path
 from megablend.megatron.cache_builder.lengths import lengths_of, read_lengths
-from megablend.megatron.plugin.sequence_index import SequenceIndex
-from megablend.megatron.request.dataset_uri import DatasetURI
+from megablend.megatron.request.address import Address
 from megablend.prefetch.block_cache import BlockCache
 from megablend.storage.base import Storage
+
+
+class SequenceIndex:
+    """Lengths, places and documents of sequences. Nothing but lengths is read before it is asked for.
+
+    Args:
+        sequence_lengths: int32 [num_sequences], tokens.
+        dtype: of a token.
+        read_pointers: int64 [num_sequences], bytes from the start of the data to each sequence.
+        read_documents: int64 [num_documents + 1], the first sequence of each document, and the number of sequences.
+
+    Source: megatron.core.datasets.indexed_dataset._IndexReader.
+    """
+
+    sequence_modes = None
+    """Used for multimodal data only."""
+
+    def __init__(
+        self,
+        sequence_lengths: Array,
+        dtype: np.dtype[Any],
+        read_pointers: Callable[[], Array],
+        read_documents: Callable[[], Array],
+    ) -> None:
+        self.sequence_lengths = sequence_lengths
+        self.dtype = dtype.type
+        self.dtype_size = dtype.itemsize
+        self._read_pointers = read_pointers
+        self._read_documents = read_documents
+
+    @cached_property
+    def sequence_pointers(self) -> Array:
+        """int64 [num_sequences], bytes."""
+        return self._read_pointers()
+
+    @cached_property
+    def document_indices(self) -> Array:
+        """int64 [num_documents + 1], sequences."""
+        return self._read_documents()
+
+    @property
+    def sequence_count(self) -> int:
+        """Number of sequences."""
+        return len(self)
+
+    @property
+    def document_count(self) -> int:
+        """Entries of `document_indices`: one more than there are documents."""
+        return len(self.document_indices)
+
+    def __len__(self) -> int:
+        return len(self.sequence_lengths)
+
+    def __getitem__(self, idx: int) -> tuple[np.int64, np.int32, None]:
+        """Place, length and mode of a sequence. Raises: IndexError."""
+        return self.sequence_pointers[idx], self.sequence_lengths[idx], None
 
 
 class Documents(ABC):
@@ -74,10 +129,10 @@ class Documents(ABC):
 
     def _number(self, idx: int) -> int:
         """A document's number, counted from the end where it is negative. Raises: IndexError."""
-        number, count = int(idx), len(self)
-        if not -count <= number < count:
-            raise IndexError(f"{self.path_prefix}: document {number} of {count}")
-        return number % count
+        count = len(self)
+        if not -count <= idx < count:
+            raise IndexError(f"{self.path_prefix}: document {idx} of {count}")
+        return int(idx) % count
 
 
 class PairDocuments(Documents):
@@ -87,12 +142,15 @@ class PairDocuments(Documents):
     """
 
     def __init__(self, prefix: str, catalog: Path, storage: Storage) -> None:
-        pair = open_catalog(catalog).pair(prefix)
+        lengths, entries = open_catalog(catalog)
+        entry = entries[prefix]
         self.path_prefix = prefix
-        self.sequence_lengths = pair.lengths
-        self._catalog, self.storage, self._etag = catalog, storage, pair.etag
+        self.sequence_lengths = lengths[entry["first"] :][: entry["sequences"]]
+        self.dtype = np.dtype(entry["dtype"]).newbyteorder("<")
+        self.storage = storage
+        self._catalog = catalog
+        self._etag = entry["etags"][0]  # of the `.idx` when its lengths were read
         self._checked = False
-        self.dtype = np.dtype(pair.token_dtype).newbyteorder("<")
 
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
         """See Documents.get.
@@ -102,11 +160,12 @@ class PairDocuments(Documents):
         """
         if not self._checked:
             self._check()
-        storage, width, number = self.storage, self.dtype.itemsize, self._number(idx)
+        width = self.dtype.itemsize
+        number = self._number(idx)
         place = self.pointers_start + 8 * number
-        pointer = int.from_bytes(storage.read(f"{self.path_prefix}.idx", place, 8), "little", signed=True)
+        pointer = int.from_bytes(self.storage.read(f"{self.path_prefix}.idx", place, 8), "little", signed=True)
         count = int(self.sequence_lengths[number]) - offset if length is None else int(length)
-        data = storage.read(f"{self.path_prefix}.bin", pointer + int(offset) * width, count * width)
+        data = self.storage.read(f"{self.path_prefix}.bin", pointer + int(offset) * width, count * width)
         return np.frombuffer(data, self.dtype)
 
     @property
@@ -139,8 +198,8 @@ class PairDocuments(Documents):
             else:
                 whole = np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ), np.uint8)
         header = parse_header(path, whole[:HEADER_BYTES].tobytes(), len(whole))
-        pointers, documents = self.pointers_start, self.pointers_start + 8 * len(self)
-        return whole[pointers:documents].view("<i8"), whole[documents:][: 8 * header.num_boundaries].view("<i8")
+        pointers, rest = np.split(whole[self.pointers_start :], [8 * len(self)])
+        return pointers.view("<i8"), rest[: 8 * header.num_boundaries].view("<i8")
 
     def _check(self) -> None:
         """On first use, when its file is opened anyway, check that the `.idx` is the one whose lengths are in the catalog.
@@ -166,7 +225,7 @@ class PairDocuments(Documents):
 class TableDocuments(Documents):
     """Documents of Parquet or Arrow files, found through the index and their table; decoded pages are kept in a window."""
 
-    def __init__(self, cache: str, address: DatasetURI, memory: int, storage: Storage) -> None:
+    def __init__(self, cache: str, address: Address, memory: int, storage: Storage) -> None:
         store, self.sequence_lengths = open_table(cache, address, storage)
         self.path_prefix = str(address)
         self._made_of = (cache, address, memory, storage)
@@ -178,7 +237,8 @@ class TableDocuments(Documents):
         """See Documents.get. Raises: IndexError; MissingFileError, ChangedFileError, CorruptFileError, CacheError."""
         number = self._number(idx)
         count = int(self.sequence_lengths[number]) - offset if length is None else int(length)
-        start, parts = self._position(number) + int(offset), []
+        start = self._position(number) + int(offset)
+        parts = []
         block = int(np.searchsorted(self._tokens_before, start, side="right")) - 1
         while count > 0:
             known = 0 <= block < self._snapshot.num_blocks
@@ -190,7 +250,9 @@ class TableDocuments(Documents):
                 )
             part = tokens[inside : inside + count]
             parts.append(part)
-            start, count, block = start + len(part), count - len(part), block + 1
+            start += len(part)
+            count -= len(part)
+            block += 1
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
     @cached_property
@@ -222,11 +284,8 @@ class TableDocuments(Documents):
     @cached_property
     def _tokens_before(self) -> Array:
         """int64 [num_blocks + 1], end-of-document tokens included; not verified."""
-        snapshot, address = self._snapshot, self._made_of[1]
-        if address.append_eod is None:
-            return snapshot.tokens_before
-        tokens: Array = snapshot.tokens_before + snapshot.ends_before
-        return tokens
+        tokens: Array = self._snapshot.tokens_before
+        return tokens if self._made_of[1].append_eod is None else tokens + self._snapshot.ends_before
 
     def __reduce__(self) -> tuple[Callable[..., TableDocuments], tuple[Any, ...]]:
         return TableDocuments, self._made_of

@@ -20,7 +20,7 @@ from megablend.megatron.compat import query_result, setting
 from megablend.megatron.core import Split
 from megablend.megatron.plugin.config import MegablendDatasetConfig
 from megablend.megatron.plugin.dataset import MegablendGPTDataset, cache_of, make_dataset_storage
-from megablend.megatron.request.dataset_uri import PAIR, parse_address
+from megablend.megatron.request.address import PAIR, parse_address
 from megablend.plan.ledger_file import load_ledger
 from megablend.plan.skips import load_skips
 from megablend.prefetch.samples import Sample
@@ -84,7 +84,8 @@ def build_pages(config: MegablendDatasetConfig, sizes: Sequence[int | None], lau
 
 def open_pages(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> list[PageOrderDataset | None]:
     """The splits that have data. Raises: CacheError where the run was not built, or is to be lengthened; PlanError."""
-    checked, storage = run_config(config, sizes), make_dataset_storage(config)
+    checked = run_config(config, sizes)
+    storage = make_dataset_storage(config)
     found: list[PageOrderDataset | None] = []
     for split, name in enumerate(("train", "valid", "test")):
         listed = name in checked.sources if checked.listed_by_split else checked.shares[split] > 0

@@ -5,19 +5,28 @@
     settings   those that a cache depends on exist
     builds     Megatron finds all files that it needs in a cache of ours, and builds the same arrays and samples by itself
 
-A version that differs in any of these is refused with a message that says how; its number does not matter.
+A version that differs in any of these is refused with a message that says how; its number does not matter. It is checked once
+per node, and the outcome stored:
+
+<kernel cache>/megatron-<digest>.json     what was found of this code of Megatron's, with this code of ours
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import hashlib
 import inspect
+import json
 import logging
+import struct
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -27,16 +36,20 @@ import torch
 
 from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError
-from megablend.fs.atomic_write import translate_os_errors
+from megablend.fs.atomic_write import replace_file, translate_os_errors
+from megablend.jit import cache_dir
 from megablend.megatron.cache_builder.build_cache import prepare_cache
 from megablend.megatron.compat import has_default, query_result
-from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset, GPTDatasetConfig
+from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset, GPTDatasetConfig, installed_version
 from megablend.megatron.plugin.config import MegablendDatasetConfig
 from megablend.megatron.plugin.dataset import MegablendGPTDataset
-from megablend.megatron.plugin.probe_data import CASES, ProbeTokenizer, write_pairs
 from megablend.megatron.request.config import DatasetConfig, request_of
 from megablend.storage.by_scheme import make_storage
 
+Case = tuple[dict[str, Any], list[int | None]]
+"""Options of a config, and sizes."""
+_EOD = 0
+_LENGTHS = ([5, 0, 1, 9, 3, 7, 30, 2, 8, 4, 6, 1], [12, 6, 3, 25, 8, 11, 16, 9])
 _BUILDER_METHODS = (
     "__init__",
     "build",
@@ -55,6 +68,62 @@ _MODULES = ("blended_megatron_dataset_builder", "blended_dataset", "gpt_dataset"
 _ARRAYS = ("document_index", "sample_index", "shuffle_index", "dataset_index", "dataset_sample_index")
 _COMPARED = 3
 """Samples of each tiny dataset."""
+
+
+class ProbeTokenizer:
+    """What GPTDataset asks of a tokenizer; no two special tokens are the same."""
+
+    vocab_size = 300
+    pad = 299
+    eod = _EOD
+    eos = 298
+
+    def __init__(self) -> None:
+        self.unique_identifiers = OrderedDict([("class", "megablend.ProbeTokenizer"), ("words", ["ö"])])
+
+
+def write_pairs(folder: Path) -> list[str]:
+    """Write the pairs; returns their prefixes."""
+    return [_write_pair(folder / f"pair{number}", lengths) for number, lengths in enumerate(_LENGTHS)]
+
+
+def _write_pair(prefix: Path, lengths: list[int]) -> str:
+    sizes = np.array(lengths, "<i4")
+    tokens = np.arange(sizes.sum(), dtype="<u2") % 23  # end-of-document tokens among them
+    header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(sizes), len(sizes) + 1)
+    pointers = 2 * (np.cumsum(sizes, dtype="<i8") - sizes)
+    documents = np.arange(len(sizes) + 1, dtype="<i8")
+    prefix.with_suffix(".bin").write_bytes(tokens.tobytes())
+    prefix.with_suffix(".idx").write_bytes(header + sizes.tobytes() + pointers.tobytes() + documents.tobytes())
+    return str(prefix)
+
+
+def several_epochs(prefixes: list[str]) -> Case:
+    """A blend by weights, its last epochs shuffled by themselves."""
+    return {"blend": (prefixes, [0.3, 0.7]), "split": "6,2,2", "mid_level_dataset_surplus": 0.5}, [60, 9, 0]
+
+
+def by_length(prefixes: list[str]) -> Case:
+    """Blends without weights: of a whole epoch, and of a part."""
+    return {"blend": (prefixes, None), "split": "1,1,0"}, [None, 4, 0]
+
+
+def alone(prefixes: list[str]) -> Case:
+    """A prefix by itself in each split; partial sequences are kept."""
+    partial = {"drop_last_partial_validation_sequence": False, "add_extra_token_to_sequence": False}
+    blends = {"blend_per_split": [(prefixes[:1], None), (prefixes[1:], [1.0]), None]}
+    return {**blends, **partial, "create_attention_mask": True}, [40, 15, 0]
+
+
+def validation_sets(prefixes: list[str]) -> Case:
+    """Several validation sets, each used as a whole."""
+    several = {"multiple_validation_sets": True, "full_validation": True}
+    kept = {"drop_last_partial_validation_sequence": False}
+    return {"blend_per_split": [(prefixes, [2.0, 1.0]), (prefixes, None), None], **several, **kept}, [20, None, 0]
+
+
+CASES: tuple[Callable[[list[str]], Case], ...] = (several_epochs, by_length, alone, validation_sets)
+"""Functions that make a case from prefixes."""
 
 
 def find_misfit(builder: type[Any]) -> str | None:
@@ -78,7 +147,8 @@ def _compare_methods(ours: type[Any], theirs: type[Any], replaced: tuple[str, ..
     for name in replaced:
         if not hasattr(theirs, name):
             return f"{theirs.__name__} has no {name}"
-        expected, found = _parameters(getattr(ours, name)), _parameters(getattr(theirs, name))
+        expected = _parameters(getattr(ours, name))
+        found = _parameters(getattr(theirs, name))
         if found != expected:
             return f"{theirs.__name__}.{name} takes ({', '.join(found)}); expected ({', '.join(expected)})"
     for name in vars(ours):
@@ -160,7 +230,9 @@ def _compare(builder: type[Any], cache: Path, options: dict[str, Any], sizes: li
     if new := sorted(_contents(cache) - made):
         return f"Megatron looks for {new[0]} in addition to what megablend writes"
     memory = copy.copy(config)
-    memory.path_to_cache, memory.mock = None, True  # so that every rank builds, and writes nothing
+    # so that every rank builds, and writes nothing
+    memory.path_to_cache = None
+    memory.mock = True
     for ours, arguments in built:
         theirs = type(ours)(*arguments[:-1], memory)
         for name in _ARRAYS:
@@ -234,3 +306,33 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+@cache
+def misfit(builder: type[Any]) -> str | None:
+    """Why the plugin does not fit the installed megatron-core, as found before, or else by `find_misfit`; None where it does."""
+    path = cache_dir() / f"megatron-{_digest()}.json"
+    try:
+        kept: str | None = json.loads(path.read_text(encoding="utf-8"))["misfit"]
+        return kept
+    except (OSError, ValueError, KeyError, TypeError):
+        found = find_misfit(builder)
+    text = json.dumps({"version": installed_version(), "misfit": found}, indent=1)
+    with contextlib.suppress(CacheError, OSError):  # a full disk: the next process checks again
+        replace_file(path, text.encode())
+    return found
+
+
+def _digest() -> str:
+    """Digest of everything that the result depends on."""
+    digest = hashlib.blake2b(f"{installed_version()} {np.__version__} {sys.version}".encode(), digest_size=16)
+    for path in _files():
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _files() -> list[Path]:
+    """Megatron's datasets and their compiled helpers, and megablend's code outside the kernels."""
+    theirs = Path(sys.modules[GPTDataset.__module__].__file__ or "").parent
+    ours = Path(__file__).parents[1]
+    return sorted([*theirs.glob("*.py"), *theirs.glob("helpers*.so"), *ours.rglob("*.py")])

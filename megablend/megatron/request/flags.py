@@ -6,19 +6,154 @@ Megatron-LM 0.16.1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from megablend.errors import ConfigError
-from megablend.megatron.request.data_path import blend_from_words, read_blends, read_words
+from megablend.megatron.request.layout import split_matrix
 from megablend.megatron.request.request import SPLITS, Blend, CacheRequest
-from megablend.megatron.request.sizes import TrainingFlags
-from megablend.megatron.request.split import split_matrix
 from megablend.megatron.request.tokenizer import build_identifiers, read_identifiers
+from megablend.system.limited_json import parse_json
 
 _LEGACY_SPLIT = "969, 30, 1"
 """What Megatron takes where --data-path comes without --split; its spaces are hashed."""
-_SIZE_FLAGS = tuple(TrainingFlags.__dataclass_fields__)
+_SIZE_FLAGS = (
+    *("train_samples", "train_iters", "global_batch_size", "rampup_batch_size", "eval_interval", "eval_iters"),
+    *("full_validation", "valid_samples", "test_samples"),
+)
+"""What `count_samples` takes."""
+
+
+def blend_from_words(words: Sequence[str], *, place: str) -> Blend:
+    """The blend that a list of words means.
+
+    Args:
+        place: flag or file that holds the words, for messages.
+
+    Raises: ConfigError where weights and prefixes do not alternate.
+    """
+    words = [word.strip() for word in words]
+    numbers = [_is_number(word) for word in words]
+    try:
+        if not any(numbers):
+            return Blend(prefixes=tuple(words))
+        if numbers == [True, False] * (len(words) // 2):
+            return Blend(prefixes=tuple(words[1::2]), weights=tuple(map(float, words[::2])))
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    wrong = next((i for i, is_number in enumerate(numbers) if is_number != (i % 2 == 0)), len(words))
+    found = repr(words[wrong]) if wrong < len(words) else "the end"
+    raise ConfigError(
+        f"{place}: word {wrong + 1} of {len(words)} is {found}; expected a weight before each prefix, "
+        "as in 0.3 /data/a 0.7 /data/b, or prefixes alone (one that looks like a number needs a path, such as ./30)"
+    )
+
+
+def read_words(path: str) -> list[str]:
+    """The words of a file (--data-args-path). Raises: ConfigError where it cannot be read."""
+    return _read(path).split()
+
+
+def read_blends(path: str) -> tuple[Blend | None, ...]:
+    """Blends by split, out of a JSON file with the keys train, valid and test (--per-split-data-args-path).
+
+    Each is a list of words, a string of words, or null. Raises: ConfigError.
+    """
+    try:
+        found = parse_json(_read(path))
+    except ValueError as error:
+        raise ConfigError(f"{path}: invalid JSON ({error})") from None
+    if not isinstance(found, dict) or not set(SPLITS) <= set(found):
+        raise ConfigError(
+            f"{path}: expected an object with the keys train, valid and test (null for a split without data)"
+        )
+    return tuple(_blend_of(found[split], place=f"{path}, {split}") for split in SPLITS)
+
+
+def _blend_of(value: Any, *, place: str) -> Blend | None:
+    if value is None:
+        return None
+    words = value.split() if isinstance(value, str) else value
+    if not isinstance(words, list) or not all(isinstance(word, str | int | float) for word in words):
+        raise ConfigError(f"{place}: found {value!r}; expected a list of words, a string of words, or null")
+    return blend_from_words([str(word) for word in words], place=place)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from None
+
+
+def count_samples(
+    used: Collection[int],
+    *,
+    train_samples: int | None = None,
+    train_iters: int | None = None,
+    global_batch_size: int | None = None,
+    rampup_batch_size: tuple[str, ...] = (),
+    eval_interval: int | None = None,
+    eval_iters: int = 100,
+    full_validation: bool = False,
+    valid_samples: int | None = None,
+    test_samples: int | None = None,
+) -> tuple[int | None, ...]:
+    """How many samples training will ask each split for, by flags named as Megatron names them, and by sizes given directly.
+
+    Steps of batch-size ramps and phases are not reckoned with: where these decide, the numbers are given directly.
+
+    Args:
+        used: numbers of the splits that have data.
+        rampup_batch_size: size, increment and samples of a ramp of the batch.
+
+    Returns: 0 for splits that are not in `used`, None for a valid split of one epoch.
+
+    Raises: ConfigError where a flag is missing that the size of a used split follows from, or two contradict.
+    Source: megatron.training.training.get_train_valid_test_num_samples, update_train_iters.
+    """
+    if train_samples and train_iters:
+        raise ConfigError("--train-samples and --train-iters are both given; Megatron takes one of them")
+    if full_validation and valid_samples is not None:
+        raise ConfigError("--full-validation takes whole epochs; leave out --valid-samples")
+
+    def batch(split: str) -> int:
+        if not global_batch_size:
+            raise ConfigError(f"{split}: its size needs --global-batch-size, or set it directly by --{split}-samples")
+        return global_batch_size
+
+    def iterations(split: str) -> int:
+        if train_iters:
+            return train_iters
+        if not train_samples:
+            problem = "needs --train-samples or --train-iters, or"
+        elif rampup_batch_size:  # more steps, by Megatron's own rounding of each
+            problem = "with --rampup-batch-size is not reckoned;"
+        else:
+            return train_samples // batch(split)
+        raise ConfigError(f"{split}: its size {problem} set it directly by --{split}-samples")
+
+    def valid() -> int | None:
+        if full_validation or valid_samples is not None:
+            return valid_samples
+        if not eval_interval:
+            raise ConfigError("valid: its size needs --eval-interval, or set it directly by --valid-samples")
+        return (iterations("valid") // eval_interval + 1) * eval_iters * batch("valid")
+
+    def test() -> int:
+        return eval_iters * batch("test") if test_samples is None else test_samples
+
+    makers = (lambda: train_samples or iterations("train") * batch("train"), valid, test)
+    return tuple(make() if split in used else 0 for split, make in enumerate(makers))
 
 
 def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any]) -> CacheRequest:
@@ -46,7 +181,7 @@ def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any
         random_seed=flags["seed"],
         sequence_length=flags["seq_length"],
         tokenizer=_identifiers(flags["tokenizer_identifiers"], tokenizer_flags),
-        sizes=TrainingFlags(**{name: flags[name] for name in _SIZE_FLAGS}).sizes(used),
+        sizes=count_samples(used, **{name: flags[name] for name in _SIZE_FLAGS}),
         blend=blend,
         blend_per_split=blend_per_split,
         split=split,

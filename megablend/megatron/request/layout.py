@@ -10,7 +10,9 @@ Source: BlendedMegatronDatasetBuilder._build_blended_dataset_splits, _get_size_p
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,9 +20,48 @@ import numpy as np
 
 from megablend.errors import ConfigError
 from megablend.megatron.request.request import SPLITS, Blend, CacheRequest
-from megablend.megatron.request.split import Matrix, normalized, split_matrix
 
+Matrix = list[tuple[float, float] | None]
+"""For each split the part of the sequences it takes, from and to; None where it takes none."""
 _WHOLE = (0.0, 1.0)
+
+
+def split_matrix(split: str) -> Matrix:
+    """The matrix that Megatron makes of a split string such as "969,30,1"; goes into descriptions, down to the type of its zeros.
+
+    Raises: ConfigError where it has more than three parts, no part above 0, or a part that Megatron would misread.
+    Source: parse_and_normalize_split, convert_split_vector_to_split_matrix.
+    """
+    if re.search(r"[0-9.]\s*[eE+-]|[eE+-]\s*[0-9.]", split):
+        raise ConfigError(
+            f"split {split!r}: Megatron reads digits and points only; write the proportions without signs or exponents"
+        )
+    try:
+        parts = [float(part) for part in re.findall(r"[.0-9]+", split)]
+    except ValueError as error:
+        raise ConfigError(f"split {split!r}: {error}; expected up to three numbers such as 969,30,1") from None
+    if len(parts) > len(SPLITS) or not sum(parts) > 0:
+        raise ConfigError(f"split {split!r}: expected up to three numbers such as 969,30,1, one of them above 0")
+    edges: list[float] = [0]
+    for part in normalized(parts + [0.0] * (len(SPLITS) - len(parts))):
+        edges.append(edges[-1] + part)
+    return [None if end <= begin else (begin, end) for begin, end in itertools.pairwise(edges)]
+
+
+def normalized(weights: list[float] | list[int]) -> list[float]:
+    """Weights that sum to 1, in the order of rounding that Megatron uses. Source: megatron.core.datasets.utils.normalize."""
+    array = np.array(weights, np.float64)
+    result: list[float] = (array / np.sum(array)).tolist()
+    return result
+
+
+def sequence_range(span: tuple[float, float], num_sequences: int) -> tuple[int, int]:
+    """First sequence and end of a split's part of a file.
+
+    Source: BlendedMegatronDatasetBuilder._build_megatron_dataset_splits.
+    """
+    begin, end = (round(edge * float(num_sequences)) for edge in span)
+    return begin, end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +116,8 @@ def layouts(request: CacheRequest) -> list[SplitLayout]:
 
 
 def _split_layout(request: CacheRequest, split: int, span: tuple[float, float], blend: Blend) -> SplitLayout:
-    size, per_split = request.sizes[split], request.blend_per_split is not None
+    size = request.sizes[split]
+    per_split = request.blend_per_split is not None
     alone = len(blend.prefixes) == 1 and (per_split or blend.weights is None)
     apart = per_split and request.multiple_validation_sets and SPLITS[split] == "valid"
     targets = weights = None

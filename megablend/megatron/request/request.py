@@ -14,7 +14,8 @@ from megablend.storage.registry import explain_scheme, find_storage
 SPLITS = ("train", "valid", "test")
 MAX_DATASETS = 32_766
 """A blend keeps its datasets' numbers in 16 bits."""
-GREEDY, LARGEST_REMAINDER = "greedy", "largest-remainder"
+GREEDY = "greedy"
+LARGEST_REMAINDER = "largest-remainder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

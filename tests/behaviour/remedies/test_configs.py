@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from megablend.config import load_config
-from megablend.megatron.request.dataset_uri import parse_address
+from megablend.megatron.request.address import parse_address
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.object_options import parse_options
 from tests.behaviour.remedies.driver import Bench, fault, misuse, table

@@ -20,14 +20,13 @@ from megablend.distributed.folder_groups import ranks_sharing_folder
 from megablend.errors import ChangedFileError, MegablendError
 from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset
 from megablend.megatron.cache_builder.idx_copies import copy_path, make_copies
-from megablend.megatron.exact.documents import document_index
 from megablend.megatron.exact.epochs import num_epochs
-from megablend.megatron.exact.samples import sample_index
-from megablend.megatron.exact.shuffle import Generator
+from megablend.megatron.exact.shuffle import Generator, document_index
 from megablend.storage.by_scheme import make_storage
 from megablend.testing.moved import MovedStorage
 from tests.behaviour.remedies.driver import Bench, Step, fault, misuse, table
 from tests.cli.commands import runner_with_stderr
+from tests.megatron.exact.whole_index import sample_index
 from tests.megatron.plugin_data import draw_documents, plugin_config, write_word
 from tests.megatron.reference import process_group
 from tests.pairs import write_pair

@@ -25,8 +25,8 @@ from typing import Any
 
 from megablend.distributed.launch import detect
 from megablend.megatron import prepare
-from megablend.megatron.cache_builder import cost as needs
 from megablend.megatron.cache_builder import schedule
+from megablend.megatron.cache_builder import schedule as needs
 from megablend.megatron.cache_builder.artefacts import Artefact
 from megablend.megatron.cache_builder.commit import Commits
 

@@ -21,8 +21,7 @@ from megablend.errors import CacheError
 from megablend.kernels import new_files
 from megablend.megatron.cache_builder import commit
 from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact, problem_with
-from megablend.megatron.cache_builder.commit import WORK_FOLDER, Commits, NewFiles
-from megablend.megatron.cache_builder.write import ArtefactWriter
+from megablend.megatron.cache_builder.commit import WORK_FOLDER, ArtefactWriter, Commits
 from tests.examples import examples
 
 ARTEFACT = Artefact(
@@ -47,7 +46,8 @@ def write(cache: Path) -> None:
     (cache / WORK_FOLDER).mkdir(exist_ok=True)
     with Commits(cache, threading.Event()) as commits, ArtefactWriter(ARTEFACT, commits) as out:
         with out.array("sample_index") as file:
-            file.extend([SAMPLES[:1], SAMPLES[1:]])
+            file.append(SAMPLES[:1])
+            file.append(SAMPLES[1:])
         out.write("shuffle_index", SHUFFLED)
 
 
@@ -155,7 +155,8 @@ def test_an_array_in_thousands_of_parts(tmp_path: Path) -> None:
         ArtefactWriter(artefact, commits) as out,
         out.array("sample_index") as file,
     ):
-        file.extend(rows[i : i + 1] for i in range(len(rows)))
+        for i in range(len(rows)):
+            file.append(rows[i : i + 1])
     assert artefact.path(tmp_path, "sample_index").read_bytes() == saved(rows)
 
 
@@ -217,7 +218,7 @@ def test_no_name_appears_before_all_bytes_are_on_the_disk(
 
 
 def test_a_full_batch_is_committed_before_the_build_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit, "_LEAST_BATCH", 2 * SHUFFLED.nbytes)
+    monkeypatch.setattr(commit, "_MIN_BATCH", 2 * SHUFFLED.nbytes)
     (tmp_path / WORK_FOLDER).mkdir()
     with Commits(tmp_path, threading.Event()) as commits:
         for number, artefact in enumerate(artefacts(3)):
@@ -250,7 +251,7 @@ def write_at_once(cache: Path) -> None:
     starts = [0, *np.cumsum(sizes)[:-1].tolist()]
     (cache / WORK_FOLDER).mkdir(exist_ok=True)
     with Commits(cache, threading.Event()) as commits:
-        commits.write([ARTEFACT, OTHER], NewFiles(np.frombuffer(b"".join(contents), np.uint8), starts, sizes))
+        commits.write([ARTEFACT, OTHER], np.frombuffer(b"".join(contents), np.uint8), starts, sizes)
 
 
 @pytest.mark.parametrize(("available", "together"), [(True, True), (False, True), (True, False)])

@@ -8,10 +8,16 @@ import pytest
 
 from megablend.distributed.launch import detect
 from megablend.errors import ChangedFileError, CorruptFileError, MissingFileError
-from megablend.megatron.cache_builder import build_cache, build_small, length_reader, worker
+from megablend.megatron.cache_builder import build_artefact, build_cache, worker
 from megablend.megatron.cache_builder import lengths as module
-from megablend.megatron.cache_builder.length_reader import LengthReader
-from megablend.megatron.cache_builder.lengths import counted_lengths, lengths_of, part_sizes, read_lengths, read_part
+from megablend.megatron.cache_builder.lengths import (
+    LengthReader,
+    counted_lengths,
+    lengths_of,
+    part_sizes,
+    read_lengths,
+    read_part,
+)
 from megablend.megatron.request.request import Blend, CacheRequest
 from tests.pairs import write_pair
 from tests.storages import STORAGE
@@ -87,20 +93,20 @@ def make_request(folder: Path, *prefixes: str) -> CacheRequest:
 
 
 def test_lengths_of_large_datasets_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(length_reader, "_MOST_KEPT", 3)
+    monkeypatch.setattr(module, "_MAX_KEPT", 3)
     small, large = (write_pair(tmp_path / str(n), [1] * n) for n in (3, 4))
     reader = LengthReader(make_request(tmp_path, small, large), STORAGE, keep_bytes=1 << 20)
     sizes = {prefix: reader.count(prefix, [(0.0, 1.0)])[0] for prefix in (small, large)}
     assert [reader.find(prefix, sizes[prefix]).kept is not None for prefix in (small, large)] == [True, False]
 
 
-@pytest.mark.parametrize("most_bytes", [build_small._MAX_BYTES, 0], ids=["small", "large"])
+@pytest.mark.parametrize("most_bytes", [build_artefact._MAX_BYTES, 0], ids=["small", "large"])
 @pytest.mark.parametrize(("changed", "tokens"), [([8] + 9 * [9], 44), ([8, 10] + 8 * [9], 45)])
 def test_lengths_that_change_during_the_build_are_refused(
     changed: list[int], tokens: int, most_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(length_reader, "_MOST_KEPT", 0)
-    monkeypatch.setattr(build_small, "_MAX_BYTES", most_bytes)
+    monkeypatch.setattr(module, "_MAX_KEPT", 0)
+    monkeypatch.setattr(build_artefact, "_MAX_BYTES", most_bytes)
     prefix = write_pair(tmp_path / "a", [9] * 10)
     idx = Path(f"{prefix}.idx")
     whole = idx.read_bytes()

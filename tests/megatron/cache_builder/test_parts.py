@@ -11,10 +11,10 @@ import pytest
 from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError, PlanError
 from megablend.megatron.cache_builder import build_artefact as build
-from megablend.megatron.cache_builder import cost as needs
 from megablend.megatron.cache_builder import parts, schedule, worker
+from megablend.megatron.cache_builder import schedule as needs
 from megablend.megatron.cache_builder.build_cache import prepare_cache
-from megablend.megatron.cache_builder.write import ArtefactWriter
+from megablend.megatron.cache_builder.commit import ArtefactWriter
 from megablend.megatron.request.request import GREEDY, Blend, CacheRequest
 from tests.megatron.meeting import on_ranks
 from tests.pairs import contents, write_pair
@@ -28,7 +28,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for what in ("artefact", GREEDY):
         monkeypatch.setitem(needs._NS, what, 1.0)
     monkeypatch.setattr(parts.Parts, "block", 70)
-    monkeypatch.setattr(parts.Parts, "most_rows", 50)
+    monkeypatch.setattr(parts.Parts, "max_rows", 50)
 
 
 @pytest.fixture

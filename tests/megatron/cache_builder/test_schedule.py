@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import ConfigError
-from megablend.megatron.cache_builder.cost import CostEstimate
-from megablend.megatron.cache_builder.schedule import MemoryGate, NodeResources, assign_jobs, forecast
+from megablend.megatron.cache_builder.schedule import CostEstimate, MemoryGate, NodeResources, assign_jobs, forecast
 from tests.examples import examples
 
 MB = 1 << 20

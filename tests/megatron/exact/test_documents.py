@@ -3,10 +3,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from megablend.megatron.exact import documents as ours
-from megablend.megatron.exact.shuffle import SMALL, Generator
+from megablend.megatron.exact import shuffle as ours
+from megablend.megatron.exact.shuffle import Generator
 from tests.examples import examples
 from tests.megatron_core import megatron
+
+MANY = 1 << 16
 
 
 def same_state(one: Generator, other: np.random.RandomState) -> bool:
@@ -17,8 +19,8 @@ def same_state(one: Generator, other: np.random.RandomState) -> bool:
 @pytest.mark.long
 @examples(80)
 @given(st.integers(0, 50), st.integers(1, 5), st.booleans(), st.integers(0, 9))
-@example(SMALL // 3 + 1, 4, True, 1)
-@example(SMALL + 1, 1, True, 1)
+@example(MANY // 3 + 1, 4, True, 1)
+@example(MANY + 1, 1, True, 1)
 def test_document_index_as_megatron(size: int, epochs: int, separate: bool, seed: int) -> None:
     documents = np.arange(7, 7 + size, dtype=np.int32)
     state, twin = Generator(seed), np.random.RandomState(seed)
@@ -30,7 +32,7 @@ def test_document_index_as_megatron(size: int, epochs: int, separate: bool, seed
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("first", "total"), [(0, 0), (0, 5), (5, 5), (3, 8), (SMALL, SMALL), (SMALL + 3, 2 * SMALL + 9), (9, 6)]
+    ("first", "total"), [(0, 0), (0, 5), (5, 5), (3, 8), (MANY, MANY), (MANY + 3, 2 * MANY + 9), (9, 6)]
 )
 def test_shuffle_index_as_megatron(first: int, total: int) -> None:
     state, twin = Generator(3), np.random.RandomState(3)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from megablend.errors import PlanError
-from megablend.megatron.exact.permuted import SMALL, Permuted, largest_remainder_blend
+from megablend.megatron.exact.blend import SMALL, Permuted, largest_remainder_blend
 from megablend.plan.allocate import largest_remainder
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from megablend.errors import PlanError
 from megablend.megatron.exact.epochs import num_samples
-from megablend.megatron.exact.sample_parts import count_run, cut_run, rows_after
-from megablend.megatron.exact.samples import sample_index
+from megablend.megatron.exact.samples import count_run, cut_run, end_row, reached
 from tests import naive_megatron as naive
 from tests.examples import examples
+from tests.megatron.exact.whole_index import sample_index
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
@@ -30,8 +30,8 @@ def test_parts_make_the_whole(dtype: Any, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(documents)), max_size=4)))
     rows, made = np.full((samples + 1, 2), -7, dtype), [0]
     rows[0] = 0
-    block, most_rows = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
-    sizes: dict[str, Any] = {"extra": extra, "dtype": dtype, "block": block, "most_rows": most_rows}
+    block, max_rows = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
+    sizes: dict[str, Any] = {"extra": extra, "dtype": dtype, "block": block, "max_rows": max_rows}
     start = 0
     for first, stop in pairwise([0, *cuts, len(documents)]):
         gathered, sums = count_run(lengths, documents[first:stop], block=block)
@@ -41,16 +41,18 @@ def test_parts_make_the_whole(dtype: Any, data: st.DataObject) -> None:
             made += range(sample, sample + len(part))
         start += sum(sums)
     assert start == tokens
-    last, options = int(lengths[documents[-1]]), {"extra": extra, "keep_tail": keep_tail, "dtype": dtype}
+    sample = reached(tokens, length, samples, extra)
+    end = int(lengths[documents[-1]]), len(documents), sample, samples
+    options: dict[str, Any] = {"extra": extra, "keep_tail": keep_tail}
     try:
-        expected = sample_index(lengths, documents, length, samples, **options)
+        expected = sample_index(lengths, documents, length, samples, dtype=dtype, **options)
     except PlanError as error:
         with pytest.raises(PlanError, match=str(error)):
-            rows_after(last, len(documents), tokens, length, samples, **options)
+            end_row(*end, **options)
         return
-    sample, part = rows_after(last, len(documents), tokens, length, samples, **options)
-    rows[sample : sample + len(part)] = part
-    made += range(sample, sample + len(part))
+    if sample <= samples:
+        rows[sample:] = end_row(*end, **options)
+        made += range(sample, samples + 1)
     assert made == list(range(samples + 1))  # each once, in order
     np.testing.assert_array_equal(rows, expected, strict=True)
     if not keep_tail:
@@ -63,4 +65,4 @@ def test_a_run_of_other_lengths_is_refused() -> None:
     with pytest.raises(PlanError, match="the document index refers to documents 0 to 2, but lengths are given for 2"):
         count_run(lengths, np.array([0, 2], np.int32))
     with pytest.raises(PlanError, match="the documents contain 2 samples; expected 3"):
-        rows_after(6, 2, 11, 4, 3, extra=1, keep_tail=False, dtype=np.int32)
+        end_row(6, 2, reached(11, 4, 3, 1), 3, extra=1, keep_tail=False)

@@ -9,9 +9,17 @@ from hypothesis import strategies as st
 
 from megablend.errors import PlanError
 from megablend.megatron.exact.epochs import num_epochs, num_samples, samples_before_final_epoch
-from megablend.megatron.exact.small_dataset import SampleRules, SmallDataset, fill_small_datasets
+from megablend.megatron.exact.small_dataset import SmallDataset, fill_small_datasets
 from tests.examples import examples
 from tests.megatron_core import megatron
+
+
+class Rules(NamedTuple):
+    """How datasets are shuffled and split into samples."""
+
+    seed: int
+    length: int
+    extra: int
 
 
 class Arrays(NamedTuple):
@@ -30,7 +38,7 @@ class Arrays(NamedTuple):
         )
 
 
-def place(lengths: Any, begin: int, asked: int | None, rules: SampleRules, start: int, *, keep_tail: bool) -> Arrays:
+def place(lengths: Any, begin: int, asked: int | None, rules: Rules, start: int, *, keep_tail: bool) -> Arrays:
     """A dataset whose arrays are in memory from `start` on, a gap between each two."""
     tokens = int(lengths.sum())
     epochs = num_epochs(tokens, asked, rules.length, rules.extra)
@@ -47,7 +55,7 @@ def place(lengths: Any, begin: int, asked: int | None, rules: SampleRules, start
 @given(st.data())
 def test_as_megatron(data: st.DataObject) -> None:
     length, extra = data.draw(st.integers(1, 90)), data.draw(st.integers(0, 1))
-    rules, end, all_arrays = SampleRules(data.draw(st.integers(0, 99)), length, extra), 0, list[Arrays]()
+    rules, end, all_arrays = Rules(data.draw(st.integers(0, 99)), length, extra), 0, list[Arrays]()
     for _ in range(data.draw(st.integers(1, 4))):
         lengths = np.array(data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=40)), np.int32)
         if lengths.sum():
@@ -61,16 +69,16 @@ def test_as_megatron(data: st.DataObject) -> None:
     expected = [as_megatron(each, rules) for each in all_arrays]
     if any(rows[-1, 1] < 0 for _, rows, _ in expected):
         with pytest.raises(PlanError, match="the last of the shuffled documents is empty"):
-            fill_small_datasets(datasets, rules, memory)
+            fill_small_datasets(datasets, memory, **rules._asdict())
         return
-    fill_small_datasets(datasets, rules, memory)
+    fill_small_datasets(datasets, memory, **rules._asdict())
     for each, arrays in zip(all_arrays, expected, strict=True):
         for found, array in zip(each.taken(memory), arrays, strict=True):
             np.testing.assert_array_equal(found, array, strict=True)
         assert (memory[[each.dataset.rows - 1, each.dataset.samples - 1]] == -7).all()
 
 
-def as_megatron(arrays: Arrays, rules: SampleRules) -> tuple[Any, ...]:
+def as_megatron(arrays: Arrays, rules: Rules) -> tuple[Any, ...]:
     """Document, sample and shuffle index, by the functions that GPTDataset calls."""
     dataset, module, state = arrays.dataset, megatron("gpt_dataset"), np.random.RandomState(rules.seed)
     separate = dataset.samples_before_final is not None
@@ -88,4 +96,4 @@ def as_megatron(arrays: Arrays, rules: SampleRules) -> tuple[Any, ...]:
 def test_documents_that_do_not_reach_all_samples_are_an_error() -> None:
     dataset = SmallDataset(np.array([3, 4], np.int32), 0, 2, 3, None, keep_tail=False, documents=0, rows=2, samples=10)
     with pytest.raises(PlanError, match=r"contain 1 samples; expected 3"):
-        fill_small_datasets([dataset], SampleRules(seed=1, length=4, extra=1), np.empty(13, np.int32))
+        fill_small_datasets([dataset], np.empty(13, np.int32), seed=1, length=4, extra=1)

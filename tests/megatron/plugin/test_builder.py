@@ -144,8 +144,8 @@ def test_flags_that_megatrons_names_leave_out_are_told_apart(tmp_path: Path, opt
 def test_a_whole_cache_may_be_read_only(tmp_path: Path, options: dict[str, Any]) -> None:
     cache = tmp_path / "cache"
     build(GPTDataset, config_of(cache, **options))
-    for receipt in (cache / ".megablend").glob("whole-*"):
-        receipt.unlink()
+    for marker in (cache / ".megablend").glob("whole-*"):
+        marker.unlink()
     mount = f"mount --make-rprivate / && mount --bind {cache} {cache} && mount -o remount,ro,bind {cache}"
     code = f"""
 import ctypes, subprocess, sys, warnings
@@ -198,7 +198,7 @@ def test_an_unknown_version_that_fits_is_used_and_named_in_the_log(
 def test_a_version_that_does_not_fit_goes_megatrons_way(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megablend.megatron.plugin.installed.misfit", lambda builder: "GPTDataset has no __len__")
+    monkeypatch.setattr("megablend.megatron.plugin.probe.misfit", lambda builder: "GPTDataset has no __len__")
     for fast in (False, True):
         monkeypatch.setattr("megablend.megatron.plugin.builder.assumes_whole_cache", lambda config, fast=fast: fast)
         with pytest.warns(RuntimeWarning, match=r"GPTDataset has no __len__: Megatron builds the datasets itself"):

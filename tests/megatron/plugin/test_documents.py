@@ -20,15 +20,15 @@ from megablend.blocks.document_lengths import count_documents
 from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError, ChangedFileError, ConfigError
 from megablend.megatron.cache_builder.catalog import build_catalog, catalog_path, open_catalog
-from megablend.megatron.cache_builder.counts import share_of
 from megablend.megatron.cache_builder.document_tables import (
     build_table,
     open_table,
     pinned_address,
+    share_of,
     table_path,
 )
 from megablend.megatron.plugin.documents import Documents, PairDocuments, TableDocuments
-from megablend.megatron.request.dataset_uri import DatasetURI, parse_address
+from megablend.megatron.request.address import Address, parse_address
 from tests.megatron.plugin_data import draw_documents, write_word
 from tests.storages import STORAGE
 
@@ -101,7 +101,7 @@ def test_documents_that_pages_break_up(tmp_path: Path, eod: int | None) -> None:
     rows = [json.loads(path.with_suffix(".json").read_text())["rows"] for path in golden]
     documents = [[token for token in row or [] if token is not None] for each in rows for row in each]
     expected = [[*document, eod] if document and eod is not None else document for document in documents]
-    address = DatasetURI(format="parquet", pattern=f"{GOLDEN}/mid_row_*.parquet", column="input_ids", append_eod=eod)
+    address = Address(format="parquet", pattern=f"{GOLDEN}/mid_row_*.parquet", column="input_ids", append_eod=eod)
     found = TableDocuments(
         cache, build_table(cache, address, launch=SingleProcess(), storage=STORAGE), memory=1, storage=STORAGE
     )
@@ -117,7 +117,7 @@ def test_documents_that_pages_break_up(tmp_path: Path, eod: int | None) -> None:
 @pytest.mark.parametrize("num_ranks", [2, 3, 7])
 def test_ranks_share_the_blocks_at_the_ends_of_documents(tmp_path: Path, num_ranks: int) -> None:
     cache = str(tmp_path / "cache")
-    address = DatasetURI(format="parquet", pattern=f"{GOLDEN}/mid_row_*.parquet", column="input_ids")
+    address = Address(format="parquet", pattern=f"{GOLDEN}/mid_row_*.parquet", column="input_ids")
     found = TableDocuments(
         cache, build_table(cache, address, launch=SingleProcess(), storage=STORAGE), memory=1, storage=STORAGE
     )
@@ -226,18 +226,18 @@ def test_a_catalog_follows_its_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("/data/web_text", DatasetURI(format="megatron", pattern="/data/web_text")),
-        ("parquet:/d/*.parquet", DatasetURI(format="parquet", pattern="/d/*.parquet")),
-        ("parquet:/d/a?.parquet", DatasetURI(format="parquet", pattern="/d/a?.parquet")),
-        ("arrow:/d/a?.arrow?column=x", DatasetURI(format="arrow", pattern="/d/a?.arrow", column="x")),
+        ("/data/web_text", Address(format="megatron", pattern="/data/web_text")),
+        ("parquet:/d/*.parquet", Address(format="parquet", pattern="/d/*.parquet")),
+        ("parquet:/d/a?.parquet", Address(format="parquet", pattern="/d/a?.parquet")),
+        ("arrow:/d/a?.arrow?column=x", Address(format="arrow", pattern="/d/a?.arrow", column="x")),
         (
             "parquet:/d/*.parquet?column=a.b&append_eod=2&index=ff",
-            DatasetURI(format="parquet", pattern="/d/*.parquet", column="a.b", append_eod=2, index="ff"),
+            Address(format="parquet", pattern="/d/*.parquet", column="a.b", append_eod=2, index="ff"),
         ),
-        ("arrow:/d/a?documents=7", DatasetURI(format="arrow", pattern="/d/a", documents="7")),
+        ("arrow:/d/a?documents=7", Address(format="arrow", pattern="/d/a", documents="7")),
     ],
 )
-def test_addresses(text: str, expected: DatasetURI) -> None:
+def test_addresses(text: str, expected: Address) -> None:
     assert parse_address(text) == expected
     assert str(expected) == text
 

@@ -18,7 +18,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset
 
 from megablend.errors import CacheError
 from megablend.megatron import MegablendDatasetBuilder, core
-from megablend.megatron.plugin import installed, probe
+from megablend.megatron.plugin import probe
 from megablend.megatron.plugin.documents import PairDocuments
 from megablend.megatron.request.config import DatasetConfig
 
@@ -133,23 +133,23 @@ def test_a_folder_that_cannot_be_written_is_no_misfit(tmp_path: Path, monkeypatc
 def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The probe's calls; outcomes are kept in a folder of the test."""
     calls: list[Any] = []
-    monkeypatch.setattr(installed, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(probe, "cache_dir", lambda: tmp_path)
 
     def find(builder: Any) -> str:
         calls.append(builder)
         return "GPTDataset differs"
 
-    monkeypatch.setattr(installed, "find_misfit", find)
-    installed.misfit.cache_clear()
+    monkeypatch.setattr(probe, "find_misfit", find)
+    probe.misfit.cache_clear()
     yield calls
-    installed.misfit.cache_clear()
+    probe.misfit.cache_clear()
 
 
 def ask() -> str | None:
     """As another process of the node would."""
-    installed.misfit.cache_clear()
+    probe.misfit.cache_clear()
     builder: Any = MegablendDatasetBuilder
-    return installed.misfit(builder)
+    return probe.misfit(builder)
 
 
 def test_an_outcome_is_kept_as_long_as_nothing_changes(
@@ -163,7 +163,7 @@ def test_an_outcome_is_kept_as_long_as_nothing_changes(
         assert ask() == "GPTDataset differs"
     assert len(probed) == 5
     with monkeypatch.context() as patch:
-        patch.setattr(installed, "installed_version", lambda: "0.99.0")
+        patch.setattr(probe, "installed_version", lambda: "0.99.0")
         assert [ask(), ask()] == ["GPTDataset differs"] * 2
     assert len(probed) == 6
     copied = tmp_path / "source"
@@ -181,9 +181,9 @@ def test_an_outcome_that_cannot_be_kept_serves_the_process(
     tmp_path: Path, probed: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(installed, "cache_dir", lambda: tmp_path / "file")
+    monkeypatch.setattr(probe, "cache_dir", lambda: tmp_path / "file")
     builder: Any = MegablendDatasetBuilder
-    assert [installed.misfit(builder), installed.misfit(builder)] == ["GPTDataset differs"] * 2
+    assert [probe.misfit(builder), probe.misfit(builder)] == ["GPTDataset differs"] * 2
     assert len(probed) == 1
 
 
@@ -211,5 +211,5 @@ def test_a_version_that_nothing_tells_is_no_error(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_was_found_is_kept_for_this_code_alone() -> None:
-    names = {f"{path.parent.name}/{path.name}" for path in installed._files()}
+    names = {f"{path.parent.name}/{path.name}" for path in probe._files()}
     assert {"datasets/gpt_dataset.py", "plugin/probe.py", "cache_builder/work_plan.py", "exact/shuffle.py"} <= names

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from megatron.core.datasets.utils import get_blend_from_list
 
 from megablend.errors import ConfigError
-from megablend.megatron.request.data_path import blend_from_words, read_blends, read_words
+from megablend.megatron.request.flags import blend_from_words, read_blends, read_words
 from tests.examples import examples
 
 PREFIXES = st.lists(st.sampled_from(["/a", " /b ", "c_text", "d.e/f"]), min_size=1, max_size=6)

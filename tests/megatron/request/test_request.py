@@ -13,9 +13,9 @@ from megatron.core.datasets.blended_megatron_dataset_config import (
 )
 
 from megablend.errors import ConfigError
+from megablend.megatron.request.flags import count_samples
+from megablend.megatron.request.layout import sequence_range, split_matrix
 from megablend.megatron.request.request import Blend, CacheRequest
-from megablend.megatron.request.sizes import TrainingFlags
-from megablend.megatron.request.split import sequence_range, split_matrix
 from tests.examples import examples
 
 BLEND = Blend(prefixes=("/a", "/b"), weights=(1.0, 2.0))
@@ -123,11 +123,11 @@ def test_ranges_round_half_to_even() -> None:
     ],
 )
 def test_sizes_are_those_of_the_training_loop(flags: dict[str, Any], expected: tuple[int | None, ...]) -> None:
-    assert TrainingFlags(**flags).sizes({0, 1, 2}) == expected
+    assert count_samples({0, 1, 2}, **flags) == expected
 
 
 def test_splits_without_data_need_no_flags() -> None:
-    assert TrainingFlags(train_samples=7).sizes({0}) == (7, 0, 0)
+    assert count_samples({0}, train_samples=7) == (7, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -148,4 +148,4 @@ def test_splits_without_data_need_no_flags() -> None:
 )
 def test_flags_that_sizes_lack(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TrainingFlags(**flags).sizes({0, 1, 2})
+        count_samples({0, 1, 2}, **flags)

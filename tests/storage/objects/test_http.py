@@ -14,7 +14,7 @@ import pytest
 import megablend
 from megablend.config import load_config
 from megablend.errors import ChangedFileError, ConfigError, MissingFileError, UnsupportedFileError
-from megablend.megatron.request.dataset_uri import parse_address
+from megablend.megatron.request.address import parse_address
 from megablend.storage.by_scheme import make_storage
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import FaultySource

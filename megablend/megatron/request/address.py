@@ -18,7 +18,7 @@ _OPTIONS = ("column", "append_eod", "documents", "index")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetURI:
+class Address:
     """Documents as a blend names them."""
 
     format: str
@@ -45,20 +45,21 @@ class DatasetURI:
         return f"{scheme}{self.pattern}{'?' if options else ''}{options}"
 
 
-def parse_address(text: str) -> DatasetURI:
+def parse_address(text: str) -> Address:
     """Read an address; a path without a scheme is the prefix of a pair. Patterns become absolute, prefixes stay as written.
 
     Raises: ConfigError for an option that does not exist or cannot be read.
     """
     found = _SCHEME.match(text)
     if found is None:
-        return DatasetURI(format=PAIR, pattern=text)
+        return Address(format=PAIR, pattern=text)
     rest = text[found.end() :]
     pattern, mark, query = rest.rpartition("?")
     if not mark or "=" not in query:  # a question mark of the pattern
-        pattern, query = rest, ""
+        pattern = rest
+        query = ""
     options = _options(text, query)
-    return DatasetURI(
+    return Address(
         format=found[1],
         pattern=make_absolute(pattern, str(Path.cwd())),
         column=options.get("column"),
