@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import megablend
+from megablend.plan.ledger_file import load_ledger
 from tests.runs import documents, make_config, read_samples, write_source
 
 STAGES: list[dict[str, Any]] = [
@@ -45,6 +46,24 @@ def ledger_path(cache: str, run: str) -> Path:
 def stream(source: int) -> list[int]:
     """The tokens of a source in the order of its files."""
     return [token for document in documents(source, 150, 60, 5) for token in document or []]
+
+
+ENDS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    "tokens": ({"tokens": 8 * 480}, [{"tokens": 8 * 160}, {"tokens": 8 * 320}, {"lanes": 8}]),
+    "shares of tokens": ({"tokens": 8 * 640}, [{"share": 0.25}, {"share": 0.5}, {"lanes": 8}]),
+    "shares of samples": ({"samples": 640}, [{"share": 0.25}, {"share": 0.5}, {"lanes": 8}]),
+}
+"""Settings of a run, and stages that end at samples 160 and 320."""
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_ends_of_stages_count_from_the_beginning_of_the_run(case: str, tmp_path: Path) -> None:
+    settings, stages = ENDS[case]
+    config = config_of(tmp_path, stages=stages, **settings)
+    megablend.build(config)
+    ledger = load_ledger(config["cache"], "default")
+    assert ledger is not None
+    assert ledger.ends == (160, 320, 480 if case == "tokens" else 640)
 
 
 def test_every_source_goes_on_where_it_was_whatever_changes(tmp_path: Path) -> None:
