@@ -1,4 +1,4 @@
-"""What is computed when it is first needed: `LazyTuple`, `LazyItems`, and `cached_property` without a lock, as in Python 3.12.
+"""What is computed when it is first needed: `LazyItems`, and `cached_property` without a lock, as in Python 3.12.
 
 The one of Python 3.10 and 3.11 holds a lock while it computes, one for all objects of a class: a process that is forked while
 another thread computes would wait for that lock forever.
@@ -7,8 +7,8 @@ another thread computes would wait for that lock forever.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar, overload
 
 if TYPE_CHECKING or sys.version_info >= (3, 12):
     from functools import cached_property
@@ -31,60 +31,6 @@ else:
 
 
 T_co = TypeVar("T_co", covariant=True)
-
-
-class LazyTuple(Sequence[T_co]):
-    """A tuple whose length is known, and whose items are computed when one of them is first needed.
-
-    Equal to a tuple, or to another of its kind, with equal items. Picklable where `compute` is.
-
-    Args:
-        size: number of items.
-        compute: returns the items; called once, or by several threads at once.
-    """
-
-    __slots__ = ("_compute", "_items", "_size")
-
-    def __init__(self, size: int, compute: Callable[[], Sequence[T_co]]) -> None:
-        self._size, self._compute = size, compute
-        self._items: tuple[T_co, ...] | None = None
-
-    @property
-    def items(self) -> tuple[T_co, ...]:
-        """The items as a tuple. Raises: ValueError where there are not as many as announced."""
-        if self._items is None:
-            items = tuple(self._compute())
-            if len(items) != self._size:
-                raise ValueError(f"found {len(items)} items, expected {self._size}")
-            self._items = items
-        return self._items
-
-    @overload
-    def __getitem__(self, index: int) -> T_co: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[T_co, ...]: ...
-    def __getitem__(self, index: int | slice) -> T_co | tuple[T_co, ...]:
-        return self.items[index]
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __iter__(self) -> Iterator[T_co]:
-        return iter(self.items)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, LazyTuple):
-            return self is other or self.items == other.items
-        return self.items == other if isinstance(other, tuple) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self.items)
-
-    def __repr__(self) -> str:
-        return repr(self.items)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return LazyTuple, (self._size, self._compute)
 
 
 class LazyItems(Sequence[T_co]):
@@ -122,4 +68,4 @@ class LazyItems(Sequence[T_co]):
         return hash(tuple(self))
 
 
-__all__ = ["LazyItems", "LazyTuple", "cached_property"]
+__all__ = ["LazyItems", "cached_property"]

@@ -31,11 +31,6 @@ class Ledger:
         if stored_digests is not None:
             object.__setattr__(self, "digests", stored_digests)
 
-    @classmethod
-    def of_blend(cls, *, run: str, index: str, blend: Blend, ends: Sequence[int]) -> Ledger:
-        """A ledger whose stages all have the same blend."""
-        return cls(run=run, stages=tuple(Stage(end=end, index=index, blend=blend) for end in ends))
-
     @property
     def ends(self) -> tuple[int, ...]:
         """The sample number at which each stage ends, or was cut."""

@@ -44,7 +44,7 @@ RECORD: dict[str, Any] = {
 
 
 def ledger(*ends: int, blend: Blend = BLEND, index: str = "f" * 32) -> Ledger:
-    return Ledger.of_blend(run="demo", index=index, blend=blend, ends=ends)
+    return Ledger(run="demo", stages=tuple(Stage(end=end, index=index, blend=blend) for end in ends))
 
 
 def test_appending_keeps_the_digests_of_the_past() -> None:
