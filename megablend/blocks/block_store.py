@@ -7,21 +7,21 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from megablend.blocks.block_read import BlockRead, FilePart
 from megablend.blocks.block_sizes import BlockSizes
 from megablend.blocks.extra_columns import ExtraColumn, read_extra_columns
-from megablend.blocks.open_files import OpenedReader, OpenFiles
+from megablend.blocks.open_files import OpenFiles
 from megablend.errors import CHANGED_REMEDY, CorruptFileError
 from megablend.formats.base import NO_OFFSETS, Array, DecodedBlock
 from megablend.formats.blocks import decoded_sizes
 from megablend.formats.decoded import DecodedBlocks
 from megablend.formats.eod import with_eod
-from megablend.formats.fetch import BATCH_BYTES, FileRead, fetch_all, read_pieces
+from megablend.formats.fetch import BATCH_BYTES, FileRead, decode_all, fetch_all, read_pieces
 from megablend.index.joined_snapshot import JoinedSnapshot
 from megablend.index.snapshot import Snapshot
 from megablend.index.source_entry import ColumnEntry, SourceEntry
@@ -76,7 +76,7 @@ class BlockStore(BlockSizes):
         self.damaged: set[int] = set()
         """Blocks that were found damaged and replaced; see megablend.blocks.damaged_blocks."""
         self._extra_blocks = LRUCache[DecodedBlock](extra_bytes, _count_bytes)
-        self._files = OpenFiles(snapshot, self.append_eod, self.roots, storage)
+        self._files = OpenFiles(snapshot, self.roots, storage)
 
     @property
     def generation(self) -> Snapshot:
@@ -102,6 +102,11 @@ class BlockStore(BlockSizes):
     def max_reads(self) -> int:
         """Number of reads that the storages of all sources prefer to have in flight."""
         return max((each.max_reads for each in self._limits), default=1)
+
+    @cached_property
+    def is_synchronous(self) -> bool:
+        """Whether the storages of all sources read before `fetch` returns."""
+        return all(each.is_synchronous for each in self._limits)
 
     @cached_property
     def max_files(self) -> int:
@@ -133,60 +138,78 @@ class BlockStore(BlockSizes):
             if rows is None:
                 rows = self.snapshot.blocks(numbers)
             for part in portions(decoded_sizes(rows), BATCH_BYTES):
-                read = self.begin_read(numbers[part], rows[part], pieces=pieces)
-                fetch_all(read.files, self.storage)
-                parts.append(read.decode())
+                read = self.begin_read(numbers[part], rows[part])
+                fetch_all(read, self.storage)
+                parts.append(self.decode(numbers[part], read, pieces=pieces))
         found = DecodedBlocks.joined(parts)
         return found if order is None else found.taken(np.argsort(order))
 
-    def begin_read(self, numbers: npt.NDArray[np.int64], rows: Array, *, pieces: bool = True) -> BlockRead:
-        """Open the files of blocks, for a caller that fetches their bytes and decodes them later.
+    def begin_read(self, numbers: npt.NDArray[np.int64], rows: Array) -> list[FileRead]:
+        """Open the files of blocks, for a caller that fetches their bytes (see `formats.fetch`), and then calls `decode`.
 
         Args:
-            numbers: int64 [n], of the blocks.
+            numbers: int64 [n], of the blocks, ascending.
             rows: PLACED_BLOCK_DTYPE [n], their rows of the block table (`snapshot.blocks`).
-            pieces: as in `read`.
 
+        Returns: the read of each file, in order.
         Raises: as `read` does.
         """
-        parts = [
-            FilePart(
-                here,
-                numbers[here],
-                opened,
-                self._extra_of(opened.column),
-                FileRead(opened.reader, mine, opened.chunks, check=opened.check, source=opened.source),
+        found = list[FileRead]()
+        for file, here in self._cut_by_file(numbers):
+            opened = self._files.get(file)
+            found.append(
+                FileRead(
+                    opened.reader, rows[here], opened.chunks, check=opened.check, source=opened.source, number=file
+                )
             )
-            for here, opened, mine in self._by_reader(numbers, rows)
-        ]
-        return BlockRead(parts, partial(self._finish, pieces=pieces))
+        return found
+
+    def decode(self, numbers: npt.NDArray[np.int64], reads: Sequence[FileRead], *, pieces: bool) -> DecodedBlocks:
+        """Decode the blocks `numbers` int64 [n], of which `begin_read` made `reads`. Args and raises: as of `read`."""
+        if not self._changes_blocks:
+            found = DecodedBlocks.joined(decode_all(reads, pieces=pieces))
+            return found if pieces else found.without_offsets()
+        parts, stop = list[DecodedBlocks](), 0
+        for read in reads:
+            start, stop = stop, stop + len(read.blocks)
+            parts.append(self._decode_file(numbers[start:stop], read, pieces=pieces))
+        return DecodedBlocks.joined(parts)
+
+    @cached_property
+    def _changes_blocks(self) -> bool:
+        """Whether something is added to blocks of some file: end-of-document tokens, extra columns."""
+        return bool(self.extra) or any(eod is not None for eod in self.append_eod)
+
+    def reads_more(self, reads: Sequence[FileRead]) -> bool:
+        """Whether `decode` itself reads: extra columns, whose blocks are only known after decoding the tokens."""
+        return bool(self.extra) and any(self._extra_of(self._column_of(read)) for read in reads)
+
+    def _column_of(self, read: FileRead) -> ColumnEntry:
+        return self.snapshot.columns[int(self.snapshot.file_columns[read.number])]
 
     def _extra_of(self, column: ColumnEntry) -> tuple[ExtraColumn, ...] | None:
         return self.extra.get(column.name) if isinstance(column, SourceEntry) else None
 
-    def _finish(self, part: FilePart, *, pieces: bool) -> DecodedBlocks:
-        """Add end-of-document tokens and extra columns to blocks of a file."""
-        columns, append_eod, ids = part.columns, part.opened.append_eod, part.ids
-        blocks: Sequence[DecodedBlock] = part.file.decode(
-            pieces=pieces or append_eod is not None or columns is not None
-        )
+    def _decode_file(self, ids: npt.NDArray[np.int64], read: FileRead, *, pieces: bool) -> DecodedBlocks:
+        """Blocks of a file, with end-of-document tokens and extra columns."""
+        column = int(self.snapshot.file_columns[read.number])
+        source, append_eod = self.snapshot.columns[column], self.append_eod[column]
+        columns = self._extra_of(source)
+        blocks: Sequence[DecodedBlock] = read.decode(pieces=pieces or append_eod is not None or columns is not None)
         if append_eod is None and columns is None:
             found = DecodedBlocks.of(blocks)
             return found if pieces else found.without_offsets()
         extra: list[tuple[Array, ...]] = [()] * len(ids)
         if columns is not None:
-            source = part.opened.column
             assert isinstance(source, SourceEntry)
-            read = partial(self._extra_blocks.get_all, make=self.read)
+            more = partial(self._extra_blocks.get_all, make=self.read)
             extra = read_extra_columns(
-                self.snapshot, columns, source, read, ids, blocks, has_eod=append_eod is not None
+                self.snapshot, columns, source, more, ids, blocks, has_eod=append_eod is not None
             )
         if append_eod is not None:
-            rows = part.file.blocks
-            blocks = [
-                with_eod(block, flag, append_eod) for block, flag in zip(blocks, rows["flags"].tolist(), strict=True)
-            ]
-            self._check_ends(ids, rows, blocks)
+            flags = read.blocks["flags"].tolist()
+            blocks = [with_eod(block, flag, append_eod) for block, flag in zip(blocks, flags, strict=True)]
+            self._check_ends(ids, read.blocks, blocks)
         return DecodedBlocks.of(
             [
                 DecodedBlock(block.tokens, block.offsets if pieces else NO_OFFSETS, each)
@@ -210,14 +233,17 @@ class BlockStore(BlockSizes):
     def pieces(self, ids: npt.ArrayLike) -> tuple[list[npt.NDArray[np.int64]], int]:
         """Find document offsets in blocks, without end-of-document tokens; see BlockReader.find_pieces. Raises as `read` does."""
         numbers = self._checked(ids)
-        found: list[npt.NDArray[np.int64]] = [None] * len(numbers)  # type: ignore[list-item]
-        scanned_bytes = 0
-        for here, opened, rows in self._by_reader(numbers, self.snapshot.blocks(numbers)):
-            offsets, size = read_pieces(opened.reader, rows, opened.chunks, self.storage, opened.check, opened.source)
+        order = np.argsort(numbers, kind="stable")
+        rows = self.snapshot.blocks(numbers[order])
+        found, scanned_bytes = list[npt.NDArray[np.int64]](), 0
+        for file, here in self._cut_by_file(numbers[order]):
+            opened = self._files.get(file)
+            offsets, size = read_pieces(
+                opened.reader, rows[here], opened.chunks, self.storage, opened.check, opened.source
+            )
             scanned_bytes += size
-            for i, block in zip(here.tolist(), offsets, strict=True):
-                found[i] = block
-        return found, scanned_bytes
+            found += offsets
+        return [found[i] for i in np.argsort(order).tolist()], scanned_bytes
 
     def read_blocks(self, ids: npt.ArrayLike) -> BlockBatch:
         """Read tokens and document pieces of any blocks, in the requested order. Raises as `read` does."""
@@ -251,18 +277,12 @@ class BlockStore(BlockSizes):
             raise IndexError(f"block {bad} is out of range: the index has blocks 0 to {num_blocks - 1}")
         return numbers
 
-    def _by_reader(
-        self, numbers: npt.NDArray[np.int64], rows: Array
-    ) -> Iterator[tuple[npt.NDArray[np.int64], OpenedReader, Array]]:
-        """For each file with requested blocks: which of them, the file, their rows of its block table."""
+    def _cut_by_file(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
+        """The files of blocks `numbers` int64 [n], ascending, and which of them are in each."""
         files = self.snapshot.file_of(numbers)
-        found = sorted(set(files.tolist()))
-        if len(found) == 1:
-            yield np.arange(len(rows)), self._files.get(found[0]), rows
-            return
-        for file in found:
-            here = np.flatnonzero(files == file)
-            yield here, self._files.get(file), rows[here]
+        firsts = np.flatnonzero(np.diff(files, prepend=-1))
+        for file, (start, stop) in zip(files[firsts].tolist(), pairwise([*firsts.tolist(), len(files)]), strict=True):
+            yield file, slice(start, stop)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {"snapshot": self.snapshot, "append_eod": self.append_eod, "roots": self.roots}

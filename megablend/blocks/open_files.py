@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from megablend.blocks.check_fetched import Checksums, FetchedCheck, open_again
@@ -16,7 +16,6 @@ from megablend.index.file_table import FileEntry
 from megablend.index.file_versions import check_body, join_etags, number_of, warn_moved
 from megablend.index.idx_digests import read_digests
 from megablend.index.snapshot import Snapshot
-from megablend.index.source_entry import ColumnEntry
 from megablend.lazy import cached_property
 from megablend.lru import LRUCache
 from megablend.storage.base import Storage
@@ -36,8 +35,6 @@ class OpenedReader(NamedTuple):
     reader: BlockReader
     chunks: Array
     """CHUNK_DTYPE [num_chunks], the file's."""
-    append_eod: int | None
-    column: ColumnEntry
     check: Check | None
     """Compares what was fetched with checksums."""
     source: Storage | None
@@ -48,15 +45,11 @@ class OpenFiles:
     """Readers by file number; the least recently used are dropped. Thread-safe, also after a fork.
 
     Args:
-        append_eod: for each column of the index, the token inserted after each document, or None.
         snapshot, roots, storage: as in BlockStore.
     """
 
-    def __init__(
-        self, snapshot: Snapshot, append_eod: Sequence[int | None], roots: Mapping[str, str], storage: Storage
-    ) -> None:
+    def __init__(self, snapshot: Snapshot, roots: Mapping[str, str], storage: Storage) -> None:
         self._snapshot = snapshot
-        self._append_eod = append_eod
         self._roots = roots
         self._storage = storage
         self._opened = LRUCache[OpenedReader](MAX_OPEN_FILES)
@@ -87,7 +80,7 @@ class OpenFiles:
                 check = FetchedCheck(kind.files(path), sums, self._storage)
             source = self._storage if find_scheme(path) else None
             self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks + checks_bytes)
-            return OpenedReader(reader, chunks, self._append_eod[entry.column], column, check, source)
+            return OpenedReader(reader, chunks, check, source)
 
         def enter_in_turn() -> OpenedReader:
             """Over a network, several threads that need a file do not all request what opening it takes."""

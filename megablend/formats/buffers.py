@@ -16,3 +16,8 @@ def allocate_buffer(size: int) -> pa.Buffer:
     if size < LARGE_BYTES:
         return pa.allocate_buffer(size)
     return pa.py_buffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
+def memory_at(address: int, size: int) -> memoryview:
+    """The bytes at an address in memory, uint8 [size], which somebody else keeps alive."""
+    return memoryview(pa.foreign_buffer(int(address), int(size))).cast("B")

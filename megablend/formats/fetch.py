@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, TypeVar
+from itertools import groupby
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -93,6 +95,8 @@ class FileRead:
     """Called with all that was fetched."""
     source: Storage | None = None
     """Fetches bytes that turn out to be damaged once more; None on a local disk, where they would be the same."""
+    number: int = -1
+    """Of the file in its index; -1 where it is in none."""
     fetched: list[FetchedRanges] = field(default_factory=list)
     """The fetched ranges, in the order of the requests."""
 
@@ -137,6 +141,47 @@ class FileRead:
         fetch_all([again], self.source)
         self.fetched[:] = again.fetched
         return work(again)
+
+
+class JointReader(BlockReader, Protocol):
+    """A reader that decodes the blocks of several files by one call; such readers need not be of one format's only class."""
+
+    @property
+    def alike(self) -> Hashable:
+        """The same for readers of this class whose files can be decoded together."""
+        ...
+
+    def decode_jointly(self, reads: Sequence[FileRead], *, pieces: bool) -> DecodedBlocks | None:
+        """The blocks of all reads, one read after the other, as `decode` of each returns them; None if only that can.
+
+        Args:
+            reads: of readers that are alike, and everything that they need.
+
+        Raises: as `decode` does; which file it names does not matter, since each is then decoded by itself.
+        """
+        ...
+
+
+def decode_all(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlocks]:
+    """Decode reads whose bytes were fetched, those of consecutive files together where their readers can: fewer calls.
+
+    Returns: the blocks of all reads, in order; how many reads an item is of is not defined.
+    Raises: as FileRead.decode does.
+    """
+    found = list[DecodedBlocks]()
+    for _, group in groupby(reads, lambda read: (type(read.reader), getattr(read.reader, "alike", id(read)))):
+        found += _decode_alike(list(group), pieces=pieces)
+    return found
+
+
+def _decode_alike(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlocks]:
+    """The blocks of reads whose readers are alike."""
+    if len(reads) > 1:
+        with suppress(ChangedFileError, CorruptFileError, UnsupportedFileError):  # told, and tried again, file by file
+            joint = cast("JointReader", reads[0].reader).decode_jointly(reads, pieces=pieces)
+            if joint is not None:
+                return [joint]
+    return [read.decode(pieces=pieces) for read in reads]
 
 
 def fetch_all(reads: Sequence[FileRead], storage: Storage) -> None:

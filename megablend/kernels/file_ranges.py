@@ -1,4 +1,4 @@
-"""Reading ranges of a file in one call: no Python between two reads, and all are requested before waiting for the first."""
+"""Ranges of a file: which of them are read together; and reading them in one call, with no Python between two reads."""
 
 from __future__ import annotations
 
@@ -39,3 +39,27 @@ def read_ranges(
                 return i
             done += got
     return len(offsets)
+
+
+@kernel
+def join_ranges(offsets: Int64s, sizes: Int64s, loads: Int64s, max_gap: int, max_load: int, out: Int64s) -> int:
+    """Join ranges into runs: each is taken into the last run, or begins one where the gap or the run would be too large.
+
+    Args:
+        offsets, sizes: int64 [n], in bytes of the file; offsets ascending.
+        loads: int64 [n], what each range counts towards `max_load`, the limit of a run of several.
+        max_gap: bytes between a range and the end of those before that a run may contain.
+        out: int64 [3, n], filled: the runs' starts and stops, of which there are as many as are returned; each range's run.
+    """
+    count, load, reach = 0, 0, 0
+    for i in range(len(offsets)):
+        load += loads[i]
+        if count == 0 or offsets[i] - reach > max_gap or load > max_load:
+            out[0, count] = out[1, count] = offsets[i]
+            load = loads[i]
+            count += 1
+        stop = offsets[i] + sizes[i]
+        reach = max(reach, stop)
+        out[1, count - 1] = max(out[1, count - 1], stop)
+        out[2, i] = count - 1
+    return count

@@ -87,7 +87,11 @@ class BlockOrder:
     def _groups_containing(self, starts: Int64s) -> Iterator[tuple[Int64s, int, int, Shuffled]]:
         """The groups that contain tokens `starts`: positions in `starts`, epoch, the group's first token, its blocks."""
         for epoch, in_epoch in by_value(starts // self._blocks.num_tokens):
-            groups, first = self._groups(epoch), epoch * self._blocks.num_tokens
+            first = epoch * self._blocks.num_tokens
+            if self._num_groups == 1:
+                yield in_epoch, epoch, first, self._members(epoch, 0)
+                continue
+            groups = self._groups(epoch)
             positions = np.searchsorted(groups.offsets, starts[in_epoch] - first, side="right") - 1
             for position, in_group in by_value(positions):
                 members = self._members(epoch, int(groups.entries[position]))

@@ -13,16 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from megablend.arrays import Float64s, Int64s
+from megablend.arrays import Float64s
 from megablend.blocks.block_store import BlockStore
 from megablend.errors import DataError
-from megablend.formats.base import Array
 from megablend.formats.fetch import plan_fetch, start_fetch
 from megablend.plan.run import Run
 from megablend.prefetch.memory_budget import Budget, batches_of, budget_of
-from megablend.prefetch.read_ahead import split_reads
 from megablend.prefetch.read_amplification import Dictionaries
 from megablend.prefetch.read_schedule import StepSequence
+from megablend.prefetch.reads import Read, split_reads
 from megablend.prefetch.windows import FIRST_SAMPLES, WINDOW_SAMPLES, Window, plan_windows
 from megablend.storage.object_options import StoreOptions
 from megablend.storage.objects.bucket import plan_requests
@@ -43,21 +42,11 @@ _TOLERANCE = 0.05
 """Of what is not known exactly, for requests that are sent a second time, and files that are not opened."""
 
 
-class _Read(NamedTuple):
-    """Blocks of a file that are read together."""
-
-    file: int
-    ids: Int64s
-    rows: Array
-    dictionaries: tuple[int, int]
-    """How many are read with them, and their bytes."""
-
-
 class _Span(NamedTuple):
     """Planned samples of a process."""
 
     samples: int
-    reads: Sequence[_Read]
+    reads: Sequence[Read]
 
 
 def estimate_transfer(run: Run, *, micro_batch_size: int, data_parallel_size: int, num_workers: int) -> Transfer | None:
@@ -115,7 +104,7 @@ def _plan_span(run: Run, future: StepSequence, num_batches: int, *, is_whole: bo
     """Plan all reads of a process; or those of the second window from `future.first` on, and of further ones where windows are
     short: in the first one nothing is in memory."""
     stride, batch_size, dictionaries = future.stride, future.micro_batch_size, Dictionaries(0)
-    samples, reads = 0, list[_Read]()
+    samples, reads = 0, list[Read]()
     for section in run.sections if is_whole else [run.view_at(future.first).settings]:
         view, begin = run.view(section), future.first % stride
         first = max(future.first, begin + -(-max(0, section.start - begin) // stride) * stride)
@@ -132,15 +121,13 @@ def _plan_span(run: Run, future: StepSequence, num_batches: int, *, is_whole: bo
     return _Span(samples, reads)
 
 
-def _list_reads(run: Run, window: Window, budget: Budget, dictionaries: Dictionaries) -> Iterator[_Read]:
-    now, snapshot = window.forecast, run.store.snapshot
-    numbers, sizes = run.store.dictionaries(now.ids)
-    files = snapshot.file_of(now.ids)
+def _list_reads(run: Run, window: Window, budget: Budget, dictionaries: Dictionaries) -> Iterator[Read]:
+    numbers, sizes = run.store.dictionaries(window.forecast.ids)
     for read in split_reads(run, window, budget):
         before = dictionaries.num_read
         size = dictionaries.read(numbers[read.places], sizes[read.places])
-        file = int(files[read.places[0]])
-        yield _Read(file, now.ids[read.places], now.rows[read.places], (dictionaries.num_read - before, size))
+        read.dictionaries = dictionaries.num_read - before, size
+        yield read
 
 
 def _count_spans(run: Run, spans: Sequence[_Span], num_processes: int, num_samples: int, *, is_whole: bool) -> Transfer:
@@ -196,7 +183,7 @@ class _Source:
         reads: of each span.
     """
 
-    def __init__(self, store: BlockStore, opened: set[int], reads: Sequence[Sequence[_Read]]) -> None:
+    def __init__(self, store: BlockStore, opened: set[int], reads: Sequence[Sequence[Read]]) -> None:
         self._store, self._opened = store, opened
         self._tried = self._later_requests = self._later_blocks = 0
         self._paths = {each: store.snapshot.path(each, store.roots) for each in opened}
@@ -212,7 +199,7 @@ class _Source:
         self._known = {id(each): self._count(each) for each in known}
         self._alike = np.sum(list(self._known.values()), axis=0) / [max(1, blocks), max(1, stored), max(1, stored)]
 
-    def count(self, reads: Sequence[_Read]) -> Float64s:
+    def count(self, reads: Sequence[Read]) -> Float64s:
         """Requests, and the least and the most of bytes, of the reads of a span: float64 [3]."""
         found = np.zeros(3)
         for each in reads:
@@ -224,11 +211,11 @@ class _Source:
             found += known
         return found
 
-    def _count(self, read: _Read) -> Float64s:
+    def _count(self, read: Read) -> Float64s:
         """The same of a read of an opened file, without dictionaries."""
-        (part,) = self._store.begin_read(read.ids, read.rows).parts
+        (file,) = self._store.begin_read(read.ids, read.rows)
         found, stored, is_first = np.zeros(3), _stored_bytes(read), True
-        while ranges := part.file.next_ranges():
+        while ranges := file.next_ranges():
             counted = np.sum([self._count_ranges(each, self._paths[read.file]) for each in ranges], axis=0)
             found += counted
             if not is_first:
@@ -244,7 +231,7 @@ class _Source:
                 )
             self._tried, is_first = self._tried + 1, False
             for each in ranges:
-                part.file.add(start_fetch(each, self._store.storage).result())
+                file.add(start_fetch(each, self._store.storage).result())
         return found
 
     def _count_ranges(self, ranges: FileRanges, path: str) -> list[int]:
@@ -256,5 +243,5 @@ class _Source:
         return [sum(map(len, parts)), size if ranges.path == path else 0, size]
 
 
-def _stored_bytes(read: _Read) -> int:
+def _stored_bytes(read: Read) -> int:
     return int(read.rows["stored_bytes"].sum(dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Requests of ranges by many tasks: ranges that several tasks need are requested once."""
+"""Requests of ranges by many reads: ranges that several reads need are requested once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from time import perf_counter
 
 from megablend.formats.fetch import FileRead, fetch_now, start_fetch
 from megablend.prefetch.read_counts import ReadCounts, ReadMeter
+from megablend.prefetch.reads import RangeKey
 from megablend.storage.base import Storage
 from megablend.storage.futures import call_now, forward_result, gather_futures
 from megablend.storage.ranges import FetchedRanges, FileRanges
 from megablend.storage.waits import Waits
-
-RangeKey = tuple[str, int]
-"""Path and offset of a range that several tasks request."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +51,7 @@ class RangeRequests:
         """Request the ranges that files need next; None if they need no more.
 
         Args:
-            owned: receives the shared ranges that this task requests, and `release`s when it is done.
+            owned: receives the shared ranges that this read requests, and `release`s when it is done.
         """
         with self._claiming:
             needed = [(file, ranges) for file in files for ranges in file.next_ranges()]
@@ -67,7 +65,7 @@ class RangeRequests:
         return RequestedRanges([file for file, _ in needed], gather_futures(fetching, list))
 
     def _fetch_now(self, needed: Sequence[tuple[FileRead, FileRanges]]) -> None:
-        """Read ranges that no other task needs in this thread, and pass them to their files."""
+        """Read ranges that no other read needs in this thread, and pass them to their files."""
         started = perf_counter()
         for file, ranges in needed:
             file.add(fetch_now(ranges, self._storage))
@@ -75,15 +73,15 @@ class RangeRequests:
         self._meter.add(ReadCounts(requests=len(needed), bytes=size, reading_seconds=perf_counter() - started))
 
     def release(self, owned: Sequence[RangeKey]) -> None:
-        """Forget shared ranges, whose task is done: others may have to request them again."""
+        """Forget shared ranges, whose read is done: others may have to request them again."""
         with self._claiming:
             for key in owned:
                 self._shared.pop(key, None)
 
     def _claim(self, ranges: FileRanges, owned: list[RangeKey]) -> _Claim | None:
-        """Take over the request of ranges that several tasks need, or share that of another task; None for other ranges.
+        """Take over the request of ranges that several reads need, or share that of another read; None for other ranges.
 
-        The caller holds `_claiming`, and has found the ranges missing since it took it: otherwise the task that requested them
+        The caller holds `_claiming`, and has found the ranges missing since it took it: otherwise the read that requested them
         could finish in between, and they would be requested again.
         """
         if not ranges.is_shared:
@@ -95,7 +93,7 @@ class RangeRequests:
         return _Claim(created, is_owner=True)
 
     def _start(self, requests: Sequence[FileRanges], claims: Sequence[_Claim | None]) -> list[Future[FetchedRanges]]:
-        """Request ranges from the storage, except those that another task requests."""
+        """Request ranges from the storage, except those that another read requests."""
         fetching, owned = list[Future[FetchedRanges]](), [each.future for each in claims if each and each.is_owner]
         try:
             for ranges, claim in zip(requests, claims, strict=True):
@@ -107,7 +105,7 @@ class RangeRequests:
                     owned.remove(claim.future)
                 fetching.append(claim.future)
         except BaseException as error:
-            for future in owned:  # other tasks may already wait for them
+            for future in owned:  # other reads may already wait for them
                 future.set_exception(error)
             raise
         return fetching
@@ -122,8 +120,8 @@ class RangeRequests:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Claim:
-    """A request that several tasks share."""
+    """A request that several reads share."""
 
     future: Future[FetchedRanges]
     is_owner: bool
-    """The task that holds the claim makes the request."""
+    """The read that holds the claim makes the request."""

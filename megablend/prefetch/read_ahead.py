@@ -11,14 +11,11 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future as Pending
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
-from megablend.arrays import Int64s
 from megablend.blocks.damaged_blocks import read_or_replace
 from megablend.errors import CorruptFileError
-from megablend.formats.decoded import DecodedBlocks
 from megablend.order.base import Spans
 from megablend.plan.run import Run
 from megablend.prefetch.block_table import BlockTable
@@ -26,28 +23,9 @@ from megablend.prefetch.memory_budget import Budget
 from megablend.prefetch.read_counts import ReadCounts, ReadMeter
 from megablend.prefetch.read_pipeline import ReadPipeline
 from megablend.prefetch.read_schedule import ReadSchedule
+from megablend.prefetch.reads import Read, split_reads
 from megablend.prefetch.samples import Samples, find_continued, gather
 from megablend.prefetch.windows import Window
-
-READ_BYTES = 4 << 20
-"""Decoded bytes of the blocks of a file that are read and decoded together, or one block; less where memory is scarce."""
-READS_AHEAD = 32
-"""The fewest reads per window, so that threads can share even a short one."""
-
-
-@dataclass(slots=True)
-class Read:
-    """Blocks that are read together."""
-
-    places: Int64s
-    """int64 [n], positions in `ids` of their window's schedule."""
-    size: int
-    """Bytes that they take in memory."""
-    reading: int
-    """Additional bytes needed while they are read."""
-    first_use: int
-    """Step of the window that first uses one of them."""
-    blocks: Pending[DecodedBlocks | None] | None = None
 
 
 @dataclass(slots=True)
@@ -85,7 +63,12 @@ class ReadAhead:
         self._windows = windows
         self._budget = budget
         self._pipeline = ReadPipeline(
-            run.store, max_bytes=budget.reads, num_fetching=num_fetching, num_decoding=num_decoding, meter=meter
+            run.store,
+            max_bytes=budget.reads,
+            num_fetching=num_fetching,
+            num_decoding=num_decoding,
+            pieces=run.settings.masks.inter_document_masking,
+            meter=meter,
         )
         # Not at exit, when the interpreter itself waits for threads.
         self._end = weakref.finalize(self, self._pipeline.abandon)
@@ -169,10 +152,7 @@ class ReadAhead:
     def _submit_read(self, in_flight: InFlightWindow) -> None:
         read = in_flight.unissued.popleft()
         self._bytes += read.size
-        ids, rows = in_flight.window.forecast.ids[read.places], in_flight.window.forecast.rows[read.places]
-        read.blocks = self._pipeline.submit(
-            ids, rows, read.reading, pieces=self._run.settings.masks.inter_document_masking
-        )
+        self._pipeline.submit(read)
         in_flight.unfinished.append(read)
 
     def _wait_for_blocks(self, current: InFlightWindow) -> None:
@@ -181,14 +161,13 @@ class ReadAhead:
             self._submit_read(current)
         while current.unfinished and current.unfinished[0].first_use <= self._step:
             read = current.unfinished[0]
-            assert read.blocks is not None
-            ids = current.window.forecast.ids[read.places]
             try:
                 blocks = read.blocks.result()
             except CorruptFileError:
                 if self._run.runtime.on_bad_sample == "raise":
                     raise
-                blocks = read_or_replace(self._run.store, ids, pieces=self._run.settings.masks.inter_document_masking)
+                pieces = self._run.settings.masks.inter_document_masking
+                blocks = read_or_replace(self._run.store, read.ids, pieces=pieces)
             if blocks is None:
                 raise RuntimeError("the interpreter is shutting down: nothing more can be read")
             self._table.put(self._places[read.places], blocks, current.window.forecast.sizes[read.places])
@@ -212,27 +191,3 @@ class ReadAhead:
         first, last = self._left[self._step : self._step + 2]
         if last > first:
             self._bytes -= self._table.drop(self._leaving[first:last])
-
-
-def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
-    """Split a window's reads into portions of one file each, sorted by first use."""
-    files = run.store.snapshot.file_of(window.forecast.ids[window.reads])
-    most = max(1, min(READ_BYTES, budget.reads // 8))
-    read_bytes = max(1, min(most, int(window.forecast.sizes[window.reads].sum()) // READS_AHEAD))
-    order = np.argsort(files, kind="stable")  # within a file they remain sorted by first use
-    places, files = window.reads[order], files[order]
-    sizes, reading, first_use = (
-        column[places] for column in (window.forecast.sizes, window.forecast.reading, window.forecast.first_use)
-    )
-    portions = np.cumsum(sizes) // read_bytes
-    edges = (np.diff(portions, prepend=-1, append=-1) != 0) | (np.diff(files, prepend=-1, append=-1) != 0)
-    reads = [
-        Read(
-            places[start:stop],
-            int(sizes[start:stop].sum()),
-            int(reading[start:stop].sum()),
-            int(first_use[start]),
-        )
-        for start, stop in pairwise(np.flatnonzero(edges).tolist())
-    ]
-    return sorted(reads, key=lambda read: read.first_use)

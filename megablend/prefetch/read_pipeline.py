@@ -14,38 +14,19 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, TypeVar
 
-from megablend.arrays import Int64s
-from megablend.blocks.block_read import BlockRead
 from megablend.blocks.block_store import BlockStore
 from megablend.errors import MegablendError
-from megablend.formats.base import Array
 from megablend.formats.decoded import DecodedBlocks
-from megablend.prefetch.range_requests import RangeKey, RangeRequests, RequestedRanges
+from megablend.prefetch.range_requests import RangeRequests, RequestedRanges
 from megablend.prefetch.read_counts import ReadCounts, ReadMeter
+from megablend.prefetch.reads import Read
 from megablend.storage.waits import Waits
 from megablend.system.failures import translate, translating
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True, eq=False)
-class _Task:
-    """A request for blocks."""
-
-    ids: Int64s
-    rows: Array
-    """Their rows of the block table."""
-    size: int
-    """Bytes of memory that fetching and decoding take."""
-    pieces: bool
-    blocks: Future[DecodedBlocks | None] = field(default_factory=Future)
-    read: BlockRead | None = None
-    shared: list[RangeKey] = field(default_factory=list)
-    """Ranges that it fetches for other tasks as well."""
 
 
 class ReadPipeline:
@@ -55,6 +36,7 @@ class ReadPipeline:
         store: the blocks of the index.
         max_bytes: memory for fetching and decoding at a time; a single read may exceed it.
         num_fetching, num_decoding: numbers of threads.
+        pieces: as in BlockStore.read.
         meter: counts the reads.
     """
 
@@ -65,12 +47,13 @@ class ReadPipeline:
         max_bytes: int,
         num_fetching: int,
         num_decoding: int,
+        pieces: bool,
         meter: ReadMeter | None = None,
     ) -> None:
         self._meter = meter or ReadMeter()
-        self._store, self._max_bytes = store, max_bytes
+        self._store, self._max_bytes, self._pieces = store, max_bytes, pieces
         self._bytes = 0
-        self._waiting = deque[_Task]()
+        self._waiting = deque[Read]()
         self._waits = Waits()
         self._requests = RangeRequests(store.storage, self._meter, self._waits)
         self._lock = threading.Lock()
@@ -83,20 +66,11 @@ class ReadPipeline:
         self._process = os.getpid()
         self._is_abandoned = False
 
-    def submit(self, ids: Int64s, rows: Array, size: int, *, pieces: bool) -> Future[DecodedBlocks | None]:
-        """Request blocks.
-
-        Args:
-            ids, rows, pieces: as in BlockStore.begin_read.
-            size: bytes of memory that fetching and decoding them takes.
-
-        Returns: a future of the blocks, with the exceptions of BlockStore.read; None where the interpreter is shutting down.
-        """
-        task = _Task(ids, rows, size, pieces)
+    def submit(self, read: Read) -> None:
+        """Request the blocks of a read: `read.blocks` receives them, or the exceptions of BlockStore.read."""
         with self._lock:
-            self._waiting.append(task)
-        self._start_tasks()
-        return task.blocks
+            self._waiting.append(read)
+        self._start_reads()
 
     def compute(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
         """Call `work(*arguments)` in one of the decoding threads."""
@@ -124,34 +98,34 @@ class ReadPipeline:
     def _make_threads(self, count: int, name: str) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(count, thread_name_prefix=name, initializer=self._waits.enter)
 
-    def _start_tasks(self) -> None:
-        """Start as many of the waiting tasks as memory allows."""
-        started = list[_Task]()
+    def _start_reads(self) -> None:
+        """Start as many of the waiting reads as memory allows."""
+        started = list[Read]()
         with self._lock:
             while (
                 self._waiting
                 and not self._is_abandoned
-                and (not self._bytes or self._bytes + self._waiting[0].size <= self._max_bytes)
+                and (not self._bytes or self._bytes + self._waiting[0].reading <= self._max_bytes)
             ):
                 started.append(self._waiting.popleft())
-                self._bytes += started[-1].size
-        for task in started:
-            self._submit(self._fetching, self._fetch, task)
+                self._bytes += started[-1].reading
+        for read in started:
+            self._submit(self._fetching, self._fetch, read)
 
-    def _submit(self, threads: ThreadPoolExecutor, work: Callable[[_Task], None], task: _Task) -> None:
-        turns = itertools.count()  # whoever takes the first one handles the task
+    def _submit(self, threads: ThreadPoolExecutor, work: Callable[[Read], None], read: Read) -> None:
+        turns = itertools.count()  # whoever takes the first one handles the read
 
         def attempt() -> None:
             if next(turns):
                 return None
             # A thread that is not the main one runs on while the interpreter shuts down, and waits for all threads.
             if self._is_abandoned or not threading.main_thread().is_alive():
-                return self._give_up(task)
+                return self._give_up(read)
             try:
                 with translating(str(self._store.snapshot.folder)):
-                    work(task)
+                    work(read)
             except BaseException as error:  # re-raised where the blocks are awaited
-                self._finish(task, error)
+                self._finish(read, error)
 
         try:
             threads.submit(attempt)
@@ -159,65 +133,61 @@ class ReadPipeline:
             RuntimeError
         ) as error:  # closed in the meantime, the interpreter is shutting down, or no thread can be started
             if not next(turns):  # unless a thread has begun
-                self._give_up(task, translate(error, str(self._store.snapshot.folder)))
+                self._give_up(read, translate(error, str(self._store.snapshot.folder)))
 
-    def _give_up(self, task: _Task, error: MegablendError | None = None) -> None:
-        """Drop this task and all waiting ones; with an error, that is what their blocks are awaited with."""
+    def _give_up(self, read: Read, error: MegablendError | None = None) -> None:
+        """Drop this read and all waiting ones; with an error, that is what their blocks are awaited with."""
         with self._lock:
-            tasks = [task, *self._waiting]
+            reads = [read, *self._waiting]
             self._waiting.clear()
-        for each in tasks:
+        for each in reads:
             if error is None:
                 each.blocks.set_result(None)
             else:
                 each.blocks.set_exception(error)
 
-    def _fetch(self, task: _Task) -> None:
-        """Open the files of a task and fetch what it needs; called in a thread that may block."""
-        task.read = self._store.begin_read(task.ids, task.rows, pieces=task.pieces)
-        self._request(task, task.read)
+    def _fetch(self, read: Read) -> None:
+        """Open the files of a read and fetch what it needs; called in a thread that may block."""
+        read.files = self._store.begin_read(read.ids, read.rows)
+        self._request(read)
 
-    def _request(self, task: _Task, read: BlockRead) -> None:
+    def _request(self, read: Read) -> None:
         """Request all ranges that are known to be needed, and decode when there are no more."""
-        while requested := self._requests.request(read.files, task.shared):
+        while requested := self._requests.request(read.files, read.shared):
             if not requested.fetched.done():
-                self._continue_when_fetched(task, read, requested)
+                self._continue_when_fetched(read, requested)
                 return
             requested.add_to_files()
-        self._start_decoding(task, read)
-
-    def _continue_when_fetched(self, task: _Task, read: BlockRead, requested: RequestedRanges) -> None:
-        """Continue a task when its requests are complete."""
-
-        def proceed(task: _Task) -> None:
-            requested.add_to_files()
-            self._request(task, read)
-
-        requested.fetched.add_done_callback(lambda _: self._submit(self._fetching, proceed, task))
-
-    def _start_decoding(self, task: _Task, read: BlockRead) -> None:
         if self._decodes_in_place:
-            self._decode(task)
+            self._decode(read)
             return
         # Extra columns are read while blocks are decoded, so decoding may block on reads.
-        self._submit(self._fetching if read.reads_more else self._decoding, self._decode, task)
+        self._submit(self._fetching if self._store.reads_more(read.files) else self._decoding, self._decode, read)
 
-    def _decode(self, task: _Task) -> None:
-        assert task.read is not None
+    def _continue_when_fetched(self, read: Read, requested: RequestedRanges) -> None:
+        """Continue a read when its requests are complete."""
+
+        def proceed(read: Read) -> None:
+            requested.add_to_files()
+            self._request(read)
+
+        requested.fetched.add_done_callback(lambda _: self._submit(self._fetching, proceed, read))
+
+    def _decode(self, read: Read) -> None:
         started = perf_counter()
-        blocks = task.read.decode()
-        self._meter.add(ReadCounts(blocks=len(task.ids), decoding_seconds=perf_counter() - started))
-        self._finish(task, blocks)
+        blocks = self._store.decode(read.ids, read.files, pieces=self._pieces)
+        self._meter.add(ReadCounts(blocks=len(read.ids), decoding_seconds=perf_counter() - started))
+        self._finish(read, blocks)
 
-    def _finish(self, task: _Task, outcome: DecodedBlocks | BaseException) -> None:
-        """Set the result of a task, and start others in its place."""
-        task.read = None
-        if task.shared:
-            self._requests.release(task.shared)
+    def _finish(self, read: Read, outcome: DecodedBlocks | BaseException) -> None:
+        """Set the result of a read, and start others in its place."""
+        read.files = []
+        if read.shared:
+            self._requests.release(read.shared)
         with self._lock:
-            self._bytes -= task.size
+            self._bytes -= read.reading
         if isinstance(outcome, BaseException):
-            task.blocks.set_exception(outcome)
+            read.blocks.set_exception(outcome)
         else:
-            task.blocks.set_result(outcome)
-        self._start_tasks()
+            read.blocks.set_result(outcome)
+        self._start_reads()

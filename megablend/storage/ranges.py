@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from megablend.arrays import Int64s
+from megablend.kernels.file_ranges import join_ranges
 from megablend.storage.base import Bytes, ReadLimits
 
 
@@ -68,33 +69,18 @@ def merge_ranges(offsets: Int64s, sizes: Int64s, limits: ReadLimits, loads: Int6
         limits: those of the storage.
         loads: int64 [n], what each range counts towards `max_merged_bytes`; its size if absent.
     """
-    stops = offsets + sizes
-    if (offsets[1:] - stops[:-1] > limits.max_gap_bytes).all():  # ascending, and nothing to merge
-        return MergedRanges(offsets, stops, np.arange(len(offsets)))
-    order = np.argsort(offsets, kind="stable")
-    starts = offsets[order]
-    ends = stops[order]
-    begins = np.ones(len(order), np.bool_)
-    begins[1:] = starts[1:] - np.maximum.accumulate(ends)[:-1] > limits.max_gap_bytes
-    total = np.cumsum((sizes if loads is None else loads)[order])
-    if len(total) and total[-1] > limits.max_merged_bytes:
-        _cut_runs(begins, total, limits.max_merged_bytes)
-    runs = np.empty(len(order), np.int64)
-    runs[order] = np.cumsum(begins) - 1
-    firsts = np.flatnonzero(begins)
-    stops = np.maximum.reduceat(ends, firsts) if len(firsts) else ends
-    return MergedRanges(starts[firsts], stops, runs)
-
-
-def _cut_runs(begins: np.ndarray[tuple[int], np.dtype[np.bool_]], total: Int64s, max_bytes: int) -> None:
-    """Start a new run (bool [n]) where one would exceed `max_bytes`, by running sums `total` int64 [n]."""
-    bounds = [*np.flatnonzero(begins).tolist(), len(begins)]
-    for first, stop in itertools.pairwise(bounds):
-        while (before := int(total[first - 1]) if first else 0) + max_bytes < total[stop - 1]:
-            first = max(first + 1, int(np.searchsorted(total, before + max_bytes, side="right")))
-            if first >= stop:
-                break
-            begins[first] = True
+    order = None
+    loads = sizes if loads is None else loads
+    if (offsets[1:] < offsets[:-1]).any():
+        order = np.argsort(offsets, kind="stable")
+        offsets, sizes, loads = offsets[order], sizes[order], loads[order]
+    found = np.empty((3, len(offsets)), np.int64)
+    count = join_ranges(offsets, sizes, loads, limits.max_gap_bytes, limits.max_merged_bytes, found)
+    runs = found[2]
+    if order is not None:
+        runs = np.empty(len(order), np.int64)
+        runs[order] = found[2]
+    return MergedRanges(found[0, :count], found[1, :count], runs)
 
 
 def portions(sizes: Int64s, max_bytes: int) -> list[slice]:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import megablend
+from megablend.prefetch.reads import Read
 from tests.reader.loader_threads import LoaderThreads
 from tests.runs import documents, make_config, write_source
 
@@ -125,6 +126,8 @@ def test_reading_stops_when_the_loader_is_collected(config: dict[str, Any]) -> N
     with pipeline._lock:
         pipeline._waiting.clear()
     ids = np.array([0])
-    found = pipeline.submit(ids, pipeline._store.snapshot.blocks(ids), 1, pieces=False)
-    assert not found.done()
+    rows = pipeline._store.snapshot.blocks(ids)
+    read = Read(places=ids, ids=ids, rows=rows, size=1, reading=1, first_use=0, file=0)
+    pipeline.submit(read)
+    assert not read.blocks.done()
     assert len(pipeline._waiting) == 1  # it starts nothing more

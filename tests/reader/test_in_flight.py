@@ -16,10 +16,11 @@ import pytest
 import torch
 
 import megablend
-from megablend.blocks.block_read import BlockRead
+from megablend.blocks.block_store import BlockStore
 from megablend.errors import MissingFileError
 from megablend.formats.decoded import DecodedBlocks
 from megablend.prefetch.read_pipeline import ReadPipeline
+from megablend.prefetch.reads import Read
 from megablend.storage.base import Allocate, Bytes, Int64s, ReadLimits, Storage
 from megablend.storage.wrapper import WrapperStorage
 from tests.reader.loader_threads import LoaderThreads
@@ -161,13 +162,13 @@ def test_threads_wait_together_where_a_storage_is_synchronous(config: dict[str, 
 def test_local_blocks_are_decoded_by_the_thread_that_fetched_them(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, storage: Storage, pool: str
 ) -> None:
-    decode, names = BlockRead.decode, set[str]()
+    decode, names = BlockStore.decode, set[str]()
 
-    def decode_noting_the_thread(read: BlockRead) -> DecodedBlocks:
+    def decode_noting_the_thread(store: BlockStore, *args: Any, **options: Any) -> DecodedBlocks:
         names.add(threading.current_thread().name)
-        return decode(read)
+        return decode(store, *args, **options)
 
-    monkeypatch.setattr(BlockRead, "decode", decode_noting_the_thread)
+    monkeypatch.setattr(BlockStore, "decode", decode_noting_the_thread)
     tokens(config, storage=storage)
     assert names
     assert all(name.startswith(f"megablend-{pool}") for name in names)
@@ -186,8 +187,9 @@ def test_closing_cancels_what_is_in_flight(
     store, ids = megablend.open(config, storage=asynchronous).run.store, np.arange(8)
     store.read_blocks(ids)  # opens the files
     monkeypatch.setattr(f"{__name__}.LATENCY", 3600.0)
-    pipeline, before = ReadPipeline(store, max_bytes=1 << 30, num_fetching=2, num_decoding=1), asynchronous.requests
-    pipeline.submit(ids, store.snapshot.blocks(ids), 1, pieces=False)
+    pipeline = ReadPipeline(store, max_bytes=1 << 30, num_fetching=2, num_decoding=1, pieces=False)
+    before = asynchronous.requests
+    pipeline.submit(Read(places=ids, ids=ids, rows=store.snapshot.blocks(ids), size=1, reading=1, first_use=0, file=0))
     wait_until(lambda: asynchronous.requests > before)
     pipeline.close()
     wait_until(lambda: len(asyncio.all_tasks(asynchronous.loop)) == 0)

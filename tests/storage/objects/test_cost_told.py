@@ -272,5 +272,5 @@ def test_files_in_object_stores_are_opened_once(tmp_path: Path) -> None:
         rows = store.snapshot.blocks(numbers)
         with ThreadPoolExecutor(16) as threads:
             reads = threads.map(lambda i: store.begin_read(numbers[i : i + 1], rows[i : i + 1]), range(16))
-            assert len({id(read.parts[0].opened.reader) for read in reads}) == 1
+            assert len({id(read[0].reader) for read in reads}) == 1
     assert len(source.headers) == 2  # its state and its end

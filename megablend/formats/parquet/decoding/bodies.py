@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from megablend.arrays import Int64s
-from megablend.formats.buffers import allocate_buffer
+from megablend.formats.buffers import allocate_buffer, memory_at
 from megablend.formats.decoded import addresses_of
 from megablend.formats.parquet.decoding.codecs import decompress, decompress_many, max_decompressed_size
 from megablend.formats.parquet.metadata.names import CodecId
@@ -39,21 +39,18 @@ class PagePayloads(NamedTuple):
     value_sizes: Int64s
 
 
-def bodies_of(
-    source: ByteSource, headers: Headers, codecs: npt.NDArray[Any], data: pa.Buffer, begins: Int64s
-) -> PagePayloads:
+def bodies_of(source: ByteSource, headers: Headers, codecs: npt.NDArray[Any], addresses: Int64s) -> PagePayloads:
     """Check and decompress the bodies of data pages.
 
     Args:
         headers: HEADER_DTYPE [n].
         codecs: [n], CompressionCodec of each page's chunk.
-        data: contains the bodies.
-        begins: int64 [n], where in `data` each begins; its size is that of its header.
+        addresses: int64 [n], where in memory each begins; its size is that of its header.
 
     Raises: CorruptFileError, UnsupportedFileError.
     """
-    addresses, sizes = data.address + begins, headers["stored_bytes"]
-    check_checksums(source, headers, data, begins)
+    sizes = headers["stored_bytes"]
+    check_checksums(source, headers, addresses)
     is_v1 = headers["type"] == DATA
     in_front = np.where(is_v1, 0, np.minimum(headers["rep_bytes"] + headers["def_bytes"], sizes))
     lengths = headers["decoded_bytes"] - in_front
@@ -63,7 +60,7 @@ def bodies_of(
     packed = (is_v1 | (is_packed & (lengths > 0))).nonzero()[0]
     owners: list[pa.Buffer | None] = [None] * len(headers)
     found, at = decompress_pages(
-        source, headers["offset"][packed], codecs[packed], data, values[packed], stored[packed], lengths[packed]
+        source, headers["offset"][packed], codecs[packed], values[packed], stored[packed], lengths[packed]
     )
     for i, owner in zip(packed.tolist(), found, strict=True):
         owners[i] = owner
@@ -75,12 +72,11 @@ def decompress_pages(
     source: ByteSource,
     offsets: Int64s,
     codecs: npt.NDArray[Any],
-    data: pa.Buffer,
     addresses: Int64s,
     sizes: Int64s,
     lengths: Int64s,
 ) -> tuple[list[pa.Buffer | None], Int64s]:
-    """Decompress parts of `data`, each into a buffer of its own.
+    """Decompress parts of memory, each into a buffer of its own.
 
     Args:
         offsets: int64 [n], bytes of the file, for error messages.
@@ -92,7 +88,7 @@ def decompress_pages(
     Raises: CorruptFileError, UnsupportedFileError.
     """
     owners: list[pa.Buffer | None] = [None] * len(offsets)
-    found, view = addresses.copy(), memoryview(data).cast("B")
+    found = addresses.copy()
     with source.error_context(0, "the page") as place:
         for codec in sorted(set(codecs.tolist())):
             mine = (codecs == codec).nonzero()[0]
@@ -109,22 +105,21 @@ def decompress_pages(
                     for i, buffer in zip(likely.tolist(), buffers, strict=True):
                         owners[i] = buffer
             for i in mine.tolist():  # one by one, for an exact error message
-                place.offset, begin = int(offsets[i]), int(addresses[i]) - data.address
-                buffer = pa.py_buffer(decompress(codec, view[begin : begin + int(sizes[i])], int(lengths[i])))
+                place.offset = int(offsets[i])
+                buffer = pa.py_buffer(decompress(codec, memory_at(addresses[i], sizes[i]), int(lengths[i])))
                 owners[i], found[i] = buffer, buffer.address
     return owners, found
 
 
-def check_checksums(source: ByteSource, headers: Headers, data: pa.Buffer, begins: Int64s) -> None:
-    """Verify the checksums that are present, of bodies that begin at `begins` int64 [n] in `data`. Raises CorruptFileError."""
+def check_checksums(source: ByteSource, headers: Headers, addresses: Int64s) -> None:
+    """Verify the checksums that are present, of bodies that begin at `addresses`, int64 [n]. Raises CorruptFileError."""
     with_crc = headers["has_crc"].nonzero()[0].tolist()
     if not with_crc:
         return
-    view = memoryview(data).cast("B")
     with source.error_context(0, "the page") as place:
         for i in with_crc:
-            place.offset, begin = int(headers["offset"][i]), int(begins[i])
-            check_crc(int(headers["crc"][i]), view[begin : begin + int(headers["stored_bytes"][i])])
+            place.offset = int(headers["offset"][i])
+            check_crc(int(headers["crc"][i]), memory_at(addresses[i], headers["stored_bytes"][i]))
 
 
 def check_crc(crc: int, body: memoryview) -> None:

@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from megablend.arrays import Int64s
+from megablend.formats.buffers import memory_at
 from megablend.formats.parquet.decoding.levels import check_level_encodings
 from megablend.formats.parquet.metadata.checks import chunk_of, refuse_pages, starts_of
 from megablend.formats.parquet.metadata.column_chunk import Chunks
@@ -53,23 +53,22 @@ def is_data(headers: Headers) -> npt.NDArray[np.bool_]:
     return found
 
 
-def headers_in(source: ByteSource, offsets: Int64s, sizes: Int64s, data: pa.Buffer, begins: Int64s) -> Headers:
+def headers_in(source: ByteSource, offsets: Int64s, sizes: Int64s, addresses: Int64s) -> Headers:
     """Parse the headers of pages in memory.
 
     Args:
         offsets, sizes: int64 [n], where the pages begin in the file, and their bytes.
-        begins: int64 [n], where they begin in `data`.
+        addresses: int64 [n], where they begin in memory.
 
     Raises: CorruptFileError.
     """
-    headers, addresses = np.zeros(len(sizes), HEADER_DTYPE), (begins + data.address).astype(np.uint64)
-    done = parse_headers(addresses, sizes, headers)
+    headers, places = np.zeros(len(sizes), HEADER_DTYPE), addresses.astype(np.uint64)
+    done = parse_headers(places, sizes, headers)
     while done < len(sizes):
         with source.error_context(int(offsets[done]), "the page"):
-            page = memoryview(data).cast("B")[begins[done] : begins[done] + sizes[done]]
-            headers[done] = parse_page_header(page).record(0)
+            headers[done] = parse_page_header(memory_at(addresses[done], sizes[done])).record(0)
         done += 1
-        done += parse_headers(addresses[done:], sizes[done:], headers[done:])
+        done += parse_headers(places[done:], sizes[done:], headers[done:])
     headers["offset"] = offsets
     return headers
 

@@ -6,14 +6,16 @@ PLAIN tokens stay in the buffer that their page was decompressed to; no block ke
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from megablend.arrays import Int64s
 from megablend.formats.base import STARTS_MID_DOCUMENT, Array, DecodedBlock
-from megablend.formats.decoded import KINDS, DecodedBlocks
+from megablend.formats.blocks import join_tables
+from megablend.formats.decoded import KINDS, DecodedBlocks, address_of
+from megablend.formats.fetch import FileRead
 from megablend.formats.parquet.decoding.bodies import UNCOMPRESSED, bodies_of, check_crc
 from megablend.formats.parquet.decoding.codecs import decompress
 from megablend.formats.parquet.decoding.dictionaries import CACHE, READERS
@@ -34,6 +36,17 @@ from megablend.storage.ranges import FetchedRanges, FileRanges
 
 RLE = int(Encoding.RLE)
 """As a plain integer: NumPy compares arrays with enum members slowly."""
+
+
+class _StoredPages(NamedTuple):
+    """Pages of a file, in its order, and what was fetched of it."""
+
+    reader: ParquetReader
+    blocks: Array
+    """PLACED_BLOCK_DTYPE [n]."""
+    chunks: Array
+    fetched: FetchedRanges
+    dictionaries: Sequence[FetchedRanges]
 
 
 class ParquetReader:
@@ -74,13 +87,11 @@ class ParquetReader:
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges], *, pieces: bool = True
     ) -> DecodedBlocks:
         """See `BlockReader.decode`. Raises CorruptFileError, UnsupportedFileError."""
-        selected, dictionaries, parts = select_blocks(blocks), list(fetched), list[DecodedBlocks]()
-        if len(selected.pages):
-            pages = dictionaries.pop(0)
-            groups = dictionaries.pop(0) if len(selected.groups) else None
-            parts.append(self._decode_pages(selected.pages, chunks, pages, dictionaries, pieces=pieces))
-        else:
-            groups = dictionaries.pop(0) if len(selected.groups) else None
+        selected, others, parts = select_blocks(blocks), list(fetched), list[DecodedBlocks]()
+        pages = others.pop(0) if len(selected.pages) else None
+        groups = others.pop(0) if len(selected.groups) else None
+        if pages is not None:
+            parts.append(self._decode_pages([_StoredPages(self, selected.pages, chunks, pages, others)], pieces=pieces))
         if groups is not None:
             parts.append(
                 DecodedBlocks.of(
@@ -89,6 +100,22 @@ class ParquetReader:
             )
         decoded = DecodedBlocks.joined(parts)
         return decoded if selected.pages is blocks else decoded.taken(selected.places)
+
+    @property
+    def alike(self) -> Hashable:
+        """See `JointReader.alike`."""
+        column = self._column
+        return column.physical, column.dtype, column.max_def, column.max_rep
+
+    def decode_jointly(self, reads: Sequence[FileRead], *, pieces: bool) -> DecodedBlocks | None:
+        """See `JointReader.decode_jointly`: of pages in the order of their files."""
+        stored = list[_StoredPages]()
+        for each in reads:
+            if select_blocks(each.blocks).pages is not each.blocks:
+                return None
+            assert isinstance(each.reader, ParquetReader)
+            stored.append(_StoredPages(each.reader, each.blocks, each.chunks, each.fetched[0], each.fetched[1:]))
+        return self._decode_pages(stored, pieces=pieces)
 
     def find_pieces(self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]) -> tuple[list[Int64s], int]:
         """See `BlockReader.find_pieces`."""
@@ -105,40 +132,38 @@ class ParquetReader:
         offsets.setflags(write=False)
         return DecodedBlock(tokens, offsets)
 
-    def _decode_pages(
-        self,
-        blocks: Array,
-        chunks: Array,
-        fetched: FetchedRanges,
-        dictionaries: Sequence[FetchedRanges],
-        *,
-        pieces: bool,
-    ) -> DecodedBlocks:
-        """Blocks that are pages, in the order of the file."""
+    def _decode_pages(self, stored: Sequence[_StoredPages], *, pieces: bool) -> DecodedBlocks:
+        """Pages of files whose columns are alike; errors name this reader's. Raises CorruptFileError, UnsupportedFileError."""
         source, column = self._source, self._column
-        data, begins = pa.py_buffer(fetched.buffers[0]), fetched.begins
-        headers = headers_in(source, blocks["offset"], blocks["stored_bytes"].astype(np.int64), data, begins)
+        blocks = stored[0].blocks
+        if len(stored) > 1:
+            blocks = join_tables([each.blocks for each in stored], blocks.dtype)
+        offsets, sizes = places_of(blocks)
+        addresses = np.concatenate([address_of(each.fetched.buffers[0]) + each.fetched.begins for each in stored])
+        codecs = np.concatenate([each.chunks["codec"][each.blocks["chunk"]] for each in stored])
+        headers = headers_in(source, offsets, sizes, addresses)
         self._check_headers(headers, blocks)
-        bodies = bodies_of(source, headers, chunks["codec"][blocks["chunk"]], data, begins + headers["header_bytes"])
+        bodies = bodies_of(source, headers, codecs, addresses + headers["header_bytes"])
         num_pieces = None
         if pieces:
             continues = (blocks["flags"] & STARTS_MID_DOCUMENT) > 0
             num_pieces = np.where(blocks["rows"] >= 0, blocks["rows"] + continues, -1)
-        levels, offsets, first = levels_of(headers, bodies.levels, bodies.level_sizes, column, num_pieces)
+        levels, piece_offsets, first = levels_of(headers, bodies.levels, bodies.level_sizes, column, num_pieces)
         self._check(blocks, levels)
         value_begins = np.where(headers["type"] == DATA, levels["begin"], 0)  # V2 values are separate from the levels
         encoded = Encoded(
-            blocks["offset"],
+            offsets,
             bodies.owners,
             bodies.values + value_begins,
             bodies.value_sizes - value_begins,
             levels["tokens"],
             headers["encoding"],
-            self._dictionaries(headers["encoding"], blocks["chunk"], chunks, dictionaries),
+            [array for each in stored for array in each.reader._dictionaries(each)],
         )
         owners, tokens = tokens_of(source, encoded, column.physical, self._dtype)
         kinds = np.full(len(blocks), KINDS[self._dtype], np.int8)
-        return DecodedBlocks(owners, kinds, levels["tokens"].copy(), tokens, _cut(offsets, first) if pieces else None)
+        found = _cut(piece_offsets, first) if pieces else None
+        return DecodedBlocks(owners, kinds, levels["tokens"].copy(), tokens, found)
 
     def _check_headers(self, headers: Headers, blocks: Array) -> None:
         """Check that they are headers of data pages with the sizes in the index."""
@@ -178,19 +203,16 @@ class ParquetReader:
                 check_levels(levels[i], self._column)
                 _check_counts(blocks[i], int(levels["tokens"][i]), int(rows[i]), continues=bool(levels["continues"][i]))
 
-    def _dictionaries(
-        self, encodings: Int64s, places: Array, chunks: Array, fetched: Sequence[FetchedRanges]
-    ) -> list[Array | None]:
+    def _dictionaries(self, pages: _StoredPages) -> list[Array | None]:
         """The dictionary of each page, int32 or int64 [num_entries]; None if it has none or needs none."""
-        found = list[Array | None]([None] * len(encodings))
-        needed = is_by_dictionary(encodings).nonzero()[0]
+        found = list[Array | None]([None] * len(pages.blocks))
+        needed = is_by_dictionary(pages.blocks["encoding"]).nonzero()[0]
         if len(needed):
-            stored = {int(each.ranges.offsets[0]): each[0] for each in fetched}
-            by_chunk = {
-                place: self._dictionary(chunks[place], stored) for place in sorted(set(places[needed].tolist()))
-            }
-            for i in needed.tolist():
-                found[i] = by_chunk[int(places[i])]
+            stored = {int(each.ranges.offsets[0]): each[0] for each in pages.dictionaries}
+            places = pages.blocks["chunk"][needed].tolist()
+            by_chunk = {place: self._dictionary(pages.chunks[place], stored) for place in sorted(set(places))}
+            for i, place in zip(needed.tolist(), places, strict=True):
+                found[i] = by_chunk[place]
         return found
 
     def _dictionary(self, chunk: np.void, stored: Mapping[int, Bytes]) -> Array | None:

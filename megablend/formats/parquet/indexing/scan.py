@@ -41,10 +41,10 @@ def scan(source: ByteSource, headers: Headers, codecs: Int64s, column: Column, p
         run, start, stop = slice(bounds[number], bounds[number + 1]), merged.starts[number], merged.stops[number]
         data, _ = source.read_ranges(np.array([start]), np.array([stop - start]), "a run of pages")
         owners, addresses, held = _level_bytes(
-            source, headers[run], codecs[run], data, offsets[run] - start, sizes[run]
+            source, headers[run], codecs[run], data.address + offsets[run] - start, sizes[run]
         )
         levels, _, _ = levels_of(headers[run], addresses, held, column, np.full(len(held), -1))
-        del owners  # which own the memory that the levels were read from
+        del owners, data  # which own the memory that the levels were read from
         for i in np.flatnonzero(levels["problem"] != NONE):
             with source.error_context(int(headers["offset"][run][i]), "the page"):
                 check_levels(levels[i], column)
@@ -64,13 +64,13 @@ def scan(source: ByteSource, headers: Headers, codecs: Int64s, column: Column, p
 
 
 def _level_bytes(
-    source: ByteSource, headers: Headers, codecs: Int64s, data: pa.Buffer, begins: Int64s, sizes: Int64s
+    source: ByteSource, headers: Headers, codecs: Int64s, addresses: Int64s, sizes: Int64s
 ) -> tuple[list[pa.Buffer | None], Int64s, Int64s]:
     """The bytes that begin with the levels of each page: owner, address, size."""
     is_v1 = np.flatnonzero(headers["type"] == DATA)
-    check_checksums(source, headers[is_v1], data, begins[is_v1])
-    addresses, sizes, v1 = data.address + begins, sizes.copy(), headers[is_v1]
+    check_checksums(source, headers[is_v1], addresses[is_v1])
+    addresses, sizes, v1 = addresses.copy(), sizes.copy(), headers[is_v1]
     parts = addresses[is_v1], sizes[is_v1], v1["decoded_bytes"]
-    owners, found = decompress_pages(source, v1["offset"], codecs[is_v1], data, *parts)
+    owners, found = decompress_pages(source, v1["offset"], codecs[is_v1], *parts)
     addresses[is_v1], sizes[is_v1] = found, v1["decoded_bytes"]
     return owners, addresses, sizes

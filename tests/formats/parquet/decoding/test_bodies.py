@@ -32,9 +32,7 @@ def expanded(parts: list[tuple[int, bytes, int]]) -> list[bytes]:
     sizes = np.array([len(part) for _, part, _ in parts], np.int64)
     begins = np.concatenate([[0], np.cumsum(sizes)])[:-1].astype(np.int64)
     kinds, lengths = (np.array([part[i] for part in parts], np.int64) for i in (0, 2))
-    owners, found = decompress_pages(
-        source, 1000 * np.arange(len(parts)), kinds, data, data.address + begins, sizes, lengths
-    )
+    owners, found = decompress_pages(source, 1000 * np.arange(len(parts)), kinds, data.address + begins, sizes, lengths)
     held = [data if owner is None else owner for owner in owners]
     return [
         bytes(memoryview(owner)[at - owner.address :][:length])

@@ -1,0 +1,96 @@
+"""What is read and decoded together: some blocks of a window, of a file or of several."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from megablend.arrays import Int64s
+from megablend.formats.base import Array
+from megablend.formats.decoded import DecodedBlocks
+from megablend.formats.fetch import FileRead
+from megablend.plan.run import Run
+from megablend.prefetch.memory_budget import Budget
+from megablend.prefetch.windows import Window
+
+READ_BYTES = 4 << 20
+"""Decoded bytes of the blocks that are read and decoded together, or one block; less where memory is scarce."""
+READS_AHEAD = 16
+"""The fewest reads per window, so that threads can share even a short one."""
+RangeKey = tuple[str, int]
+"""Path and offset of a range that several reads need."""
+
+
+@dataclass(slots=True, eq=False)
+class Read:
+    """Blocks that are read together, from plan to decoded blocks."""
+
+    places: Int64s
+    """int64 [n], positions in `ids` of their window's schedule, ascending."""
+    ids: Int64s
+    """int64 [n], their numbers in the index, ascending."""
+    rows: Array
+    """PLACED_BLOCK_DTYPE [n], their rows of the block table."""
+    size: int
+    """Bytes that they take in memory."""
+    reading: int
+    """Additional bytes needed while they are read."""
+    first_use: int
+    """Step of the window that first uses one of them."""
+    file: int
+    """Number of the file of the first of them; of all where storages do not answer at once."""
+    dictionaries: tuple[int, int] = (0, 0)
+    """How many dictionaries are read with them, and their bytes, where it is planned what a run requests."""
+    blocks: Future[DecodedBlocks | None] = field(default_factory=Future)
+    """The blocks, once the read was submitted; None where the interpreter is shutting down."""
+    files: list[FileRead] = field(default_factory=list)
+    """What is fetched of each file, while it is in flight."""
+    shared: list[RangeKey] = field(default_factory=list)
+    """Ranges that it fetches for other reads as well."""
+
+
+def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
+    """Split a window's blocks into reads, by first use.
+
+    Blocks of one file that are used after each other make a portion. Where storages answer at once, as local disks do, portions
+    of several files are read together, since a read costs more than a file of it; elsewhere a read waits for its slowest request.
+    """
+    now = window.forecast
+    files = run.store.snapshot.file_of(now.ids[window.reads])
+    most = max(1, min(READ_BYTES, budget.reads // 8))
+    read_bytes = max(1, min(most, int(now.sizes[window.reads].sum()) // READS_AHEAD))
+    order = np.argsort(files, kind="stable")  # within a file they remain sorted by first use
+    places, files = window.reads[order], files[order]
+    total = np.cumsum(now.sizes[places])
+    begins = np.diff(files, prepend=-1) != 0
+    before = np.maximum.accumulate(np.where(begins, total - now.sizes[places], 0))  # bytes of the files in front
+    edges = begins | (np.diff((total - before - 1) // read_bytes, prepend=-1) != 0)
+    firsts = np.flatnonzero(edges)
+    portions = [places[start:stop] for start, stop in pairwise([*firsts.tolist(), len(places)])]
+    sizes = np.add.reduceat(now.sizes[places], firsts) if len(firsts) else firsts
+    found, together, size = list[Read](), list[Int64s](), 0
+    for i in np.argsort(now.first_use[places[firsts]], kind="stable").tolist():
+        if together and (size + sizes[i] > read_bytes or not run.store.is_synchronous):
+            found.append(_read_of(run, window, together))
+            together, size = [], 0
+        together.append(portions[i])
+        size += int(sizes[i])
+    return [*found, _read_of(run, window, together)] if together else found
+
+
+def _read_of(run: Run, window: Window, portions: list[Int64s]) -> Read:
+    """The read of these places of a window's schedule."""
+    now = window.forecast
+    places = np.sort(np.concatenate(portions))
+    return Read(
+        places=places,
+        ids=now.ids[places],
+        rows=now.rows[places],
+        size=int(now.sizes[places].sum()),
+        reading=int(now.reading[places].sum()),
+        first_use=int(now.first_use[portions[0][0]]),
+        file=int(run.store.snapshot.file_of(now.ids[places[:1]])[0]),
+    )

@@ -1,0 +1,60 @@
+"""How a window's blocks are divided into reads: each once, by first use, bounded, of several files where reads do not wait."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import megablend
+from megablend.prefetch.memory_budget import budget_of
+from megablend.prefetch.read_schedule import StepSequence
+from megablend.prefetch.reads import READ_BYTES, READS_AHEAD, Read, split_reads
+from megablend.prefetch.windows import Window, plan_windows
+from megablend.storage.base import ReadLimits
+from megablend.storage.wrapper import WrapperStorage
+from tests.reader.test_reads import run_of
+from tests.storages import STORAGE
+
+
+class Waiting(WrapperStorage):
+    """Local files, said to be read by requests that wait."""
+
+    def limits(self, path: str) -> ReadLimits:
+        return ReadLimits(max_gap_bytes=0, max_merged_bytes=1 << 20, max_reads=8)
+
+
+@pytest.mark.parametrize("num_sources", [1, 3, 20])
+@pytest.mark.parametrize("waits", [False, True])
+def test_each_block_is_in_one_read(tmp_path: Path, num_sources: int, waits: bool) -> None:
+    config = run_of(tmp_path, num_sources, 1 << 18, samples=2048, lanes=8, shuffle_window=64)
+    run = megablend.open(config, storage=Waiting(STORAGE) if waits else STORAGE).run
+    budget = budget_of(run, micro_batch_size=8, stride=8)
+    future = StepSequence(first=0, micro_batch_size=8, stride=8, stop=2048)
+    seen_together = False
+    for window in plan_windows(run, future, budget):
+        reads = split_reads(run, window, budget)
+        check_reads(window, reads)
+        most = min(READ_BYTES, int(window.forecast.sizes[window.reads].sum()) // READS_AHEAD)
+        for read in reads:
+            files = np.unique(run.store.snapshot.file_of(read.ids))
+            assert read.file == files[0]
+            assert read.size <= most or len(read.ids) == 1 or len(files) == 1
+            seen_together |= len(files) > 1
+    assert seen_together == (num_sources > 1 and not waits)
+
+
+def check_reads(window: Window, reads: list[Read]) -> None:
+    """Every block to read is in one read, with its sizes; reads are in the order in which steps need them."""
+    now = window.forecast
+    places = np.concatenate([read.places for read in reads]) if reads else np.zeros(0, np.int64)
+    assert sorted(places.tolist()) == sorted(window.reads.tolist())
+    assert [read.first_use for read in reads] == sorted(read.first_use for read in reads)
+    for read in reads:
+        assert (np.diff(read.ids) > 0).all()
+        assert read.ids.tolist() == now.ids[read.places].tolist()
+        assert read.rows.tobytes() == now.rows[read.places].tobytes()
+        assert read.first_use == now.first_use[read.places].min()
+        assert read.size == now.sizes[read.places].sum()
+        assert read.reading == now.reading[read.places].sum()
