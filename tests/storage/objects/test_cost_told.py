@@ -196,7 +196,7 @@ def test_commands_print_figures_and_ranges(tmp_path: Path) -> None:
         assert f"{figures}; and reading the lengths" in run("build", path, "--dry-run").stdout
         path.write_text(json.dumps(config))
         megablend.build(config)
-        assert re.search(r"takes 14. requests, 0.02 GB, which costs 0.11 with one loader", run("describe", path).stdout)
+        assert re.search(r"takes 13. requests, 0.02 GB, which costs 0.11 with one loader", run("describe", path).stdout)
     wide = {"requests": 990, "most_requests": 1200, "bytes": 10**9, "most_bytes": 10**9, "cost": 1.0, "most_cost": 2.5}
     assert format_transfer(wide) == "990 to 1,200 requests, 1.00 GB, which costs 1.00 to 2.50"
 
