@@ -31,7 +31,8 @@ def _prefetch() -> Callable[[np.ndarray[Any, Any], int], None]:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])
         item = codegen.get_item_pointer(context, builder, signature.args[0], array, [args[1]], wraparound=False)
-        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        byte = ir.IntType(8).as_pointer()
+        word = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
         fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
         # read, into the second-level cache (the first has too few slots for misses under way), data
@@ -170,7 +171,8 @@ def library_function(library: str, name: str, result: str, *arguments: str) -> C
         return None
     if vars(config)["DISABLE_JIT"]:
         kinds = {"uintp": ctypes.c_size_t, "intp": ctypes.c_ssize_t, "intc": ctypes.c_int}
-        found.restype, found.argtypes = kinds[result], [kinds[argument] for argument in arguments]
+        found.restype = kinds[result]
+        found.argtypes = [kinds[argument] for argument in arguments]
         return cast("Callable[..., int]", lambda *values: found(*map(int, values)))
     open_types: Any = types
     kind = getattr(open_types, result)(*(getattr(open_types, argument) for argument in arguments))

@@ -128,7 +128,8 @@ def _njit(function: Callable[..., Any], *, cached: bool = False) -> Callable[...
 
 def _take_turns(dispatcher: Any) -> Callable[..., Any]:
     """`dispatcher.compile`, which numba calls for argument types that it has not met, with the kernel's lock held."""
-    compile_, stored = dispatcher.compile, dispatcher._cache
+    compile_ = dispatcher.compile
+    stored = dispatcher._cache
 
     @_timed
     def compile_or_load(signature: object) -> Any:
@@ -152,7 +153,9 @@ class _Kernel:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.py_func = function
-        self.__doc__, self.__name__, self.__module__ = function.__doc__, function.__name__, function.__module__
+        self.__doc__ = function.__doc__
+        self.__name__ = function.__name__
+        self.__module__ = function.__module__
         self.__qualname__ = function.__qualname__
 
     def __call__(self, *args: Any) -> Any:

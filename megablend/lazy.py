@@ -18,7 +18,8 @@ else:
         """An attribute that is computed when it is first read; two threads may both compute it."""
 
         def __init__(self, compute):
-            self.compute, self.__doc__ = compute, compute.__doc__
+            self.compute = compute
+            self.__doc__ = compute.__doc__
 
         def __set_name__(self, owner, name):
             self.name = name
@@ -44,7 +45,8 @@ class LazyItems(Sequence[T_co]):
     """
 
     def __init__(self, size: int, make: Callable[[int], T_co]) -> None:
-        self._make, self._items = make, list[T_co | None]([None]) * size
+        self._make = make
+        self._items = list[T_co | None]([None]) * size
 
     @overload
     def __getitem__(self, index: int) -> T_co: ...

@@ -33,7 +33,8 @@ def forked(script: str, environment: Mapping[str, str]) -> Iterator[Callable[...
     """
     command = [*python(), "-c", script + SERVE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as server:
-        requests, codes = server.stdin, server.stdout
+        requests = server.stdin
+        codes = server.stdout
         assert requests is not None
         assert codes is not None
 

@@ -10,7 +10,8 @@ from megablend.kernels.plan.keyed_hash import bounded_hash, hash_combine
 def shuffled(n: int, key: int, epoch: int, group: int) -> list[int]:
     """Fisher-Yates by taking entries out of a list."""
     chosen = hash_combine(hash_combine(key, epoch), group)
-    left, taken = list(range(n)), []
+    left = list(range(n))
+    taken = []
     for last in range(n - 1, 0, -1):
         other = bounded_hash(chosen, last, last + 1)
         taken.append(left[other])

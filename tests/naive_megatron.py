@@ -42,7 +42,8 @@ def sample_index(
 
 def blend(weights: Sequence[float], caps: Sequence[float], size: int) -> list[tuple[int, int]]:
     """(dataset, sample) of each step, by Python's floats."""
-    counts, drawn = [0] * len(weights), []
+    counts = [0] * len(weights)
+    drawn = []
     for step in range(size):
         errors = {
             dataset: weight * float(max(step, 1)) - float(count)

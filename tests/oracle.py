@@ -30,7 +30,8 @@ def huffman(totals: Sequence[int]) -> Node:
     heap = [(total, 0, age, Node(total, [source], None)) for age, (total, source) in enumerate(order)]
     age = 0
     while len(heap) > 1:
-        light, heavy = heapq.heappop(heap)[3], heapq.heappop(heap)[3]
+        light = heapq.heappop(heap)[3]
+        heavy = heapq.heappop(heap)[3]
         node = Node(light.samples + heavy.samples, heavy.sources + light.sources, (heavy, light))
         heapq.heappush(heap, (node.samples, 1, age, node))
         age += 1
@@ -39,7 +40,8 @@ def huffman(totals: Sequence[int]) -> Node:
 
 def prefix(node: Node, n: int) -> dict[int, int]:
     """How many of the first n samples each source has."""
-    counts, todo = {}, [(node, n)]
+    counts = {}
+    todo = [(node, n)]
     while todo:
         node, seen = todo.pop()
         if node.children is None:
@@ -101,7 +103,8 @@ def quotients(numerator: int, denominator: int) -> list[int]:
 
 def stride_of(slots: int, lanes: int) -> int:
     """Near the golden ratio of the slots, coprime with them, of the least sum of partial quotients."""
-    centre, reach = slots * 987 // 1597, min(256, max(32, slots // lanes + 1))
+    centre = slots * 987 // 1597
+    reach = min(256, max(32, slots // lanes + 1))
     near = [g for g in range(max(1, centre - reach), min(slots, centre + reach) + 1) if gcd(g, slots) == 1]
     return min(near, key=lambda g: sum(quotients(g, slots)) + sum(quotients(g * lanes, slots)), default=1)
 
@@ -156,7 +159,8 @@ def walk(
     sample_tokens: int = 1,
 ) -> list[Sample]:
     """All samples of all stages."""
-    samples, given = list[Sample](), [0] * len(spans)
+    samples = list[Sample]()
+    given = [0] * len(spans)
     for stage in totals:
         periods = [
             Periods(span, given[source], epoch_tokens[source] if epoch_tokens else None, sample_tokens)
@@ -173,9 +177,12 @@ class Periods:
     def __init__(
         self, span: int, ordinal: int, epoch_tokens: int | None, sample_tokens: int, first_token: int | None = None
     ) -> None:
-        self.span, self.ordinal, self.promised = span, ordinal, ordinal
+        self.span = span
+        self.ordinal = ordinal
+        self.promised = ordinal
         self.ahead = 0 if first_token is None else first_token - ordinal * sample_tokens
-        self.epoch_tokens, self.sample_tokens = epoch_tokens, sample_tokens
+        self.epoch_tokens = epoch_tokens
+        self.sample_tokens = sample_tokens
         self.epoch = self._epoch_of(ordinal)
         self.waiting: list[dict[int, tuple[list[int], int]]] = []
         """Cycles of the period: residue -> (samples, key)."""
@@ -220,7 +227,8 @@ class Periods:
 def _walk_stage(
     totals: Sequence[int], lanes: int, slots: int, seed: int, start: int, periods: Sequence[Periods]
 ) -> list[Sample]:
-    tree, total = huffman(totals), sum(totals)
+    tree = huffman(totals)
+    total = sum(totals)
     dealt = total // lanes * lanes
     patterns: dict[int, tuple[list[int], int]] = {}
     for cycle, low in enumerate(range(0, dealt, lanes * slots)):
@@ -229,7 +237,8 @@ def _walk_stage(
             patterns[turns] = first_positions(lanes, turns), stride_of(turns, lanes)
         firsts, stride = patterns[turns]
         key = fold(seed, start, cycle)
-        before, after = prefix(tree, low), prefix(tree, low + lanes * turns)
+        before = prefix(tree, low)
+        after = prefix(tree, low + lanes * turns)
         layout = [source for source in tree.sources for _ in range(after[source] - before[source])]
         where = dict[int, tuple[int, int]]()  # position -> sample of the stage, lane
         for slot in range(turns):
@@ -247,7 +256,8 @@ def _walk_stage(
         periods[source].close()
         samples |= {sample: (source, ordinal) for sample, ordinal in periods[source].dealt}
     for j in range(dealt, total):
-        now, after = prefix(tree, j), prefix(tree, j + 1)
+        now = prefix(tree, j)
+        after = prefix(tree, j + 1)
         source = next(source for source in now if after[source] > now[source])
         samples[j] = source, periods[source].ordinal
         periods[source].ordinal += 1
@@ -294,8 +304,10 @@ def epoch_ends(plan: Plan, samples: Sequence[Sample]) -> Iterator[EpochEnd]:
 
 def draw_plan(rng: random.Random, *, most_samples: int) -> Plan:
     """A random plan: few or many sources, stages, lanes; epochs from parts of a sample to longer than the run."""
-    num_sources, num_stages = rng.choice([1, 2, 3, 7, 20]), rng.choice([1, 1, 2, 3])
-    lanes, slots = rng.choice([1, 2, 3, 4, 6, 8, 12, 32, 64]), rng.choice([1, 2, 5, 8, 16, 20, 64])
+    num_sources = rng.choice([1, 2, 3, 7, 20])
+    num_stages = rng.choice([1, 1, 2, 3])
+    lanes = rng.choice([1, 2, 3, 4, 6, 8, 12, 32, 64])
+    slots = rng.choice([1, 2, 5, 8, 16, 20, 64])
     weights = [rng.random() ** 3 + 0.001 for _ in range(num_sources)]
     totals = list[list[int]]()
     for _ in range(num_stages):

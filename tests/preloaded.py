@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 HERE = Path(__file__).parent
-CLIENT, SERVER = HERE / "preloaded_client.py", HERE / "preloaded_server.py"
+CLIENT = HERE / "preloaded_client.py"
+SERVER = HERE / "preloaded_server.py"
 BUILDS = (
     "click",
     "numba.core.typing",

@@ -29,7 +29,8 @@ class Request:
 
     def __init__(self, client: socket.socket) -> None:
         head, self.received, _, _ = socket.recv_fds(client, 8, 64)
-        size, text = int.from_bytes(head, "little"), bytearray()
+        size = int.from_bytes(head, "little")
+        text = bytearray()
         while len(text) < size or not head:
             if not (more := client.recv(1 << 16)):
                 raise EOFError("the client was killed")
@@ -90,7 +91,9 @@ def serve(path: str) -> Request:
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(path)
     server.listen(128)
-    poll, clients, processes = select.poll(), dict[int, Any](), dict[int, Any]()
+    poll = select.poll()
+    clients = dict[int, Any]()
+    processes = dict[int, Any]()
     for file in (0, server.fileno()):
         poll.register(file, select.POLLIN)
     if os.fork():
@@ -117,7 +120,8 @@ def serve(path: str) -> Request:
                 return request
             request.close()
             process = os.pidfd_open(pid)
-            clients[client.fileno()], processes[process] = process, (client, pid)
+            clients[client.fileno()] = process
+            processes[process] = (client, pid)
             poll.register(client, select.POLLIN)
             poll.register(process, select.POLLIN)
         elif file in processes:

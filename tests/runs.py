@@ -26,7 +26,8 @@ STEP = 100_000
 def documents(source: int, num_documents: int, longest: int, seed: int) -> list[list[int] | None]:
     """Documents of distinct tokens; some empty, some null."""
     rng = random.Random(seed * 1000 + source)
-    token, found = source * STEP, list[list[int] | None]()
+    token = source * STEP
+    found = list[list[int] | None]()
     for _ in range(num_documents):
         size = rng.choice([0, 1, rng.randrange(longest + 1), rng.randrange(longest + 1)])
         found.append(list(range(token + 1, token + size + 1)) if size or rng.random() < 0.5 else None)
@@ -105,6 +106,7 @@ def _read_batches(dataset: Dataset, ks: Sequence[int] | None) -> Iterator[tuple[
     for section, group in groupby(
         range(len(dataset)) if ks is None else ks, lambda k: next(s for s in sections if k < s.stop)
     ):
-        run, listed = dataset.run.view(section), list(group)
+        run = dataset.run.view(section)
+        listed = list(group)
         for batch in (listed[i : i + 256] for i in range(0, len(listed), 256)):
             yield run, batch, samples.read_samples(run, dataset.window, batch)

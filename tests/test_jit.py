@@ -29,7 +29,8 @@ compiled = pytest.mark.skipif(bool(vars(config)["DISABLE_JIT"]), reason="nothing
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The kinds of lock that are taken in this thread: kernels of runs that tests before opened are loaded in another one."""
     taken = []
-    turn, own = jit._turn, threading.get_ident()
+    turn = jit._turn
+    own = threading.get_ident()
 
     @contextlib.contextmanager
     def counted(function: Callable[..., Any], kind: int = fcntl.LOCK_EX) -> Iterator[None]:
@@ -150,7 +151,8 @@ def test_processes_that_start_together_say_once_that_they_compile(tmp_path: Path
     """As the ranks of a job, or a DataLoader's workers, on a node without compiled kernels."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "none" / "yet")}
     environment.pop("MEGABLEND_KERNEL_CACHE", None)
-    command, pipe = [*python(), "-c", GATHER], subprocess.PIPE
+    command = [*python(), "-c", GATHER]
+    pipe = subprocess.PIPE
     started = [subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) for _ in range(3)]
     said = [process.communicate(timeout=150) for process in started]
     assert [found for found, _ in said] == ["6 [3, 1, 2]\n"] * 3, said

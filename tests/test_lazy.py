@@ -13,7 +13,9 @@ from megablend.lazy import LazyItems, cached_property
 
 class Slow:
     def __init__(self, entered: threading.Event, go_on: threading.Event) -> None:
-        self.entered, self.go_on, self.times = entered, go_on, 0
+        self.entered = entered
+        self.go_on = go_on
+        self.times = 0
 
     @cached_property
     def value(self) -> int:
@@ -33,7 +35,8 @@ def test_it_is_computed_once() -> None:
 
 
 def test_a_process_that_is_forked_while_a_thread_computes_does_not_hang() -> None:
-    slow, ready = Slow(threading.Event(), threading.Event()), threading.Event()
+    slow = Slow(threading.Event(), threading.Event())
+    ready = threading.Event()
     ready.set()
     thread = threading.Thread(target=lambda: slow.value)
     thread.start()

@@ -8,7 +8,8 @@ from megablend.lru import LRUCache
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    recent, made = LRUCache[int](2), list[int]()
+    recent = LRUCache[int](2)
+    made = list[int]()
 
     def get(key: int) -> int:
         def make() -> int:
@@ -25,7 +26,8 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 def test_values_of_a_size_are_made_together_and_kept_up_to_their_sum() -> None:
-    recent, made = LRUCache[str](5, len), list[list[int]]()
+    recent = LRUCache[str](5, len)
+    made = list[list[int]]()
 
     def make(missing: list[int]) -> list[str]:
         made.append(missing)
@@ -40,7 +42,8 @@ def test_values_of_a_size_are_made_together_and_kept_up_to_their_sum() -> None:
 
 
 def test_threads_that_make_a_value_at_the_same_time_get_the_same() -> None:
-    recent, both = LRUCache[object](2), threading.Barrier(2)
+    recent = LRUCache[object](2)
+    both = threading.Barrier(2)
 
     def make() -> object:
         both.wait()

@@ -48,7 +48,8 @@ def _sections(group: click.Group, prefix: str) -> list[str]:
     parts: list[str] = []
     names = cli.context_settings["help_option_names"]  # a command keeps those that it was first asked with
     for name in sorted(group.commands):
-        command, path = group.commands[name], f"{prefix} {name}"
+        command = group.commands[name]
+        path = f"{prefix} {name}"
         if isinstance(command, click.Group):
             parts += _sections(command, path)
             continue

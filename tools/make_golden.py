@@ -57,10 +57,12 @@ def flat(seed: int) -> list[int | None]:
 
 def write_pyarrow(out: Path, name: str) -> None:
     """Parquet with each kind of page, codec, encoding and column, and Arrow files."""
-    pa, pq = import_module("pyarrow"), import_module("pyarrow.parquet")
+    pa = import_module("pyarrow")
+    pq = import_module("pyarrow.parquet")
     index = {"write_page_index": True}
     index |= {"write_page_checksum": True} if name != "pyarrow14" else {}
-    int32, texts = pa.list_(pa.int32()), [f"text {i}" for i in range(50)]
+    int32 = pa.list_(pa.int32())
+    texts = [f"text {i}" for i in range(50)]
     plain: dict[str, Any] = {"use_dictionary": False, "data_page_size": 300, "write_batch_size": 8}
     required = pa.schema([pa.field("ids", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False)])
     lists = pa.table({"text": texts, "ids": pa.array(documents(1), int32)})
@@ -134,7 +136,8 @@ def write_duckdb(out: Path, name: str) -> None:
 
 def write_fastparquet(out: Path, name: str) -> None:
     """Parquet of flat integers, which is all that it writes: with and without nulls, V1 and V2."""
-    pd, fastparquet = import_module("pandas"), import_module("fastparquet")
+    pd = import_module("pandas")
+    fastparquet = import_module("fastparquet")
     nullable = pd.DataFrame({"ids": pd.array(flat(31), dtype="Int64")})
     full = pd.DataFrame({"ids": pd.array([value or 0 for value in flat(32)], dtype="int32")})
     for version in (1, 2):

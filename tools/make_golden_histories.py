@@ -285,7 +285,8 @@ def describe_history(states: list[dict[str, Any]]) -> dict[str, Any]:
 
 def make_all(folder: Path, bucket: str | None) -> Iterator[str]:
     """Make all histories, and name each."""
-    here, histories = Path.cwd(), HISTORIES
+    here = Path.cwd()
+    histories = HISTORIES
     if bucket is not None:
         histories = [*HISTORIES, update_wrapper(partial(in_a_bucket, url=bucket), in_a_bucket)]
     for make in histories:

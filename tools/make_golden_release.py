@@ -70,7 +70,8 @@ def config_of(run: str, stage: int) -> dict[str, Any]:
 def draw_documents(seed: int, num_tokens: int) -> Documents:
     """Distinct tokens; some documents are empty, a few longer than a block."""
     rng = random.Random(seed)
-    documents, used = list[list[int]](), 0
+    documents = list[list[int]]()
+    used = 0
     while used < num_tokens:
         size = rng.choice([0, 1, rng.randrange(30), rng.randrange(30), rng.randrange(120)])
         documents.append([1 + seed * 10_000 + used + i for i in range(size)])

@@ -12,7 +12,8 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.width, self.heads = width, heads
+        self.width = width
+        self.heads = heads
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
         self.qkv = nn.Linear(width, 3 * width)
         self.project = nn.Linear(width, width)

@@ -28,7 +28,8 @@ import megablend
 MICRO_BATCH_SIZE = 8
 NUM_WORKERS = {"train": 1, "resume": 2, "compare": 0}
 """Loader processes: different ones, for the batches do not depend on them."""
-CHECKPOINT, LOG = "checkpoint.pt", "batches.jsonl"
+CHECKPOINT = "checkpoint.pt"
+LOG = "batches.jsonl"
 
 
 def digest(batch: dict[str, Tensor]) -> str:

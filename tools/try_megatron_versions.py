@@ -48,7 +48,8 @@ LENIENT = ["-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning", "-
 
 def environment(folder: Path, version: str) -> Path:
     """The Python of an environment with this version, or with this checkout; made where it is not there."""
-    python, checkout = folder / "bin" / "python", Path(version)
+    python = folder / "bin" / "python"
+    checkout = Path(version)
     if not python.exists():
         venv.create(folder, with_pip=False)
         (site,) = folder.glob("lib/python*/site-packages")

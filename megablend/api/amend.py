@@ -127,10 +127,12 @@ def amend(
         raise ConfigError("give either `at`, a sample, or `state`, whose position is used")
     ledger = session.require_ledger()
     if state is None:
-        known, sample = ledger, whole_number("at", at)
+        known = ledger
+        sample = whole_number("at", at)
     else:
         taken = State.from_dict(state)
-        known, sample = rewind_to(ledger, taken), taken.consumed_samples + whole_number("after", after, least=0)
+        known = rewind_to(ledger, taken)
+        sample = taken.consumed_samples + whole_number("after", after, least=0)
     before = session.open_by_ledger()
     plan = before.plan
     if known != ledger:
@@ -154,7 +156,9 @@ def amend(
 
 def _compile_amended(session: Session, cut: Ledger, batch: int, *, keep: bool) -> tuple[Compiled, str | None]:
     """The amended run, and a note about its files. Raises: as `amend` does."""
-    config, storage, committed = session.config, session.run_storage, session.require_ledger()
+    config = session.config
+    storage = session.run_storage
+    committed = session.require_ledger()
     replaced = committed.indices[len(cut.indices) :]
     newest = session.snapshots[-1]
     requested = compile_committed(config, "train", cut, storage, newest, replaced=replaced, keep=keep, batch=batch)
@@ -250,9 +254,11 @@ def _as_change(difference: Difference) -> dict[str, Any]:
 
 def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
     """The sources from sample `at` on, by one of the two plans."""
-    start, end = min(at, plan.num_samples), plan.num_samples
+    start = min(at, plan.num_samples)
+    end = plan.num_samples
     samples = (plan.counts(end) - plan.counts(start)).tolist()
-    read, total = plan.count_tokens(start).tolist(), plan.count_tokens(end).tolist()
+    read = plan.count_tokens(start).tolist()
+    total = plan.count_tokens(end).tolist()
     extra = run.extra_token
     found = []
     for source, first in enumerate(plan.epochs.start(source, 1) for source in range(plan.num_sources)):

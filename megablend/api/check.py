@@ -76,7 +76,8 @@ def check(
         damaged; StateError where `state` is not a state.
     """
     session = Session(config, cache=cache, storage=storage)
-    checked, ledger = session.config, session.ledger
+    checked = session.config
+    ledger = session.ledger
     if ledger is not None:
         load_skips(session.cache, ledger)  # a damaged record is a problem of the run
     digests = ledger.indices if ledger else (open_newest(session).digest,)

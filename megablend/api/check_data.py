@@ -83,7 +83,8 @@ def check_data(
 
     numbers = [i for entry in entries for i in entry.files]
     file_bytes = {i: snapshot.file(i).opened.size for i in numbers}
-    num_bytes, done = sum(file_bytes.values()), 0
+    num_bytes = sum(file_bytes.values())
+    done = 0
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         for number, tokens in zip(numbers, pool.map(check, numbers), strict=True):
             found[number] = tokens

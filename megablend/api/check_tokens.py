@@ -46,15 +46,21 @@ class FileTokens(NamedTuple):
 def check_file(store: BlockStore, entry: SourceEntry, number: int, vocab_size: int | None) -> FileTokens:
     """Read all tokens of file `number` of the index, and compare them with the number of token ids (MAX_IDS where None)."""
     snapshot = store.snapshot
-    file, path = snapshot.file(number), snapshot.path(number, store.roots)
+    file = snapshot.file(number)
+    path = snapshot.path(number, store.roots)
     first_token = int(snapshot.tokens_before[file.first_block])
-    limit, bad, wrong, lowest, highest = vocab_size or MAX_IDS, None, 0, None, None
+    limit = vocab_size or MAX_IDS
+    bad = None
+    wrong = 0
+    lowest = None
+    highest = None
     try:
         for ids in _batches(snapshot, file):
             tokens = store.read_blocks(ids).tokens
             if not len(tokens):
                 continue
-            low, high = int(tokens.min()), int(tokens.max())
+            low = int(tokens.min())
+            high = int(tokens.max())
             lowest = low if lowest is None else min(lowest, low)
             highest = high if highest is None else max(highest, high)
             if low < 0 or high >= limit:
@@ -99,7 +105,8 @@ def find_row(path: str, entry: SourceEntry, place: int, num_tokens: int, storage
 
     Raises: as `Format.index` does; ChangedFileError where the file is not the one that was indexed.
     """
-    column, kind = entry.column_taken, entry.kind
+    column = entry.column_taken
+    kind = entry.kind
     read = dataclasses.replace(entry.read, column=column, count_documents=True)
     index = kind.index(path, read, storage=storage)
     if index.tokens != num_tokens:
@@ -148,7 +155,8 @@ def refuse_known_outliers(config: Config, snapshot: Snapshot, storage: Storage) 
     for entry in snapshot.sources:
         if entry.name not in sizes:  # an extra column, of any numbers
             continue
-        limit, files = sizes[entry.name] or MAX_IDS, np.arange(entry.files.start, entry.files.stop)
+        limit = sizes[entry.name] or MAX_IDS
+        files = np.arange(entry.files.start, entry.files.stop)
         for number in files[is_known[files] & ((lows[files] < 0) | (highs[files] >= limit))].tolist():
             store = store or open_block_store(config, snapshot, storage, number=0)
             if (problem := check_file(store, entry, number, sizes[entry.name]).problem) is not None:

@@ -45,7 +45,8 @@ def make_checksums(
     mine = assign_longest_first(sizes, launch.size)[launch.rank]
     paths = {number: _path_of(config, snapshot, number) for number in mine}
     num_threads = max((storage.limits(path).max_files for path in paths.values()), default=1)
-    found, done = dict[int, Sums](), 0
+    found = dict[int, Sums]()
+    done = 0
 
     def compute(number: int, _: RequestedReads) -> Sums:
         return compute_sums(snapshot, number, paths[number], storage)

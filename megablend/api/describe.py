@@ -60,7 +60,8 @@ def describe(
             raise ConfigError(f"found the folder of a cache, {what}, and cache={str(cache)!r}, expected one of them")
         return describe_cache(session.cache)
     config = session.config
-    started, loading = perf_counter(), jit.loading_seconds()
+    started = perf_counter()
+    loading = jit.loading_seconds()
     planned = foresee_run(session)
     if isinstance(planned, str):
         return FilesDescription(

@@ -222,10 +222,12 @@ def write_full_share_stages(compiled: Compiled) -> str | None:
     has_length = any(getattr(config, name) is not None for name in LENGTHS)
     if compiled.weights == compiled.requested or not has_length:
         return None
-    length, extra = config.sequence_length, int(config.add_extra_token_to_sequence)
+    length = config.sequence_length
+    extra = int(config.add_extra_token_to_sequence)
     caps = [cap_of(source, n, length, extra) for source, n in zip(compiled.sources, compiled.data.tokens, strict=True)]
     stages = plan_full_shares(compiled.requested, caps, compiled.run.num_samples, multiple_of=config.lanes)
-    lines, before = ["stages:"], stages[0][1]
+    lines = ["stages:"]
+    before = stages[0][1]
     for number, (end, weights) in enumerate(stages):
         gone = [source for source, old, new in zip(compiled.sources, before, weights, strict=True) if old and not new]
         keys = []

@@ -38,8 +38,10 @@ def describe_split(compiled: Compiled, steps: int | None = None, *, document_len
     scanned = max(1 << 10, SCANNED // (len(ends) - 1))
     parts = [find_presence(run.plan, start, stop, scanned=scanned) for start, stop in pairwise(ends)]
     whole = _join(parts)
-    counts, read = whole.counts.tolist(), run.plan.count_tokens(run.num_samples).tolist()
-    ends_of, stored = find_epoch_ends(run.plan, limit=EPOCHS), _estimate_stored_bytes(run)
+    counts = whole.counts.tolist()
+    read = run.plan.count_tokens(run.num_samples).tolist()
+    ends_of = find_epoch_ends(run.plan, limit=EPOCHS)
+    stored = _estimate_stored_bytes(run)
     return SplitDescription(
         samples=run.num_samples,
         tokens=sum(read),
@@ -80,7 +82,8 @@ def _join(parts: list[Presence]) -> Presence:
 
 def _describe_stage(run: Run, number: int, start: int, part: Presence) -> StageDescription:
     stage = run.ledger.stages[number]
-    samples, shares = int(part.counts.sum()), stage.blend.shares
+    samples = int(part.counts.sum())
+    shares = stage.blend.shares
     # not of one length where the stage begins with a drain
     tokens = run.plan.count_tokens(start + samples) - run.plan.count_tokens(start)
     return StageDescription(
@@ -107,16 +110,19 @@ def _describe_stage(run: Run, number: int, start: int, part: Presence) -> StageD
 
 def describe_drain(run: Run, number: int) -> Drain | None:
     """The drain at the start of stage `number` of the ledger; None if there is none."""
-    stretches, start = run.plan.list_stretches(), run.ledger.starts[number]
+    stretches = run.plan.list_stretches()
+    start = run.ledger.starts[number]
     place = next((i for i, each in enumerate(stretches) if each.start >= start), 0)
     drain = stretches[place]
     if drain.stage == number:
         return None
-    blend, planned = run.ledger.stages[drain.stage].blend, stretches[place - 1].request
+    blend = run.ledger.stages[drain.stage].blend
+    planned = stretches[place - 1].request
     shares = (planned.totals / planned.num_samples).tolist()  # as exact as a step of a schedule has them
     if blend.schedule is None:
         shares[: len(blend.sources)] = map(float, blend.shares)
-    samples, total = drain.read.tolist(), drain.stop - drain.start
+    samples = drain.read.tolist()
+    total = drain.stop - drain.start
     return Drain(
         start=drain.start,
         stop=drain.stop,
@@ -154,8 +160,10 @@ def _describe_source(
     document_lengths: bool,
 ) -> SourceDescription:
     run = compiled.run
-    source, part = compiled.sources[number], run.parts[number]
-    length, extra = compiled.config.sequence_length, run.extra_token
+    source = compiled.sources[number]
+    part = run.parts[number]
+    length = compiled.config.sequence_length
+    extra = run.extra_token
     tokens = int(part["tokens"])
     used = read + extra if samples else 0
     epochs = run.epochs.count(number, used)

@@ -26,7 +26,8 @@ from megablend.plan.state import State
 from megablend.system.failures import translating
 from megablend.system.limited_json import parse_json
 
-_FIRST_CHUNK, _LARGEST_CHUNK = 1 << 10, 1 << 16
+_FIRST_CHUNK = 1 << 10
+_LARGEST_CHUNK = 1 << 16
 """Samples that are compared at once."""
 
 
@@ -95,12 +96,14 @@ def find_parting(a: Run, b: Run, *, start: int = 0) -> int | None:
     if a.extra_token != b.extra_token:
         return start if start < stop else None
     compare = _Comparison(a, b)
-    start, chunk = max(start, _first_epoch_end(a, b)), _FIRST_CHUNK
+    start = max(start, _first_epoch_end(a, b))
+    chunk = _FIRST_CHUNK
     while start < stop:
         ks = np.arange(start, min(start + chunk, stop))
         if (sample := compare.first_difference(ks)) is not None:
             return sample
-        start, chunk = start + len(ks), min(2 * chunk, _LARGEST_CHUNK)
+        start = start + len(ks)
+        chunk = min(2 * chunk, _LARGEST_CHUNK)
     return None
 
 
@@ -121,11 +124,10 @@ class _Comparison:
     def first_difference(self, ks: Int64s) -> int | None:
         """The first of the samples ks, ascending, that differs."""
         a, b = self._runs
-        (sources, ordinals), (others, other_ordinals) = a.plan.locate_many(ks), b.plan.locate_many(ks)
-        (starts, steps), (other_starts, other_steps) = (
-            a.plan.token_ranges(sources, ordinals),
-            b.plan.token_ranges(others, other_ordinals),
-        )
+        (sources, ordinals) = a.plan.locate_many(ks)
+        (others, other_ordinals) = b.plan.locate_many(ks)
+        (starts, steps) = a.plan.token_ranges(sources, ordinals)
+        (other_starts, other_steps) = b.plan.token_ranges(others, other_ordinals)
         differ = (sources != self._number[others]) | (steps != other_steps)
         same = self._same_order[sources]
         differ |= same & (starts != other_starts)

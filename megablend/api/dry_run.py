@@ -47,8 +47,10 @@ def dry_run(config: ConfigLike, *, cache: str | None = None, storage: Storage | 
     Raises: ConfigError, DataError.
     """
     session = Session(config, cache=cache, storage=storage)
-    checked, storage = session.config, session.storage
-    found, tabled = list[DryRun](), checked.tabled
+    checked = session.config
+    storage = session.storage
+    found = list[DryRun]()
+    tabled = checked.tabled
     for spec in list_specs(checked):
         before = count_requests()
         listing = list_source(spec, storage)

@@ -205,7 +205,8 @@ def find_rows(run: Run, sources: npt.NDArray[np.int32], spans: Spans) -> Int64s:
 
 def _find_in(reading: Reading, name: str, spans: Spans, positions: Int64s) -> Int64s:
     """The rows of spans at `positions` int64 [n], which are of blocks of this reading; UNKNOWN without a table: int64 [n]."""
-    blocks, numbers = reading.blocks, spans.blocks[positions] - reading.first_block
+    blocks = reading.blocks
+    numbers = spans.blocks[positions] - reading.first_block
     snapshot = blocks.snapshot
     source = next(number for number, entry in enumerate(snapshot.sources) if entry.name == name)
     is_counted = snapshot.sources[source].documents  # a table may be of another snapshot of the same files
@@ -223,9 +224,11 @@ def _find_in(reading: Reading, name: str, spans: Spans, positions: Int64s) -> In
 
 def _find_documents(documents: PartDocuments, stored: Int64s) -> Int64s:
     """The document of each stored token, int64 [n]: the last that begins at or before it."""
-    low, high = np.zeros(len(stored), np.int64), np.full(len(stored), documents.num_blocks)
+    low = np.zeros(len(stored), np.int64)
+    high = np.full(len(stored), documents.num_blocks)
     while (high - low > 1).any():
         middle = (low + high) // 2
         begins_before = documents.before(middle) <= stored
-        low, high = np.where(begins_before, middle, low), np.where(begins_before, high, middle)
+        low = np.where(begins_before, middle, low)
+        high = np.where(begins_before, high, middle)
     return low

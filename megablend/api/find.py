@@ -166,7 +166,8 @@ def match_files(run: Run, file: str) -> list[int]:
         raise ConfigError(
             "found an empty path, expected a data file of the index; `megablend describe` lists the sources"
         )
-    snapshot, roots = run.store.snapshot, run.store.roots
+    snapshot = run.store.snapshot
+    roots = run.store.roots
     names = snapshot.file_names()
     is_tokens = snapshot.file_columns < len(snapshot.sources)  # extra columns list their files again
     meant = (file, f"{file.removesuffix('.idx')}.bin")  # a pair is named by its .bin, and often by its prefix
@@ -178,7 +179,8 @@ def match_files(run: Run, file: str) -> list[int]:
         return exact
     ends = [i for i, path in paths.items() if path.endswith(tuple(f"/{each}" for each in meant))]
     if not ends:  # perhaps written in another way, with `..` or through links
-        real, resolved = {_resolve(each) for each in wanted}, {i: _resolve(path) for i, path in paths.items()}
+        real = {_resolve(each) for each in wanted}
+        resolved = {i: _resolve(path) for i, path in paths.items()}
         if exact := [i for i, path in resolved.items() if path in real]:
             return exact
         endings = tuple(f"/{os.path.normpath(each)}" for each in meant)
@@ -250,15 +252,18 @@ def find_tokens(run: Run, source: int, reading: Reading, epoch: int, start: int,
 def _find_placed(run: Run, source: int, reading: Reading, placed: Placed, samples: TokenRange) -> Hits:
     """The samples, among those of a source that have one length, that have placed tokens; `stored` as in `placed`."""
     extra = run.extra_token
-    begins, ends = placed.starts - samples.token, placed.stops - samples.token
+    begins = placed.starts - samples.token
+    ends = placed.stops - samples.token
     # from the first sample that ends behind a range's start, to the last that begins before its end
     first = np.maximum((begins - samples.step - extra) // samples.step + 1, 0)
     counts = np.maximum(np.minimum((ends - 1) // samples.step + 1, samples.stop - samples.first) - first, 0)
     which = np.repeat(np.arange(len(first)), counts)
     places = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
     order = np.argsort(places, kind="stable")
-    which, places = which[order], places[order]
-    ordinals, tokens = samples.first + places, places * samples.step
+    which = which[order]
+    places = places[order]
+    ordinals = samples.first + places
+    tokens = places * samples.step
     starts = np.maximum(begins[which], tokens)
     numbers = run.plan.find_samples(np.full(len(ordinals), source, np.int32), ordinals)
     hits = Hits(
@@ -278,7 +283,8 @@ def _find_placed(run: Run, source: int, reading: Reading, placed: Placed, sample
 
 def list_epochs(run: Run, source: int) -> list[tuple[Reading, range]]:
     """The epochs of a source that a run enters, by what they read."""
-    ranges, readings = run.plan.list_tokens(source), run.locator.readings(source)
+    ranges = run.plan.list_tokens(source)
+    readings = run.locator.readings(source)
     if not ranges:
         return []
     tokens = ranges[-1].token + (ranges[-1].stop - ranges[-1].first) * ranges[-1].step

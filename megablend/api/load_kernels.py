@@ -61,7 +61,8 @@ class _Background:
 
     def after_fork_in_child(self) -> None:
         """Forget the thread, which a child does not have."""
-        self._lock, self._thread = threading.Lock(), None
+        self._lock = threading.Lock()
+        self._thread = None
 
     def _load(self) -> None:
         while threading.main_thread().is_alive():  # a process that ends need not wait for all

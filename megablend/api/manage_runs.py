@@ -148,7 +148,8 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
     if run == new:
         raise ConfigError(f"{cache}: run {run!r} has this name already; give it another one")
     with _changing(cache, run) as store:
-        ledger, there = _load(cache, run), new in run_names(cache)
+        ledger = _load(cache, run)
+        there = new in run_names(cache)
         renamed = dataclasses.replace(ledger, run=new)
         if there and load_ledger(cache, new) != renamed:  # the same one: a rename that was interrupted
             raise ConfigError(f"{cache}: there is a run {new!r} already; remove it first, or choose another name")

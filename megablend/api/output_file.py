@@ -53,7 +53,8 @@ def check_output(target: str | Path, session: Session) -> Path:
 
 def _find_source(path: Path, snapshot: Snapshot, roots: dict[str, str]) -> str | None:
     """The source that has a file; None where none has. Only files of its size, or of its name without suffixes, are compared."""
-    stem, names = path.name.partition(".")[0], snapshot.file_names()
+    stem = path.name.partition(".")[0]
+    names = snapshot.file_names()
     likely = snapshot.file_sizes == path.stat().st_size
     likely |= np.array([name.rpartition("/")[2].partition(".")[0] == stem for name in names], bool)
     for number in np.flatnonzero(likely).tolist():

@@ -36,7 +36,8 @@ def repair_kept_index(
         return False
     try:
         roots = {name: find_root(source.path) for name, source in config.all_sources.items()}
-        is_first, block_bytes = launch.rank == 0, config.block_bytes
+        is_first = launch.rank == 0
+        block_bytes = config.block_bytes
         listed = (
             list_indexed_files(config.cache_store, ledger.index, roots=roots, block_bytes=block_bytes)
             if is_first

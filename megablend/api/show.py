@@ -116,7 +116,8 @@ def show_step(
     skips = skips_of(dataset.run)
     micro_batch_size = whole_number("micro_batch_size", micro_batch_size, least=1)
     size = whole_number("data_parallel_size", data_parallel_size, least=1)
-    rank, micro_step = whole_number("rank", rank), micro_batch_size * size
+    rank = whole_number("rank", rank)
+    micro_step = micro_batch_size * size
     batch = micro_step if global_batch_size is None else whole_number("global_batch_size", global_batch_size, least=1)
     if not 0 <= rank < size:
         raise ConfigError(f"found rank {rank}, expected 0 to {size - 1}: there are {size} data-parallel ranks")
@@ -147,10 +148,12 @@ def show_step(
 
 
 def _describe_sample(dataset: Dataset, number: int) -> SampleDescription:
-    snapshot, store = dataset.run.store.snapshot, dataset.run.store
+    snapshot = dataset.run.store.snapshot
+    store = dataset.run.store
     sample = dataset.sample(number)
     _, epochs, blocks, starts, stops = sample.spans
-    offsets, files = snapshot.blocks(blocks)["offset"], snapshot.file_of(blocks)
+    offsets = snapshot.blocks(blocks)["offset"]
+    files = snapshot.file_of(blocks)
     pieces = tuple(
         Piece(
             file=snapshot.path(int(file), store.roots),

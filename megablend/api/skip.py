@@ -61,12 +61,14 @@ def skip(
     """
     opened = Session(what, cache=cache, run=run).open()
     unit = math.lcm(*(blend.lanes for blend in opened.blends), whole_number("batch_size", batch_size, least=1))
-    start, stop = whole_number("start", start, least=0), whole_number("stop", stop)
+    start = whole_number("start", start, least=0)
+    stop = whole_number("stop", stop)
     if not start < stop <= opened.num_samples:
         raise ConfigError(
             f"found samples {start:,} to {stop:,}, expected a range within the {opened.num_samples:,} samples of the run"
         )
-    first, last = start // unit * unit, min(-(-stop // unit) * unit, opened.num_samples)
+    first = start // unit * unit
+    last = min(-(-stop // unit) * unit, opened.num_samples)
     planned = skips_of(opened).add(first, last)
     if planned.ranges == ((0, opened.num_samples),):
         are = "are" if (first, last) == planned.ranges[0] else "are, with the ranges that are skipped already,"

@@ -38,7 +38,8 @@ def list_references(cache: CacheStore) -> dict[str, Path]:
 
 def list_runs_by_index(cache: CacheStore) -> tuple[dict[str, list[str]], bool]:
     """Digests of the snapshots that runs use, each with their names; and whether these are all: no ledger is damaged."""
-    found, is_complete = dict[str, list[str]](), True
+    found = dict[str, list[str]]()
+    is_complete = True
     for name in run_names(cache):
         try:
             ledger = load_ledger(cache, name)
@@ -61,10 +62,12 @@ def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse
     """
     entries = {entry.name: entry for entry in cache.list_entries(SNAPSHOTS)}
     superseded = find_superseded(cache, entries, list_snapshots(cache))
-    (runs, is_complete), references = list_runs_by_index(cache), list_references(cache)
+    (runs, is_complete) = list_runs_by_index(cache)
+    references = list_references(cache)
     found = dict[str, SnapshotUse]()
     for digest in entries:
-        names, whose = runs.get(digest, []), "the config"
+        names = runs.get(digest, [])
+        whose = "the config"
         if config is not None and (config.run in names or not (names or digest in references or digest in superseded)):
             roots = {name: find_root(source.path) for name, source in config.all_sources.items()}
             found[digest] = SnapshotUse(roots=roots)

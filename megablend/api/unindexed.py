@@ -56,7 +56,8 @@ def find_unindexed(config: Config, newest: Snapshot, storage: Storage, *, is_kep
     Args:
         is_kept: the config's run keeps this index: opening it for the run says which options the run cannot have.
     """
-    names, known = [spec.name for spec in list_specs(config)], newest.sources.numbers
+    names = [spec.name for spec in list_specs(config)]
+    known = newest.sources.numbers
     if missing := [name for name in names if name not in known]:
         first = f"the first: {missing[0]!r}"
         return Unindexed(f"the newest index of {config.cache} lacks {len(missing)} of the config's sources ({first})")
@@ -68,7 +69,8 @@ def find_unindexed(config: Config, newest: Snapshot, storage: Storage, *, is_kep
 
 def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Unindexed | None:
     """The first source whose path matches other files than the index has, with the first of these; None where there is none."""
-    known, names = newest.sources.numbers, newest.file_names()
+    known = newest.sources.numbers
+    names = newest.file_names()
     try:
         listings = list(list_sources(list_specs(config), storage))
     except (ConfigError, MissingFileError):  # no file is there: checks of files say which are missing

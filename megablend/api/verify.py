@@ -74,7 +74,8 @@ def verify(
     session = Session(cache, storage=storage)
     config = session.config if session.is_config else None
     store = session.cache
-    uses, problems = dict[str, SnapshotUse](), list[str]()
+    uses = dict[str, SnapshotUse]()
+    problems = list[str]()
     try:
         uses = find_uses(store, config)
     except CacheError as error:

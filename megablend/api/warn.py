@@ -24,7 +24,8 @@ def find_warnings(compiled: Compiled) -> list[str]:
     limits = compiled.config.warnings
     length = max(section.sequence_length for section in run.sections)
     extra = run.extra_token
-    samples, read = run.plan.counts(run.num_samples), run.plan.count_tokens(run.num_samples)
+    samples = run.plan.counts(run.num_samples)
+    read = run.plan.count_tokens(run.num_samples)
     tokens = np.array(run.tokens, dtype=np.int64)
     found = []
     if limits.min_source_samples is not None:
@@ -53,7 +54,8 @@ def find_warnings(compiled: Compiled) -> list[str]:
 
 def warn_of_shared_files(compiled: Compiled) -> list[str]:
     """A line if several sources of the config, in whatever splits, read the same file; not looked at with too many files."""
-    snapshot, configured = compiled.store.snapshot, compiled.config.all_sources
+    snapshot = compiled.store.snapshot
+    configured = compiled.config.all_sources
     wanted = {number for number, entry in enumerate(snapshot.sources) if entry.name in configured}
     columns = snapshot.file_columns
     if len(columns) > _COMPARED_FILES or len(wanted) < 2:

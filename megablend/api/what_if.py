@@ -49,7 +49,9 @@ def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | 
     """
     config = session.config
     check_sample(config)
-    storage, ledger, snapshots = session.run_storage, session.ledger, session.snapshots
+    storage = session.run_storage
+    ledger = session.ledger
+    snapshots = session.snapshots
     if not snapshots:
         return f"{config.cache} holds no index, so the numbers of tokens are not known: {INDEX_REMEDY}"
     planned = None
@@ -57,7 +59,8 @@ def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | 
         planned = _plan_by_ledger(config, ledger, storage, snapshots[-1])
         if isinstance(planned, Foreseen):
             return planned
-    newest, started = open_snapshot(config.cache_store, snapshots[-1]), perf_counter()
+    newest = open_snapshot(config.cache_store, snapshots[-1])
+    started = perf_counter()
     keeps = ledger is not None and newest.digest in ledger.indices
     if compares_files and (problem := find_unindexed(config, newest, storage, is_kept=keeps)) is not None:
         return f"{problem.text}, so the numbers of tokens are not known: {INDEX_REMEDY}"

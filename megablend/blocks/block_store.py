@@ -129,10 +129,12 @@ class BlockStore(BlockSizes):
         Raises: IndexError for a number out of range; TypeError for non-integers; MissingFileError, ChangedFileError,
             CorruptFileError.
         """
-        numbers, order = self._checked(ids), None
+        numbers = self._checked(ids)
+        order = None
         if (np.diff(numbers) < 0).any():
             order = np.argsort(numbers, kind="stable")  # in file order
-            numbers, rows = numbers[order], None if rows is None else rows[order]
+            numbers = numbers[order]
+            rows = None if rows is None else rows[order]
         parts = list[DecodedBlocks]()
         with translating(str(self.snapshot.folder)):
             if rows is None:
@@ -169,9 +171,11 @@ class BlockStore(BlockSizes):
         if not self._changes_blocks:
             found = DecodedBlocks.joined(decode_all(reads, pieces=pieces))
             return found if pieces else found.without_offsets()
-        parts, stop = list[DecodedBlocks](), 0
+        parts = list[DecodedBlocks]()
+        stop = 0
         for read in reads:
-            start, stop = stop, stop + len(read.blocks)
+            start = stop
+            stop = stop + len(read.blocks)
             parts.append(self._decode_file(numbers[start:stop], read, pieces=pieces))
         return DecodedBlocks.joined(parts)
 
@@ -193,7 +197,8 @@ class BlockStore(BlockSizes):
     def _decode_file(self, ids: npt.NDArray[np.int64], read: FileRead, *, pieces: bool) -> DecodedBlocks:
         """Blocks of a file, with end-of-document tokens and extra columns."""
         column = int(self.snapshot.file_columns[read.number])
-        source, append_eod = self.snapshot.columns[column], self.append_eod[column]
+        source = self.snapshot.columns[column]
+        append_eod = self.append_eod[column]
         columns = self._extra_of(source)
         blocks: Sequence[DecodedBlock] = read.decode(pieces=pieces or append_eod is not None or columns is not None)
         if append_eod is None and columns is None:
@@ -235,7 +240,8 @@ class BlockStore(BlockSizes):
         numbers = self._checked(ids)
         order = np.argsort(numbers, kind="stable")
         rows = self.snapshot.blocks(numbers[order])
-        found, scanned_bytes = list[npt.NDArray[np.int64]](), 0
+        found = list[npt.NDArray[np.int64]]()
+        scanned_bytes = 0
         for file, here in self._cut_by_file(numbers[order]):
             opened = self._files.get(file)
             offsets, size = read_pieces(

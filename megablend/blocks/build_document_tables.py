@@ -65,7 +65,8 @@ def build_tables(
 
     Raises: DataError, CacheError.
     """
-    start, snapshot = time.monotonic(), store.snapshot
+    start = time.monotonic()
+    snapshot = store.snapshot
     cache = snapshot.store
     for kind in (DOCUMENTS, LENGTHS_KIND):
         with translate_os_errors(cache.folder):
@@ -135,7 +136,8 @@ def _write(cache: CacheStore, folder: Path, parts: Sequence[BlockRange]) -> None
                 sums = np.add.reduceat(left[:whole], groups, dtype=np.int64)
                 ends = np.add.reduceat(left[:whole] > 0, groups, dtype=np.int64)
                 starts.append({"tokens": tokens + np.cumsum(sums) - sums, "filled": filled + np.cumsum(ends) - ends})
-                tokens, filled = tokens + int(sums.sum()), filled + int(ends.sum())
+                tokens = tokens + int(sums.sum())
+                filled = filled + int(ends.sum())
             left = left[whole:]
         starts.append({"tokens": np.array([tokens]), "filled": np.array([filled])})
         lengths.finish()

@@ -65,12 +65,15 @@ class FetchedCheck:
     """
 
     def __init__(self, paths: Sequence[str], sums: Sums, storage: Storage) -> None:
-        self._paths, self._sums, self._storage = list(paths), sums, storage
+        self._paths = list(paths)
+        self._sums = sums
+        self._storage = storage
 
     def __call__(self, fetched: FetchedRanges) -> None:
         """Raises: CorruptFileError if a range differs each time it is read; as Storage.read does."""
         path = fetched.ranges.path
-        position, wrong = self._paths.index(path), list[tuple[int, Bytes]]()
+        position = self._paths.index(path)
+        wrong = list[tuple[int, Bytes]]()
         for i, offset in enumerate(fetched.ranges.offsets.tolist()):
             wrong += self._find_wrong(position, offset, fetched[i])
         for _ in range(MAX_READS - 1):

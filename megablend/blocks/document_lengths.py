@@ -104,10 +104,8 @@ def split_into_ranges(snapshot: Snapshot, source: int, stretch_bytes: int = STRE
 
 def count_share(store: BlockStore, parts: Sequence[BlockRange], launch: Communicator) -> tuple[int, int]:
     """Count this rank's ranges that were not counted yet. Returns: documents counted, and data bytes read."""
-    cache, mine = (
-        store.snapshot.store,
-        assign_longest_first([part.stored_bytes for part in parts], launch.size)[launch.rank],
-    )
+    cache = store.snapshot.store
+    mine = assign_longest_first([part.stored_bytes for part in parts], launch.size)[launch.rank]
     cache.fetch_files(LENGTHS_KIND, owners_of(parts))
     missing = [parts[i] for i in mine if _find_lengths(cache.folder / LENGTHS_KIND / parts[i].name, parts[i]) is None]
     counted = scanned_bytes = 0
@@ -120,7 +118,8 @@ def count_share(store: BlockStore, parts: Sequence[BlockRange], launch: Communic
 
 def _count_part(store: BlockStore, part: BlockRange, _: RequestedReads) -> int:
     """Count the documents of a range, and store their lengths on this node. Returns: data bytes read."""
-    scanned_bytes, lengths = 0, np.empty(part.documents, np.int32)
+    scanned_bytes = 0
+    lengths = np.empty(part.documents, np.int32)
     first_document = int(store.snapshot.running("rows_before", [part.first_block])[0])
     for first, found, size in count_documents(store, part.first_block, part.stop_block):
         if found.max(initial=0) > _LONGEST:
@@ -150,7 +149,8 @@ def _find_lengths(path: Path, part: BlockRange) -> Int32s | None:
 
 def await_lengths(cache: CacheStore, part: BlockRange) -> Int32s:
     """The lengths that a rank has written; on network file systems they may appear some seconds later."""
-    deadline, path = time.monotonic() + _SEEN_SECONDS, cache.folder / LENGTHS_KIND / part.name
+    deadline = time.monotonic() + _SEEN_SECONDS
+    path = cache.folder / LENGTHS_KIND / part.name
     while (found := _find_lengths(path, part)) is None and (
         found := _find_lengths(cache.fetch_file(LENGTHS_KIND, part.name), part)
     ) is None:

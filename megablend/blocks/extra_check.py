@@ -48,7 +48,8 @@ def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple
 def _check_counts(store: BlockStore, tokens: SourceEntry, extra: ColumnEntry, column: str, *, flat: bool) -> None:
     snapshot = store.snapshot
     for number, other in zip(tokens.files, extra.files, strict=True):
-        file, column_file = snapshot.file(number), snapshot.file(other)
+        file = snapshot.file(number)
+        column_file = snapshot.file(other)
         if flat and column_file.tokens != column_file.rows:
             problem = f"has {column_file.rows - column_file.tokens:,} rows without a value; every row needs one"
         elif column_file.rows != file.rows:

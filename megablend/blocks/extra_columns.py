@@ -104,7 +104,8 @@ def _fetch(
     span = column.entry.blocks
     origin = snapshot.running("tokens_before", [span.start])[0]
     firsts = np.full(len(starts), span.start)
-    stops, filled = firsts.copy(), np.flatnonzero(counts > 0)
+    stops = firsts.copy()
+    filled = np.flatnonzero(counts > 0)
     begins = origin + starts[filled]
     firsts[filled] = snapshot.find_blocks("tokens_before", span, begins)
     stops[filled] = snapshot.find_blocks("tokens_before", span, begins + counts[filled] - 1) + 1

@@ -112,14 +112,18 @@ def _grown(stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bo
 
 def _find_ranges(stores: Sequence[BlockStore], name: str, shares: Sequence[Fraction], split: int) -> Ranges:
     """The ranges of a split of a source in the last snapshot."""
-    store, files = stores[-1], _trace_files([store for store in stores if _number(store, name) is not None], name)
+    files = _trace_files([store for store in stores if _number(store, name) is not None], name)
+    store = stores[-1]
     sizes = _cohort_sizes(files)
-    low, high = sum(shares[:split], Fraction(0)), sum(shares[: split + 1], Fraction(0))
+    low = sum(shares[:split], Fraction(0))
+    high = sum(shares[: split + 1], Fraction(0))
     bounds = {cohort: (round(low * size), round(high * size)) for cohort, size in sizes.items()}
-    documents, before = list[tuple[int, int]](), 0
+    documents = list[tuple[int, int]]()
+    before = 0
     for file in files[-1]:
         first, stop = bounds[file.cohort]
-        begin, end = max(first - file.first, 0), min(stop - file.first, file.size)
+        begin = max(first - file.first, 0)
+        end = min(stop - file.first, file.size)
         if begin < end:
             if documents and documents[-1][1] == before + begin:
                 documents[-1] = documents[-1][0], before + end
@@ -137,11 +141,14 @@ def _find_ranges(stores: Sequence[BlockStore], name: str, shares: Sequence[Fract
 
 def _trace_files(stores: Sequence[BlockStore], name: str) -> list[list[_Documents]]:
     """The files of a source in each of the snapshots that have it."""
-    known, found = dict[str, list[_Documents]](), list[list[_Documents]]()
+    known = dict[str, list[_Documents]]()
+    found = list[list[_Documents]]()
     for cohort, store in enumerate(stores):
         source = _number(store, name)
         assert source is not None
-        entry, listed, total = store.snapshot.sources[source], list[_Documents](), 0
+        entry = store.snapshot.sources[source]
+        listed = list[_Documents]()
+        total = 0
         left = {key: list(files) for key, files in known.items()}
         for key, count in zip(store.snapshot.file_keys(entry), _count_documents(store, source), strict=True):
             if left.get(key):
@@ -162,14 +169,17 @@ def _cohort_sizes(files: Sequence[Sequence[_Documents]]) -> dict[int, int]:
 
 def _count_documents(store: BlockStore, source: int) -> list[int]:
     """Documents of each file of a source."""
-    snapshot, entry = store.snapshot, store.snapshot.sources[source]
+    snapshot = store.snapshot
+    entry = store.snapshot.sources[source]
     return [snapshot.file(number).rows for number in entry.files]
 
 
 def _file_edges(store: BlockStore, source: int) -> dict[int, tuple[int, int]]:
     """Where the documents begin with which files begin, by number in the source: known without reading blocks."""
-    snapshot, entry = store.snapshot, store.snapshot.sources[source]
-    edges, before = dict[int, tuple[int, int]](), 0
+    snapshot = store.snapshot
+    entry = store.snapshot.sources[source]
+    edges = dict[int, tuple[int, int]]()
+    before = 0
     for number in entry.files:
         file = snapshot.file(number)
         edges.setdefault(before, (file.first_block, 0))

@@ -21,7 +21,8 @@ from megablend.lru import LRUCache
 from megablend.storage.base import Storage
 from megablend.storage.location import find_scheme
 
-MIN_OPEN_FILES, MAX_OPEN_FILES = 1 << 10, 1 << 14
+MIN_OPEN_FILES = 1 << 10
+MAX_OPEN_FILES = 1 << 14
 """Number of readers that are always kept, since opening a file reads its footer; the storage limits descriptors."""
 OPEN_BYTES = 32 << 20
 """Memory for readers, if that allows for more than MIN_OPEN_FILES."""
@@ -64,7 +65,9 @@ class OpenFiles:
         def enter() -> OpenedReader:
             entry = self._snapshot.file(file)
             column = self._snapshot.columns[entry.column]
-            path, kind, chunks = self._snapshot.path(file, self._roots), column.kind, self._snapshot.chunks(entry)
+            path = self._snapshot.path(file, self._roots)
+            kind = column.kind
+            chunks = self._snapshot.chunks(entry)
             digests = read_digests(self._snapshot.cache, kind, entry)
             known = dataclasses.replace(entry.opened, group_digests=digests)
 
@@ -73,7 +76,8 @@ class OpenFiles:
                 self._check_version(file, entry, path)
                 return reader
 
-            reader, check = open_again(path, open_reader), None
+            reader = open_again(path, open_reader)
+            check = None
             checks_bytes = 0 if digests is None else digests.nbytes + len(digests)
             if (sums := self._find_sums(file, path)) is not None:
                 checks_bytes += sums.nbytes

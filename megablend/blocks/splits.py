@@ -117,7 +117,8 @@ def find_document(
     Args:
         read: decodes a block of `store`, if its file has another path by now; by default `store` does.
     """
-    snapshot, entry = store.snapshot, store.snapshot.sources[source]
+    snapshot = store.snapshot
+    entry = store.snapshot.sources[source]
     if document == 0:
         return entry.blocks.start, 0
     if document == entry.rows:
@@ -159,7 +160,8 @@ class SplitBlocks(RangedBlocks):
     def documents(self) -> PartDocuments:
         """The split's documents. Raises: CacheError if the index has no document table."""
         source = int(self.snapshot.file_columns[self.snapshot.file_of([self.first_block])[0]])
-        firsts, counts = self.parts["first_document"].tolist(), self.parts["documents"].tolist()
+        firsts = self.parts["first_document"].tolist()
+        counts = self.parts["documents"].tolist()
         ranges = [range(first, first + count) for first, count in zip(firsts, counts, strict=True)]
         return PartDocuments(open_table(self.snapshot, source), ranges, has_eod=self.has_eod)
 

@@ -20,9 +20,12 @@ from typing import Any, Protocol
 from megablend.errors import CacheError
 from megablend.fs.build_lock import LockInfo
 
-SNAPSHOTS, DOCUMENTS, CHECKSUMS = "generations", "documents", "checksums"
+SNAPSHOTS = "generations"
+DOCUMENTS = "documents"
+CHECKSUMS = "checksums"
 """Kinds of folders."""
-RUNS, SKIPS = "runs", "runs/skips"
+RUNS = "runs"
+SKIPS = "runs/skips"
 """Kinds of records."""
 
 

@@ -56,7 +56,8 @@ def is_remote(cache: object) -> bool:
 
 def check_location(location: str) -> None:
     """Refuse URLs that cannot be a cache. Raises: ConfigError."""
-    scheme, expected = find_scheme(location), "expected a folder, or a prefix such as s3://bucket/caches/name"
+    scheme = find_scheme(location)
+    expected = "expected a folder, or a prefix such as s3://bucket/caches/name"
     if scheme in ("http", "https"):
         raise ConfigError(f"{location}: web servers cannot be written; {expected}")
     if scheme not in SCHEMES:

@@ -24,7 +24,8 @@ from megablend.fs.build_lock import LockInfo, build_lock, lock_time, verify_shar
 from megablend.fs.safe_open import check_folder, get_file_size, read_regular
 from megablend.fs.waits import await_file, log_slow_wait
 
-MANIFEST, ROOTS = "manifest.json", "roots.json"
+MANIFEST = "manifest.json"
+ROOTS = "roots.json"
 """Of a folder: written last when it is created; replaced by each commit."""
 FOLDERS = (
     "fragments",

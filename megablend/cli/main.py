@@ -28,7 +28,9 @@ from megablend.cli.runs import amend, runs, skip
 from megablend.errors import MegablendError
 from megablend.system.failures import translate
 
-EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED = 2, 70, 130
+EXIT_USAGE = 2
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

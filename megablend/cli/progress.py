@@ -86,9 +86,11 @@ class _Describer:
 
     def __call__(self, progress: Progress) -> str:
         parts = [f"{progress.files:,} of {progress.num_files:,} files"]
-        done, total = progress.files, progress.num_files
+        done = progress.files
+        total = progress.num_files
         if progress.num_bytes:
-            done, total = progress.bytes, progress.num_bytes
+            done = progress.bytes
+            total = progress.num_bytes
             parts.append(f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
         now = time.monotonic()
         started, before = self._first = self._first or (now, done)

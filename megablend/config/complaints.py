@@ -25,11 +25,13 @@ class Places:
     """
 
     def __init__(self, name: str, lines: Lines) -> None:
-        self.name, self._lines = name, lines
+        self.name = name
+        self._lines = lines
 
     def line(self, location: Sequence[str | int]) -> str:
         """`file:line` of the deepest part of a location that exists in the file."""
-        lines, line = self._lines, None
+        lines = self._lines
+        line = None
         for part in location:
             if isinstance(lines, dict):
                 found = lines.get(str(part))
@@ -98,7 +100,8 @@ def explain_errors(error: ValidationError, places: Places, data: Mapping[str, An
         location[:1] = [written.get(str(part), part) for part in location[:1]]
         message = problem["msg"].removeprefix("Value error, ")
         if not location and (start := _PLACE.match(message)):
-            location, message = [start[1]], message[start.end() :]
+            location = [start[1]]
+            message = message[start.end() :]
             if start[2] is not None:
                 location += places.split(start[2])
             if start[3] is not None:

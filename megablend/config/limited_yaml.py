@@ -58,7 +58,8 @@ def parse_document(text: str) -> Document:
 def _load(text: str) -> Document:
     """Parse a document that is within the limits by PyYAML."""
     try:
-        node, data = yaml.compose(text, Loader=LOADER), yaml.load(text, Loader=LOADER)
+        node = yaml.compose(text, Loader=LOADER)
+        data = yaml.load(text, Loader=LOADER)
     except (AttributeError, IndexError, KeyError, TypeError) as error:  # a value that does not match its tag
         raise ValueError(f"a value does not fit its tag ({type(error).__name__}: {error})") from error
     duplicates = list[tuple[str, int]]()
@@ -88,7 +89,10 @@ class _Collection:
     __slots__ = ("anchor", "data", "is_mapping", "key", "line", "lines", "size")
 
     def __init__(self, event: Any, is_mapping: bool) -> None:
-        self.anchor, self.size, self.line, self.is_mapping = event.anchor, 1, event.start_mark.line, is_mapping
+        self.anchor = event.anchor
+        self.size = 1
+        self.line = event.start_mark.line
+        self.is_mapping = is_mapping
         self.data: Any = {} if is_mapping else []
         self.lines: Any = {} if is_mapping else []
         self.key: tuple[Any, str, int] | None = None
@@ -164,7 +168,8 @@ class _Reader:
         return size
 
     def _add_scalar(self, event: Any) -> None:
-        line, nested = event.start_mark.line, self._nested
+        line = event.start_mark.line
+        nested = self._nested
         if not self._is_usual:  # only the limits are checked from here on
             self._add(None, None, line, 1)
             return

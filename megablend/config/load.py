@@ -41,7 +41,9 @@ def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str |
     if isinstance(config, Config):
         return config if cache is None else config.model_copy(update={"cache": cache})
     if isinstance(config, Mapping):
-        data, place, base = dict(config), Places("config", None), Path.cwd()
+        data = dict(config)
+        place = Places("config", None)
+        base = Path.cwd()
     elif not isinstance(config, str | os.PathLike):
         raise ConfigError(
             f"found {type(config).__name__}, expected a config: a path of a YAML or JSON file, or its keys as a dict"

@@ -32,7 +32,8 @@ class _AppliedStages:
     """The settings of a config's stages, kept with it, since they are needed often; all are equal: the config implies them."""
 
     def __init__(self, owner: Config | None, configs: tuple[Config, ...]) -> None:
-        self.owner, self.configs = owner, configs
+        self.owner = owner
+        self.configs = configs
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _AppliedStages)
@@ -158,10 +159,12 @@ class Config(Settings):
 
     def moves_documents_of(self, snapshot: int) -> bool:
         """Whether single documents of a snapshot are arranged, by its number in the run; stages before may need other orders."""
-        order, number = self.order, self._snapshot
+        order = self.order
+        number = self._snapshot
         for stage in self.stages or (None,):
             if stage is not None:
-                order, number = stage.order or order, number + stage.changes_index
+                order = stage.order or order
+                number = number + stage.changes_index
             if number == snapshot and find_order(order).unit == "document":
                 return True
         has_other_blends = any(map(self.is_blended, SPLITS[1:]))  # in the order of the top level, of any snapshot

@@ -80,9 +80,7 @@ def explain_mapping(keys: Collection[object], keys_of_sources: Collection[str]) 
         keys: at least one.
         keys_of_sources: the keys that each source may have.
     """
-    first, shown = (
-        next(iter(keys)),
-        ", ".join(repr(key) for key in islice(keys, 3)) + (", ..." if len(keys) > 3 else ""),
-    )
+    first = next(iter(keys))
+    shown = ", ".join(repr(key) for key in islice(keys, 3)) + (", ..." if len(keys) > 3 else "")
     entry = f"- {first}: ..." if first in keys_of_sources else f"- name: {first}"
     return f"found {shown}, expected a list of sources; begin each with a dash, as in `{entry}`"

@@ -63,7 +63,8 @@ class ReadSpec:
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]]) -> list[ReadSpec]:
         """`from_record` of each; records without further fields, as most, get the same object where they are alike."""
-        found, reads = dict[object, ReadSpec](), list[ReadSpec]()
+        found = dict[object, ReadSpec]()
+        reads = list[ReadSpec]()
         read_fields = itemgetter("format", "column", "documents")
         for record in records:
             key = read_fields(record) if _NAMES.isdisjoint(record) else repr(record)
@@ -80,7 +81,8 @@ class ReadSpec:
         if self == requested:
             return None
         for each in _FIELDS:
-            indexed, other = getattr(self, each.name), getattr(requested, each.name)
+            indexed = getattr(self, each.name)
+            other = getattr(requested, each.name)
             if each.name in (*_NOT_RECORDED, "count_documents") or (each.name == "format" and other is None):
                 continue
             if indexed != other:

@@ -195,7 +195,8 @@ def apply_settings(config: C, stages: Sequence[StageSettings], lengths: Sequence
 
     Their sources are those of the top level.
     """
-    now, found = config.model_copy(update={"stages": ()} | dict.fromkeys(lengths)), list[C]()
+    now = config.model_copy(update={"stages": ()} | dict.fromkeys(lengths))
+    found = list[C]()
     now._withdrawn = frozenset(name for stage in stages for name in stage.withdraw)  # type: ignore[attr-defined]
     for stage in stages:
         now = now.model_copy(update=stage.find_changes())
@@ -208,7 +209,8 @@ def apply_settings(config: C, stages: Sequence[StageSettings], lengths: Sequence
 def apply_stages(config: C, stages: Sequence[StageSettings], lengths: Sequence[str]) -> tuple[C, ...]:
     """The config's settings and sources in each stage; see `apply_settings`."""
     sources: dict[str, Any] = getattr(config, "sources")  # noqa: B009  (of a subclass)
-    train, found = sources["train"], list[C]()
+    train = sources["train"]
+    found = list[C]()
     for stage, settings in zip(stages, apply_settings(config, stages, lengths), strict=True):
         if stage.sources or stage.withdraw:
             train = tuple(_change(source, stage) for source in train)

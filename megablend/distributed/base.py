@@ -78,7 +78,8 @@ class SingleProcess:
 
     def posts(self) -> list[tuple[int, Any]]:
         """Values posted since the last call."""
-        arrived, self._inbox = self._inbox, []
+        arrived = self._inbox
+        self._inbox = []
         return arrived
 
     def abort(self, error: BaseException) -> NoReturn:

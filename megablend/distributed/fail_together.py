@@ -74,7 +74,8 @@ class FailTogether:
 
     def posts(self) -> list[tuple[int, Any]]:
         """On rank 0: values that it posted since the last call."""
-        arrived, self._inbox = self._inbox, []
+        arrived = self._inbox
+        self._inbox = []
         return arrived
 
     def finish(self) -> None:

@@ -69,7 +69,8 @@ def ranks_sharing_folder(launch: FailTogether, cache: Path | None, shared_fs: st
 
 def _place(cache: Path) -> tuple[Path, _Place]:
     """The nearest existing folder, and the identity of the cache."""
-    folder, rest = cache.resolve(), list[str]()
+    folder = cache.resolve()
+    rest = list[str]()
     with translate_os_errors(cache):
         while not folder.is_dir():
             if folder.exists():

@@ -22,7 +22,8 @@ from mpi4py import MPI  # noqa: E402
 
 T = TypeVar("T")
 
-_FIRST_POLL_SECONDS, _POLL_SECONDS = 0.0002, 0.005
+_FIRST_POLL_SECONDS = 0.0002
+_POLL_SECONDS = 0.005
 """First and longest pause between two polls: if all ranks arrive together, none should wait long."""
 _ABORT_SECONDS = 0.3
 """Launchers may lose output that a rank writes just before it aborts."""
@@ -98,7 +99,8 @@ class MpiLaunch:
     def posts(self) -> list[tuple[int, Any]]:
         """On rank 0: (rank, value) for each post that has arrived since the last call."""
         self._receive()
-        arrived, self._inbox = self._inbox, []
+        arrived = self._inbox
+        self._inbox = []
         return arrived
 
     def abort(self, error: BaseException) -> NoReturn:

@@ -40,7 +40,8 @@ _formed: Counter[tuple[int, ...]] = Counter()
 
 def torch_job() -> Job:
     """The job that consists of the processes of torch.distributed."""
-    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank = torch.distributed.get_rank()
+    size = torch.distributed.get_world_size()
     return Job(world=FailTogether(rank, size, _exchange(None, size)), members=_members)
 
 

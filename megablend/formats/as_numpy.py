@@ -14,7 +14,8 @@ _NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 def as_numpy(array: Any) -> npt.NDArray[Any]:
     """The values of a pyarrow.Array of integers, floats or booleans without nulls; a view, except for booleans."""
     assert not array.null_count
-    data, length = array.buffers()[1], len(array)
+    data = array.buffers()[1]
+    length = len(array)
     if array.type.bit_width == 1:
         bits = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
         found = np.unpackbits(bits, bitorder="little")[array.offset : array.offset + length]

@@ -40,7 +40,8 @@ def choose_column(
     Raises: ConfigError if there is no such column, none or several to choose from, or it cannot contain tokens.
     """
     fit = [name for name, problem in problems.items() if problem is None]
-    known, kind = ", ".join(fit) or "none", "numbers" if numbers else "integers"
+    known = ", ".join(fit) or "none"
+    kind = "numbers" if numbers else "integers"
     if column is None:
         found = _surest([name for name in fit if name in lists])
         if found is None and len(problems) == 1:
@@ -104,7 +105,8 @@ def _why_none(fit: list[str], lists: Collection[str], problems: Mapping[str, str
         if nearly:
             return f"no column contains the tokens as megablend reads them; {nearly}"
         return "no column contains integers or lists of integers; megablend reads token ids: tokenize the text first"
-    listed, single = [name for name in fit if name in lists], [name for name in fit if name not in lists]
+    listed = [name for name in fit if name in lists]
+    single = [name for name in fit if name not in lists]
     seen = [
         f"lists of integers: {', '.join(listed)}" if listed else "",
         f"single integers, which may be counts or ids: {', '.join(single)}" if single else "",

@@ -107,7 +107,8 @@ class DecodedBlocks(Sequence[DecodedBlock]):
         owner = self.owners[i]
         if isinstance(owner, DecodedBlock):
             return owner
-        dtype, size = DTYPES[self.kinds[i]], int(self.sizes[i])
+        dtype = DTYPES[self.kinds[i]]
+        size = int(self.sizes[i])
         held = pa.py_buffer(owner)
         tokens: Array = (
             np.frombuffer(held, dtype, size, int(self.tokens[i]) - held.address) if size else np.empty(0, dtype)

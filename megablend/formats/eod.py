@@ -18,10 +18,8 @@ def with_eod(block: DecodedBlock, flags: int, eod: int) -> DecodedBlock:
     """
     if len(block.offsets) < 2:
         return block
-    carried, closes = (
-        flags & (STARTS_MID_DOCUMENT | HAS_EARLIER_TOKENS) == STARTS_MID_DOCUMENT | HAS_EARLIER_TOKENS,
-        bool(flags & ENDS_AT_DOCUMENT_END),
-    )
+    carried = flags & (STARTS_MID_DOCUMENT | HAS_EARLIER_TOKENS) == STARTS_MID_DOCUMENT | HAS_EARLIER_TOKENS
+    closes = bool(flags & ENDS_AT_DOCUMENT_END)
     tokens = np.empty(len(block.tokens) + count_ends(block.offsets, carried, closes), block.tokens.dtype)
     offsets = np.empty_like(block.offsets)
     insert_ends(block.tokens, block.offsets, carried, closes, eod, tokens, offsets)

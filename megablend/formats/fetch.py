@@ -66,7 +66,9 @@ def plan_fetch(ranges: FileRanges, storage: Storage) -> list[tuple[Int64s, Int64
 
 def _merge(ranges: FileRanges, limits: ReadLimits) -> MergedRanges:
     """The ranges that are read together."""
-    offsets, sizes, least = ranges.offsets, ranges.sizes, limits.separate_bytes
+    offsets = ranges.offsets
+    sizes = ranges.sizes
+    least = limits.separate_bytes
     if ranges.owners is not None and least is not None and len(sizes) and sizes.min() >= least:
         return MergedRanges(offsets, offsets + sizes, np.arange(len(offsets)))
     return merge_ranges(offsets, sizes, limits)
@@ -74,7 +76,8 @@ def _merge(ranges: FileRanges, limits: ReadLimits) -> MergedRanges:
 
 def _requests(ranges: FileRanges, merged: MergedRanges) -> list[tuple[Int64s, Int64s]]:
     """Offsets and sizes of the runs of each request: one for all, or for each run if blocks keep their bytes."""
-    starts, sizes = merged.starts, merged.stops - merged.starts
+    starts = merged.starts
+    sizes = merged.stops - merged.starts
     if ranges.owners is None:
         return [(starts, sizes)]
     return [(starts[i : i + 1], sizes[i : i + 1]) for i in range(len(starts))]
@@ -208,7 +211,8 @@ def read_blocks(
     batch_bytes: int = BATCH_BYTES,
 ) -> DecodedBlocks:
     """Fetch and decode blocks of one file; see BlockReader.decode. Raises also as Storage.read does."""
-    parts, order = list[DecodedBlocks](), np.argsort(blocks["offset"], kind="stable")
+    parts = list[DecodedBlocks]()
+    order = np.argsort(blocks["offset"], kind="stable")
     for mine in _batches(blocks, order, batch_bytes):
         read = FileRead(reader, mine, chunks)
         fetch_all([read], storage)
@@ -225,7 +229,8 @@ def read_pieces(
     source: Storage | None = None,
 ) -> tuple[list[npt.NDArray[np.int64]], int]:
     """Fetch and find the documents in blocks of one file; see BlockReader.find_pieces."""
-    found, scanned_bytes = list[npt.NDArray[np.int64]](), 0
+    found = list[npt.NDArray[np.int64]]()
+    scanned_bytes = 0
     order = np.argsort(blocks["offset"], kind="stable")
     for mine in _batches(blocks, order):
         read = FileRead(reader, mine, chunks, tokens=False, check=check, source=source)
@@ -245,7 +250,8 @@ def _batches(blocks: Array, order: Int64s, batch_bytes: int = BATCH_BYTES) -> It
 
 def _place_ranges(ranges: FileRanges, merged: MergedRanges, read: list[tuple[Bytes, Int64s]]) -> FetchedRanges:
     """The positions of ranges in the buffers of their runs."""
-    inside, runs = ranges.offsets - merged.starts[merged.runs], merged.runs
+    inside = ranges.offsets - merged.starts[merged.runs]
+    runs = merged.runs
     if ranges.owners is None:
         data, begins = read[0]
         return FetchedRanges(ranges, [data], np.zeros(len(runs), np.int64), begins[runs] + inside)
@@ -262,8 +268,11 @@ def _separate(found: FetchedRanges, owners: Int64s) -> FetchedRanges:
     is_shared = np.zeros(len(found.buffers), np.bool_)
     is_shared[found.buffer_of[order[1:][is_other]]] = True
     copied = is_shared[found.buffer_of]
-    buffers, buffer_of, begins = list(found.buffers), found.buffer_of.copy(), found.begins.copy()
+    buffers = list(found.buffers)
+    buffer_of = found.buffer_of.copy()
+    begins = found.begins.copy()
     for i in np.flatnonzero(copied).tolist():
-        buffer_of[i], begins[i] = len(buffers), 0
+        buffer_of[i] = len(buffers)
+        begins[i] = 0
         buffers.append(found[i].copy())
     return FetchedRanges(found.ranges, buffers, buffer_of, begins)

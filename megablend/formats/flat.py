@@ -61,7 +61,8 @@ class ColumnFormat(BaseFormat):
                 f"{path}: column {found.column!r} is of lists, each of which is a document; remove `documents`"
             )
         blocks = found.blocks[found.blocks["tokens"] > 0].copy()
-        scanned_bytes, starts = 0, np.zeros(0, np.int64)
+        scanned_bytes = 0
+        starts = np.zeros(0, np.int64)
         if documents == ROW_GROUP:
             firsts = found.chunks["first_token"] if self.has_row_groups else blocks["first_token"]
             starts = np.unique(firsts[(firsts > 0) & (firsts < found.tokens)])
@@ -159,5 +160,7 @@ class _DividedReader:
 def _of_rows(blocks: Array) -> Array:
     """Blocks as the reader of rows takes them, which knows nothing of documents."""
     rows: Array = blocks.copy()
-    rows["rows"], rows["ends"], rows["flags"] = -1, -1, 0
+    rows["rows"] = -1
+    rows["ends"] = -1
+    rows["flags"] = 0
     return rows

@@ -49,7 +49,8 @@ class reading:  # noqa: N801  # used like a function
     __slots__ = ("_apart_from", "_path")
 
     def __init__(self, path: Path | str, *, apart_from: tuple[type[OSError], ...] = ()) -> None:
-        self._path, self._apart_from = path, apart_from
+        self._path = path
+        self._apart_from = apart_from
 
     def __enter__(self) -> None:
         pass

@@ -29,7 +29,8 @@ from megablend.index.tables import TableWriter
 from megablend.storage.base import Bytes, Storage
 from megablend.storage.ranges import portions
 
-RANGES, FILES = "ranges.arrow", "files.arrow"
+RANGES = "ranges.arrow"
+FILES = "files.arrow"
 RANGE_COLUMNS = np.dtype([("offset", "<i8"), ("size", "<u4"), ("crc32", "<u4")])
 _POSITION_SHIFT = 56
 FILE_COLUMNS = np.dtype([("first_range", "<i8")])
@@ -44,7 +45,8 @@ def place_in_sums(position: int, offset: int) -> int:
 
 def find_wrong(sums: Sums, start: int, data: Bytes) -> list[tuple[int, int]]:
     """The ranges that differ, among those within `data`, the bytes from the place `start` on: first byte in `data`, and size."""
-    stop, wrong = start + len(data), []
+    stop = start + len(data)
+    wrong = []
     first, last = np.searchsorted(sums["offset"], [start, stop]).tolist()
     for place, size, crc in sums[first:last].tolist():
         begin = place - start
@@ -57,11 +59,10 @@ def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -
     """Read all blocks of a file as readers do. Raises: as BlockReader.byte_ranges and Storage.read do."""
     file = snapshot.file(number)
     column = snapshot.columns[file.column]
-    reader, paths = column.kind.open(path, column.column, file.opened, storage=storage), column.kind.files(path)
-    blocks, chunks = (
-        snapshot.blocks(np.arange(file.first_block, file.first_block + file.num_blocks)),
-        snapshot.chunks(file),
-    )
+    reader = column.kind.open(path, column.column, file.opened, storage=storage)
+    paths = column.kind.files(path)
+    blocks = snapshot.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
+    chunks = snapshot.chunks(file)
     blocks = blocks[np.argsort(blocks["offset"], kind="stable")]
     found = list[tuple[int, int, int]]()
     for part in portions(blocks["decoded_bytes"], BATCH_BYTES):
@@ -124,7 +125,8 @@ def find_differences(snapshot: Snapshot, number: int, path: str, expected: Sums,
     """How the blocks of a file at `path` differ from its `expected` checksums: one line or none. Raises: as compute_sums does."""
     same = np.isin(expected, compute_sums(snapshot, number, path, storage))
     if not same.all():
-        place, wrong = int(expected["offset"][np.argmin(same)]), len(same) - int(same.sum())
+        place = int(expected["offset"][np.argmin(same)])
+        wrong = len(same) - int(same.sum())
         paths = snapshot.columns[snapshot.file(number).column].kind.files(path)
         named = f"{paths[place >> _POSITION_SHIFT]} at byte {place & ((1 << _POSITION_SHIFT) - 1)}"
         yield f"{named}: {wrong:,} of {len(same):,} ranges differ from their checksums in the index: restore it"

@@ -93,7 +93,8 @@ def _build(
         items = items_of(work)
         done, written = index_share(columns, work, items, store, launch, storage, progress)
         gathered = launch.gather((done, written))
-        report, long_idx = None, list[LongIdx]()
+        report = None
+        long_idx = list[LongIdx]()
         if launch.rank == 0:
             results = {number: result for rank, _ in gathered for number, result in rank.items()}
             for name in chain(*(names for _, names in gathered)):

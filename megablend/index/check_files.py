@@ -21,13 +21,17 @@ class FileChecker:
     """Checks files of a snapshot by number, without disturbing readers. Safe to share between threads."""
 
     def __init__(self, snapshot: Snapshot, roots: Mapping[str, str], storage: Storage) -> None:
-        self._snapshot, self._roots, self._storage = snapshot, dict(roots), storage.for_checking()
+        self._snapshot = snapshot
+        self._roots = dict(roots)
+        self._storage = storage.for_checking()
 
     def check(self, number: int) -> DataError | None:
         """What is wrong with a file; None if it is the one that was indexed. Raises: CacheError."""
-        file, path = self._snapshot.file(number), self._snapshot.path(number, self._roots)
+        file = self._snapshot.file(number)
+        path = self._snapshot.path(number, self._roots)
         column = self._snapshot.columns[file.column]
-        kind, storage = column.kind, self._storage
+        kind = column.kind
+        storage = self._storage
         try:
             stats = [storage.stat(each) for each in kind.files(path)]
             if stats[0].size != file.opened.size:

@@ -124,7 +124,8 @@ def _collect_ranges(fragments: Iterator[Fragment], ranges: list[tuple[int, int] 
 def _is_intact(final: Path, written: Path) -> bool:
     """Whether the snapshot committed before has the same content as the one just written, and its tables are undamaged."""
     try:
-        manifest, expected = read_snapshot_manifest(final), read_snapshot_manifest(written)
+        manifest = read_snapshot_manifest(final)
+        expected = read_snapshot_manifest(written)
         return all(manifest.get(name) == expected[name] for name in _CONTENT) and not damaged_tables(final, manifest)
     except CacheError:
         return False
@@ -138,7 +139,8 @@ def complete_snapshots(store: CacheStore, newest: str) -> list[str]:
 
     Raises: CacheError if the cache cannot be written.
     """
-    notes, built = [], None
+    notes = []
+    built = None
     for folder in store.list_upgradable(SNAPSHOTS):
         lacks_seen = not (folder / SEEN).exists()
         if lacks_seen and built is None:
@@ -187,7 +189,8 @@ def commit_build(
     Raises: ConfigError if the files of a source have their tokens in different columns; CacheError.
     """
     newest = _newest(store)
-    taken, unused = ColumnsTaken(), list[str]()
+    taken = ColumnsTaken()
+    unused = list[str]()
     digest, created = write_snapshot(
         store, columns, _load_fragments(store, columns, work, packed, taken, unused), taken.by_name
     )
@@ -224,7 +227,8 @@ def _load_fragments(
 ) -> Iterator[Fragment]:
     """The indexing result of each file, in order; fills `taken`, and `unused` with warnings about unused bytes of files."""
     for task in work:
-        name, column = task.fragment, columns[task.column]
+        name = task.fragment
+        column = columns[task.column]
         answer = split_name(name)[1]
         fragment = packed.fragment(answer) if answer in packed else await_fragment(store, name)
         taken.add(column, task.file, fragment.column)

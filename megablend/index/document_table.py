@@ -37,7 +37,9 @@ VERSION = 1
 """Version of the format; part of the key."""
 EVERY = 64
 """Documents between running counts."""
-LENGTHS, STARTS, GROUP_CHECKS = "lengths.arrow", "starts.arrow", "groups.check.arrow"
+LENGTHS = "lengths.arrow"
+STARTS = "starts.arrow"
+GROUP_CHECKS = "groups.check.arrow"
 LENGTH_COLUMNS = np.dtype([("tokens", "<i4")])
 START_COLUMNS = np.dtype(
     [
@@ -185,7 +187,8 @@ def table_key(snapshot: Snapshot, source: int) -> str:
 
 def fetch_table(snapshot: Snapshot, source: int) -> Path:
     """The folder of the table of a source of a snapshot; if there is none, nothing is at the path. Raises: CacheError."""
-    store, key = snapshot.store, table_key(snapshot, source)
+    store = snapshot.store
+    key = table_key(snapshot, source)
     folder = store.folder / DOCUMENTS / key
     if not (folder / MANIFEST).is_file():
         store.fetch_folder(DOCUMENTS, key)
@@ -201,7 +204,8 @@ def table_bytes(snapshot: Snapshot, source: int) -> int | None:
 
 def open_table(snapshot: Snapshot, source: int) -> DocumentTable:
     """Open the document table of a source of a snapshot. Raises: CacheError if it is missing or damaged."""
-    entry, folder = snapshot.sources[source], fetch_table(snapshot, source)
+    entry = snapshot.sources[source]
+    folder = fetch_table(snapshot, source)
     if not (folder / MANIFEST).is_file():
         raise CacheError(
             f"{folder}: source {entry.name!r} has no document table; rebuild the index (`megablend index CONFIG`)"

@@ -30,13 +30,15 @@ def estimate_indexing(source: SourceSpec, storage: Storage) -> tuple[Counted, Co
 
     Raises: as a build does, of the files that are tried.
     """
-    columns, none = list_columns([source]), Counted(0, 0)
+    columns = list_columns([source])
+    none = Counted(0, 0)
     if storage.limits(source.files[0].path).max_files == 1:
         return none, none
     work = sorted(plan_work(columns, []), key=lambda each: each.file.size)
     counted: dict[int, Counted] = {}
     num_large = _count_large([each.file.size for each in work])
-    num_rest, num_tried = len(work) - num_large, _FIRST_SAMPLE
+    num_rest = len(work) - num_large
+    num_tried = _FIRST_SAMPLE
     while True:
         num_tried = min(num_tried, num_rest)
         tried = (np.arange(num_tried) + 0.5) * num_rest // max(1, num_tried)
@@ -46,7 +48,8 @@ def estimate_indexing(source: SourceSpec, storage: Storage) -> tuple[Counted, Co
         found = np.array([counted[number] for number in numbers])
         least, most = extrapolate(found[:num_tried], num_rest)
         large = found[num_tried:].sum(axis=0)
-        least, most = least + large, most + large
+        least = least + large
+        most = most + large
         if num_tried == num_rest or (most <= _WIDEST * least).all():
             return Counted(*least.tolist()), Counted(*most.tolist())
         num_tried *= 2
@@ -71,5 +74,6 @@ def _try_file(column: SourceSpec, work: FileTask, storage: Storage) -> Counted:
         with contextlib.suppress(LongReadError):
             index_part(work, part, column, dry)
         reads.cancel()
-        requests, size = requests + dry.requests, size + dry.bytes
+        requests = requests + dry.requests
+        size = size + dry.bytes
     return Counted(requests, size)

@@ -61,7 +61,8 @@ def join(parts: Sequence[FileIndex]) -> FileIndex:
     place = np.empty(len(chunks), np.int64)
     place[by_row_group] = np.arange(len(chunks))
     in_file_order = np.argsort(place[chunk], kind="stable")
-    chunks, blocks = chunks[by_row_group], blocks[in_file_order]
+    chunks = chunks[by_row_group]
+    blocks = blocks[in_file_order]
     blocks["chunk"] = place[chunk][in_file_order]
     if (blocks["rows"] < 0).any():  # counted only in some parts
         blocks["rows"] = blocks["ends"] = -1
@@ -151,7 +152,8 @@ class TaskResult:
 def plan_work(columns: Sequence[SourceSpec], singles: Sequence[str], packed: Packed | None = None) -> list[FileTask]:
     """Plan the tasks of all files, in column and file order, given the names of the single fragments, and those in packs."""
     packed = packed or Packed()
-    answers, places = dict[str, str](), set(packed.places)
+    answers = dict[str, str]()
+    places = set(packed.places)
     for name in singles:
         if not is_part(name):
             place, answer = split_name(name)
@@ -203,7 +205,8 @@ def ensure_fragment(
 
     Raises: DataError, ConfigError from its format; ChangedFileError if the file changes during indexing; CacheError.
     """
-    name, note = _name(work, part), None
+    name = _name(work, part)
+    note = None
     if work.known or work.num_parts > 1:
         path = store.fetch_file("fragments", name)
         try:
@@ -230,7 +233,8 @@ def index_part(work: FileTask, part: int, column: SourceSpec, storage: Storage) 
     """Index a file, or a part of it, after a look at whether a new one is what it is read as. Raises: as `ensure_fragment`."""
     if part == 0 and not _is_known(work, column) and (problem := _describe_contradiction(work, column, storage)):
         raise column.complaint(problem)
-    file, kind = work.file, column.kind
+    file = work.file
+    kind = column.kind
     if file.size <= _WHOLE_BYTES:
         request_ranges(storage, file.path, [0], [file.size])
     request_samples(file.path, file.size, storage)

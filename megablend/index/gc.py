@@ -73,7 +73,8 @@ def collect(
             )
         before = (time.time() if dry_run else store.now()) - min_age_seconds
         snapshots = {entry.name: entry for entry in store.list_entries(SNAPSHOTS)}
-        by_arrival, in_use = list_snapshots(store), set(needed())
+        by_arrival = list_snapshots(store)
+        in_use = set(needed())
         superseded = find_superseded(store, snapshots, by_arrival)
         old = [digest for digest, ended in superseded.items() if digest not in in_use and ended < before]
         kept = tuple(digest for digest in by_arrival if digest not in old)

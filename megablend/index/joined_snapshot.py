@@ -40,7 +40,9 @@ class JoinedSnapshot(Snapshot):
     ) -> None:  # takes the tables of the others, instead of opening its own
         self.snapshots = tuple(snapshots)
         last = self.snapshots[-1]
-        self.folder, self.store, self.digest = last.folder, last.store, last.digest
+        self.folder = last.folder
+        self.store = last.store
+        self.digest = last.digest
         self.first_blocks = _running([each.num_blocks for each in snapshots])
         self._first_files = _running([each.num_files for each in snapshots])
         first_chunks = _running([each._num_chunks for each in snapshots])
@@ -52,7 +54,8 @@ class JoinedSnapshot(Snapshot):
             {"running": before[:-1], "place": _shifts(PLACE, "chunk", first_chunks)},
         )
         self._first_chunks = first_chunks
-        self.num_blocks, self._num_chunks = int(self.first_blocks[-1]), int(first_chunks[-1])
+        self.num_blocks = int(self.first_blocks[-1])
+        self._num_chunks = int(first_chunks[-1])
         self.num_files = int(self._first_files[-1])
         sources, self.columns, numbers = _join_columns(self.snapshots, self._first_files, self.first_blocks)
         self.sources = Sources(
@@ -60,7 +63,8 @@ class JoinedSnapshot(Snapshot):
         )
         self.roots = {entry.name: entry.root for entry in sources}
         self._files = _JoinedFiles([each._files for each in snapshots], numbers, self.first_blocks, first_chunks)
-        self._first_block, self._first_chunk = self._files.first_block, self._files.first_chunk
+        self._first_block = self._files.first_block
+        self._first_chunk = self._files.first_chunk
 
     def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[Any, ...]]:
         return open_snapshots, (self.store, tuple(each.digest for each in self.snapshots))
@@ -92,7 +96,8 @@ class JoinedSnapshot(Snapshot):
     @cached_property
     def _renamed(self) -> dict[int, int]:
         """For files with another path in a later snapshot, the number of one with their content in the last that has it."""
-        latest, found = dict[tuple[str, str], dict[str, dict[str, int]]](), dict[int, int]()
+        latest = dict[tuple[str, str], dict[str, dict[str, int]]]()
+        found = dict[int, int]()
         for snapshot, first in reversed(list(zip(self.snapshots, self._first_files.tolist(), strict=False))):
             names = snapshot.file_names()
             for column in snapshot.columns:
@@ -119,7 +124,8 @@ class JoinedSnapshot(Snapshot):
 
     def list_gone(self, sources: Sequence[str]) -> dict[int, int]:
         """Files of the named sources whose content the last snapshot lacks: for each, the last snapshot that has it."""
-        found, known = dict[int, int](), set[tuple[str, str]]()
+        found = dict[int, int]()
+        known = set[tuple[str, str]]()
         for which, snapshot in reversed(list(enumerate(self.snapshots))):
             for entry in (each for each in snapshot.sources if each.name in sources):
                 keys = [(entry.name, key) for key in snapshot.file_keys(entry)]
@@ -146,7 +152,9 @@ class _JoinedTable:
 
     def __init__(self, tables: Sequence[CheckedTable], first_rows: Int64s, shifts: dict[str, Int64s]) -> None:
         """Args: shifts: for each group, what is added to the columns of each table, int64 [num_tables, num_columns]."""
-        self._tables, self._first_rows, self._shifts = tuple(tables), first_rows, shifts
+        self._tables = tuple(tables)
+        self._first_rows = first_rows
+        self._shifts = shifts
 
     def take(self, group: str, rows: Int64s, *, plainly: bool = False) -> Int64s:
         """See CheckedTable.take."""
@@ -208,11 +216,13 @@ def _join_columns(
     snapshots: Sequence[Snapshot], first_files: Int64s, first_blocks: Int64s
 ) -> tuple[tuple[SourceEntry, ...], tuple[ColumnEntry, ...], list[Int64s]]:
     """The sources of all snapshots, all columns, and for each snapshot the numbers that its columns have among these."""
-    sources, extra = list[SourceEntry](), list[ColumnEntry]()
+    sources = list[SourceEntry]()
+    extra = list[ColumnEntry]()
     places = list[list[tuple[bool, int]]]()
     for number, snapshot in enumerate(snapshots):
         later = {entry.name for other in snapshots[number + 1 :] for entry in other.sources}
-        file, block = int(first_files[number]), int(first_blocks[number])
+        file = int(first_files[number])
+        block = int(first_blocks[number])
         mine = list[tuple[bool, int]]()
         for column in snapshot.columns:
             moved = _move(column, file, block, name_source(column.source_name, number, later))

@@ -37,7 +37,8 @@ def find_superseded(store: CacheStore, entries: Mapping[str, Entry], complete: C
     by_arrival = sorted(entries, key=lambda digest: (sequences[digest], digest))
     found = {}
     for place, digest in enumerate(by_arrival):
-        entry, newer = entries[digest], [entries[other] for other in by_arrival[place + 1 :] if other in complete]
+        entry = entries[digest]
+        newer = [entries[other] for other in by_arrival[place + 1 :] if other in complete]
         if sequences[digest] < 0:  # its record is damaged: it may be the newest, unless another was committed since
             times = [each.committed for each in newer if sequences[each.name] >= 0 and each.committed > entry.committed]
         else:

@@ -17,7 +17,11 @@ from megablend.fs.safe_open import get_file_size, read_regular
 from megablend.system.limited_json import missing_field, parse_json
 
 FORMAT_VERSION = 1
-BLOCKS, CHUNKS, FILES, MANIFEST, ROOTS = "blocks.arrow", "chunks.arrow", "files.arrow", "manifest.json", "roots.json"
+BLOCKS = "blocks.arrow"
+CHUNKS = "chunks.arrow"
+FILES = "files.arrow"
+MANIFEST = "manifest.json"
+ROOTS = "roots.json"
 SEEN = "seen"
 """See `file_versions`."""
 TOKEN_RANGES = "token_ranges"
@@ -122,7 +126,8 @@ def read_snapshot_manifest(folder: Path) -> dict[str, Any]:
 
 def _check_sources(folder: Path, sources: Sequence[Any]) -> None:
     """Check the fields of all sources; once for those whose values have the same types."""
-    checked, read = set[tuple[type, ...]](), itemgetter(*_SOURCE_FIELDS)
+    checked = set[tuple[type, ...]]()
+    read = itemgetter(*_SOURCE_FIELDS)
     for source in sources:
         types: tuple[type, ...] = ()
         with contextlib.suppress(KeyError, TypeError):

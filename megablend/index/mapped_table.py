@@ -91,11 +91,11 @@ class MappedTable:
         if not self._is_large or not len(rows):
             return column[rows]
         found = np.empty(len(rows), column.dtype)
-        size, firsts = (
-            column.itemsize,
-            np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1),
-        )  # of runs of consecutive rows
-        starts, begins = rows[firsts], firsts * size
+        # of runs of consecutive rows
+        size = column.itemsize
+        firsts = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)
+        starts = rows[firsts]
+        begins = firsts * size
         sizes = np.diff(begins, append=len(rows) * size)
         ahead = len(starts) >= self.ahead_rows
         self._read(self._begins[name] + starts * size, sizes, begins, ahead, found.view(np.uint8))
@@ -108,7 +108,9 @@ class MappedTable:
             done += read_ranges(self._fd, offsets[done:], sizes[done:], begins[done:], ahead, out)
             if done == len(offsets):
                 return
-            offset, size, begin = int(offsets[done]), int(sizes[done]), int(begins[done])
+            offset = int(offsets[done])
+            size = int(sizes[done])
+            begin = int(begins[done])
             with reading(self._path):
                 part = os.pread(self._fd, size, offset)
             if len(part) < size:

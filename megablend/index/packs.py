@@ -66,7 +66,8 @@ class Pack:
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as error:  # ValueError: an empty file
             raise CacheError(f"{path}: cannot be read ({error}); {REMOVE_REMEDY}") from error
-        body, start = unseal(data), len(MAGIC) + LENGTH.size
+        body = unseal(data)
+        start = len(MAGIC) + LENGTH.size
         if body is None or len(body) < start or body[: len(MAGIC)] != MAGIC:
             raise CacheError(f"{path}: damaged pack of {len(data)} bytes (its checksum is wrong); {REMOVE_REMEDY}")
         (length,) = LENGTH.unpack_from(body, len(MAGIC))
@@ -87,7 +88,8 @@ class Pack:
 
     def fragment(self, number: int) -> Fragment:
         """What the index stores about one of the files."""
-        columns, (chunk, next_chunk) = self._columns, self._first_chunk[number : number + 2]
+        columns = self._columns
+        (chunk, next_chunk) = self._first_chunk[number : number + 2]
         block, next_block = self._first_block[number : number + 2]
         return Fragment(
             rows=columns["rows"][number],
@@ -103,7 +105,8 @@ class Pack:
         )
 
     def _token_range(self, number: int) -> tuple[int, int] | None:
-        low, high = self._columns["token_min"][number], self._columns["token_max"][number]
+        low = self._columns["token_min"][number]
+        high = self._columns["token_max"][number]
         return None if low is None or high is None else (low, high)
 
     @cached_property
@@ -152,7 +155,9 @@ def _offsets(counts: pa.Array) -> list[int]:
 
 PACK_MIN_FILES = 32
 """Below this number of files, single fragments are written instead."""
-PACK_FILES, PACK_BYTES, PACK_SECONDS = 1 << 14, 16 << 20, 10.0
+PACK_FILES = 1 << 14
+PACK_BYTES = 16 << 20
+PACK_SECONDS = 10.0
 """A pack is written when it reaches this number of files, bytes of tables, or seconds since its first file."""
 
 
@@ -169,7 +174,8 @@ class PackWriter:
         self._store = store
         self._lock = threading.RLock()
         self._found: list[tuple[str, Fragment, bool]] = []
-        self._bytes, self._since = 0, 0.0
+        self._bytes = 0
+        self._since = 0.0
 
     def add(self, name: str, fragment: Fragment, *, is_single: bool) -> None:
         """Add the indexing result of a file, and write a pack if one is due. Raises: CacheError.
@@ -202,7 +208,8 @@ class PackWriter:
             for each, fragment, is_single in self._found:
                 if not is_single:
                     publish_fragment(self._store, each, fragment)
-        self._found, self._bytes = [], 0
+        self._found = []
+        self._bytes = 0
 
 
 def _pack(found: Sequence[tuple[str, Fragment]]) -> bytes:

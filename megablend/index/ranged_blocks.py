@@ -26,7 +26,8 @@ def count_groups(
     Args:
         before: returns the tokens before each of the given blocks, int64 [n] -> int64 [n].
     """
-    totals, turn = np.zeros(num_groups, np.int64), num_groups * run
+    totals = np.zeros(num_groups, np.int64)
+    turn = num_groups * run
     step = max(1, blocks_per_pass // turn) * turn
     for start in range(0, num_blocks, step):
         edges = np.arange(start, min(start + step, num_blocks) + run, run).clip(max=num_blocks)

@@ -104,7 +104,9 @@ class CheckedTable:
 
     def __init__(self, folder: Path, table: str, *, checks: bool) -> None:
         """Args: checks: there is a table of checksums; otherwise rows are not verified."""
-        self._path, self._groups, self._checks_name = f"{folder}/{table}", _GROUPS[table], _CHECKS[table]
+        self._path = f"{folder}/{table}"
+        self._groups = _GROUPS[table]
+        self._checks_name = _CHECKS[table]
         self.mapped = MappedTable(self._path, _COLUMNS[table])
         self.num_rows = len(self.mapped[(_COLUMNS[table].names or ("",))[0]])
         self._checks = RowChecks(folder / self._checks_name, list(self._groups)) if checks else None

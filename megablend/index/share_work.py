@@ -55,7 +55,8 @@ def index_share(
             unreported.append(number)
             if len(done) == len(assigned) or time.monotonic() > posted + _POST_SECONDS:
                 launch.post(unreported)
-                unreported, posted = [], time.monotonic()
+                unreported = []
+                posted = time.monotonic()
                 report()
     except BaseException:
         with contextlib.suppress(CacheError):  # results so far can be reused by the next build

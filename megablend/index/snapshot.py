@@ -84,7 +84,8 @@ class Snapshot:
             num_chunks=self._num_chunks,
         )
         self.num_files = len(self._files)
-        self._first_block, self._first_chunk = self._files.first_block, self._files.first_chunk
+        self._first_block = self._files.first_block
+        self._first_chunk = self._files.first_chunk
         self.roots: Mapping[str, str] = found["roots"]
         self.sources, self.columns = self._read_columns(manifest["sources"], found)
 
@@ -154,7 +155,8 @@ class Snapshot:
 
     def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:
         """Path of file i; `roots` (source name -> folder) overrides what the last build recorded."""
-        name, column = self._files.name(i), self.columns[self._files.columns[i]]
+        name = self._files.name(i)
+        column = self.columns[self._files.columns[i]]
         return join((roots or {}).get(column.source_name, column.root), name)
 
     def chunks(self, file: FileEntry) -> npt.NDArray[np.void]:
@@ -208,12 +210,15 @@ class Snapshot:
         rows = np.empty(len(ids), PLACED_BLOCK_DTYPE)
         for name, values in zip(PLACE, self._blocks.take("place", ids), strict=True):
             rows[name] = values
-        chunks, first_chunk = rows["chunk"], self._first_chunk[files]
+        chunks = rows["chunk"]
+        first_chunk = self._first_chunk[files]
         self._check_chunks(chunks, first_chunk, self._first_chunk[files + 1])
         rows["chunk"] = chunks - first_chunk
         running = self._blocks.take("running", np.concatenate((ids, ids + 1)))
-        before, counts = running[:, : len(ids)], running[:, len(ids) :] - running[:, : len(ids)]
-        rows["tokens"], counted = counts[0], self._counted[files]
+        before = running[:, : len(ids)]
+        counts = running[:, len(ids) :] - running[:, : len(ids)]
+        rows["tokens"] = counts[0]
+        counted = self._counted[files]
         rows["first_token"] = before[0] - self._first_token[files]
         rows["first_row"] = np.where(counted, before[1] - self._first_row[files], -1)
         for name, values in zip(("rows", "ends"), counts[1:], strict=True):
@@ -332,9 +337,11 @@ def _open_folder(store: CacheStore, folder: Path) -> Snapshot:
     if checksum(f"{folder}/{FILES}") != manifest["tables"][FILES]["blake2b"]:
         raise DamagedCacheError.of(f"{folder / FILES}: damaged table: its checksum is wrong")
     found = read_roots(folder)
-    roots, known = found["roots"], dict[str, bool]()
+    roots = found["roots"]
+    known = dict[str, bool]()
     for entry in manifest["sources"]:
-        name, format_name = entry["name"], entry["format"]
+        name = entry["name"]
+        format_name = entry["format"]
         if not isinstance(roots.get(name), str):
             raise DamagedCacheError.of(f"{folder / ROOTS}: does not contain the folder of source {name!r}")
         if format_name not in known:

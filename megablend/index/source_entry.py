@@ -87,7 +87,8 @@ class Sources(LazyItems[SourceEntry]):
 
     def __init__(self, names: Sequence[str], reads: Sequence[ReadSpec], make: Callable[[int], SourceEntry]) -> None:
         super().__init__(len(names), make)
-        self.names, self.reads = tuple(names), tuple(reads)
+        self.names = tuple(names)
+        self.reads = tuple(reads)
 
     @property
     def formats(self) -> set[str]:

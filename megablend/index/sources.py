@@ -54,8 +54,11 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
     Raises: ConfigError if a pattern matches nothing, files have several formats or an unknown one, or their format does not have
         these options; DataError if a path that may be, or contain, one of the files cannot be read.
     """
-    root, matches = _root_of(spec), dict[str, Match]()
-    unreadable, folders, links = dict[str, str](), dict[str, str](), set[str]()
+    root = _root_of(spec)
+    matches = dict[str, Match]()
+    unreadable = dict[str, str]()
+    folders = dict[str, str]()
+    links = set[str]()
     threads = storage.limits(spec.patterns[0]).max_files
     listed = parallel_map(lambda pattern: _find(spec, pattern, storage), spec.patterns, threads)
     for pattern, found in zip(spec.patterns, listed, strict=True):
@@ -101,7 +104,8 @@ def _leave_out_folders(spec: SourceSpec, folders: Mapping[str, str], paths: Iter
     """
     if not folders:
         return {}
-    suffixes, parents = tuple(list_suffixes()), {location.get_parent(path) for path in paths}
+    suffixes = tuple(list_suffixes())
+    parents = {location.get_parent(path) for path in paths}
     left_out = {path: pattern for path, pattern in folders.items() if path.endswith(suffixes) and path not in parents}
     if left_out and not spec.skip_unreadable:
         path, pattern = min(left_out.items())
@@ -238,9 +242,11 @@ def _possible_data(spec: SourceSpec, paths: Iterable[str]) -> list[str]:
 
 def _find_missing_folder(pattern: str, storage: Storage) -> str | None:
     """The first folder of a pattern that does not exist; None where all folders before its first wildcard do."""
-    folder, missing = location.find_root([pattern]), None
+    folder = location.find_root([pattern])
+    missing = None
     while not storage.is_folder(folder) and location.get_parent(folder) != folder:
-        folder, missing = location.get_parent(folder), folder
+        missing = folder
+        folder = location.get_parent(folder)
     return missing
 
 
@@ -327,7 +333,8 @@ def _format(spec: SourceSpec, path: str, storage: Storage) -> Format:
     try:
         return format_of(path, storage)
     except ConfigError as error:
-        name, wild = location.get_name(path), list(filter(location.has_wildcard, spec.patterns))
+        name = location.get_name(path)
+        wild = list(filter(location.has_wildcard, spec.patterns))
         is_matched = any(fnmatch.fnmatchcase(name, location.get_name(pattern)) for pattern in wild)
         advice = f"; {_advice(location.get_parent(path), storage)}" if is_matched else ""
         raise spec.complaint(f"{error}{advice}") from error

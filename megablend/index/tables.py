@@ -140,7 +140,8 @@ class TableWriter:
         digest = hashlib.blake2b(digest_size=16)
         arrays = []
         for name, column in self._columns.items():
-            kind, buffer = self._dtypes[name], column.finish()
+            kind = self._dtypes[name]
+            buffer = column.finish()
             digest.update(buffer)
             length = buffer.size // kind.itemsize
             arrays.append(pa.Array.from_buffers(pa.from_numpy_dtype(kind), length, [None, buffer]))

@@ -78,14 +78,16 @@ def list_data_problems(
     seen: set[tuple[object, ...]] = set()
     located = _Located(sound, uses, storage)
     for snapshot in sorted(sound, key=lambda each: not located.uses[each.digest].is_needed):  # those share most files
-        checksums, use = None, located.uses[snapshot.digest]
+        checksums = None
+        use = located.uses[snapshot.digest]
         with contextlib.suppress(CacheError):  # which was reported with the other tables
             checksums = open_checksums(snapshot)
         for i in range(snapshot.num_files):
             for problem in catch_errors(_problems_of_file(snapshot, i, located, seen, checksums, storage)):
                 unneeded = f"; it is in index {snapshot.digest}, and {use.repair}"
                 yield problem if use.is_needed else problem.removesuffix(f"; {CHANGED_REMEDY}") + unneeded
-            files, size = files + 1, size + snapshot.file(i).opened.size
+            files = files + 1
+            size = size + snapshot.file(i).opened.size
             if progress is not None:
                 progress(Progress(files=files, num_files=num_files, bytes=size, num_bytes=num_bytes))
 
@@ -130,7 +132,8 @@ def _problems_of_file(
     storage: Storage,
 ) -> Iterator[str]:
     """Differences of a file, wherever it is now, from what was indexed."""
-    path, use = located.find_path(snapshot, number), located.uses[snapshot.digest]
+    path = located.find_path(snapshot, number)
+    use = located.uses[snapshot.digest]
     problems = list(catch_errors(_file_problems(snapshot, number, path, seen, checksums, storage, use)))
     if problems and (now := located.find_renamed(snapshot, number)) != path:
         problems = list(catch_errors(_file_problems(snapshot, number, now, seen, checksums, storage, use)))

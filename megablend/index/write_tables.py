@@ -54,7 +54,8 @@ class RunningTotals:
         owners = np.repeat(np.arange(len(batch)), counts)
         if not documents:
             kept = blocks["tokens"] > 0
-            blocks, owners = blocks[kept], owners[kept]
+            blocks = blocks[kept]
+            owners = owners[kept]
             blocks["rows"] = blocks["ends"] = blocks["flags"] = 0
             counts = np.bincount(owners, minlength=len(batch))
         first_blocks: Int64s = self.blocks + np.cumsum(counts) - counts
@@ -81,7 +82,8 @@ def columns_of_rows(rows: np.ndarray[Any, Any]) -> dict[str, Any]:
     return {name: rows[name] for name in rows.dtype.names or ()}
 
 
-_BATCH_FILES, _BATCH_BLOCKS = 1 << 12, 1 << 16
+_BATCH_FILES = 1 << 12
+_BATCH_BLOCKS = 1 << 16
 """Files per batch of writing tables, or blocks, whichever is reached first."""
 
 
@@ -137,7 +139,8 @@ def _batches(files: Sequence[SourceFile], fragments: Iterator[Fragment]) -> Iter
         num_blocks += len(batch[-1][1].blocks)
         if len(batch) == _BATCH_FILES or num_blocks >= _BATCH_BLOCKS:
             yield batch
-            batch, num_blocks = [], 0
+            batch = []
+            num_blocks = 0
     if batch:
         yield batch
 

@@ -51,7 +51,9 @@ def join_ranges(offsets: Int64s, sizes: Int64s, loads: Int64s, max_gap: int, max
         max_gap: bytes between a range and the end of those before that a run may contain.
         out: int64 [3, n], filled: the runs' starts and stops, of which there are as many as are returned; each range's run.
     """
-    count, load, reach = 0, 0, 0
+    count = 0
+    load = 0
+    reach = 0
     for i in range(len(offsets)):
         load += loads[i]
         if count == 0 or offsets[i] - reach > max_gap or load > max_load:

@@ -32,7 +32,8 @@ def read_samples(
         out: uint8 [n, bytes of a sample], filled.
     """
     num_samples, row_width, shuffle_width, width, start, pointers, extra = layout
-    word, documents = np.empty(4, np.int64), np.empty(_ENTRIES, np.int32)
+    word = np.empty(4, np.int64)
+    documents = np.empty(_ENTRIES, np.int32)
     for k in range(len(numbers)):
         address = word.ctypes.data
         number = numbers[k] + num_samples if numbers[k] < 0 else numbers[k]
@@ -48,9 +49,15 @@ def read_samples(
         size = 4 * row_width
         if pread(fds[1], pointer_at(address, size), size, start + row * 2 * row_width) != size:
             return False
-        first, offset, last, end = word[0], word[1], word[2], word[3]
+        first = word[0]
+        offset = word[1]
+        last = word[2]
+        end = word[3]
         if row_width == 4:
-            first, offset, last, end = word[0] & 0x7FFFFFFF, word[0] >> 32, word[1] & 0x7FFFFFFF, word[1] >> 32
+            first = word[0] & 0x7FFFFFFF
+            offset = word[0] >> 32
+            last = word[1] & 0x7FFFFFFF
+            end = word[1] >> 32
         if first < 0:
             return False
         done = 0

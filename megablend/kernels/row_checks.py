@@ -12,7 +12,8 @@ import numpy.typing as npt
 from megablend.jit import kernel
 from megablend.kernels.plan.keyed_hash import mix
 
-_GOLDEN, _32 = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_32 = np.uint64(32)
 
 
 @kernel

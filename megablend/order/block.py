@@ -48,11 +48,13 @@ class BlockOrder:
     def __init__(
         self, blocks: Blocks, key: int, *, threshold: int = THRESHOLD, groups: int = GROUPS, runs: int = RUNS
     ) -> None:
-        self._blocks, self._key = blocks, key & MASK
+        self._blocks = blocks
+        self._key = key & MASK
         self._num_groups = groups if blocks.num_blocks > threshold else 1
         self._run = max(1, blocks.num_blocks // (groups * runs))
         self._group_totals: Int64s | None = None
-        self._epochs, self._entered = LRUCache[Shuffled](_KEPT), LRUCache[Shuffled](_KEPT)
+        self._epochs = LRUCache[Shuffled](_KEPT)
+        self._entered = LRUCache[Shuffled](_KEPT)
         entries = self._num_groups + blocks.num_blocks // self._num_groups + self._run
         self.memory_bytes = _KEPT * entries * (8 + np.min_scalar_type(blocks.num_blocks).itemsize)
 
@@ -63,9 +65,12 @@ class BlockOrder:
 
     def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
         """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
-        parts, rows, stops = list[Spans](), np.arange(len(starts)), starts + length
+        parts = list[Spans]()
+        rows = np.arange(len(starts))
+        stops = starts + length
         while len(rows := rows[(left := starts < stops)]):
-            starts, stops = starts[left].copy(), stops[left]
+            starts = starts[left].copy()
+            stops = stops[left]
             for inside, epoch, first, shuffled in self._groups_containing(starts):
                 ends = np.minimum(stops[inside] - first, shuffled.offsets[-1])
                 parts.append(_cut(shuffled, epoch, rows[inside], starts[inside] - first, ends))
@@ -78,7 +83,8 @@ class BlockOrder:
         first = np.empty(len(spans.blocks), np.int64)  # where each block begins in the epoch
         group_starts = _starts_of(self._groups(epoch))
         for group, inside in by_value(spans.blocks // self._run % self._num_groups):
-            shuffled, members = self._members(epoch, group), self._members_of(group)
+            shuffled = self._members(epoch, group)
+            members = self._members_of(group)
             first[inside] = group_starts[group] + _starts_of(shuffled)[np.searchsorted(members, spans.blocks[inside])]
         first += epoch * self._blocks.num_tokens
         stored = self._blocks.before(spans.blocks) + spans.starts
@@ -116,7 +122,8 @@ class BlockOrder:
 
     def _members_of(self, group: int) -> Int64s:
         """The blocks of a group, ascending: int64 [n]."""
-        num_blocks, run = self._blocks.num_blocks, self._run
+        num_blocks = self._blocks.num_blocks
+        run = self._run
         starts = np.arange(group * run, num_blocks, self._num_groups * run)
         members = (starts[:, np.newaxis] + np.arange(run)).reshape(-1)  # [runs, blocks per run]
         return members[members < num_blocks]

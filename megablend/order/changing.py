@@ -22,7 +22,8 @@ class ChangingOrder:
     """
 
     def __init__(self, blocks: Blocks, orders: Sequence[tuple[int, Order]]) -> None:
-        self._blocks, self._orders = blocks, tuple(orders)
+        self._blocks = blocks
+        self._orders = tuple(orders)
         self.memory_bytes = sum(order.memory_bytes for _, order in orders)
 
     def precompute(self) -> None:
@@ -32,10 +33,12 @@ class ChangingOrder:
 
     def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
         """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
-        stops, parts = starts + length, list[Spans]()
+        stops = starts + length
+        parts = list[Spans]()
         edges = [epoch * self._blocks.num_tokens for epoch, _ in self._orders]
         for (low, high), (_, order) in zip(pairwise([*edges, _FOREVER]), self._orders, strict=True):
-            firsts, ends = np.maximum(starts, low), np.minimum(stops, high)
+            firsts = np.maximum(starts, low)
+            ends = np.minimum(stops, high)
             rows = np.flatnonzero(firsts < ends)
             if len(rows):
                 inside = order.spans(firsts[rows], ends[rows] - firsts[rows])

@@ -16,7 +16,8 @@ class SequentialOrder:
     """No shuffling; `key` is unused."""
 
     def __init__(self, blocks: Blocks, key: int, *, listed: int = LISTED_BLOCKS) -> None:
-        self._blocks, self._is_listed = blocks, blocks.num_blocks <= listed
+        self._blocks = blocks
+        self._is_listed = blocks.num_blocks <= listed
         self.memory_bytes = 0
 
     def precompute(self) -> None:
@@ -24,9 +25,12 @@ class SequentialOrder:
 
     def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
         """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
-        parts, rows, stops = list[Spans](), np.arange(len(starts)), starts + length
+        parts = list[Spans]()
+        rows = np.arange(len(starts))
+        stops = starts + length
         while len(rows := rows[(left := starts < stops)]):
-            starts, stops = starts[left], stops[left]
+            starts = starts[left]
+            stops = stops[left]
             first = starts - starts % self._blocks.num_tokens
             ends = np.minimum(stops, first + self._blocks.num_tokens)
             inside = self.cut(starts - first, ends - first)
@@ -69,5 +73,6 @@ class SequentialOrder:
         while (high - low > 1).any():  # binary search; finished entries do not change: their middle is `low`
             middle = (low + high) // 2
             left = self._blocks.before(middle) <= tokens
-            low, high = np.where(left, middle, low), np.where(left, high, middle)
+            low = np.where(left, middle, low)
+            high = np.where(left, high, middle)
         return low

@@ -33,7 +33,8 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
     Raises: PlanError as largest_remainder does, and where `ends` is not strictly increasing from above 0.
     """
     wholes = _whole(weights)
-    scale, start = sum(wholes), 0
+    scale = sum(wholes)
+    start = 0
     given = [0] * len(wholes)
     totals = []
     for end in ends:
@@ -60,7 +61,8 @@ def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -
 
     Raises: PlanError if there are fewer samples than are left, or more and all weights are 0.
     """
-    totals, free = list(left), {source for source, weight in enumerate(weights) if weight > 0}
+    totals = list(left)
+    free = {source for source, weight in enumerate(weights) if weight > 0}
     if total < sum(left) or (total > sum(left) and not free):
         at_least = "at least " if free else ""
         raise PlanError(
@@ -79,7 +81,8 @@ def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -
 def drain_length(weights: Sequence[Fraction], left: Sequence[int], start: int, unit: int) -> int:
     """The least samples of a drain which begins at sample `start` such that it ends at a multiple of `unit`, and each source's
     share of it is what it has left, or more; see `divide_drain`. At most twice what is left, as far as `unit` allows."""
-    whole, scale = sum(left), sum(weights)
+    whole = sum(left)
+    scale = sum(weights)
     pairs = list(zip(weights, left, strict=True))
     others = sum(had for weight, had in pairs if weight == 0)  # their share cannot be kept
     length = others + max((math.ceil(had * scale / weight) for weight, had in pairs if weight > 0), default=0)

@@ -33,7 +33,8 @@ def capped_shares(weights: Weights, caps: Caps, total: int) -> list[Fraction]:
         raise PlanError(f"cannot divide {total} samples; expected more than 0")
     if (most := longest_stage(weights, caps, redistribute=True)) is not None and total > most:
         raise PlanError(f"{total:,} samples requested, but the caps of all sources with a share allow {most:,}")
-    shares, free = [Fraction(0)] * len(weights), [source for source, weight in enumerate(weights) if weight > 0]
+    shares = [Fraction(0)] * len(weights)
+    free = [source for source, weight in enumerate(weights) if weight > 0]
     left = total
     while full := _find_over_caps(weights, caps, free, left):
         for source, cap in full.items():
@@ -80,8 +81,10 @@ def plan_full_shares(
     Returns: (end of the stage in samples, weights of the stage [num_sources]) of each; one stage where no cap is reached. The
         last ends before `total` where all sources are left out by then.
     """
-    stages, start = list[tuple[int, list[Fraction]]](), 0
-    free, left = [Fraction(weight) for weight in weights], list(caps)
+    stages = list[tuple[int, list[Fraction]]]()
+    start = 0
+    free = [Fraction(weight) for weight in weights]
+    left = list(caps)
     while start < total and any(free):
         limits = [_last_at_full_share(free, left, source) for source in range(len(free))]
         most = min((limit for limit in limits if limit is not None), default=total)

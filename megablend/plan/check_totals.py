@@ -49,7 +49,8 @@ def check_totals(
 
     Raises: PlanError that names the source, its numbers, the longest run that fits all sources, and the nearest blend that fits.
     """
-    length, extra = config.sequence_length, int(config.add_extra_token_to_sequence)
+    length = config.sequence_length
+    extra = int(config.add_extra_token_to_sequence)
     caps = [cap_of(source, n, length, extra) for source, n in zip(sources, tokens, strict=True)]
     # From 1 / weight samples on, a source's share is at least one sample before rounding.
     needed = max((-(-1 // weight) for weight in weights if weight), default=1)
@@ -130,7 +131,8 @@ def check_stage_totals(compiled: Compiled) -> None:
     stretches = plan.list_stretches()
     totals = np.sum([stretch.read for stretch in stretches], axis=0)
     for number in np.flatnonzero(totals == 0).tolist():
-        source, weight = compiled.sources[number], compiled.weights[number]
+        source = compiled.sources[number]
+        weight = compiled.weights[number]
         if weight > 0:
             raise PlanError(
                 f"source {source.name!r} gets none of {compiled.num_samples:,} samples: its share of the run is "
@@ -146,11 +148,14 @@ def check_stage_totals(compiled: Compiled) -> None:
 
 def _check_caps(compiled: Compiled, stage: RequestedStage, stretch: Stretch, epochs: Epochs, *, is_drain: bool) -> None:
     """Raises: PlanError for the first source that the stage, or a drain after it, reads more often than its caps allow."""
-    request, extra = stretch.request, int(compiled.config.add_extra_token_to_sequence)
-    length, sources = request.sample_tokens, list(stage.config.sources_of(compiled.split).values())
+    request = stretch.request
+    extra = int(compiled.config.add_extra_token_to_sequence)
+    length = request.sample_tokens
+    sources = list(stage.config.sources_of(compiled.split).values())
     if not any(source.is_capped for source in sources):
         return
-    totals, before = stretch.read.tolist(), stretch.cursor.tolist()
+    totals = stretch.read.tolist()
+    before = stretch.cursor.tolist()
     most = find_most_tokens(sources, epochs, (stretch.cursor + stretch.read * length).tolist())
     left = [
         cap_of(source, tokens, length, extra, read=read, most=limit)

@@ -62,7 +62,8 @@ def load_companion(cache: Path, ledger: Ledger, request: str) -> Companion | Non
     path = _path(cache, ledger, request)
     with contextlib.suppress(OSError, *_MALFORMED):
         whole = read_regular(path)
-        checksum, data = whole[:_DIGEST], memoryview(whole)[_DIGEST:]
+        checksum = whole[:_DIGEST]
+        data = memoryview(whole)[_DIGEST:]
         if checksum != _checksum(data, path.name):
             return None
         size = int.from_bytes(data[:8], "little")
@@ -203,7 +204,8 @@ def _parse_plan(record: dict[str, Any], arrays: Sequence[Int64s]) -> StagesPlan:
 
 def _dump_epochs(epochs: Epochs, pool: _Pool) -> dict[str, Any]:
     """The segments of all sources: a table of the source and a Segment's fields, whose texts are numbers of listed ones."""
-    pairs, withdrawn = dict[tuple[str, str], int](), dict[tuple[str, ...], int]()
+    pairs = dict[tuple[str, str], int]()
+    withdrawn = dict[tuple[str, ...], int]()
     rows = [
         (
             source,

@@ -83,7 +83,8 @@ class Epochs:
         if before is not None:
             segments = tuple(each for each in segments if each.position < before) or segments[:1]
         number = max(0, bisect_right([each.epochs_before for each in segments], epochs) - 1)
-        segment, after = segments[number], segments[number + 1 : number + 2]
+        segment = segments[number]
+        after = segments[number + 1 : number + 2]
         position = segment.position - segment.offset + int((epochs - segment.epoch) * segment.tokens)
         return min([position, *(each.position for each in after)])
 
@@ -168,7 +169,9 @@ class EpochsBuilder:
         extra: int,
         withdrawals: Sequence[Withdrawals] = (),
     ) -> None:
-        self._tokens, self._extra, self._withdrawals = tokens, extra, withdrawals
+        self._tokens = tokens
+        self._extra = extra
+        self._withdrawals = withdrawals
         self._segments = [list(each) for each in Epochs.of_one(index, order, tokens[index]).segments]
         self._now = index, order
         self._shift = np.zeros(len(self._segments), np.int64)
@@ -197,7 +200,8 @@ class EpochsBuilder:
             return False
         lost = self.loses_files(index, cursor)
         for source in np.flatnonzero(~lost).tolist():
-            begins, known = int(begun[source]), self._segments[source]
+            begins = int(begun[source])
+            known = self._segments[source]
             old, new = (_end_of_epoch(known, begins, self._extra, whole=whole) for whole in (False, True))
             if (old.position, old.epoch) != (new.position, new.epoch):
                 return True
@@ -212,7 +216,8 @@ class EpochsBuilder:
         """
         if (index, order) == self._now:
             return
-        lost, is_other_index = self.loses_files(index, cursor), index != self._now[0]
+        lost = self.loses_files(index, cursor)
+        is_other_index = index != self._now[0]
         self._now = index, order
         for source, segments in enumerate(self._segments):
             added = list[Segment]()
@@ -243,7 +248,8 @@ class EpochsBuilder:
 
         Positions are shifted so that epochs end where they do from the last change of the snapshot on.
         """
-        places, tokens = cursor + self._shift, np.maximum(1, self._epoch_tokens)
+        places = cursor + self._shift
+        tokens = np.maximum(1, self._epoch_tokens)
         return np.where(places < 0, places % tokens, places), self._epoch_tokens
 
     def finish(self) -> Epochs:

@@ -140,7 +140,8 @@ class Ledger:
 
     def with_links(self, links: Sequence[Link]) -> Ledger:
         """The ledger with the stages of a chain, in the blends that it has there; what comes after the chain stays."""
-        stages, start = list[Stage](), 0
+        stages = list[Stage]()
+        start = 0
         for link in links:
             if start < self.num_samples:
                 stages.append(_follow(self.stage_at(start), link))
@@ -157,7 +158,8 @@ class Ledger:
 
     def of_state(self, state: State) -> Ledger:
         """A ledger of the stages that a state names, with the blends that this one has there."""
-        stages, start = list[Stage](), 0
+        stages = list[Stage]()
+        start = 0
         for link in state.stages:
             stages.append(_follow(self.stage_at(start), link))
             start = link.stop
@@ -219,7 +221,8 @@ def describe_difference(old: Blend, new: Blend) -> str | None:
     if old == new:
         return None
     for field in dataclasses.fields(Blend):
-        before, after = getattr(old, field.name), getattr(new, field.name)
+        before = getattr(old, field.name)
+        after = getattr(new, field.name)
         if field.name != "sources" and before != after:
             return f"{field.name} was {before}, is now {after}"
     sources, others = ({source.name: source for source in blend.sources} for blend in (old, new))
@@ -229,7 +232,8 @@ def describe_difference(old: Blend, new: Blend) -> str | None:
         return f"source {name!r} was added"
     for name, source in sources.items():
         for field in dataclasses.fields(SourceShare):
-            before, after = getattr(source, field.name), getattr(others[name], field.name)
+            before = getattr(source, field.name)
+            after = getattr(others[name], field.name)
             if before != after:
                 return f"{field.name} of source {name!r} was {before}, is now {after}"
     return "the sources are in another order"

@@ -29,7 +29,8 @@ NEWEST_VERSION = 5
 def changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) -> dict[str, Any]:
     """The ledger as a JSON-serializable dict. Raises: ValueError where a stage lacks sources of the one before."""
     sources = [[source.name, source.append_eod] for source in stages[-1].blend.sources]
-    records, before = list[dict[str, Any]](), None
+    records = list[dict[str, Any]]()
+    before = None
     for stage, digest in zip(stages, digests, strict=True):
         named = [[source.name, source.append_eod] for source in stage.blend.sources]
         if named != sources[: len(named)] or (before is not None and len(named) < len(before.blend.sources)):
@@ -57,9 +58,11 @@ def dump_changes(record: dict[str, Any]) -> str:
 def parse_changes(record: dict[str, Any]) -> tuple[str, tuple[Stage, ...], list[str]]:
     """The run's name, its stages, and the digests stored with them. Raises: KeyError, TypeError, ValueError where damaged."""
     named = tuple(SourceShare(name=_text(name), append_eod=eod and _whole(eod)) for name, eod in record["sources"])
-    stages, digests = list[Stage](), list[str]()
+    stages = list[Stage]()
+    digests = list[str]()
     blend = Blend(split="", sequence_length=0, add_extra_token_to_sequence=True, sources=named)
-    index, count = "", len(named)
+    index = ""
+    count = len(named)
     for each in record["stages"]:
         count = _whole(each.get("num_sources", count))
         blend = _parse_blend(each, replace(blend, sources=(*blend.sources[:count], *named[len(blend.sources) : count])))
@@ -86,7 +89,8 @@ def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
         record["whole_epochs"] = True
     if before is None or stage.index != before.index:
         record["index"] = stage.index
-    blend, old = stage.blend, None if before is None else before.blend
+    blend = stage.blend
+    old = None if before is None else before.blend
     record |= {
         name: getattr(blend, name) for name in SETTINGS if old is None or getattr(blend, name) != getattr(old, name)
     }

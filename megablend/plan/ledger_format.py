@@ -51,7 +51,9 @@ def digest_of(value: object) -> str:
 
 def chain_digests(stages: Sequence[Stage]) -> tuple[str, ...]:
     """The digest of a run after each of its stages: of a stage that was cut, what it would have been at its end."""
-    link, chain, before = "", list[str](), None
+    link = ""
+    chain = list[str]()
+    before = None
     for stage in stages:
         begin = ([] if stage.drain is None else [stage.drain]) + (["whole_epochs"] if stage.whole_epochs else [])
         if before is None:
@@ -192,7 +194,9 @@ def _parse_stages(record: dict[str, Any]) -> tuple[str, tuple[Stage, ...], list[
     """The run's name, its stages, and the digests stored with them."""
     if record["version"] != VERSION:
         return parse_changes(record)
-    run, index, blend = record["run"], record["index"], parse_blend(record["blend"])
+    run = record["run"]
+    index = record["index"]
+    blend = parse_blend(record["blend"])
     if not isinstance(run, str) or not isinstance(index, str):
         raise ValueError("a name is not a string")
     return run, tuple(Stage(end=_whole(end), index=index, blend=blend) for end in record["ends"]), record["digests"]
@@ -205,10 +209,14 @@ def _source_record(source: SourceShare) -> dict[str, Any]:
 
 def _check_plan_version(record: dict[str, Any]) -> None:
     if record["version"] == VERSION:
-        blend, key, default = record.get("blend"), "plan", 1
+        blend = record.get("blend")
+        key = "plan"
+        default = 1
     else:
         stages = record.get("stages")
-        blend, key, default = stages[0] if isinstance(stages, list) and stages else None, "plan_version", None
+        blend = stages[0] if isinstance(stages, list) and stages else None
+        key = "plan_version"
+        default = None
     version = blend.get(key, default) if isinstance(blend, dict) else 1
     if type(version) is not int or not 1 <= version <= PLAN_VERSION:
         raise ValueError(

@@ -53,7 +53,8 @@ class Reading(NamedTuple):
 
     def list_epochs(self, stop: int) -> range:
         """The epochs of which it has tokens before position `stop`."""
-        first, stop = self.position + self.shift, min(stop, self.stop + self.extra) + self.shift
+        first = self.position + self.shift
+        stop = min(stop, self.stop + self.extra) + self.shift
         tokens = self.view.num_tokens
         return range(first // tokens, -(-stop // tokens)) if tokens and first < stop else range(0)
 
@@ -122,11 +123,13 @@ class Locator:
         """
         parts = list[Spans]()
         for source, rows in by_value(sources):
-            readings, counts = self.readings(source), lengths if isinstance(lengths, int) else lengths[rows]
+            readings = self.readings(source)
+            counts = lengths if isinstance(lengths, int) else lengths[rows]
             if len(readings) == 1:
                 parts.append(_locate(readings[0], rows, starts[rows], counts))
                 continue
-            first, stop = starts[rows], starts[rows] + counts
+            first = starts[rows]
+            stop = starts[rows] + counts
             end = first[:0]  # of the reading before, for each sample
             for reading in readings:
                 begins = np.maximum(first, end if len(end) else reading.position)
@@ -157,12 +160,14 @@ def _make_readings(source: LocatedSource, extra: int) -> list[Reading]:
 
     There is none where the split reads only such snapshots.
     """
-    readings, ranges = list[Reading](), source.blocks.ranges
+    readings = list[Reading]()
+    ranges = source.blocks.ranges
     for (snapshot, _), segments in groupby(source.segments, lambda each: (each.snapshot, each.withdrawn)):
         first, *others = segments
         if snapshot not in ranges or (first.tokens == 0 and readings):
             continue
-        view, key = source.blocks.view(first), source.blocks.key
+        view = source.blocks.view(first)
+        key = source.blocks.key
         orders = [(0, find_order(first.order).make(view, key))]
         orders += [(other.epoch, find_order(other.order).make(view, key)) for other in others]
         order = orders[0][1] if len(orders) == 1 else ChangingOrder(view, orders)

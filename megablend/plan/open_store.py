@@ -83,7 +83,9 @@ def join_stores(
     stores = [_open_store(run, each, eods, runtime, storage) for each in snapshots]
     if len(stores) == 1:
         return stores[0]
-    extra, roots, later = dict[str, tuple[ExtraColumn, ...]](), dict[str, str](), set[str]()
+    extra = dict[str, tuple[ExtraColumn, ...]]()
+    roots = dict[str, str]()
+    later = set[str]()
     for number, store in reversed(list(enumerate(stores))):
         names = {entry.name for entry in store.snapshot.sources}
         for name in names:
@@ -148,13 +150,17 @@ def find_misfit(
 
     Raises: ConfigError where a source's append_eod does not fit its token dtype.
     """
-    sources, checked, largest = snapshot.sources, set[object](), 0
+    sources = snapshot.sources
+    checked = set[object]()
+    largest = 0
     reads = dict(zip(sources.names, sources.reads, strict=True))
     if sources and any(source.append_eod is not None for source in named.values()):
         files = range(sources[-1].files.stop)  # those of extra columns follow
         largest = min(map(_find_largest, snapshot.token_dtypes(files)), default=0)
     for name, source in named.items():
-        eod, read, options = source.append_eod, reads.get(name), tuple(source.options.items())
+        eod = source.append_eod
+        read = reads.get(name)
+        options = tuple(source.options.items())
         request = id(read), source.format, source.column, options, eod is None
         if request not in checked or source.extra_columns or (eod is not None and eod > largest):
             if (misfit := _find_misfit(config, snapshot, name, source, number)) is not None:

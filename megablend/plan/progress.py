@@ -36,12 +36,14 @@ def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCA
     Args:
         scanned: samples at each end that are located; prefix errors are those of the first ones.
     """
-    before, after = plan.counts(start), plan.counts(stop)
+    before = plan.counts(start)
+    after = plan.counts(stop)
     counts = after - before
     head = plan.locate_many(np.arange(start, min(stop, start + scanned)))[0]
     low = max(start, stop - scanned)
     tail = plan.locate_many(np.arange(low, stop))[0]
-    first, last = np.full(plan.num_sources, NONE), np.full(plan.num_sources, NONE)
+    first = np.full(plan.num_sources, NONE)
+    last = np.full(plan.num_sources, NONE)
     first[head[::-1]] = start + np.arange(len(head))[::-1]
     last[tail] = low + np.arange(len(tail))
     for source in np.flatnonzero((counts > 0) & (first == NONE)).tolist():
@@ -111,7 +113,8 @@ def _samples_of(plan: StagesPlan, source: int, ordinals: Sequence[int]) -> list[
 
 def _seek(plan: StagesPlan, source: int, count: int, start: int, stop: int) -> int:
     """The sample in [start, stop) with which the source has given `count` samples."""
-    low, high = start, stop - 1
+    low = start
+    high = stop - 1
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if int(plan.counts(middle + 1)[source]) >= count else (middle + 1, high)

@@ -98,7 +98,10 @@ def request_stages(
     """
     if split != "train" or not config.stages:
         return (_request_stage(config, split, by_snapshot[0], 0, 0),)
-    found, start, tokens_before, first = list[RequestedStage](), 0, 0, 0
+    found = list[RequestedStage]()
+    start = 0
+    tokens_before = 0
+    first = 0
     following = [*config.stages[1:], None]
     for i, (settings, own, after) in enumerate(zip(config.stages, config.stage_configs, following, strict=True)):
         tokens = by_snapshot[own.snapshot]

@@ -40,7 +40,8 @@ def list_files(run: Run) -> list[RunFile]:
 
 def _find_stops(run: Run) -> list[int]:
     """For each snapshot but the last one of a run, the first sample that stages of the next one read in their own settings."""
-    ledger, firsts = run.ledger, dict[int, int]()
+    ledger = run.ledger
+    firsts = dict[int, int]()
     for each in run.plan.list_stretches():
         firsts.setdefault(each.stage, each.start)
     indices = [stage.index for stage in ledger.stages]

@@ -41,7 +41,8 @@ class Schedule:
     @property
     def ends(self) -> list[int]:
         """Where each step ends, counted from the stage's start."""
-        cycles, steps = self.samples // self.cycle, len(self.done)
+        cycles = self.samples // self.cycle
+        steps = len(self.done)
         return [*(cycles * (i + 1) // steps * self.cycle for i in range(steps - 1)), self.samples]
 
     def shares(self, target: Sequence[Fraction]) -> list[list[Fraction]]:
@@ -51,7 +52,10 @@ class Schedule:
 
     def totals(self, target: Sequence[Fraction]) -> list[list[int]]:
         """Samples of each source in each step: each corrects the rounding of those before it, [steps][num_sources]."""
-        due, given, before, found = [Fraction(0)] * len(target), [0] * len(target), 0, list[list[int]]()
+        due = [Fraction(0)] * len(target)
+        given = [0] * len(target)
+        before = 0
+        found = list[list[int]]()
         for end, shares in zip(self.ends, self.shares(target), strict=True):
             due = [had + share * (end - before) for had, share in zip(due, shares, strict=True)]
             found.append(divide_residuals(due, given, end - before))

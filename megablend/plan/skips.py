@@ -141,7 +141,8 @@ def remove_skips(cache: CacheLike, ledger: Ledger) -> None:
     try:
         entries, record = _read(store, ledger.run)
     except CacheError:
-        entries, record = [], None
+        entries = []
+        record = None
     kept = [entry for entry in entries if entry[2] not in ledger.digests]
     save_ledger(store, ledger, replaces=ledger, skips=len(kept))
     if kept:

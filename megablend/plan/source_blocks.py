@@ -71,7 +71,8 @@ class SourceBlocks:
         if not len(ranges):  # their documents are in other splits
             return left.num_tokens, token
         gone = np.concatenate([np.arange(first, stop) for first, stop in ranges.tolist()])
-        starts, stops = now.before(gone), now.before(gone + 1)
+        starts = now.before(gone)
+        stops = now.before(gone + 1)
         full = starts < stops
         placed = find_order(segment.order).make(now, self.key).find_tokens(epoch, starts[full], stops[full])
         stop = epoch * now.num_tokens + token
@@ -79,7 +80,8 @@ class SourceBlocks:
         return left.num_tokens, token - int(read)
 
     def _leave_out(self, blocks: SplitBlocks, files: list[int]) -> SplitBlocks | RemainingBlocks:
-        snapshot, entry = blocks.snapshot, self._entry(blocks.snapshot)
+        snapshot = blocks.snapshot
+        entry = self._entry(blocks.snapshot)
         ranges = self._find_blocks(blocks, files)
         if not len(ranges):
             return blocks
@@ -100,7 +102,8 @@ class SourceBlocks:
 
     def _list_missing(self, snapshot: str, index: str) -> list[int]:
         """Numbers of the source's files in a snapshot that another does not have."""
-        first, other = self.ranges[snapshot].snapshot, self.ranges[index].snapshot
+        first = self.ranges[snapshot].snapshot
+        other = self.ranges[index].snapshot
         known = set(other.file_keys(self._entry(other)))
         entry = self._entry(first)
         return [i for i, key in zip(entry.files, first.file_keys(entry), strict=True) if key not in known]

@@ -71,7 +71,8 @@ def count_before(
         if unit is not None:
             following = dataclasses.replace(following, drain=planner.choose_drain(before[-1], following, unit))
         planner.drain_before(before[-1], following)
-        read, stop = planner.cursor, planner.start
+        read = planner.cursor
+        stop = planner.start
     else:
         read = plan.count_tokens(stop)
     if is_new:
@@ -91,9 +92,12 @@ class _Planner:
     """
 
     def __init__(self, stages: Sequence[Stage], tokens: TokensByIndex, withdrawals: Sequence[Withdrawals]) -> None:
-        self.stages, self.tokens = stages, tokens
-        self.planned, self.start = list[PlannedStage](), 0
-        size, first = len(next(iter(tokens.values()))), stages[0].blend if stages else None
+        self.stages = stages
+        self.tokens = tokens
+        self.planned = list[PlannedStage]()
+        self.start = 0
+        size = len(next(iter(tokens.values())))
+        first = stages[0].blend if stages else None
         self.cursor, self.given, self.reach, self.dropped = (np.zeros(size, np.int64) for _ in range(4))
         if first is not None:
             extra = int(first.add_extra_token_to_sequence)
@@ -162,7 +166,8 @@ class _Planner:
             shares = self._find_shares(stage, following)
             totals = np.array(divide_drain(shares, totals.tolist(), following.drain), np.int64)
         if totals.any():
-            last, request = self.planned[-1], self._make_request(stage.blend, totals)
+            last = self.planned[-1]
+            request = self._make_request(stage.blend, totals)
             part = PlannedStage(
                 request=request,
                 cursor=self.cursor,
@@ -171,7 +176,8 @@ class _Planner:
                 length=request.num_samples,
             )
             self._advance(part)
-        self.reach, self.dropped = np.minimum(self.reach, self.given), dropped
+        self.reach = np.minimum(self.reach, self.given)
+        self.dropped = dropped
 
     def choose_drain(self, stage: Stage, following: Stage, unit: int) -> int | None:
         """How many samples continue a stage, such that they end at a multiple of `unit`. None where there are none, and where
@@ -254,7 +260,8 @@ def _divide(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> list[l
     Args:
         start: number of the first sample.
     """
-    blend, ends = group[0].blend, [stage.end for stage in group]
+    blend = group[0].blend
+    ends = [stage.end for stage in group]
     if blend.schedule is not None:
         steps = zip(blend.schedule.ends, blend.schedule.totals(blend.shares), strict=True)
         return [[(start + end, np.array(totals, np.int64)) for end, totals in steps]]
@@ -275,7 +282,8 @@ def _plan_step(stage: Stage, request: StageRequest, cursor: Int64s, end: int, nu
         return PlannedStage(
             request=request, cursor=cursor, interleaving=name, number=number, length=request.num_samples
         )
-    kind, length = find_interleaving(name), stage.cut - request.first_sample
+    kind = find_interleaving(name)
+    length = stage.cut - request.first_sample
     if kind.find_tails is None:
         raise PlanError(
             f"interleaving {name!r} cannot stop before the end of a stage; only a stage that ends can be followed"

@@ -126,7 +126,8 @@ class StagesPlan:
         if numbers.max() < self._stops[first]:
             return self._locate_in(first, numbers)
         places = np.argsort(numbers, axis=None, kind="stable")
-        sources, ordinals = np.empty(numbers.size, np.int32), np.empty(numbers.size, np.int64)
+        sources = np.empty(numbers.size, np.int32)
+        ordinals = np.empty(numbers.size, np.int64)
         listed = numbers.ravel()[places]
         edges = np.searchsorted(listed, self._stops)  # of each stage, the end of its samples
         begin = 0
@@ -172,12 +173,14 @@ class StagesPlan:
             if len(rows):
                 local = coming[~later] - self._given[number][sources[rows]]
                 ks[rows] = self._starts[number] + self.plan_of(number).samples_of(sources[rows], local)
-            left, coming = left[later], following[later]
+            left = left[later]
+            coming = following[later]
         return ks
 
     def first_sample_from(self, source: int, ordinal: int, *, before: int | None = None) -> int | None:
         """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none (before `before`)."""
-        coming, owner = np.array([max(0, ordinal)]), np.array([source], np.int32)
+        coming = np.array([max(0, ordinal)])
+        owner = np.array([source], np.int32)
         for number, stage in enumerate(self._stages):
             following, later = self._advance(number, stage, owner, coming)
             start = self._starts[number]

@@ -100,7 +100,8 @@ class State:
             raise StateError(
                 f"the state belongs to split {self.split!r}, this dataset is split {split!r}; open that split"
             )
-        parting, consumed = find_parting(self.stages, stages), self.consumed_samples
+        parting = find_parting(self.stages, stages)
+        consumed = self.consumed_samples
         if parting is not None and parting.by_cut and consumed > parting.sample:
             raise StateError(
                 f"run {self.run!r} was amended from sample {parting.sample:,} on, but this state is of sample {consumed:,} and "

@@ -66,7 +66,8 @@ class BlockCache:
 
     def _shrink(self, max_bytes: int) -> None:
         """Evict the least recently used blocks (the caller holds the lock)."""
-        num_blocks, num_bytes = len(self._blocks), self._bytes
+        num_blocks = len(self._blocks)
+        num_bytes = self._bytes
         while self._bytes > max_bytes and self._blocks:
             self._bytes -= _bytes(self._blocks.popitem(last=False)[1])
         if len(self._blocks) < num_blocks:

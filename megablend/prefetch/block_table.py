@@ -42,7 +42,9 @@ class BlockTable:
         for place, owner in zip(places.tolist(), blocks.owners, strict=True):
             self._owners[place] = owner
         self._kinds_seen.update(set(blocks.kinds.tolist()))
-        self._kinds[places], self._sizes[places], self._tokens[places] = blocks.kinds, blocks.sizes, blocks.tokens
+        self._kinds[places] = blocks.kinds
+        self._sizes[places] = blocks.sizes
+        self._tokens[places] = blocks.tokens
         self._bytes[places] = sizes
         if blocks.offsets is not None:
             for place, offsets in zip(places.tolist(), blocks.offsets, strict=True):
@@ -70,10 +72,12 @@ class BlockTable:
 
     def move_to(self, ids: Int64s) -> BlockTable:
         """A new table for blocks `ids` int64 [...], ascending, with the blocks of this one, all of which are among `ids`."""
-        table, occupied = BlockTable(ids), self.occupied()
+        table = BlockTable(ids)
+        occupied = self.occupied()
         places = np.searchsorted(ids, self.ids[occupied])
         for old, new in zip(occupied.tolist(), places.tolist(), strict=True):
-            table._owners[new], table._offsets[new] = self._owners[old], self._offsets[old]
+            table._owners[new] = self._owners[old]
+            table._offsets[new] = self._offsets[old]
         for name in ("_kinds", "_sizes", "_tokens", "_pieces", "_counts", "_bytes"):
             getattr(table, name)[places] = getattr(self, name)[occupied]
         table._kinds_seen = self._kinds_seen
@@ -104,7 +108,8 @@ class BlockTable:
             places, spans: as in `gather`.
             shape: (samples, tokens per sample).
         """
-        bits, unused = np.zeros(shape, np.int64), np.empty(shape, np.int64)
+        bits = np.zeros(shape, np.int64)
+        unused = np.empty(shape, np.int64)
         self._extra[column].gather(places, spans, shape[1], bits, unused)
         return bits.astype(f"i{dtype.itemsize}").view(dtype)
 

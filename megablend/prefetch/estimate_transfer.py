@@ -32,9 +32,11 @@ from megablend.storage.transfer import Counted, Transfer, extrapolate, price_tra
 
 _PLANNED_SAMPLES = 1 << 16
 """Of longer runs only some reads are planned."""
-_FEWEST_SPANS, _WIDEST = 4, 1.3
+_FEWEST_SPANS = 4
+_WIDEST = 1.3
 """Parts of it that are planned; more while the most is more than so many times the least."""
-_OPENED_FILES, _FEWEST_FILES = 256, 4
+_OPENED_FILES = 256
+_FEWEST_FILES = 4
 """Files to open, of all sources together; at least so many of each."""
 _TRIED_READS = 8
 """Reads of a source whose first requests are made, where the answers say what else is requested."""
@@ -56,7 +58,8 @@ def estimate_transfer(run: Run, *, micro_batch_size: int, data_parallel_size: in
     Raises: ConfigError where memory is too small.
     """
     step = micro_batch_size * data_parallel_size
-    stride, stop = step * max(1, num_workers), run.num_samples // step * step
+    stride = step * max(1, num_workers)
+    stop = run.num_samples // step * step
     begins = range(0, min(stride, stop), micro_batch_size)
     if run.store.max_files == 1 or not begins:
         return None
@@ -78,7 +81,8 @@ def _plan_spans(run: Run, future: StepSequence, begins: range, num_batches: int)
     Returns: these; whether they are all of the processes' reads.
     """
     own = future.stop // len(begins)
-    is_long, count = own > 2 * WINDOW_SAMPLES, max(_FEWEST_SPANS, _PLANNED_SAMPLES // own)
+    is_long = own > 2 * WINDOW_SAMPLES
+    count = max(_FEWEST_SPANS, _PLANNED_SAMPLES // own)
     while True:
         is_all = future.stop <= _PLANNED_SAMPLES or count >= (
             future.stop // (2 * WINDOW_SAMPLES) if is_long else len(begins)
@@ -103,10 +107,14 @@ def _plan_spans(run: Run, future: StepSequence, begins: range, num_batches: int)
 def _plan_span(run: Run, future: StepSequence, num_batches: int, *, is_whole: bool) -> _Span:
     """Plan all reads of a process; or those of the second window from `future.first` on, and of further ones where windows are
     short: in the first one nothing is in memory."""
-    stride, batch_size, dictionaries = future.stride, future.micro_batch_size, Dictionaries(0)
-    samples, reads = 0, list[Read]()
+    stride = future.stride
+    batch_size = future.micro_batch_size
+    dictionaries = Dictionaries(0)
+    samples = 0
+    reads = list[Read]()
     for section in run.sections if is_whole else [run.view_at(future.first).settings]:
-        view, begin = run.view(section), future.first % stride
+        view = run.view(section)
+        begin = future.first % stride
         first = max(future.first, begin + -(-max(0, section.start - begin) // stride) * stride)
         budget = budget_of(view, micro_batch_size=batch_size, stride=stride, num_batches=num_batches)
         dictionaries.resize(budget.dictionaries)
@@ -115,7 +123,8 @@ def _plan_span(run: Run, future: StepSequence, num_batches: int, *, is_whole: bo
         for number, window in enumerate(windows):
             found = list(_list_reads(view, window, budget, dictionaries))
             if is_whole or number:
-                samples, reads = samples + len(window.forecast.samples), reads + found
+                samples = samples + len(window.forecast.samples)
+                reads = reads + found
             if not is_whole and samples >= WINDOW_SAMPLES // 2:
                 break
     return _Span(samples, reads)
@@ -132,7 +141,8 @@ def _list_reads(run: Run, window: Window, budget: Budget, dictionaries: Dictiona
 
 def _count_spans(run: Run, spans: Sequence[_Span], num_processes: int, num_samples: int, *, is_whole: bool) -> Transfer:
     """What the run requests, from the reads of some of its processes, or in some places. Raises: as BlockStore.begin_read."""
-    snapshot, storage = run.store.snapshot, run.store.storage
+    snapshot = run.store.snapshot
+    storage = run.store.storage
     state = run.store.__getstate__() | {"storage": storage.for_reading()}  # where nothing is known of the files
     files = np.unique([read.file for span in spans for read in span.reads])
     columns = snapshot.file_columns[files]
@@ -169,7 +179,8 @@ def _count_spans(run: Run, spans: Sequence[_Span], num_processes: int, num_sampl
         each, units = (sums, num_processes) if is_whole else (sums / [[span.samples] for span in spans], num_samples)
         least, most = np.stack(extrapolate(each, units)) + opened_later[options]
         if not is_exact or (most > least).any():
-            least, most = least * (1 - _TOLERANCE), most * (1 + _TOLERANCE)
+            least = least * (1 - _TOLERANCE)
+            most = most * (1 + _TOLERANCE)
         found += price_transfer(Counted(least[0], least[1]), Counted(most[0], most[2]), options)
     return found
 
@@ -184,7 +195,8 @@ class _Source:
     """
 
     def __init__(self, store: BlockStore, opened: set[int], reads: Sequence[Sequence[Read]]) -> None:
-        self._store, self._opened = store, opened
+        self._store = store
+        self._opened = opened
         self._tried = self._later_requests = self._later_blocks = 0
         self._paths = {each: store.snapshot.path(each, store.roots) for each in opened}
         firsts = {each.file: each for those in reads for each in those if each.file in opened}
@@ -195,7 +207,8 @@ class _Source:
         self.opening = np.array([requests, size, size])
         """Requests and bytes of opening a file, as those of reads."""
         known = [each for those in reads for each in those if each.file in opened]
-        blocks, stored = sum(len(each.ids) for each in known), sum(map(_stored_bytes, known))
+        blocks = sum(len(each.ids) for each in known)
+        stored = sum(map(_stored_bytes, known))
         self._known = {id(each): self._count(each) for each in known}
         self._alike = np.sum(list(self._known.values()), axis=0) / [max(1, blocks), max(1, stored), max(1, stored)]
 
@@ -214,7 +227,9 @@ class _Source:
     def _count(self, read: Read) -> Float64s:
         """The same of a read of an opened file, without dictionaries."""
         (file,) = self._store.begin_read(read.ids, read.rows)
-        found, stored, is_first = np.zeros(3), _stored_bytes(read), True
+        found = np.zeros(3)
+        stored = _stored_bytes(read)
+        is_first = True
         while ranges := file.next_ranges():
             counted = np.sum([self._count_ranges(each, self._paths[read.file]) for each in ranges], axis=0)
             found += counted
@@ -229,7 +244,8 @@ class _Source:
                 return np.array(
                     [found[0] + len(read.ids) * self._later_requests / max(1, self._later_blocks), stored, stored]
                 )
-            self._tried, is_first = self._tried + 1, False
+            self._tried = self._tried + 1
+            is_first = False
             for each in ranges:
                 file.add(start_fetch(each, self._store.storage).result())
         return found

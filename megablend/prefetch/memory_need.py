@@ -31,7 +31,8 @@ def find_memory_need(run: Run, *, micro_batch_size: int, data_parallel_size: int
     sizes = {"micro_batch_size": micro_batch_size, "num_batches": batches_of(num_workers)}
     budgets = [plan_budget(run.view(section), **sizes) for section in run.sections]
     budget = max(budgets, key=lambda each: each.batches)  # where samples are longest
-    needed, most = budget.batches + budget.orders, None
+    needed = budget.batches + budget.orders
+    most = None
     if run.has_lanes and run.consumes_whole_blocks:
         # More lanes than the run has windows would not even fill one cycle.
         windows = max(run.num_samples // blend.shuffle_window for blend in run.blends)
@@ -44,7 +45,8 @@ def find_memory_need(run: Run, *, micro_batch_size: int, data_parallel_size: int
 
 def _count_rounds(run: Run, budget: Budget, micro_batch_size: int, most: int) -> int:
     """How many micro batches of lanes each process may read, so that their blocks fit in its budget; never more than `most`."""
-    low, high = 0, most + 1
+    low = 0
+    high = most + 1
     while high - low > 1:
         middle = (low + high) // 2
         fits = blocks_of_lanes(run, middle * micro_batch_size).sum() <= budget.blocks

@@ -43,7 +43,9 @@ class RangeRequests:
     """
 
     def __init__(self, storage: Storage, meter: ReadMeter, waits: Waits) -> None:
-        self._storage, self._meter, self._waits = storage, meter, waits
+        self._storage = storage
+        self._meter = meter
+        self._waits = waits
         self._shared: dict[RangeKey, Future[FetchedRanges]] = {}
         self._claiming = threading.Lock()
 
@@ -86,7 +88,8 @@ class RangeRequests:
         """
         if not ranges.is_shared:
             return None
-        key, created = (ranges.path, int(ranges.offsets[0])), Future[FetchedRanges]()
+        key = (ranges.path, int(ranges.offsets[0]))
+        created = Future[FetchedRanges]()
         if (existing := self._shared.setdefault(key, created)) is not created:
             return _Claim(existing, is_owner=False)
         owned.append(key)
@@ -94,7 +97,8 @@ class RangeRequests:
 
     def _start(self, requests: Sequence[FileRanges], claims: Sequence[_Claim | None]) -> list[Future[FetchedRanges]]:
         """Request ranges from the storage, except those that another read requests."""
-        fetching, owned = list[Future[FetchedRanges]](), [each.future for each in claims if each and each.is_owner]
+        fetching = list[Future[FetchedRanges]]()
+        owned = [each.future for each in claims if each and each.is_owner]
         try:
             for ranges, claim in zip(requests, claims, strict=True):
                 if claim is None:
@@ -111,7 +115,8 @@ class RangeRequests:
         return fetching
 
     def _request(self, ranges: FileRanges) -> Future[FetchedRanges]:
-        started, size = perf_counter(), int(ranges.sizes.sum())
+        started = perf_counter()
+        size = int(ranges.sizes.sum())
         fetched = start_fetch(ranges, self._storage)
         self._waits.add(fetched)
         fetched.add_done_callback(lambda done: self._meter.add_fetch(done, size, perf_counter() - started))

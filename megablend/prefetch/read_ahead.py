@@ -59,7 +59,8 @@ class ReadAhead:
         num_decoding: int,
         meter: ReadMeter | None = None,
     ) -> None:
-        self._run, self._meter = run, meter
+        self._run = run
+        self._meter = meter
         self._windows = windows
         self._budget = budget
         self._pipeline = ReadPipeline(
@@ -116,7 +117,8 @@ class ReadAhead:
         self._table = self._table.move_to(np.union1d(now.ids, waiting))
         self._places = np.searchsorted(self._table.ids, now.ids)  # table slots of the schedule's blocks
         self._span_places = self._places[now.places]
-        self._span_offsets, self._step_offsets = now.span_offsets.tolist(), now.step_offsets.tolist()
+        self._span_offsets = now.span_offsets.tolist()
+        self._step_offsets = now.step_offsets.tolist()
         order = np.argsort(now.last_use, kind="stable")
         order = order[~window.keeps[order]]
         self._leaving = self._places[order]
@@ -175,7 +177,8 @@ class ReadAhead:
 
     def _gather(self, now: ReadSchedule) -> Samples:
         """The samples of this step, whose blocks are in the table."""
-        begin, end = self._step_offsets[self._step], self._step_offsets[self._step + 1]
+        begin = self._step_offsets[self._step]
+        end = self._step_offsets[self._step + 1]
         here = slice(self._span_offsets[self._step], self._span_offsets[self._step + 1])
         rows, epochs, blocks, starts, stops = now.spans
         spans = Spans(rows[here], epochs[here], blocks[here], starts[here], stops[here])

@@ -30,10 +30,13 @@ def read_amplification(
 
     Raises: ConfigError where memory is too small.
     """
-    step_samples, processes = micro_batch_size * data_parallel_size, max(1, num_workers)
+    step_samples = micro_batch_size * data_parallel_size
+    processes = max(1, num_workers)
     stride = step_samples * processes
     budget = budget_of(run, micro_batch_size=micro_batch_size, stride=stride, num_batches=batches_of(num_workers))
-    read, useful, used = 0, 0.0, list[Int64s]()
+    read = 0
+    useful = 0.0
+    used = list[Int64s]()
     all_dictionaries: dict[int, int] = {}
     for begin in range(first, min(first + stride, stop), micro_batch_size):
         future = StepSequence(first=begin, micro_batch_size=micro_batch_size, stride=stride, stop=stop)

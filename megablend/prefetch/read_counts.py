@@ -48,7 +48,8 @@ class ReadMeter:
 
     def unlock_after_fork(self) -> None:
         """Replace the lock, which another thread may have held; the parent's retries are not counted."""
-        self._lock, self._retries = threading.Lock(), get_retries()
+        self._lock = threading.Lock()
+        self._retries = get_retries()
 
     def add(self, counts: ReadCounts) -> None:
         """Add counters."""
@@ -66,6 +67,8 @@ class ReadMeter:
         if self._counts is NOTHING_READ and self._retries == retries:
             return NOTHING_READ
         with self._lock:
-            counts, self._counts = self._counts, NOTHING_READ
-            new_retries, self._retries = retries - self._retries, retries
+            counts = self._counts
+            self._counts = NOTHING_READ
+            new_retries = retries - self._retries
+            self._retries = retries
         return counts.plus(ReadCounts(retries=new_retries))

@@ -51,7 +51,9 @@ class ReadPipeline:
         meter: ReadMeter | None = None,
     ) -> None:
         self._meter = meter or ReadMeter()
-        self._store, self._max_bytes, self._pieces = store, max_bytes, pieces
+        self._store = store
+        self._max_bytes = max_bytes
+        self._pieces = pieces
         self._bytes = 0
         self._waiting = deque[Read]()
         self._waits = Waits()

@@ -63,7 +63,8 @@ def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
     most = max(1, min(READ_BYTES, budget.reads // 8))
     read_bytes = max(1, min(most, int(now.sizes[window.reads].sum()) // READS_AHEAD))
     order = np.argsort(files, kind="stable")  # within a file they remain sorted by first use
-    places, files = window.reads[order], files[order]
+    places = window.reads[order]
+    files = files[order]
     total = np.cumsum(now.sizes[places])
     begins = np.diff(files, prepend=-1) != 0
     before = np.maximum.accumulate(np.where(begins, total - now.sizes[places], 0))  # bytes of the files in front
@@ -71,11 +72,14 @@ def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
     firsts = np.flatnonzero(edges)
     portions = [places[start:stop] for start, stop in pairwise([*firsts.tolist(), len(places)])]
     sizes = np.add.reduceat(now.sizes[places], firsts) if len(firsts) else firsts
-    found, together, size = list[Read](), list[Int64s](), 0
+    found = list[Read]()
+    together = list[Int64s]()
+    size = 0
     for i in np.argsort(now.first_use[places[firsts]], kind="stable").tolist():
         if together and (size + sizes[i] > read_bytes or not run.store.is_synchronous):
             found.append(_read_of(run, window, together))
-            together, size = [], 0
+            together = []
+            size = 0
         together.append(portions[i])
         size += int(sizes[i])
     return [*found, _read_of(run, window, together)] if together else found

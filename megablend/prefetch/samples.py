@@ -139,7 +139,8 @@ def gather(
     """
     width = run.settings.sample_tokens
     shape = len(sources), run.sequence_length
-    tokens, labels = np.empty(shape, np.int64), np.empty(shape, np.int64)
+    tokens = np.empty(shape, np.int64)
+    labels = np.empty(shape, np.int64)
     table.gather(places, spans, width, tokens, labels)
     if not run.extra_token:
         labels[:, -1] = 0

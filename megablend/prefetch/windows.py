@@ -24,7 +24,8 @@ from megablend.plan.run import Run
 from megablend.prefetch.memory_budget import Budget, format_bytes
 from megablend.prefetch.read_schedule import ReadSchedule, StepSequence, locate_steps, schedule_reads
 
-FIRST_SAMPLES, WINDOW_SAMPLES = 1 << 8, 1 << 14
+FIRST_SAMPLES = 1 << 8
+WINDOW_SAMPLES = 1 << 14
 """Samples of the first and of the longest window; each window is twice as long as the previous one."""
 STRETCH_BYTES = 640
 """Memory for planning per span of a window: three windows exist at once, and the arrays from which one is made."""
@@ -60,7 +61,8 @@ def make_schedules(
     Raises: ConfigError where the blocks of a single step take more.
     """
     plannable = int(budget.planning / STRETCH_BYTES / estimate_spans_per_sample(run))
-    step, samples = 0, min(first_samples, plannable)
+    step = 0
+    samples = min(first_samples, plannable)
     while len((numbers := future.samples(step, max(1, samples // future.micro_batch_size)))[0]):
         steps = locate_steps(run, *numbers)
         schedule = schedule_reads(run, steps)
@@ -145,11 +147,15 @@ class _KeptBlocks:
     def with_used(self, now: ReadSchedule, number: int) -> _KeptBlocks:
         """Add the blocks of window `number` and the tokens that it uses."""
         ids = np.union1d(self.ids, now.ids)
-        old, new = np.searchsorted(ids, self.ids), np.searchsorted(ids, now.ids)
+        old = np.searchsorted(ids, self.ids)
+        new = np.searchsorted(ids, now.ids)
         sizes, used, pending, window = (np.zeros(len(ids), np.int64) for _ in range(4))
-        sizes[old], used[old], window[old] = self.sizes, self.used, self.window
+        sizes[old] = self.sizes
+        used[old] = self.used
+        window[old] = self.window
         pending[old] = self.pending_boundary_tokens
-        sizes[new], window[new] = now.sizes, number
+        sizes[new] = now.sizes
+        window[new] = number
         used[new] += now.used
         pending[new] += now.pending_boundary_tokens
         return _KeptBlocks(ids, sizes, used, pending, window)

@@ -93,13 +93,15 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         begins = self._expected != first or first >= self._section.stop
         if self._ahead is None or self._process != os.getpid() or begins:
             self.close()
-            self._ahead, self._process = self._begin(first), os.getpid()
+            self._ahead = self._begin(first)
+            self._process = os.getpid()
         return self._ahead
 
     def _begin(self, first: int) -> ReadAhead:
         run = self._dataset.run.view_at(first)
         self._section = run.settings
-        batch_size, stride = self._micro_batch_size, self._stride()
+        batch_size = self._micro_batch_size
+        stride = self._stride()
         future = StepSequence(first=first, micro_batch_size=batch_size, stride=stride, stop=self._section.stop)
         budget = budget_of(run, micro_batch_size=batch_size, stride=stride, num_batches=self._num_batches)
         self._dataset.window.resize(min(budget.window, self._dataset.window_bytes))

@@ -63,7 +63,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return self.run.num_samples
 
     def __repr__(self) -> str:
-        run, named = self.run, ", ".join(f"{i}: {name}" for i, name in enumerate(self.sources[:_NAMED]))
+        run = self.run
+        named = ", ".join(f"{i}: {name}" for i, name in enumerate(self.sources[:_NAMED]))
         more = f", ... {len(self.sources) - _NAMED:,} more" if len(self.sources) > _NAMED else ""
         return f"<megablend.Dataset {run.ledger.run!r} {run.split}: {len(self):,} samples, dataset_id {named}{more}>"
 
@@ -127,8 +128,11 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def with_transform(self, transform: Transform | None) -> Dataset:
         """A copy of the dataset with another transform, or none. Raises ConfigError where it is not callable."""
-        window, dataset = self.window, copy(self)  # both share the cache
-        dataset.transform, dataset.__dict__["window"] = checked(transform), window
+        # both share the cache
+        window = self.window
+        dataset = copy(self)
+        dataset.transform = checked(transform)
+        dataset.__dict__["window"] = window
         return dataset
 
     def read_blocks(self, block_ids: npt.ArrayLike) -> BlockBatch:
@@ -152,7 +156,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def check_state(self, state: Mapping[str, Any]) -> int:
         """Check a state, and return its consumed samples. Raises StateError where its index or plan differs."""
-        saved, ledger = State.from_dict(state), self.run.ledger
+        saved = State.from_dict(state)
+        ledger = self.run.ledger
         saved.check(split=self.run.split, indices=ledger.indices, stages=ledger.links)
         return self.check_position(saved.consumed_samples)
 

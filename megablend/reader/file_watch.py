@@ -70,7 +70,9 @@ class FileWatch:
     """
 
     def __init__(self, checker: FileChecker, files: Sequence[RunFile], *, per_second: float) -> None:
-        self._checker, self._files, self._pause = checker, list(files), 1 / per_second if per_second else 0.0
+        self._checker = checker
+        self._files = list(files)
+        self._pause = 1 / per_second if per_second else 0.0
         self._found: list[tuple[RunFile, Exception]] = []
         self._place = [0]  # index into `files` of the next one; survives a restart of the thread
         self._position = [0]
@@ -89,7 +91,9 @@ class FileWatch:
         self._position[0] = position
         if not self._pause or not self._files or (self._process == os.getpid() and self._is_busy()):
             return
-        self._end, self._found, self._process = _End(), [], os.getpid()
+        self._end = _End()
+        self._found = []
+        self._process = os.getpid()
         arguments = (self._checker, self._files, self._pause, self._end, self._found, self._place, self._position)
         self._thread = threading.Thread(target=_look, args=arguments, name="megablend-watch", daemon=True)
         self._thread.start()
@@ -130,7 +134,8 @@ class FileWatch:
         """Stop checking."""
         self._is_stopped = True
         self._end.request()
-        thread, self._thread = self._thread, None
+        thread = self._thread
+        self._thread = None
         if thread is not None and self._process == os.getpid():
             thread.join(_JOIN_SECONDS)  # it may be waiting for a file system that hangs
 
@@ -163,7 +168,8 @@ def _look(
     while True:
         start = time.monotonic()
         while place[0] < len(files):
-            file, error = files[place[0]], None
+            file = files[place[0]]
+            error = None
             try:
                 if file.is_needed(position[0]):
                     error = checker.check(file.number)

@@ -99,7 +99,8 @@ class Loader:
             replicas=replicas,
         )
         self.dataset = dataset
-        self.batch_size, self.drop_last = self.sampler.micro_batch_size, drop_last
+        self.batch_size = self.sampler.micro_batch_size
+        self.drop_last = drop_last
         self.collate_fn: Callable[[list[Any]], Any] | None = options.get("collate_fn")
         """Collates single samples, in a DataLoader that other code makes from `dataset` and `batch_sampler`; None: torch's."""
         self.consumed_samples = self.sampler.consumed_samples
@@ -118,7 +119,8 @@ class Loader:
         if "collate_fn" in options:  # it takes single samples
             self._loader = DataLoader(dataset, batch_sampler=self.sampler, **options)
             return
-        num_workers, step_samples = options["num_workers"], self.sampler.step_samples
+        num_workers = options["num_workers"]
+        step_samples = self.sampler.step_samples
         num_batches = batches_of(num_workers, options.get("prefetch_factor"))
         if dataset.transform is not None and num_workers == 0:
             num_batches += 2 * AHEAD  # inputs and outputs of the threads
@@ -208,7 +210,8 @@ class Loader:
                 yield batch
             return
         # The overhead of a DataLoader per batch is longer than reading the batch.
-        steps, transform = self._steps, self.dataset.transform
+        steps = self._steps
+        transform = self.dataset.transform
         batches = (
             (steps[ks] for ks in self.sampler)
             if transform is None
@@ -285,7 +288,8 @@ class LentSampler(Sampler[list[int]]):
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
         self._num_batches = len(loader)
-        self.batch_size, self.drop_last = loader.batch_size, loader.drop_last
+        self.batch_size = loader.batch_size
+        self.drop_last = loader.drop_last
 
     def __len__(self) -> int:
         """Batches that remained when this was created; constant, since code that skips batches subtracts from it."""
@@ -297,7 +301,8 @@ class LentSampler(Sampler[list[int]]):
 
 def _watch_of(dataset: Dataset, rank: int, size: int) -> FileWatch:
     """Make the watch of this rank's share of the files of the split's sources."""
-    run, store = dataset.run, dataset.run.store
+    run = dataset.run
+    store = dataset.run.store
     checker = FileChecker(store.snapshot, store.roots, store.storage)
     return FileWatch(checker, list_files(run)[rank::size], per_second=run.runtime.file_checks_per_second)
 

@@ -38,7 +38,8 @@ class CountedSteps(torch.utils.data.Dataset[CountedBatch]):
     """
 
     def __init__(self, batches: torch.utils.data.Dataset[Any], steps: BatchDataset) -> None:
-        self._batches, self._steps = batches, steps
+        self._batches = batches
+        self._steps = steps
 
     def __getitem__(self, ks: list[int]) -> CountedBatch:
         """The batch of samples ks. Raises as `batches` does."""
@@ -50,7 +51,9 @@ class LoaderCounts:
     """Counters of a Loader since it was created; they are not part of its state."""
 
     def __init__(self) -> None:
-        self.batches, self.waiting_seconds, self.reads = 0, 0.0, ReadCounts()
+        self.batches = 0
+        self.waiting_seconds = 0.0
+        self.reads = ReadCounts()
 
     def watch(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the batches, and count them and the time spent waiting for each."""

@@ -44,7 +44,8 @@ def resolve_rank(
         group, if they are out of range, or if there are fewer processes than ranks; LaunchError if a launcher's variable is not
         a number.
     """
-    rank, size = data_parallel_rank, data_parallel_size
+    rank = data_parallel_rank
+    size = data_parallel_size
     if data_parallel_group is not None:
         if rank is not None or size is not None:
             raise ConfigError(

@@ -102,7 +102,8 @@ class PretrainingSampler(Sampler[list[int]]):
 
     def next_step(self, consumed_samples: int) -> tuple[int, int]:
         """The samples [start, stop) of the next step of all ranks; the next one follows from `stop`."""
-        skips, num_samples = self.dataset.skips, self.dataset.run.num_samples
+        skips = self.dataset.skips
+        num_samples = self.dataset.run.num_samples
         if not skips.ranges:  # called for each batch
             return consumed_samples, min(consumed_samples + self.step_samples, num_samples)
         start = skips.next_sample(consumed_samples)

@@ -28,7 +28,8 @@ def batch_dict(settings: Section, samples: Samples) -> dict[str, Any]:
         belongs to token j of the sample, so that [:, :-1] belong to tokens and [:, 1:] to labels.
     """
     masks = settings.masks
-    tokens, shape = samples.tokens, samples.tokens.shape
+    tokens = samples.tokens
+    shape = samples.tokens.shape
     loss_mask = np.empty(shape, np.float32)
     loss_mask.fill(1.0)
     if masks.eod_mask_loss:

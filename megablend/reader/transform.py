@@ -60,7 +60,8 @@ class TransformedSteps(torch.utils.data.Dataset[Any]):
     """Batches by step, transformed where they are read; for a DataLoader's workers."""
 
     def __init__(self, steps: torch.utils.data.Dataset[Any], transform: Transform) -> None:
-        self._steps, self._transform = steps, transform
+        self._steps = steps
+        self._transform = transform
 
     def __getitem__(self, ks: list[int]) -> Any:
         """The batch of samples `ks`. Raises as the steps do; TransformError."""
@@ -84,13 +85,16 @@ class Threads:
     def get_current(self) -> tuple[int, int]:
         """The current generation; a forked child, which does not have its parent's threads, starts a new one."""
         if self.generation[0] != os.getpid():
-            self._pool, self.generation = None, (os.getpid(), 0)
+            self._pool = None
+            self.generation = (os.getpid(), 0)
         return self.generation
 
     def close(self) -> None:
         """Stop the threads and cancel pending work."""
         self.get_current()
-        pool, self._pool, self.generation = self._pool, None, (self.generation[0], self.generation[1] + 1)
+        pool = self._pool
+        self._pool = None
+        self.generation = (self.generation[0], self.generation[1] + 1)
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -105,7 +109,9 @@ def transformed(
 
     Raises as the steps do, and TransformError, when the failing batch is due.
     """
-    coming, pending, generation = iter(batches), deque[tuple[list[int], Future[Any]]](), threads.get_current()
+    coming = iter(batches)
+    pending = deque[tuple[list[int], Future[Any]]]()
+    generation = threads.get_current()
     try:
         while True:
             if generation != (generation := threads.get_current()):  # closed or forked: start pending batches again

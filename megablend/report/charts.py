@@ -15,9 +15,11 @@ from megablend.report import drawings
 
 DRAWN = 200
 """Sources that charts show: those that the run reads most."""
-_WIDE, _NARROW = 11.5, 3.6
+_WIDE = 11.5
+_NARROW = 3.6
 """Widths in inches, at 96 pixels each."""
-_ROW, _HEIGHT = 0.24, 2.6
+_ROW = 0.24
+_HEIGHT = 2.6
 """Heights in inches, without what is around the axes: of one row in a chart of sources, and of other charts."""
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: small, sharp, searchable
@@ -57,12 +59,17 @@ class Chart:
 
         style: Any = _STYLE
         width = _NARROW if narrow else _WIDE
-        top, bottom = 0.1, 0.55
+        top = 0.1
+        bottom = 0.55
         if self.rows is None:
-            height, left, right = _HEIGHT, 0.7, 0.25 if narrow else 2.2
+            height = _HEIGHT
+            left = 0.7
+            right = 0.25 if narrow else 2.2
             bottom += 1.3 if narrow else 0.0  # for the legend
         else:
-            height, left, right = _ROW * self.rows, 1.2 if narrow else 1.7, 0.25
+            height = _ROW * self.rows
+            left = 1.2 if narrow else 1.7
+            right = 0.25
             if self.rows > drawings.TALL:
                 top, bottom = bottom, top
         full = top + height + bottom
@@ -95,7 +102,9 @@ def list_charts(split: SplitDescription) -> list[Chart]:
 
 
 def _list_charts(split: SplitDescription, sources: Sequence[SourceDescription]) -> Iterator[Chart]:
-    first, most, rows = sources[0], max(sources, key=lambda each: each.epochs), len(sources)
+    first = sources[0]
+    most = max(sources, key=lambda each: each.epochs)
+    rows = len(sources)
     of = f"all {rows} sources"
     if rows < len(split.sources):
         of = f"the {rows} most read of {len(split.sources)} sources"

@@ -14,7 +14,9 @@ _COLOURS = (
     *("#8c6d31", "#7b4173", "#637939", "#393b79", "#999999"),
 )
 """Distinguishable with colour blindness as far as so many colours can be."""
-_BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#bbbbbb"
+_BLUE = "#0072b2"
+_ORANGE = "#d55e00"
+_GREY = "#bbbbbb"
 _BAR = 11
 """Points."""
 TALL = 40
@@ -24,7 +26,8 @@ TALL = 40
 def draw_shares(axes: Any, split: SplitDescription, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
     """Shares of the samples, stage by stage: the largest sources and the others together."""
     if split.stages is None:
-        edges, parts = [0, split.samples], [{each.name: each.actual_share for each in split.sources}]
+        edges = [0, split.samples]
+        parts = [{each.name: each.actual_share for each in split.sources}]
     else:
         edges = [0, *(stage.stop for stage in split.stages)]
         parts = [{each.name: each.actual_share for each in stage.sources} for stage in split.stages]

@@ -73,7 +73,9 @@ def merge_ranges(offsets: Int64s, sizes: Int64s, limits: ReadLimits, loads: Int6
     loads = sizes if loads is None else loads
     if (offsets[1:] < offsets[:-1]).any():
         order = np.argsort(offsets, kind="stable")
-        offsets, sizes, loads = offsets[order], sizes[order], loads[order]
+        offsets = offsets[order]
+        sizes = sizes[order]
+        loads = loads[order]
     found = np.empty((3, len(offsets)), np.int64)
     count = join_ranges(offsets, sizes, loads, limits.max_gap_bytes, limits.max_merged_bytes, found)
     runs = found[2]

@@ -21,7 +21,8 @@ class FormatFailures(FormatFiles):
     def test_a_missing_file(self, tmp_path: Path) -> None:
         """Each file that belongs to the path."""
         path = self.write_mixed(tmp_path)
-        found, size = self.index(path), path.stat().st_size
+        found = self.index(path)
+        size = path.stat().st_size
         for name in self.format.files(str(path)):
             hidden = Path(name).rename(f"{name}.hidden")
             expect_error(MissingFileError, f"{re.escape(name)}: no such file", self.index, path)
@@ -31,7 +32,8 @@ class FormatFailures(FormatFiles):
     def test_a_truncated_file(self, tmp_path: Path) -> None:
         """Each file that belongs to the path, cut anywhere."""
         path = self.write_mixed(tmp_path)
-        found, size = self.index(path), path.stat().st_size
+        found = self.index(path)
+        size = path.stat().st_size
         for name in self.format.files(str(path)):
             whole = Path(name).read_bytes()
             for share in (0.0, 0.01, 0.5, 0.99):
@@ -44,7 +46,8 @@ class FormatFailures(FormatFiles):
     def test_a_file_that_was_replaced_or_grew(self, tmp_path: Path) -> None:
         """A reader of the new file would return other tokens than were indexed."""
         path = self.write_mixed(tmp_path)
-        found, size = self.index(path), path.stat().st_size
+        found = self.index(path)
+        size = path.stat().st_size
         other = [document if i != 60 else [*(document or []), *range(50)] for i, document in enumerate(MIXED)]
         (tmp_path / "other").mkdir()
         replacement = tmp_path / "other" / path.name
@@ -55,7 +58,8 @@ class FormatFailures(FormatFiles):
 
     def test_a_file_that_is_cut_under_its_reader(self, tmp_path: Path) -> None:
         """An error, not missing tokens."""
-        path, storage = self.write_mixed(tmp_path), make_storage()
+        path = self.write_mixed(tmp_path)
+        storage = make_storage()
         found = self.index(path)
         reader = self.open(path, found)
         os.truncate(path, path.stat().st_size // 2)
@@ -71,7 +75,8 @@ class FormatFailures(FormatFiles):
 
     def test_blocks_of_another_file_are_refused(self, tmp_path: Path) -> None:
         """A table of another version of the file: wrong offsets, tokens or rows."""
-        path, storage = self.write_mixed(tmp_path), make_storage()
+        path = self.write_mixed(tmp_path)
+        storage = make_storage()
         found = self.index(path)
         reader = self.open(path, found)
         changes = {"offset": 4, "tokens": 1, "rows": 5}  # five more rows, some of which have tokens

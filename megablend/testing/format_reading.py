@@ -30,7 +30,8 @@ class FormatReading(FormatFiles):
         for name, documents in DOCUMENTS.items():
             path = tmp_path / f"{name}{self.suffix}"
             self.write(path, documents)
-            found, expected = self.index(path), self.as_read(documents)
+            found = self.index(path)
+            expected = self.as_read(documents)
             pieces = list_pieces(self.open(path, found), found.blocks, found.chunks, make_storage())
             assert list(join_pieces(found, pieces)) == expected, name
             assert (found.rows, found.tokens) == (len(expected), sum(map(len, expected))), name
@@ -63,7 +64,8 @@ class FormatReading(FormatFiles):
     def test_counting_without_documents_gives_the_same_tokens(self, tmp_path: Path) -> None:
         """And the same rows, where they are known."""
         path = self.write_mixed(tmp_path)
-        exact, quick = self.index(path), self.index(path, documents=False)
+        exact = self.index(path)
+        quick = self.index(path, documents=False)
         assert quick.tokens == exact.tokens
         assert not self.format.documents_known or (quick.blocks["rows"] >= 0).all()
         # Where rows are not known, blocks without tokens are not listed.
@@ -74,11 +76,13 @@ class FormatReading(FormatFiles):
 
     def test_an_index_is_deterministic_and_its_meta_survives_json(self, tmp_path: Path) -> None:
         """Copies of a file have the same index."""
-        path, copy = self.write_mixed(tmp_path), tmp_path / "copy"
+        path = self.write_mixed(tmp_path)
+        copy = tmp_path / "copy"
         copy.mkdir()
         for name in self.format.files(str(path)):
             shutil.copy(name, copy)
-        first, second = self.index(path), self.index(copy / path.name)
+        first = self.index(path)
+        second = self.index(copy / path.name)
         assert first.blocks.tobytes() == second.blocks.tobytes()
         assert first.chunks.tobytes() == second.chunks.tobytes()
         assert (first.structure, first.meta) == (second.structure, second.meta)
@@ -88,8 +92,11 @@ class FormatReading(FormatFiles):
         """The parts of a format that indexes a file in parts."""
         if not is_divisible(self.format):
             return
-        path, storage, read = self.write_mixed(tmp_path), make_storage(), self.make_spec(self.column, True)
-        whole, size = self.format.index(str(path), read, storage=storage), path.stat().st_size
+        path = self.write_mixed(tmp_path)
+        storage = make_storage()
+        read = self.make_spec(self.column, True)
+        whole = self.format.index(str(path), read, storage=storage)
+        size = path.stat().st_size
         for count in (1, 2, 7):
             spans = [part_span(size, part, count) for part in range(count)]
             parts = [self.format.index_part(str(path), read, span=span, storage=storage) for span in spans]
@@ -110,7 +117,8 @@ class FormatReading(FormatFiles):
 
     def test_pieces_alone_are_those_of_the_decoded_blocks(self, tmp_path: Path) -> None:
         """`find_pieces` agrees with `decode`, and checks the counts as `decode` does."""
-        path, storage = self.write_mixed(tmp_path), make_storage()
+        path = self.write_mixed(tmp_path)
+        storage = make_storage()
         found = self.index(path)
         reader = self.open(path, found)
         ids = np.random.default_rng(3).integers(0, len(found.blocks), 20)
@@ -134,9 +142,11 @@ class FormatReading(FormatFiles):
 
     def test_bytes_come_from_the_storage_only(self, tmp_path: Path) -> None:
         """The format opens nothing itself: locations of another storage, without descriptors, give the same."""
-        path, moved = self.write_mixed(tmp_path), MovedStorage(make_storage())
+        path = self.write_mixed(tmp_path)
+        moved = MovedStorage(make_storage())
         location = f"{SCHEME}{path}"
-        local, found = self.index(path), self.index(location, storage=moved)
+        local = self.index(path)
+        found = self.index(location, storage=moved)
         assert found.blocks.tobytes() == local.blocks.tobytes()
         assert found.structure == local.structure
         pieces = list_pieces(self.open(location, found, storage=moved), found.blocks, found.chunks, moved)

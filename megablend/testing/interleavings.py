@@ -73,7 +73,8 @@ class InterleavingContract:
     def test_counts_agree_with_a_walk(self) -> None:
         """For every prefix."""
         for _, stage in self.draw_stages("counts"):
-            plan, seen = self.kind.plan(stage), [0] * len(stage.totals)
+            plan = self.kind.plan(stage)
+            seen = [0] * len(stage.totals)
             assert plan.counts(0).tolist() == seen
             for k in range(plan.num_samples):
                 seen[plan.locate(k)[0]] += 1
@@ -127,6 +128,7 @@ class InterleavingContract:
     def test_pickled(self) -> None:
         """A pickled copy gives the same result."""
         for _, stage in self.draw_stages("pickled"):
-            plan, ks = self.kind.plan(stage), np.arange(stage.num_samples)
+            plan = self.kind.plan(stage)
+            ks = np.arange(stage.num_samples)
             copy = pickle.loads(pickle.dumps(plan))
             assert np.array_equal(np.stack(plan.locate_many(ks)), np.stack(copy.locate_many(ks)))

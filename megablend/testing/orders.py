@@ -26,7 +26,8 @@ class ListedBlocks:
 
     def __init__(self, sizes: Sequence[int], documents: Sequence[int] | None = None) -> None:
         self.listed = list(sizes)
-        self.num_blocks, self.num_tokens = len(sizes), sum(sizes)
+        self.num_blocks = len(sizes)
+        self.num_tokens = sum(sizes)
         self._documents = self.listed if documents is None else list(documents)
 
     @property
@@ -84,7 +85,8 @@ class OrderContract:
     def test_every_token_of_each_epoch_once(self) -> None:
         """Three epochs, each of which has every token of every block once."""
         for rng, sizes in self.draw_sizes("once"):
-            walk, total = list_tokens(self.make(sizes, rng.randrange(2**63)), 0, 3 * sum(sizes)), sum(sizes)
+            walk = list_tokens(self.make(sizes, rng.randrange(2**63)), 0, 3 * sum(sizes))
+            total = sum(sizes)
             everything = [(block, token) for block, size in enumerate(sizes) for token in range(size)]
             for epoch in range(3):
                 part = walk[epoch * total : (epoch + 1) * total]
@@ -102,7 +104,8 @@ class OrderContract:
     def test_many_ranges_at_once_equal_single_ones(self) -> None:
         """In any sequence, including repeated and overlapping ranges; all of one length, or each of its own."""
         for rng, sizes in self.draw_sizes("many"):
-            order, length = self.make(sizes), rng.randrange(1, 9)
+            order = self.make(sizes)
+            length = rng.randrange(1, 9)
             starts = np.array([rng.randrange(3 * sum(sizes)) for _ in range(20)])
             for lengths in (np.full(20, length), np.array([rng.randrange(1, 9) for _ in range(20)])):
                 spans = order.spans(starts, length if (lengths == length).all() else lengths)
@@ -116,7 +119,9 @@ class OrderContract:
     def test_find_tokens_is_the_inverse(self) -> None:
         """It gives the position in an epoch of every stored token of a range, each once."""
         for rng, sizes in self.draw_sizes("inverse"):
-            order, total, epoch = self.make(sizes), sum(sizes), rng.randrange(3)
+            order = self.make(sizes)
+            total = sum(sizes)
+            epoch = rng.randrange(3)
             before = [sum(sizes[:block]) for block in range(len(sizes))]
             walk = list_tokens(order, epoch * total, (epoch + 1) * total)
             expected = {before[block] + token: epoch * total + i for i, (_, block, token) in enumerate(walk)}
@@ -150,7 +155,8 @@ class OrderContract:
 
     def test_far_positions(self) -> None:
         """Positions up to 2^60."""
-        order, epoch = self.make([5, 3, 8, 2, 6]), 2**60 // 24
+        order = self.make([5, 3, 8, 2, 6])
+        epoch = 2**60 // 24
         assert len(list_tokens(order, epoch * 24 - 50, epoch * 24 + 50)) == 100
         assert list_tokens(order, epoch * 24, epoch * 24 + 1)[0][0] == epoch
 
@@ -167,7 +173,8 @@ class OrderContract:
 
     def test_pickled_and_shared_between_threads(self) -> None:
         """A pickled copy and concurrent threads give the same result."""
-        order, sizes = self.make([4, 0, 3, 9, 1, 2, 7], 5), [4, 0, 3, 9, 1, 2, 7]
+        order = self.make([4, 0, 3, 9, 1, 2, 7], 5)
+        sizes = [4, 0, 3, 9, 1, 2, 7]
         expected = list_tokens(order, 0, 5 * sum(sizes))
         copy: Order = pickle.loads(pickle.dumps(order))
         assert list_tokens(copy, 0, 5 * sum(sizes)) == expected

@@ -42,7 +42,8 @@ class StorageFinding(StorageFiles):
         """Folders are not matched, nor hidden files by a pattern without a dot."""
         if not self.lists_files:
             return
-        root, storage = self.write_all(tmp_path), self.make_storage()
+        root = self.write_all(tmp_path)
+        storage = self.make_storage()
         for pattern, names in PATTERNS.items():
             expected = sorted(self.locate(root, name) for name in names if name in self.names)
             assert storage.glob(f"{root}/{pattern}") == expected, pattern
@@ -53,7 +54,8 @@ class StorageFinding(StorageFiles):
 
     def test_every_name_matches_itself(self, tmp_path: Path) -> None:
         """As it is if it exists, and always with its wildcards escaped."""
-        root, storage = self.write_all(tmp_path), self.make_storage()
+        root = self.write_all(tmp_path)
+        storage = self.make_storage()
         for name in self.names:
             path = self.locate(root, name)
             assert storage.glob(path) == [path]
@@ -65,7 +67,8 @@ class StorageFinding(StorageFiles):
 
     def test_folders_contain_files(self, tmp_path: Path) -> None:
         """A file is not a folder."""
-        root, storage = self.write_all(tmp_path), self.make_storage()
+        root = self.write_all(tmp_path)
+        storage = self.make_storage()
         assert not storage.is_folder(self.locate(root, A_FILE))
         assert not storage.is_folder(self.locate(root, "none"))
         if self.lists_files:
@@ -74,7 +77,8 @@ class StorageFinding(StorageFiles):
 
     def test_stat_gives_size_and_a_stable_identity(self, tmp_path: Path) -> None:
         """The same from another storage, a pickled one, one for checking, and after a listing."""
-        root, storage = self.write_all(tmp_path), self.make_storage()
+        root = self.write_all(tmp_path)
+        storage = self.make_storage()
         copy = pickle.loads(pickle.dumps(storage))
         for name in self.names:
             path = self.locate(root, name)
@@ -92,7 +96,9 @@ class StorageFinding(StorageFiles):
 
     def test_another_process_takes_over_what_is_known(self, tmp_path: Path) -> None:
         """What a storage knows of files can be pickled, and gives another one the same."""
-        root, storage, other = self.write_all(tmp_path), self.make_storage(), self.make_storage()
+        root = self.write_all(tmp_path)
+        storage = self.make_storage()
+        other = self.make_storage()
         path = self.locate(root, A_FILE)
         found = storage.stat(path)
         other.add_known_files(pickle.loads(pickle.dumps(storage.known_files())))
@@ -101,7 +107,8 @@ class StorageFinding(StorageFiles):
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
         """The message names it."""
-        root, storage = self.write_all(tmp_path), self.make_storage()
+        root = self.write_all(tmp_path)
+        storage = self.make_storage()
         path = self.locate(root, "t/none.bin")
         pattern = f"{re.escape(path)}.*{self.missing}"
         expect_error(MissingFileError, pattern, storage.stat, path)
@@ -111,8 +118,10 @@ class StorageFinding(StorageFiles):
 
     def test_a_replaced_file(self, tmp_path: Path) -> None:
         """Readers get the old bytes or an error, until the file is found again; then the new ones."""
-        root, storage = self.write_all(tmp_path), self.make_storage()
-        path, content = self.locate(root, A_FILE), make_content(A_FILE)
+        root = self.write_all(tmp_path)
+        storage = self.make_storage()
+        path = self.locate(root, A_FILE)
+        content = make_content(A_FILE)
         before = storage.stat(path)
         assert storage.read(path, 0, 100) == content[:100]
         replaced = {name: make_content(name)[::-1] for name in self.names} | {A_FILE: content[::-1] + b"more"}
@@ -131,8 +140,10 @@ class StorageFinding(StorageFiles):
 
     def test_a_view_for_reading_keeps_its_own_files(self, tmp_path: Path) -> None:
         """A file that is replaced and found again by the storage is not what a view reads that has read the old one."""
-        root, storage = self.write_all(tmp_path), self.make_storage()
-        path, content = self.locate(root, A_FILE), make_content(A_FILE)
+        root = self.write_all(tmp_path)
+        storage = self.make_storage()
+        path = self.locate(root, A_FILE)
+        content = make_content(A_FILE)
         view = storage.for_reading()
         before = view.stat(path)
         assert view.read(path, 0, 100) == content[:100]

@@ -37,14 +37,16 @@ class StorageReading(StorageFiles):
 
     def test_every_file_is_read(self, tmp_path: Path) -> None:
         """Whatever characters its name has."""
-        root, storage = self.write_all(tmp_path), self.make_storage()
+        root = self.write_all(tmp_path)
+        storage = self.make_storage()
         for name in self.names:
             expected = make_content(name)
             assert storage.read(self.locate(root, name), 0, len(expected)) == expected, name
 
     def test_a_read_gives_exactly_the_requested_bytes(self, tmp_path: Path) -> None:
         """From anywhere to anywhere, and none."""
-        path, storage = self.locate(self.write_all(tmp_path), A_FILE), self.make_storage()
+        path = self.locate(self.write_all(tmp_path), A_FILE)
+        storage = self.make_storage()
         for offset, size in draw_ranges(0, self.examples):
             found = storage.read(path, offset, size)
             assert isinstance(found, bytes)
@@ -52,7 +54,8 @@ class StorageReading(StorageFiles):
 
     def test_ranges_are_read_together(self, tmp_path: Path) -> None:
         """In any order, overlapping, empty, and into memory that is not aligned."""
-        path, storage = self.locate(self.write_all(tmp_path), A_FILE), self.make_storage()
+        path = self.locate(self.write_all(tmp_path), A_FILE)
+        storage = self.make_storage()
         for seed in range(self.examples):
             requested = draw_ranges(seed, 1 + seed * 3)
             check_ranges(storage, path, requested)
@@ -60,7 +63,8 @@ class StorageReading(StorageFiles):
 
     def test_fetches_are_in_flight_at_the_same_time(self, tmp_path: Path) -> None:
         """`max_reads` fetches and more are requested together, from several threads."""
-        path, storage = self.locate(self.write_all(tmp_path), A_FILE), self.make_storage()
+        path = self.locate(self.write_all(tmp_path), A_FILE)
+        storage = self.make_storage()
         agrees: list[bool] = []
 
         def fetch(seed: int) -> None:
@@ -75,11 +79,13 @@ class StorageReading(StorageFiles):
 
     def test_a_range_beyond_the_end_is_refused(self, tmp_path: Path) -> None:
         """The message has the offset and the file's size."""
-        path, storage = self.locate(self.write_all(tmp_path), A_FILE), self.make_storage()
+        path = self.locate(self.write_all(tmp_path), A_FILE)
+        storage = self.make_storage()
         storage.stat(path)
         offset = len(WHOLE) - 3
         pattern = f"{re.escape(path)} at byte {offset}: truncated: .*{len(WHOLE)}"
-        offsets, sizes = np.array([5, offset]), np.array([9, 4])
+        offsets = np.array([5, offset])
+        sizes = np.array([9, 4])
         expect_error(CorruptFileError, pattern, storage.read, path, offset, 4)
         expect_error(CorruptFileError, pattern, storage.read_ranges, path, offsets, sizes, allocate)
         expect_error(CorruptFileError, pattern, storage.fetch(path, offsets, sizes, allocate).result)
@@ -89,8 +95,11 @@ class StorageReading(StorageFiles):
 
     def test_ranges_of_a_missing_file(self, tmp_path: Path) -> None:
         """Futures have the error; a descriptor fails or says -1."""
-        path, storage = self.locate(self.write_all(tmp_path), "t/none.bin"), self.make_storage()
-        offsets, sizes, pattern = np.array([0]), np.array([1]), f"{re.escape(path)}.*{self.missing}"
+        path = self.locate(self.write_all(tmp_path), "t/none.bin")
+        storage = self.make_storage()
+        offsets = np.array([0])
+        sizes = np.array([1])
+        pattern = f"{re.escape(path)}.*{self.missing}"
         expect_error(MissingFileError, pattern, storage.read_ranges, path, offsets, sizes, allocate)
         expect_error(MissingFileError, pattern, storage.fetch(path, offsets, sizes, allocate).result)
         try:
@@ -101,13 +110,15 @@ class StorageReading(StorageFiles):
 
     def test_a_descriptor_reads_the_same(self, tmp_path: Path) -> None:
         """If the storage has descriptors."""
-        path, storage = self.locate(self.write_all(tmp_path), A_FILE), self.make_storage()
+        path = self.locate(self.write_all(tmp_path), A_FILE)
+        storage = self.make_storage()
         with storage.descriptor(path) as fd:
             assert fd == -1 or os.pread(fd, 100, 7) == WHOLE[7:107]
 
     def test_threads_and_other_processes_share_it(self, tmp_path: Path) -> None:
         """Threads, a pickled copy, and a forked process if the storage supports it."""
-        path, storage = self.locate(self.write_all(tmp_path), A_FILE), self.make_storage()
+        path = self.locate(self.write_all(tmp_path), A_FILE)
+        storage = self.make_storage()
         agrees: list[bool] = []
 
         def read(seed: int) -> None:
@@ -124,7 +135,8 @@ class StorageReading(StorageFiles):
 
 def draw_ranges(seed: int, count: int) -> list[tuple[int, int]]:
     """Random ranges (offset, size) of the file; among the first are an empty one at the end, and the whole file."""
-    rng, size = random.Random(seed), len(WHOLE)
+    rng = random.Random(seed)
+    size = len(WHOLE)
     fixed = [(size, 0), (0, size), (0, 0), (1, 4096), (4095, 2), (size - 1, 1)]
     drawn = fixed[: max(1, count // 2)]
     while len(drawn) < count:

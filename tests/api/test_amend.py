@@ -46,7 +46,8 @@ def test_a_job_goes_through_an_amendment(config: dict[str, Any]) -> None:
     """The blend is changed while a job runs; it is stopped, and resumed on another number of ranks."""
     before = megablend.open(config)
     promised = read(before)
-    loader, seen = megablend.Loader(before, micro_batch_size=8), list[list[int]]()
+    loader = megablend.Loader(before, micro_batch_size=8)
+    seen = list[list[int]]()
     batches = iter(loader)
     for _ in range(5):
         seen += next(batches)["tokens"].tolist()
@@ -140,7 +141,9 @@ def test_config_data_and_state_alone_rebuild_an_amended_run(config: dict[str, An
 
 def test_amended_again_and_again(config: dict[str, Any]) -> None:
     """In the middle of what an amendment left, and in a drain."""
-    stages, ends, longer = [FIRST], [], NEXT | {"samples": 2400}
+    stages = [FIRST]
+    ends = []
+    longer = NEXT | {"samples": 2400}
     past = read(megablend.open(config))
     changes: list[tuple[int, dict[str, Any]]] = [
         (20, NEXT),
@@ -155,7 +158,8 @@ def test_amended_again_and_again(config: dict[str, Any]) -> None:
         found = megablend.amend(edited, at=at)
         assert found.at >= at
         dataset = megablend.open(edited)
-        now, sources = read(dataset), [each.source for each in read_samples(dataset)]
+        now = read(dataset)
+        sources = [each.source for each in read_samples(dataset)]
         assert now[: found.at] == past[: found.at]
         for number in range(3):
             tokens = Counter(t for source, row in zip(sources, now, strict=True) if source == number for t in row)
@@ -271,7 +275,8 @@ def test_what_cannot_be_amended(
 
 
 def test_before_the_first_sample_a_run_is_reset(config: dict[str, Any], tmp_path: Path) -> None:
-    edited, path = config | {"stages": [NEXT]}, tmp_path / "run.json"
+    edited = config | {"stages": [NEXT]}
+    path = tmp_path / "run.json"
     path.write_text(json.dumps(edited))
     with pytest.raises(
         megablend.ConfigError, match=r"before the first one, plan the run again \(`megablend runs reset CONFIG`\)"
@@ -317,7 +322,8 @@ def test_skipped_samples_after_an_amendment_are_of_the_plan_before(config: dict[
 
 
 def test_the_command(config: dict[str, Any], tmp_path: Path) -> None:
-    path, state = tmp_path / "run.json", tmp_path / "state.json"
+    path = tmp_path / "run.json"
+    state = tmp_path / "state.json"
     path.write_text(json.dumps(config | {"stages": [FIRST, NEXT]}))
     state.write_text(json.dumps(megablend.open(config).state_dict(90)))
 

@@ -77,7 +77,8 @@ def test_a_missing_a_replaced_and_a_shorter_file_are_listed(config: dict[str, An
 @pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize("fault", ["missing", "shorter"])
 def test_what_a_problem_says_to_do(config: dict[str, Any], tmp_path: Path, fault: str, is_named: bool) -> None:
-    source, path = config["sources"][0], files(tmp_path, 0)[1]
+    source = config["sources"][0]
+    path = files(tmp_path, 0)[1]
     if is_named:
         source |= {"path": list(map(str, files(tmp_path, 0)))}
     data = path.read_bytes()
@@ -139,7 +140,9 @@ def test_an_error_while_reading_names_the_sample_and_its_source(
 ) -> None:
     dataset = megablend.open(config | {"file_checks_per_second": 0})
     path = files(tmp_path, 1)[2]
-    index, other = dataset.run.store.snapshot, megablend.open(config)  # whose blocks the first one does not keep
+    # whose blocks the first one does not keep
+    index = dataset.run.store.snapshot
+    other = megablend.open(config)
     number = next(i for i in range(index.num_files) if index.path(i) == str(path))
     needing = [k for k in range(len(dataset)) if number in index.file_of(other.sample(k).spans.blocks)]
     path.unlink()
@@ -154,7 +157,8 @@ def test_an_error_while_reading_names_the_sample_and_its_source(
 
 def batches_until_error(loader: megablend.Loader) -> int:
     """Batches that came before the error; fails where none comes in good time."""
-    deadline, count = time.monotonic() + 240, 0
+    deadline = time.monotonic() + 240
+    count = 0
     while time.monotonic() < deadline:
         for _ in loader:
             count += 1
@@ -228,7 +232,8 @@ def test_a_check_leaves_readers_their_files(config: dict[str, Any], tmp_path: Pa
 @pytest.mark.parametrize("direct_io", [False, True])
 def test_a_replaced_file_that_others_open_does_not_reach_open_datasets(tmp_path: Path, direct_io: bool) -> None:
     """Neither another dataset nor a build makes an open one read the new file by the old index."""
-    path, other = tmp_path / "x.npy", tmp_path / "y.npy"
+    path = tmp_path / "x.npy"
+    other = tmp_path / "y.npy"
     np.save(path, np.arange(2000, dtype=np.uint16))
     source = {"name": "a", "path": str(path), "weight": 1}
     config = make_config(tmp_path, [source], samples=60, sequence_length=16, file_checks_per_second=0)

@@ -101,7 +101,8 @@ def test_the_command_ends_with_3_where_tokens_are_wrong(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_does_not_end_the_check(tmp_path: Path) -> None:
-    path, other = Path(write(tmp_path, "parquet", ROWS)), write(tmp_path / "other", "arrow", [[1, -1]])
+    path = Path(write(tmp_path, "parquet", ROWS))
+    other = write(tmp_path / "other", "arrow", [[1, -1]])
     given = config(tmp_path, {"path": str(path), "weight": 1}, {"path": other, "weight": 1})
     build(given)
     path.unlink()

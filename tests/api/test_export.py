@@ -27,12 +27,14 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def test_rows_are_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, _ = make_run(tmp_path)
     monkeypatch.setattr(export_module, "CHUNK", 16)
-    target, seen = tmp_path / "order.parquet", list[tuple[int, int]]()
+    target = tmp_path / "order.parquet"
+    seen = list[tuple[int, int]]()
     written = megablend.export(config, target, start=30, stop=71, progress=lambda done, of: seen.append((done, of)))
     assert seen == [(16, 41), (32, 41), (41, 41)]
     assert written["bytes"] == target.stat().st_size
     assert pq.ParquetFile(target).num_row_groups == 3
-    rows, dataset = rows_of(target), megablend.open(config)
+    rows = rows_of(target)
+    dataset = megablend.open(config)
     assert [row["sample"] for row in rows] == list(range(30, 71))
     files = {dataset.run.store.snapshot.path(i, dataset.run.store.roots): i for i in range(6)}
     for row in rows:
@@ -56,11 +58,13 @@ def test_rows_are_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(("order", "split"), [("document", "train"), ("document", "valid"), ("block", "train")])
 def test_pieces_name_rows_where_the_index_knows_them(tmp_path: Path, order: str, split: str) -> None:
     config, listed = make_run(tmp_path, order=order, valid_samples=60)
-    target, num_pieces = tmp_path / "order.parquet", 0
+    target = tmp_path / "order.parquet"
+    num_pieces = 0
     megablend.export(config, target, split=split)
     dataset = megablend.open(config, split)
     for row in rows_of(target):
-        at, tokens = 0, dataset.sample(row["sample"]).tokens.tolist()
+        at = 0
+        tokens = dataset.sample(row["sample"]).tokens.tolist()
         for piece in row["pieces"]:
             first = tokens[at]
             at += piece["stop"] - piece["start"]
@@ -68,7 +72,8 @@ def test_pieces_name_rows_where_the_index_knows_them(tmp_path: Path, order: str,
                 assert piece["row"] is None
             elif first != EOD:
                 num_pieces += 1
-                documents, file = listed[int(row["source"][1:])], int(Path(piece["file"]).stem)
+                documents = listed[int(row["source"][1:])]
+                file = int(Path(piece["file"]).stem)
                 rows_per_file = -(-len(documents) // 2)
                 assert first in (documents[file * rows_per_file + piece["row"]] or [])
     assert (num_pieces > 100) == (order == "document")

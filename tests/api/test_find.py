@@ -55,7 +55,8 @@ def found_places(listed: dict[str, Any], tokens: list[int], *, eod: bool) -> dic
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_every_row_is_where_its_tokens_are(tmp_path: Path, order: str, split: str) -> None:
     config, listed = make_run(tmp_path, order=order, valid_samples=60)
-    samples, seen = read_split(config, split), 0
+    samples = read_split(config, split)
+    seen = 0
     for d, rows in enumerate(listed):
         for document in (0, 7, 19, 20, 31, 33, 39):
             tokens = rows[document] or []

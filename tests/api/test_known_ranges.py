@@ -93,7 +93,8 @@ def test_sources_have_vocabularies_of_their_own_and_extra_columns_have_none(tmp_
 def test_wrong_statistics_stop_nothing(tmp_path: Path) -> None:
     path = Path(write(tmp_path / "a.parquet", [*ROWS, [500_000]]))
     data = path.read_bytes()
-    value, other = (500_000).to_bytes(4, "little"), (600_000).to_bytes(4, "little")
+    value = (500_000).to_bytes(4, "little")
+    other = (600_000).to_bytes(4, "little")
     places = [i for i in range(len(data)) if data.startswith(value, i)]
     body = places[0]  # in the page, or its dictionary; the statistics follow
     assert len(places) > 2

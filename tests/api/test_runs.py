@@ -39,7 +39,8 @@ def test_a_run_must_be_built(config: dict[str, Any]) -> None:
 
 
 def test_building_again_changes_nothing(config: dict[str, Any]) -> None:
-    first, again = megablend.build(config), megablend.build(config)
+    first = megablend.build(config)
+    again = megablend.build(config)
     assert (first.stages_before, again.stages_before) == (0, 1)
     assert again.index.read == 0
     assert not again.index.created
@@ -49,7 +50,8 @@ def test_building_again_changes_nothing(config: dict[str, Any]) -> None:
 def test_a_longer_run_begins_with_the_shorter(config: dict[str, Any]) -> None:
     megablend.build(config)
     short = megablend.open(config)
-    before, state = tokens(short), short.state_dict(40)
+    before = tokens(short)
+    state = short.state_dict(40)
     with pytest.raises(
         megablend.CacheError, match="built for 100 samples, the config now asks for 170; run `megablend build CONFIG`"
     ):
@@ -66,7 +68,8 @@ def test_a_longer_run_begins_with_the_shorter(config: dict[str, Any]) -> None:
 def test_a_job_with_its_old_config_goes_on_when_the_run_was_lengthened(config: dict[str, Any]) -> None:
     megablend.build(config)
     dataset = megablend.open(config)
-    before, state = tokens(dataset), dataset.state_dict(40)
+    before = tokens(dataset)
+    state = dataset.state_dict(40)
     megablend.build(config | {"samples": 170})
     assert torch.equal(tokens(megablend.open(config)), before)
     assert megablend.open(config, state=state).consumed_samples == 40
@@ -150,7 +153,8 @@ def test_a_state_of_another_index_or_plan_is_refused(tmp_path: Path, config: dic
 def test_a_state_opens_its_own_snapshot_without_the_ledger(tmp_path: Path, config: dict[str, Any]) -> None:
     megablend.build(config)
     dataset = megablend.open(config)
-    before, state = tokens(dataset), dataset.state_dict(32)
+    before = tokens(dataset)
+    state = dataset.state_dict(32)
     KINDS["parquet"].write(tmp_path / "data" / "source0" / "9.parquet", [[900_001, 900_002]] * 9)
     (tmp_path / "cache" / "runs" / "demo.json").unlink()
     megablend.build(config)  # the run's name now stands for a run on the new index
@@ -168,7 +172,8 @@ def test_a_state_whose_snapshot_is_gone(tmp_path: Path, config: dict[str, Any]) 
 def test_moved_data_resumes(tmp_path: Path, config: dict[str, Any]) -> None:
     megablend.build(config)
     dataset = megablend.open(config)
-    before, state = tokens(dataset), dataset.state_dict(32)
+    before = tokens(dataset)
+    state = dataset.state_dict(32)
     (tmp_path / "data").rename(tmp_path / "elsewhere")
     moved = [source | {"path": source["path"].replace("/data/", "/elsewhere/")} for source in config["sources"]]
     assert torch.equal(tokens(megablend.open(config | {"sources": moved}, state=state)), before)  # without a build

@@ -38,7 +38,8 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}])
 def test_loaders_jump(config: dict[str, Any], options: dict[str, Any]) -> None:
-    digest, length = megablend.open(config).run.ledger.digest, len(megablend.open(config))
+    digest = megablend.open(config).run.ledger.digest
+    length = len(megablend.open(config))
     found = megablend.skip(config, 42, 70, batch_size=8)
     assert [(each["start"], each["stop"]) for each in found["skips"]] == [(40, 72)]  # whole steps of 8
     left = [*range(40), *range(72, 200)]

@@ -64,7 +64,8 @@ class Campaign:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        self.cache, self.output = Path(self.config["cache"]), folder / "output"
+        self.cache = Path(self.config["cache"])
+        self.output = folder / "output"
         fewer = json.loads((folder / "fewer.json").read_text(encoding="utf-8"))
         self.killed = 0
         self.problems: list[str] = []
@@ -122,7 +123,8 @@ class Campaign:
 
 def main() -> None:
     campaign = Campaign(Path(sys.argv[1]))
-    first, count = int(sys.argv[2]), int(sys.argv[3])
+    first = int(sys.argv[2])
+    count = int(sys.argv[3])
     seed = first
     while campaign.killed < count:
         campaign.round(seed)

@@ -41,8 +41,10 @@ from tests.cli.commands import run as run_command
 from tests.formats.writers import write_arrow, write_megatron
 from tests.storages import STORAGE
 
-EOD, EXTREMES = 0, (b"\0" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"\x80" * 9, b"../../x", b"\x1b[2J")
-SPLITS, DATA_FOLDERS = ("train", "valid"), ("data", "large")
+EOD = 0
+EXTREMES = (b"\0" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"\x80" * 9, b"../../x", b"\x1b[2J")
+SPLITS = ("train", "valid")
+DATA_FOLDERS = ("data", "large")
 UNCHECKED = ("data .arrow", "data .bin")
 """Files whose tokens have no checksum but the sampled one."""
 SAMPLES_AT_ONCE = 16
@@ -74,7 +76,8 @@ def make_runs(folder: Path) -> list[dict[str, Any]]:
         pq.write_table(table, path, use_dictionary=False, write_page_index=True, **options)
     assert (folder / "large" / "d.parquet").stat().st_size > 4 * NUM_RANGES * RANGE_BYTES
     shared = {"run": "demo", "lanes": 4, "shuffle_window": 4, "block_bytes": 256, "split": "80,20,0"}
-    small, large = sources_of(folder / "data"), sources_of(folder / "large")
+    small = sources_of(folder / "data")
+    large = sources_of(folder / "large")
     short: dict[str, Any] = {**shared, "sources": small, "sequence_length": 32, "samples": 60}
     runs = [
         {**short, "cache": str(folder / "cache-page"), "order": "page"},
@@ -138,10 +141,8 @@ def record_as_seen(run: dict[str, Any]) -> None:
 
 def mutate(data: bytes, rng: random.Random) -> tuple[str, bytes]:
     """What is done, and what comes of it."""
-    at, way = (
-        rng.randrange(max(1, len(data))),
-        rng.choice(["bit", "bit", "bit", "byte", "word", "zeros", "swap", "cut", "more"]),
-    )
+    at = rng.randrange(max(1, len(data)))
+    way = rng.choice(["bit", "bit", "bit", "byte", "word", "zeros", "swap", "cut", "more"])
     damaged = bytearray(data)
     if way == "bit":
         damaged[at] ^= 1 << rng.randrange(8)
@@ -156,10 +157,8 @@ def mutate(data: bytes, rng: random.Random) -> tuple[str, bytes]:
         size = min(rng.choice([4, 8, 64]), len(data) // 2)
         first, second = sorted((rng.randrange(len(data) - 2 * size + 1), rng.randrange(len(data) - 2 * size + 1)))
         second += size
-        damaged[first : first + size], damaged[second : second + size] = (
-            data[second : second + size],
-            data[first : first + size],
-        )
+        damaged[first : first + size] = data[second : second + size]
+        damaged[second : second + size] = data[first : first + size]
     elif way == "cut":
         del damaged[at:]
     else:
@@ -259,7 +258,8 @@ def main() -> None:
         pool = cached if i % 3 else data_files
         number, path = pool[i // 3 % len(pool)]
         kind = kind_of(path)
-        split, quiet = SPLITS[rng.random() < 0.25], kind != "cache" and rng.random() < 0.7
+        split = SPLITS[rng.random() < 0.25]
+        quiet = kind != "cache" and rng.random() < 0.7
         data = path.read_bytes()
         change = replace(path, rng)
         if change is None:

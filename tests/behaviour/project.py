@@ -25,7 +25,9 @@ class Project:
     """A config in a file, its data, and its cache."""
 
     def __init__(self, folder: Path, kind: str = "parquet", **settings: Any) -> None:
-        self.folder, self.kind, self.path = folder, kind, folder / "run.json"
+        self.folder = folder
+        self.kind = kind
+        self.path = folder / "run.json"
         self.cache = folder / "cache"
         given = {"cache": str(self.cache), "sequence_length": 8, "samples": 150, **settings}
         ending = {"parquet": "*.parquet", "bin": "*.bin"}[kind]

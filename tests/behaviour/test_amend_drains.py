@@ -230,7 +230,9 @@ def test_a_drain_continues_the_stage_before(config: dict[str, Any], tmp_path: Pa
     """In its shares, no longer than it must be, to where steps and lanes end; the config alone makes it again."""
     rng = random.Random(seed)
     weights = [rng.randint(1, 8) for _ in range(3)]
-    lanes, later, batch = rng.choice([4, 6, 8, 16]), rng.choice([4, 6, 8]), rng.choice([None, 8, 12, 24])
+    lanes = rng.choice([4, 6, 8, 16])
+    later = rng.choice([4, 6, 8])
+    batch = rng.choice([None, 8, 12, 24])
     sources = [each | {"weight": weight} for each, weight in zip(config["sources"], weights, strict=True)]
     config |= {"lanes": lanes, "shuffle_window": 16, "sources": sources}
     megablend.build(config | {"samples": 2000})

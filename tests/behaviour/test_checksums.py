@@ -40,7 +40,8 @@ def tokens(dataset: Any) -> list[list[int]]:
 def test_what_is_damaged_each_time_is_an_error(source: Any) -> None:
     server, config = source
     megablend.build(config, checksums=True)
-    dataset, other = megablend.open(config), megablend.open(config)
+    dataset = megablend.open(config)
+    other = megablend.open(config)
     store = dataset.run.store
     for number in range(store.snapshot.num_files):
         store._files.get(number)  # footers have digests of their own

@@ -53,7 +53,8 @@ def is_companion(path: Path) -> bool:
 def read(config: dict[str, Any], split: str = "train", **options: Any) -> list[Any]:
     """What a run is: its samples, counts and state."""
     dataset = megablend.open(config, split, **options)
-    plan, ks = dataset.run.plan, np.arange(len(dataset))
+    plan = dataset.run.plan
+    ks = np.arange(len(dataset))
     located = [column.tolist() for column in plan.locate_many(ks)]
     return [located, plan.counts(len(dataset) // 3).tolist(), dataset.state_dict(10), read_fields(dataset)]
 
@@ -94,7 +95,8 @@ def test_opening_compiles_nothing(config: dict[str, Any], compiles_nothing: Call
 
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_without_it_a_run_is_the_same(config: dict[str, Any], split: str) -> None:
-    expected, (path,) = read(config, split), list_companions(config)
+    expected = read(config, split)
+    (path,) = list_companions(config)
     whole = path.read_bytes()
     path.unlink()
     assert read(config, split) == expected
@@ -112,7 +114,8 @@ def test_without_it_a_run_is_the_same(config: dict[str, Any], split: str) -> Non
 def test_a_cache_that_cannot_be_written(config: dict[str, Any]) -> None:
     if os.geteuid() == 0:
         pytest.skip("root can write everywhere")
-    expected, (path,) = read(config), list_companions(config)
+    expected = read(config)
+    (path,) = list_companions(config)
     path.unlink()
     path.parent.chmod(0o500)
     try:
@@ -123,7 +126,8 @@ def test_a_cache_that_cannot_be_written(config: dict[str, Any]) -> None:
 
 def test_what_a_power_failure_left_empty_is_computed_again(config: dict[str, Any]) -> None:
     """Files in `splits` are not flushed."""
-    before, files = read(config), {path: path.read_bytes() for path in Path(config["cache"], "splits").iterdir()}
+    before = read(config)
+    files = {path: path.read_bytes() for path in Path(config["cache"], "splits").iterdir()}
     for path in files:
         path.write_bytes(b"")
     assert read(config) == before

@@ -44,7 +44,8 @@ def write_ledger(config: dict[str, Any], change: Callable[[dict[str, Any]], obje
     path = Path(config["cache"]) / "runs" / "demo.json"
     record = json.loads(path.read_text())
     change(record)
-    link, record["digests"] = digest_of([1, record.get("index"), record.get("blend")]), []
+    link = digest_of([1, record.get("index"), record.get("blend")])
+    record["digests"] = []
     for end in record.get("ends", []):
         link = digest_of([link, end])
         record["digests"].append(link)

@@ -31,7 +31,8 @@ def test_long_waits_are_logged_with_file_and_seconds(tmp_path: Path, caplog: pyt
     with build_lock(tmp_path):
         pass
     assert caplog.messages == []  # a short wait
-    held, awaited = threading.Event(), threading.Event()
+    held = threading.Event()
+    awaited = threading.Event()
 
     def hold() -> None:
         with build_lock(tmp_path):

@@ -85,7 +85,8 @@ def read_sources(dataset: megablend.Dataset, read: Sequence[ReadSample] = ()) ->
     """Of each source, the tokens of its samples by ordinal, without the extra ones; of all samples, where `read` lists them."""
     samples = defaultdict[str, dict[int, list[int]]](dict)
     for sample in read or read_samples(dataset):
-        name, listed = dataset.sources[sample.source], sample.tokens.tolist()
+        name = dataset.sources[sample.source]
+        listed = sample.tokens.tolist()
         assert samples[name].setdefault(sample.ordinal, listed[:-1]) is not None
     assert sum(map(len, samples.values())) == len(dataset)
     return {name: [token for _, each in sorted(found.items()) for token in each] for name, found in samples.items()}
@@ -144,10 +145,12 @@ def test_epochs_of_shuffled_sources_have_each_token_once(tmp_path: Path, order: 
     write_file(tmp_path, 1, "m00", later(1))
     edited = config | {"stages": STAGES}
     megablend.build(edited)  # a stage at the end needs no amendment
-    tokens, ledger = read_sources(megablend.open(edited)), load_ledger(config["cache"], "default")
+    tokens = read_sources(megablend.open(edited))
+    ledger = load_ledger(config["cache"], "default")
     assert ledger is not None
     assert len(ledger.indices) == 2
-    old, new = tokens_of(OLD[1]), tokens_of(OLD[1], later(1))
+    old = tokens_of(OLD[1])
+    new = tokens_of(OLD[1], later(1))
     whole, left = divmod(len(tokens["s1"]) - len(old), len(new))
     assert whole >= 1
     for epoch, count in ((tokens["s1"][: len(old)], 1), (tokens["s1"][len(old) : len(old) + whole * len(new)], whole)):
@@ -165,7 +168,8 @@ def test_documents_keep_their_split(tmp_path: Path) -> None:
     edited = config | {"stages": STAGES}
     valid = set(read_sources(megablend.open(config, "valid"))["s1"])
     megablend.build(edited)
-    train, count = set(read_sources(megablend.open(edited))["s1"]), len(OLD[1])
+    train = set(read_sources(megablend.open(edited))["s1"])
+    count = len(OLD[1])
     cut = [round(Fraction(7, 10) * n) for n in (count, 70)]
     assert train == set(tokens_of(OLD[1][: cut[0]], later(1)[: cut[1]]))
     assert set(read_sources(megablend.open(edited, "valid"))["s1"]) == valid
@@ -233,7 +237,8 @@ def test_what_is_left_of_an_epoch_skips_withdrawn_files(tmp_path: Path, order: s
     dataset = megablend.open(edited)
     assert read_tokens(dataset, at) == past
     samples = read_samples(dataset)
-    tokens, start = read_sources(dataset, samples), at + found.drain
+    tokens = read_sources(dataset, samples)
+    start = at + found.drain
     gone = {"s0": set(tokens_of(OLD[0][50:])), "s1": set(tokens_of(OLD[1][:50]))}
     kept = {"s0": tokens_of(OLD[0][:50]), "s1": tokens_of(OLD[1][50:])}
     later_epochs = {"s0": kept["s0"], "s1": tokens_of(OLD[1][50:], later(1))}
@@ -397,7 +402,8 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
 
 def test_a_source_that_is_filled_again_after_a_cut(tmp_path: Path) -> None:
     """What was left of its old files was dropped, so that its new files get another name."""
-    config, folder = make_run(tmp_path, order="sequential"), tmp_path / "data" / "source1"
+    config = make_run(tmp_path, order="sequential")
+    folder = tmp_path / "data" / "source1"
     for path in folder.iterdir():
         path.unlink()
     write_file(tmp_path, 1, "empty", [[], []])
@@ -476,7 +482,8 @@ def test_another_order_without_new_data_after_files_changed(tmp_path: Path, coun
     for sample, pieces in zip(read_samples(dataset, range(112)), listing, strict=True):
         listed = OLD[sample.source]
         documents = listed[:50] if "m0" in pieces[0]["file"] else listed[50:]
-        row, first = pieces[0]["row"], sample.tokens[0]
+        row = pieces[0]["row"]
+        first = sample.tokens[0]
         assert (row is not None) == counted
         assert row is None or first in (documents[row] or [])
 
@@ -529,7 +536,8 @@ def test_renamed_files_are_read_where_they_are_now(tmp_path: Path, order: str) -
     dataset = megablend.open(edited)
     assert read_tokens(dataset, 112) == past
     samples = read_samples(dataset)
-    tokens, old = read_sources(dataset, samples)["s1"], tokens_of(OLD[1])
+    tokens = read_sources(dataset, samples)["s1"]
+    old = tokens_of(OLD[1])
     first = Counter(tokens[: len(old)])
     assert first == Counter(old)
     assert len(tokens) > 2 * len(old)
@@ -559,13 +567,15 @@ def test_files_that_only_earlier_samples_read_are_checked_until_then(tmp_path: P
     edited = config | {"stages": STAGES}
     megablend.build_index(edited)
     found = megablend.amend(edited, at=112)
-    stop, dataset = found.at + found.drain, megablend.open(edited)
+    stop = found.at + found.drain
+    dataset = megablend.open(edited)
     checked = megablend.check(edited)
     assert (checked.problems, checked.files) == ((), 5)
     assert re.fullmatch(
         rf".*m0.parquet: no such file .*; only samples before {stop} read it", "".join(checked.older_problems)
     )
-    early, late = dataset.state_dict(stop - 1), dataset.state_dict(stop)
+    early = dataset.state_dict(stop - 1)
+    late = dataset.state_dict(stop)
     restore = ", and this state is before that: restore the file"
     assert megablend.check(edited, state=early).problems == tuple(line + restore for line in checked.older_problems)
     assert (megablend.check(edited, state=late).problems, megablend.check(edited, state=late).files) == ((), 4)
@@ -661,8 +671,10 @@ def test_stages_with_new_data_are_committed_one_after_another(tmp_path: Path) ->
 def test_rows_where_the_files_of_before_are_back(tmp_path: Path) -> None:
     """The third version of the index is the first one again. What the run reads first then comes after the second."""
     config = make_run(tmp_path, order="document")
-    listed, stages = {"m2": later(1), "m3": later(2)}, STAGES[:1]
-    folder, aside = tmp_path / "data" / "source1", tmp_path / "aside"
+    listed = {"m2": later(1), "m3": later(2)}
+    stages = STAGES[:1]
+    folder = tmp_path / "data" / "source1"
+    aside = tmp_path / "aside"
     for stop, added, gone in ((960, "m2", ""), (1600, "", "m2"), (2400, "m3", "")):
         if gone:
             (folder / f"{gone}.parquet").rename(aside)
@@ -686,13 +698,17 @@ def test_rows_where_the_files_of_before_are_back(tmp_path: Path) -> None:
 
 def test_files_are_withdrawn_as_a_capped_epoch_ends_with_the_others(tmp_path: Path) -> None:
     """The extra token of the last sample before is one of the withdrawn file."""
-    config, samples = make_run(tmp_path, order="sequential", shuffle_window=1), len(tokens_of(OLD[1])) // 8 * 3 // 8 * 8
+    config = make_run(tmp_path, order="sequential", shuffle_window=1)
+    samples = len(tokens_of(OLD[1])) // 8 * 3 // 8 * 8
     capped = config | {"stages": [{"samples": samples, "sources": {"s1": {"max_epochs": 1}}}], "run": "capped"}
     megablend.build(capped)
-    dataset, kept = megablend.open(capped), len(tokens_of(OLD[1][:50]))
-    read, at = 0, 0
+    dataset = megablend.open(capped)
+    kept = len(tokens_of(OLD[1][:50]))
+    read = 0
+    at = 0
     while at % 4 or read < kept:
-        read, at = read + 8 * (dataset.sample(at).source == 1), at + 1
+        read = read + 8 * (dataset.sample(at).source == 1)
+        at = at + 1
     (tmp_path / "data" / "source1" / "m1.parquet").rename(tmp_path / "m1.gone")
     edited = capped | {"stages": [capped["stages"][0], STAGES[1] | {"sources": {"s1": {"max_epochs": None}}}]}
     megablend.build_index(edited)

@@ -192,7 +192,8 @@ class CountingStorage:
 def test_a_storage_of_your_own(config: dict[str, Any], read: Any) -> None:
     megablend.build(config)
     storage = CountingStorage()
-    found, default = read(config, storage), read(config, None)
+    found = read(config, storage)
+    default = read(config, None)
     if isinstance(found, RunDescription):  # times differ
         found, default = (dataclasses.replace(each, opening_seconds=0.0) for each in (found, default))
     assert found == default

@@ -88,10 +88,12 @@ def test_loaders_read_all_stages_and_resume_in_each_with_any_ranks(config: dict[
     assert [len(sample["tokens"]) for sample in expected] == LENGTHS
     whole = [row for batch in megablend.Loader(dataset, micro_batch_size=8) for row in batch["tokens"]]
     assert all(torch.equal(row, sample["tokens"]) for row, sample in zip(whole, expected, strict=True))
-    loader, place = megablend.Loader(dataset, micro_batch_size=8), 0
+    loader = megablend.Loader(dataset, micro_batch_size=8)
+    place = 0
     rng = random.Random(3)
     while place < len(dataset):
-        state, size = json.loads(json.dumps(loader.state_dict())), rng.choice([1, 2, 4])
+        state = json.loads(json.dumps(loader.state_dict()))
+        size = rng.choice([1, 2, 4])
         resumed = megablend.open(config, state=state)
         parts = [
             megablend.Loader(resumed, micro_batch_size=8 // size, data_parallel_rank=rank, data_parallel_size=size)
@@ -249,7 +251,8 @@ def test_diff_says_where_two_histories_part(config: dict[str, Any], tmp_path: Pa
     paths = [ledger_path(config["cache"], run) for run in ("default", "other")]
     found = megablend.diff(*paths)
     assert found["agrees_up_to"] == 320
-    one, other = megablend.open(config), megablend.open(others | {"run": "other"})
+    one = megablend.open(config)
+    other = megablend.open(others | {"run": "other"})
     differs = [one[k]["tokens"].tolist() != other[k]["tokens"].tolist() for k in range(320, 480)]
     assert found["parts_at"] == 320 + differs.index(True)
     assert {"what": "share of source 's0' from sample 320 on", "a": "1/4", "b": "5/8"} in found["differences"]
@@ -258,7 +261,8 @@ def test_diff_says_where_two_histories_part(config: dict[str, Any], tmp_path: Pa
 def test_validation_has_the_top_levels_settings_or_those_of_a_stage(tmp_path: Path) -> None:
     config = config_of(tmp_path, split="80,20", valid_samples=24)
     megablend.build(config)
-    valid, of_stage = megablend.open(config, "valid"), megablend.open(config, "valid", stage=2)
+    valid = megablend.open(config, "valid")
+    of_stage = megablend.open(config, "valid", stage=2)
     assert [len(each[0]["tokens"]) for each in (valid, of_stage)] == [8, 16]
     counts = [each.run.plan.counts(24).tolist() for each in (valid, of_stage)]
     assert counts == [[18, 6, 0], [6, 6, 12]]
@@ -327,7 +331,8 @@ def test_what_a_source_cannot_give_goes_to_the_others_stage_by_stage(config: dic
 
 @pytest.mark.parametrize("amended", [False, True], ids=["planned", "amended"])
 def test_a_source_finishes_its_epoch_in_the_old_order(tmp_path: Path, amended: bool) -> None:
-    first, then = {"samples": 480}, {"samples": 2400, "order": "sequential", "sources": {"s1": {"weight": 2}}}
+    first = {"samples": 480}
+    then = {"samples": 2400, "order": "sequential", "sources": {"s1": {"weight": 2}}}
     config = config_of(tmp_path, stages=[first])
     megablend.build(config)
     old = megablend.open(config)
@@ -339,7 +344,8 @@ def test_a_source_finishes_its_epoch_in_the_old_order(tmp_path: Path, amended: b
     samples = read_samples(dataset)
     assert [sample.tokens.tolist() for sample in samples[:at]] == past[:at]
     for number in (0, 1):
-        tokens, mine = stream(number), sorted((s.ordinal, k) for k, s in enumerate(samples) if s.source == number)
+        tokens = stream(number)
+        mine = sorted((s.ordinal, k) for k, s in enumerate(samples) if s.source == number)
         assert [ordinal for ordinal, _ in mine] == list(range(len(mine)))
         read = [token for _, k in mine for token in samples[k].tokens.tolist()[:-1]]
         epochs = [read[i : i + len(tokens)] for i in range(0, len(read), len(tokens))]
@@ -366,7 +372,8 @@ def test_a_schedule_changes_shares_in_steps(tmp_path: Path, kind: str) -> None:
     dataset = megablend.open(config)
     schedule = built.ledger.stages[1].blend.schedule
     assert schedule is not None
-    plan, edges = dataset.run.plan, [64, *(64 + end for end in schedule.ends)]
+    plan = dataset.run.plan
+    edges = [64, *(64 + end for end in schedule.ends)]
     shares = [(plan.counts(b) - plan.counts(a))[0] / (b - a) for a, b in pairwise(edges)]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] > 0.375 > shares[-1]

@@ -73,7 +73,8 @@ def test_another_config_has_no_say_about_a_run(tmp_path: Path) -> None:
     """Its source has the same name, and a file of the same name elsewhere."""
     for name in "ab":
         (tmp_path / name).mkdir()
-    config, other = make(tmp_path / "a", run="a"), make(tmp_path / "b", run="b")
+    config = make(tmp_path / "a", run="a")
+    other = make(tmp_path / "b", run="b")
     other["cache"] = config["cache"]
     megablend.build(config)
     KINDS["parquet"].write(file_of(other), documents(0, 20, 30, 2))

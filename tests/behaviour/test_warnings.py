@@ -64,7 +64,8 @@ def test_a_run_that_its_last_share_shortens_is_said(config: dict[str, Any]) -> N
 def warnings_before_and_after(config: dict[str, Any], run: str) -> list[str]:
     """What `describe` warns of before the run is built and after it, and `build`, too."""
     megablend.build_index(config)
-    before, built = warnings(config | {"run": run}), megablend.build(config | {"run": run})
+    before = warnings(config | {"run": run})
+    built = megablend.build(config | {"run": run})
     assert before == list(built.warnings) == warnings(config | {"run": run})
     return before
 
@@ -99,7 +100,8 @@ def test_sources_are_sorted_matched_and_cut(config: dict[str, Any]) -> None:
         described = megablend.describe(config)
         assert isinstance(described, RunDescription)
         found = select_sources(described, **how).to_dict()
-        train, index = found["splits"]["train"], found["index"]
+        train = found["splits"]["train"]
+        index = found["index"]
         assert index["tokens"] == 979  # sums stay of all
         assert len(train["sources"]) + train.get("sources_left_out", 0) == 3
         assert len(index["sources"]) == len(train["sources"])

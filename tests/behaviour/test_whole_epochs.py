@@ -81,7 +81,8 @@ def read_source(dataset: megablend.Dataset) -> list[int]:
 def check_epochs(tokens: list[int], parts: list[list[int]]) -> None:
     """The tokens are these parts, one after another, each in some order; of the last one perhaps not all."""
     for part in parts:
-        given, tokens = tokens[: len(part)], tokens[len(part) :]
+        given = tokens[: len(part)]
+        tokens = tokens[len(part) :]
         assert set(given) <= set(part)
         assert len(set(given)) == len(given)
         assert not tokens or len(given) == len(part)

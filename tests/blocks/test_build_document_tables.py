@@ -106,7 +106,8 @@ def test_a_second_build_counts_nothing_and_a_file_more_is_the_only_one_counted(t
 
 
 def test_snapshots_of_the_same_files_share_a_table(tmp_path: Path) -> None:
-    cache, spec = tmp_path / "cache", write(tmp_path / "data", "parquet", [0, 1])
+    cache = tmp_path / "cache"
+    spec = write(tmp_path / "data", "parquet", [0, 1])
     first, _ = make(cache, spec)
     second, report = make(cache, spec, write(tmp_path / "more", "arrow", [5]))
     assert first.snapshot.digest != second.snapshot.digest
@@ -127,7 +128,8 @@ def test_a_table_is_cut_within_a_file_where_documents_begin(tmp_path: Path) -> N
 
 
 def test_damaged_counts_are_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, spec = tmp_path / "cache", write(tmp_path / "data", "parquet", [0, 1])
+    cache = tmp_path / "cache"
+    spec = write(tmp_path / "data", "parquet", [0, 1])
 
     def fail(*args: object) -> None:
         raise KeyboardInterrupt
@@ -144,7 +146,8 @@ def test_damaged_counts_are_counted_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_table_that_is_missing_or_damaged_is_said_so(tmp_path: Path) -> None:
-    cache, spec = tmp_path / "cache", write(tmp_path / "data", "parquet", [0])
+    cache = tmp_path / "cache"
+    spec = write(tmp_path / "data", "parquet", [0])
     snapshot = open_snapshot(cache, build_index(str(cache), [spec], launch=SingleProcess(), storage=STORAGE).digest)
     with pytest.raises(CacheError, match="'parquet' has no document table; rebuild the index"):
         open_table(snapshot, 0)

@@ -35,7 +35,8 @@ def moto(obstore: None, tmp_path_factory: pytest.TempPathFactory, environments: 
     # moto[server] would also install what imitations of other services need
     packages = ["moto==5.2.5", "flask", "flask-cors", "PyYAML", "py-partiql-parser"]
     program = make_environment(environments, "moto", packages) / "moto_server"
-    log, port = tmp_path_factory.mktemp("moto") / "log", find_free_port()
+    log = tmp_path_factory.mktemp("moto") / "log"
+    port = find_free_port()
     with running([str(program), "-H", "127.0.0.1", "-p", str(port)], log) as process:
         wait_for_port(port, process, log)
         yield f"http://127.0.0.1:{port}"

@@ -25,12 +25,15 @@ class Campaign:
     """Rounds on caches of one config."""
 
     def __init__(self, config: dict[str, Any], folder: Path) -> None:
-        self.config, self.folder, self.output = config, folder, folder / "output"
+        self.config = config
+        self.folder = folder
+        self.output = folder / "output"
         folder.mkdir(exist_ok=True)
         local = config | {"cache": str(folder / "local")}
         megablend.build(local)  # in this process, so that children find all that is compiled and imported
         self.expected = tokens_of(local)
-        self.killed, self.nodes = 0, 0
+        self.killed = 0
+        self.nodes = 0
         self.problems: list[str] = []
         for name in ("first", "second"):  # the first also compiles
             began = time.monotonic()

@@ -26,12 +26,15 @@ class LateListings:
     """Makes listings of all prefixes lag: each change is missing from some of the `lag` listings after it, by chance."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int, lag: int) -> None:
-        self._random, self._lag = random.Random(seed), lag
+        self._random = random.Random(seed)
+        self._lag = lag
         self._written: dict[str, int] = {}
         self._removed: dict[str, tuple[int, ObjectEntry]] = {}
         self._listings = self.hidden = self.shown = 0
         self._list = ObjectPrefix.list_objects
-        write_all, create_each, remove = ObjectPrefix.write_all, ObjectPrefix.create_each, ObjectPrefix.remove
+        write_all = ObjectPrefix.write_all
+        create_each = ObjectPrefix.create_each
+        remove = ObjectPrefix.remove
 
         def write(prefix: ObjectPrefix, objects: Mapping[str, bytes | Path]) -> dict[str, str]:
             self._note_written(prefix, objects)
@@ -90,7 +93,8 @@ def test_runs_and_indexes_are_right_where_listings_lag(
     def check(**settings: Any) -> str:
         """Build on one node, read on another, and compare both with a cache in a folder."""
         monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "builder"))
-        expected, found = megablend.build(local | settings), megablend.build(config | settings)
+        expected = megablend.build(local | settings)
+        found = megablend.build(config | settings)
         assert found.index.digest == expected.index.digest
         assert found.ledger == expected.ledger
         monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / f"reader{time.monotonic_ns()}"))

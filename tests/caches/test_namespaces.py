@@ -46,7 +46,8 @@ class Nodes:
     """Network namespaces on a bridge; what runs in one sees a folder of its own, on a file system that only it has mounted."""
 
     def __init__(self, folder: Path, number: int) -> None:
-        self.folder, self.name = folder, f"mb{secrets.token_hex(2)}"
+        self.folder = folder
+        self.name = f"mb{secrets.token_hex(2)}"
         self.net = f"10.{77 + number}.{secrets.randbelow(200) + 1}"
 
     @property

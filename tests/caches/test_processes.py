@@ -117,7 +117,9 @@ class _Writes:
     """Counts the writes to the store; at number `last`, before it or after it, the process seems to die, or is interrupted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count, self.last, self.is_done = 0, 0, False
+        self.count = 0
+        self.last = 0
+        self.is_done = False
         self.interrupt: Callable[[], None] | None = None
         for name in ("write_all", "create_each"):
             monkeypatch.setattr(ObjectPrefix, name, self._counted(getattr(ObjectPrefix, name)))
@@ -138,7 +140,8 @@ class _Writes:
         return write
 
 
-NUM_WRITES, NUM_PROBES = 14, 4
+NUM_WRITES = 14
+NUM_PROBES = 4
 """Of the build below, and how many of them try whether the store is fit for a cache, where there is none."""
 
 
@@ -153,7 +156,8 @@ def test_a_build_that_ends_at_any_of_its_writes_leaves_nothing_invalid(
     local, config = configs(tmp_path, remote)
     expected = (megablend.build(local).index.digest, samples(local))
     writes = _Writes(monkeypatch)
-    writes.last, writes.is_done = last, is_done
+    writes.last = last
+    writes.is_done = is_done
     with pytest.raises(_Killed):
         megablend.build(config)
     writes.last = 0
@@ -211,7 +215,9 @@ def test_another_build_and_gc_between_any_two_writes_of_a_build(
 
     other = write_source(tmp_path / "other", 2, "parquet", documents(2, 40, 20, seed=1)) | {"weight": 1}
     megablend.build(config | {"run": "before", "samples": 10, "sources": [other]})  # so that there is a cache
-    writes.count, writes.last, writes.interrupt = 0, number, interrupt
+    writes.count = 0
+    writes.last = number
+    writes.interrupt = interrupt
     with contextlib.suppress(*[megablend.CacheError] * (days == 0)):
         assert megablend.build(config).index.digest == expected[0]
     assert not writes.last  # it was interrupted

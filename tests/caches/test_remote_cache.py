@@ -45,7 +45,8 @@ def test_index_and_samples_are_those_of_a_folder(
     tmp_path: Path, remote: str, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local, config = configs(tmp_path, remote, order=order)
-    expected, found = megablend.build(local), megablend.build(config)
+    expected = megablend.build(local)
+    found = megablend.build(config)
     assert found.index.digest == expected.index.digest
     assert found.ledger == expected.ledger
     assert samples(config) == samples(local)

@@ -23,7 +23,9 @@ ROOT = str(Path(__file__).parents[2])
 
 def run(*args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command in this process: its exit code, and what it prints."""
-    out, err, before = io.StringIO(), io.StringIO(), Path.cwd()
+    out = io.StringIO()
+    err = io.StringIO()
+    before = Path.cwd()
     with (
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

@@ -77,7 +77,8 @@ def test_diff(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     assert "all 200 samples are the same" in run("diff", path, path)
     other = tmp_path / "other.yaml"
     other.write_text(yaml.safe_dump(config | {"seed": 8, "run": "other"}))
-    printed, found = run("diff", path, other), json.loads(run("diff", path, other, "--json"))
+    printed = run("diff", path, other)
+    found = json.loads(run("diff", path, other, "--json"))
     assert "seed: 7 | 8" in printed
     assert f"the same up to sample {found['parts_at']}, which differs" in printed
     other.write_text(yaml.safe_dump(config | {"samples": 250}))

@@ -155,7 +155,8 @@ def test_a_damaged_array_is_made_anew_and_told(data: list[str], tmp_path: Path) 
 @pytest.mark.parametrize("wanted", [1, 9])
 def test_a_killed_build_is_never_taken_for_a_hit(wanted: int, data: list[str], tmp_path: Path) -> None:
     """Killed when so many descriptions stand: the arrays of each are whole, and the next build goes on."""
-    whole, cache = tmp_path / "whole", tmp_path / "cache"
+    whole = tmp_path / "whole"
+    cache = tmp_path / "cache"
     run(whole, *blend(data))
     expected = contents(whole)
     words = [sys.executable, "-m", "megablend", "megatron-cache", *flags(cache, *blend(data))]

@@ -84,9 +84,11 @@ class Server:
         assert self._line() == "ready", (folder / "server.log").read_text()
 
     def run(self, order: dict[str, Any], *trace: str) -> Done:
-        output, log = self.folder / "output", self.folder / "trace"
+        output = self.folder / "output"
+        log = self.folder / "trace"
         self.stdin.write(json.dumps({**order, "output": str(output)}) + "\n")
-        pid, tracer = int(self._line()), None
+        pid = int(self._line())
+        tracer = None
         if trace:
             tracer = subprocess.Popen(
                 [str(STRACE), "-f", "-y", "-s", "0", "-o", str(log), *trace, "-p", str(pid)],
@@ -119,7 +121,8 @@ class Campaign:
     """Data, a built cache, and the commands on a copy of it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.work = folder, folder / "work"
+        self.folder = folder
+        self.work = folder / "work"
         warm = [{"argv": ["build", self._config(folder / "warm")]}, *self._orders(folder / "warm")]
         self._config(self.work)
         self.server = Server(folder, warm)
@@ -141,7 +144,8 @@ class Campaign:
         return str(folder / "demo.json")
 
     def _orders(self, folder: Path) -> list[dict[str, Any]]:
-        config, cache = str(folder / "demo.json"), str(folder / "cache")
+        config = str(folder / "demo.json")
+        cache = str(folder / "cache")
         commands = [
             ["build", config],
             ["build", config],

@@ -34,7 +34,8 @@ def test_every_field_is_part_of_the_key() -> None:
 
 
 def test_options_are_in_any_order() -> None:
-    one, other = make_options({"a": 1, "b": 2}), make_options({"b": 2, "a": 1})
+    one = make_options({"a": 1, "b": 2})
+    other = make_options({"b": 2, "a": 1})
     assert one == other
     assert ReadSpec(options=one).cache_key()[-1] == {"options": (("a", 1), ("b", 2))}
     assert ReadSpec(options=one).option("b") == 2

@@ -134,7 +134,8 @@ def mutate(data: bytes, rng: random.Random, target: Range) -> bytes:
     """One change that begins within `target`; never none at all."""
     place = rng.randrange(*target)
     size = rng.choice([1, 2, 4, 8, 16, 64])
-    head, tail = data[:place], data[place:]
+    head = data[:place]
+    tail = data[place:]
     changed = rng.choice(
         [
             head + bytes([tail[0] ^ (1 << rng.randrange(8))]) + tail[1:],

@@ -9,11 +9,16 @@ from typing import Any
 import pyarrow as pa
 
 PAGE_BYTES = 4096
-READ_WRITE, PRIVATE_ANONYMOUS = 3, 0x22
+READ_WRITE = 3
+PRIVATE_ANONYMOUS = 0x22
 LIBC = ctypes.CDLL(None, use_errno=True)
-ADDRESS, SIZE, NUMBER = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-LIBC.mmap.restype, LIBC.mmap.argtypes = ADDRESS, [ADDRESS, SIZE, NUMBER, NUMBER, NUMBER, ctypes.c_long]
-LIBC.munmap.argtypes, LIBC.mprotect.argtypes = [ADDRESS, SIZE], [ADDRESS, SIZE, NUMBER]
+ADDRESS = ctypes.c_void_p
+SIZE = ctypes.c_size_t
+NUMBER = ctypes.c_int
+LIBC.mmap.restype = ADDRESS
+LIBC.mmap.argtypes = [ADDRESS, SIZE, NUMBER, NUMBER, NUMBER, ctypes.c_long]
+LIBC.munmap.argtypes = [ADDRESS, SIZE]
+LIBC.mprotect.argtypes = [ADDRESS, SIZE, NUMBER]
 
 
 def guarded(size: int) -> pa.Buffer:

@@ -9,10 +9,13 @@ import pytest
 from megablend.errors import ConfigError
 from tests.formats.writers import index
 
-LISTS, SINGLE = pa.array([[1, 2], [3]], pa.list_(pa.int32())), pa.array([2, 1], pa.int64())
-FLOATS, TEXT = pa.array([[0.5], [0.5]]), pa.array(["a b", "c"])
+LISTS = pa.array([[1, 2], [3]], pa.list_(pa.int32()))
+SINGLE = pa.array([2, 1], pa.int64())
+FLOATS = pa.array([[0.5], [0.5]])
+TEXT = pa.array(["a b", "c"])
 UNSIGNED = pa.array([[1, 2], [3]], pa.list_(pa.uint64()))
-PAIRS, LARGE = pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2)), LISTS.cast(pa.large_list(pa.int32()))
+PAIRS = pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2))
+LARGE = LISTS.cast(pa.large_list(pa.int32()))
 
 TAKEN = [
     ({"text": TEXT, "ids": LISTS}, "ids"),
@@ -47,7 +50,8 @@ REFUSED = [
 
 
 def write(folder: Path, kind: str, columns: dict[str, pa.Array]) -> Path:
-    table, path = pa.table(columns), folder / f"x.{kind}"
+    table = pa.table(columns)
+    path = folder / f"x.{kind}"
     if kind == "parquet":
         pq.write_table(table, path)
     else:

@@ -21,9 +21,11 @@ class TestFormats(FormatContract):
     def _chosen(self, request: pytest.FixtureRequest) -> None:
         self.kind: Kind = ALL_KINDS[request.param]
         self.format = FORMATS[self.kind.format]
-        self.suffix, self.column = self.kind.suffix, self.kind.column
+        self.suffix = self.kind.suffix
+        self.column = self.kind.column
         self.options = dict(OPTIONS.get(self.suffix, ()))
-        self.separator, self.lengths_are_stored = self.kind.separator, self.kind.lengths_known
+        self.separator = self.kind.separator
+        self.lengths_are_stored = self.kind.lengths_known
         self.blocks_are_marked = self.column is not None  # there are no marks between the tokens of a .bin
 
     def write(self, path: Path, documents: Documents) -> None:

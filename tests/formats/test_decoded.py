@@ -47,7 +47,8 @@ def parts(draw: st.DrawFn) -> tuple[DecodedBlocks, Listed]:
 def test_blocks_joined_and_taken_are_those_of_lists(
     found: list[tuple[DecodedBlocks, Listed]], data: st.DataObject
 ) -> None:
-    whole, expected = DecodedBlocks.joined([part for part, _ in found]), [each for _, part in found for each in part]
+    whole = DecodedBlocks.joined([part for part, _ in found])
+    expected = [each for _, part in found for each in part]
     assert listed(whole) == expected
     places = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=6)) if expected else []
     assert listed(whole.taken(np.array(places, np.int64))) == [expected[i] for i in places]

@@ -41,7 +41,8 @@ class CountedReads(WrapperStorage):
 def test_neighbours_of_different_owners_are_read_one_by_one_where_copying_costs_more(
     tmp_path: Path, size: int, owned: bool, reads: int, is_ascending: bool
 ) -> None:
-    path, storage = tmp_path / "x", CountedReads(STORAGE)
+    path = tmp_path / "x"
+    storage = CountedReads(STORAGE)
     DATA.tofile(path)
     numbers = np.arange(16) if is_ascending else np.random.default_rng(1).permutation(16)
     sizes = np.full(16, size)
@@ -56,13 +57,15 @@ def test_neighbours_of_different_owners_are_read_one_by_one_where_copying_costs_
 def test_pages_far_smaller_than_their_tokens_are_read_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, rows = tmp_path / "x.parquet", [[5] * 100_000] * 4
+    path = tmp_path / "x.parquet"
+    rows = [[5] * 100_000] * 4
     pq.write_table(pa.table({"tokens": pa.array(rows, pa.list_(pa.int32()))}), path, row_group_size=1)
     found = PARQUET.index(str(path), ReadSpec(), storage=STORAGE)
     assert found.blocks["decoded_bytes"].max() < 4_000
     size = path.stat().st_size
     opened = OpenedFile(size=size, token_dtype=found.token_dtype, structure=found.structure, meta=found.meta)
-    reader, batches = PARQUET.open(str(path), None, opened, storage=STORAGE), list[int]()
+    reader = PARQUET.open(str(path), None, opened, storage=STORAGE)
+    batches = list[int]()
     fetch_all = fetch.fetch_all
 
     def count(reads: Sequence[fetch.FileRead], storage: Storage) -> None:

@@ -21,7 +21,8 @@ def test_the_files_are_those_expected() -> None:
 
 @pytest.mark.parametrize("name", EXPECTED["files"])
 def test_it_reads_as_pyarrow_reads_it(name: str) -> None:
-    path, column = GOLDEN / name, EXPECTED["files"][name]["column"]
+    path = GOLDEN / name
+    column = EXPECTED["files"][name]["column"]
     expected = EXPECTED["contents"][EXPECTED["files"][name]["contents"]]
     found = index(path, column)
     documents = list(join_pieces(found, pieces(opened(path, column, found), found.blocks, found.chunks)))

@@ -98,7 +98,8 @@ def test_a_run_over_another_packages_format_has_the_same_samples(tmp_path: Path,
     options = {} if column is None else {"column": column}
     other = make_config(tmp_path, [given | {"format_options": options}], samples=12, cache=str(tmp_path / "other"))
     megablend.build(plain), megablend.build(other)
-    a, b = megablend.open(plain), megablend.open(other)
+    a = megablend.open(plain)
+    b = megablend.open(other)
     assert all(a[k]["tokens"].equal(b[k]["tokens"]) for k in range(12))
     assert megablend.describe(other)["index"]["sources"][0]["format"] == "tokens"
     assert megablend.verify(other["cache"], data=True) == []

@@ -32,7 +32,8 @@ def documents_of(seed: int) -> list[list[int]]:
 
 def write(path: Path, seed: int) -> Path:
     """A file of documents_of(seed), 7 to a batch."""
-    documents, kind = documents_of(seed), pa.list_(pa.int32())
+    documents = documents_of(seed)
+    kind = pa.list_(pa.int32())
     path.parent.mkdir(parents=True, exist_ok=True)
     schema = pa.schema([("tokens", kind)])
     with pa.ipc.new_file(str(path), schema) as writer:

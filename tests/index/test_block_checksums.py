@@ -65,7 +65,9 @@ class FlippingStorage(WrapperStorage):
 
     def __init__(self, inner: Storage, flips: int) -> None:
         super().__init__(inner)
-        self.flips, self.places, self.reads = flips, list[int](), Counter[int]()
+        self.flips = flips
+        self.places = list[int]()
+        self.reads = Counter[int]()
 
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
         data, begins = super().read_ranges(path, offsets, sizes, allocate)
@@ -137,7 +139,8 @@ def test_what_differs_each_time_is_an_error(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize("remedy", ["restore the file", "make the checksums again"])
 def test_a_remedy_of_checksums_that_differ(config: dict[str, Any], remedy: str) -> None:
     path = Path(config["cache"]).parent / "data" / "a.parquet"
-    before, stat = path.read_bytes(), path.stat()
+    before = path.read_bytes()
+    stat = path.stat()
     store, _ = open_moved(config, 0)
     expected = store.read_blocks(blocks_of_tokens(store)).tokens.tolist()
     block = store.snapshot.blocks(np.array([0]))[0]
@@ -166,7 +169,8 @@ def change_outside_the_samples(folder: Path, *, checksums: bool) -> tuple[dict[s
 
     Returns: its config; the file, its content before, and the number of a sample that contains what differs.
     """
-    path, tokens = folder / "a.bin", np.random.default_rng(1).integers(0, 1000, 1 << 20, dtype=np.uint16)
+    path = folder / "a.bin"
+    tokens = np.random.default_rng(1).integers(0, 1000, 1 << 20, dtype=np.uint16)
     tokens.tofile(path)
     source = {"name": "a", "path": str(path), "format": "raw", "format_options": {"dtype": "uint16"}}
     given: dict[str, Any] = {

@@ -34,16 +34,19 @@ def load(source: int, file: SourceFile) -> Fragment:
     number = int(file.name[0])
     blocks = np.zeros(3 * number, BLOCK_DTYPE)
     i = np.arange(len(blocks))
-    blocks["chunk"], blocks["offset"], blocks["stored_bytes"], blocks["decoded_bytes"] = (
-        i // 2,
-        i << 30,
-        1 << 31,
-        3 << 30,
-    )
-    blocks["tokens"], blocks["rows"], blocks["ends"] = (i % 3) * (1 << 35), i + source, i
-    blocks["encoding"], blocks["flags"] = 8, i % 8
+    blocks["chunk"] = i // 2
+    blocks["offset"] = i << 30
+    blocks["stored_bytes"] = 1 << 31
+    blocks["decoded_bytes"] = 3 << 30
+    blocks["tokens"] = (i % 3) * (1 << 35)
+    blocks["rows"] = i + source
+    blocks["ends"] = i
+    blocks["encoding"] = 8
+    blocks["flags"] = i % 8
     chunks = np.zeros((len(blocks) + 1) // 2, CHUNK_DTYPE)
-    chunks["row_group"], chunks["codec"], chunks["dictionary_offset"] = np.arange(len(chunks)), 6, -1
+    chunks["row_group"] = np.arange(len(chunks))
+    chunks["codec"] = 6
+    chunks["dictionary_offset"] = -1
     index = FileIndex(
         rows=int(blocks["rows"].sum()),
         tokens=int(blocks["tokens"].sum()),

@@ -11,7 +11,8 @@ from megablend.storage.transfer import extrapolate
 @pytest.mark.parametrize("seed", range(20))
 def test_a_range_has_what_all_files_take(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    count, tried = int(rng.integers(600, 5000)), 512
+    count = int(rng.integers(600, 5000))
+    tried = 512
     sizes = np.sort(rng.lognormal(0, rng.uniform(0, 2), count))
     costs = np.stack(
         [rng.choice([3, 20], count), 100 + sizes * rng.choice([1, 9], count)], axis=1

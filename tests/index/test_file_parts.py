@@ -59,7 +59,8 @@ def same(one: FileIndex, other: FileIndex) -> bool:
 
 
 def check_joined(path: Path, column: str | None, *, documents: bool) -> None:
-    storage, size = LocalStorage(), path.stat().st_size
+    storage = LocalStorage()
+    size = path.stat().st_size
     read = ReadSpec(column=column, count_documents=documents)
     whole = PARQUET.index(str(path), read, storage=storage)
     for count in (1, 2, 3, 17):
@@ -124,7 +125,8 @@ def test_what_a_build_that_failed_left_serves_the_next(
     tmp_path: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_groups(tmp_path / "x.parquet")
-    source, cache = spec(tmp_path, "*.parquet"), tmp_path / "cache"
+    source = spec(tmp_path, "*.parquet")
+    cache = tmp_path / "cache"
     asked: list[int] = []
     real = type(PARQUET).index_part
 
@@ -158,7 +160,8 @@ def test_parts_of_two_versions_of_a_file_are_never_joined(
     tmp_path: Path, small_parts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_groups(tmp_path / "x.parquet")
-    source, cache = spec(tmp_path, "*.parquet"), tmp_path / "cache"
+    source = spec(tmp_path, "*.parquet")
+    cache = tmp_path / "cache"
     seen: list[str] = []
 
     def sampled_content_digest(path: str, size: int, storage: object) -> str:
@@ -179,7 +182,8 @@ def test_any_number_of_ranks_makes_the_same_bytes_of_one_file(tmp_path: Path) ->
     write_groups(tmp_path / "data" / "x.parquet")
     made = []
     for num_ranks, part_bytes in ((0, 1 << 40), (1, 4000), (3, 4000), (4, 2500)):
-        cache, seen = tmp_path / f"cache{num_ranks}", tmp_path / f"seen{num_ranks}"
+        cache = tmp_path / f"cache{num_ranks}"
+        seen = tmp_path / f"seen{num_ranks}"
         seen.mkdir()
         command = driver(num_ranks, cache, f"a={tmp_path}/data/*.parquet")
         result = run(command, MEGABLEND_TEST_PART_BYTES=part_bytes, MEGABLEND_TEST_PIDS=seen, MEGABLEND_TEST_SLOW=0.01)
@@ -196,12 +200,14 @@ def test_any_number_of_ranks_makes_the_same_bytes_of_one_file(tmp_path: Path) ->
 @pytest.mark.long
 def test_a_rank_that_fails_ends_all_and_a_kill_leaves_what_was_done(tmp_path: Path) -> None:
     write_groups(tmp_path / "data" / "x.parquet")
-    cache, pattern = tmp_path / "cache", f"a={tmp_path}/data/*.parquet"
+    cache = tmp_path / "cache"
+    pattern = f"a={tmp_path}/data/*.parquet"
     result = run(driver(3, cache, pattern), MEGABLEND_TEST_PART_BYTES=2500, MEGABLEND_TEST_FAIL="1:data")
     assert result.returncode == 3
     assert "rank 1: " in result.stderr
     assert "x.parquet at byte 17: is truncated" in result.stderr
-    pids, cache = tmp_path / "pids", tmp_path / "other cache"
+    pids = tmp_path / "pids"
+    cache = tmp_path / "other cache"
     pids.mkdir()
     extra = {"MEGABLEND_TEST_PART_BYTES": 2500, "MEGABLEND_TEST_PIDS": pids, "MEGABLEND_TEST_HANG": 3}
     with subprocess.Popen(

@@ -38,7 +38,8 @@ def test_files_keep_their_fragments_when_the_folder_moves_or_another_is_added(tm
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
         write(tmp_path / folder / "a.arrow", 1)
-    x, y = str(tmp_path / "x" / "*.arrow"), str(tmp_path / "y" / "*.arrow")
+    x = str(tmp_path / "x" / "*.arrow")
+    y = str(tmp_path / "y" / "*.arrow")
     source = spec(tmp_path)
     build(tmp_path / "cache", dataclasses.replace(source, patterns=(x,)))
     both = build(tmp_path / "cache", dataclasses.replace(source, patterns=(x, y)))

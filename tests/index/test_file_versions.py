@@ -49,7 +49,8 @@ WRITERS: dict[str, Callable[[Path, np.ndarray], Path]] = {
     "parquet": write_parquet,
     "bin": write_pair,
 }
-TOKENS, OTHERS = np.arange(100, dtype=np.int32), np.arange(1000, 1100, dtype=np.int32)
+TOKENS = np.arange(100, dtype=np.int32)
+OTHERS = np.arange(1000, 1100, dtype=np.int32)
 
 
 def store_of(cache: Path) -> BlockStore:
@@ -152,7 +153,8 @@ def small(tmp_path: Path) -> Path:
 
 def test_a_flipped_bit_of_what_was_seen_is_said(small: Path) -> None:
     seen = store_of(small).snapshot.folder / "seen"
-    data, expected = seen.read_bytes(), tokens_of(small)
+    data = seen.read_bytes()
+    expected = tokens_of(small)
     for at in range(0, len(data), 5):
         seen.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
         with pytest.raises(CacheError, match=rf"{seen}: damaged \(its checksum is wrong\); build again to repair it"):
@@ -174,7 +176,8 @@ def test_a_flipped_bit_of_the_roots_is_said(small: Path) -> None:
 
 
 def test_a_build_completes_older_indexes_that_runs_may_stand_on(tmp_path: Path) -> None:
-    data, cache = tmp_path / "data", tmp_path / "cache"
+    data = tmp_path / "data"
+    cache = tmp_path / "cache"
     write(data / "a.arrow", 1)
     build(cache, spec(data))
     older = store_of(cache).snapshot
@@ -187,7 +190,8 @@ def test_a_build_completes_older_indexes_that_runs_may_stand_on(tmp_path: Path) 
 
 
 def test_a_damaged_older_index_is_a_note_of_the_build(tmp_path: Path) -> None:
-    data, cache = tmp_path / "data", tmp_path / "cache"
+    data = tmp_path / "data"
+    cache = tmp_path / "cache"
     write(data / "a.arrow", 1)
     build(cache, spec(data))
     older = store_of(cache).snapshot.folder

@@ -48,7 +48,8 @@ def test_a_fragment_comes_back_as_it_was(tmp_path: Path, num_blocks: int) -> Non
 def test_no_damage_is_taken_for_a_fragment(tmp_path: Path) -> None:
     path = tmp_path / "fragment"
     write_fragment(path, fragment(20))
-    whole, chance = path.read_bytes(), random.Random(5)
+    whole = path.read_bytes()
+    chance = random.Random(5)
     for _ in range(60):
         content = bytearray(whole)
         content[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)

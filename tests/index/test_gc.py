@@ -162,7 +162,8 @@ def test_tables_of_documents_go_with_the_files(cache: Path) -> None:
 
 def test_parts_and_damaged_fragments_go_when_they_are_old(cache: Path) -> None:
     one = next(iter(fragments(cache).iterdir()))
-    part, damaged = one.with_name(f"{one.name}.part-0-3"), one.with_name("ab-cd")
+    part = one.with_name(f"{one.name}.part-0-3")
+    damaged = one.with_name("ab-cd")
     shutil.copy(one, part)
     damaged.write_bytes(b"megablend fragment\n\xff\xff")
     assert gc(cache).others == 0

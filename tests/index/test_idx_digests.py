@@ -69,7 +69,8 @@ def flip(path: Path, offset: int) -> None:
 def reads_of(monkeypatch: pytest.MonkeyPatch, path: Path) -> list[int]:
     """Sizes of the reads of a file, from now on; of several ranges in one call, their sum."""
     sizes: list[int] = []
-    read, read_ranges = LocalStorage.read, LocalStorage.read_ranges
+    read = LocalStorage.read
+    read_ranges = LocalStorage.read_ranges
 
     def counted_ranges(
         self: LocalStorage, name: str, offsets: Int64s, lengths: Int64s, allocate: Allocate
@@ -174,7 +175,8 @@ def test_short_files_have_no_digests_of_parts_and_are_compared_when_they_are_ope
 
 
 def test_digests_go_with_the_last_index_that_holds_the_file(pair: Path) -> None:
-    cache, digest = pair.parent / "cache", open_store(pair).snapshot.digest
+    cache = pair.parent / "cache"
+    digest = open_store(pair).snapshot.digest
     assert verify(str(cache), data=True, storage=STORAGE) == []
     (made,) = idx_digests(cache).iterdir()
     assert collect(cache, lambda: [], min_age_seconds=-9, dry_run=False).others == 0

@@ -35,7 +35,8 @@ def table_of(path: Path, rows: int, kind: type[MappedTable] = LargeTable) -> Map
     "rows", [[], [0], [99, 0, 50, 50, 3, 98], list(range(100)), list(range(99, -1, -7)), [7, 8, 9]]
 )
 def test_rows_of_a_large_table(tmp_path: Path, rows: list[int]) -> None:
-    table, asked = table_of(tmp_path / "t", 100), np.array(rows, np.int64)
+    table = table_of(tmp_path / "t", 100)
+    asked = np.array(rows, np.int64)
     for name, expected in (("a", [3 * row for row in rows]), ("b", [row % 251 for row in rows])):
         found = table.take(name, asked)
         assert found.tolist() == expected
@@ -69,7 +70,8 @@ def test_a_table_that_was_cut_short_is_an_error(tmp_path: Path) -> None:
 
 
 def test_threads_look_up_side_by_side(tmp_path: Path) -> None:
-    table, wrong = table_of(tmp_path / "t", 200_000), list[int]()
+    table = table_of(tmp_path / "t", 200_000)
+    wrong = list[int]()
 
     def look(seed: int) -> None:
         rows = np.random.default_rng(seed).integers(0, 200_000, 2000)

@@ -34,10 +34,14 @@ def blocks(tmp_path: Path) -> SplitBlocks:
     for seed in range(6):
         write(tmp_path / "data" / f"{seed}.arrow", seed)
     snapshot = open_snapshot(tmp_path / "cache", build(tmp_path / "cache", spec(tmp_path / "data")).digest)
-    source, part = snapshot.sources[0], np.zeros(1, PART_DTYPE)[0]
+    source = snapshot.sources[0]
+    part = np.zeros(1, PART_DTYPE)[0]
     last = int(snapshot.blocks([source.blocks.stop - 1])["tokens"][0])
     tokens = source.tokens + source.ends - 5
-    part["first_block"], part["stop_block"], part["skip"], part["tokens"] = 0, source.blocks.stop, 5, tokens
+    part["first_block"] = 0
+    part["stop_block"] = source.blocks.stop
+    part["skip"] = 5
+    part["tokens"] = tokens
     part["keep"] = last + int(snapshot.blocks([source.blocks.stop - 1])["ends"][0])
     return SplitBlocks(snapshot, part, has_eod=True)
 

@@ -38,7 +38,8 @@ def folder_of(cache: Path) -> Path:
 def everything(cache: Path) -> list[list[int]]:
     """All that is read through an index: tokens with ends of documents, counts, sizes, places in the chunks."""
     snapshot = open_snapshot(cache, folder_of(cache).name)
-    store, ids = BlockStore(snapshot, (1000,), storage=STORAGE), np.arange(snapshot.num_blocks)
+    store = BlockStore(snapshot, (1000,), storage=STORAGE)
+    ids = np.arange(snapshot.num_blocks)
     pages = store.read_blocks(ids)
     sizes = store.memory_bytes(ids, snapshot.blocks(ids), documents=True)
     found = [pages.tokens, pages.offsets, store.num_tokens(ids), *sizes]
@@ -51,7 +52,9 @@ def everything(cache: Path) -> list[list[int]]:
 
 def flipped(path: Path, bits: list[int], see: Callable[[], object]) -> int:
     """How many of the bits, flipped one at a time, are noticed; the others must change nothing that `see` gives."""
-    data, expected, noticed = path.read_bytes(), see(), 0
+    data = path.read_bytes()
+    expected = see()
+    noticed = 0
     try:
         for bit in bits:
             damaged = bytearray(data)
@@ -111,7 +114,8 @@ def test_a_row_is_named_with_its_file(cache: Path) -> None:
 def test_an_index_of_an_older_version_is_read_with_a_warning_and_completed(
     cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected, folder = everything(cache), folder_of(cache)
+    expected = everything(cache)
+    folder = folder_of(cache)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     strip_checks(folder)
     with caplog.at_level(logging.WARNING, "megablend"):

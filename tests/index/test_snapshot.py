@@ -40,7 +40,8 @@ def snapshot(cache: Path) -> Snapshot:
 def test_blocks_are_what_the_formats_found(snapshot: Snapshot) -> None:
     block = 0
     for i in range(snapshot.num_files):
-        path, entry = snapshot.path(i), snapshot.file(i)
+        path = snapshot.path(i)
+        entry = snapshot.file(i)
         source = snapshot.columns[entry.column]
         storage = STORAGE
         found = FORMATS["arrow"].index(path, ReadSpec(), storage=storage)
@@ -49,7 +50,9 @@ def test_blocks_are_what_the_formats_found(snapshot: Snapshot) -> None:
         expected = found.blocks.copy()
         if not source.documents:
             expected = expected[expected["tokens"] > 0]
-            expected["rows"], expected["ends"], expected["flags"] = -1, -1, 0
+            expected["rows"] = -1
+            expected["ends"] = -1
+            expected["flags"] = 0
         np.testing.assert_array_equal(blocks, place_blocks(expected))
         chunks = snapshot.chunks(entry).copy()
         assert (chunks["file"] == i).all()

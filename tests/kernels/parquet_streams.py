@@ -33,7 +33,8 @@ def groups(values: Sequence[int], width: int) -> bytes:
 def hybrids(draw: st.DrawFn, width: int, top: int, most: int = 400) -> tuple[bytes, list[int]]:
     """A hybrid stream of values up to `top`, and its values."""
     value = st.integers(0, top)
-    data, values = b"", []
+    data = b""
+    values = []
     for _ in range(draw(st.integers(0, 6))):
         if draw(st.booleans()):
             count = draw(st.sampled_from([0, 1, 7, 63, 64, most]))

@@ -33,7 +33,8 @@ def test_ranges_are_slices(path: Path, seed: int, ahead: bool) -> None:
 
 
 def test_the_first_range_that_does_not_come_is_named(path: Path) -> None:
-    offsets, sizes = np.array([10, 4999, 4998, 0]), np.array([5, 1, 3, 4])
+    offsets = np.array([10, 4999, 4998, 0])
+    sizes = np.array([5, 1, 3, 4])
     out = np.zeros(13, np.uint8)
     with path.open("rb") as file:
         assert read_ranges(file.fileno(), offsets, sizes, np.cumsum(sizes) - sizes, True, out) == 2

@@ -13,7 +13,8 @@ import pytest
 
 from megablend.kernels.gpt_samples import read_samples
 
-START, POINTERS = 128, 50
+START = 128
+POINTERS = 50
 """Where entries begin in an array's file, and pointers in the `.idx`."""
 Arrays = np.ndarray[Any, Any]
 

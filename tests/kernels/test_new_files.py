@@ -64,12 +64,14 @@ def test_a_full_device_is_noticed(tmp_path: Path) -> None:
 
 def test_names(tmp_path: Path) -> None:
     """Files are moved in order, up to the one that the system refuses; a name there already is replaced."""
-    source, target = tmp_path / "source", tmp_path / "target"
+    source = tmp_path / "source"
+    target = tmp_path / "target"
     source.mkdir()
     target.mkdir()
     write(source, {"a": b"one", "b": b"two", "c": b"three"})
     (target / "a").write_bytes(b"before")
-    names, starts = np.frombuffer(b"b\0a\0missing\0c\0", np.uint8), np.array([0, 2, 4, 12])
+    names = np.frombuffer(b"b\0a\0missing\0c\0", np.uint8)
+    starts = np.array([0, 2, 4, 12])
     first, second = (os.open(folder, os.O_RDONLY) for folder in (source, target))
     try:
         assert contains_any(second, names, starts)

@@ -61,7 +61,8 @@ def serve_ranks(driver: str, imported: Imported) -> Iterator[Callable[[str, int]
         env=environment(),
         start_new_session=True,
     )
-    requests, answers = server.stdin, server.stdout
+    requests = server.stdin
+    answers = server.stdout
     assert requests is not None
     assert answers is not None
 

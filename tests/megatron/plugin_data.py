@@ -75,7 +75,8 @@ def assert_same_samples(found: Any, expected: Any, step: int = 1) -> None:
     assert len(found) == len(expected) > 0
     numbers = range(0, len(expected), step)
     for k in [*numbers, None] if not hasattr(expected, "datasets") else numbers:
-        ours, theirs = found[k], expected[k]
+        ours = found[k]
+        theirs = expected[k]
         assert ours.keys() == theirs.keys()
         for name, value in theirs.items():
             assert_same_values(ours[name], value, (k, name))

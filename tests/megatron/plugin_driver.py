@@ -79,7 +79,8 @@ def watch(built: list[str], victim: bool) -> None:
 
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
-    rank, built = rank_of(spec["launcher"]), list[str]()
+    rank = rank_of(spec["launcher"])
+    built = list[str]()
     watch(built, rank == spec.get("victim"))
     classes = {cls.__name__: cls for cls in (GPTDataset, MegablendGPTDataset, OtherDataset)}
     cls = classes[spec["class"]]

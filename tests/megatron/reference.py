@@ -21,7 +21,9 @@ class Tokenizer:
     """What GPTDataset asks of a tokenizer."""
 
     vocab_size = 50_000
-    pad, eod, eos = 49_999, 0, 0
+    pad = 49_999
+    eod = 0
+    eos = 0
 
     def __init__(self) -> None:
         self.unique_identifiers = OrderedDict(
@@ -102,7 +104,8 @@ def draw_case(folder: Path, seed: int) -> Case:
         options["multiple_validation_sets"] = bool(rng.random() < 0.3)
     sizes = [_draw_size(rng, blend, epochs) for blend, epochs in zip(blends, (40, 6, 2), strict=True)]
     if options.get("multiple_validation_sets") and rng.random() < 0.5 and blends[1] and blends[1][1] is None:
-        options["full_validation"], sizes[1] = True, None
+        options["full_validation"] = True
+        sizes[1] = None
     return Case(options, sizes)
 
 
@@ -128,7 +131,8 @@ def _draw_lengths(rng: np.random.Generator, length: int) -> list[int]:
     num_documents = int(rng.integers(40, 400))
     kinds = rng.integers(0, 5, num_documents)
     around = np.maximum(0, length + rng.integers(-2, 3, num_documents))
-    short, long = rng.integers(0, 3, num_documents), rng.integers(1, 12 * length + 2, num_documents)
+    short = rng.integers(0, 3, num_documents)
+    long = rng.integers(1, 12 * length + 2, num_documents)
     lengths = np.choose(kinds, [np.zeros(num_documents, int), short, around, long, 1 + around])
     lengths[::4] = np.maximum(1, lengths[::4])
     result: list[int] = lengths.tolist()

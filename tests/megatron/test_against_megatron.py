@@ -30,7 +30,8 @@ pytestmark = [pytest.mark.usefixtures("distributed"), pytest.mark.filterwarnings
 
 def check(folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch, *, num_samples: int | None = 40) -> None:
     """Both builders write the same bytes, and Megatron's finds ours complete; samples of a split, or all, are the same."""
-    theirs, ours = folder / "theirs", folder / "ours"
+    theirs = folder / "theirs"
+    ours = folder / "ours"
     expected = megatron_build(config_of(theirs, **case.options), case.sizes)
     report = prepare(config_of(ours, **case.options), case.sizes)
     assert contents(ours) == contents(theirs)
@@ -65,7 +66,8 @@ def assert_same_splits(found: list[Any], expected: list[Any], num_samples: int |
             assert len(ours) == len(theirs)
             step = 1 if num_samples is None else max(1, len(theirs) // num_samples)
             for k in range(0, len(theirs), step):
-                one, other = ours[k], theirs[k]
+                one = ours[k]
+                other = theirs[k]
                 assert one.keys() == other.keys()
                 for name, value in other.items():
                     assert torch.equal(torch.as_tensor(one[name]), torch.as_tensor(value)), (k, name)
@@ -142,7 +144,8 @@ def test_a_dataset_too_short_for_one_sample(tmp_path: Path, monkeypatch: pytest.
     check(tmp_path / "many epochs", Case({"blend": ([prefix], None), "split": "1"}, [3, None, None]), monkeypatch)
 
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
+INF = float("inf")
 UNUSUAL_WEIGHTS = [
     [0.0],
     [NAN],
@@ -165,7 +168,8 @@ def test_weights_are_refused_where_megatron_uses_them_and_fails(
 ) -> None:
     """It ignores those of a prefix by itself and of validation sets apart, and divides all by their sum."""
     prefixes = [write_pair(tmp_path / f"{i}", [7] * 50) for i in range(2)]
-    blend, alone = (prefixes[: len(weights)], weights), (prefixes[:1], None)
+    blend = (prefixes[: len(weights)], weights)
+    alone = (prefixes[:1], None)
     cases: dict[str, dict[str, Any]] = {
         "all splits": {"blend": blend, "split": "8,1,1"},
         "train": {"blend_per_split": [blend, None, None]},
@@ -192,7 +196,8 @@ def test_full_validation_over_one_set_of_several(
     size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Megatron takes a number of samples where the validation sets are only one."""
-    train, valid = write_pair(tmp_path / "train", [5] * 9), write_pair(tmp_path / "valid", [7] * 11)
+    train = write_pair(tmp_path / "train", [5] * 9)
+    valid = write_pair(tmp_path / "valid", [7] * 11)
     blends: dict[str, Any] = {"blend_per_split": [([train], None), ([valid], None), None]}
     options = known({**blends, "multiple_validation_sets": True, "full_validation": True, "sequence_length": 8})
     check(tmp_path, Case(options, [9, size, 0]), monkeypatch)
@@ -204,7 +209,8 @@ def test_parts_without_tokens_are_refused_where_megatron_fails(
     size: int | None, kept: bool, extra: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of some documents, of all, and of none; by themselves, among several validation sets, and in a blend by lengths."""
-    whole, parts = write_pair(tmp_path / "whole", [5] * 9), write_pair(tmp_path / "parts", [0, 9, 0, 20])
+    whole = write_pair(tmp_path / "whole", [5] * 9)
+    parts = write_pair(tmp_path / "parts", [0, 9, 0, 20])
     empty = write_pair(tmp_path / "empty", [0, 0])
     blends: dict[str, Any] = {"blend_per_split": [([whole], None), ([whole, empty], None), None]}
     cases: list[tuple[dict[str, Any], list[int | None]]] = [
@@ -285,7 +291,8 @@ def test_largest_remainder_never_meets_megatrons_names(
     megatron_build(config_of(tmp_path / "theirs", **options), sizes)
     request = request_of(config_of(tmp_path / "ours", **options), sizes, interleaving="largest-remainder")
     (split,) = prepare_cache(request, launch=SingleProcess(), storage=STORAGE).splits
-    ours, theirs = contents(tmp_path / "ours"), contents(tmp_path / "theirs")
+    ours = contents(tmp_path / "ours")
+    theirs = contents(tmp_path / "theirs")
     shared = {name for name in ours if "-GPTDataset-" in name}
     assert {name: theirs[name] for name in shared} == {name: ours[name] for name in shared}
     own = {name.split("-", 1)[1]: tmp_path / "ours" / name for name in set(ours) - set(theirs)}

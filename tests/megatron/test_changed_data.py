@@ -48,7 +48,8 @@ def check(found: list[Any], expected: list[Any]) -> None:
 
 def rewrite(folder: Path, seed: int) -> None:
     """Some documents get longer or shorter by a few tokens: shapes of arrays hardly ever change."""
-    rng, documents = random.Random(seed), draw_documents(1, 30)
+    rng = random.Random(seed)
+    documents = draw_documents(1, 30)
     for number in rng.sample(range(30), 3):
         documents[number] = documents[number][: -rng.randrange(1, 4)] or [7]
     documents[rng.randrange(30)].append(9)
@@ -189,7 +190,8 @@ def test_a_killed_build_is_continued(tmp_path: Path, options: dict[str, Any]) ->
 
 def test_a_marker_does_not_outlive_arrays_that_were_built_again(tmp_path: Path, options: dict[str, Any]) -> None:
     """Descriptions were lost, and another request has built the arrays out of other data meanwhile."""
-    cache, other = tmp_path / "cache", [SIZES[0], SIZES[1] + 2, 0]
+    cache = tmp_path / "cache"
+    other = [SIZES[0], SIZES[1] + 2, 0]
     expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
     build(GPTDataset, cache, options)
     for path in cache.glob("*-train-description.txt"):
@@ -286,7 +288,8 @@ def check_arrays(cache: Path, expected: Path, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_copy_whose_files_have_other_times(tmp_path: Path, options: dict[str, Any], reverse: bool) -> None:
     """Which marker is the newest one does not depend on the order in which `cp -r` has copied them."""
-    cache, other = tmp_path / "cache", [SIZES[0], SIZES[1] + 2, 0]
+    cache = tmp_path / "cache"
+    other = [SIZES[0], SIZES[1] + 2, 0]
     prepare(config_of(cache, **options), SIZES)
     rewrite(tmp_path / "1", 2)
     prepare(config_of(cache, **options), SIZES)
@@ -341,7 +344,8 @@ def test_another_build_while_this_one_waits(
 def test_a_marker_is_written_before_another_build_begins(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, others = tmp_path / "cache", {"add_extra_token_to_sequence": False}
+    cache = tmp_path / "cache"
+    others = {"add_extra_token_to_sequence": False}
     monkeypatch.setattr(build_lock, "WAIT_SECONDS", 0.0)
 
     def act() -> None:

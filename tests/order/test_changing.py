@@ -18,10 +18,12 @@ from megablend.testing.orders import ListedBlocks
 def test_each_epoch_is_in_its_own_order(seed: int) -> None:
     rng = random.Random(seed)
     blocks = ListedBlocks([rng.randrange(6) for _ in range(9)] + [2])
-    block, sequential = BlockOrder(blocks, seed), SequentialOrder(blocks, seed)
+    block = BlockOrder(blocks, seed)
+    sequential = SequentialOrder(blocks, seed)
     order = ChangingOrder(blocks, [(0, block), (2, sequential), (3, BlockOrder(blocks, seed + 1))])
     by_epoch: list[Order] = [block, block, sequential, BlockOrder(blocks, seed + 1), BlockOrder(blocks, seed + 1)]
-    tokens, total = [], blocks.num_tokens
+    tokens = []
+    total = blocks.num_tokens
     for epoch, each in enumerate(by_epoch):
         spans = each.spans(np.array([epoch * total]), total)
         for number, start, stop in zip(spans.blocks.tolist(), spans.starts.tolist(), spans.stops.tolist(), strict=True):

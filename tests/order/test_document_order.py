@@ -77,7 +77,8 @@ def test_many_stretches_at_once_are_each_by_itself() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("threshold", "group"), [(10, 10), (3, 2)])
 def test_every_document_is_everywhere_about_equally_often(threshold: int, group: int) -> None:
-    order, epochs = DocumentOrder(ListedBlocks([3, 3], [1] * 6), 11, threshold=threshold, group=group), 6000
+    order = DocumentOrder(ListedBlocks([3, 3], [1] * 6), 11, threshold=threshold, group=group)
+    epochs = 6000
     found = np.array([3 * block + token for _, block, token in list_tokens(order, 0, 6 * epochs)]).reshape(epochs, 6)
     counts = np.array([np.bincount(column, minlength=6) for column in found.T])
     assert np.abs(counts - epochs / 6).max() < 150
@@ -85,7 +86,8 @@ def test_every_document_is_everywhere_about_equally_often(threshold: int, group:
 
 def test_memory_of_an_epoch_is_that_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = np.random.default_rng(0).integers(0, 5, 5000).tolist()
-    blocks, asked = ListedBlocks([sum(lengths)], lengths), list[int]()
+    blocks = ListedBlocks([sum(lengths)], lengths)
+    asked = list[int]()
     before = ListedBlocks.before
 
     def counted(listed: ListedBlocks, documents: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -51,7 +51,8 @@ def test_blocks(
     threshold: int, groups: int, runs: int, sizes: list[int], key: int, epoch: int, data: st.DataObject
 ) -> None:
     settings_of = {"threshold": threshold, "groups": groups, "runs": runs}
-    blocks, walk = ListedBlocks(sizes), naive.page_tokens(sizes, key, EPOCHS, **settings_of)
+    blocks = ListedBlocks(sizes)
+    walk = naive.page_tokens(sizes, key, EPOCHS, **settings_of)
     check_ranges(BlockOrder(blocks, key, **settings_of), blocks, epoch, walk, data)
 
 
@@ -72,8 +73,10 @@ def test_sequential(sizes: list[int], epoch: int, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("make", [BlockOrder, partial(BlockOrder, threshold=3, groups=4), SequentialOrder])
 def test_far_epochs(make: Callable[[DocumentBlocks, int], Order]) -> None:
-    order, epoch = make(ListedBlocks([5, 3, 8, 2, 6]), 1), 2**50
+    order = make(ListedBlocks([5, 3, 8, 2, 6]), 1)
+    epoch = 2**50
     found = order.find_tokens(epoch, np.array([16]), np.array([18]))  # all of block 3
-    (start,), (stop,) = found.starts.tolist(), found.stops.tolist()
+    (start,) = found.starts.tolist()
+    (stop,) = found.stops.tolist()
     _, epochs, read, starts, stops = (column.tolist() for column in order.spans(found.starts, stop - start))
     assert (epochs, read, starts, stops) == ([epoch], [3], [0], [2])

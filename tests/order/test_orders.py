@@ -46,7 +46,8 @@ def test_page_equals_its_twin(sizes: list[int], key: int, threshold: int, groups
 @examples(40)
 @given(SIZES, st.integers(0, 40), st.integers(1, 60))
 def test_a_search_for_blocks_finds_what_their_list_has(sizes: list[int], start: int, length: int) -> None:
-    blocks, walk = ListedBlocks(sizes), naive_walk(sizes, start + length)[start:]
+    blocks = ListedBlocks(sizes)
+    walk = naive_walk(sizes, start + length)[start:]
     for listed in (0, LISTED_BLOCKS):
         assert list_tokens(SequentialOrder(blocks, 0, listed=listed), start, start + length) == walk
 
@@ -59,7 +60,8 @@ def naive_walk(sizes: list[int], num_tokens: int) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("name", ["block", "block in two levels", "document", "document in two levels"])
 def test_orders_shuffle_anew_by_epoch_and_key(name: str) -> None:
-    make, blocks = MAKERS[name], ListedBlocks([1] * 40)
+    make = MAKERS[name]
+    blocks = ListedBlocks([1] * 40)
     seen = set()
     for key in range(5):
         walk = list_tokens(make(blocks, key), 0, 5 * 40)
@@ -69,7 +71,8 @@ def test_orders_shuffle_anew_by_epoch_and_key(name: str) -> None:
 
 @pytest.mark.long
 def test_page_puts_every_block_everywhere_equally_often() -> None:
-    order, epochs = BlockOrder(ListedBlocks([1] * 6), 11), 6000
+    order = BlockOrder(ListedBlocks([1] * 6), 11)
+    epochs = 6000
     blocks = np.array([block for _, block, _ in list_tokens(order, 0, 6 * epochs)]).reshape(epochs, 6)
     counts = np.array([np.bincount(column, minlength=6) for column in blocks.T])
     assert np.abs(counts - epochs / 6).max() < 150

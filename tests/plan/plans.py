@@ -22,7 +22,9 @@ def lane_plan(
     sample_tokens: int = 1,
 ) -> StagesPlan:
     """The plan of stages of one number of lanes; every stage's plan is made."""
-    requests, start, tokens = list[StageRequest](), 0, np.zeros(len(spans), np.int64)
+    requests = list[StageRequest]()
+    start = 0
+    tokens = np.zeros(len(spans), np.int64)
     for stage in totals:
         request = StageRequest(
             totals=np.array(stage, np.int64),
@@ -36,7 +38,8 @@ def lane_plan(
             sample_tokens=sample_tokens,
         )
         requests.append(request)
-        start, tokens = start + sum(stage), tokens[: len(stage)] + np.array(stage, np.int64) * sample_tokens
+        start = start + sum(stage)
+        tokens = tokens[: len(stage)] + np.array(stage, np.int64) * sample_tokens
     plan = StagesPlan(
         [
             PlannedStage(

@@ -26,9 +26,12 @@ Sample = tuple[int, int]
 
 def draw_amended(rng: random.Random, *, lengths: tuple[int, ...]) -> History:
     """A history most of whose stages are cut at the end of one of their cycles."""
-    num_sources, stages, start = rng.randrange(1, 6), list[Stage](), 0
+    num_sources = rng.randrange(1, 6)
+    stages = list[Stage]()
+    start = 0
     tokens = [rng.randrange(30, 900) for _ in range(num_sources)]
-    seed, version = rng.randrange(2**63), rng.choice([1, 2, 2])
+    seed = rng.randrange(2**63)
+    version = rng.choice([1, 2, 2])
     for number in range(rng.randrange(2, 6)):
         blend = replace(
             draw_blend(rng, num_sources, seed=seed, version=version),
@@ -37,7 +40,8 @@ def draw_amended(rng: random.Random, *, lengths: tuple[int, ...]) -> History:
             shuffle_window=rng.randrange(1, 6),
         )
         blend = replace(blend, sources=tuple(replace(each, cycles=rng.choice([1, 2, 5, 9])) for each in blend.sources))
-        length, cycle = rng.randrange(30, 250), blend.lanes * blend.shuffle_window
+        length = rng.randrange(30, 250)
+        cycle = blend.lanes * blend.shuffle_window
         end = start + length
         if number:  # what is left of the stage before comes first, where the length changes
             end = max(end, start + 1 + drained([*stages, Stage(end=10**6, index="", blend=blend)], tokens))
@@ -63,11 +67,13 @@ def drained(stages: list[Stage], tokens: list[int]) -> int:
 
 def walk(plan: StagesPlan, history: History) -> list[Sample]:
     """All samples; of the plan only the totals of each stage are taken."""
-    samples, seen = list[Sample](), [set[int]() for _ in history.tokens]
+    samples = list[Sample]()
+    seen = [set[int]() for _ in history.tokens]
     bases = [(0, 0)] * len(history.tokens)  # of each source: an ordinal, and the token at which it begins
     before: Blend | None = None
     for stretch in plan.list_stretches():
-        blend, totals = history.stages[stretch.stage].blend, stretch.request.totals.tolist()
+        blend = history.stages[stretch.stage].blend
+        totals = stretch.request.totals.tolist()
         if before is not None and before.sequence_length != blend.sequence_length:
             for d, each in enumerate(seen):  # nothing may be left in samples of another length
                 assert each == set(range(len(each)))
@@ -144,11 +150,13 @@ def check_tokens(plan: StagesPlan, expected: list[Sample]) -> None:
     for source in range(plan.num_sources):
         rows = np.flatnonzero(sources == source)
         rows = rows[np.argsort(ordinals[rows])]
-        token, ordinal = 0, 0
+        token = 0
+        ordinal = 0
         for row in rows.tolist():
             token += (int(ordinals[row]) - ordinal) * int(steps[row])  # unread ones before it are as long as it
             assert starts[row] == token
-            token, ordinal = token + int(steps[row]), int(ordinals[row]) + 1
+            token = token + int(steps[row])
+            ordinal = int(ordinals[row]) + 1
     for n in (0, len(expected) // 2, len(expected)):
         read = np.bincount(sources[:n], steps[:n], minlength=plan.num_sources)
         assert plan.count_tokens(n).tolist() == read.tolist()

@@ -39,7 +39,8 @@ def water_level(weights: list[int], caps: list[int | None], total: int) -> list[
 def test_totals_are_within_one_of_the_water_level_and_never_above_a_cap(
     blend: list[tuple[int, int | None]], total: int
 ) -> None:
-    weights, caps = [weight for weight, _ in blend], [cap for _, cap in blend]
+    weights = [weight for weight, _ in blend]
+    caps = [cap for _, cap in blend]
     most = longest_stage(weights, caps, redistribute=True)
     if most is not None and total > most:
         with pytest.raises(PlanError, match=f"^{total} samples requested, but the caps .* allow {most}$"):
@@ -85,7 +86,8 @@ def test_the_longest_stage(
 @examples(200)
 @given(BLENDS, st.integers(1, 150))
 def test_shares_are_the_water_level_itself(blend: list[tuple[int, int | None]], total: int) -> None:
-    weights, caps = [weight for weight, _ in blend], [cap for _, cap in blend]
+    weights = [weight for weight, _ in blend]
+    caps = [cap for _, cap in blend]
     most = longest_stage(weights, caps, redistribute=True)
     if most is None or total <= most:
         assert capped_shares(weights, caps, total) == [x / total for x in water_level(weights, caps, total)]
@@ -94,9 +96,12 @@ def test_shares_are_the_water_level_itself(blend: list[tuple[int, int | None]], 
 @examples(200)
 @given(BLENDS, st.integers(1, 150), st.sampled_from([1, 4]))
 def test_full_shares_end_one_source_after_another(blend: list[tuple[int, int | None]], total: int, lanes: int) -> None:
-    weights, caps = [weight for weight, _ in blend], [cap for _, cap in blend]
+    weights = [weight for weight, _ in blend]
+    caps = [cap for _, cap in blend]
     stages = plan_full_shares(weights, caps, total, multiple_of=lanes)
-    read, start, before = [0] * len(weights), 0, [Fraction(weight) for weight in weights]
+    read = [0] * len(weights)
+    start = 0
+    before = [Fraction(weight) for weight in weights]
     for end, shares in stages:
         assert start < end <= total
         assert end == total or end % lanes == 0
@@ -105,7 +110,8 @@ def test_full_shares_end_one_source_after_another(blend: list[tuple[int, int | N
         )  # none comes back, none changes
         given = largest_remainder(shares, end - start)
         read = [had + more for had, more in zip(read, given, strict=True)]
-        start, before = end, shares
+        start = end
+        before = shares
     assert all(cap is None or n <= cap for n, cap in zip(read, caps, strict=True))
     if any(weight and cap is None for weight, cap in blend):
         assert stages[-1][0] == total

@@ -86,7 +86,8 @@ def test_epochs_of_several_snapshots(tmp_path: Path) -> None:
 def test_a_schedule(tmp_path: Path) -> None:
     history = draw(2)
     last = history.stages[-1]
-    blend, count = replace(last.blend, interleaving="lanes"), len(history.tokens)
+    blend = replace(last.blend, interleaving="lanes")
+    count = len(history.tokens)
     cycle = blend.lanes * blend.shuffle_window
     schedule = make_schedule("cosine", 4, [Fraction(1, count)] * count, samples=8 * cycle, cycle=cycle, longest=1)
     added = Stage(end=last.end + 8 * cycle, index=last.index, blend=replace(blend, schedule=schedule))

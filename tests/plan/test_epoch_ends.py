@@ -46,7 +46,8 @@ def check_plan(given: oracle.Plan) -> float:
 def check_that_epochs_mix_in_one_cycle(given: oracle.Plan, sources: np.ndarray, ordinals: np.ndarray) -> None:
     """Before the cycle in which an epoch ends, nothing of the next one is read; after it, nothing of this one."""
     assert given["epoch_tokens"] is not None
-    cycle, start = given["lanes"] * given["slots"], 0
+    cycle = given["lanes"] * given["slots"]
+    start = 0
     cycles = np.empty(len(sources), np.int64)
     for number, stage in enumerate(given["totals"]):
         cycles[start : start + sum(stage)] = np.arange(sum(stage)) // cycle + (number << 40)
@@ -116,7 +117,10 @@ def test_an_epoch_begins_when_the_last_one_has_ended(
 
 def test_periods_begin_and_end_with_an_epoch() -> None:
     """A lane's part of a period is a run of neighbours, from the first cycle that has some of the epoch to its last."""
-    lanes, slots, span, epoch = 4, 8, 3, 32 * 5 - 7
+    lanes = 4
+    slots = 8
+    span = 3
+    epoch = 32 * 5 - 7
     plan = lane_plan([[32 * 20]], lanes=lanes, slots=slots, spans=[span], seed=1, epoch_tokens=[epoch])
     _, ordinals = plan.locate_many(np.arange(32 * 20))
     samples = np.arange(32 * 20)

@@ -144,7 +144,8 @@ def test_pickles() -> None:
 
 @pytest.mark.long
 def test_huge_plans_are_exact_and_ready_at_once() -> None:
-    total, num_sources = 10**13, 32_000
+    total = 10**13
+    num_sources = 32_000
     weights = 1 / np.arange(1, num_sources + 1)
     totals = [int(share) for share in weights / weights.sum() * total]
     plan = make([totals], lanes=64, slots=512)

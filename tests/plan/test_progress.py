@@ -14,7 +14,9 @@ from megablend.plan.stages_plan import StagesPlan
 
 def make_plan(totals: list[list[int]], tokens: list[int], length: int, *, interleaving: str = "lanes") -> StagesPlan:
     """A plan of stages with these totals, of sources with so many tokens an epoch."""
-    stages, start, first = [], 0, np.zeros(len(tokens), np.int64)
+    stages = []
+    start = 0
+    first = np.zeros(len(tokens), np.int64)
     for each in np.array(totals, np.int64):
         stages.append(
             StageRequest(
@@ -29,7 +31,8 @@ def make_plan(totals: list[list[int]], tokens: list[int], length: int, *, interl
                 sample_tokens=length,
             )
         )
-        start, first = start + int(each.sum()), first + each * length
+        start = start + int(each.sum())
+        first = first + each * length
     return StagesPlan(
         [
             PlannedStage(
@@ -59,7 +62,8 @@ def test_presence_is_what_a_walk_finds(scanned: int, interleaving: str) -> None:
         for d, count in enumerate(stage):
             places = [start + i for i, source in enumerate(sources) if source == d]
             assert (found.first[d], found.last[d]) == ((places[0], places[-1]) if places else (NONE, NONE))
-            share, given = count / sum(stage), 0
+            share = count / sum(stage)
+            given = 0
             errors = [0.0]
             for n, source in enumerate(sources[:scanned], 1):
                 given += source == d
@@ -69,7 +73,9 @@ def test_presence_is_what_a_walk_finds(scanned: int, interleaving: str) -> None:
 
 
 def test_epochs_end_where_as_many_samples_were_read() -> None:
-    totals, tokens, length = [[90, 30], [40, 60]], [203, 77], 8
+    totals = [[90, 30], [40, 60]]
+    tokens = [203, 77]
+    length = 8
     plan = make_plan(totals, tokens, length)
     for d, epoch in enumerate(tokens):
         samples = sorted(k for k in range(plan.num_samples) if plan.locate(k)[0] == d)

@@ -26,7 +26,8 @@ def tokens(dataset: megablend.Dataset) -> torch.Tensor:
 def test_a_run_goes_on_when_a_path_in_another_folder_is_added(tmp_path: Path, config: dict[str, Any]) -> None:
     megablend.build(config)
     dataset = megablend.open(config)
-    before, state = tokens(dataset), dataset.state_dict(40)
+    before = tokens(dataset)
+    state = dataset.state_dict(40)
     (tmp_path / "data" / "more").mkdir()
     KINDS["parquet"].write(tmp_path / "data" / "more" / "9.parquet", [[900_001, 900_002]] * 9)
     (source,) = config["sources"]

@@ -44,7 +44,9 @@ def test_totals_follow_the_integral_of_the_shares(seed: int) -> None:
     rng = random.Random(seed)
     target = draw_shares(rng, 4)
     schedule = draw_schedule(rng, 4)
-    due, given, before = [Fraction(0)] * 4, [0] * 4, 0
+    due = [Fraction(0)] * 4
+    given = [0] * 4
+    before = 0
     totals = schedule.totals(target)
     for step, (end, each) in enumerate(zip(schedule.ends, totals, strict=True)):
         way = (2 * step + 1) / (2 * len(totals))

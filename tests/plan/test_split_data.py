@@ -22,7 +22,8 @@ def test_blocks_of_later_snapshots_come_after_those_of_earlier_ones(tmp_path: Pa
     megablend.build_index(grown)
     megablend.amend(grown, at=320)
     run = megablend.open(grown).run
-    before, first = run.data.snapshots[0].parts, run.store.first_blocks[1]
+    before = run.data.snapshots[0].parts
+    first = run.store.first_blocks[1]
     assert before[:2].tolist() == old.tolist()
     assert run.parts["first_block"].min() == first
     blocks = [range(part["first_block"], part["stop_block"]) for part in run.parts]

@@ -36,7 +36,9 @@ class History:
 
 def draw_history(rng: random.Random) -> History:
     """Some stages begin as the one before goes on; most change weights, lanes, windows and cycles."""
-    num_sources, end, stages = rng.randrange(1, 6), 0, list[Stage]()
+    num_sources = rng.randrange(1, 6)
+    end = 0
+    stages = list[Stage]()
     blend = draw_blend(rng, num_sources, seed=rng.randrange(2**63), version=rng.choice([1, 2]))
     for _ in range(rng.randrange(1, 6)):
         if stages and rng.random() < 0.7:
@@ -68,13 +70,16 @@ def draw_blend(rng: random.Random, num_sources: int, *, seed: int, version: int)
 
 def totals_by_hand(stages: Sequence[Stage]) -> list[list[int]]:
     """Of a blend's stages together each source has had its share, to within a sample; see `stage_totals` for a formula."""
-    totals, start = list[list[int]](), 0
+    totals = list[list[int]]()
+    start = 0
     given: list[int] = []
     for number, stage in enumerate(stages):
         shares = stage.blend.shares
         if number == 0 or stages[number - 1].blend != stage.blend:
-            start, given = stages[number - 1].end if number else 0, [0] * len(shares)
-        end, missing = stage.end - start, stage.end - start - sum(given)
+            start = stages[number - 1].end if number else 0
+            given = [0] * len(shares)
+        end = stage.end - start
+        missing = stage.end - start - sum(given)
         lacking = [max(Fraction(0), share * end - had) for share, had in zip(shares, given, strict=True)]
         parts = [lack * missing / sum(lacking) for lack in lacking]
         floors = [int(part) for part in parts]
@@ -88,7 +93,9 @@ def totals_by_hand(stages: Sequence[Stage]) -> list[list[int]]:
 
 def walk(history: History) -> list[oracle.Sample]:
     """All samples, stage by stage, sample by sample."""
-    samples, given, cursors = list[oracle.Sample](), [0] * len(history.tokens), [0] * len(history.tokens)
+    samples = list[oracle.Sample]()
+    given = [0] * len(history.tokens)
+    cursors = [0] * len(history.tokens)
     for stage, totals in zip(history.stages, totals_by_hand(history.stages), strict=True):
         blend = stage.blend
         if blend.interleaving == "sequential":
@@ -110,7 +117,8 @@ HISTORIES = [draw_history(random.Random(number)) for number in range(60)]
 
 @pytest.mark.parametrize("history", HISTORIES, ids=range(len(HISTORIES)))
 def test_a_history_equals_its_walk(history: History) -> None:
-    expected, plan = walk(history), history.plan
+    expected = walk(history)
+    plan = history.plan
     assert len(expected) == plan.num_samples == history.stages[-1].end
     rng = random.Random(len(expected))
     backwards = np.arange(plan.num_samples)[::-1]
@@ -137,7 +145,8 @@ def test_a_history_equals_its_walk(history: History) -> None:
 
 @pytest.mark.parametrize("history", HISTORIES, ids=range(len(HISTORIES)))
 def test_a_sample_begins_where_the_one_before_ends(history: History) -> None:
-    plan, ends = history.plan, [stage.end for stage in history.stages]
+    plan = history.plan
+    ends = [stage.end for stage in history.stages]
     lengths = [stage.blend.sequence_length for stage in history.stages]
     sources, ordinals = plan.locate_many(np.arange(plan.num_samples))
     starts = plan.token_ranges(sources, ordinals)[0]
@@ -161,7 +170,8 @@ def test_a_stage_more_changes_nothing_before_it(history: History) -> None:
 
 def test_a_blend_that_comes_back_begins_its_own_account() -> None:
     history = HISTORIES[0]
-    blend, other = history.stages[0].blend, draw_blend(random.Random(5), len(history.tokens), seed=1, version=2)
+    blend = history.stages[0].blend
+    other = draw_blend(random.Random(5), len(history.tokens), seed=1, version=2)
     stages = [
         Stage(end=end, index="", blend=each) for end, each in ((10, blend), (25, other), (40, blend), (55, blend))
     ]

@@ -37,13 +37,15 @@ def table_of(blocks: list[DecodedBlock], ids: list[int] | None = None) -> BlockT
 
 def samples_of(walk: list[tuple[int, int, int]], width: int) -> Spans:
     """Tokens (place, start, stop) one after the other, cut into samples."""
-    listed, filled = [], 0
+    listed = []
+    filled = 0
     for place, low, stop in walk:
         start = low
         while start < stop:
             end = min(stop, start + width - filled % width)
             listed.append((filled // width, 0, place, start, end))
-            filled, start = filled + end - start, end
+            filled = filled + end - start
+            start = end
     return spans(listed)
 
 
@@ -61,7 +63,8 @@ def test_samples_of_blocks_of_several_types(data: st.DataObject) -> None:
     width = data.draw(st.sampled_from([n for n in range(1, len(text) + 1) if len(text) % n == 0] or [1]))
     length = data.draw(st.integers(1, width + 2))
     rows = [text[i : i + width] for i in range(0, len(text), width)]
-    tokens, labels = np.full((len(rows), length), -1), np.full((len(rows), length), -1)
+    tokens = np.full((len(rows), length), -1)
+    labels = np.full((len(rows), length), -1)
     stretches = samples_of(walk, width)
     table_of(blocks).gather(stretches.blocks, stretches, width, tokens, labels)
     assert tokens.tolist() == [(row + [-1] * length)[:length] for row in rows]
@@ -70,7 +73,8 @@ def test_samples_of_blocks_of_several_types(data: st.DataObject) -> None:
 
 def test_values_at_the_ends_of_their_types() -> None:
     for dtype in TYPES:
-        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        low = np.iinfo(dtype).min
+        high = np.iinfo(dtype).max
         tokens, labels = np.zeros((2, 1, 2), np.int64)
         stretch = spans([(0, 0, 0, 0, 2)])
         table_of([block([low, high], dtype)]).gather(stretch.blocks, stretch, 2, tokens, labels)
@@ -94,13 +98,15 @@ def test_values_at_the_ends_of_their_types() -> None:
 def test_nothing_is_read_outside_of_a_block_or_a_sample(
     place: int, start: int, stop: int, width: int, rows: int
 ) -> None:
-    table, found = table_of([block([1, 2, 3], "int32")]), spans([(0, 0, place, start, stop)])
+    table = table_of([block([1, 2, 3], "int32")])
+    found = spans([(0, 0, place, start, stop)])
     with pytest.raises(AssertionError, match=r"span . of 1 is outside its block or sample"):
         table.gather(found.blocks, found, width, *np.zeros((2, rows, width), np.int64))
 
 
 def test_a_block_that_was_dropped_has_no_tokens() -> None:
-    table, stretch = table_of([block([1, 2, 3], "int32")]), spans([(0, 0, 0, 0, 1)])
+    table = table_of([block([1, 2, 3], "int32")])
+    stretch = spans([(0, 0, 0, 0, 1)])
     tokens, labels = np.zeros((2, 1, 1), np.int64)
     table.gather(stretch.blocks, stretch, 1, tokens, labels)
     assert table.drop(np.array([0])) == 0
@@ -136,13 +142,16 @@ def test_documents_begin_where_pieces_do(data: st.DataObject) -> None:
     ]
     continues = [data.draw(st.booleans()) for _ in sizes]
     walk = [(epoch, place) for epoch in range(2) for place in data.draw(st.permutations(range(len(sizes))))]
-    width, listed, filled = data.draw(st.integers(1, 9)), [], 0
+    width = data.draw(st.integers(1, 9))
+    listed = []
+    filled = 0
     for epoch, place in walk:
         start = 0
         while start < sizes[place]:
             stop = min(sizes[place], start + width - filled % width)
             listed.append((filled // width, epoch, place, start, stop))
-            filled, start = filled + stop - start, stop
+            filled = filled + stop - start
+            start = stop
     stretches = spans(listed)
     found = table_of(blocks).begins(stretches.blocks, stretches, filled, width, np.array(continues))
     assert found.tolist() == twin(blocks, continues, listed, width)

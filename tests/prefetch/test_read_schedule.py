@@ -122,7 +122,8 @@ def test_with_room_for_all_every_block_is_read_once_a_pass(
 ) -> None:
     monkeypatch.setattr("megablend.prefetch.windows.WINDOW_SAMPLES", 4 * samples)
     future = StepSequence(first=0, micro_batch_size=4, stride=4, stop=480)
-    reads, used = hold(run, future, budget(1 << 30), samples), blocks_used(run, np.arange(480))
+    reads = hold(run, future, budget(1 << 30), samples)
+    used = blocks_used(run, np.arange(480))
     assert all(reads[block] <= passes for block, passes in used.items())
     assert set(reads) == set(used)
 
@@ -149,7 +150,8 @@ def test_amplification_counts_what_all_processes_read(run: Run, micro_batch: int
     found = read_amplification(
         run, micro_batch_size=micro_batch, data_parallel_size=ranks, num_workers=workers, first=0, stop=480
     )
-    processes, stored = ranks * max(1, workers), run.store.snapshot.blocks
+    processes = ranks * max(1, workers)
+    stored = run.store.snapshot.blocks
     read = Counter[int]()
     for process in range(processes):
         future = StepSequence(

@@ -19,7 +19,8 @@ def memory(name: str) -> int:
 
 def main() -> None:
     config = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    first, num_batches = int(sys.argv[2]), int(sys.argv[3])
+    first = int(sys.argv[2])
+    num_batches = int(sys.argv[3])
     small = megablend.Loader(megablend.open(one_file(config)), micro_batch_size=8)
     next(iter(small))  # libraries and kernels are loaded
     small.dataset[0]

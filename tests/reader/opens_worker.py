@@ -31,7 +31,8 @@ def await_end_of_threads() -> None:
 
 
 def main() -> None:
-    config, opens = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), int(sys.argv[2])
+    config = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    opens = int(sys.argv[2])
     counts = []
     for turn in range(opens):
         loader = megablend.Loader(megablend.open(config), micro_batch_size=4)

@@ -19,7 +19,8 @@ def block(sample: dict[str, object]) -> dict[str, object]:
 
 def main() -> None:
     config = json.loads(Path(sys.argv[1]).read_text())
-    method, is_blocked = sys.argv[2], sys.argv[3] == "blocked"
+    method = sys.argv[2]
+    is_blocked = sys.argv[3] == "blocked"
     loader = megablend.Loader(
         megablend.open(config, transform=block if is_blocked else None),
         micro_batch_size=2,

@@ -92,7 +92,8 @@ def test_reads_ahead_use_what_the_windows_in_flight_allow(tmp_path: Path) -> Non
     source = write_source(tmp_path, 0, "parquet", listed) | {"weight": 1}
     config = make_config(tmp_path, [source], samples=300, memory=36_000, block_bytes=256)
     megablend.build(config)
-    loader, allowed = megablend.Loader(megablend.open(config), micro_batch_size=2), set[int]()
+    loader = megablend.Loader(megablend.open(config), micro_batch_size=2)
+    allowed = set[int]()
     for _ in loader:
         assert loader._steps is not None
         ahead = loader._steps._ahead
@@ -159,7 +160,8 @@ def test_an_interrupt_loses_no_batch(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, threads: LoaderThreads
 ) -> None:
     whole = [batch["tokens"] for batch in megablend.Loader(megablend.open(config), micro_batch_size=4)]
-    loader, seen = megablend.Loader(megablend.open(config), micro_batch_size=4), []
+    loader = megablend.Loader(megablend.open(config), micro_batch_size=4)
+    seen = []
     for _, batch in zip(range(5), loader, strict=False):
         seen.append(batch["tokens"])
 

@@ -58,7 +58,8 @@ class Trainer:
 @pytest.mark.parametrize("pool", ["_fetching", "_decoding"])
 def test_in_a_thread_that_reads(config: dict[str, Any], pool: str, threads: LoaderThreads) -> None:
     trainer = Trainer(config)
-    executor, collected = getattr(trainer.pipeline, pool), weakref.ref(trainer)
+    executor = getattr(trainer.pipeline, pool)
+    collected = weakref.ref(trainer)
     del trainer
     assert executor.submit(gc.collect).result(SECONDS) > 0
     assert collected() is None
@@ -68,7 +69,8 @@ def test_in_a_thread_that_reads(config: dict[str, Any], pool: str, threads: Load
 
 def test_in_a_thread_that_transforms(config: dict[str, Any], threads: LoaderThreads) -> None:
     trainer = Trainer(config, transform=dict)
-    executor, collected = trainer.loader._threads._pool, weakref.ref(trainer)
+    executor = trainer.loader._threads._pool
+    collected = weakref.ref(trainer)
     assert executor is not None
     del trainer
     assert executor.submit(gc.collect).result(SECONDS) > 0
@@ -79,7 +81,8 @@ def test_in_a_thread_that_transforms(config: dict[str, Any], threads: LoaderThre
 
 def test_while_the_locks_of_reading_ahead_are_held(config: dict[str, Any], threads: LoaderThreads) -> None:
     trainer = Trainer(config)
-    pipeline, collected = trainer.pipeline, weakref.ref(trainer)
+    pipeline = trainer.pipeline
+    collected = weakref.ref(trainer)
     del trainer
 
     def collect(pipeline: Any) -> None:
@@ -96,7 +99,8 @@ def test_while_the_locks_of_reading_ahead_are_held(config: dict[str, Any], threa
 
 
 def test_in_the_thread_that_checks_files_while_it_waits(config: dict[str, Any], threads: LoaderThreads) -> None:
-    armed, done = threading.Event(), threading.Event()
+    armed = threading.Event()
+    done = threading.Event()
 
     def collect(frame: FrameType, event: str, _: object) -> None:
         if event == "c_call" and frame.f_code.co_name == "is_requested" and not done.is_set() and armed.wait(SECONDS):
@@ -105,7 +109,8 @@ def test_in_the_thread_that_checks_files_while_it_waits(config: dict[str, Any], 
 
     trainer = Trainer(config)
     trainer.loader._watch.close()
-    watch, collected = trainer.loader._watch, weakref.ref(trainer)
+    watch = trainer.loader._watch
+    collected = weakref.ref(trainer)
     threading.setprofile(collect)
     try:
         watch.start()

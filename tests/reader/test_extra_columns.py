@@ -77,7 +77,8 @@ NAMES = ["mask", "weight", "small", "number", "score", "wide", "is_even"]
 def write_source(folder: Path, number: int, kind: str, listed: Rows, *, files: int = 2) -> dict[str, Any]:
     here = folder / f"source{number}"
     here.mkdir(parents=True)
-    suffix, cut = ".arrow" if kind == "arrow" else ".parquet", -(-len(listed) // files)
+    suffix = ".arrow" if kind == "arrow" else ".parquet"
+    cut = -(-len(listed) // files)
     for i in range(files):
         part = listed[i * cut : (i + 1) * cut]
         write(here / f"{i}{suffix}", kind, columns(part, i * cut), **WRITERS[kind])
@@ -129,7 +130,8 @@ def test_every_number_comes_with_its_token(tmp_path: Path, kind: str, order: str
 @examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(list(WRITERS)), st.sampled_from([None, EOD]), st.integers(1, 40), st.integers(0, 10**6))
 def test_any_rows(tmp_path_factory: pytest.TempPathFactory, kind: str, eod: int | None, length: int, seed: int) -> None:
-    rng, folder = random.Random(seed), tmp_path_factory.mktemp("run")
+    rng = random.Random(seed)
+    folder = tmp_path_factory.mktemp("run")
     listed = [*documents(0, rng.randrange(5, 80), rng.choice([2, 30, 300]), seed), [90_001, 90_002]]
     source = write_source(folder, 0, kind, listed, files=rng.choice([1, 3])) | {"append_eod": eod}
     config = make_config(folder, [source], samples=60, sequence_length=length, seed=seed)

@@ -44,7 +44,9 @@ def await_error(watch: FileWatch) -> None:
 
 
 def test_training_resumes_once_the_file_is_restored(loader: megablend.Loader, tmp_path: Path) -> None:
-    path, aside, watch = tmp_path / "source0" / "1.arrow", tmp_path / "aside", loader._watch
+    path = tmp_path / "source0" / "1.arrow"
+    aside = tmp_path / "aside"
+    watch = loader._watch
     path.rename(aside)
     for _ in range(2):  # it is checked again, and found again
         watch.start()
@@ -76,7 +78,8 @@ class SlowChecker:
     """Checks that take as long as a test says, and find the file missing."""
 
     def __init__(self) -> None:
-        self.begun, self.may_end = threading.Semaphore(0), threading.Semaphore(0)
+        self.begun = threading.Semaphore(0)
+        self.may_end = threading.Semaphore(0)
         self.checks = 0
 
     def check(self, number: int) -> MissingFileError:

@@ -56,6 +56,8 @@ def test_while_other_threads_hold_the_locks(config: dict[str, Any]) -> None:
 def test_a_block_that_another_thread_stores_is_counted(config: dict[str, Any]) -> None:
     dataset = megablend.open(config)
     dataset[5]
-    size, dataset.window._bytes = dataset.window._bytes, 0  # forked after it was stored and before it was counted
+    # forked after it was stored and before it was counted
+    size = dataset.window._bytes
+    dataset.window._bytes = 0
     assert size > 0
     assert run_in_child(lambda: dataset.window._bytes == size) == 0

@@ -27,7 +27,9 @@ from tests.reader.loader_threads import LoaderThreads
 from tests.runs import make_config, write_source
 from tests.storages import STORAGE
 
-LATENCY, MAX_READS, DECODING = 0.03, 64, 2
+LATENCY = 0.03
+MAX_READS = 64
+DECODING = 2
 
 
 class LateStorage(WrapperStorage):
@@ -162,7 +164,8 @@ def test_threads_wait_together_where_a_storage_is_synchronous(config: dict[str, 
 def test_local_blocks_are_decoded_by_the_thread_that_fetched_them(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, storage: Storage, pool: str
 ) -> None:
-    decode, names = BlockStore.decode, set[str]()
+    decode = BlockStore.decode
+    names = set[str]()
 
     def decode_noting_the_thread(store: BlockStore, *args: Any, **options: Any) -> DecodedBlocks:
         names.add(threading.current_thread().name)
@@ -175,7 +178,8 @@ def test_local_blocks_are_decoded_by_the_thread_that_fetched_them(
 
 
 def test_single_samples_are_fetched_the_same_way(config: dict[str, Any], asynchronous: LateAsynchronous) -> None:
-    dataset, late = megablend.open(config), megablend.open(config, storage=asynchronous)
+    dataset = megablend.open(config)
+    late = megablend.open(config, storage=asynchronous)
     for k in (0, 500, 1023):
         assert torch.equal(late[k]["tokens"], dataset[k]["tokens"])
     assert asynchronous.requests > 0
@@ -184,7 +188,8 @@ def test_single_samples_are_fetched_the_same_way(config: dict[str, Any], asynchr
 def test_closing_cancels_what_is_in_flight(
     config: dict[str, Any], asynchronous: LateAsynchronous, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, ids = megablend.open(config, storage=asynchronous).run.store, np.arange(8)
+    store = megablend.open(config, storage=asynchronous).run.store
+    ids = np.arange(8)
     store.read_blocks(ids)  # opens the files
     monkeypatch.setattr(f"{__name__}.LATENCY", 3600.0)
     pipeline = ReadPipeline(store, max_bytes=1 << 30, num_fetching=2, num_decoding=1, pieces=False)

@@ -39,7 +39,8 @@ def loaders_of(config: dict[str, Any], **options: Any) -> list[megablend.Loader]
 def test_sources_and_reading_are_counted(tmp_path: Path, options: dict[str, Any]) -> None:
     # Two loaders of one process: the second's workers are forked while the first one's background check would run.
     config, _ = make_run(tmp_path, eod=False, split=None, file_checks_per_second=0)
-    loaders, seen = loaders_of(config, **options), Counter[int]()
+    loaders = loaders_of(config, **options)
+    seen = Counter[int]()
     assert loaders[0].stats()["sources"][0]["share"] == 0.0
     for step, batches in enumerate(zip(*loaders, strict=True), 1):
         for batch in batches:
@@ -97,7 +98,8 @@ def test_a_restart_continues_the_counts_of_sources(tmp_path: Path) -> None:
     batches = iter(loader)
     for _ in range(7):
         next(batches)
-    state, before = loader.state_dict(), loader.stats()
+    state = loader.state_dict()
+    before = loader.stats()
     resumed = megablend.Loader(megablend.open(config, state=state), micro_batch_size=5)
     assert resumed.stats()["sources"] == before["sources"]
     assert resumed.stats()["batches"] == 0
@@ -132,7 +134,8 @@ def test_skipped_samples_are_not_counted(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path, eod=False, split=None, file_checks_per_second=0)
     megablend.skip(config, 8, 24, batch_size=4)
     megablend.skip(config, 60, 68, batch_size=4)
-    loader, seen = megablend.Loader(megablend.open(config), micro_batch_size=4), Counter[int]()
+    loader = megablend.Loader(megablend.open(config), micro_batch_size=4)
+    seen = Counter[int]()
     for step, batch in enumerate(loader, 1):
         seen.update(batch["dataset_id"].tolist())
         if step == 11:

@@ -25,7 +25,8 @@ def test_the_error_names_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     source = write_source(tmp_path, 0, "arrow", documents(0, 60, 30, seed=4)) | {"weight": 1}
     config: dict[str, Any] = make_config(tmp_path, [source], samples=40, file_checks_per_second=0)
     megablend.build(config)
-    loader, start = megablend.Loader(megablend.open(config), micro_batch_size=4), threading.Thread.start
+    loader = megablend.Loader(megablend.open(config), micro_batch_size=4)
+    start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
         if thread.name.startswith(kind):

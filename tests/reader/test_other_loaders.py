@@ -35,7 +35,8 @@ class Skip(BatchSampler):
     """As accelerate's SkipBatchSampler."""
 
     def __init__(self, sampler: Any, skipped: int) -> None:
-        self.batch_sampler, self.skipped = sampler, skipped
+        self.batch_sampler = sampler
+        self.skipped = skipped
 
     def __iter__(self) -> Iterator[list[int]]:
         for number, batch in enumerate(self.batch_sampler):
@@ -50,7 +51,8 @@ class BatchSamplerShard(BatchSampler):
     """As accelerate's class of this name, which accelerate.prepare puts around a DataLoader's batch sampler."""
 
     def __init__(self, sampler: Any, num_processes: int) -> None:
-        self.batch_sampler, self.num_processes = sampler, num_processes
+        self.batch_sampler = sampler
+        self.num_processes = num_processes
 
     def __len__(self) -> int:
         return len(self.batch_sampler) // self.num_processes

@@ -23,7 +23,8 @@ from megablend.storage.wrapper import WrapperStorage
 from tests.runs import make_config
 from tests.storages import STORAGE
 
-PAGE_TOKENS, LENGTH = 256, 64
+PAGE_TOKENS = 256
+LENGTH = 64
 """As pages of 64 KB of int32 are to samples of 4k tokens."""
 
 
@@ -115,7 +116,8 @@ def test_what_is_read_is_within_the_bounds_and_as_told(
 
 def run_with_dictionaries(folder: Path, **settings: Any) -> tuple[dict[str, Any], list[Any]]:
     """A config over a Parquet file of 16 row groups, built; the metadata of their column chunks, each with a dictionary."""
-    path, samples = folder / "0.parquet", 4 * 512
+    path = folder / "0.parquet"
+    samples = 4 * 512
     tokens = np.random.default_rng(0).integers(0, 2000, samples * LENGTH, dtype=np.int32).reshape(-1, 32)
     table = pa.table({"ids": pa.array(tokens.tolist(), pa.list_(pa.int32()))})
     pq.write_table(table, path, data_page_size=512, write_batch_size=8, row_group_size=256, compression="none")
@@ -173,9 +175,11 @@ def test_workers_with_lanes_of_their_own_read_no_page_twice(tmp_path: Path) -> N
     files = {index.path(number): index.file(number) for number in range(index.num_files)}
     blocks_of = {path: np.arange(file.first_block, file.first_block + file.num_blocks) for path, file in files.items()}
     places_of = {path: index.blocks(blocks)["offset"] for path, blocks in blocks_of.items()}
-    pages, shared = Counter[tuple[int, int]](), Counter[int]()
+    pages = Counter[tuple[int, int]]()
+    shared = Counter[int]()
     for process, path, offset, size in reads:
-        blocks, places = blocks_of[path], places_of[path]
+        blocks = blocks_of[path]
+        places = places_of[path]
         inside = blocks[(places >= offset) & (places < offset + size)].tolist()
         pages.update((process, block) for block in inside)
         shared.update(inside)

@@ -131,9 +131,12 @@ def test_ranks_and_sizes_out_of_range(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_steps_are_megatrons(config: dict[str, Any], size: int, drop_last: bool) -> None:
     """Against Megatron's rule, spelled out: fill a step, take one's own part of it."""
-    dataset, micro_batch, consumed = megablend.open(config), 5, 7
+    dataset = megablend.open(config)
+    micro_batch = 5
+    consumed = 7
     for rank in range(size):
-        step, expected = list[int](), []
+        step = list[int]()
+        expected = []
         for k in range(consumed, len(dataset)):
             step.append(k)
             if len(step) == micro_batch * size:

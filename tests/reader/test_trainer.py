@@ -14,7 +14,8 @@ from tests.runs import documents, make_config, write_source
 
 transformers: Any = pytest.importorskip("transformers")
 pytestmark = pytest.mark.timeout(300)
-STEPS, BATCH = 8, 4
+STEPS = 8
+BATCH = 4
 
 
 class Model(torch.nn.Module):

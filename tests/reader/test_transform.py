@@ -98,7 +98,8 @@ def test_what_cannot_be_collated_is_said(config: dict[str, Any]) -> None:
 
 
 def test_it_runs_in_threads_ahead_of_the_loop_and_leaves_none(config: dict[str, Any], threads: LoaderThreads) -> None:
-    names, numbers = set[str](), list[int]()
+    names = set[str]()
+    numbers = list[int]()
 
     def watched(sample: dict[str, Any]) -> dict[str, Any]:
         names.add(threading.current_thread().name)

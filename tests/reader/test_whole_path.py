@@ -51,7 +51,8 @@ def check_source(samples: dict[int, list[int]], tokens: list[int], length: int, 
         if extra:
             assert samples[ordinal][length] == samples[ordinal + 1][0]
     for start in range(0, len(laid), len(tokens)):
-        epoch, whole = Counter(laid[start : start + len(tokens)]), Counter(tokens)
+        epoch = Counter(laid[start : start + len(tokens)])
+        whole = Counter(tokens)
         assert epoch == whole if start + len(tokens) <= len(laid) else epoch <= whole
 
 
@@ -123,7 +124,8 @@ def test_any_run(
     order: str,
     seed: int,
 ) -> None:
-    rng, folder = random.Random(seed), tmp_path_factory.mktemp("run")
+    rng = random.Random(seed)
+    folder = tmp_path_factory.mktemp("run")
     listed = [documents(d, rng.randrange(8, 60), rng.choice([3, 30, 200]), seed) for d in range(len(kinds))]
     for d, docs in enumerate(listed):
         docs[:4] = [[d * 100_000 + 50_000 + 3 * i + j for j in range(3)] for i in range(4)]
@@ -228,7 +230,8 @@ def test_resumed_anywhere_with_other_ranks(config: dict[str, Any], seed: int) ->
     rng = random.Random(seed)
     dataset = megablend.open(config)
     whole = torch.from_numpy(np.stack([each.tokens[:-1] for each in read_samples(dataset)]))
-    size, micro_batch = rng.choice([1, 2, 4, 8]), rng.choice([1, 2, 3])
+    size = rng.choice([1, 2, 4, 8])
+    micro_batch = rng.choice([1, 2, 3])
     loader = megablend.Loader(
         dataset, micro_batch_size=micro_batch, data_parallel_rank=size - 1, data_parallel_size=size
     )
@@ -236,7 +239,8 @@ def test_resumed_anywhere_with_other_ranks(config: dict[str, Any], seed: int) ->
         state = loader.state_dict()
     consumed = state["consumed_samples"]
     assert consumed % (size * micro_batch) == 0
-    size, micro_batch = rng.choice([1, 2, 4, 8]), rng.choice([1, 2, 3])
+    size = rng.choice([1, 2, 4, 8])
+    micro_batch = rng.choice([1, 2, 3])
     again = torch.cat(batches(megablend.open(config, state=state), micro_batch, size))
     assert torch.equal(again, whole[consumed : consumed + len(again)])
     assert len(again) > len(whole) - consumed - size * micro_batch

@@ -72,7 +72,8 @@ def test_all_sources_are_in_the_table_without_a_plotting_library() -> None:
 
 def test_it_is_for_keyboards_and_screen_readers() -> None:
     page = Page(make_page(run(3), {}))
-    (html, _), (viewport, _) = page.all("html")[0], page.all("meta")[2]
+    (html, _) = page.all("html")[0]
+    (viewport, _) = page.all("meta")[2]
     assert html["lang"] == "en"
     assert "width=device-width" in viewport["content"]
     ids = {attrs["id"] for _, attrs in page.elements if "id" in attrs}

@@ -88,7 +88,8 @@ class FaultySource:
     """
 
     def __init__(self, files: dict[str, bytes], faults: Faults | None = None) -> None:
-        self.files, self.faults = files, faults or Faults()
+        self.files = files
+        self.faults = faults or Faults()
         self.is_down = self.ignores_conditions = False
         self.weak_etags = self.no_etags = False
         self.has_tails = True
@@ -196,7 +197,8 @@ class FaultySource:
             self.faulty["expired"] += 1
             return await self._send(writer, method, 400, {}, b"<Error><Code>ExpiredToken</Code></Error>")
         url = urlsplit(target)
-        path, query = unquote(url.path).removeprefix("/"), parse_qs(url.query, keep_blank_values=True)
+        path = unquote(url.path).removeprefix("/")
+        query = parse_qs(url.query, keep_blank_values=True)
         if "list-type" in query:
             body = self._list(path.strip("/"), query.get("prefix", [""])[0], query.get("delimiter", [""])[0])
             return await self._send(writer, method, 200, {"Content-Type": "application/xml"}, body)
@@ -224,13 +226,17 @@ class FaultySource:
         self, writer: asyncio.StreamWriter, method: str, headers: dict[str, str], path: str, etag: str
     ) -> bool:
         data = self.files[path]
-        start, stop, status, more = 0, len(data), 200, {}
+        start = 0
+        stop = len(data)
+        status = 200
+        more = {}
         if (wanted := headers.get("range", "")).startswith("bytes="):
             first, _, last = wanted.removeprefix("bytes=").partition("-")
             if not first and not self.has_tails:
                 return await self._send(writer, method, 400, {}, b"")
             start = int(first) if first else max(0, len(data) - int(last))
-            stop, status = min(len(data), int(last) + 1 if first and last else len(data)), 206
+            stop = min(len(data), int(last) + 1 if first and last else len(data))
+            status = 206
             if start >= len(data):
                 return await self._send(writer, method, 416, {"Content-Range": f"bytes */{len(data)}"}, b"")
             more = {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
@@ -277,7 +283,8 @@ class FaultySource:
 
     def _list(self, bucket: str, prefix: str, delimiter: str) -> bytes:
         keys = [name.partition("/")[2] for name in self.files if name.startswith(f"{bucket}/")]
-        folders, objects = set(), []
+        folders = set()
+        objects = []
         for key in sorted(keys):
             rest = key[len(prefix) :]
             if not key.startswith(prefix):

@@ -60,7 +60,8 @@ def test_a_run_over_another_packages_storage_has_the_same_samples(tmp_path: Path
     )
     digests = [megablend.build(config).ledger.digest for config in (plain, other)]
     assert digests[0] == digests[1]
-    a, b = megablend.open(plain), pickle.loads(pickle.dumps(megablend.open(other)))
+    a = megablend.open(plain)
+    b = pickle.loads(pickle.dumps(megablend.open(other)))
     assert all(a[k]["tokens"].equal(b[k]["tokens"]) for k in range(12))
     assert megablend.show(other, 3)["pieces"][0]["file"].startswith(f"moved:/{tmp_path}")
     assert megablend.verify(other["cache"], data=True) == []

@@ -24,7 +24,8 @@ def files(tmp_path: Path) -> list[str]:
 
 
 def test_the_least_recently_used_descriptor_is_closed(files: list[str]) -> None:
-    pool, opened = DescriptorPool(capacity=2), OpenedFiles()
+    pool = DescriptorPool(capacity=2)
+    opened = OpenedFiles()
     fds = []
     for path in files[:3]:
         with pool.borrow(path, opened) as fd:
@@ -36,7 +37,8 @@ def test_the_least_recently_used_descriptor_is_closed(files: list[str]) -> None:
 
 
 def test_a_held_descriptor_outlives_its_place_in_the_pool(files: list[str]) -> None:
-    pool, opened = DescriptorPool(capacity=1), OpenedFiles()
+    pool = DescriptorPool(capacity=1)
+    opened = OpenedFiles()
     with pool.borrow(files[0], opened) as held:
         for path in files[1:]:
             with pool.borrow(path, opened):
@@ -46,7 +48,9 @@ def test_a_held_descriptor_outlives_its_place_in_the_pool(files: list[str]) -> N
 
 
 def test_a_caller_gets_only_the_file_that_it_opened(files: list[str]) -> None:
-    pool, before, after = DescriptorPool(capacity=4), OpenedFiles(), OpenedFiles()
+    pool = DescriptorPool(capacity=4)
+    before = OpenedFiles()
+    after = OpenedFiles()
     with pool.borrow(files[0], before) as old:
         pass
     Path(files[1]).replace(files[0])
@@ -70,7 +74,8 @@ def test_callers_share_the_descriptor_of_a_file(files: list[str]) -> None:
 
 
 def test_threads_share_a_small_pool(files: list[str]) -> None:
-    pool, opened = DescriptorPool(capacity=2), OpenedFiles()
+    pool = DescriptorPool(capacity=2)
+    opened = OpenedFiles()
     wrong: list[object] = []
 
     def work(start: int) -> None:
@@ -93,7 +98,8 @@ def test_threads_share_a_small_pool(files: list[str]) -> None:
 
 
 def test_a_smaller_pool_closes_what_was_used_least_recently(files: list[str]) -> None:
-    pool, opened = DescriptorPool(capacity=5), OpenedFiles()
+    pool = DescriptorPool(capacity=5)
+    opened = OpenedFiles()
     fds = []
     for path in files:
         with pool.borrow(path, opened) as fd:

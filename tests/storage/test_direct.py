@@ -49,7 +49,8 @@ def test_ranges_are_slices(path: str, storage: LocalStorage, seed: int) -> None:
 
 @pytest.mark.parametrize("storage", [LocalStorage(), DirectStorage()])
 def test_a_range_beyond_the_end_is_refused(path: str, storage: LocalStorage) -> None:
-    offsets, sizes = np.array([5, len(CONTENT) - 3]), np.array([9, 4])
+    offsets = np.array([5, len(CONTENT) - 3])
+    sizes = np.array([9, 4])
     with pytest.raises(CorruptFileError, match=rf"x at byte {len(CONTENT) - 3}: truncated: 4 bytes .* {len(CONTENT)}"):
         storage.read_ranges(path, offsets, sizes, allocate)
     with pytest.raises(MissingFileError, match="no such file"):

@@ -117,7 +117,8 @@ def test_folders_without_permission_are_reported(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin", "PYTHONDONTWRITEBYTECODE": "1"},
     )
     assert done.returncode == 0, done.stderr
-    closed, reason = f"{tmp_path}/closed", "'Permission denied'"
+    closed = f"{tmp_path}/closed"
+    reason = "'Permission denied'"
     assert done.stdout.splitlines() == [
         f"['{tmp_path}/open/f.x'] {{'{closed}': {reason}}}",
         f"['{tmp_path}/open/f.x'] {{'{closed}': {reason}}}",

@@ -26,7 +26,9 @@ def test_cancelling_cancels_the_parts_that_are_not_done() -> None:
 
 def test_a_result_for_a_cancelled_future_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     """A callback that fails is only logged."""
-    parts, source, target = [Future[int]() for _ in range(2)], Future[int](), Future[int]()
+    parts = [Future[int]() for _ in range(2)]
+    source = Future[int]()
+    target = Future[int]()
     whole = gather_futures(parts, sum)
     forward_result(source, target)
     parts[0].set_running_or_notify_cancel()  # too late to cancel it
@@ -38,7 +40,9 @@ def test_a_result_for_a_cancelled_future_is_dropped(caplog: pytest.LogCaptureFix
 
 
 def test_a_cancelled_part_is_the_exception_of_the_whole() -> None:
-    part, source, target = Future[int](), Future[int](), Future[int]()
+    part = Future[int]()
+    source = Future[int]()
+    target = Future[int]()
     whole = gather_futures([part], sum)
     forward_result(source, target)
     part.cancel()

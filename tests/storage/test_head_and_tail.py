@@ -40,9 +40,11 @@ def test_with_more_files_less_of_each_is_kept() -> None:
 
 
 def test_ends_belong_to_a_version() -> None:
-    old, new = ObjectVersion(5000, "a", 0), ObjectVersion(5000, "b", 0)
+    old = ObjectVersion(5000, "a", 0)
+    new = ObjectVersion(5000, "b", 0)
     ends = HeadAndTail(5000, b"h", b"t")
-    known, other = KnownObjects(), KnownObjects()
+    known = KnownObjects()
+    other = KnownObjects()
     assert known.keep("x", old, ends) == old
     assert known.get_ends("x") == ends
     assert known.keep("x", new, HeadAndTail(5000, b"H", b"T")) == old  # another version is not what is read
@@ -73,7 +75,8 @@ class EndsInMemory(WrapperStorage):
 
     def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
         self.requested += zip(offsets.tolist(), (offsets + sizes).tolist(), strict=True)
-        out, begin = allocate(int(sizes.sum())), 0
+        out = allocate(int(sizes.sum()))
+        begin = 0
         for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
             out[begin : begin + size] = np.frombuffer(CONTENT[offset : offset + size], np.uint8)
             begin += size
@@ -99,7 +102,8 @@ def test_what_is_known_of_the_ends_is_not_requested(
     ends: tuple[int, int], wanted: tuple[int, int], requested: list[tuple[int, int]]
 ) -> None:
     storage = EndsInMemory(*ends)
-    fetched, (start, stop) = PrefetchedStorage(storage), wanted
+    fetched = PrefetchedStorage(storage)
+    (start, stop) = wanted
     fetched.request("x", np.array([start]), np.array([stop - start]))
     assert storage.requested == requested
     assert fetched.read("x", start, stop - start) == CONTENT[start:stop]

@@ -70,7 +70,8 @@ def test_what_is_not_there_or_no_file(tmp_path: Path, storage: LocalStorage) -> 
 
 
 def test_stat_tells_versions_apart_and_reads_follow_find(tmp_path: Path, storage: LocalStorage) -> None:
-    path, other = tmp_path / "x", tmp_path / "y"
+    path = tmp_path / "x"
+    other = tmp_path / "y"
     path.write_bytes(b"old!")
     other.write_bytes(b"new!")
     before = storage.stat(str(path))
@@ -88,10 +89,12 @@ def test_stat_tells_versions_apart_and_reads_follow_find(tmp_path: Path, storage
 
 @pytest.mark.parametrize("capacity", [1, 8])
 def test_readers_of_another_storage_do_not_change_which_file_is_read(tmp_path: Path, capacity: int) -> None:
-    pool, path = DescriptorPool(capacity), tmp_path / "x"
+    pool = DescriptorPool(capacity)
+    path = tmp_path / "x"
     for name, content in (("x", b"old!"), ("y", b"new!")):
         (tmp_path / name).write_bytes(content)
-    first, second = LocalStorage(pool), LocalStorage(pool)
+    first = LocalStorage(pool)
+    second = LocalStorage(pool)
     assert first.read(str(path), 0, 4) == b"old!"
     (tmp_path / "y").replace(path)
     assert second.stat(str(path)).size == 4
@@ -107,7 +110,8 @@ def test_readers_of_another_storage_do_not_change_which_file_is_read(tmp_path: P
 def test_a_file_replaced_under_its_readers_is_an_error_when_it_is_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    storage, path = LocalStorage(DescriptorPool(capacity=1)), tmp_path / "x"
+    storage = LocalStorage(DescriptorPool(capacity=1))
+    path = tmp_path / "x"
     for name, content in (("x", b"old!"), ("y", b"new!"), ("z", b"zzzz")):
         (tmp_path / name).write_bytes(content)
     storage.stat(str(path))
@@ -146,7 +150,8 @@ def test_a_stale_file_was_only_replaced_in_use_if_it_was_opened(
 
 
 def test_a_storage_for_checking_reads_what_is_there_now(tmp_path: Path, storage: LocalStorage) -> None:
-    path, checking = tmp_path / "x", storage.for_checking()
+    path = tmp_path / "x"
+    checking = storage.for_checking()
     for name, content in (("x", b"old!"), ("y", b"new!")):
         (tmp_path / name).write_bytes(content)
     assert storage.read(str(path), 0, 4) == checking.read(str(path), 0, 4) == b"old!"

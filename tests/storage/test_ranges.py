@@ -10,7 +10,8 @@ from megablend.storage.base import ReadLimits
 from megablend.storage.ranges import merge_ranges, portions
 from tests.examples import examples
 
-GAP, MOST = 5, 40
+GAP = 5
+MOST = 40
 LIMITS = ReadLimits(max_gap_bytes=GAP, max_merged_bytes=MOST, max_reads=1)
 
 

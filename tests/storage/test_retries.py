@@ -27,7 +27,8 @@ async def request(failures: int) -> str | Failure:
 
 
 def test_retries_are_counted() -> None:
-    meter, other = ReadMeter(), ReadMeter()
+    meter = ReadMeter()
+    other = ReadMeter()
     assert asyncio.run(request(2)) == "bytes"
     assert asyncio.run(request(0)) == "bytes"
     assert (meter.take().retries, meter.take().retries) == (2, 0)

@@ -12,9 +12,12 @@ from megablend.storage.waits import Waits, wait_for
 
 @pytest.mark.parametrize("cancel", [Waits.cancel, Waits.cancel_soon])
 def test_waits_of_a_group_end_and_others_go_on(cancel: Any) -> None:
-    waits, awaited, others = Waits(), Future[int](), Future[int]()
+    waits = Waits()
+    awaited = Future[int]()
+    others = Future[int]()
     with ThreadPoolExecutor(1, initializer=waits.enter) as inside, ThreadPoolExecutor(1) as outside:
-        first, second = inside.submit(wait_for, awaited), outside.submit(wait_for, others)
+        first = inside.submit(wait_for, awaited)
+        second = outside.submit(wait_for, others)
         inside.submit(int)
         while not waits._pending:
             pass

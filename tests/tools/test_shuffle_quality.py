@@ -124,7 +124,8 @@ def test_a_model_learns_a_pattern_and_evaluate_gives_the_mean_loss() -> None:
     perplexity = train(tokens, places, validation, batch=4, vocab_size=16, seed=0)
     assert 1 <= perplexity < 2, "what comes next is always the same"
     torch.manual_seed(0)
-    model, sequences = TinyModel(7, vocab_size=16, width=8, heads=2), torch.from_numpy(validation)
+    model = TinyModel(7, vocab_size=16, width=8, heads=2)
+    sequences = torch.from_numpy(validation)
     whole = model.losses(sequences[:, :-1], torch.arange(7).expand(4, -1), sequences[:, 1:]).mean().item()
     assert evaluate(model, sequences, 3) == pytest.approx(whole, rel=1e-5)
 
@@ -159,7 +160,8 @@ def test_a_twentieth_of_the_documents_is_held_out_and_must_be_a_sequence(tmp_pat
 
 @pytest.mark.slow
 def test_the_whole_table_on_a_little_text_and_going_on_where_it_stopped(tmp_path: Path) -> None:
-    text, folder = tmp_path / "text", tmp_path / "data"
+    text = tmp_path / "text"
+    folder = tmp_path / "data"
     write_text(text)
     command = [sys.executable, str(ROOT / "tools/bench/shuffle_quality/quality.py"), "--text", str(text)]
     command += ["--tokens", "4000", "--vocab", "300", "--sequence", "8", "--page", "64", "--lanes", "2", "--cycle", "8"]

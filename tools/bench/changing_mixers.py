@@ -62,11 +62,13 @@ def megablend_plan(weights: list[Doubles], samples: int) -> Run:
         )
         return Stage(end=(number + 1) * samples, index="", blend=blend)
 
-    stages, tokens = [stage(number) for number in range(len(weights))], [samples * len(weights)] * len(weights[0])
+    stages = [stage(number) for number in range(len(weights))]
+    tokens = [samples * len(weights)] * len(weights[0])
     started = time.perf_counter()
     plan = plan_stages(stages, tokens)
     plan.locate(0)
-    init, started = time.perf_counter() - started, time.perf_counter()
+    init = time.perf_counter() - started
+    started = time.perf_counter()
     plan_stages(stages, tokens).locate(int(2.5 * samples))
     restart = time.perf_counter() - started
     ks = np.concatenate([np.arange(i * samples, (i + 1) * samples) for i in range(len(weights))])
@@ -78,10 +80,12 @@ def megatron(weights: list[Doubles], samples: int) -> Run:
     """Megatron-core: a new run of the whole length for each blend, entered where the one before stopped."""
     from megatron.core.datasets import helpers_cpp
 
-    total, parts = samples * len(weights), list[tuple[Ids, Ids]]()
+    total = samples * len(weights)
+    parts = list[tuple[Ids, Ids]]()
 
     def build(blend: Doubles) -> tuple[Ids, Ids]:
-        datasets, numbers = np.empty(total, np.int16), np.empty(total, np.int64)
+        datasets = np.empty(total, np.int16)
+        numbers = np.empty(total, np.int64)
         helpers_cpp.build_blending_indices(datasets, numbers, blend, len(blend), total, False)
         return datasets, numbers
 
@@ -131,7 +135,9 @@ def grain(weights: list[Doubles], samples: int) -> Run:
 
 def _remix(weights: list[Doubles], stage: Callable[[int, list[int]], tuple[Ids, Ids]]) -> Run:
     """The stages of a mixer that mixes again what is left; a restart needs the counts of the stages before."""
-    used, times, parts = np.zeros(len(weights[0]), np.int64), list[float](), list[tuple[Ids, Ids]]()
+    used = np.zeros(len(weights[0]), np.int64)
+    times = list[float]()
+    parts = list[tuple[Ids, Ids]]()
     for i in range(len(weights)):
         started = time.perf_counter()
         parts.append(stage(i, used.tolist()))

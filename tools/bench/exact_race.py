@@ -24,7 +24,8 @@ def race(contenders: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, 
     for turn in range(rounds + 1):
         first: Any = None
         for name, contender in contenders.items():
-            processor, wall = time.process_time(), time.perf_counter()
+            processor = time.process_time()
+            wall = time.perf_counter()
             result = contender()
             spent = Times(time.process_time() - processor, time.perf_counter() - wall)
             if first is None:

@@ -51,7 +51,8 @@ def main() -> None:
         build(Path(options.folder), options.contender, options.datasets, options.samples)
         return
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        rng, most = np.random.default_rng(1), options.documents // 2 if options.unequal else 0
+        rng = np.random.default_rng(1)
+        most = options.documents // 2 if options.unequal else 0
         counts = options.documents + rng.integers(-most, most, options.datasets, endpoint=True)
         write_pairs(Path(folder), counts.tolist())
         race(Path(folder), options)
@@ -88,7 +89,8 @@ def run(folder: Path, ranks: int, options: argparse.Namespace) -> list[float]:
     launcher = [str(Path(sys.executable).with_name("mpirun")), "-n", str(ranks)] if ranks > 1 else []
     own = ["--folder", folder, "--datasets", options.datasets, "--samples", options.samples]
     command = [*launcher, sys.executable, __file__, "--contender", "ours" if ranks else "megatron", *map(str, own)]
-    before, start = _children(), time.perf_counter()
+    before = _children()
+    start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     whole = [_children() - before, time.perf_counter() - start]
     spent = [json.loads(found) for found in re.findall(r"\[.*?\]", done.stdout)]  # launchers run ranks' lines together

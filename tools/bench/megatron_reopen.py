@@ -87,7 +87,8 @@ def reopen(folder: Path, options: argparse.Namespace) -> None:
         misfit(MegablendDatasetBuilder)
         build = builder.build
     before = {path.name for path in (folder / "cache").iterdir()}
-    memory, start = own_memory(), (time.process_time(), time.perf_counter())
+    memory = own_memory()
+    start = (time.process_time(), time.perf_counter())
     build()
     spent = [1e3 * (time.process_time() - start[0]), 1e3 * (time.perf_counter() - start[1])]
     print("\n" + json.dumps([*spent, (own_memory() - memory) / 2**20]), flush=True)

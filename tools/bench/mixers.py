@@ -40,12 +40,14 @@ Mixer = Callable[[Doubles, int], tuple[Callable[[], Ids], int]]
 def worst_prefix_error(ids: Ids, weights: Doubles) -> float:
     """The most by which a dataset's count is off its share in any prefix of `ids` [n], the dataset of each sample."""
     order = np.argsort(ids, kind="stable")
-    owners, counts = ids[order], np.bincount(ids, minlength=len(weights))
+    owners = ids[order]
+    counts = np.bincount(ids, minlength=len(weights))
     before = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)  # of the same dataset
     shares = weights[owners]
     # a dataset is furthest behind just before a sample of its own or at the end, furthest ahead just after
     ends = np.abs(counts - len(ids) * weights)
-    behind, ahead = order * shares - before, before + 1 - (order + 1) * shares
+    behind = order * shares - before
+    ahead = before + 1 - (order + 1) * shares
     return float(max(ends.max(), behind.max(initial=0), ahead.max(initial=0)))
 
 
@@ -68,7 +70,8 @@ def megatron(weights: Doubles, samples: int) -> tuple[Callable[[], Ids], int]:
     """Megatron-core's helper: two arrays."""
     from megatron.core.datasets import helpers_cpp
 
-    datasets, numbers = np.empty(samples, np.int16), np.empty(samples, np.int64)
+    datasets = np.empty(samples, np.int16)
+    numbers = np.empty(samples, np.int64)
     helpers_cpp.build_blending_indices(datasets, numbers, weights, len(weights), samples, False)
     return lambda: datasets.copy(), samples
 
@@ -151,10 +154,12 @@ def measure(name: str, num_datasets: int, scale: float) -> dict[str, float]:
     weights /= weights.sum()
     mixer(weights[:2] / weights[:2].sum(), 100)[0]()
     samples = max(100, int(most * scale))
-    memory, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
     MADE.clear()
     evaluate, evaluated = mixer(weights, samples)
-    ready, memory = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
+    ready = time.perf_counter()
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
     ids = evaluate()
     done = time.perf_counter()
     return {

@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 from resident_memory import read_resident_mib
 
-LENGTH, SAMPLES = 2048, 10**9
+LENGTH = 2048
+SAMPLES = 10**9
 
 
 def make_corpus(folder: Path, num_blocks: int) -> Path:
@@ -32,7 +33,8 @@ def make_corpus(folder: Path, num_blocks: int) -> Path:
 
     import megablend
 
-    rng, per_file = np.random.default_rng(0), 10_000
+    rng = np.random.default_rng(0)
+    per_file = 10_000
     tokens = rng.integers(0, 50_000, 2_000_000, dtype=np.int32)
     for i in range(-(-num_blocks // per_file)):
         pages = min(per_file, num_blocks - i * per_file)
@@ -66,19 +68,23 @@ def measure(config: Path) -> dict[str, float]:
         found[f"{name} ms"] = (time.perf_counter() - start) * 1e3
         found[f"{name} MiB"] = read_resident_mib() - before
 
-    start, before = time.perf_counter(), read_resident_mib()
+    start = time.perf_counter()
+    before = read_resident_mib()
     import megablend
     from megablend.reader import Dataset
 
     step("imports", start, before)
-    start, before = time.perf_counter(), read_resident_mib()
+    start = time.perf_counter()
+    before = read_resident_mib()
     _load_kernels()
     step("kernels", start, before)
-    start, before = time.perf_counter(), read_resident_mib()
+    start = time.perf_counter()
+    before = read_resident_mib()
     dataset: Dataset = megablend.open(config)
     step("open", start, before)
     order = np.random.default_rng(os.getpid()).integers(0, len(dataset), 200)
-    start, before = time.perf_counter(), read_resident_mib()
+    start = time.perf_counter()
+    before = read_resident_mib()
     dataset[int(order[0])]
     step("first sample", start, before)
     times = []
@@ -100,7 +106,8 @@ def _load_kernels() -> None:
     from megablend.plan.interleavings.lanes import LanePlan
 
     class Two:
-        num_blocks, num_tokens = 2, 2
+        num_blocks = 2
+        num_tokens = 2
 
         def before(self, blocks: np.ndarray) -> np.ndarray:
             return blocks

@@ -28,7 +28,9 @@ import numpy as np
 from resident_memory import read_resident_mib
 
 T = TypeVar("T")
-LENGTH, BATCH, CALLS = 2048, 64, 200
+LENGTH = 2048
+BATCH = 64
+CALLS = 200
 
 
 def make_corpus(folder: Path, num_sources: int, num_stages: int, samples: int) -> dict[str, Path]:
@@ -100,7 +102,8 @@ def measure(path: Path, profile: str | None) -> dict[str, float]:
     before = read_resident_mib()
     dataset = timed("open", lambda: megablend.open(config))
     found["open MiB"] = read_resident_mib() - before
-    plan, rng = dataset.run.plan, np.random.default_rng(os.getpid())
+    plan = dataset.run.plan
+    rng = np.random.default_rng(os.getpid())
     timed("enter every stage", lambda: plan.locate_many(np.linspace(0, len(dataset) - 1, 1000).astype(np.int64)))
     calls = [rng.integers(0, len(dataset), BATCH) for _ in range(CALLS)]
     timed(f"locate_many({BATCH}) anywhere", lambda: [plan.locate_many(ks) for ks in calls])

@@ -160,7 +160,8 @@ def located(sources: int | None, is_random: bool, folder: Path) -> Callable[[], 
     patterns = ["large.parquet"] if sources is None else small[:sources]
     config = config_of(folder, f"plan-{sources}", *patterns) | {"samples": 10 * LOCATED}
     megablend.build(config)
-    plan, rng = megablend.open(config).run.plan, np.random.default_rng(0)
+    plan = megablend.open(config).run.plan
+    rng = np.random.default_rng(0)
     ks = rng.integers(0, 10 * LOCATED, LOCATED) if is_random else np.arange(LOCATED)
     return lambda: plan.locate_many(ks)
 

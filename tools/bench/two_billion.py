@@ -33,13 +33,17 @@ KINDS = ("plan", "shuffled", "greedy")
 def in_pieces(name: str, blend: Pieces, threads: int) -> int:
     """Draw a whole blend into the same memory over and over; print time, memory and a checksum, which is returned."""
     piece = min(PIECE, blend.size)
-    datasets, samples = np.empty(piece, np.int16), np.empty(piece, np.int64)
-    processor, wall, checksum = 0.0, 0.0, 0
+    datasets = np.empty(piece, np.int16)
+    samples = np.empty(piece, np.int64)
+    processor = 0.0
+    wall = 0.0
+    checksum = 0
     while blend.step < blend.size:
         count = min(PIECE, blend.size - blend.step)
         before = time.process_time(), time.perf_counter()
         blend.fill(datasets[:count], samples[:count], threads=threads)
-        processor, wall = processor + time.process_time() - before[0], wall + time.perf_counter() - before[1]
+        processor = processor + time.process_time() - before[0]
+        wall = wall + time.perf_counter() - before[1]
         checksum = zlib.crc32(samples[:count].data, zlib.crc32(datasets[:count].data, checksum))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     rates = f"{1e9 * processor / blend.size:.1f} ns a sample"
@@ -84,12 +88,11 @@ def plan(weights: npt.NDArray[np.float64], samples: int, rounds: int = 5) -> Non
             times.append(time.perf_counter() - start)
         return statistics.median(times)
 
-    made, size = ready(), min(BATCH, samples)
+    made = ready()
+    size = min(BATCH, samples)
     middle = (samples - size) // 2
-    alone, scattered = (
-        [k * (samples // 100) for k in range(100)],
-        np.random.default_rng(0).integers(0, samples, size),
-    )
+    alone = [k * (samples // 100) for k in range(100)]
+    scattered = np.random.default_rng(0).integers(0, samples, size)
     initial = median(ready)
     ordered = median(lambda: made.locate_many(np.arange(middle, middle + size))) / size
     random = median(lambda: made.locate_many(scattered)) / size

@@ -22,7 +22,8 @@ from typing import NamedTuple
 SOURCES = ("licences", "docs", "stdlib", "packages")
 """From the one with the least text on an ordinary machine to the one with the most."""
 
-MIN_BYTES, MAX_BYTES = 64, 1 << 20
+MIN_BYTES = 64
+MAX_BYTES = 1 << 20
 """Sizes of the files that are taken: larger ones are mostly generated tables."""
 
 _LICENCE = re.compile(r"(licen[cs]e|copying|copyright|notice|authors|thirdparty)", re.IGNORECASE)

@@ -45,8 +45,10 @@ class TableWriter:
     ) -> None:
         folder.mkdir(parents=True)
         self.files: list[Path] = []
-        self._folder, self._suffix = folder, suffix
-        self._open_file, self._batch_rows = open_file, batch_rows
+        self._folder = folder
+        self._suffix = suffix
+        self._open_file = open_file
+        self._batch_rows = batch_rows
         self._stack = ExitStack()
         self._sink: Any = None
         self._tokens = FILE_TOKENS
@@ -56,7 +58,8 @@ class TableWriter:
         if self._tokens >= FILE_TOKENS:
             self.close()
             self.files.append(self._folder / f"part-{len(self.files):05d}{self._suffix}")
-            self._sink, self._tokens = self._stack.enter_context(self._open_file(str(self.files[-1]))), 0
+            self._sink = self._stack.enter_context(self._open_file(str(self.files[-1])))
+            self._tokens = 0
         offsets = np.cumsum([0, *map(len, documents)], dtype=np.int32)
         column = pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(documents)))
         self._sink.write_table(pa.table([column, pa.array(paths)], schema=SCHEMA), self._batch_rows)

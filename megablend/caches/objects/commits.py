@@ -23,7 +23,8 @@ from megablend.storage.objects.prefix import ObjectPrefix
 from megablend.system.limited_json import missing_field, parse_json
 
 FORMAT_VERSION = 1
-_MOST_COLLISIONS, _COLLISION_SECONDS = 50, 0.1
+_MOST_COLLISIONS = 50
+_COLLISION_SECONDS = 0.1
 _NAME = re.compile(r"(\d{4,})\.json")
 
 
@@ -31,7 +32,8 @@ class Chain:
     """The versions below a key of a store."""
 
     def __init__(self, prefix: ObjectPrefix, key: str) -> None:
-        self._prefix, self.key = prefix, key
+        self._prefix = prefix
+        self.key = key
 
     def read_last(self) -> Record | None:
         """The last version; None if there is none. Raises: CacheError if it is damaged or of a newer format."""

@@ -59,7 +59,8 @@ def remove_unused(node: Path, before: float, *, dry_run: bool = False) -> tuple[
             for receipt in _list_receipts(folder):
                 if receipt.stat().st_mtime < before:
                     removed = _remove_copy(folder, receipt, before, dry_run=dry_run)
-                    copies, size = copies + (removed > 0), size + removed
+                    copies = copies + (removed > 0)
+                    size = size + removed
             if is_unused and not dry_run and not _list_receipts(folder):
                 shutil.rmtree(folder, ignore_errors=True)
     if copies and not dry_run:
@@ -107,7 +108,8 @@ class Copies:
     """
 
     def __init__(self, prefix: ObjectPrefix, node: Path) -> None:
-        self._prefix, self._node = prefix, node
+        self._prefix = prefix
+        self._node = node
 
     def find_complete(self, folder: str) -> Commit | None:
         """The commit that this node has a complete copy of, which then counts as used."""

@@ -29,7 +29,8 @@ def is_own(name: str) -> bool:
     return _OWN.fullmatch(name) is not None
 
 
-COMMITS, MANIFEST = "commits", "manifest.json"
+COMMITS = "commits"
+MANIFEST = "manifest.json"
 _SLASHES = 3
 """In the key of an object: kind/folder/upload/file, or kind/folder/commits/number."""
 
@@ -42,7 +43,9 @@ class Folders:
     """
 
     def __init__(self, prefix: ObjectPrefix, node: Path) -> None:
-        self._prefix, self._node, self._copies = prefix, node, Copies(prefix, node)
+        self._prefix = prefix
+        self._node = node
+        self._copies = Copies(prefix, node)
         self._commits: dict[str, Commit] = {}
         """Those that were read, by the keys of their objects, which never change."""
 
@@ -102,7 +105,8 @@ class Folders:
         is_same: Callable[[Path, Path], bool],
     ) -> bool:
         """See CacheStore.commit_folder."""
-        at, uploaded = secrets.token_hex(8), dict[str, StoredFile]()
+        at = secrets.token_hex(8)
+        uploaded = dict[str, StoredFile]()
         extra = self._upload(folder, at, replaced)
         while True:
             last = self._read_last(folder)
@@ -116,7 +120,9 @@ class Folders:
                 continue  # another build was faster: its files may serve
             if self._has_all(folder, commit):
                 break
-            uploaded, extra = {}, self._upload(folder, at, replaced)  # removed meanwhile
+            # removed meanwhile
+            uploaded = {}
+            extra = self._upload(folder, at, replaced)
         self.fetch(folder, is_fresh=False)
         return reused is None
 

@@ -51,7 +51,8 @@ class ObjectCacheStore:
     """
 
     def __init__(self, location: str, options: ObjectOptions, local_cache: str | None = None) -> None:
-        self._options, self._local_cache = options, local_cache
+        self._options = options
+        self._local_cache = local_cache
         self._prefix = ObjectPrefix(location, options)
         self._is_checked = False
         self._clock_lead = 0.0
@@ -249,7 +250,8 @@ class ObjectCacheStore:
 
     def set_aside_record(self, kind: str, name: str) -> str:
         """See CacheStore: without the version that follows it is restored."""
-        last, chain = self._read_version(kind, name), self._chain(kind, name)
+        last = self._read_version(kind, name)
+        chain = self._chain(kind, name)
         if last is None:
             return self.describe_record(kind, name)
         if last.data is not None and not chain.append(None, last.number):
@@ -279,7 +281,8 @@ def _belongs(name: str, owners: Collection[str] | None) -> bool:
 
 
 PROBES = ".probes"
-_ROUNDS, _RACERS = 2, 8
+_ROUNDS = 2
+_RACERS = 8
 
 
 def check_creates_once(prefix: ObjectPrefix) -> None:

@@ -75,7 +75,8 @@ class ArrowReader:
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
     ) -> tuple[list[npt.NDArray[np.int64]], int]:
         """See BlockReader.find_pieces; from validity bitmaps and offsets."""
-        found, body_bytes = [], 0
+        found = []
+        body_bytes = 0
         for block, place, batch, buffers in self._batches(blocks, fetched, tokens=False):
             try:
                 offsets = find_documents(batch, self.column, buffers).offsets
@@ -91,10 +92,12 @@ class ArrowReader:
     ) -> list[tuple[np.void, np.void, Batch, Buffers]]:
         """For each block: its row, its location, its message and its buffers."""
         places = self._places(blocks)
-        is_whole, parts = _are_whole(blocks, places, tokens=tokens), _parts_by_block(fetched[1:])
+        is_whole = _are_whole(blocks, places, tokens=tokens)
+        parts = _parts_by_block(fetched[1:])
         found = []
         for i, (block, place) in enumerate(zip(blocks, places, strict=True)):
-            batch, body = self._parse(place, fetched[0][i]), int(place["offset"]) + int(place["metadata_bytes"])
+            batch = self._parse(place, fetched[0][i])
+            body = int(place["offset"]) + int(place["metadata_bytes"])
             if is_whole[i]:
                 stored = {0: fetched[0][i][int(place["metadata_bytes"]) :]}
             else:

@@ -97,7 +97,8 @@ def find_column(path: str, column: str | None, schema: pa.Schema, *, numbers: bo
     lists = [name for name, chain in fields.items() if _list_kind(_storage(chain[-1].type))]
     chosen = choose_column(path, column, problems, lists, numbers=numbers)
     chain = fields[chosen]
-    token, last = _storage(chain[-1].type), chain[-1].level
+    token = _storage(chain[-1].type)
+    last = chain[-1].level
     levels = [part.level for part in chain]
     if kind := _list_kind(token):
         own_buffers = 1 if kind == "fixed_size_list" else 2
@@ -128,7 +129,9 @@ def _walk(name: str, kind: Any, level: Level, above: tuple[_Field, ...]) -> Iter
 def _behind(kind: Any, level: Level) -> Level:
     """The position of the field that follows one of type `kind` at `level`. Raises: _UnknownLayoutError."""
     stored = _storage(kind)
-    node, buffer, views = level.node + 1, level.buffer, level.views
+    node = level.node + 1
+    buffer = level.buffer
+    views = level.views
     if (
         types.is_dictionary(stored)
         or types.is_primitive(stored)

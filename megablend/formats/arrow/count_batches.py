@@ -57,8 +57,11 @@ def _count(path: str, column: Column, place: np.void, block: np.void, storage: S
             "write smaller batches (max_chunksize of RecordBatchFileWriter.write_table)",
             offset=offset,
         )
-    block["offset"], block["stored_bytes"], block["decoded_bytes"] = offset, stored, decoded
-    block["rows"], block["tokens"] = batch.rows, documents.offsets[-1]
+    block["offset"] = offset
+    block["stored_bytes"] = stored
+    block["decoded_bytes"] = decoded
+    block["rows"] = batch.rows
+    block["tokens"] = documents.offsets[-1]
     block["ends"] = np.count_nonzero(np.diff(documents.offsets))
     block["flags"] = ENDS_AT_DOCUMENT_END
     return buffers.fetched_bytes

@@ -38,7 +38,8 @@ def find_documents(batch: Batch, column: Column, buffers: Buffers) -> Documents:
     *parents, values = column.levels
     _check_values(batch, column, buffers)
     bounds = _row_bounds(batch, column, buffers)
-    first, last = int(bounds[0]), int(bounds[-1])
+    first = int(bounds[0])
+    last = int(bounds[-1])
     keep: Bools | None = None
     for level in parents:
         valid = _validity(batch, level, buffers)
@@ -59,7 +60,9 @@ def decode(batch: Batch, column: Column, buffers: Buffers) -> DecodedBlock:
     """The tokens and documents of a batch. Raises: BatchError."""
     data = buffers.read(first_buffer(batch, column.levels[-1]) + 1)
     documents = find_documents(batch, column, buffers)
-    first, last, dtype = documents.first, documents.first + documents.num_values, np.dtype(column.token_dtype)
+    first = documents.first
+    last = documents.first + documents.num_values
+    dtype = np.dtype(column.token_dtype)
     if dtype == np.bool_:
         tokens = np.unpackbits(data, count=last, bitorder="little").view(np.bool_)[first:]
     else:

@@ -79,7 +79,8 @@ def batch_places(path: str, size: int, footer: bytes) -> Array:
     start = size - len(footer)
     try:
         table = Table.root(footer)
-        version, schema = table.scalar(0, "<h", 0), table.table(1)
+        version = table.scalar(0, "<h", 0)
+        schema = table.table(1)
         big_endian = schema is not None and schema.scalar(0, "<h", 0) != 0
         places = table.vector(3, PLACE_DTYPE)
     except FlatbufferError as error:
@@ -88,7 +89,9 @@ def batch_places(path: str, size: int, footer: bytes) -> Array:
         raise UnsupportedFileError(path, f"has Arrow metadata version V{version + 1}; rewrite it with a newer Arrow")
     if big_endian:
         raise UnsupportedFileError(path, "is big-endian; rewrite it on a little-endian machine")
-    offset, metadata, body = places["offset"], places["metadata_bytes"], places["body_bytes"]
+    offset = places["offset"]
+    metadata = places["metadata_bytes"]
+    body = places["body_bytes"]
     inside = (offset >= _HEAD_BYTES) & (offset <= start) & (metadata >= 8) & (body >= 0) & (body <= start)
     inside &= offset + metadata + np.where(inside, body, 0) <= start
     if not inside.all():

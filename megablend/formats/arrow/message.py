@@ -46,8 +46,10 @@ def parse_batch(metadata: bytes, body_bytes: int, column: Column) -> Batch:
         if message.scalar(1, "<B", 0) != _RECORD_BATCH or header is None:
             raise BatchError("is not a record batch")
         rows = header.scalar(0, "<q", 0)
-        nodes, buffers = header.vector(1, _NODE_DTYPE), header.vector(2, _BUFFER_DTYPE)
-        compression, views = header.table(3), header.vector(4, "<i8")
+        nodes = header.vector(1, _NODE_DTYPE)
+        buffers = header.vector(2, _BUFFER_DTYPE)
+        compression = header.table(3)
+        views = header.vector(4, "<i8")
         codec = None if compression is None else _CODECS.get(compression.scalar(0, "<b", 0), "unknown")
     except FlatbufferError as error:
         raise BatchError(f"message: {error}") from error
@@ -59,7 +61,8 @@ def parse_batch(metadata: bytes, body_bytes: int, column: Column) -> Batch:
         )
     if codec == "unknown":
         raise BatchError("is compressed with an unknown codec")
-    offset, size = buffers["offset"], buffers["size"]
+    offset = buffers["offset"]
+    size = buffers["size"]
     if not ((offset >= 0) & (size >= 0) & (offset <= body_bytes) & (size <= body_bytes - offset)).all():
         raise BatchError(f"has a buffer outside its body of {body_bytes} bytes")
     return Batch(rows=rows, nodes=nodes, buffers=buffers, views=views, codec=codec)
@@ -86,7 +89,8 @@ def needed_ranges(batch: Batch, column: Column, *, tokens: bool) -> list[tuple[i
     """
     found = []
     for number in column_buffers(batch, column):
-        offset, size = int(batch.buffers["offset"][number]), int(batch.buffers["size"][number])
+        offset = int(batch.buffers["offset"][number])
+        size = int(batch.buffers["size"][number])
         found.append((offset, size))
     if not tokens:
         offset, size = found.pop()

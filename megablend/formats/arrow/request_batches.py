@@ -27,13 +27,15 @@ def request_batches(path: str, places: Array, column: Column, storage: Storage) 
     if not is_prefetched(storage) or not len(places):
         return
     offsets, sizes = _expect_buffers(path, places, column, storage)
-    offsets, sizes = np.append(offsets, places["offset"]), np.append(sizes, places["metadata_bytes"])
+    offsets = np.append(offsets, places["offset"])
+    sizes = np.append(sizes, places["metadata_bytes"])
     order = np.argsort(offsets, kind="stable")
     request_ranges(storage, path, offsets[order], sizes[order])
     found = list[tuple[int, int]]()
     for place in places:
         with contextlib.suppress(BatchError):  # reported where the batch is counted
-            batch, body = load_batch(path, place, column, storage), int(_bodies_of(place))
+            batch = load_batch(path, place, column, storage)
+            body = int(_bodies_of(place))
             found += [(body + offset, size) for offset, size in needed_ranges(batch, column, tokens=False)]
     offsets, sizes = np.array(found, np.int64).reshape(-1, 2).T.copy()
     request_ranges(storage, path, offsets, sizes)
@@ -57,12 +59,15 @@ def expect_ranges(batch: Batch, column: Column, body_bytes: Int64s) -> tuple[Int
     Returns: the number of the batch, the first byte in its body, and the size of each range, int64 [n]; within the bodies.
     """
     needed = np.array(needed_ranges(batch, column, tokens=False), np.int64).reshape(-1, 2)
-    starts, stops = needed[:, 0], needed.sum(axis=1)
+    starts = needed[:, 0]
+    stops = needed.sum(axis=1)
     if len(needed) and batch.codec is not None:
         margin = 64 + int(stops[-1] - starts[0]) // 4
-        starts, stops = np.maximum(starts[:1] - margin, 0), stops[-1:] + margin
+        starts = np.maximum(starts[:1] - margin, 0)
+        stops = stops[-1:] + margin
     numbers = np.repeat(np.arange(len(body_bytes)), len(starts))
-    all_starts, all_stops = np.tile(starts, len(body_bytes)), np.tile(stops, len(body_bytes))
+    all_starts = np.tile(starts, len(body_bytes))
+    all_stops = np.tile(stops, len(body_bytes))
     if len(starts) and stops[-1] <= _MAX_SHORT_BYTES:
         all_starts[-len(starts) :] = 0
     all_stops = np.minimum(all_stops, body_bytes[numbers])

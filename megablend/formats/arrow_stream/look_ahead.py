@@ -28,7 +28,9 @@ class LookAhead:
     """
 
     def __init__(self, path: str, size: int, storage: Storage) -> None:
-        self._path, self._size, self._storage = path, size, storage
+        self._path = path
+        self._size = size
+        self._storage = storage
         self._small = 0
         self._portions: Iterator[int] | None = None
         self._begin = self._stop = 0

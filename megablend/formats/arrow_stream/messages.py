@@ -27,7 +27,9 @@ CONTINUATION = b"\xff\xff\xff\xff"
 _PROBE_BYTES = 4096
 """First read of each message: more than the metadata of most batches."""
 _METADATA_V4 = 3
-_SCHEMA, _DICTIONARY, _RECORD_BATCH = 1, 2, 3
+_SCHEMA = 1
+_DICTIONARY = 2
+_RECORD_BATCH = 3
 
 
 class Stream(NamedTuple):
@@ -50,7 +52,8 @@ def read_stream(path: str, size: int, storage: Storage) -> Stream:
 
 
 def _read_messages(path: str, size: int, ahead: LookAhead) -> Stream:
-    found, offset = list[tuple[int, int, int, int]](), 0
+    found = list[tuple[int, int, int, int]]()
+    offset = 0
     schema_bytes = b""
     while True:
         data = ahead.read(offset, min(_PROBE_BYTES, size - offset)) if offset < size else b""
@@ -136,7 +139,8 @@ def pack_places(places: Array) -> dict[str, Any]:
     }
     packed: dict[str, Any] = {"count": len(places)}
     for name, values in columns.items():
-        begin, rest = values[:1].tolist(), values[1:].tolist()
+        begin = values[:1].tolist()
+        rest = values[1:].tolist()
         packed[name] = [*begin, rest[0]] if rest and len(set(rest)) == 1 else [*begin, *rest]
     return packed
 
@@ -147,7 +151,8 @@ def unpack_places(path: str, packed: dict[str, Any], size: int) -> Array:
     places = np.zeros(count if 0 <= count <= size else 0, PLACE_DTYPE)
     try:
         gaps, metadata, body = (_expand(packed[name], len(places)) for name in ("gaps", "metadata_bytes", "body_bytes"))
-        places["metadata_bytes"], places["body_bytes"] = metadata, body
+        places["metadata_bytes"] = metadata
+        places["body_bytes"] = body
         places["offset"] = np.cumsum(gaps + metadata + body) - metadata - body
         low = min((int(each.min(initial=0)) for each in (gaps, metadata, body)), default=0)
         if low < 0 or len(places) != count or places["offset"].max(initial=0) > size:
@@ -170,7 +175,9 @@ def _parse(path: str, offset: int, metadata: bytes) -> tuple[int, int]:
     """The kind of a message, and the size of its body."""
     try:
         message = Table.root(metadata, 8)
-        version, kind, body_bytes = message.scalar(0, "<h", 0), message.scalar(1, "<B", 0), message.scalar(3, "<q", 0)
+        version = message.scalar(0, "<h", 0)
+        kind = message.scalar(1, "<B", 0)
+        body_bytes = message.scalar(3, "<q", 0)
         header = message.table(2)
         big_endian = kind == _SCHEMA and header is not None and header.scalar(0, "<h", 0) != 0
     except FlatbufferError as error:

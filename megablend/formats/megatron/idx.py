@@ -51,7 +51,8 @@ def parse_idx(path: str, data: bytes, bin_bytes: int) -> Sequences:
     Raises: CorruptFileError; UnsupportedFileError for float tokens and the legacy format.
     """
     header = parse_header(path, data[:HEADER_BYTES], len(data))
-    num_sequences, num_boundaries = header.num_sequences, header.num_boundaries
+    num_sequences = header.num_sequences
+    num_boundaries = header.num_boundaries
     lengths = np.frombuffer(data, "<i4", num_sequences, HEADER_BYTES)
     pointers = np.frombuffer(data, "<i8", num_sequences, HEADER_BYTES + 4 * num_sequences)
     boundaries = np.frombuffer(data, "<i8", num_boundaries, HEADER_BYTES + 12 * num_sequences)
@@ -90,7 +91,8 @@ def parse_header(path: str, head: bytes, idx_bytes: int) -> Header:
         raise CorruptFileError(path, f"dtype code {code} is unknown", offset=17)
     if _DTYPES[code].startswith("float"):
         raise UnsupportedFileError(path, f"contains {_DTYPES[code]} values, expected integers", offset=17)
-    num_sequences, num_boundaries = int.from_bytes(head[18:26], "little"), int.from_bytes(head[26:34], "little")
+    num_sequences = int.from_bytes(head[18:26], "little")
+    num_boundaries = int.from_bytes(head[26:34], "little")
     plain_bytes = HEADER_BYTES + 12 * num_sequences + 8 * num_boundaries
     if idx_bytes not in (plain_bytes, plain_bytes + num_sequences):  # with a mode for each sequence
         raise CorruptFileError(

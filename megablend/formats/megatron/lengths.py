@@ -38,7 +38,8 @@ class LengthReader:
     """
 
     def __init__(self, path: str, idx_bytes: int, structure: str, digests: Digests | None, storage: Storage) -> None:
-        self._path, self._digests = path, digests
+        self._path = path
+        self._digests = digests
         if digests is None or idx_bytes <= WHOLE_BYTES:
             self._digests = None
             if idx_bytes > WHOLE_BYTES:
@@ -69,12 +70,15 @@ class LengthReader:
 
         Returns: offsets and sizes in bytes, int64 [n] each, extended to whole groups where these have not been checked yet.
         """
-        starts, stops = HEADER_BYTES + 4 * firsts, HEADER_BYTES + 4 * (firsts + counts)
+        starts = HEADER_BYTES + 4 * firsts
+        stops = HEADER_BYTES + 4 * (firsts + counts)
         if self._digests is not None:
             for i in np.flatnonzero(counts).tolist():
-                first, last = int(starts[i]) // GROUP_BYTES, (int(stops[i]) - 1) // GROUP_BYTES
+                first = int(starts[i]) // GROUP_BYTES
+                last = (int(stops[i]) - 1) // GROUP_BYTES
                 if not self._is_checked[first : last + 1].all():
-                    starts[i], stops[i] = first * GROUP_BYTES, min((last + 1) * GROUP_BYTES, self._end)
+                    starts[i] = first * GROUP_BYTES
+                    stops[i] = min((last + 1) * GROUP_BYTES, self._end)
         return starts, stops - starts
 
     def decode(self, begin: int, data: Bytes, first: int, count: int) -> npt.NDArray[np.int32]:
@@ -94,7 +98,8 @@ class LengthReader:
         if self._digests is None:
             return
         for group in range(-(-begin // GROUP_BYTES), len(self._is_checked)):
-            start, stop = group * GROUP_BYTES, min((group + 1) * GROUP_BYTES, self._end)
+            start = group * GROUP_BYTES
+            stop = min((group + 1) * GROUP_BYTES, self._end)
             if stop > begin + len(data):
                 return
             if not self._is_checked[group]:
@@ -112,7 +117,8 @@ def digest_idx(path: str, idx_bytes: int, storage: Storage) -> tuple[str, Digest
     Returns: hex digest (blake2b, 16 bytes) of the whole file; uint64 [num_groups], digests of the groups of header and lengths.
     Raises: as `parse_header` and Storage.read do.
     """
-    whole, digests = hashlib.blake2b(digest_size=16), list[int]()
+    whole = hashlib.blake2b(digest_size=16)
+    digests = list[int]()
     end = 0
     for start, data in read_portions(storage, path, idx_bytes, READ_BYTES):
         whole.update(data)

@@ -58,7 +58,8 @@ class MegatronFormat(BaseFormat):
             key = "extra_columns" if read.allow_float else "column"
             raise ConfigError(f"{path}: .bin/.idx files have no columns; remove {key}: {read.column}")
         data_path, idx_path = self.files(path)
-        bin_bytes, idx_bytes = storage.stat(data_path).size, storage.stat(idx_path).size
+        bin_bytes = storage.stat(data_path).size
+        idx_bytes = storage.stat(idx_path).size
         data = storage.read(idx_path, 0, idx_bytes)
         sequences = parse_idx(idx_path, data, bin_bytes)
         blocks = _block_table(data_path, sequences, block_starts(sequences, read.block_bytes))

@@ -36,7 +36,8 @@ class MegatronReader:
         if fetched or not len(blocks):
             return []
         self._check_rows(blocks)
-        firsts, counts = blocks["first_row"].astype(np.int64), blocks["rows"].astype(np.int64)
+        firsts = blocks["first_row"].astype(np.int64)
+        counts = blocks["rows"].astype(np.int64)
         wanted = blocks["tokens"] > 0  # in the others all lengths are 0
         found = [FileRanges(self.idx_path, *self.lengths.byte_ranges(firsts[wanted], counts[wanted]))]
         if tokens:
@@ -51,7 +52,9 @@ class MegatronReader:
     ) -> list[DecodedBlock]:
         """See BlockReader.decode."""
         offsets, _ = self.find_pieces(blocks, chunks, fetched)
-        dtype, found, place = np.dtype(self.token_dtype).newbyteorder("<"), [], 0
+        dtype = np.dtype(self.token_dtype).newbyteorder("<")
+        found = []
+        place = 0
         for num_tokens, places in zip(blocks["tokens"].tolist(), offsets, strict=True):
             data: Bytes = _EMPTY
             if num_tokens:
@@ -65,12 +68,14 @@ class MegatronReader:
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
     ) -> tuple[list[npt.NDArray[np.int64]], int]:
         """See BlockReader.find_pieces; reads the `.idx` only."""
-        found, place = [], 0
+        found = []
+        place = 0
         columns = (blocks[name].tolist() for name in ("first_row", "rows", "tokens"))
         for block, first, count, num_tokens in zip(blocks, *columns, strict=True):
             offsets = np.zeros(count + 1, np.int64)
             if num_tokens:
-                begin, data = int(fetched[0].ranges.offsets[place]), fetched[0][place]
+                begin = int(fetched[0].ranges.offsets[place])
+                data = fetched[0][place]
                 self.lengths.decode(begin, data, first, count).cumsum(out=offsets[1:])
                 self._check_tokens(block, int(offsets[-1]))
                 place += 1
@@ -79,7 +84,9 @@ class MegatronReader:
 
     def _check_rows(self, blocks: Array) -> None:
         """Check that the `.idx` contains the blocks' sequences. Raises: CorruptFileError."""
-        first, rows, there = blocks["first_row"], blocks["rows"], self.lengths.num_sequences
+        first = blocks["first_row"]
+        rows = blocks["rows"]
+        there = self.lengths.num_sequences
         for i in np.flatnonzero((blocks["tokens"] > 0) & ((first < 0) | (rows < 0) | (first + rows > there))):
             raise CorruptFileError(
                 self.data_path,

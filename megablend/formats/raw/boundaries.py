@@ -63,7 +63,8 @@ def make_blocks(layout_offset: int, token_bytes: int, first: Int64s, tokens: Int
     """
     blocks = np.zeros(len(first), BLOCK_DTYPE)
     blocks["offset"] = layout_offset + first * token_bytes
-    blocks["tokens"], blocks["first_token"] = tokens, first
+    blocks["tokens"] = tokens
+    blocks["first_token"] = first
     blocks["stored_bytes"] = blocks["decoded_bytes"] = tokens * token_bytes
     return blocks
 

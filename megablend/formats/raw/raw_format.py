@@ -68,14 +68,16 @@ class RawFormat(BaseFormat):
         if read.column is not None:
             key = "extra_columns" if read.allow_float else "column"
             raise ConfigError(f"{path}: raw files have no columns; remove {key}: {read.column}")
-        options, size = parse_options(dict(read.options)), storage.stat(path).size
+        options = parse_options(dict(read.options))
+        size = storage.stat(path).size
         layout, header = read_layout(path, size, options, storage)
         separator = _separator(options)
         block_tokens = max(1, min(read.block_bytes, _MAX_BLOCK_BYTES) // layout.token_bytes)
         chunk_tokens = block_tokens * max(1, self.chunk_bytes // (block_tokens * layout.token_bytes))
         numbers = _chunks_in(span, layout, chunk_tokens)
         chunks = np.zeros(len(numbers), CHUNK_DTYPE)
-        chunks["dictionary_offset"], chunks["row_group"] = -1, numbers
+        chunks["dictionary_offset"] = -1
+        chunks["row_group"] = numbers
         scan_tokens = block_tokens * max(1, self.scan_bytes // (block_tokens * layout.token_bytes))
         ranges = list(_scan_ranges(numbers, chunk_tokens, scan_tokens, layout))
         reads = [] if separator is None else [_byte_range(layout, *each) for each in ranges]
@@ -108,7 +110,8 @@ class RawFormat(BaseFormat):
     def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
         """A reader of an indexed file; see Format.open."""
         size = check_size(path, file, storage)
-        header_bytes, dtype = int(file.meta["header_bytes"]), file.token_dtype
+        header_bytes = int(file.meta["header_bytes"])
+        dtype = file.token_dtype
         options = RawOptions(dtype=dtype, header_bytes=header_bytes)
         try:
             layout, header = read_layout(path, size, options, storage)
@@ -137,14 +140,16 @@ def _separator(options: RawOptions) -> Separator | None:
 
 def _chunks_in(span: tuple[int, int], layout: Layout, chunk_tokens: int) -> range:
     """Numbers of the chunks that begin within bytes [start, stop) of the file; the first one counts as beginning at byte 0."""
-    step, num_chunks = chunk_tokens * layout.token_bytes, -(-layout.num_tokens // chunk_tokens)
+    step = chunk_tokens * layout.token_bytes
+    num_chunks = -(-layout.num_tokens // chunk_tokens)
     first, stop = (-(-(each - layout.header_bytes) // step) if each > 0 else 0 for each in span)
     return range(max(0, min(first, num_chunks)), max(0, min(stop, num_chunks)))
 
 
 def _scan_ranges(numbers: range, chunk_tokens: int, step: int, layout: Layout) -> Iterator[tuple[int, int]]:
     """Ranges of `step` tokens that are indexed together: whole blocks, of one chunk or several."""
-    start, end = numbers.start * chunk_tokens, min(numbers.stop * chunk_tokens, layout.num_tokens)
+    start = numbers.start * chunk_tokens
+    end = min(numbers.stop * chunk_tokens, layout.num_tokens)
     while start < end:
         yield start, min(start + step, end)
         start += step
@@ -176,7 +181,8 @@ def _index_blocks(
 
 def _byte_range(layout: Layout, start: int, stop: int) -> tuple[int, int]:
     """Offset and size of tokens [start, stop), with the one before and the one after, which may end and begin a document."""
-    low, high = max(0, start - 1), min(stop + 1, layout.num_tokens)
+    low = max(0, start - 1)
+    high = min(stop + 1, layout.num_tokens)
     return layout.header_bytes + low * layout.token_bytes, (high - low) * layout.token_bytes
 
 

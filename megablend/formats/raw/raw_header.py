@@ -144,7 +144,8 @@ def _layout_by_options(path: str, size: int, options: RawOptions) -> Layout:
             f"{path}: the dtype of its tokens is unknown: it has no .npy, llm.c or lit-gpt header (OLMo's .npy files have "
             f"none); set `format_options: {{dtype: uint16}}`, or {', '.join(DTYPES[1:])}"
         )
-    header_bytes, token_bytes = options.header_bytes or 0, np.dtype(options.dtype).itemsize
+    header_bytes = options.header_bytes or 0
+    token_bytes = np.dtype(options.dtype).itemsize
     if size < header_bytes or (size - header_bytes) % token_bytes:
         raise CorruptFileError(
             path,
@@ -178,7 +179,8 @@ def _npy_header(path: str, head: bytes, size: int, storage: Storage) -> _Header:
     if start + length > len(head):
         head = storage.read(path, 0, start + length)
     text = head[start : start + length].decode("latin-1")
-    descr, shape = _DESCR.search(text), _SHAPE.search(text)
+    descr = _DESCR.search(text)
+    shape = _SHAPE.search(text)
     if descr is None or shape is None:
         raise UnsupportedFileError(path, f"its .npy header is {text.strip()[:200]!r}; expected one array of integers")
     if descr[1] not in _NPY_DTYPES:

@@ -23,10 +23,16 @@ import numpy as np
 from megablend.arrays import Float64s, Int16s, Int64s, Uint64s
 from megablend.jit import device, kernel
 
-OUTER, INNER, SHORT = 256, 64, 16
+OUTER = 256
+INNER = 64
+SHORT = 16
 """Steps of the windows; an outer one has one for every 32 groups where that is more."""
 # a level is so far below the lowest winner of the last window: wider when it failed, narrower when it held
-_LEAST_MARGIN, _WIDEN, _NARROW_OUTER, _NARROW, _NARROW_CROWD = 1e-9, 2.0, 0.9, 0.97, 0.7
+_LEAST_MARGIN = 1e-9
+_WIDEN = 2.0
+_NARROW_OUTER = 0.9
+_NARROW = 0.97
+_NARROW_CROWD = 0.7
 _CROWD = 3 * INNER  # so many groups are too many for an inner window
 
 
@@ -56,9 +62,11 @@ def fill_by_scan(
     size = len(weights)
     for i in range(len(datasets)):
         t = max(np.float64(step + i), 1.0)
-        winner, most = 0, weights[0] * t - counts[0]
+        winner = 0
+        most = weights[0] * t - counts[0]
         for dataset in range(1, size - 1, 2):  # two at a time: half as many comparisons that wait for one another
-            error, other = weights[dataset] * t - counts[dataset], weights[dataset + 1] * t - counts[dataset + 1]
+            error = weights[dataset] * t - counts[dataset]
+            other = weights[dataset + 1] * t - counts[dataset + 1]
             better = dataset + 1 if other > error else dataset
             error = other if other > error else error
             winner = better if error > most else winner
@@ -66,7 +74,8 @@ def fill_by_scan(
         if size % 2 == 0 and weights[size - 1] * t - counts[size - 1] > most:
             winner = size - 1
         count = counts[winner]
-        datasets[i], samples[i] = winner, np.int64(count)
+        datasets[i] = winner
+        samples[i] = np.int64(count)
         counts[winner] = count + 1.0
         if count + 1.0 == caps[winner]:
             counts[winner] = np.inf
@@ -110,44 +119,61 @@ def fill(
         datasets: [n], filled.
         samples: [n], filled.
     """
-    size, num_groups = len(datasets), len(weights)
+    size = len(datasets)
+    num_groups = len(weights)
     outer = max(OUTER, num_groups // 32)
     world = np.arange(num_groups, dtype=np.uint64)
     near = np.empty(num_groups, np.uint64)  # who may win in the outer window
     hot = np.empty(num_groups, np.uint64)  # who may win in the inner one; the arrays below are in its order
-    hot_weights, hot_counts = np.empty(num_groups), np.empty(num_groups)
+    hot_weights = np.empty(num_groups)
+    hot_counts = np.empty(num_groups)
     tickets = np.empty(num_groups, np.int64)  # member << 32 | place: the least one is the first member's
     few = np.empty(num_groups + 1, np.uint64)  # places in `hot` of who may win in the short one
-    few_weights, few_counts = np.empty(num_groups + 1), np.empty(num_groups + 1)
-    outer_lowest, outer_margin = -np.inf, 0.5
-    inner_lowest, inner_margin = -np.inf, 0.5
-    short_lowest, short_margin = -np.inf, 0.5
+    few_weights = np.empty(num_groups + 1)
+    few_counts = np.empty(num_groups + 1)
+    outer_lowest = -np.inf
+    outer_margin = 0.5
+    inner_lowest = -np.inf
+    inner_margin = 0.5
+    short_lowest = -np.inf
+    short_margin = 0.5
 
     i = 0
     while i < size:
-        outer_stop, outer_level = min(size, i + outer), outer_lowest - outer_margin
-        outer_seen, outer_holds = np.inf, True
+        outer_stop = min(size, i + outer)
+        outer_level = outer_lowest - outer_margin
+        outer_seen = np.inf
+        outer_holds = True
         end = max(np.float64(step + outer_stop - 1), 1.0)
         num_near = _select(world, outer_level, end, weights, counts, near)
         while i < outer_stop and outer_holds:
-            stop, level = min(outer_stop, i + INNER), max(outer_level, inner_lowest - inner_margin)
+            stop = min(outer_stop, i + INNER)
+            level = max(outer_level, inner_lowest - inner_margin)
             end = max(np.float64(step + stop - 1), 1.0)
             num_hot = _select(near[:num_near], level, end, weights, counts, hot)
             for k in range(num_hot):
-                hot_weights[k], hot_counts[k] = weights[hot[k]], counts[hot[k]]
+                hot_weights[k] = weights[hot[k]]
+                hot_counts[k] = counts[hot[k]]
                 tickets[k] = (members[firsts[hot[k]] + turns[hot[k]]] << 32) | k
-            seen, holds = np.inf, num_hot > 0
+            seen = np.inf
+            holds = num_hot > 0
             while i < stop and holds:
-                short_stop, short_level = min(stop, i + SHORT), max(level, short_lowest - short_margin)
+                short_stop = min(stop, i + SHORT)
+                short_level = max(level, short_lowest - short_margin)
                 end = max(np.float64(step + short_stop - 1), 1.0)
                 num_few = np.uint64(0)
                 for k in range(num_hot):
-                    few[num_few], few_weights[num_few], few_counts[num_few] = k, hot_weights[k], hot_counts[k]
+                    few[num_few] = k
+                    few_weights[num_few] = hot_weights[k]
+                    few_counts[num_few] = hot_counts[k]
                     num_few += np.uint64(hot_weights[k] * end - hot_counts[k] >= short_level)
-                short_seen, short_holds = np.inf, num_few > 0
+                short_seen = np.inf
+                short_holds = num_few > 0
                 while i < short_stop and short_holds:
                     t = max(np.float64(step + i), 1.0)
-                    f, most, tied = np.uint64(0), few_weights[0] * t - few_counts[0], False
+                    f = np.uint64(0)
+                    most = few_weights[0] * t - few_counts[0]
+                    tied = False
                     for other in range(np.uint64(1), num_few):
                         error = few_weights[other] * t - few_counts[other]
                         tied |= error == most
@@ -162,23 +188,28 @@ def fill(
                     if short_holds:
                         k = few[f]
                         group = hot[k]
-                        first, count = firsts[group], few_counts[f]
-                        datasets[i], samples[i] = tickets[k] >> 32, np.int64(count)
+                        first = firsts[group]
+                        count = few_counts[f]
+                        datasets[i] = tickets[k] >> 32
+                        samples[i] = np.int64(count)
                         turn, few_counts[f] = _next(
                             turns[group], firsts[group + np.uint64(1)] - first, count, caps[group]
                         )
-                        turns[group], tickets[k] = turn, (members[first + turn] << 32) | np.int64(k)
+                        turns[group] = turn
+                        tickets[k] = (members[first + turn] << 32) | np.int64(k)
                         i += 1
                 for f in range(num_few):
                     hot_counts[few[f]] = few_counts[f]
                 if short_seen < np.inf:
-                    short_lowest, seen = short_seen, min(seen, short_seen)
+                    short_lowest = short_seen
+                    seen = min(seen, short_seen)
                 short_margin = max(_LEAST_MARGIN, short_margin * (_NARROW if short_holds else _WIDEN))
                 holds = short_holds or short_level > level
             for k in range(num_hot):
                 counts[hot[k]] = hot_counts[k]
             if seen < np.inf:
-                inner_lowest, outer_seen = seen, min(outer_seen, seen)
+                inner_lowest = seen
+                outer_seen = min(outer_seen, seen)
             narrow = _NARROW if num_hot < _CROWD else _NARROW_CROWD
             inner_margin = max(_LEAST_MARGIN, inner_margin * (narrow if holds else _WIDEN))
             outer_holds = holds or level > outer_level

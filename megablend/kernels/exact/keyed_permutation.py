@@ -13,8 +13,10 @@ from megablend.arrays import Int16s, Int32s, Int64s, Uint32s
 from megablend.jit import device, kernel
 
 ROUNDS = 8
-_FIRST, _SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
-_15, _16 = np.uint32(15), np.uint32(16)
+_FIRST = np.uint32(0x7FEB352D)
+_SECOND = np.uint32(0x846CA68B)
+_15 = np.uint32(15)
+_16 = np.uint32(16)
 
 
 @device
@@ -41,22 +43,30 @@ def keyed_permutation(start: int, limit: int, keys: Uint32s, out: Int64s) -> Non
     while limit > 1 << bits:
         bits += 1
     low_bits = bits - bits // 2
-    high_mask, low_mask = np.uint32((1 << bits // 2) - 1), np.uint32((1 << low_bits) - 1)
+    high_mask = np.uint32((1 << bits // 2) - 1)
+    low_mask = np.uint32((1 << low_bits) - 1)
     size = len(out)
-    high, low, places = np.empty(size, np.uint32), np.empty(size, np.uint32), np.arange(size)
+    high = np.empty(size, np.uint32)
+    low = np.empty(size, np.uint32)
+    places = np.arange(size)
     for i in range(size):
-        high[i], low[i] = np.uint32((start + i) >> low_bits), np.uint32((start + i) & np.int64(low_mask))
+        high[i] = np.uint32((start + i) >> low_bits)
+        low[i] = np.uint32((start + i) & np.int64(low_mask))
     while size > 0:
         for turn in range(0, ROUNDS, 2):
-            first, second = keys[turn], keys[turn + 1]
+            first = keys[turn]
+            second = keys[turn + 1]
             for i in range(size):
                 high[i] ^= _mix(np.uint32(low[i] ^ first)) & high_mask
                 low[i] ^= _mix(np.uint32(high[i] ^ second)) & low_mask
         walking = 0
         for i in range(size):
-            value, place = np.int64(high[i]) << low_bits | np.int64(low[i]), places[i]
+            value = np.int64(high[i]) << low_bits | np.int64(low[i])
+            place = places[i]
             out[place] = value
-            high[walking], low[walking], places[walking] = high[i], low[i], place
+            high[walking] = high[i]
+            low[walking] = low[i]
+            places[walking] = place
             walking += np.int64(value >= limit)
         size = walking
 

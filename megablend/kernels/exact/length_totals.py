@@ -12,8 +12,11 @@ import numpy as np
 from megablend.arrays import Int32s
 from megablend.jit import kernel
 
-_GOLDEN, _FIRST, _SECOND = np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
-_13, _16 = np.uint32(13), np.uint32(16)
+_GOLDEN = np.uint32(0x9E3779B9)
+_FIRST = np.uint32(0x85EBCA6B)
+_SECOND = np.uint32(0xC2B2AE35)
+_13 = np.uint32(13)
+_16 = np.uint32(16)
 _CHUNK = 2048
 """Lengths that stay in the first-level cache between two loops: one of 32-bit operations, one of 64-bit sums."""
 
@@ -26,9 +29,12 @@ def total_lengths(lengths: Int32s, position: int) -> tuple[int, int, int]:
         lengths: int32 [n], tokens.
         position: of the first of them, 0 or more; it counts modulo 2^32.
     """
-    least, total, checksum = np.int32(0), np.int64(0), np.uint32(0)
+    least = np.int32(0)
+    total = np.int64(0)
+    checksum = np.uint32(0)
     for begin in range(0, len(lengths), _CHUNK):
-        chunk, start = lengths[begin : begin + _CHUNK], np.uint32(position + begin)
+        chunk = lengths[begin : begin + _CHUNK]
+        start = np.uint32(position + begin)
         for i in range(len(chunk)):
             least = min(least, chunk[i])
             word = np.uint32(np.uint32(chunk[i]) + np.uint32(np.uint32(start + np.uint32(i)) * _GOLDEN))

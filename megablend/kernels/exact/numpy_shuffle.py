@@ -42,14 +42,16 @@ def shuffle(entries: Entries, key: Uint32s, position: int) -> int:
 @device
 def shuffle_entries(entries: Entries, key: Uint32s, position: int) -> int:
     """The same, for other kernels to call."""
-    last, count = len(entries) - 1, 0
+    last = len(entries) - 1
+    count = 0
     if last < 1:
         return position
     words = np.empty(WORDS, np.uint32)
     temper(key, words)
     # AHEAD more than a buffer, of any content: they are requested, not used; and room for a draw that is not accepted
     room = min(BUFFER, last) + AHEAD + 1
-    partners, coming = np.zeros(room, np.uint32), np.zeros(room, np.uint32)
+    partners = np.zeros(room, np.uint32)
+    coming = np.zeros(room, np.uint32)
     while last > 0:
         left = last - count
         more = min(BUFFER, left)
@@ -58,7 +60,8 @@ def shuffle_entries(entries: Entries, key: Uint32s, position: int) -> int:
         position, done = _draw(key, words, position, left, coming, more, entries, last, partners, count)
         _swap(entries, last, partners, done, count)
         partners, coming = coming, partners
-        last, count = left, more
+        last = left
+        count = more
     return position
 
 
@@ -89,7 +92,8 @@ def _draw(
 
     Returns: the new position; swaps done.
     """
-    filled, done = 0, 0
+    filled = 0
+    done = 0
     while filled < count:
         if position == WORDS:
             next_words(key)
@@ -101,9 +105,15 @@ def _draw(
         # a word lowers the bound by one at most: for so many the mask holds, and there is room
         stop = min(WORDS, position + min(count - filled, bound - (mask >> 1)))
         # Unsigned: a signed index could be negative, and every access would check for that.
-        size, both = np.uint64(stop - position), np.uint64(min(stop - position, swaps - done))
-        here, mine, far, drawn = np.uint64(last - done), partners[done:], partners[done + AHEAD :], words[position:]
-        left, together, wide = np.uint64(bound), np.uint64(bound + filled), np.uint64(mask)
+        size = np.uint64(stop - position)
+        both = np.uint64(min(stop - position, swaps - done))
+        here = np.uint64(last - done)
+        mine = partners[done:]
+        far = partners[done + AHEAD :]
+        drawn = words[position:]
+        left = np.uint64(bound)
+        together = np.uint64(bound + filled)
+        wide = np.uint64(mask)
         for k in range(both):
             prefetch(entries, np.int64(far[k]))
             there = mine[k]
@@ -119,7 +129,8 @@ def _draw(
             out[together - left] = value
             left -= np.uint64(value <= left)
         done += np.int64(both)
-        filled, bound = np.int64(together - left), np.int64(left)
+        filled = np.int64(together - left)
+        bound = np.int64(left)
         position = stop
     return position, done
 
@@ -129,7 +140,8 @@ def _swap(entries: Entries, last: int, partners: Uint32s, start: int, stop: int)
     """Swaps `start` to `stop` of entries[last], entries[last - 1], ... with their partners."""
     for k in range(np.uint64(start), np.uint64(stop)):
         prefetch(entries, np.int64(partners[np.uint64(k) + np.uint64(AHEAD)]))
-        here, there = np.uint64(last) - np.uint64(k), partners[k]
+        here = np.uint64(last) - np.uint64(k)
+        there = partners[k]
         entry = entries[here]
         entries[here] = entries[there]
         entries[there] = entry

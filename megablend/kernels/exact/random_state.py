@@ -12,9 +12,17 @@ from megablend.jit import device
 
 WORDS = 624
 _MIDDLE = 397
-_UPPER, _LOWER, _MATRIX = np.uint32(0x80000000), np.uint32(0x7FFFFFFF), np.uint32(0x9908B0DF)
-_TEMPER_B, _TEMPER_C = np.uint32(0x9D2C5680), np.uint32(0xEFC60000)
-_0, _1, _7, _11, _15, _18 = np.uint32(0), np.uint32(1), np.uint32(7), np.uint32(11), np.uint32(15), np.uint32(18)
+_UPPER = np.uint32(0x80000000)
+_LOWER = np.uint32(0x7FFFFFFF)
+_MATRIX = np.uint32(0x9908B0DF)
+_TEMPER_B = np.uint32(0x9D2C5680)
+_TEMPER_C = np.uint32(0xEFC60000)
+_0 = np.uint32(0)
+_1 = np.uint32(1)
+_7 = np.uint32(7)
+_11 = np.uint32(11)
+_15 = np.uint32(15)
+_18 = np.uint32(18)
 
 
 @device

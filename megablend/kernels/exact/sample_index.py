@@ -30,11 +30,14 @@ def gather_lengths(lengths: Int32s, documents: Int32s, out: Int32s) -> int:
         documents: int32 [n].
         out: int32 [n].
     """
-    total, wrong, limit = 0, False, np.uint32(len(lengths))
+    total = 0
+    wrong = False
+    limit = np.uint32(len(lengths))
     for i in range(len(documents)):
         document = np.uint32(documents[i])
         if document >= limit:
-            wrong, document = True, np.uint32(0)
+            wrong = True
+            document = np.uint32(0)
         out[i] = lengths[document]
         total += np.int64(out[i])
     return -1 if wrong else total
@@ -80,9 +83,13 @@ def cut(
     Returns: rows filled; documents passed, -1 if one is outside [0, num_lengths); tokens before the next document.
     """
     # Unsigned: a signed index could be negative, and every access would check for that.
-    row, num_rows, ahead = np.uint64(0), np.uint64(len(rows)), np.uint64(AHEAD)
-    size, limit = np.uint64(len(documents)), np.uint32(len(lengths))
-    begin, end = sample * length, start
+    row = np.uint64(0)
+    num_rows = np.uint64(len(rows))
+    ahead = np.uint64(AHEAD)
+    size = np.uint64(len(documents))
+    limit = np.uint32(len(lengths))
+    begin = sample * length
+    end = start
     for i in range(size):
         if row == num_rows:
             return np.int64(row), np.int64(i), end
@@ -92,8 +99,10 @@ def cut(
         document = np.uint32(documents[i])
         if document >= limit:
             return np.int64(row), -1, end
-        start, end = end, end + np.int64(lengths[document])
-        reached, place = end - extra, first + np.int64(i)
+        start = end
+        end = end + np.int64(lengths[document])
+        reached = end - extra
+        place = first + np.int64(i)
         rows[row, 0] = place  # written whether or not it stays: a branch here would be guessed wrong once a sample
         rows[row, 1] = begin - start
         if begin <= reached:

@@ -50,8 +50,11 @@ def cut_short_documents(
         limit: those of `short` below it are lengths; the others are looked up.
         far: whether `short` is larger than a core's own caches.
     """
-    row, end, size = 0, start, len(documents)
-    begin, num_lengths = sample * length, np.uint32(len(lengths))
+    row = 0
+    end = start
+    size = len(documents)
+    begin = sample * length
+    num_lengths = np.uint32(len(lengths))
     ahead = AHEAD if far else size
     for i in range(size):
         if i + ahead < size:
@@ -62,7 +65,8 @@ def cut_short_documents(
         tokens = np.int64(short[document])
         if tokens >= limit:
             tokens = np.int64(lengths[document])
-        start, end = end, end + tokens
+        start = end
+        end = end + tokens
         if begin <= end - extra:
             row, begin = begun(first + i, start, end - extra, length, begin, row, rows)
             if begin <= end - extra:

@@ -48,12 +48,17 @@ def fill_datasets(
     """
     unsigned = memory.view(np.uint32)
     for i in range(len(numbers)):
-        num_documents, begin, entries, together = numbers[i, 1], numbers[i, 2], numbers[i, 3], numbers[i, 4]
-        num_samples, first_samples = numbers[i, 5], numbers[i, 6]
+        num_documents = numbers[i, 1]
+        begin = numbers[i, 2]
+        entries = numbers[i, 3]
+        together = numbers[i, 4]
+        num_samples = numbers[i, 5]
+        first_samples = numbers[i, 6]
         documents = memory[numbers[i, 7] : numbers[i, 7] + entries]
         rows = memory[numbers[i, 8] : numbers[i, 8] + 2 * (num_samples + 1)].reshape((num_samples + 1, 2))
         samples = unsigned[numbers[i, 9] : numbers[i, 9] + num_samples]
-        short, own = entries >= many * num_samples, key.copy()
+        short = entries >= many * num_samples
+        own = key.copy()
         filled[i] = _fill_dataset(
             bytes_at(numbers[i, 0], 4 * num_documents).view(np.int32),
             begin,

@@ -21,7 +21,10 @@ def decode_bits(address: int, size: int, in_runs: bool, out: npt.NDArray[np.bool
     data = pointer_at(address, size)
     at = filled = 0
     while filled < len(out):
-        count, packed, first, after = size * 8, True, 0, size
+        count = size * 8
+        packed = True
+        first = 0
+        after = size
         if in_runs:
             count, packed, first, after = next_run(data, at, size, 1)
         if count < 0 or (count == 0 and after >= size):

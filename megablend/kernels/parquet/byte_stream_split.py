@@ -24,7 +24,9 @@ def join_streams(address: int, out: Tokens) -> None:
         address: the address of the encoded values, as many bytes as `out` has: the first bytes of all, then the second.
         out: int32 or int64 [num_tokens], filled.
     """
-    data, count, size = pointer_at(address, out.nbytes), len(out), out.nbytes
+    data = pointer_at(address, out.nbytes)
+    count = len(out)
+    size = out.nbytes
     for begin in range(0, size, 4 * count):  # four streams at once: the loop is vectorised
         shift = np.uint64(8 * begin // count)
         for i in range(count):

@@ -32,7 +32,8 @@ def decode_delta(address: int, size: int, out: Tokens) -> int:
 
     Returns: 0 or BROKEN (there are fewer values than num_tokens, too).
     """
-    data, end = pointer_at(address, size), size
+    data = pointer_at(address, size)
+    end = size
     at, block = varint(data, 0, end)
     at, miniblocks = varint(data, at, end) if at >= 0 else (at, block)
     at, announced = varint(data, at, end) if at >= 0 else (at, block)

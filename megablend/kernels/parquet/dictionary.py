@@ -32,14 +32,21 @@ def decode_dictionary(address: int, size: int, dictionary: Tokens, out: Tokens) 
 
     Returns: 0, BROKEN or OUT_OF_RANGE.
     """
-    data, end = pointer_at(address, size), size
+    data = pointer_at(address, size)
+    end = size
     if end == 0 or data[0] > 32:
         return BROKEN
-    width, at, filled, total = int(data[0]), 1, 0, len(out)
+    width = int(data[0])
+    at = 1
+    filled = 0
+    total = len(out)
     entries = np.uint64(len(dictionary))
     while filled < total:
         if width == 0:
-            count, packed, begin, at = total, False, 0, end
+            count = total
+            packed = False
+            begin = 0
+            at = end
         else:
             count, packed, begin, at = next_run(data, at, end, width)
         if count < 0 or (count == 0 and at >= end):

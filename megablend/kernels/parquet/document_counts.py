@@ -22,18 +22,23 @@ def sum_chunks(pages: npt.NDArray[np.void], first_page: Int64s, sums: Int64s) ->
     all_filled = True
     for i in range(len(first_page) - 1):
         rows = tokens = np.int64(0)
-        is_known, is_first, continues = True, True, False
+        is_known = True
+        is_first = True
+        continues = False
         for j in range(first_page[i], first_page[i + 1]):
             page = pages[j]
             if page["rows"] == 0 and page["tokens"] == 0:
                 all_filled = False
                 continue
             if is_first:
-                is_first, continues = False, page["continues"]
+                is_first = False
+                continues = page["continues"]
             rows += page["rows"]
             tokens += page["tokens"]
             is_known &= page["rows"] >= 0
-        sums[0, i], sums[1, i], sums[2, i] = rows if is_known else -1, tokens, continues
+        sums[0, i] = rows if is_known else -1
+        sums[1, i] = tokens
+        sums[2, i] = continues
     return all_filled
 
 
@@ -62,14 +67,23 @@ def fill_blocks(
     first_token = np.int64(0)
     for chunk in range(len(first_page) - 1):
         first_tokens[chunk] = first_token
-        carried, begin, end = np.int64(0), first_page[chunk], first_page[chunk + 1]
+        carried = np.int64(0)
+        begin = first_page[chunk]
+        end = first_page[chunk + 1]
         for i in range(begin, end):
-            page, block = pages[i], blocks[i]
-            block["chunk"], block["offset"], block["encoding"] = chunk, page["offset"], page["encoding"]
-            block["stored_bytes"], block["decoded_bytes"] = page["stored_bytes"], page["decoded_bytes"]
-            block["tokens"], block["first_token"] = page["tokens"], first_token
+            page = pages[i]
+            block = blocks[i]
+            block["chunk"] = chunk
+            block["offset"] = page["offset"]
+            block["encoding"] = page["encoding"]
+            block["stored_bytes"] = page["stored_bytes"]
+            block["decoded_bytes"] = page["decoded_bytes"]
+            block["tokens"] = page["tokens"]
+            block["first_token"] = first_token
             first_token += page["tokens"]
-            block["rows"], block["ends"], block["flags"] = -1, -1, 0
+            block["rows"] = -1
+            block["ends"] = -1
+            block["flags"] = 0
             if is_known:
                 closes = i + 1 == end or not pages[i + 1]["continues"]
                 block["rows"] = page["rows"]

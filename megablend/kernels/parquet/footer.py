@@ -81,8 +81,10 @@ def find_chunks(footer: Bytes, at: int, ordinal: int, num_leaves: int, path: Byt
         limit: the first byte of the footer in its file; all chunks and page indexes end before it.
         found: CHUNK_DTYPE [num_row_groups], filled.
     """
-    data, end = pointer_at(footer.ctypes.data, len(footer)), len(footer)
-    name, size = pointer_at(path.ctypes.data, len(path)), len(path)
+    data = pointer_at(footer.ctypes.data, len(footer))
+    end = len(footer)
+    name = pointer_at(path.ctypes.data, len(path))
+    size = len(path)
     for i in range(len(found)):
         at = _row_group(data, at, end, ordinal, num_leaves, name, size, found[i])
         if at < 0 or not _is_sound(found[i], limit):
@@ -94,7 +96,8 @@ def find_chunks(footer: Bytes, at: int, ordinal: int, num_leaves: int, path: Byt
 @device
 def _is_sound(chunk: np.void, limit: int) -> bool:
     """Set `start`; whether counts are plausible and all bytes are before the limit."""
-    data, dictionary = chunk["data_page"], chunk["dictionary_page"]
+    data = chunk["data_page"]
+    dictionary = chunk["dictionary_page"]
     start = dictionary if 0 < dictionary < data else data
     chunk["start"] = start
     if min(chunk["num_rows"], chunk["num_values"], chunk["decoded_bytes"], chunk["stored_bytes"], data) < 0:
@@ -126,7 +129,8 @@ def _row_group(
     data: Pointer, at: int, end: int, ordinal: int, num_leaves: int, path: Pointer, path_bytes: int, found: np.void
 ) -> int:
     """Parse a RowGroup: the position after it."""
-    field, seen = 0, 0
+    field = 0
+    seen = 0
     while True:
         at, field, kind = next_field(data, at, end, field)
         if at < 0 or kind == 0:
@@ -158,7 +162,8 @@ def _column_chunk(data: Pointer, at: int, end: int, path: Pointer, path_bytes: i
     """Parse a ColumnChunk: the position after it. Columns that are encrypted, or stored in another file, are unusual."""
     found["offset_index"] = found["column_index"] = -1
     found["offset_index_bytes"] = found["column_index_bytes"] = 0
-    field, seen = 0, False
+    field = 0
+    seen = False
     while True:
         at, field, kind = next_field(data, at, end, field)
         if at < 0 or kind == 0:
@@ -168,7 +173,8 @@ def _column_chunk(data: Pointer, at: int, end: int, path: Pointer, path_bytes: i
         if field == 3:
             if kind != STRUCT:
                 return UNUSUAL
-            at, seen = _meta_data(data, at, end, path, path_bytes, found), True
+            at = _meta_data(data, at, end, path, path_bytes, found)
+            seen = True
         elif field == 4:
             at, found["offset_index"] = _count(data, at, end, kind)
         elif field == 5:
@@ -196,8 +202,12 @@ def _meta_data(data: Pointer, at: int, end: int, path: Pointer, path_bytes: int,
     """Parse a ColumnMetaData: the position after it."""
     found["dictionary_page"] = 0
     _forget_statistics(found)
-    found["page_encodings"], found["num_levels"], found["all_levels"], found["top_level"] = ABSENT, -1, 0, 0
-    field, seen = 0, 0
+    found["page_encodings"] = ABSENT
+    found["num_levels"] = -1
+    found["all_levels"] = 0
+    found["top_level"] = 0
+    field = 0
+    seen = 0
     while True:
         at, field, kind = next_field(data, at, end, field)
         if at < 0 or kind == 0:
@@ -296,7 +306,8 @@ def _page_encodings(data: Pointer, at: int, end: int, kind: int) -> tuple[int, n
 
 @device
 def _forget_statistics(found: np.void) -> None:
-    found["null_count"], found["ranges"] = -1, 0
+    found["null_count"] = -1
+    found["ranges"] = 0
     found["old_max"] = found["old_min"] = found["max_value"] = found["min_value"] = np.uint64(0)
 
 
@@ -355,7 +366,10 @@ def _value(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int, np.ui
 @device
 def _histogram(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int, int, int]:
     """Parse SizeStatistics. Returns the position after it, and of the definition levels' counts: how many (or -1), sum, last."""
-    field, count, total, last = 0, np.int64(-1), np.int64(0), np.int64(0)
+    field = 0
+    count = np.int64(-1)
+    total = np.int64(0)
+    last = np.int64(0)
     if kind != STRUCT:
         return UNUSUAL, count, total, last
     while True:

@@ -24,7 +24,8 @@ def next_run(data: Pointer, at: int, end: int, width: int) -> tuple[int, bool, i
     Returns: how many values (0 in an empty run; BROKEN if the stream is truncated inside a header or a run's value); whether
     they are bit-packed; the number of their first bit, or the value that they all have; the position of the next run.
     """
-    header, shift = 0, 0
+    header = 0
+    shift = 0
     while True:
         if at >= end or shift > 28:
             return BROKEN, False, 0, end

@@ -93,7 +93,9 @@ def _stretch(page: np.void, data: Pointer, at: int, size: int, stored: bool) -> 
             size |= int(data[at + i]) << 8 * i
         at += 4
     if size > page["size"] - at and page["problem"] == NONE:
-        page["problem"], page["detail"], page["begin"] = TOO_LONG, size, at
+        page["problem"] = TOO_LONG
+        page["detail"] = size
+        page["begin"] = at
     return at, at + size
 
 
@@ -114,8 +116,12 @@ def _follow(
     def_width = 0
     while max_def >> def_width:
         def_width += 1
-    rep_left, rep_packed, rep = (0 if repeated else num_levels), False, 0
-    def_left, def_packed, definition = (0 if max_def else num_levels), False, max_def
+    rep_left = 0 if repeated else num_levels
+    rep_packed = False
+    rep = 0
+    def_left = 0 if max_def else num_levels
+    def_packed = False
+    definition = max_def
     done = tokens = pieces = piece_begin = head = inner = 0
     continues = False
     while done < num_levels:
@@ -128,16 +134,19 @@ def _follow(
             page["detail"] = done
             return
         step = min(rep_left, def_left, num_levels - done)
-        counted, row = 0, _next_row(data, rep_end, rep_packed, rep, 0, step)
+        counted = 0
+        row = _next_row(data, rep_end, rep_packed, rep, 0, step)
         if done == 0 and row > 0:
-            continues, pieces = True, 1
+            continues = True
+            pieces = 1
             if len(offsets):
                 offsets[0] = 0
         while True:
             # levels counted to row belong to the piece that is open
             found = _count_tokens(data, def_end, def_packed, definition, def_width, max_def, counted, row)
             if found < 0:
-                page["problem"], page["detail"] = TOO_HIGH, -found
+                page["problem"] = TOO_HIGH
+                page["detail"] = -found
                 return
             tokens += found
             if row == step:
@@ -150,7 +159,8 @@ def _follow(
                 offsets[pieces] = tokens
             pieces += 1
             piece_begin = tokens
-            counted, row = row, _next_row(data, rep_end, rep_packed, rep, row + 1, step)
+            counted = row
+            row = _next_row(data, rep_end, rep_packed, rep, row + 1, step)
         done += step
         rep_left -= step
         def_left -= step
@@ -159,9 +169,12 @@ def _follow(
     if pieces < len(offsets):
         offsets[pieces] = tokens
     only_continues = continues and pieces == 1
-    page["tokens"], page["pieces"], page["continues"] = tokens, pieces, continues
+    page["tokens"] = tokens
+    page["pieces"] = pieces
+    page["continues"] = continues
     page["head"] = tokens if only_continues else head
-    page["inner"], page["tail"] = inner, 0 if only_continues else tokens - piece_begin
+    page["inner"] = inner
+    page["tail"] = 0 if only_continues else tokens - piece_begin
 
 
 @device

@@ -22,8 +22,10 @@ def decode_lz4(address: int, size: int, out_address: int, room: int) -> int:
         address, size: the address of the block, and its size in bytes.
         out_address, room: where it is decoded to, and how many bytes may be written there.
     """
-    data, out = pointer_at(address, size), pointer_at(out_address, room)
-    at, filled = 0, 0
+    data = pointer_at(address, size)
+    out = pointer_at(out_address, room)
+    at = 0
+    filled = 0
     while at < size:
         token = np.int64(data[at])
         at, literals = _length(data, at + 1, size, token >> 4)

@@ -55,7 +55,8 @@ def count_indexed_pages(
 
     Returns: the first chunk that is wrong, what is wrong with it, and 0; where none is n, NONE and the pages with `scan`.
     """
-    max_def, num_unsure = len(levels) - 1, 0
+    max_def = len(levels) - 1
+    num_unsure = 0
     for i in range(len(has_starts)):
         is_sure = True
         for j in range(first_page[i], first_page[i + 1]):
@@ -78,10 +79,17 @@ def count_indexed_pages(
                 tokens = ends = rows[j] - nulls[j]
             if tokens < 0 or ends < 0 or ends > most:
                 return i, TOO_FEW_TOKENS, 0
-            page["offset"], page["stored_bytes"], page["encoding"] = offsets[j], sizes[j], encodings[i]
+            page["offset"] = offsets[j]
+            page["stored_bytes"] = sizes[j]
+            page["encoding"] = encodings[i]
             page["decoded_bytes"] = min(np.ceil(sizes[j] * growths[i]), MAX_BYTES)
-            page["tokens"], page["rows"], page["inner"] = tokens, rows[j], ends
-            page["continues"], page["head"], page["tail"], page["scan"] = False, 0, 0, unsure > 0
+            page["tokens"] = tokens
+            page["rows"] = rows[j]
+            page["inner"] = ends
+            page["continues"] = False
+            page["head"] = 0
+            page["tail"] = 0
+            page["scan"] = unsure > 0
         if not is_sure and not documents:
             for j in range(first_page[i], first_page[i + 1]):
                 pages[j]["rows"] = -1

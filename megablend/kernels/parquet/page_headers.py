@@ -16,7 +16,9 @@ from megablend.intrinsics import Pointer, pointer_at, pread
 from megablend.jit import device, kernel
 from megablend.kernels.parquet.thrift import FALSE, STRUCT, TRUE, UNUSUAL, integer, next_field, skip
 
-DATA, DICTIONARY, DATA_V2 = 0, 2, 3
+DATA = 0
+DICTIONARY = 2
+DATA_V2 = 3
 """Types of pages."""
 MAX_HEADER_BYTES = 16 << 20
 """Statistics of strings make headers long; pyarrow stops here, too."""
@@ -110,7 +112,9 @@ def walk_headers(
 
     Returns: how many were filled; the first chunk that is not done.
     """
-    data, size, filled = pointer_at(probe.ctypes.data, len(probe)), len(probe), 0
+    data = pointer_at(probe.ctypes.data, len(probe))
+    size = len(probe)
+    filled = 0
     while chunk < len(offsets) and filled < len(headers):
         if num_values[chunk] <= 0:
             chunk += 1
@@ -149,8 +153,10 @@ def parse_header(data: Pointer, at: int, end: int, header: np.void) -> int:
     kind = stored = decoded = values = encoding = -1
     header["crc"] = header["def_bytes"] = header["rep_bytes"] = 0
     header["def_encoding"] = header["rep_encoding"] = 3  # RLE, where a page does not tell
-    header["has_crc"], header["is_compressed"] = False, True
-    begin, field = at, 0
+    header["has_crc"] = False
+    header["is_compressed"] = True
+    begin = at
+    field = 0
     while True:
         at, field, wire = next_field(data, at, end, field)
         if at < 0:
@@ -166,7 +172,8 @@ def parse_header(data: Pointer, at: int, end: int, header: np.void) -> int:
             elif field == 3:
                 stored = value
             else:
-                header["crc"], header["has_crc"] = value, True
+                header["crc"] = value
+                header["has_crc"] = True
         elif wire == STRUCT and field == 5 and kind == DATA:
             header["def_encoding"] = header["rep_encoding"] = -1
             at, values, encoding = _counts(data, at, end, header, DATA)
@@ -178,9 +185,12 @@ def parse_header(data: Pointer, at: int, end: int, header: np.void) -> int:
             at = skip(data, at, end, wire)
         if at < 0:
             return at
-    header["type"], header["header_bytes"] = kind, at - begin
-    header["stored_bytes"], header["decoded_bytes"] = stored, decoded
-    header["num_values"], header["encoding"] = values, encoding
+    header["type"] = kind
+    header["header_bytes"] = at - begin
+    header["stored_bytes"] = stored
+    header["decoded_bytes"] = decoded
+    header["num_values"] = values
+    header["encoding"] = encoding
     if kind not in (DATA, DICTIONARY, DATA_V2) or min(encoding, header["def_encoding"], header["rep_encoding"]) < 0:
         return UNUSUAL
     if min(stored, decoded, values, header["def_bytes"], header["rep_bytes"]) < 0:

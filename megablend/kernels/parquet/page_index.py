@@ -31,7 +31,9 @@ NONE = 0
 UNREADABLE = 1
 """It is not valid Thrift, or not an index; `metadata.thrift` reports why."""
 NO_PAGES = 2
-BAD_OFFSET, BAD_SIZE, BAD_ROW = 3, 4, 5
+BAD_OFFSET = 3
+BAD_SIZE = 4
+BAD_ROW = 5
 """A number of page `detail` is negative or implausibly large."""
 TOO_LARGE = 6
 """Page `detail` is."""
@@ -74,13 +76,15 @@ def page_locations(
 
     Returns: the number of the first index that is wrong, what is wrong with it, and a detail; n, NONE and 0 where none is.
     """
-    data, filled = pointer_at(indexes.ctypes.data, len(indexes)), 0
+    data = pointer_at(indexes.ctypes.data, len(indexes))
+    filled = 0
     first_page[0] = 0
     for i in range(len(begins)):
         count = _locations(data, begins[i], ends[i], offsets[filled:], sizes[filled:], rows[filled:])
         if count <= 0:
             return i, UNREADABLE if count else NO_PAGES, 0
-        first, filled = filled, filled + count
+        first = filled
+        filled = filled + count
         first_page[i + 1] = filled
         for j in range(first, filled):
             problem = _bad_number(offsets[j], sizes[j], rows[j])
@@ -112,7 +116,8 @@ def _bad_number(offset: int, size: int, row: int) -> int:
 @device
 def _locations(data: Pointer, at: int, end: int, offsets: Int64s, sizes: Int64s, first_rows: Int64s) -> int:
     """Parse an OffsetIndex. Returns the number of its pages; below 0, see `kernels.thrift`."""
-    field, found = 0, UNUSUAL
+    field = 0
+    found = UNUSUAL
     while True:
         at, field, kind = next_field(data, at, end, field)
         if at < 0 or kind == 0:
@@ -144,7 +149,8 @@ def _location(data: Pointer, at: int, end: int) -> tuple[int, int, int, int]:
                 then, row = integer(data, then + 1, end, I64)
                 if 0 <= then < end and data[then] == 0:
                     return then + 1, offset, size, row
-    field, seen = 0, 0
+    field = 0
+    seen = 0
     while True:
         at, field, kind = next_field(data, at, end, field)
         if at < 0 or kind == 0:

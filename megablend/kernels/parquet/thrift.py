@@ -28,7 +28,8 @@ TRUE, FALSE, I8, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1
 @device
 def varint(data: Pointer, at: int, end: int) -> tuple[int, np.uint64]:
     """The position after an unsigned integer, and the integer."""
-    value, shift = np.uint64(0), 0
+    value = np.uint64(0)
+    shift = 0
     while at < end:
         byte = data[at]
         at += 1
@@ -130,8 +131,11 @@ def _skip_plain(data: Pointer, at: int, end: int, kind: int) -> int:
 @device
 def _skip_nested(data: Pointer, at: int, end: int, kind: int, count: int) -> int:
     """The position after `count` values of a kind. Not recursive: what numba loads of that from its cache crashes (0.68)."""
-    left, kinds = np.zeros(MAX_DEPTH, np.int64), np.zeros(MAX_DEPTH, np.int64)
-    depth, left[0], kinds[0] = 0, count, kind
+    left = np.zeros(MAX_DEPTH, np.int64)
+    kinds = np.zeros(MAX_DEPTH, np.int64)
+    depth = 0
+    left[0] = count
+    kinds[0] = kind
     while at >= 0:
         if left[depth] == 0:  # a list ends
             if depth == 0:

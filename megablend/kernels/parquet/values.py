@@ -46,7 +46,10 @@ def decode_values(pages: npt.NDArray[np.void], like: npt.NDArray[Any]) -> None:
     """
     for i in range(len(pages)):
         page = pages[i]
-        address, size, count, way = page["address"], page["size"], page["count"], page["way"]
+        address = page["address"]
+        size = page["size"]
+        count = page["count"]
+        way = page["way"]
         out = bytes_at(page["out"], count * like.itemsize).view(like.dtype)
         found = 0
         if count == 0:

@@ -29,7 +29,8 @@ def permuted(i: int, n: int, key: int) -> int:
     a += a * a < n
     b = (n + a - 1) // a
     while True:
-        left, right = i // b, i % b
+        left = i // b
+        right = i % b
         for turn in range(0, ROUNDS, 2):
             left = (left + bounded_hash(key ^ turn, right, a)) % a
             right = (right + bounded_hash(key ^ (turn + 1), left, b)) % b
@@ -42,7 +43,8 @@ def permuted(i: int, n: int, key: int) -> int:
 def unpermuted(entry: int, n: int, key: int) -> int:
     """The i of which `permuted(i, n, key)` is `entry`; 0 <= entry < n <= 2^50."""
     if n <= PACKED:
-        packed, i = _packed(n, key), 0
+        packed = _packed(n, key)
+        i = 0
         while (packed >> 4 * i) & 15 != entry:
             i += 1
         return i
@@ -50,7 +52,8 @@ def unpermuted(entry: int, n: int, key: int) -> int:
     a += a * a < n
     b = (n + a - 1) // a
     while True:
-        left, right = entry // b, entry % b
+        left = entry // b
+        right = entry % b
         for turn in range(ROUNDS - 2, -2, -2):
             right = (right - bounded_hash(key ^ (turn + 1), left, b)) % b
             left = (left - bounded_hash(key ^ turn, right, a)) % a

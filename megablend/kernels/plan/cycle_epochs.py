@@ -41,14 +41,19 @@ def find_epoch(stage: Stage, leaf: Leaf, cycle: int, position: int, counts: Int6
 @device
 def _count_cycle(stage: Stage, leaf: Leaf, cycle: int, stop: int, counts: Int64s) -> None:
     """Fill in the row of a leaf for a cycle that ends with sample `stop`, which is not of it."""
-    shape, lanes = (stage.left_leaves, stage.left_samples, stage.total), stage.lanes
+    shape = (stage.left_leaves, stage.left_samples, stage.total)
+    lanes = stage.lanes
     before, seen = leaf_counts(shape[0], shape[1], shape[2], cycle * stage.step, leaf.rank)
     before_stop, seen_stop = leaf_counts(shape[0], shape[1], shape[2], stop, leaf.rank)
     left = before_stop - before
     right = left + seen_stop - seen
     row = counts[leaf.rank]
-    row[CYCLE], row[SEEN] = cycle, seen
-    row[LEFT], row[LEFT_REST], row[RIGHT], row[RIGHT_REST] = left // lanes, left % lanes, right // lanes, right % lanes
+    row[CYCLE] = cycle
+    row[SEEN] = seen
+    row[LEFT] = left // lanes
+    row[LEFT_REST] = left % lanes
+    row[RIGHT] = right // lanes
+    row[RIGHT_REST] = right % lanes
 
 
 @device
@@ -73,7 +78,8 @@ def ordinal_in_cycle(
     seen = int(row[SEEN])
     before, mine, first = count_ranks(row[LEFT], row[LEFT_REST], row[RIGHT], row[RIGHT_REST], position % lanes)
     place = before + position // lanes - first
-    low, high = max(before, epoch_first - seen), min(before + mine, epoch_stop - seen)
+    low = max(before, epoch_first - seen)
+    high = min(before + mine, epoch_stop - seen)
     if epoch_stop - epoch_first < _size(lanes, row):
         key = hash_combine(key, epoch)
     return seen + low + permuted(place - low, high - low, key)

@@ -34,7 +34,8 @@ def dealt_below(head: Int64s, parts: Int64s, lanes: int, residue: int, first: in
 @device
 def residue_of(head: Int64s, parts: Int64s, lanes: int, place: int, first: int, stop: int) -> int:
     """The residue to whose lane ordinal number `place` goes, of those of the period's cycles [first, stop)."""
-    low, high = 0, lanes
+    low = 0
+    high = lanes
     while high - low > 1:
         middle = (low + high) // 2
         if dealt_below(head, parts, lanes, middle, first, stop) <= place:

@@ -61,13 +61,17 @@ def find_samples(
     owners [1 or 2, K]: which lane has each residue of a full cycle and, where there is one, of the cut cycle.
     inverse_strides [1 or 2]: of their strides, modulo their slots. Others as `locate` has them.
     """
-    lanes, total = firsts.shape[1], int(leaf_samples.sum())
+    lanes = firsts.shape[1]
+    total = int(leaf_samples.sum())
     stage = make_stage(left_leaves, left_samples, total, lanes, slots)
-    kept, kept_stop = -1, 0  # the leaf of the period that is kept, and the end of its ordinals
+    # the leaf of the period that is kept, and the end of its ordinals
+    kept = -1
+    kept_stop = 0
     heads = np.zeros((1, len(leaf_samples), HEAD), np.int64)
     parts = np.empty((1, len(leaf_samples), max(leaf_spans), 4), np.int64)
     for i in range(len(ks)):
-        rank, missing = int(ranks[i]), int(ordinals[i]) + 1
+        rank = int(ranks[i])
+        missing = int(ordinals[i]) + 1
         leaf = make_leaf(rank, leaf_samples, leaf_tokens, leaf_spans, leaf_epochs, sample_tokens)
         ordinal = missing - 1
         if kept != rank or not heads[0, rank, ORDINAL] <= ordinal < kept_stop:
@@ -79,12 +83,13 @@ def find_samples(
                     continue
             fill_period_of(stage, leaf, cycle, ordinal, heads, parts)
             cycles = int(heads[0, rank, END] - heads[0, rank, BEGIN])
-            kept, kept_stop = (
-                rank,
-                int(heads[0, rank, ORDINAL]) + dealt_below(heads[0, rank], parts[0, rank], lanes, lanes, 0, cycles),
+            kept = rank
+            kept_stop = int(heads[0, rank, ORDINAL]) + dealt_below(
+                heads[0, rank], parts[0, rank], lanes, lanes, 0, cycles
             )
 
-        head, part = heads[0, rank], parts[0, rank]
+        head = heads[0, rank]
+        part = parts[0, rank]
         cycles = int(head[END] - head[BEGIN])
         place = ordinal - int(head[ORDINAL])
         residue = residue_of(head, part, lanes, place, 0, cycles)
@@ -96,7 +101,8 @@ def find_samples(
                 cycle_low, cycle_high = cycle_edges(stage, cycle)
                 turns = (cycle_high - cycle_low) // lanes
                 schedule = 0 if turns == slots else len(inverse_strides) - 1
-                lane, key = int(owners[schedule, residue]), cycle_key(seed, start, cycle)
+                lane = int(owners[schedule, residue])
+                key = cycle_key(seed, start, cycle)
                 chosen = hash_combine(hash_combine(key, leaf_sources[rank]), lane)
                 if _is_mixed(head, part, lanes, other):
                     chosen = hash_combine(chosen, head[EPOCH])

@@ -60,34 +60,45 @@ def locate(
     firsts [1 or 2, K], strides: schedules of a full cycle of `slots` slots and, where there is one, of the cut cycle.
     start: number of the stage's first sample in the run.
     """
-    lanes, total = firsts.shape[1], int(leaf_samples.sum())
+    lanes = firsts.shape[1]
+    total = int(leaf_samples.sum())
     stage = make_stage(left_leaves, left_samples, total, lanes, slots)
     # Of each leaf, two periods and which of them was met last, -1 before the leaf is: few of many leaves are, in a short call.
     latest = np.full(len(leaf_sources), -1, np.int64)
     heads = np.empty((2, len(leaf_sources), HEAD), np.int64)
     parts = np.empty((2, len(leaf_sources), max(leaf_spans), 4), np.int64)
     counts = np.empty((len(leaf_sources), COUNTS), np.int64)
-    known, low, high, turns, schedule, shift = -1, 0, 0, 1, 0, 0
+    known = -1
+    low = 0
+    high = 0
+    turns = 1
+    schedule = 0
+    shift = 0
     of_cycle = cycle_key(seed, start, 0)
     for i in range(len(ks)):
         k = int(ks[i])
         if k >= stage.dealt:
             rank = leaf_at(left_leaves, left_samples, total, k, k + 1, 0)
             _, ordinal = leaf_counts(left_leaves, left_samples, total, k, rank)
-            sources[i], ordinals[i] = leaf_sources[rank], ordinal
+            sources[i] = leaf_sources[rank]
+            ordinals[i] = ordinal
             continue
         cycle = k // stage.step
         if cycle != known:
-            known, of_cycle = cycle, cycle_key(seed, start, cycle)
+            known = cycle
+            of_cycle = cycle_key(seed, start, cycle)
             low, high = cycle_edges(stage, cycle)
-            turns, schedule = (high - low) // lanes, 0 if high - low == stage.step else len(strides) - 1
+            turns = (high - low) // lanes
+            schedule = 0 if high - low == stage.step else len(strides) - 1
             shift = bounded_hash(of_cycle, 0, turns)
-        slot, lane = (k - low) // lanes, (k - low) % lanes
+        slot = (k - low) // lanes
+        lane = (k - low) % lanes
         turn = (int(strides[schedule]) * slot + shift) % turns
         position = (int(firsts[schedule, lane]) + lanes * turn) % (high - low)
         rank = leaf_at(left_leaves, left_samples, total, low, high, position)
         if latest[rank] < 0:
-            latest[rank], counts[rank, CYCLE] = 0, -1
+            latest[rank] = 0
+            counts[rank, CYCLE] = -1
             heads[:, rank] = 0
         which = int(latest[rank])
         key = hash_combine(hash_combine(of_cycle, leaf_sources[rank]), lane)

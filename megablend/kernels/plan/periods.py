@@ -78,7 +78,8 @@ def make_leaf(
 @device
 def make_stage(left_leaves: Int32s, left_samples: Int64s, total: int, lanes: int, slots: int) -> Stage:
     """A stage of `total` samples, whose lanes have `slots` samples in a full cycle."""
-    total, lanes = int(total), int(lanes)
+    total = int(total)
+    lanes = int(lanes)
     return Stage(left_leaves, left_samples, total, total - total % lanes, lanes, lanes * int(slots))
 
 
@@ -119,7 +120,8 @@ def find_period(stage: Stage, leaf: Leaf, cycle: int, epoch_first: int) -> tuple
     full = int(stage.total) // int(stage.step)  # cycles; a cut one is not counted
     if cycle >= full:
         return cycle, cycle + 1
-    begin, before = 0, int(epoch_first)
+    begin = 0
+    before = int(epoch_first)
     if before > 0 and leaf.span > 1:
         begin = (
             least_multiple(
@@ -141,7 +143,8 @@ def enter_period(
     Where it is not kept yet, it fills row `rank` of heads int64 [2, num_leaves, HEAD] and of parts int64
     [2, num_leaves, span, 4]; see `fill_period`.
     """
-    which, rank = epoch % 2, leaf.rank
+    which = epoch % 2
+    rank = leaf.rank
     if heads[which, rank, EPOCH] != epoch or not heads[which, rank, BEGIN] <= cycle < heads[which, rank, END]:
         begin, end = find_period(stage, leaf, cycle, epoch_first)
         heads[which, rank, EPOCH] = epoch
@@ -165,15 +168,15 @@ def fill_period(
 
     Of each of its cycles, parts has the leaf's positions [left, right), both divided by the lanes: quotient and rest of each.
     """
-    left_leaves, left_samples, total, rank, lanes = (
-        stage.left_leaves,
-        stage.left_samples,
-        stage.total,
-        leaf.rank,
-        stage.lanes,
-    )
+    left_leaves = stage.left_leaves
+    left_samples = stage.left_samples
+    total = stage.total
+    rank = leaf.rank
+    lanes = stage.lanes
     before, seen = leaf_counts(left_leaves, left_samples, total, begin * stage.step, rank)
-    low, high, cycle = max(0, epoch_first - seen), 0, begin
+    low = max(0, epoch_first - seen)
+    high = 0
+    cycle = begin
     heads[which, rank, ORDINAL] = seen + low
     while cycle < end and seen < epoch_stop:
         stop = min((cycle + 1) * stage.step, stage.dealt)
@@ -182,10 +185,17 @@ def fill_period(
         right = left + seen_stop - seen
         high = min(right - left, epoch_stop - seen)
         part = parts[which, rank, cycle - begin]
-        part[0], part[1], part[2], part[3] = left // lanes, left % lanes, right // lanes, right % lanes
-        before, seen, cycle = before_stop, seen_stop, cycle + 1
-    heads[which, rank, BEGIN], heads[which, rank, END] = begin, cycle
-    heads[which, rank, LOW], heads[which, rank, HIGH] = low, high
+        part[0] = left // lanes
+        part[1] = left % lanes
+        part[2] = right // lanes
+        part[3] = right % lanes
+        before = before_stop
+        seen = seen_stop
+        cycle = cycle + 1
+    heads[which, rank, BEGIN] = begin
+    heads[which, rank, END] = cycle
+    heads[which, rank, LOW] = low
+    heads[which, rank, HIGH] = high
     heads[which, rank, PURE_BEGIN] = begin + (low > 0)
     heads[which, rank, PURE_END] = cycle - (seen > epoch_stop)
 
@@ -201,19 +211,23 @@ def ordinal_in_period(
     Args:
         key: of the cycle, the source and the lane: it orders the lane's part of the cycle.
     """
-    turn, residue = position // lanes, position % lanes
-    begin, end = int(heads[which, rank, BEGIN]), int(heads[which, rank, END])
+    turn = position // lanes
+    residue = position % lanes
+    begin = int(heads[which, rank, BEGIN])
+    end = int(heads[which, rank, END])
     mixed = heads[which, rank, PURE_BEGIN] > begin or heads[which, rank, PURE_END] < end
     ordinal = int(heads[which, rank, ORDINAL])
     for other in range(begin, end):
         left, left_rest, right, right_rest = parts[which, rank, other - begin]
         before, mine, first = count_ranks(left, left_rest, right, right_rest, residue)
-        place, after = before + turn - first, before + mine
+        place = before + turn - first
+        after = before + mine
         if mixed:
             count = (right - left) * lanes + right_rest - left_rest
             lowest = int(heads[which, rank, LOW]) if other == begin else 0
             highest = int(heads[which, rank, HIGH]) if other == end - 1 else count
-            before, after = min(max(before, lowest), highest), min(max(after, lowest), highest)
+            before = min(max(before, lowest), highest)
+            after = min(max(after, lowest), highest)
             ordinal -= lowest
             if other == cycle and highest - lowest < count:
                 key = hash_combine(key, heads[which, rank, EPOCH])

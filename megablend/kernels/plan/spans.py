@@ -34,10 +34,13 @@ def cut(offsets: Int64s, starts: Int64s, stops: Int64s, out: Int64s) -> None:
         if starts[i] < stops[i]:
             thing = _containing(offsets, starts[i])
             while thing + 1 < len(offsets) and offsets[thing] < stops[i]:
-                low, high = offsets[thing], offsets[thing + 1]
+                low = offsets[thing]
+                high = offsets[thing + 1]
                 if high > low:
-                    out[0, filled], out[1, filled] = i, thing
-                    out[2, filled], out[3, filled] = max(starts[i], low) - low, min(stops[i], high) - low
+                    out[0, filled] = i
+                    out[1, filled] = thing
+                    out[2, filled] = max(starts[i], low) - low
+                    out[3, filled] = min(stops[i], high) - low
                     filled += 1
                 thing += 1
 
@@ -45,7 +48,8 @@ def cut(offsets: Int64s, starts: Int64s, stops: Int64s, out: Int64s) -> None:
 @device
 def _containing(offsets: Int64s, token: int) -> int:
     """The last item that begins at `token` or before."""
-    low, high = 0, len(offsets) - 1
+    low = 0
+    high = len(offsets) - 1
     while high - low > 1:
         middle = (low + high) // 2
         if offsets[middle] <= token:

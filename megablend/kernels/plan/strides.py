@@ -17,12 +17,14 @@ def golden_stride(slots: int, lanes: int) -> int:
     """
     centre = slots * 987 // 1597  # consecutive Fibonacci numbers: the golden ratio to six digits
     reach = min(_CANDIDATES, max(32, slots // lanes + 1))
-    best, best_cost = 1, -1
+    best = 1
+    best_cost = -1
     for stride in range(max(1, centre - reach), min(slots, centre + reach) + 1):
         divisor, cost = _partial_quotients(stride, slots)
         cost += _partial_quotients(stride * lanes, slots)[1]
         if divisor == 1 and (best_cost < 0 or cost < best_cost):
-            best, best_cost = stride, cost
+            best = stride
+            best_cost = cost
     return best
 
 

@@ -46,7 +46,8 @@ def find_tails(
             continue
         cycle = least_multiple(left_leaves, left_samples, total, leaf.total, rank, read + 1, stage.step) - 1
         fill_period_of(stage, leaf, cycle, read, heads, parts)
-        head, part = heads[0, rank], parts[0, rank]
+        head = heads[0, rank]
+        part = parts[0, rank]
         if head[BEGIN] < cut:
             edges[0, rank] = head[ORDINAL]
             cycles = int(head[END] - head[BEGIN])
@@ -59,8 +60,11 @@ def tail_ordinals(
 ) -> None:
     """Fill ordinals int64 [n] with those at `places` int64 [n] in the tails of leaves `ranks` int64 [n]; see `find_tails`."""
     for i in range(len(ranks)):
-        head, part, place = heads[0, ranks[i]], parts[0, ranks[i]], int(places[i])
-        cycles, gone = int(head[END] - head[BEGIN]), int(cut - head[BEGIN])
+        head = heads[0, ranks[i]]
+        part = parts[0, ranks[i]]
+        place = int(places[i])
+        cycles = int(head[END] - head[BEGIN])
+        gone = int(cut - head[BEGIN])
         residue = residue_of(head, part, lanes, place, gone, cycles)
         place -= dealt_below(head, part, lanes, residue, gone, cycles)
         before = dealt_below(head, part, lanes, residue, 0, cycles)
@@ -74,8 +78,10 @@ def count_tails(
     """Fill counts int64 [n]: how many ordinals in the tails of leaves `ranks` int64 [n] are below `ordinals` int64 [n], which
     are of the cut periods; and left int64 [n]: 1 where the ordinal is itself in the tails, otherwise 0; see `find_tails`."""
     for i in range(len(ranks)):
-        head, part = heads[0, ranks[i]], parts[0, ranks[i]]
-        cycles, gone = int(head[END] - head[BEGIN]), int(cut - head[BEGIN])
+        head = heads[0, ranks[i]]
+        part = parts[0, ranks[i]]
+        cycles = int(head[END] - head[BEGIN])
+        gone = int(cut - head[BEGIN])
         place = int(ordinals[i] - head[ORDINAL])
         residue = residue_of(head, part, lanes, place, 0, cycles)
         place -= dealt_below(head, part, lanes, residue, 0, cycles)

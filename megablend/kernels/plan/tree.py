@@ -26,10 +26,12 @@ def huffman(totals: Int64s, left_leaves: Int32s, left_samples: Int64s, leaves: I
     """
     size = len(totals)
     num_nodes = 2 * size - 1  # leaves first, then inner nodes in order of creation
-    weight, width = np.empty(num_nodes, np.int64), np.ones(num_nodes, np.int64)
+    weight = np.empty(num_nodes, np.int64)
+    width = np.ones(num_nodes, np.int64)
     children = np.empty((num_nodes, 2), np.int64)  # heavier, lighter
     weight[:size] = totals
-    leaf, inner = 0, size
+    leaf = 0
+    inner = size
     for node in range(size, num_nodes):
         for side in (1, 0):
             if leaf < size and (inner == node or weight[leaf] <= weight[inner]):
@@ -42,13 +44,16 @@ def huffman(totals: Int64s, left_leaves: Int32s, left_samples: Int64s, leaves: I
         weight[node] = weight[heavy] + weight[light]
         width[node] = width[heavy] + width[light]
 
-    place, rank = np.zeros(num_nodes, np.int64), np.zeros(num_nodes, np.int64)
+    place = np.zeros(num_nodes, np.int64)
+    rank = np.zeros(num_nodes, np.int64)
     for node in range(num_nodes - 1, size - 1, -1):  # parents before children
         heavy, light = children[node]
         left_leaves[place[node]] = width[heavy]
         left_samples[place[node]] = weight[heavy]
-        place[heavy], rank[heavy] = place[node] + 1, rank[node]
-        place[light], rank[light] = place[node] + width[heavy], rank[node] + width[heavy]
+        place[heavy] = place[node] + 1
+        rank[heavy] = rank[node]
+        place[light] = place[node] + width[heavy]
+        rank[light] = rank[node] + width[heavy]
     for node in range(size):
         leaves[rank[node]] = node
 
@@ -62,23 +67,37 @@ def heavy_child_count(n: int, part: int, whole: int) -> int:
     """
     quotient = int(float(n) * float(part) / float(whole) + 0.5)
     rest = int(np.int64(np.uint64(n) * np.uint64(part) - np.uint64(quotient) * np.uint64(whole)))
-    rest, whole = 2 * rest + int(whole), int(whole)  # rest is in [0, 2 * whole) for the right quotient
+    # rest is in [0, 2 * whole) for the right quotient
+    rest = 2 * rest + int(whole)
+    whole = int(whole)
     return quotient - (rest < 0) + (rest >= 2 * whole)
 
 
 @device
 def leaf_counts(left_leaves: Int32s, left_samples: Int64s, total: int, n: int, rank: int) -> tuple[int, int]:
     """Among the first n samples: (how many are of leaves before `rank`, how many of leaf `rank`)."""
-    node, before, passed = 0, 0, 0
-    size, n, total = len(left_leaves), int(n), int(total)
+    node = 0
+    before = 0
+    passed = 0
+    size = len(left_leaves)
+    n = int(n)
+    total = int(total)
     while size > 1:
-        width, part = int(left_leaves[node]), int(left_samples[node])
+        width = int(left_leaves[node])
+        part = int(left_samples[node])
         heavy = heavy_child_count(n, part, total)
         if rank < passed + width:
-            node, size, total, n = node + 1, width, part, heavy
+            node = node + 1
+            size = width
+            total = part
+            n = heavy
         else:
-            before, passed = before + heavy, passed + width
-            node, size, total, n = node + width, size - width, total - part, n - heavy
+            before = before + heavy
+            passed = passed + width
+            node = node + width
+            size = size - width
+            total = total - part
+            n = n - heavy
     return before, n
 
 
@@ -91,17 +110,31 @@ def counts_of_leaf(left_leaves: Int32s, left_samples: Int64s, total: int, n: int
 @device
 def leaf_at(left_leaves: Int32s, left_samples: Int64s, total: int, start: int, stop: int, position: int) -> int:
     """The rank of the leaf at `position` when samples [start, stop) are laid out leaf by leaf; 0 <= position < stop - start."""
-    node, rank, size = 0, 0, len(left_leaves)
-    start, stop, total = int(start), int(stop), int(total)
+    node = 0
+    rank = 0
+    size = len(left_leaves)
+    start = int(start)
+    stop = int(stop)
+    total = int(total)
     while size > 1:
-        width, part = int(left_leaves[node]), int(left_samples[node])
-        heavy_start, heavy_stop = heavy_child_count(start, part, total), heavy_child_count(stop, part, total)
+        width = int(left_leaves[node])
+        part = int(left_samples[node])
+        heavy_start = heavy_child_count(start, part, total)
+        heavy_stop = heavy_child_count(stop, part, total)
         if position < heavy_stop - heavy_start:
-            node, size, total, start, stop = node + 1, width, part, heavy_start, heavy_stop
+            node = node + 1
+            size = width
+            total = part
+            start = heavy_start
+            stop = heavy_stop
         else:
-            position, rank = position - (heavy_stop - heavy_start), rank + width
-            node, size, total = node + width, size - width, total - part
-            start, stop = start - heavy_start, stop - heavy_stop
+            position = position - (heavy_stop - heavy_start)
+            rank = rank + width
+            node = node + width
+            size = size - width
+            total = total - part
+            start = start - heavy_start
+            stop = stop - heavy_stop
     return rank
 
 
@@ -110,9 +143,14 @@ def all_counts(left_leaves: Int32s, left_samples: Int64s, total: int, n: int, co
     """Fill counts int64 [size], by rank: how many of the first n samples each leaf has."""
     size = len(counts)
     # of each inner node: leaves, first rank, samples, samples among the first n
-    leaves, ranks = np.empty(size, np.int64), np.empty(size, np.int64)
-    samples, seen = np.empty(size, np.int64), np.empty(size, np.int64)
-    leaves[0], ranks[0], samples[0], seen[0] = size, 0, total, n
+    leaves = np.empty(size, np.int64)
+    ranks = np.empty(size, np.int64)
+    samples = np.empty(size, np.int64)
+    seen = np.empty(size, np.int64)
+    leaves[0] = size
+    ranks[0] = 0
+    samples[0] = total
+    seen[0] = n
     counts[0] = n  # a single leaf has no node
     for node in range(size - 1):
         heavy = heavy_child_count(seen[node], left_samples[node], samples[node])
@@ -121,18 +159,18 @@ def all_counts(left_leaves: Int32s, left_samples: Int64s, total: int, n: int, co
             counts[middle - 1] = heavy
         else:
             child = node + 1
-            leaves[child], ranks[child], samples[child], seen[child] = (
-                left_leaves[node],
-                ranks[node],
-                left_samples[node],
-                heavy,
-            )
+            leaves[child] = left_leaves[node]
+            ranks[child] = ranks[node]
+            samples[child] = left_samples[node]
+            seen[child] = heavy
         if leaves[node] - left_leaves[node] == 1:
             counts[middle] = seen[node] - heavy
         else:
             child = node + left_leaves[node]
-            leaves[child], ranks[child] = leaves[node] - left_leaves[node], middle
-            samples[child], seen[child] = samples[node] - left_samples[node], seen[node] - heavy
+            leaves[child] = leaves[node] - left_leaves[node]
+            ranks[child] = middle
+            samples[child] = samples[node] - left_samples[node]
+            seen[child] = seen[node] - heavy
 
 
 @kernel

@@ -43,9 +43,12 @@ def gather_tokens(
 
     Returns: -1, or the number of a span that is not within its block or its sample, or `m` where they are not n samples.
     """
-    row, filled = 0, 0
+    row = 0
+    filled = 0
     for i in range(len(places)):
-        place, start, size = places[i], starts[i], stops[i] - starts[i]
+        place = places[i]
+        start = starts[i]
+        size = stops[i] - starts[i]
         if place < 0 or place >= len(sizes) or start < 0 or size < 1 or stops[i] > sizes[place]:
             return i
         if filled + size > width or row >= len(tokens):
@@ -61,7 +64,8 @@ def gather_tokens(
                 to[j] = read[unlabelled + j]
         filled += size
         if filled == width:
-            row, filled = row + 1, 0
+            row = row + 1
+            filled = 0
     return -1 if row == len(tokens) and filled == 0 else len(places)
 
 
@@ -91,7 +95,9 @@ def mark_documents(
     """
     filled = 0
     for i in range(len(places)):
-        place, start, size = places[i], starts[i], stops[i] - starts[i]
+        place = places[i]
+        start = starts[i]
+        size = stops[i] - starts[i]
         if place < 0 or place >= len(ids):
             return i
         if size < 0 or filled + size > len(out):

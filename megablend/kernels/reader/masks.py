@@ -33,7 +33,9 @@ def document_ends(begins: Begins, ends: npt.NDArray[np.int32], longest: npt.NDAr
     """
     length = begins.shape[1]
     for i in range(begins.shape[0]):
-        filled, last, most = 0, 0, 0
+        filled = 0
+        last = 0
+        most = 0
         for j in range(length):
             if begins[i, j]:
                 ends[i, filled] = j

@@ -97,7 +97,8 @@ def sample_numbers(ks: npt.ArrayLike, num_samples: int) -> Int64s:
 
 def check_places(sources: npt.ArrayLike, ordinals: npt.ArrayLike, totals: Int64s) -> tuple[Int32s, Int64s]:
     """Sources as int32 [n] and ordinals as int64 [n]. Raises: IndexError where a source or an ordinal does not exist."""
-    owners, numbers = np.ascontiguousarray(sources, np.int32), np.ascontiguousarray(ordinals, np.int64)
+    owners = np.ascontiguousarray(sources, np.int32)
+    numbers = np.ascontiguousarray(ordinals, np.int64)
     known = (owners >= 0) & (owners < len(totals))
     outside = ~known | (numbers < 0)
     outside[known] |= numbers[known] >= totals[owners[known]]

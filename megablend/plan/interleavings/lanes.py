@@ -69,19 +69,25 @@ class LanePlan(LocatesMany):
         first_sample: int = 0,
         first_tokens: Sequence[int] | Int64s | None = None,
     ) -> None:
-        totals, cycles = np.asarray(totals, np.int64), np.asarray(cycles, np.int64)
+        totals = np.asarray(totals, np.int64)
+        cycles = np.asarray(cycles, np.int64)
         zeros = np.zeros(len(totals), np.int64)
         first = zeros if first_tokens is None else np.asarray(first_tokens, np.int64)
         _check(lanes, window, cycles)
         if epoch_tokens is not None:
             check_tokens(totals.tolist(), first.tolist(), [int(tokens) for tokens in epoch_tokens], sample_tokens)
-        self.num_sources, self.num_samples = len(totals), int(totals.sum())
-        self._lanes, self._window, self._seed, self._start = lanes, window, seed & MASK, first_sample
+        self.num_sources = len(totals)
+        self.num_samples = int(totals.sum())
+        self._lanes = lanes
+        self._window = window
+        self._seed = seed & MASK
+        self._start = first_sample
         self._cycle_samples = lanes * window
         self._dealt = self.num_samples // lanes * lanes
         """Samples of the full cycles and the short one; the tail follows."""
         tree = self._tree = build_tree(totals)
-        self._leaf_tokens, self._leaf_cycles = first[tree.sources], cycles[tree.sources]
+        self._leaf_tokens = first[tree.sources]
+        self._leaf_cycles = cycles[tree.sources]
         self._leaf_epochs = (zeros if epoch_tokens is None else np.asarray(epoch_tokens, np.int64))[tree.sources]
         self._sample_tokens = sample_tokens
         cut = self._dealt % self._cycle_samples // lanes
@@ -103,7 +109,8 @@ class LanePlan(LocatesMany):
 
     def first_sample_from(self, source: int, ordinal: int, *, before: int | None = None) -> int | None:
         """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none (before `before`)."""
-        ordinal, ranks = max(0, ordinal), np.flatnonzero(self._tree.sources == source)
+        ordinal = max(0, ordinal)
+        ranks = np.flatnonzero(self._tree.sources == source)
         if len(ranks) == 0 or ordinal >= self._tree.samples[ranks[0]]:
             return None
         stop = self.num_samples if before is None else before
@@ -124,7 +131,8 @@ class LanePlan(LocatesMany):
         _, seen = self._counts_of(rank, min(cycle * self._cycle_samples, self._dealt))
         if n > seen + len(in_cycle):  # of the stage's tail
             tail = np.arange(self._dealt, self.num_samples)
-            seen, in_cycle = seen + len(in_cycle), tail[self._sources(self._dealt, self.num_samples) == source]
+            seen = seen + len(in_cycle)
+            in_cycle = tail[self._sources(self._dealt, self.num_samples) == source]
         return int(in_cycle[n - 1 - seen])
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
@@ -162,8 +170,10 @@ class LanePlan(LocatesMany):
 
     def find_tails(self, n: int) -> Tails:
         """What is left of each source's period after the first n samples, which end with a full cycle."""
-        tree, size = self._tree, len(self._tree.sources)
-        heads, edges = np.zeros((1, size, HEAD), np.int64), np.empty((3, size), np.int64)
+        tree = self._tree
+        size = len(self._tree.sources)
+        heads = np.zeros((1, size, HEAD), np.int64)
+        edges = np.empty((3, size), np.int64)
         parts = np.zeros((1, size, int(self._leaf_cycles.max()), 4), np.int64)
         cut = n // self._cycle_samples
         columns = tree.samples, self._leaf_tokens, self._leaf_cycles, self._leaf_epochs
@@ -206,7 +216,8 @@ class LanePlan(LocatesMany):
     def _samples_about(self, rank: int, ordinal: int, stop: int) -> Iterator[Int64s]:
         """Samples int64 [n], ascending, that a leaf has in each cycle of the period with its `ordinal`, then those of the stage's
         tail; without cycles that begin at sample `stop` or later."""
-        tree, total = self._tree, self.num_samples
+        tree = self._tree
+        total = self.num_samples
         shape = tree.left_leaves, tree.left_samples
         cycle = self._cycle_of(rank, ordinal + 1)
         if cycle * self._cycle_samples < self._dealt:
@@ -220,8 +231,10 @@ class LanePlan(LocatesMany):
 
     def _samples_in_cycle(self, rank: int, cycle: int) -> Int64s:
         """Samples of a leaf in a cycle: int64 [n], ascending."""
-        low, high = cycle * self._cycle_samples, min((cycle + 1) * self._cycle_samples, self._dealt)
-        (before, seen), (before_high, seen_high) = self._counts_of(rank, low), self._counts_of(rank, high)
+        low = cycle * self._cycle_samples
+        high = min((cycle + 1) * self._cycle_samples, self._dealt)
+        (before, seen) = self._counts_of(rank, low)
+        (before_high, seen_high) = self._counts_of(rank, high)
         schedule = self._schedules[0 if high - low == self._cycle_samples else -1]
         shift = cycle_shift(self._seed, self._start, cycle, schedule.slots)
         left = before_high - before
@@ -242,7 +255,8 @@ class LanePlan(LocatesMany):
         return self._locate(np.arange(start, stop), np.ones_like(self._leaf_cycles))[0]
 
     def _locate(self, ks: Int64s, leaf_cycles: Int64s) -> tuple[Int32s, Int64s]:
-        sources, ordinals = np.empty(ks.shape, np.int32), np.empty(ks.shape, np.int64)
+        sources = np.empty(ks.shape, np.int32)
+        ordinals = np.empty(ks.shape, np.int64)
         locate(
             ks,
             self._tree.left_leaves,

@@ -57,12 +57,15 @@ class Tails:
     def find_next(self, sources: Int32s, ordinals: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
         """The next ordinals that stand for `ordinals` int64 [n], or for the first ones after them that are left: int64 [n];
         and whether each is left: bool [n]."""
-        found, left = np.maximum(ordinals, self.read[sources]), ordinals >= self.stop[sources]
+        found = np.maximum(ordinals, self.read[sources])
+        left = ordinals >= self.stop[sources]
         rows = np.flatnonzero((ordinals >= self.first[sources]) & ~left)
         if not len(rows):
             return found, left
         chosen = sources[rows]
-        counts, is_left = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        counts = np.empty(len(rows), np.int64)
+        is_left = np.empty(len(rows), np.int64)
         count_tails(self.ranks[chosen], ordinals[rows], self.lanes, self.cut, self.heads, self.parts, counts, is_left)
-        found[rows], left[rows] = self.read[chosen] + counts, is_left > 0
+        found[rows] = self.read[chosen] + counts
+        left[rows] = is_left > 0
         return found, left

@@ -33,7 +33,8 @@ def build_tree(totals: npt.NDArray[np.int64]) -> Tree:
     """Build the tree of a stage: totals int64 [D], not negative, at least one positive, sum below 2^50. O(D log D)."""
     order = np.argsort(totals, kind="stable")
     order = order[totals[order] > 0]
-    left_leaves, left_samples = np.zeros(len(order), np.int32), np.zeros(len(order), np.int64)
+    left_leaves = np.zeros(len(order), np.int32)
+    left_samples = np.zeros(len(order), np.int64)
     leaves = np.empty(len(order), np.int32)
     huffman(totals[order], left_leaves, left_samples, leaves)
     sources = order[leaves]

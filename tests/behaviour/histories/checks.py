@@ -30,7 +30,8 @@ def check_job(job: Job) -> None:
     lengths = [each["sequence_length"] for each in settings]
     samples = [twin.list_samples(dataset, source, lengths) for source in range(job.files.num_sources)]
     assert sum(map(len, samples)) == len(dataset)
-    known, read = job.files.list_tokens(), read_fields(dataset)
+    known = job.files.list_tokens()
+    read = read_fields(dataset)
     for source, listed in enumerate(samples):
         for sample in listed:
             is_skipped = any(start <= sample.k < stop for start, stop in job.skips)
@@ -50,7 +51,8 @@ def check_job(job: Job) -> None:
 
 def list_settings(dataset: megablend.Dataset, job: Job) -> list[dict[str, Any]]:
     """The settings of each sample, as the config says; of a drain, those of the stage before, but masks of the stage after."""
-    found, starts = list[dict[str, Any]](), dataset.run.ledger.starts
+    found = list[dict[str, Any]]()
+    starts = dataset.run.ledger.starts
     for stretch in dataset.run.plan.list_stretches():
         masks = job.settings_of(bisect.bisect(starts, stretch.start) - 1)
         settings = job.settings_of(stretch.stage) | {key: masks[key] for key in MASKS}
@@ -75,7 +77,8 @@ def find_first(stretches: list[Stretch], stage: int) -> int:
 
 def check_tokens(job: Job, source: int, samples: list[SourceSample]) -> list[int]:
     """No token of a source is lost, and each is read once an epoch. Returns: where its epochs begin."""
-    run, changes = job.dataset.run, list[Change]()
+    run = job.dataset.run
+    changes = list[Change]()
     stretches = run.plan.list_stretches()
     longest = max(
         (stage.blend.sources[source].cycles or 1)
@@ -98,11 +101,13 @@ def check_tokens(job: Job, source: int, samples: list[SourceSample]) -> list[int
 
 def check_stages(job: Job, samples: list[list[SourceSample]]) -> None:
     """Shares, schedules and caps of each stage."""
-    ledger, stretches = job.dataset.run.ledger, job.dataset.run.plan.list_stretches()
+    ledger = job.dataset.run.ledger
+    stretches = job.dataset.run.plan.list_stretches()
     owners = {sample.k: source for source, listed in enumerate(samples) for sample in listed}
     for number, requested in enumerate(job.requested):
         settings = job.settings_of(number) | {"schedule": job.stages[number].get("schedule")}
-        stage, first = ledger.stages[number], find_first(stretches, number)
+        stage = ledger.stages[number]
+        first = find_first(stretches, number)
         ranges = [
             range(each.start, each.stop) for each in stretches if each.stage == number and each.start < stage.stop
         ]
@@ -211,7 +216,8 @@ def check_commands(
 
 def check_rebuilt(job: Job, dataset: megablend.Dataset) -> None:
     """With what the commands print of cuts and drains, the config alone makes a run of one snapshot again."""
-    ledger, stages = dataset.run.ledger, list[dict[str, Any]]()
+    ledger = dataset.run.ledger
+    stages = list[dict[str, Any]]()
     if len(ledger.indices) > 1:
         return
     for before, stage, listed in zip([None, *ledger.stages], ledger.stages, job.stages, strict=False):
@@ -231,7 +237,8 @@ def check_export(job: Job, dataset: megablend.Dataset) -> None:
         for file in job.files.files
     }
     for row, sample in zip(rows, read_samples(dataset, [row["sample"] for row in rows]), strict=True):
-        tokens, at = sample.tokens.tolist(), 0
+        tokens = sample.tokens.tolist()
+        at = 0
         for piece in row["pieces"]:
             part = tokens[at : at + piece["stop"] - piece["start"]]
             at += len(part)

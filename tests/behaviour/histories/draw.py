@@ -11,7 +11,8 @@ from tests.behaviour.histories.job import Job, Requested, draw_masks
 
 def draw_stage(job: Job) -> tuple[dict[str, Any], Requested]:
     """A next stage, and what it requests."""
-    rng, files = job.rng, job.files
+    rng = job.rng
+    files = job.files
     stage: dict[str, Any] = {"samples": len(job.dataset) + 32 * rng.randrange(4, 9)}
     if rng.random() < 0.15:
         return stage, job.requested[-1]
@@ -75,7 +76,8 @@ def change_caps(job: Job, stage: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def ease(job: Job, stage: dict[str, Any], requested: Requested) -> Requested:
     """Change a stage that cannot be, as its error says. Returns: what it requests now."""
-    said, number = job.refused, len(job.stages)
+    said = job.refused
+    number = len(job.stages)
     if "when samples get another length" in said:
         del stage["sequence_length"]
     elif said.startswith("stages[") and not said.startswith(f"stages[{number}]"):

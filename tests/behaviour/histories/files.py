@@ -40,8 +40,12 @@ class Files:
     """
 
     def __init__(self, folder: Path, rng: random.Random, shares: Sequence[Fraction], *, appends_eod: bool) -> None:
-        self.folder, self.rng, self.shares, self.appends_eod = folder, rng, shares, appends_eod
-        self.kinds, self.files = list[str](), list[DataFile]()
+        self.folder = folder
+        self.rng = rng
+        self.shares = shares
+        self.appends_eod = appends_eod
+        self.kinds = list[str]()
+        self.files = list[DataFile]()
         self.snapshots = list[list[DataFile]]()
         self.lost_by: int | None = None
         """The source that lost a file with the last change."""
@@ -63,7 +67,8 @@ class Files:
 
     def add_file(self, source: int) -> None:
         """A new file of a source, which may come before others by its name."""
-        kind, listed = KINDS[self.kinds[source]], list[list[int] | None]()
+        kind = KINDS[self.kinds[source]]
+        listed = list[list[int] | None]()
         for _ in range(self.rng.randrange(20, 50)):
             size = self.rng.choice([0, 1, self.rng.randrange(30), self.rng.randrange(30)])
             listed.append(list(range(self._next_token, self._next_token + size)) if size else None)
@@ -81,7 +86,8 @@ class Files:
             self.add_source()
         else:
             self.add_file(source)
-        renamed, self.lost_by = None, None
+        renamed = None
+        self.lost_by = None
         for chance, act in ((0.3, self._remove), (0.3, self._rename)):
             if self.rng.random() < chance:
                 file = self.rng.choice([each for each in self.files if not each.is_gone])
@@ -133,8 +139,10 @@ class Files:
 
     def tokens(self, snapshot: int, source: int, split: str = "train") -> frozenset[int]:
         """The tokens of a source in a snapshot, in a split."""
-        found, i = set[int](), SPLITS.index(split)
-        low, high = sum(self.shares[:i], Fraction(0)), sum(self.shares[: i + 1], Fraction(0))
+        found = set[int]()
+        i = SPLITS.index(split)
+        low = sum(self.shares[:i], Fraction(0))
+        high = sum(self.shares[: i + 1], Fraction(0))
         for file in self.snapshots[snapshot]:
             if file.source != source:
                 continue

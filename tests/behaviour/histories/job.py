@@ -50,8 +50,11 @@ class Job:
     """
 
     def __init__(self, folder: Path, rng: random.Random, *, kills: bool) -> None:
-        self.folder, self.rng, self.kills = folder, rng, kills
-        eod, split = rng.choice([None, None, EOD]), rng.choice([None, None, "70,20,10"])
+        self.folder = folder
+        self.rng = rng
+        self.kills = kills
+        eod = rng.choice([None, None, EOD])
+        split = rng.choice([None, None, "70,20,10"])
         shares = [Fraction(int(each), 100) for each in (split or "100,0,0").split(",")]
         self.files = Files(folder / "data", rng, shares, appends_eod=eod is not None)
         self.settings: dict[str, Any] = {
@@ -83,7 +86,8 @@ class Job:
     @property
     def config(self) -> dict[str, Any]:
         """The config as it is now."""
-        files, sources = self.files, list[dict[str, Any]]()
+        files = self.files
+        sources = list[dict[str, Any]]()
         for source, kind in enumerate(files.kinds):
             path = f"{self.folder}/data/source{source}/*{KINDS[kind].suffix}"
             sources.append(
@@ -111,7 +115,8 @@ class Job:
 
     def rename(self) -> None:
         """Give the run another name."""
-        old, new = self.settings["run"], f"run{self.rng.randrange(10**6)}"
+        old = self.settings["run"]
+        new = f"run{self.rng.randrange(10**6)}"
         self._kill_sometimes(lambda: megablend.rename_run(self.config, old, new))
         if old in [each.run for each in megablend.list_runs(self.config)]:
             megablend.rename_run(self.config, old, new)

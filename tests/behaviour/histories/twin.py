@@ -53,9 +53,11 @@ def make_fields(
         tokens: with the extra one, if the run has it.
         begins: whether the token before is not of the same document, or not the one before in it.
     """
-    length, by_document = settings["sequence_length"], settings.get("inter_document_masking")
+    length = settings["sequence_length"]
+    by_document = settings.get("inter_document_masking")
     after_eod = _last_of([i > 0 and tokens[i - 1] == EOD for i in range(length)])
-    documents, whole = _last_of(begins[:length]), [0] * length
+    documents = _last_of(begins[:length])
+    whole = [0] * length
     first = documents if by_document else after_eod if settings.get("reset_position_ids") else whole
     masks_eod = settings.get("eod_mask_loss")
     fields: dict[str, Any] = {
@@ -85,10 +87,12 @@ def list_samples(dataset: megablend.Dataset, source: int, lengths: Sequence[int]
     """The samples of a source by their positions; `lengths` of all samples of the run, without extra tokens."""
     sources, ordinals = dataset.run.plan.locate_many(range(len(dataset)))
     positions = dataset.run.plan.token_ranges(sources, ordinals)[0].tolist()
-    ks, found = np.flatnonzero(sources == source).tolist(), []
+    ks = np.flatnonzero(sources == source).tolist()
+    found = []
     for k, sample in zip(ks, read_samples(dataset, ks), strict=True):
         tokens = sample.tokens.tolist()
-        own, extra = tokens[: lengths[k]], tokens[lengths[k] :]
+        own = tokens[: lengths[k]]
+        extra = tokens[lengths[k] :]
         assert len(own) == lengths[k]
         assert len(extra) == dataset.run.extra_token
         found.append(SourceSample(k, positions[k], own, extra[0] if extra else None))
@@ -101,7 +105,8 @@ def join_tokens(samples: Sequence[SourceSample], *, changes: int) -> list[int | 
     Raises: AssertionError where samples overlap, or more than `changes` of them end in other tokens than the next ones begin
         with.
     """
-    found, breaks = list[int | None](), 0
+    found = list[int | None]()
+    breaks = 0
     for before, sample in itertools.zip_longest([None, *samples], samples):
         if sample is None:
             break
@@ -123,7 +128,9 @@ def divide_epochs(tokens: Sequence[int | None], changes: Sequence[Change], token
 
     Returns: None where they are not.
     """
-    tried, todo = set[tuple[int, int]](), [(0, 0, list[int]())]  # a position, and the snapshot of the epoch before it
+    # a position, and the snapshot of the epoch before it
+    tried = set[tuple[int, int]]()
+    todo = [(0, 0, list[int]())]
     while todo:
         place, snapshot, before = todo.pop()
         if place >= len(tokens):
@@ -155,7 +162,8 @@ def check_shares(
         caps: samples left of each source, where what exceeds them is given to the others: then sources below their caps have
             equally many samples by weight, and those at their caps not more.
     """
-    length, total = sum(counts), sum(weights)
+    length = sum(counts)
+    total = sum(weights)
     within = 2 if is_cut else 1
     if caps is None:
         for count, weight in zip(counts, weights, strict=True):
@@ -180,12 +188,14 @@ def check_steps(
         steps: samples of each source in each step, [steps][num_sources], of those that were read.
         number: of all steps.
     """
-    due, given = [0.0] * len(start), [0] * len(start)
+    due = [0.0] * len(start)
+    given = [0] * len(start)
     for i, counts in enumerate(steps):
         way = (i + 0.5) / number
         way = (1 - math.cos(math.pi * way)) / 2 if is_cosine else way
         for d, count in enumerate(counts):
-            begin, end = float(start[d] / sum(start)), float(stop[d] / sum(stop))
+            begin = float(start[d] / sum(start))
+            end = float(stop[d] / sum(stop))
             due[d] += (begin + (end - begin) * way) * sum(counts)
             given[d] += count
             assert abs(given[d] - due[d]) <= 1 + 1e-6

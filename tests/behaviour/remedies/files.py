@@ -31,7 +31,8 @@ class Data(Bench):
     """A run of one source, which is one file; the settings that change are those of the source."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.folder, self.patch = folder / "data", patch
+        self.folder = folder / "data"
+        self.patch = patch
         self.folder.mkdir()
         self.source: dict[str, Any] = {"name": "a"}
         self.settings: dict[str, Any] = {"cache": str(folder / "cache"), "sequence_length": 8, "samples": 20}

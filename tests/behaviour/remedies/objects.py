@@ -49,8 +49,12 @@ class Case(Bench):
     """An object that is read; the settings that change are those of its location's prefix."""
 
     def __init__(self, source: FaultySource, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.source, self.folder, self.patch, self.location = source, folder, patch, "s3://b/x"
-        self.url, self.port = source.url, source.port
+        self.source = source
+        self.folder = folder
+        self.patch = patch
+        self.location = "s3://b/x"
+        self.url = source.url
+        self.port = source.port
         self.settings: dict[str, Any] = {"endpoint": source.url, "give_up_after": 1.0}
         self.env(AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="y", AWS_REGION="us-east-1")
 

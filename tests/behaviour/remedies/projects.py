@@ -81,7 +81,8 @@ def restore(name: str) -> Step:
     """Put a file or folder of the backup in its place."""
 
     def put_back(bench: Run) -> None:
-        kept, target = bench.folder / "backup" / name, bench.folder / name
+        kept = bench.folder / "backup" / name
+        target = bench.folder / name
         if kept.is_dir():
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(kept, target)

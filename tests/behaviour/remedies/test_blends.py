@@ -77,7 +77,8 @@ class Blend(Bench):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Change:
-    folder, sources = tmp_path_factory.mktemp("blends"), []
+    folder = tmp_path_factory.mktemp("blends")
+    sources = []
     for d, (name, size, weight) in enumerate((("s0", 400, 6), ("s1", 800, 3), ("s2", 1600, 1), ("tiny", 3, 0))):
         pieces = 4 if size > 3 else 1
         documents = [[d * 10**5 + i for i in range(size // pieces)] for _ in range(pieces)]
@@ -123,7 +124,9 @@ def to_end(**settings: Any) -> Change:
     return ending({"samples": 40}, {"samples": 200, **settings})
 
 
-EPOCHS, TOKENS, COUNTS = in_units("epochs", 1), in_units("tokens", 400), in_units("samples", 5)
+EPOCHS = in_units("epochs", 1)
+TOKENS = in_units("tokens", 400)
+COUNTS = in_units("samples", 5)
 ONCE = {name: {"max_epochs": 1} for name in NAMES}
 SIZES = weights("size", "size", "size")
 WEB = {"name": "s0", "weight": 1}
@@ -139,7 +142,8 @@ def said_by(use: Callable[[Blend], Any]) -> Callable[..., Fault]:
     return lambda name, change, says, *remedies: fault(name, change, re.escape(says), *remedies, fails=use)
 
 
-config, plan = said_by(Blend.load), said_by(Blend.use)
+config = said_by(Blend.load)
+plan = said_by(Blend.use)
 
 # fmt: off
 test_what_the_config_shows = table(
@@ -359,7 +363,8 @@ def test_a_position_beyond_the_run(base: Change) -> None:
 
 def test_a_number_for_a_beginning_is_printed(committed: Change, tmp_path: Path) -> None:
     """By `amend`, whose number the config of a new run takes."""
-    path, edited = tmp_path / "run.json", committed | ending({"samples": 200}, {"samples": 240, **HEAVY})
+    path = tmp_path / "run.json"
+    edited = committed | ending({"samples": 200}, {"samples": 240, **HEAVY})
     del edited["samples"]
     path.write_text(json.dumps(edited))
     printed = CliRunner().invoke(cli, ["amend", str(path), "--at", "50"])

@@ -34,7 +34,8 @@ class Remote(Bench):
 
     def __init__(self, config: dict[str, Any], folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.config = config | {"local_cache": str(folder / "another node")}
-        self.patch, self.prefix = patch, ObjectPrefix(config["cache"], ObjectOptions())
+        self.patch = patch
+        self.prefix = ObjectPrefix(config["cache"], ObjectOptions())
         self.store = ObjectCacheStore(config["cache"], ObjectOptions())
         self.expected = samples(config)
 
@@ -160,7 +161,8 @@ def fetch_fragment(bench: Any) -> None:
     assert bench.store.fetch_file("fragments", bench.name, is_written=True).is_file()
 
 
-RECORDS, COMMITS = r"/runs/default/\d+\.json", r"/generations/[0-9a-f]+/commits/\d+\.json"
+RECORDS = r"/runs/default/\d+\.json"
+COMMITS = r"/generations/[0-9a-f]+/commits/\d+\.json"
 NOT_JSON = r"damaged \(.*\); restore it from a backup"
 NOT_A_VERSION = r"damaged \(not a version of a record\); restore it from a backup"
 NEWER = "found format version 2, expected 1; use the version of megablend that wrote it"

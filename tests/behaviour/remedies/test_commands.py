@@ -23,7 +23,8 @@ class Calls(Bench):
     """A run of 80 samples, and 10 of validation, that all tests of the module share."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.config, self.folder = config, Path(config["cache"]).parent
+        self.config = config
+        self.folder = Path(config["cache"]).parent
 
     def own(self, name: str, **settings: Any) -> dict[str, Any]:
         """A run of its own; None removes a setting."""

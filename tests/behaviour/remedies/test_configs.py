@@ -24,7 +24,8 @@ TWO = {"sources": {"web": {"weight": 2}}}
 
 class Config(Bench):
     def __init__(self, folder: Path) -> None:
-        self.folder, self.path = folder, folder / "run.yaml"
+        self.folder = folder
+        self.path = folder / "run.yaml"
         self.given: dict[str, Any] = {"cache": "c", "sequence_length": 8, "samples": 192, "sources": [WEB, CODE]}
 
     def change(self, settings: Mapping[str, Any]) -> None:

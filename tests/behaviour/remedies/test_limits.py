@@ -97,12 +97,15 @@ def test_too_little_memory() -> None:
 
 
 def test_more_cached_blocks_than_memory_has_room_for(tmp_path: Path) -> None:
-    length, documents = 50_000, 1_200  # 114 MiB of blocks: more than the process has room for, less than `memory`
+    # 114 MiB of blocks: more than the process has room for, less than `memory`
+    length = 50_000
+    documents = 1_200
     values = pa.array(np.full(length * documents, 7, np.uint16))
     starts = pa.array(np.arange(0, len(values) + 1, length, dtype=np.int32))
     tokens = pa.ListArray.from_arrays(starts, values)
     pq.write_table(pa.table({"input_ids": tokens}), tmp_path / "a.parquet", row_group_size=20)
-    project, lower = tmp_path / "run.yaml", tmp_path / "lower.yaml"
+    project = tmp_path / "run.yaml"
+    lower = tmp_path / "lower.yaml"
     source = f"- name: a\n  path: {tmp_path}/a.parquet\n"
     settings = f"cache: {tmp_path}/cache\nsequence_length: 4096\nsamples: 20000\nsources:\n{source}"
     project.write_text(f"memory: 2GiB\n{settings}")

@@ -38,7 +38,9 @@ class Call(Bench):
     """The flags of one call, each with its words; `_` stands for `-`."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.folder, self.cache, self.patch = folder, folder / "cache", patch
+        self.folder = folder
+        self.cache = folder / "cache"
+        self.patch = patch
         lengths = np.random.default_rng(0).integers(1, 60, (3, 1500))
         self.a, self.b, self.c = (write_pair(folder / f"{i}_text", each) for i, each in enumerate(lengths))
         self.flags: dict[str, Any] = {

@@ -54,7 +54,8 @@ def build(path: Path, mount: Path | None) -> subprocess.CompletedProcess[str]:
 def test_a_folder_that_ranks_do_not_share(tmp_path: Path, folder: str) -> None:
     sources = [write_source(tmp_path, 0, "parquet", documents(0, 150, 60, 5), num_files=6) | {"weight": 1}]
     config: dict[str, Any] = make_config(tmp_path, sources, samples=80, order="document")
-    path, mount = tmp_path / "run.json", tmp_path / "cache" / folder
+    path = tmp_path / "run.json"
+    mount = tmp_path / "cache" / folder
     path.write_text(json.dumps(config))
     mount.mkdir(parents=True)
     done = build(path, mount)

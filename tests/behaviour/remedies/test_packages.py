@@ -58,7 +58,8 @@ class Package:
     """An installed package with an entry point."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.information = folder, folder / "megablend_odd-1.0.dist-info"
+        self.folder = folder
+        self.information = folder / "megablend_odd-1.0.dist-info"
         folder.mkdir()
 
     def install(self, group: str, name: str, code: str) -> None:

@@ -95,7 +95,8 @@ def newer_format(bench: Run) -> None:
 
 def of_another_source(bench: Run) -> None:
     """The index has another source than the run."""
-    manifest, roots = read_manifest(bench.kept), read_roots(bench.kept)
+    manifest = read_manifest(bench.kept)
+    roots = read_roots(bench.kept)
     manifest["sources"][0]["name"] = "b"
     (bench.kept / "manifest.json").write_bytes(dump_with_checksum(manifest))
     (bench.kept / "roots.json").write_bytes(dump_with_checksum(roots | {"roots": {"b": roots["roots"]["a"]}}))
@@ -384,7 +385,8 @@ with build_lock(Path(sys.argv[1])):
 
 def test_a_cache_that_another_build_holds(bench: Run) -> None:
     bench.patch.setattr("megablend.fs.build_lock.WAIT_SECONDS", 0.2)
-    command, pipe = [sys.executable, "-c", HOLD, str(bench.cache)], subprocess.PIPE
+    command = [sys.executable, "-c", HOLD, str(bench.cache)]
+    pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
         assert other.stdout is not None
         try:

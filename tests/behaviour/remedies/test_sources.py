@@ -22,7 +22,8 @@ class Sources(Bench):
     """A run; the settings that change are those of the config."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.folder, self.patch = folder, patch
+        self.folder = folder
+        self.patch = patch
         self.config: dict[str, Any] = {"cache": str(folder / "cache"), "sequence_length": 8, "samples": 20}
         self.data("a.parquet")
         self.change({"sources": [{"path": f"{folder}/a.parquet"}]})

@@ -54,7 +54,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def start_all(*launcher: str, before: str = "") -> subprocess.Popen[str]:
     """A process that reads commands, and then runs them."""
-    command, pipe = [*launcher, *python("torch"), "-c", before + RUN_ALL], subprocess.PIPE
+    command = [*launcher, *python("torch"), "-c", before + RUN_ALL]
+    pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
 
 

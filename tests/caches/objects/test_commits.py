@@ -50,7 +50,8 @@ def read(prefix: ObjectPrefix, node: Path) -> dict[str, str]:
 
 
 def test_a_version_whose_answer_was_lost_is_its_own(prefix: ObjectPrefix, monkeypatch: pytest.MonkeyPatch) -> None:
-    chain, create = Chain(prefix, "runs/a"), ObjectPrefix.create
+    chain = Chain(prefix, "runs/a")
+    create = ObjectPrefix.create
 
     def create_and_lose(self: ObjectPrefix, key: str, data: bytes) -> bool:
         assert create(self, key, data)
@@ -92,7 +93,8 @@ def test_names_that_are_no_text_are_refused(name: object) -> None:
 
 
 def test_a_copy_follows_what_is_replaced_and_what_is_not(prefix: ObjectPrefix, tmp_path: Path) -> None:
-    node, other = tmp_path / "node", tmp_path / "other"
+    node = tmp_path / "node"
+    other = tmp_path / "other"
     commit(prefix, node, write(tmp_path / "first", table="one"), {"seen": b"1"})
     assert read(prefix, other) == {"table": "one", "seen": "1"}
     commit(prefix, node, write(tmp_path / "second", table="one"), {"seen": b"2"}, is_same=True)
@@ -178,7 +180,9 @@ def test_leftovers_are_old_and_of_no_present_commit(prefix: ObjectPrefix, tmp_pa
 
 
 def test_only_what_is_unfinished_for_a_day_is_removed_from_a_node(tmp_path: Path) -> None:
-    old, new, kept = tmp_path / ".tmp-old", tmp_path / "a" / ".tmp-new", tmp_path / "a" / "table"
+    old = tmp_path / ".tmp-old"
+    new = tmp_path / "a" / ".tmp-new"
+    kept = tmp_path / "a" / "table"
     (tmp_path / ".tmp-folder").mkdir()
     new.parent.mkdir()
     for path in (old, new, kept, tmp_path / ".tmp-folder" / "x"):

@@ -46,7 +46,8 @@ def test_what_is_used_stays_and_what_is_downloaded_just_now(tmp_path: Path, remo
     _, config = configs(tmp_path, remote)
     digest = megablend.build(config).index.digest
     (node,) = find_nodes(tmp_path)
-    copy, receipt = node / "generations" / digest, node / RECEIPTS / f"generations-{digest}.json"
+    copy = node / "generations" / digest
+    receipt = node / RECEIPTS / f"generations-{digest}.json"
     make_older(node)
     megablend.open(config)  # uses it
     assert remove_unused(node, time.time() - 100)[0] == 0
@@ -87,7 +88,8 @@ def make_copy(folder: Path) -> Path:
 
 
 def test_the_folder_of_the_cache_itself_stays(tmp_path: Path) -> None:
-    own, other = tmp_path / ("0" * 24), tmp_path / ("1" * 24)
+    own = tmp_path / ("0" * 24)
+    other = tmp_path / ("1" * 24)
     for folder in (own, other):
         make_copy(folder)
     assert remove_unused(own, time.time() - 100)[0] == 2

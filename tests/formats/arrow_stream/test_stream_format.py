@@ -72,9 +72,12 @@ def test_what_is_not_whole_is_refused(path: Path) -> None:
 @examples(100)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(8, 12), st.integers(0, 3)), max_size=6))
 def test_places_survive_packing(batches: list[tuple[int, int, int]]) -> None:
-    places, end = np.zeros(len(batches), PLACE_DTYPE), 0
+    places = np.zeros(len(batches), PLACE_DTYPE)
+    end = 0
     for place, (gap, metadata, body) in zip(places, batches, strict=True):
-        place["offset"], place["metadata_bytes"], place["body_bytes"] = end + gap, metadata, body
+        place["offset"] = end + gap
+        place["metadata_bytes"] = metadata
+        place["body_bytes"] = body
         end += gap + metadata + body
     assert (unpack_places("x", pack_places(places), max(end, 1)) == places).all()
 

@@ -153,7 +153,8 @@ def test_an_idx_that_changes_under_its_reader(path: Path) -> None:
     jumps=st.sets(st.integers(0, 39)),
 )
 def test_blocks_are_neighbouring_whole_sequences(lengths: list[int], block_bytes: int, jumps: set[int]) -> None:
-    pointers, place = [], 0
+    pointers = []
+    place = 0
     for i, length in enumerate(lengths):
         place += 1000 if i in jumps else 0
         pointers.append(place)

@@ -31,7 +31,8 @@ from tests.formats.writers import index
 from tests.storages import STORAGE
 
 LIMITS = LocalStorage().limits("")
-GAP_BYTES, MERGED_BYTES = LIMITS.max_gap_bytes, LIMITS.max_merged_bytes
+GAP_BYTES = LIMITS.max_gap_bytes
+MERGED_BYTES = LIMITS.max_merged_bytes
 LISTS = pa.list_(pa.int32())
 ROWS: Rows = [None if i % 11 == 5 else list(range(i, i + i % 40)) for i in range(400)]
 
@@ -77,10 +78,8 @@ def test_a_storage_without_descriptors_gives_the_same(
 ) -> None:
     path = store(tmp_path / "x.parquet", data_page_version=version, write_page_index=page_index, compression="zstd")
     storage = Remote()
-    found, expected = (
-        index(path, "ids", documents=documents, storage=storage),
-        index(path, "ids", documents=documents),
-    )
+    found = index(path, "ids", documents=documents, storage=storage)
+    expected = index(path, "ids", documents=documents)
     assert found.blocks.tobytes() == expected.blocks.tobytes()
     assert found.chunks.tobytes() == expected.chunks.tobytes()
     storage.reads.clear()
@@ -165,7 +164,8 @@ def test_of_thousands_of_columns_one_is_read(tmp_path: Path) -> None:
 
 
 def test_dictionaries_are_kept_within_bytes() -> None:
-    cache, loads = DictionaryCache(1000), []
+    cache = DictionaryCache(1000)
+    loads = []
 
     def get(number: int, size: int = 50) -> Array:
         def load() -> Array:
@@ -191,7 +191,10 @@ def test_dictionaries_are_kept_within_bytes() -> None:
 
 
 def test_a_dictionary_that_two_threads_want_is_loaded_once() -> None:
-    cache, loads, started, go_on = DictionaryCache(1000), [], threading.Event(), threading.Event()
+    cache = DictionaryCache(1000)
+    loads = []
+    started = threading.Event()
+    go_on = threading.Event()
 
     def load() -> Array:
         loads.append(1)
@@ -222,7 +225,8 @@ def test_a_dictionary_that_cannot_be_loaded_is_asked_for_again() -> None:
 
 
 def test_threads_load_dictionaries() -> None:
-    cache, wrong = DictionaryCache(200), []
+    cache = DictionaryCache(200)
+    wrong = []
 
     def work(seed: int) -> None:
         for number in np.random.default_rng(seed).integers(0, 9, 300).tolist():

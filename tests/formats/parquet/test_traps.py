@@ -97,7 +97,8 @@ def test_offsets_above_4_gib(path: Path) -> None:
 
 
 def test_v2_pages_without_values(path: Path) -> None:
-    empty, nulls = data_page_v2(b"", b"", b"", 0, 0), data_page_v2(b"", hybrid([0] * 5, 1), b"", 5, 5)
+    empty = data_page_v2(b"", b"", b"", 0, 0)
+    nulls = data_page_v2(b"", hybrid([0] * 5, 1), b"", 5, 5)
     full = data_page_v2(b"", hybrid([1] * 2, 1), int32s(8, 9), 2, 2)
     found = check(write(path, [empty, nulls, full, empty], num_values=7, num_rows=7), [None] * 5 + [8, 9])
     assert len(found.blocks) == 2
@@ -204,7 +205,8 @@ def test_damaged_and_unsupported_files(path: Path, pages: list[bytes], options: 
 @pytest.mark.parametrize("version", [1, 2])
 def test_values_that_end_before_the_levels_do(path: Path, codec: int, name: str | None, version: int) -> None:
     """Such a page's memory is handed on as it is, unless this is seen."""
-    levels, values = hybrid([1] * 6, 1), int32s(*range(5))
+    levels = hybrid([1] * 6, 1)
+    values = int32s(*range(5))
 
     def packed(data: bytes) -> bytes:
         return data if name is None else pa.Codec(name).compress(data, asbytes=True)
@@ -320,7 +322,8 @@ def test_files_without_a_footer(path: Path, data: bytes, error: type[DataError],
 
 def test_a_file_that_changed_is_named(path: Path) -> None:
     write(path, [flat_page()], num_values=6, num_rows=6)
-    found, whole = index(path, "ids"), path.read_bytes()
+    found = index(path, "ids")
+    whole = path.read_bytes()
     path.write_bytes(whole + b"x")
     with pytest.raises(ChangedFileError, match=rf"has {len(whole) + 1} bytes, had {len(whole)} when it was indexed"):
         opened(path, None, found, size=len(whole))
@@ -365,7 +368,8 @@ def test_any_change_of_a_body_with_a_checksum_is_noticed(path: Path) -> None:
             write_page_checksum=True,
             compression="lz4",
         )
-        found, whole = index(path, "ids"), path.read_bytes()
+        found = index(path, "ids")
+        whole = path.read_bytes()
         column = pq.ParquetFile(path).metadata.row_group(0).column(0)
         start = column.dictionary_page_offset or column.data_page_offset
         for _ in range(40):
@@ -383,7 +387,8 @@ def test_any_change_of_a_body_with_a_checksum_is_noticed(path: Path) -> None:
 def test_checksums_of_dictionaries_and_of_row_groups(path: Path) -> None:
     pages = [dictionary_page([7]), data_page(dictionary_values([1, 0, 1, 1], 0, b"\x06"), 4, encoding=8)]
     write(path, pages, num_values=4, num_rows=4)
-    found, data = index(path, "ids"), bytearray(path.read_bytes())
+    found = index(path, "ids")
+    data = bytearray(path.read_bytes())
     data[4 + len(pages[0]) - 1] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorruptFileError, match="at byte 4: the dictionary page is damaged: its checksum is"):
@@ -410,7 +415,8 @@ def test_mutated_files_give_clear_errors(tmp_path: Path, version: str, page_inde
         write_batch_size=8,
         compression="snappy",
     )
-    path, data = tmp_path / "x.parquet", whole.read_bytes()
+    path = tmp_path / "x.parquet"
+    data = whole.read_bytes()
     footer = int.from_bytes(data[-8:-4], "little") + 8
     messages = []
     for i in range(300):
@@ -439,8 +445,10 @@ def test_a_flipped_bit_of_a_page_header_never_gives_other_tokens(path: Path, ver
     options = {"use_dictionary": False, "compression": "none", "data_page_version": version}
     schema = pa.schema([pa.field("tokens", pa.int32(), nullable=False)])
     pq.write_table(pa.table({"tokens": tokens}, schema), path, write_statistics=False, **options)
-    found, whole = index(path, "tokens"), path.read_bytes()
-    begin, end = int(found.blocks["offset"][0]), whole.index(tokens.tobytes())
+    found = index(path, "tokens")
+    whole = path.read_bytes()
+    begin = int(found.blocks["offset"][0])
+    end = whole.index(tokens.tobytes())
     messages = []
     for bit in range(8 * begin, 8 * end):
         damaged = bytearray(whole)

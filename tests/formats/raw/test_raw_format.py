@@ -56,7 +56,8 @@ def read(path: Path, found: FileIndex) -> list[list[int]]:
     """The documents of a file."""
     size = path.stat().st_size
     opened = OpenedFile(size=size, token_dtype=found.token_dtype, structure=found.structure, meta=found.meta)
-    reader, placed = RAW.open(str(path), None, opened, storage=STORAGE), place_blocks(found.blocks)
+    reader = RAW.open(str(path), None, opened, storage=STORAGE)
+    placed = place_blocks(found.blocks)
     decoded = read_blocks(reader, placed, found.chunks, STORAGE)
     parts = [[each.tolist() for each in np.split(block.tokens, block.offsets[1:-1])] for block in decoded]
     return list(join_pieces(found, parts))
@@ -65,7 +66,8 @@ def read(path: Path, found: FileIndex) -> list[list[int]]:
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32", "int64"])
 @pytest.mark.parametrize("kind", ["plain", "npy", "llmc", "lit", "skipped"])
 def test_each_header_and_dtype(tmp_path: Path, kind: str, dtype: str) -> None:
-    path, tokens = tmp_path / "x.bin", np.array(TOKENS, dtype)
+    path = tmp_path / "x.bin"
+    tokens = np.array(TOKENS, dtype)
     options: dict[str, OptionValue] = {"eod_token": 9}
     if kind == "npy":
         with path.open("wb") as file:
@@ -112,7 +114,8 @@ def test_documents_are_those_of_a_naive_split(
     expected = expected if expected[-1] else expected[:-1]
     options: dict[str, OptionValue] = {"dtype": "uint16"} | ({} if separator is None else {separator: 0})
     raw = RawFormat()
-    raw.chunk_bytes, raw.scan_bytes = 2 * chunk, 2 * scan
+    raw.chunk_bytes = 2 * chunk
+    raw.scan_bytes = 2 * scan
     found = index(path, 2 * block, raw, **options)
     spec = ReadSpec(block_bytes=2 * block, options=make_options(options))
     size = path.stat().st_size
@@ -333,7 +336,8 @@ def test_a_build_refuses_new_containers_and_warns_of_known_ones(
     (tmp_path / "raw").mkdir()
     path = tmp_path / "raw" / "x.bin"
     path.write_bytes(content)
-    cache, patterns = tmp_path / "cache", (str(tmp_path / "raw" / "*"),)
+    cache = tmp_path / "cache"
+    patterns = (str(tmp_path / "raw" / "*"),)
 
     def build(**more: OptionValue) -> BuildReport:
         read = ReadSpec(format="raw", options=make_options(options | more))

@@ -28,12 +28,16 @@ def test_in_any_pieces_as_the_twin(weights: list[float], capped: bool, data: st.
     members = np.argsort(groups, kind="stable")
     firsts = np.concatenate([[0], np.cumsum(np.bincount(groups))])
     heads = members[firsts[:-1]]
-    counts, turns, scanned = np.zeros(len(heads)), np.zeros(len(heads), np.int64), np.zeros(len(values))
+    counts = np.zeros(len(heads))
+    turns = np.zeros(len(heads), np.int64)
+    scanned = np.zeros(len(values))
     found: list[tuple[int, int]] = []
     by_scan: list[tuple[int, int]] = []
     while len(found) < size:
-        step, piece = len(found), data.draw(st.integers(1, size - len(found)))
-        datasets, samples = np.empty(piece, np.int16), np.empty(piece, np.int64)
+        step = len(found)
+        piece = data.draw(st.integers(1, size - len(found)))
+        datasets = np.empty(piece, np.int16)
+        samples = np.empty(piece, np.int64)
         fill(values[heads], caps[heads], firsts, members, counts, turns, step, datasets, samples)
         found += drawn(datasets, samples)
         fill_by_scan(values, caps, scanned, step, datasets, samples)
@@ -45,7 +49,9 @@ def test_in_any_pieces_as_the_twin(weights: list[float], capped: bool, data: st.
 def test_far_steps(step: int) -> None:
     weights = np.array([0.3, 0.2, 0.5])
     counts = np.floor(weights * step)
-    scanned, turns, none = counts.copy(), np.zeros(3, np.int64), np.full(3, np.inf)
+    scanned = counts.copy()
+    turns = np.zeros(3, np.int64)
+    none = np.full(3, np.inf)
     one, other = ((np.empty(200, np.int16), np.empty(200, np.int64)) for _ in range(2))
     fill(weights, none, np.arange(4), np.arange(3), counts, turns, step, *one)
     fill_by_scan(weights, none, scanned, step, *other)

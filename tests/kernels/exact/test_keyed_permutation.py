@@ -26,7 +26,8 @@ def test_bijection(limit: int) -> None:
 @pytest.mark.compiled
 @pytest.mark.parametrize("limit", [2**17 - 1, 2**17, 2**17 + 1, 300_000])
 def test_bijection_of_many_in_any_pieces(limit: int) -> None:
-    found, edges = whole(limit), [0, 1, 2, limit // 3, limit // 3 + 1, limit]
+    found = whole(limit)
+    edges = [0, 1, 2, limit // 3, limit // 3 + 1, limit]
     np.testing.assert_array_equal(np.sort(found), np.arange(limit))
     for start, stop in pairwise(edges):
         part = np.empty(stop - start, np.int64)
@@ -37,7 +38,8 @@ def test_bijection_of_many_in_any_pieces(limit: int) -> None:
 @pytest.mark.parametrize("power", [31, 32, 33, 40, 62])
 @pytest.mark.parametrize("more", [-1, 0])
 def test_large_ranges_stay_inside_and_differ(power: int, more: int) -> None:
-    limit, parts = 2**power + more, []
+    limit = 2**power + more
+    parts = []
     for start in (0, limit // 2, limit - 500):
         part = np.empty(500, np.int64)
         keyed_permutation(start, limit, keys_of(2), part)
@@ -50,8 +52,11 @@ def test_large_ranges_stay_inside_and_differ(power: int, more: int) -> None:
 
 
 def test_positions_and_neighbours_are_uniform_over_keys() -> None:
-    limit, cells, trials = 70_001, 8, 4000
-    alone, pairs = np.zeros(cells), np.zeros((cells, cells))
+    limit = 70_001
+    cells = 8
+    trials = 4000
+    alone = np.zeros(cells)
+    pairs = np.zeros((cells, cells))
     for seed in range(trials):
         part = np.empty(2, np.int64)
         keyed_permutation(seed % 50, limit, keys_of(seed), part)
@@ -59,7 +64,8 @@ def test_positions_and_neighbours_are_uniform_over_keys() -> None:
         alone[one] += 1
         pairs[one, other] += 1
     for found in (alone, pairs.ravel()):
-        expected, freedom = trials / len(found), len(found) - 1
+        expected = trials / len(found)
+        freedom = len(found) - 1
         chi2 = float(((found - expected) ** 2 / expected).sum())
         assert abs(chi2 - freedom) < 5 * (2 * freedom) ** 0.5
 
@@ -77,7 +83,8 @@ def test_deal_finds_owners() -> None:
     owners = np.repeat(np.arange(9), counts)
     for shift in (0, 1, 4, 12):
         heads = (np.searchsorted(starts, np.arange(0, 1000, 1 << shift), side="right") - 1).astype(np.int32)
-        datasets, samples = np.empty(1000, np.int16), np.empty(1000, np.int64)
+        datasets = np.empty(1000, np.int16)
+        samples = np.empty(1000, np.int64)
         find_owner(np.arange(1000), starts, shift, heads, datasets, samples)
         np.testing.assert_array_equal(datasets, owners)
         np.testing.assert_array_equal(samples, np.concatenate([np.arange(count) for count in counts]))

@@ -37,8 +37,10 @@ def test_more_lengths_than_stay_in_the_cache(size: int) -> None:
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=40), st.data())
 def test_checksums_of_pieces_add_up(lengths: list[int], data: st.DataObject) -> None:
-    array, cut = np.array(lengths, np.int32), data.draw(st.integers(0, len(lengths)))
-    whole, pieces = total_lengths(array, 0), [total_lengths(array[:cut], 0), total_lengths(array[cut:], cut)]
+    array = np.array(lengths, np.int32)
+    cut = data.draw(st.integers(0, len(lengths)))
+    whole = total_lengths(array, 0)
+    pieces = [total_lengths(array[:cut], 0), total_lengths(array[cut:], cut)]
     assert whole[1] == sum(piece[1] for piece in pieces)
     assert whole[2] == sum(piece[2] for piece in pieces) & WORD
 

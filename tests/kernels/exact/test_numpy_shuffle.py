@@ -54,7 +54,8 @@ def test_as_numpy_from_any_state(size: int, seed: int, used: int) -> None:
 @pytest.mark.parametrize("position", [0, 1, 623, 624])
 def test_as_the_twin(position: int) -> None:
     key = np.random.RandomState(3).randint(0, 2**32, 624, dtype=np.uint32)
-    twin, expected = naive.Generator(key.tolist(), position), list(range(700))
+    twin = naive.Generator(key.tolist(), position)
+    expected = list(range(700))
     twin.shuffle(expected)
     entries = np.arange(700, dtype=np.uint32)
     position = shuffle(entries, key, position)

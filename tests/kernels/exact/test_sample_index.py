@@ -32,16 +32,20 @@ def test_cut_in_any_pieces_equals_the_twin(cut: Any, dtype: Any, data: st.DataOb
     sizes = st.integers(0, 9) | st.integers(LONG - 1, LONG + 1)
     lengths = np.array(data.draw(st.lists(sizes, min_size=1, max_size=8)), np.int32)
     documents = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=12)), np.int32)
-    length, extra = data.draw(st.integers(1, 7)), data.draw(st.integers(0, 1))
+    length = data.draw(st.integers(1, 7))
+    extra = data.draw(st.integers(0, 1))
     samples = max(0, (int(lengths[documents].sum()) - extra) // length)
     rows = np.full((samples + 1, 2), -7, dtype)
     rows[0] = 0
-    sample, document, tokens = 1, 0, 0
+    sample = 1
+    document = 0
+    tokens = 0
     while document < len(documents) and sample <= samples:
         left = documents[document : document + data.draw(st.integers(1, 12))]
         room = rows[sample : sample + data.draw(st.integers(1, 12))]
         filled, passed, tokens = cut(lengths, left, document, tokens, length, extra, sample, room)
-        sample, document = sample + filled, document + passed
+        sample = sample + filled
+        document = document + passed
         assert tokens == lengths[documents[:document]].sum()
     assert [tuple(row) for row in rows.tolist()] == naive.sample_index(
         lengths.tolist(), documents.tolist(), length, samples, extra
@@ -50,7 +54,8 @@ def test_cut_in_any_pieces_equals_the_twin(cut: Any, dtype: Any, data: st.DataOb
 
 @KERNELS
 def test_places_beyond_32_bits(cut: Any) -> None:
-    lengths, documents = np.array([2**31 - 1], np.int32), np.zeros(3, np.int32)
+    lengths = np.array([2**31 - 1], np.int32)
+    documents = np.zeros(3, np.int32)
     rows = np.empty((2, 2), np.int64)
     begin = 2**40 // 2048
     found = cut(lengths, documents, 2**33, begin * 2048 - 5, 2048, 1, begin, rows)
@@ -61,13 +66,15 @@ def test_places_beyond_32_bits(cut: Any) -> None:
 @KERNELS
 @pytest.mark.parametrize("wrong", [-1, 3, 2**31 - 1, -(2**31)])
 def test_documents_that_do_not_exist_are_told(cut: Any, wrong: int) -> None:
-    lengths, documents = np.array([5, 6, 7], np.int32), np.array([0, 2, wrong, 1], np.int32)
+    lengths = np.array([5, 6, 7], np.int32)
+    documents = np.array([0, 2, wrong, 1], np.int32)
     assert gather_lengths(lengths, documents, np.empty(4, np.int32)) == -1
     assert cut(lengths, documents, 0, 0, 4, 1, 1, np.empty((5, 2), np.int32)) == (2, -1, 12)
 
 
 def test_gather() -> None:
-    lengths, documents = np.arange(300, dtype=np.int32), np.arange(299, -1, -1, dtype=np.int32)
+    lengths = np.arange(300, dtype=np.int32)
+    documents = np.arange(299, -1, -1, dtype=np.int32)
     out = np.empty(300, np.int32)
     assert gather_lengths(lengths, documents, out) == 299 * 150
     np.testing.assert_array_equal(out, documents)

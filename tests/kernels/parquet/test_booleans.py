@@ -31,7 +31,8 @@ def test_bits(values: list[bool]) -> None:
 @given(st.lists(st.tuples(st.integers(1, 200), st.booleans(), st.booleans()), max_size=6))
 def test_runs(parts: list[tuple[int, bool, bool]]) -> None:
     """Each part is a run of one value, or groups of eight alternating ones."""
-    data, values = b"", list[bool]()
+    data = b""
+    values = list[bool]()
     for count, value, packed in parts:
         if packed:
             groups = count % 5 + 1

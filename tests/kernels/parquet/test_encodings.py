@@ -21,7 +21,8 @@ BITS = {"int32": 32, "int64": 64}
 
 
 def look_up(stream: bytes, entries: npt.NDArray[Any], count: int) -> tuple[int, list[int]]:
-    buffer, out = pa.py_buffer(stream), np.full(count, -5, entries.dtype)
+    buffer = pa.py_buffer(stream)
+    out = np.full(count, -5, entries.dtype)
     return decode_dictionary(buffer.address, buffer.size, entries, out), out.tolist()
 
 
@@ -73,7 +74,8 @@ def test_indices_outside_of_the_dictionary(width: int, place: int) -> None:
 
 
 def undelta(stream: bytes, count: int, dtype: str) -> tuple[int, list[int]]:
-    buffer, out = pa.py_buffer(stream), np.full(count, -5, dtype)
+    buffer = pa.py_buffer(stream)
+    out = np.full(count, -5, dtype)
     return delta.decode_delta(buffer.address, buffer.size, out), out.tolist()
 
 

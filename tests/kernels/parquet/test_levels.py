@@ -22,7 +22,9 @@ def read(
     body = b"".join(part if v2 else len(part).to_bytes(4, "little") + part for part in parts) + b"values"
     buffer = pa.py_buffer(body)
     page = np.zeros(1, LEVELS_DTYPE)
-    page["address"], page["size"], page["num_levels"] = buffer.address, buffer.size, num_levels
+    page["address"] = buffer.address
+    page["size"] = buffer.size
+    page["num_levels"] = num_levels
     page["rep_bytes"] = len(rep or b"") if v2 else -1
     page["def_bytes"] = len(definition or b"") if v2 else -1
     offsets = np.full(room, -7, np.int64)
@@ -106,12 +108,15 @@ def test_pieces_without_room_are_left_out_and_counted() -> None:
 
 
 def test_pages_of_a_batch() -> None:
-    held, rows = [], [5, 0, 3, 9]
+    held = []
+    rows = [5, 0, 3, 9]
     pages = np.zeros(4, LEVELS_DTYPE)
     for page, count in zip(pages, rows, strict=True):
         body = (len(run(1, count, 1))).to_bytes(4, "little") + run(1, count, 1)
         held.append(pa.py_buffer(body))
-        page["address"], page["size"], page["num_levels"] = held[-1].address, held[-1].size, count
+        page["address"] = held[-1].address
+        page["size"] = held[-1].size
+        page["num_levels"] = count
     pages["rep_bytes"] = pages["def_bytes"] = -1
     first = np.concatenate(([0], np.cumsum(np.array(rows) + 1)))
     offsets = np.zeros(first[-1], np.int64)
@@ -149,7 +154,9 @@ def test_broken_levels(stream: bytes, max_def: int, problem: int, detail: int) -
 def test_levels_longer_than_their_page(body: bytes, detail: int) -> None:
     buffer = pa.py_buffer(body)
     page = np.zeros(1, LEVELS_DTYPE)
-    page["address"], page["size"], page["num_levels"] = buffer.address, buffer.size, 5
+    page["address"] = buffer.address
+    page["size"] = buffer.size
+    page["num_levels"] = 5
     page["rep_bytes"] = page["def_bytes"] = -1
     read_levels(page, 1, False, np.zeros(9, np.int64), np.array([0, 9]))
     assert (page["problem"][0], page["detail"][0]) == (TOO_LONG, detail)

@@ -13,7 +13,8 @@ def decode(block: bytes, room: int) -> bytes | None:
     """The decoded bytes, None where the kernel finds damage; bytes beyond the room must stay as they were."""
     guard = 64
     out = bytearray(b"#" * (room + guard))
-    stored, held = pa.py_buffer(block), pa.py_buffer(out)
+    stored = pa.py_buffer(block)
+    held = pa.py_buffer(out)
     length = decode_lz4(stored.address, stored.size, held.address, room)
     assert out[room:] == b"#" * guard
     assert -1 <= length <= room
@@ -22,7 +23,8 @@ def decode(block: bytes, room: int) -> bytes | None:
 
 def naive(block: bytes) -> bytes:
     """As the format's text says it, byte by byte."""
-    out, stream = bytearray(), list(block)[::-1]
+    out = bytearray()
+    stream = list(block)[::-1]
 
     def length(bits: int) -> int:
         if bits == 15:
@@ -67,7 +69,8 @@ def test_matches_near_and_far(parts: list[tuple[bytes, int, int]], last: bytes, 
     def extended(length: int) -> bytes:
         return b"" if length < 15 else b"\xff" * ((length - 15) // 255) + bytes([(length - 15) % 255])
 
-    block, size = b"", 0
+    block = b""
+    size = 0
     for literals, distance, match in [(b"start", 1, 4), *parts]:
         size += len(literals)
         token = min(15, len(literals)) << 4 | min(15, match - 4)

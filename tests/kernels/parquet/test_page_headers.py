@@ -32,7 +32,8 @@ def page_headers(draw: st.DrawFn) -> bytes:
     fields: Fields = [(1, Kind.I32, kind), (2, Kind.I32, sizes[0]), (3, Kind.I32, sizes[1])]
     if draw(st.booleans()):
         fields.append((4, Kind.I32, draw(st.integers(-(2**31), 2**31 - 1))))
-    values, encoding = draw(COUNT), draw(st.sampled_from([0, 2, 3, 5, 8, 9, 77]))
+    values = draw(COUNT)
+    encoding = draw(st.sampled_from([0, 2, 3, 5, 8, 9, 77]))
     statistics: Fields = [(5 if kind == 0 else 8, Kind.STRUCT, STATISTICS)] if draw(st.booleans()) else []
     counts: dict[int, Fields] = {
         0: [(1, Kind.I32, values), (2, Kind.I32, encoding), (3, Kind.I32, 3), (4, Kind.I32, draw(st.integers(3, 4)))],
@@ -51,7 +52,8 @@ def page_headers(draw: st.DrawFn) -> bytes:
 
 def parse(data: bytes) -> tuple[bool, tuple[object, ...]]:
     """Whether the kernel took the header, and what it read."""
-    buffer, header = pa.py_buffer(data), np.zeros(1, HEADER_DTYPE)
+    buffer = pa.py_buffer(data)
+    header = np.zeros(1, HEADER_DTYPE)
     taken = parse_headers(np.array([buffer.address], np.uint64), np.array([buffer.size]), header) == 1
     return taken, header[0].item()
 
@@ -101,7 +103,8 @@ def header(values: int, size: int, padding: int = 0) -> bytes:
 @pytest.fixture
 def pages() -> tuple[bytes, list[int]]:
     """A file of pages of 1 to 40 values, and where they begin."""
-    data, offsets = b"PAR1", []
+    data = b"PAR1"
+    offsets = []
     for i in range(1, 41):
         offsets.append(len(data))
         data += header(i, i * 30, padding=i % 3 * 40) + bytes(i * 30)
@@ -116,7 +119,9 @@ def walk(
     if fd < 0:
         probe = np.frombuffer(pages[4 : 4 + probe_bytes], np.uint8).copy()
     headers = np.zeros(room, HEADER_DTYPE)
-    offsets, left, counts = np.array([4]), np.array([values]), np.array([0])
+    offsets = np.array([4])
+    left = np.array([values])
+    counts = np.array([0])
     filled, _ = walk_headers(fd, probe, 4 if fd < 0 else limit, 0, offsets, limit, left, counts, headers)
     assert counts.tolist() == [filled]
     return headers["offset"][:filled].tolist(), int(offsets[0]), int(left[0])
@@ -154,7 +159,8 @@ def test_headers_at_known_places(tmp_path: Path, pages: tuple[bytes, list[int]])
     path = tmp_path / "x"
     path.write_bytes(data)
     with open(path, "rb") as file:
-        places, headers = np.array(offsets[::-1]), np.zeros(40, HEADER_DTYPE)
+        places = np.array(offsets[::-1])
+        headers = np.zeros(40, HEADER_DTYPE)
         probe = np.zeros(128, np.uint8)
         whole = np.full(40, len(data))
         assert read_headers(file.fileno(), places, whole, probe, headers) == 40
@@ -175,8 +181,12 @@ def test_a_walk_through_chunks(tmp_path: Path, pages: tuple[bytes, list[int]], r
     path.write_bytes(data)
     with open(path, "rb") as file:
         fd = file.fileno() if descriptor else -1
-        offsets, left, counts = np.array([4, 0, places[4]]), np.array([6, 0, 35]), np.zeros(3, np.int64)
-        probe, found, chunk = np.frombuffer(data, np.uint8).copy(), [], 0
+        offsets = np.array([4, 0, places[4]])
+        left = np.array([6, 0, 35])
+        counts = np.zeros(3, np.int64)
+        probe = np.frombuffer(data, np.uint8).copy()
+        found = []
+        chunk = 0
         while chunk < 3:
             headers = np.zeros(room, HEADER_DTYPE)
             filled, chunk = walk_headers(fd, probe, 0, chunk, offsets, len(data), left, counts, headers)

@@ -52,17 +52,21 @@ def locations(parts: list[bytes], starts: list[int], num_rows: list[int]) -> tup
 @st.composite
 def chunks_of_places(draw: st.DrawFn) -> tuple[list[list[Place]], list[int], list[int]]:
     """Pages of chunks, where each chunk begins, and its rows."""
-    chunks, starts, num_rows = [], [], []
+    chunks = []
+    starts = []
+    num_rows = []
     for _ in range(draw(st.integers(1, 4))):
         start = at = draw(st.integers(1, 2**39))
-        places, row = [], 0
+        places = []
+        row = 0
         for gap, size, rows in draw(
             st.lists(
                 st.tuples(st.integers(0, 99), st.integers(0, 2**31 - 1), st.integers(0, 2**33)), min_size=1, max_size=9
             )
         ):
             places.append((at + gap, size, row))
-            at, row = at + gap + size, row + rows
+            at = at + gap + size
+            row = row + rows
         chunks.append(places)
         starts.append(start)
         num_rows.append(row)
@@ -95,7 +99,8 @@ def test_places_that_cannot_be(written: tuple[list[list[Place]], list[int], list
     chunks, starts, num_rows = written
     chunk = data.draw(st.integers(0, len(chunks) - 1))
     places = chunks[chunk]
-    page, number = data.draw(st.integers(0, len(places) - 1)), data.draw(st.integers(0, 2))
+    page = data.draw(st.integers(0, len(places) - 1))
+    number = data.draw(st.integers(0, 2))
     extremes = st.sampled_from([-(2**63), -1, 0, 2**31, 2**48, 2**48 + 1, 2**63 - 1])
     changed = list(places[page])
     changed[number] = data.draw(extremes | st.integers(0, 2**41))
@@ -137,7 +142,8 @@ HEIGHTS = 1, 2, 3
 def counts(parts: list[bytes], num_pages: list[int]) -> tuple[tuple[int, int, int], Int64s, list[Int64s]]:
     data, begins, ends = side_by_side(parts)
     nulls, reps, defs = out = [np.full((height, sum(num_pages)), -9, np.int64) for height in HEIGHTS]
-    found, first_page = np.full((len(parts), 3), -9, np.int64), np.cumsum([0, *num_pages])
+    found = np.full((len(parts), 3), -9, np.int64)
+    first_page = np.cumsum([0, *num_pages])
     return page_counts(data, begins, ends, first_page, nulls, reps, defs, found), found, out
 
 
@@ -174,7 +180,8 @@ def test_counts_of_column_indexes(chunks: list[tuple[list[list[int]], int]], dat
     for kind, height in enumerate(HEIGHTS):
         expected = [number for lists, pages in chunks for number in lists[kind] or [0] * height * pages]
         assert out[kind].T.ravel().tolist() == expected
-    chunk, kind = data.draw(st.integers(0, len(chunks) - 1)), data.draw(st.integers(0, 2))
+    chunk = data.draw(st.integers(0, len(chunks) - 1))
+    kind = data.draw(st.integers(0, 2))
     if parts[chunk]:
         assert counts([*parts[:chunk], parts[chunk][:-1]], num_pages[: chunk + 1])[0] == (
             chunk,
@@ -187,7 +194,8 @@ def test_counts_of_column_indexes(chunks: list[tuple[list[list[int]], int]], dat
         parts[chunk] = column_index(chunks[chunk][0])
         assert counts(parts, num_pages)[0] == (chunk, page_index.INCOMPLETE, kind)
         values.pop()
-        before, values[-1] = values[-1], data.draw(st.sampled_from([-1, -(2**63), 2**40 + 1, 2**63 - 1]))
+        before = values[-1]
+        values[-1] = data.draw(st.sampled_from([-1, -(2**63), 2**40 + 1, 2**63 - 1]))
         parts[chunk] = column_index(chunks[chunk][0])
         assert counts(parts, num_pages)[0] == (chunk, page_index.BAD_COUNT, kind)
         values[-1] = before + 1
@@ -219,7 +227,8 @@ def counted(
     starts = rows.copy()
     for name, i in (wrong or {}).items():
         {"levels": levels[0], "starts": starts}[name][i] += 1
-    numbers, kinds = np.arange(len(pages)), np.arange(len(chunks))
+    numbers = np.arange(len(pages))
+    kinds = np.arange(len(chunks))
     out = np.full(len(pages), -9, PAGE_DTYPE)
     growths = (kinds + 1) / 3
     problem = count_indexed_pages(
@@ -271,9 +280,12 @@ def test_counts_that_cannot_be() -> None:
 
 def test_flat_columns() -> None:
     """All values are rows; without definition levels there are no nulls either."""
-    first_page, rows, nulls = np.array([0, 2]), np.array([5, 3]), np.array([2, 3])
+    first_page = np.array([0, 2])
+    rows = np.array([5, 3])
+    nulls = np.array([2, 3])
     for max_def, expected in [(0, [5, 3]), (1, [3, 0])]:
-        out, levels = np.zeros(2, PAGE_DTYPE), np.zeros((max_def + 1, 2), np.int64)
+        out = np.zeros(2, PAGE_DTYPE)
+        levels = np.zeros((max_def + 1, 2), np.int64)
         problem = count_indexed_pages(
             *(first_page, rows, rows, rows, nulls, rows, levels, np.zeros(1, bool)),
             *(np.array([1.0]), np.array([0]), 0, max_def, True, out),
@@ -292,7 +304,9 @@ def test_flat_columns() -> None:
 def test_sums_of_chunks(chunks: list[list[tuple[int, int, bool]]]) -> None:
     pages = np.zeros(sum(map(len, chunks)), PAGE_DTYPE)
     for page, (rows, tokens, continues) in zip(pages, (page for chunk in chunks for page in chunk), strict=True):
-        page["rows"], page["tokens"], page["continues"] = rows, tokens, continues
+        page["rows"] = rows
+        page["tokens"] = tokens
+        page["continues"] = continues
     sums = np.full((3, len(chunks)), -9, np.int64)
     all_filled = sum_chunks(pages, np.cumsum([0, *map(len, chunks)]), sums)
     assert all_filled == all(rows or tokens for chunk in chunks for rows, tokens, _ in chunk)

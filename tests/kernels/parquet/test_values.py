@@ -25,7 +25,9 @@ from tests.kernels.parquet_streams import run
 
 def decoded(way: int, data: bytes, count: int, like: npt.NDArray[Any]) -> tuple[int, list[int]]:
     """The problem, and the values, of one page; its dictionary has two entries."""
-    held, entries, out = pa.py_buffer(data), np.array([70, 80], like.dtype), np.full(count, 5, like.dtype)
+    held = pa.py_buffer(data)
+    entries = np.array([70, 80], like.dtype)
+    out = np.full(count, 5, like.dtype)
     addresses = (array.__array_interface__["data"][0] for array in (out, entries))
     pages = np.array([(way, held.address, held.size, count, *addresses, len(entries), -1)], VALUES_DTYPE)
     decode_values(pages, like)
@@ -52,7 +54,8 @@ def test_indices_must_be_listed() -> None:
 
 
 def test_runs_of_booleans_are_as_long_as_they_are_told_and_within_the_page() -> None:
-    like, runs = np.empty(0, np.uint8), run(1, 3, 1)
+    like = np.empty(0, np.uint8)
+    runs = run(1, 3, 1)
     assert decoded(RUNS, len(runs).to_bytes(4, "little") + runs, 3, like) == (SOUND, [1, 1, 1])
     for length in (len(runs) - 1, len(runs) + 1, len(runs) + 4, 0xFFFF_FFFF):
         assert decoded(RUNS, length.to_bytes(4, "little") + runs, 3, like)[0] == SHORT

@@ -14,7 +14,8 @@ from tests.plan.test_lanes import plans
 
 def check_every_ordinal(arguments: oracle.Plan, *, backwards: bool = False) -> None:
     """Each (source, ordinal) is where the oracle's walk meets it, and those next to the ends are nowhere."""
-    plan, walked = lane_plan(**arguments), oracle.walk(**arguments)
+    plan = lane_plan(**arguments)
+    walked = oracle.walk(**arguments)
     expected = {place: k for k, place in enumerate(walked)}
     for source, total in enumerate(np.sum(arguments["totals"], axis=0).tolist()):
         for end in (-1, total):
@@ -79,7 +80,8 @@ def test_sources_that_there_are_not() -> None:
 
 def test_one_pass() -> None:
     plan = SequentialPlan([3, 0, 2])
-    sources, ordinals = np.array([0, 2, 2, 0], np.int32), np.array([2, 0, 1, 0])
+    sources = np.array([0, 2, 2, 0], np.int32)
+    ordinals = np.array([2, 0, 1, 0])
     assert plan.samples_of(sources, ordinals).tolist() == [2, 3, 4, 0]
     for source, ordinal in ((0, 3), (1, 0), (2, 2), (0, -1), (3, 0)):
         with pytest.raises(IndexError, match=f"no sample with source {source} and ordinal {ordinal}"):

@@ -21,13 +21,19 @@ def arrays(totals: list[int]) -> Tree:
 
 
 def depth(tree: Tree, rank: int) -> int:
-    node, size, first, steps = 0, len(tree.sources), 0, 0
+    node = 0
+    size = len(tree.sources)
+    first = 0
+    steps = 0
     while size > 1:
         width = int(tree.left_leaves[node])
         if rank < first + width:
-            node, size = node + 1, width
+            node = node + 1
+            size = width
         else:
-            node, size, first = node + width, size - width, first + width
+            node = node + width
+            size = size - width
+            first = first + width
         steps += 1
     return steps
 
@@ -35,7 +41,8 @@ def depth(tree: Tree, rank: int) -> int:
 @examples(300)
 @given(st.integers(1, HUGE), st.data())
 def test_handed_is_exact(whole: int, data: st.DataObject) -> None:
-    part, n = data.draw(st.integers(0, whole)), data.draw(st.integers(0, whole))
+    part = data.draw(st.integers(0, whole))
+    n = data.draw(st.integers(0, whole))
     assert heavy_child_count(n, part, whole) == floor(Fraction(n * part, whole) + Fraction(1, 2))
 
 
@@ -50,7 +57,8 @@ def test_handed_is_exact_at_edges(whole: int) -> None:
 @examples(60)
 @given(TOTALS)
 def test_counts_equal_the_twin_at_every_prefix(totals: list[int]) -> None:
-    tree, twin = arrays(totals), oracle.huffman(totals)
+    tree = arrays(totals)
+    twin = oracle.huffman(totals)
     assert tree.sources.tolist() == twin.sources
     for n in range(sum(totals) + 1):
         counts = tree.counts(n).tolist()
@@ -64,7 +72,8 @@ def test_counts_equal_the_twin_at_every_prefix(totals: list[int]) -> None:
 @examples(40)
 @given(TOTALS, st.data())
 def test_leaf_at_lays_samples_out_by_leaf(totals: list[int], data: st.DataObject) -> None:
-    tree, total = arrays(totals), sum(totals)
+    tree = arrays(totals)
+    total = sum(totals)
     start = data.draw(st.integers(0, total - 1))
     stop = data.draw(st.integers(start + 1, total))
     layout = np.repeat(np.arange(len(tree.sources)), tree.counts(stop) - tree.counts(start))
@@ -75,7 +84,8 @@ def test_leaf_at_lays_samples_out_by_leaf(totals: list[int], data: st.DataObject
 @examples(40)
 @given(TOTALS, st.integers(1, 9), st.data())
 def test_first_multiple_is_the_least(totals: list[int], step: int, data: st.DataObject) -> None:
-    tree, total = arrays(totals), sum(totals)
+    tree = arrays(totals)
+    total = sum(totals)
     rank = data.draw(st.integers(0, len(totals) - 1))
     count = data.draw(st.integers(1, int(tree.samples[rank])))
     found = first_multiple(tree.left_leaves, tree.left_samples, total, int(tree.samples[rank]), rank, count, step)
@@ -106,7 +116,8 @@ def test_depth_of_the_steepest_tree() -> None:
 def test_large_stages_are_exact() -> None:
     rng = np.random.default_rng(0)
     totals = [int(total) for total in rng.pareto(0.8, 2000) * 1e8 + 1]
-    tree, twin = arrays(totals), oracle.huffman(totals)
+    tree = arrays(totals)
+    twin = oracle.huffman(totals)
     for n in rng.integers(0, sum(totals), 3).tolist():
         assert dict(zip(twin.sources, tree.counts(n).tolist(), strict=True)) == oracle.prefix(twin, n)
 

@@ -32,7 +32,8 @@ def test_positions_count_from_the_last_start(rows: list[list[bool]]) -> None:
 def test_ends_are_running_lengths(rows: list[list[bool]]) -> None:
     begins = np.array([[True, *row[1:]] for row in rows])
     length = begins.shape[1]
-    ends, longest = np.empty((len(rows), length + 1), np.int32), np.empty(len(rows), np.int32)
+    ends = np.empty((len(rows), length + 1), np.int32)
+    longest = np.empty(len(rows), np.int32)
     document_ends(begins, ends, longest)
     for row, found, most in zip(rows, ends.tolist(), longest.tolist(), strict=True):
         edges = [*starts(row), length]

@@ -64,7 +64,8 @@ def watch(built: list[str], victim: bool, patient: float) -> None:
 
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
-    rank, built = int(os.environ.get("RANK", os.environ.get("PMI_RANK", "0"))), list[str]()
+    rank = int(os.environ.get("RANK", os.environ.get("PMI_RANK", "0")))
+    built = list[str]()
     node = rank // 2
     limited = spec.get("limited") in (None, node)
     if spec.get("divided"):

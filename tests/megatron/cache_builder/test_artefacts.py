@@ -18,7 +18,8 @@ from megablend.megatron.cache_builder.artefacts import read_header
 @pytest.fixture
 def frequent_switches() -> Iterator[None]:
     """Threads take turns as often as they can, also while Python parses: where memory is collected."""
-    before, threshold = sys.getswitchinterval(), gc.get_threshold()
+    before = sys.getswitchinterval()
+    threshold = gc.get_threshold()
     sys.setswitchinterval(1e-6)
     gc.set_threshold(5)
     gc.callbacks.append(_wait)

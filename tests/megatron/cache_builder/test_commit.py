@@ -33,7 +33,8 @@ ARTEFACT = Artefact(
     ),
 )
 OTHER = dataclasses.replace(ARTEFACT, base=f"{ARTEFACT.base}2")
-SAMPLES, SHUFFLED = np.arange(6, dtype=np.int32).reshape(3, 2), np.arange(4, dtype=np.uint32)
+SAMPLES = np.arange(6, dtype=np.int32).reshape(3, 2)
+SHUFFLED = np.arange(4, dtype=np.uint32)
 
 
 def saved(array: np.ndarray) -> bytes:

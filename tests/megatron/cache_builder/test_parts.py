@@ -34,7 +34,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def divided(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The job and the part of each that is written, in the order in which they are."""
-    write, found = parts.Parts._write, list[tuple[int, int]]()
+    write = parts.Parts._write
+    found = list[tuple[int, int]]()
 
     def noted(self: parts.Parts, number: int) -> None:
         write(self, number)

@@ -185,7 +185,8 @@ def test_a_rank_is_killed(launcher: str, prefixes: list[str], tmp_path: Path) ->
     assert found[2] is None
     for each in found:
         assert each is None or ("a rank exited during" in each["error"] and each["seconds"] < SOON)
-    expected, left = alone(tmp_path, spec), contents(tmp_path / "cache")
+    expected = alone(tmp_path, spec)
+    left = contents(tmp_path / "cache")
     for name in (name for name in left if name.endswith("description.txt")):
         base = name.removesuffix("description.txt")
         assert {each for each in expected if each.startswith(base)} <= set(left)

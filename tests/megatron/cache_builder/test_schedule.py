@@ -65,7 +65,9 @@ def test_a_job_that_no_node_holds_is_named() -> None:
 
 
 def test_the_gate_keeps_to_its_bound() -> None:
-    gate, held, most = MemoryGate(10), 0, 0
+    gate = MemoryGate(10)
+    held = 0
+    most = 0
     lock = threading.Lock()
 
     def work(memory: int) -> None:

@@ -98,7 +98,9 @@ def test_more_samples_than_32_bits_number_take_wide_shuffle_indices() -> None:
 
 def test_a_kept_tail_that_single_precision_loses_is_refused() -> None:
     valid = {"blend": None, "split": None, "blend_per_split": (None, Blend(prefixes=("/a",)), None)}
-    tokens, length = (1 << 25) + 3, 2  # in single precision two tokens fewer
+    # in single precision two tokens fewer
+    tokens = (1 << 25) + 3
+    length = 2
     kept = {**valid, "drop_last_partial_validation_sequence": False, "sequence_length": length}
     exact = tokens // length
     assert plan(request(0, exact, 0, **valid, sequence_length=length), tokens)[0].num_samples >= exact

@@ -43,7 +43,8 @@ def weights_of(kind: str, size: int, seed: int = 0) -> npt.NDArray[np.float64]:
 
 
 def theirs(weights: Any, size: int) -> tuple[Any, Any]:
-    datasets, samples = np.zeros(size, np.int16), np.zeros(size, np.int64)
+    datasets = np.zeros(size, np.int16)
+    samples = np.zeros(size, np.int64)
     megatron("helpers_cpp").build_blending_indices(datasets, samples, weights, len(weights), size, False)
     return datasets, samples
 
@@ -57,7 +58,8 @@ def check(found: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 2, 3, 24, 25, 26, MAX_SCANNED, MAX_SCANNED + 1, MAX_SCANNED + 2, 100, 1000])
 def test_greedy_as_megatron(kind: str, size: int) -> None:
-    weights, count = weights_of(kind, size), 5 * size + 700
+    weights = weights_of(kind, size)
+    count = 5 * size + 700
     check(greedy(weights.tolist(), count).draw(count), theirs(weights, count))
 
 
@@ -72,7 +74,8 @@ def test_as_many_datasets_as_there_may_be(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [10, 300, 5000])
 def test_long_blends_as_megatron(kind: str, size: int) -> None:
-    weights, count = weights_of(kind, size, seed=size), 1_000_000_000 // (size + 1000)
+    weights = weights_of(kind, size, seed=size)
+    count = 1_000_000_000 // (size + 1000)
     check(greedy(weights.tolist(), count).draw(count, threads=3), theirs(weights, count))
 
 
@@ -130,14 +133,16 @@ def test_pieces_and_threads_do_not_matter() -> None:
         expected = theirs(weights, 40_000)
         for threads in (1, 2, 5):
             blend = greedy(weights.tolist(), 40_000)
-            blend.min_part, blend.max_part = 500, 3000
+            blend.min_part = 500
+            blend.max_part = 3000
             pieces = [blend.draw(count, threads=threads) for count in (1, 1, 0, 12_345, 20_000, 7653)]
             check((np.concatenate([p[0] for p in pieces]), np.concatenate([p[1] for p in pieces])), expected)
 
 
 @pytest.mark.long
 def test_wrong_guesses_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    guess, wrong = Greedy._guess, []
+    guess = Greedy._guess
+    wrong = []
 
     def guess_wrong(self: Greedy, step: int) -> _State:
         state = guess(self, step)
@@ -155,7 +160,8 @@ def test_wrong_guesses_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.compiled
 def test_guesses_are_nearly_always_right() -> None:
-    blend, right = greedy(weights_of("uniform", 500).tolist(), 500_000), 0
+    blend = greedy(weights_of("uniform", 500).tolist(), 500_000)
+    right = 0
     for _ in range(10):
         blend.draw(50_000)
         right += all(map(np.array_equal, blend._guess(blend.step), blend._state))

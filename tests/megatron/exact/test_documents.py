@@ -23,7 +23,8 @@ def same_state(one: Generator, other: np.random.RandomState) -> bool:
 @example(MANY + 1, 1, True, 1)
 def test_document_index_as_megatron(size: int, epochs: int, separate: bool, seed: int) -> None:
     documents = np.arange(7, 7 + size, dtype=np.int32)
-    state, twin = Generator(seed), np.random.RandomState(seed)
+    state = Generator(seed)
+    twin = np.random.RandomState(seed)
     found = ours.document_index(documents, epochs, state, separate)
     expected = megatron("gpt_dataset")._build_document_index(documents, epochs, twin, separate)
     np.testing.assert_array_equal(found, expected, strict=True)
@@ -35,7 +36,8 @@ def test_document_index_as_megatron(size: int, epochs: int, separate: bool, seed
     ("first", "total"), [(0, 0), (0, 5), (5, 5), (3, 8), (MANY, MANY), (MANY + 3, 2 * MANY + 9), (9, 6)]
 )
 def test_shuffle_index_as_megatron(first: int, total: int) -> None:
-    state, twin = Generator(3), np.random.RandomState(3)
+    state = Generator(3)
+    twin = np.random.RandomState(3)
     found = ours.shuffle_index(first, total, state)
     expected = megatron("gpt_dataset")._build_shuffle_index(first, total, twin)
     np.testing.assert_array_equal(found, expected, strict=True)

@@ -40,7 +40,8 @@ def test_no_tokens_no_epochs() -> None:
 @pytest.mark.parametrize("keep_tail", [False, True])
 @pytest.mark.parametrize(("length", "extra"), [(1, 0), (2, 0), (2, 1), (3, 1)])
 def test_no_tokens_no_samples_as_megatron(length: int, extra: int, keep_tail: bool) -> None:
-    lengths, documents = np.zeros(3, np.int32), np.arange(2, dtype=np.int32)
+    lengths = np.zeros(3, np.int32)
+    documents = np.arange(2, dtype=np.int32)
     expected = megatron("helpers").build_sample_idx(lengths, documents, length, 1, 0, not keep_tail, bool(extra))
     assert num_samples(0, 1, length, extra, keep_tail) == len(expected) - 1
 

@@ -24,13 +24,17 @@ from tests.megatron.exact.whole_index import sample_index
 def test_parts_make_the_whole(dtype: Any, data: st.DataObject) -> None:
     lengths = np.array(data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=9)), np.int32)
     documents = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=20)), np.int32)
-    length, extra, keep_tail = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 1)), data.draw(st.booleans())
+    length = data.draw(st.integers(1, 9))
+    extra = data.draw(st.integers(0, 1))
+    keep_tail = data.draw(st.booleans())
     tokens = int(lengths[documents].sum())
     samples = num_samples(tokens, 1, length, extra, keep_tail) if tokens else 0
     cuts = sorted(data.draw(st.lists(st.integers(0, len(documents)), max_size=4)))
-    rows, made = np.full((samples + 1, 2), -7, dtype), [0]
+    rows = np.full((samples + 1, 2), -7, dtype)
+    made = [0]
     rows[0] = 0
-    block, max_rows = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
+    block = data.draw(st.integers(1, 5))
+    max_rows = data.draw(st.integers(1, 4))
     sizes: dict[str, Any] = {"extra": extra, "dtype": dtype, "block": block, "max_rows": max_rows}
     start = 0
     for first, stop in pairwise([0, *cuts, len(documents)]):

@@ -27,8 +27,11 @@ def theirs(
 @given(st.data())
 def test_as_megatron(dtype: Any, data: st.DataObject) -> None:
     lengths = np.array(data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=9)), np.int32)
-    tokens, epochs = int(lengths.sum()), data.draw(st.integers(1, 3))
-    length, extra, keep_tail = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 1)), data.draw(st.booleans())
+    tokens = int(lengths.sum())
+    epochs = data.draw(st.integers(1, 3))
+    length = data.draw(st.integers(1, 9))
+    extra = data.draw(st.integers(0, 1))
+    keep_tail = data.draw(st.booleans())
     if tokens == 0:
         return
     documents = np.tile(np.arange(len(lengths), dtype=np.int32), epochs)
@@ -90,7 +93,8 @@ def test_samples_that_single_precision_adds() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_wrong_lengths_are_refused(threads: int) -> None:
-    lengths, documents = np.array([5, 6], np.int32), np.array([0, 1, 1], np.int32)
+    lengths = np.array([5, 6], np.int32)
+    documents = np.array([0, 1, 1], np.int32)
     with pytest.raises(PlanError, match="the documents contain 4 samples; expected 5"):
         sample_index(lengths, documents, 4, 5, extra=1, threads=threads)
     with pytest.raises(PlanError, match="the document index refers to documents 0 to 2, but lengths are given for 2"):

@@ -30,7 +30,8 @@ class Arrays(NamedTuple):
 
     def taken(self, memory: Any) -> tuple[Any, ...]:
         """Document, sample and shuffle index."""
-        found, samples = self.dataset, self.dataset.num_samples
+        found = self.dataset
+        samples = self.dataset.num_samples
         return (
             memory[found.documents : found.documents + found.num_entries],
             memory[found.rows : found.rows + 2 * (samples + 1)].reshape(-1, 2),
@@ -54,18 +55,23 @@ def place(lengths: Any, begin: int, asked: int | None, rules: Rules, start: int,
 @examples(200)
 @given(st.data())
 def test_as_megatron(data: st.DataObject) -> None:
-    length, extra = data.draw(st.integers(1, 90)), data.draw(st.integers(0, 1))
-    rules, end, all_arrays = Rules(data.draw(st.integers(0, 99)), length, extra), 0, list[Arrays]()
+    length = data.draw(st.integers(1, 90))
+    extra = data.draw(st.integers(0, 1))
+    rules = Rules(data.draw(st.integers(0, 99)), length, extra)
+    end = 0
+    all_arrays = list[Arrays]()
     for _ in range(data.draw(st.integers(1, 4))):
         lengths = np.array(data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=40)), np.int32)
         if lengths.sum():
-            begin, keep_tail = data.draw(st.sampled_from([0, 0, 7])), data.draw(st.booleans())
+            begin = data.draw(st.sampled_from([0, 0, 7]))
+            keep_tail = data.draw(st.booleans())
             asked = data.draw(st.none() | st.integers(0, 60))
             all_arrays.append(place(lengths, begin, asked, rules, end, keep_tail=keep_tail))
             end = all_arrays[-1].dataset.samples + all_arrays[-1].dataset.num_samples + 1
     if not all_arrays:
         return
-    memory, datasets = np.full(end, -7, np.int32), [each.dataset for each in all_arrays]
+    memory = np.full(end, -7, np.int32)
+    datasets = [each.dataset for each in all_arrays]
     expected = [as_megatron(each, rules) for each in all_arrays]
     if any(rows[-1, 1] < 0 for _, rows, _ in expected):
         with pytest.raises(PlanError, match="the last of the shuffled documents is empty"):
@@ -80,7 +86,9 @@ def test_as_megatron(data: st.DataObject) -> None:
 
 def as_megatron(arrays: Arrays, rules: Rules) -> tuple[Any, ...]:
     """Document, sample and shuffle index, by the functions that GPTDataset calls."""
-    dataset, module, state = arrays.dataset, megatron("gpt_dataset"), np.random.RandomState(rules.seed)
+    dataset = arrays.dataset
+    module = megatron("gpt_dataset")
+    state = np.random.RandomState(rules.seed)
     separate = dataset.samples_before_final is not None
     numbers = np.arange(dataset.begin, dataset.begin + len(dataset.lengths), dtype=np.int32)
     documents = module._build_document_index(numbers, arrays.epochs, state, separate)

@@ -71,7 +71,8 @@ def test_every_format_gives_the_same_samples(tmp_path: Path, kind: str, flags: d
     pairs = [write_word(tmp_path / f"pair{i}", "megatron", each, EOD) for i, each in enumerate(documents)]
     words = [write_word(tmp_path / f"word{i}", kind, each, EOD) for i, each in enumerate(documents)]
     # Megatron makes a mask of a sample in a loop over its documents, which takes milliseconds; the other flags have many epochs.
-    sizes, split = [150 if "reset_attention_mask" in flags else 400, 30, None], "80,15,5"
+    sizes = [150 if "reset_attention_mask" in flags else 400, 30, None]
+    split = "80,15,5"
     for prefixes, blended in ((pairs, words), (pairs[:1], words[:1])):
         expected = megatron_build(config_of(tmp_path / "theirs", blend=(prefixes, None), split=split, **flags), sizes)
         config = plugin_config(tmp_path / "ours", blend=(blended, None), split=split, **flags)
@@ -85,7 +86,8 @@ def test_every_format_gives_the_same_samples(tmp_path: Path, kind: str, flags: d
 @pytest.mark.parametrize("option", [{"defer_npy_index_mmap": True}, {"fast_cache_load": True}])
 @pytest.mark.parametrize("cls", [GPTDataset, MegablendGPTDataset])
 def test_a_whole_cache_may_be_opened_without_a_look(tmp_path: Path, cls: type[Any], option: dict[str, bool]) -> None:
-    prefix, sizes = write_word(tmp_path / "pair", "megatron", draw_documents(5)), [300, 20, 0]
+    prefix = write_word(tmp_path / "pair", "megatron", draw_documents(5))
+    sizes = [300, 20, 0]
     blends = {"blend_per_split": [([prefix, prefix], [0.3, 0.7]), ([prefix], None), None]}
     make = config_of if cls is GPTDataset else plugin_config
     expected = build(cls, make(tmp_path / "cache", **blends), sizes)
@@ -95,7 +97,8 @@ def test_a_whole_cache_may_be_opened_without_a_look(tmp_path: Path, cls: type[An
 
 
 def test_deferred_arrays_are_not_there_before_the_first_sample(tmp_path: Path) -> None:
-    prefix, sizes = write_word(tmp_path / "pair", "megatron", draw_documents(6)), [30, 0, 0]
+    prefix = write_word(tmp_path / "pair", "megatron", draw_documents(6))
+    sizes = [30, 0, 0]
     blend: dict[str, Any] = {"blend_per_split": [([prefix], None), None, None]}
     config = plugin_config(tmp_path / "cache", **blend, **known({"defer_npy_index_mmap": True}))
     eager = build(MegablendGPTDataset, plugin_config(tmp_path / "cache", **blend), sizes)[0]

@@ -132,10 +132,12 @@ def test_what_is_set_before_the_first_sample_is_kept(
         """A class of the user's."""
 
     first, expected = (megatron_build(config_of(tmp_path / "theirs", **options), SIZES)[0].datasets for _ in range(2))
-    datasets, pad = opened[0].datasets, int(first[1][0]["labels"][0])
+    datasets = opened[0].datasets
+    pad = int(first[1][0]["labels"][0])
     assert type(datasets[1]) is not GPTDataset
     for dataset in (datasets[1], expected[1]):
-        dataset._pad_token_id, dataset.tag = pad, "x"
+        dataset._pad_token_id = pad
+        dataset.tag = "x"
         assert (dataset[0]["loss_mask"] == 0).any()
         assert (dataset._pad_token_id, dataset.tag) == (pad, "x")
     assert_same_samples(datasets[1], expected[1])
@@ -177,7 +179,8 @@ def test_our_own_class(tmp_path: Path, options: dict[str, Any]) -> None:
 
 
 def test_numbers_are_shared() -> None:
-    few, many = deferred._numbers(5), deferred._numbers(9)
+    few = deferred._numbers(5)
+    many = deferred._numbers(9)
     assert many[:9].tolist() == list(range(9))
     assert few[:5].tolist() == list(range(5))
     assert np.shares_memory(deferred._numbers(3), many)
@@ -207,7 +210,8 @@ def test_numbers_are_shared() -> None:
 def test_a_pair_that_is_replaced_before_its_first_sample_is_refused(
     tmp_path: Path, options: dict[str, Any], opened: list[Any], copies: bool, change: str, error: type, says: str
 ) -> None:
-    prefix, dataset = options["blend"][0][2], opened[0].datasets[2]
+    prefix = options["blend"][0][2]
+    dataset = opened[0].datasets[2]
     if copies:
         dataset = pickle.loads(pickle.dumps(dataset))
     kept = {
@@ -249,7 +253,8 @@ def test_a_pair_that_is_replaced_while_it_is_opened_is_refused(
 def test_a_pair_that_is_replaced_while_the_cache_is_built_is_refused(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prefix, real = options["blend"][0][1], MegablendDatasetBuilder._build_together
+    prefix = options["blend"][0][1]
+    real = MegablendDatasetBuilder._build_together
 
     def build_and_replace(self: Any, *args: Any) -> None:
         real(self, *args)

@@ -38,7 +38,8 @@ EOD = 50_000
 
 
 def open_documents(folder: Path, kind: str, eod: int | None = None) -> Documents:
-    word, cache = write_word(folder / kind, kind, DOCUMENTS, eod), str(folder / "cache")
+    word = write_word(folder / kind, kind, DOCUMENTS, eod)
+    cache = str(folder / "cache")
     if kind == "megatron":
         build_catalog(cache, [word], launch=SingleProcess(), storage=STORAGE)
         return PairDocuments(word, catalog_path(cache, (word,)), storage=STORAGE)
@@ -71,10 +72,8 @@ def test_documents_are_those_written(tmp_path: Path, kind: str, eod: int | None)
 
 def test_a_pair_that_was_replaced_since_is_refused_and_one_that_was_touched_is_not(tmp_path: Path) -> None:
     open_documents(tmp_path, "megatron")
-    word, catalog = (
-        str(tmp_path / "megatron" / "pair"),
-        catalog_path(str(tmp_path / "cache"), (str(tmp_path / "megatron" / "pair"),)),
-    )
+    word = str(tmp_path / "megatron" / "pair")
+    catalog = catalog_path(str(tmp_path / "cache"), (str(tmp_path / "megatron" / "pair"),))
     os.utime(f"{word}.idx", (1, 1))
     assert PairDocuments(word, catalog, storage=STORAGE).get(5).tolist() == DOCUMENTS[5]
     for others in (DOCUMENTS[1:], [[*DOCUMENTS[0], 7], *DOCUMENTS[1:]]):
@@ -97,7 +96,8 @@ def test_a_pair_that_was_replaced_since_is_refused_and_one_that_was_touched_is_n
 @pytest.mark.parametrize("eod", [None, EOD])
 def test_documents_that_pages_break_up(tmp_path: Path, eod: int | None) -> None:
     """Files of pyarrow 18, whose pages begin in the middle of rows; between them, two that do not."""
-    cache, golden = str(tmp_path / "cache"), sorted(GOLDEN.glob("mid_row_*.parquet"))
+    cache = str(tmp_path / "cache")
+    golden = sorted(GOLDEN.glob("mid_row_*.parquet"))
     rows = [json.loads(path.with_suffix(".json").read_text())["rows"] for path in golden]
     documents = [[token for token in row or [] if token is not None] for each in rows for row in each]
     expected = [[*document, eod] if document and eod is not None else document for document in documents]
@@ -147,7 +147,8 @@ def write_flat(folder: Path, kind: str) -> str:
 )
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_documents_of_a_flat_column(tmp_path: Path, kind: str, choice: str, cuts: list[int], eod: int | None) -> None:
-    word, cache = write_flat(tmp_path / "data", kind), str(tmp_path / "cache")
+    word = write_flat(tmp_path / "data", kind)
+    cache = str(tmp_path / "cache")
     address = parse_address(f"{word}&documents={choice}" + ("" if eod is None else f"&append_eod={eod}"))
     table = build_table(cache, address, launch=SingleProcess(), storage=STORAGE)
     found = TableDocuments(cache, table, memory=2000, storage=STORAGE)
@@ -166,7 +167,8 @@ def test_documents_of_a_flat_column(tmp_path: Path, kind: str, choice: str, cuts
 def test_a_flat_column_needs_its_documents(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    word, cache = write_flat(tmp_path / "data", kind), str(tmp_path / "cache")
+    word = write_flat(tmp_path / "data", kind)
+    cache = str(tmp_path / "cache")
     says = r"ids: its column is flat, .*`documents=file`, `documents=row_group` or `documents=ID` of the token"
     with pytest.raises(ConfigError, match=says):
         build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE)
@@ -180,7 +182,8 @@ def test_a_flat_column_needs_its_documents(
 
 
 def test_a_table_is_made_once_and_stays_with_its_files(tmp_path: Path) -> None:
-    word, cache = write_word(tmp_path / "data", "arrow", DOCUMENTS), str(tmp_path / "cache")
+    word = write_word(tmp_path / "data", "arrow", DOCUMENTS)
+    cache = str(tmp_path / "cache")
     first = build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE)
     made = table_path(cache, first).stat().st_mtime_ns
     write_word(tmp_path / "other", "arrow", DOCUMENTS)
@@ -275,7 +278,8 @@ def test_a_pair_looks_inside_like_an_indexed_dataset(tmp_path: Path) -> None:
     ours: Any = PairDocuments(prefix, catalog_path(str(tmp_path), (prefix,)), storage=STORAGE)
     assert len(ours) == len(theirs) > len(theirs.document_indices)
     for name in ("sequence_lengths", "sequence_pointers", "document_indices"):
-        found, expected = getattr(ours.index, name), getattr(theirs.index, name)
+        found = getattr(ours.index, name)
+        expected = getattr(theirs.index, name)
         assert found.dtype == expected.dtype
         assert np.array_equal(found, expected)
     for name in ("dtype", "dtype_size", "sequence_count", "document_count", "sequence_modes"):
@@ -298,7 +302,8 @@ def test_documents_are_looked_up_by_number_and_slice(tmp_path: Path, kind: str) 
     assert [each.tolist() for each in found[10:30]] == DOCUMENTS[10:30]
     assert found[-1].tolist() == found.get(-1).tolist() == DOCUMENTS[-1]
     assert found.document_indices.tolist() == list(range(len(DOCUMENTS) + 1))
-    pointers, itemsize = found.index.sequence_pointers, found.index.dtype_size
+    pointers = found.index.sequence_pointers
+    itemsize = found.index.dtype_size
     assert np.array_equal(np.diff(pointers), found.sequence_lengths[:-1].astype(np.int64) * itemsize)
     assert found.index.dtype == np.result_type(found[0]).type
     for number in (len(DOCUMENTS), -len(DOCUMENTS) - 1):

@@ -111,7 +111,8 @@ def test_samples_are_megablends_own(tmp_path: Path, words: list[str], order: str
         assert isinstance(found, GPTDataset)
         assert len(found) == len(own)
         for k in range(len(own)):
-            ours, theirs = found[k], own[k]
+            ours = found[k]
+            theirs = own[k]
             assert ours["dataset_id"] == theirs["dataset_id"]
             for name in ("tokens", "labels", "position_ids", "loss_mask"):
                 assert torch.equal(ours[name], theirs[name]), (k, name)
@@ -123,7 +124,8 @@ def test_samples_that_are_asked_for_together(tmp_path: Path, words: list[str], o
     build(config)
     megablend.skip(tmp_path / "cache" / "megablend", 90, 110, batch_size=8, run="default")
     train = build(config)[0]
-    reads, read = list[int](), train.dataset.sample
+    reads = list[int]()
+    read = train.dataset.sample
 
     def count_read(k: int) -> Any:
         reads.append(k)

@@ -76,7 +76,8 @@ def run_forked(
     forked: Callable[[str, int], list[int]], folder: Path, spec: dict[str, Any], num_ranks: int
 ) -> list[Result]:
     """All ranks' results, in their order."""
-    codes, found = forked(write_spec(folder, spec), num_ranks), results(spec)
+    codes = forked(write_spec(folder, spec), num_ranks)
+    found = results(spec)
     assert sorted(found) == list(range(num_ranks)), codes
     return [found[rank] for rank in range(num_ranks)]
 

@@ -27,8 +27,13 @@ pytestmark = [
     pytest.mark.usefixtures("distributed"),
     pytest.mark.filterwarnings("ignore:The pad token id:UserWarning"),
 ]
-EOD, VOCABULARY, LENGTH = 0, 64, 16
-MICRO_BATCH, DATA_PARALLEL, STEPS, RESUME = 2, 3, 8, 5
+EOD = 0
+VOCABULARY = 64
+LENGTH = 16
+MICRO_BATCH = 2
+DATA_PARALLEL = 3
+STEPS = 8
+RESUME = 5
 
 
 class HostBuffer:
@@ -113,7 +118,8 @@ def test_losses_are_the_same(tmp_path: Path) -> None:
         "reset_attention_mask": True,
         "create_attention_mask": True,
     }
-    weights, sizes = [0.5, 0.2, 0.3], [MICRO_BATCH * DATA_PARALLEL * STEPS, 0, 0]
+    weights = [0.5, 0.2, 0.3]
+    sizes = [MICRO_BATCH * DATA_PARALLEL * STEPS, 0, 0]
 
     def words(kind: str) -> list[str]:
         return [write_word(tmp_path / kind / str(i), kind, each, EOD) for i, each in enumerate(documents)]

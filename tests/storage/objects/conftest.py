@@ -68,7 +68,8 @@ def environments(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.
 @pytest.fixture(scope="session")
 def swift_server(obstore: None, tmp_path_factory: pytest.TempPathFactory, environments: Path) -> Iterator[S3Server]:
     python = make_environment(environments, "swift", ["swift==2.38.3", "setuptools"]) / "python"
-    main, data = Path(__file__).parent / "servers" / "swift_main.py", tmp_path_factory.mktemp("swift")
+    main = Path(__file__).parent / "servers" / "swift_main.py"
+    data = tmp_path_factory.mktemp("swift")
     with running([str(python), "-W", "ignore", str(main), str(data)], data / "log") as process:
         assert process.stdout is not None
         port = process.stdout.readline().strip()
@@ -113,7 +114,8 @@ def nginx(obstore: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
     program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         unavailable("nginx is not installed")
-    folder, port = tmp_path_factory.mktemp("nginx"), find_free_port()
+    folder = tmp_path_factory.mktemp("nginx")
+    port = find_free_port()
     (folder / "files").mkdir()
     places = "\n".join(
         f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -138,7 +140,8 @@ def fake_gcs(obstore: None, tmp_path_factory: pytest.TempPathFactory, environmen
     if program is None:
         unavailable("fake-gcs-server has no program for this machine")
     program.chmod(0o755)
-    data, port = tmp_path_factory.mktemp("gcs"), find_free_port()
+    data = tmp_path_factory.mktemp("gcs")
+    port = find_free_port()
     address = ["-host", "127.0.0.1", "-port", str(port), "-public-host", f"127.0.0.1:{port}"]
     command = [str(program), "-scheme", "http", *address, "-backend", "memory", "-data", str(data)]
     with running(command, data / "log") as process:
@@ -152,7 +155,8 @@ def azurite(obstore: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     program = shutil.which("azurite-blob")
     if program is None:
         unavailable("azurite is not installed")
-    folder, port = tmp_path_factory.mktemp("azurite"), find_free_port()
+    folder = tmp_path_factory.mktemp("azurite")
+    port = find_free_port()
     options = ["--disableTelemetry", "--skipApiVersionCheck", "--silent", "--location", str(folder)]
     command = [program, "--blobHost", "127.0.0.1", "--blobPort", str(port), *options]
     with running(command, folder / "log") as process:

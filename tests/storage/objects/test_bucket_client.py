@@ -69,7 +69,9 @@ class Result:
     """An answer as the client gives it, where servers and proxies are wrong about what they send."""
 
     def __init__(self, begin: int, end: int, body: int | None = None, **meta: Any) -> None:
-        self.range, self.meta, self.attributes = (begin, end), META | meta, dict[str, str]()
+        self.range = (begin, end)
+        self.meta = META | meta
+        self.attributes = dict[str, str]()
         self._body = bytes(end - begin if body is None else body)
 
     async def bytes_async(self) -> bytes:
@@ -145,7 +147,8 @@ def test_a_second_request_is_waited_for_where_the_first_one_failed() -> None:
 
 def test_after_an_attempt_there_is_room_for_others_and_more_patience() -> None:
     source = SecondAnswers("s3://bucket", None, ObjectOptions().find("s3://bucket/key"), 1)
-    source.second, wanted = False, RangeRequest("key", 0, 4, None)
+    source.second = False
+    wanted = RangeRequest("key", 0, 4, None)
     timeout_factor = []
     for _ in range(6):
         source.counts.requests = 0

@@ -24,13 +24,16 @@ NUMBERS = itertools.count()
 class ObjectContract(StorageContract):
     works_after_fork = False  # the client's threads do not survive it; the storage refuses, see test_fork
     missing = "no such object"
-    examples, fetches = 3, 5  # the servers are slow
+    # the servers are slow
+    examples = 3
+    fetches = 5
 
 
 class TestS3(ObjectContract):
     @pytest.fixture(autouse=True)
     def _server(self, swift: S3Server) -> None:
-        self.server, self.bucket = swift.admin, f"contract-{next(NUMBERS)}"
+        self.server = swift.admin
+        self.bucket = f"contract-{next(NUMBERS)}"
         self.server.make_bucket(self.bucket)
 
     def write_files(self, folder: Path, files: Mapping[str, bytes]) -> str:
@@ -46,14 +49,16 @@ class TestS3(ObjectContract):
 class TestCeph(TestS3):
     @pytest.fixture(autouse=True)
     def _server(self, ceph: S3Server) -> None:
-        self.server, self.bucket = ceph.admin, f"contract-{next(NUMBERS)}"
+        self.server = ceph.admin
+        self.bucket = f"contract-{next(NUMBERS)}"
         self.server.make_bucket(self.bucket)
 
 
 class TestGoogle(ObjectContract):
     @pytest.fixture(autouse=True)
     def _server(self, fake_gcs: str) -> None:
-        self.url, self.bucket = fake_gcs, GoogleBucket(fake_gcs, f"contract-{next(NUMBERS)}")
+        self.url = fake_gcs
+        self.bucket = GoogleBucket(fake_gcs, f"contract-{next(NUMBERS)}")
 
     def write_files(self, folder: Path, files: Mapping[str, bytes]) -> str:
         for name, content in files.items():
@@ -67,7 +72,8 @@ class TestGoogle(ObjectContract):
 class TestAzure(ObjectContract):
     @pytest.fixture(autouse=True)
     def _server(self, azurite: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.url, self.container = azurite, AzureContainer(azurite, f"contract-{next(NUMBERS)}")
+        self.url = azurite
+        self.container = AzureContainer(azurite, f"contract-{next(NUMBERS)}")
         for name, value in self.container.environment.items():
             monkeypatch.setenv(name, value)
 
@@ -85,7 +91,9 @@ class TestWeb(ObjectContract):
 
     @pytest.fixture(autouse=True)
     def _server(self, nginx: WebServer) -> None:
-        self.server, self.folder, self.times = nginx, f"contract-{next(NUMBERS)}", itertools.count(10**9)
+        self.server = nginx
+        self.folder = f"contract-{next(NUMBERS)}"
+        self.times = itertools.count(10**9)
 
     def write_files(self, folder: Path, files: Mapping[str, bytes]) -> str:
         """Files of a new time each, by which the server tells versions apart."""

@@ -250,7 +250,8 @@ def describe_and_read(corpus: str, ranks: int, workers: int, folder: Path) -> tu
     with FaultySource(files) as source:
         config = configure(corpus, folder, source) | {"file_checks_per_second": 0}
         megablend.build(config)
-        described, plain = megablend.describe(config, **loaders), megablend.describe(config)
+        described = megablend.describe(config, **loaders)
+        plain = megablend.describe(config)
         source.requests = source.bytes = 0
         read_all(config, **loaders)
     assert isinstance(described, RunDescription)

@@ -63,7 +63,9 @@ def test_a_page_that_is_damaged_once_is_read_once_more(
 ) -> None:
     config = make(index=True)
     megablend.build(config)
-    expected, size, num_read_again = read(megablend.open(config)), len(source.files[KEY]), 0
+    expected = read(megablend.open(config))
+    size = len(source.files[KEY])
+    num_read_again = 0
     for place in range(100, size * 9 // 10, size // 17):
         caplog.clear()
         dataset = megablend.open(config)

@@ -154,7 +154,8 @@ def source(obstore: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultySou
 def test_each_fault_has_its_message_exit_code_and_time(
     fault: Fault, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, location = request.getfixturevalue(fault.server), fault.location
+    server = request.getfixturevalue(fault.server)
+    location = fault.location
     if fault.server == "swift":
         server.admin.make_bucket_if_missing("failures")
         server.admin.put("failures", "a", b"0123")
@@ -215,7 +216,8 @@ def test_expired_credentials_are_asked_for_again_and_then_told(monkeypatch: pyte
 @pytest.fixture
 def tls(tmp_path: Path, obstore: None) -> Iterator[tuple[str, Path]]:
     """A server with a certificate that only the PEM file beside it makes valid."""
-    key, certificate = tmp_path / "key.pem", tmp_path / "ca.pem"
+    key = tmp_path / "key.pem"
+    certificate = tmp_path / "ca.pem"
     command = (
         "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
         " -addext basicConstraints=critical,CA:FALSE"

@@ -42,7 +42,8 @@ def test_pages_are_right_through_a_fifth_of_each_fault(faults: Faults) -> None:
 @pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_an_outage_is_waited_for_and_said_once(seconds: float, caplog: pytest.LogCaptureFixture) -> None:
     with FaultySource({"b/x": DATA}) as source:
-        storage, url = make_storage(), f"{source.url}/b/x"
+        storage = make_storage()
+        url = f"{source.url}/b/x"
         read_pages(storage, url, 4)
         source.is_down = True
         timer = threading.Timer(seconds, lambda: setattr(source, "is_down", False))
@@ -72,7 +73,8 @@ def test_words_of_a_key_do_not_explain_a_failure() -> None:
     key = "tokens/credential/proxy/certificate/dns error"
     options = parse_options({"http://": {"give_up_after": 0.5}})
     with FaultySource({f"b/{key}": DATA}) as source:
-        storage, url = make_storage(objects=options), f"{source.url}/b/{key.replace(' ', '%20')}"
+        storage = make_storage(objects=options)
+        url = f"{source.url}/b/{key.replace(' ', '%20')}"
         storage.stat(url)
         source.faults = Faults(reset=1.0)
         with pytest.raises(DataError, match=r"cannot be read: the connection broke; tried \d+ times"):
@@ -84,13 +86,12 @@ def test_words_of_a_key_do_not_explain_a_failure() -> None:
 )
 def test_a_slow_source_is_not_asked_twice(rate: float, rounds: int) -> None:
     """Behind a limited rate a request takes long because others are served: sending it again would make it slower."""
-    data, pages, size = (
-        np.tile(np.frombuffer(DATA, np.uint8), 5).tobytes(),
-        280 * rounds,
-        65_536 if rounds > 1 else 16_384,
-    )
+    data = np.tile(np.frombuffer(DATA, np.uint8), 5).tobytes()
+    pages = 280 * rounds
+    size = 65_536 if rounds > 1 else 16_384
     with FaultySource({"b/x": data}, Faults(rate=rate)) as source:
-        storage, url = make_storage(), f"{source.url}/b/x"
+        storage = make_storage()
+        url = f"{source.url}/b/x"
         storage.stat(url)
         source.bytes = 0
         offsets = np.random.default_rng(1).permutation(pages) * ((len(data) - size) // pages)
@@ -115,7 +116,8 @@ def test_the_rate_and_the_requests_in_flight_are_limited() -> None:
 def test_late_answers_are_asked_for_twice_but_few() -> None:
     with FaultySource({"b/x": DATA}) as source:
         options = parse_options({"http://": {"max_requests": 8}})
-        storage, url = make_storage(objects=options), f"{source.url}/b/x"
+        storage = make_storage(objects=options)
+        url = f"{source.url}/b/x"
         for _ in range(2):
             read_pages(storage, url, 120)
         source.faults = Faults(latency=0.02, tail=0.02)
@@ -130,7 +132,8 @@ def test_late_answers_are_asked_for_twice_but_few() -> None:
 def test_a_server_that_ignores_conditions_is_compared() -> None:
     with FaultySource({"b/x": b"0123456789"}) as source:
         source.ignores_conditions = True
-        storage, url = make_storage(), f"{source.url}/b/x"
+        storage = make_storage()
+        url = f"{source.url}/b/x"
         assert storage.read(url, 0, 4) == b"0123"
         source.files["b/x"] = b"9876543210"
         with pytest.raises(ChangedFileError, match=r"was replaced while it was in use \(its etag is \w+, was \w+\)"):
@@ -144,7 +147,8 @@ def test_a_server_that_ignores_conditions_is_compared() -> None:
 def test_without_a_strong_etag_time_and_size_decide_and_it_is_said(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     with FaultySource({"b/x": b"0123456789"}) as source, caplog.at_level(logging.WARNING, "megablend"):
         setattr(source, kind, True)
-        storage, url = make_storage(), f"{source.url}/b/x"
+        storage = make_storage()
+        url = f"{source.url}/b/x"
         assert storage.read(url, 0, 4) == b"0123"
         assert source.headers[-1]["if-unmodified-since"] == "Wed, 21 Oct 2015 07:28:00 GMT"
         assert "if-match" not in source.headers[-1]

@@ -29,7 +29,8 @@ def read_in_child(storage: Storage, url: str) -> str:
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_workers_that_are_not_forked_read_with_the_parents_options(method: str) -> None:
     with FaultySource({"b/x": b"0123456789"}) as source:
-        storage, url = make_storage(), f"{source.url}/b/x"
+        storage = make_storage()
+        url = f"{source.url}/b/x"
         assert storage.read(url, 0, 4) == b"0123"
         with multiprocessing.get_context(method).Pool(1) as pool:
             assert pool.apply_async(read_in_child, (storage, url)).get(timeout=240) == "0123"
@@ -37,12 +38,14 @@ def test_workers_that_are_not_forked_read_with_the_parents_options(method: str) 
 
 def test_a_forked_child_is_refused_rather_than_tried_again() -> None:
     with FaultySource({"b/x": b"0123456789"}) as source:
-        storage, url = make_storage(), f"{source.url}/b/x"
+        storage = make_storage()
+        url = f"{source.url}/b/x"
         assert storage.read(url, 0, 4) == b"0123"
         for again in (storage, make_storage()):
             pid = os.fork()
             if not pid:
-                begin, status = time.monotonic(), 1
+                begin = time.monotonic()
+                status = 1
                 try:
                     said = read_in_child(again, url)
                     status = 0 if FORK_REMEDY in said and time.monotonic() - begin < 200 else 2

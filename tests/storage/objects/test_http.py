@@ -62,7 +62,8 @@ def test_braces_stand_for_urls(tmp_path: Path) -> None:
 def test_a_replaced_file_is_refused(nginx: WebServer) -> None:
     path = nginx.folder / "a b%.bin"
     path.write_bytes(b"0123456789")
-    storage, url = make_storage(), f"{nginx.url}/a%20b%25.bin"
+    storage = make_storage()
+    url = f"{nginx.url}/a%20b%25.bin"
     assert storage.read(url, 2, 3) == b"234"
     os.utime(path, (1, 1))
     with pytest.raises(ChangedFileError, match=r"a%20b%25\.bin: was replaced while it was in use"):
@@ -96,7 +97,8 @@ def test_queries_are_for_the_requests_only(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     file = Path(write_parts(folder, 1)[0]["path"][0])
-    name, data = file.name, file.read_bytes()
+    name = file.name
+    data = file.read_bytes()
     with FaultySource({f"d/{name}": data}) as server:
         signed = f"{server.url}/d/{name}?X-Signature=canary%2F&b=1"
         config = make_config(tmp_path, [{"name": "a", "path": signed, "weight": 1}], samples=4)

@@ -383,7 +383,8 @@ def test_a_dry_run_and_describe_tell_requests_bytes_and_cost(tmp_path: Path) -> 
         (predicted,) = dry_run(config)
         assert not Path(config["cache"]).exists()
         assert (predicted.files, predicted.bytes) == (4, sum(map(len, files.values())))
-        before, sent = source.requests, source.bytes
+        before = source.requests
+        sent = source.bytes
         megablend.build_index(config)
         assert source.requests - before == pytest.approx(predicted.requests, rel=0.1)
         assert source.bytes - sent == pytest.approx(predicted.source_bytes, rel=0.1)

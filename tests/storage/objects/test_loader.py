@@ -151,7 +151,8 @@ def test_the_first_batch_is_there_when_one_percent_of_the_data_has_arrived(
         config = make_config(tmp_path, [source], samples=10_000, sequence_length=2048, storage=storage)
         del config["block_bytes"]
         megablend.build(config)
-        server.faults, server.bytes = Faults(latency=0.03), 0
+        server.faults = Faults(latency=0.03)
+        server.bytes = 0
         loader = iter(megablend.Loader(megablend.open(config), micro_batch_size=4))
         tokens = next(loader)["tokens"]
         arrived = server.bytes

@@ -156,7 +156,9 @@ def test_the_bytes_are_right(url: str, request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize(("url", "says"), FAULTS.values(), ids=FAULTS, indirect=["url"])
 def test_what_is_wrong_with_the_server_is_said_at_once(url: str, says: str) -> None:
-    begin, storage = time.monotonic(), make_storage()  # with the default settings, which try again for ten minutes
+    # with the default settings, which try again for ten minutes
+    begin = time.monotonic()
+    storage = make_storage()
     with pytest.raises(UnsupportedFileError) as caught:
         storage.read(url, 1000, 100)
     assert re.search(f"cannot be read: {'' if says.startswith('the ') else 'the server.*'}{says}", str(caught.value))

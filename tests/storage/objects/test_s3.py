@@ -112,7 +112,9 @@ def test_ranges_are_slices(swift: S3Server, bucket: str, seed: int, monkeypatch:
 
 
 def test_ranges_that_are_not_there_are_refused(swift: S3Server, bucket: str) -> None:
-    storage, path, size = make_storage(), f"{bucket}/t/a.bin", len(DATA) + 7
+    storage = make_storage()
+    path = f"{bucket}/t/a.bin"
+    size = len(DATA) + 7
     with pytest.raises(CorruptFileError, match=rf"a.bin at byte {size - 1}: truncated: 2 bytes expected .* {size}"):
         storage.read(path, size - 1, 2)
     with pytest.raises(CorruptFileError, match="invalid range: offset 3, length -1"):
@@ -129,7 +131,8 @@ def test_a_run_has_the_same_index_and_samples(swift: S3Server, tmp_path: Path, k
     other = make_config(tmp_path, [remote], samples=12, cache=str(tmp_path / "other"))
     built = [megablend.build(config) for config in (plain, other)]
     assert built[0].ledger.digest == built[1].ledger.digest
-    a, b = megablend.open(plain), pickle.loads(pickle.dumps(megablend.open(other)))
+    a = megablend.open(plain)
+    b = pickle.loads(pickle.dumps(megablend.open(other)))
     assert all(a[k]["tokens"].equal(b[k]["tokens"]) for k in range(12))
     assert megablend.show(other, 3)["pieces"][0]["file"].startswith(f"s3://run-{kind}/")
     assert megablend.verify(other["cache"], data=True) == []
@@ -179,7 +182,9 @@ def test_versions_are_read_on(swift: S3Server) -> None:
 def test_a_run_goes_on_with_the_versions_that_it_began_with(
     server: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    store, bucket, folder = request.getfixturevalue(server), "versions-run", tmp_path / "data"
+    store = request.getfixturevalue(server)
+    bucket = "versions-run"
+    folder = tmp_path / "data"
     source = write_source(folder, 0, "parquet", documents(0, 60, 20, seed=1)) | {"weight": 1}
     store.admin.make_bucket(bucket)
     store.admin.enable_versions(bucket)
@@ -208,7 +213,8 @@ def test_endpoints_are_by_prefix_and_the_longest_wins(swift: S3Server, monkeypat
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     swift.admin.make_bucket("prefix")
     swift.admin.put("prefix", "a/b", b"0123456789")
-    wrong, right = {"endpoint": "http://127.0.0.1:9", "give_up_after": 0.1}, {"endpoint": swift.url}
+    wrong = {"endpoint": "http://127.0.0.1:9", "give_up_after": 0.1}
+    right = {"endpoint": swift.url}
     options = parse_options({"s3://": wrong, "s3://prefix/a": right, "s3://prefix": {"region": "us-east-1"}})
     storage = make_storage(objects=options)
     assert storage.read("s3://prefix/a/b", 0, 2) == b"01"

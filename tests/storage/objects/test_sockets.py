@@ -25,7 +25,8 @@ from tests.storage.objects.test_failures import tls as tls  # a fixture
 
 DATA = np.random.default_rng(5).integers(0, 256, 30_000, np.uint8).tobytes()
 VERSION = ObjectVersion(size=len(DATA), etag="abc", modified=0)
-START, STOP = 1_000, 21_000
+START = 1_000
+STOP = 21_000
 BODY = DATA[START:STOP]
 HEADERS = {
     "Content-Length": str(len(BODY)),

@@ -19,7 +19,8 @@ from tests.storage.faulty import FaultySource
 
 pytestmark = pytest.mark.usefixtures("obstore")
 PATH = "b/x"
-OLD, NEW = b"0123456789", b"abcdefghij"
+OLD = b"0123456789"
+NEW = b"abcdefghij"
 
 
 @pytest.fixture
@@ -47,7 +48,8 @@ def use_client(monkeypatch: pytest.MonkeyPatch, *, is_used: bool) -> None:
 
 @pytest.mark.parametrize("kind", STORAGES)
 def test_views_of_an_object_storage_have_their_own_versions(source: FaultySource, kind: str) -> None:
-    storage, path = STORAGES[kind](), f"s3://{PATH}"
+    storage = STORAGES[kind]()
+    path = f"s3://{PATH}"
     first = storage.for_reading()
     assert first.read(path, 0, 4) == OLD[:4]
     source.files[PATH] = NEW
@@ -63,7 +65,8 @@ def test_views_of_an_object_storage_have_their_own_versions(source: FaultySource
 def test_versions_met_through_a_helper_outlive_it(
     source: FaultySource, then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    storage, path = ForkSafeStorage(make_storage()), f"s3://{PATH}"
+    storage = ForkSafeStorage(make_storage())
+    path = f"s3://{PATH}"
     assert storage.read(path, 0, 4) == OLD[:4]
     source.files[PATH] = NEW
     if then == "another helper":
@@ -77,7 +80,8 @@ def test_versions_met_through_a_helper_outlive_it(
 
 
 def test_a_helpers_storage_reads_what_it_has_found_again(source: FaultySource) -> None:
-    storage, path = ForkSafeStorage(make_storage()), f"s3://{PATH}"
+    storage = ForkSafeStorage(make_storage())
+    path = f"s3://{PATH}"
     assert storage.read(path, 0, 4) == OLD[:4]
     source.files[PATH] = NEW
     assert [each.path for each in storage.find("s3://b/*").files] == [path]
@@ -87,7 +91,8 @@ def test_a_helpers_storage_reads_what_it_has_found_again(source: FaultySource) -
 
 
 def test_a_helpers_storage_for_checking_meets_new_versions(source: FaultySource) -> None:
-    storage, path = ForkSafeStorage(make_storage()), f"s3://{PATH}"
+    storage = ForkSafeStorage(make_storage())
+    path = f"s3://{PATH}"
     checking = storage.for_checking()
     before = storage.stat(path)
     assert checking.stat(path) == before
@@ -99,7 +104,8 @@ def test_a_helpers_storage_for_checking_meets_new_versions(source: FaultySource)
 
 def test_ends_of_files_come_from_the_helper_once(source: FaultySource) -> None:
     source.files[PATH] = OLD * 1000
-    storage, path = ForkSafeStorage(make_storage()), f"s3://{PATH}"
+    storage = ForkSafeStorage(make_storage())
+    path = f"s3://{PATH}"
     assert storage.find(path).files
     ends = storage.get_ends(path)
     assert ends is not None

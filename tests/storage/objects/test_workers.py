@@ -18,9 +18,12 @@ class Calls:
     def __init__(
         self, fails_at: int | None = None, grows_at: int | None = None, limiter: RateLimiter | None = None
     ) -> None:
-        self.begun, self.ended = list[int](), list[int]()
+        self.begun = list[int]()
+        self.ended = list[int]()
         self.at_a_time = self.most = 0
-        self._fails_at, self._grows_at, self._limiter = fails_at, grows_at, limiter
+        self._fails_at = fails_at
+        self._grows_at = grows_at
+        self._limiter = limiter
 
     async def call(self, item: int) -> None:
         self.begun.append(item)
@@ -46,7 +49,8 @@ def make_flow(limit: float) -> RateLimiter:
 
 @pytest.mark.parametrize(("limit", "most"), [(4.0, 4), (7.9, 7), (256.0, 100)])
 def test_each_item_once_and_in_order(limit: float, most: int) -> None:
-    calls, limiter = Calls(), make_flow(limit)
+    calls = Calls()
+    limiter = make_flow(limit)
     asyncio.run(call_each(calls.call, ITEMS, limiter))
     assert calls.begun == ITEMS
     assert sorted(calls.ended) == ITEMS
@@ -55,7 +59,8 @@ def test_each_item_once_and_in_order(limit: float, most: int) -> None:
 
 
 def test_of_no_items_nothing_is_waited_for() -> None:
-    calls, limiter = Calls(), make_flow(4.0)
+    calls = Calls()
+    limiter = make_flow(4.0)
     asyncio.run(asyncio.wait_for(call_each(calls.call, [], limiter), 5))
     assert (calls.begun, limiter.backlog) == ([], 0)
 
@@ -68,7 +73,8 @@ def test_more_at_a_time_when_more_are_admitted() -> None:
 
 
 def test_after_an_error_the_others_are_cancelled() -> None:
-    calls, limiter = Calls(fails_at=10), make_flow(4.0)
+    calls = Calls(fails_at=10)
+    limiter = make_flow(4.0)
 
     async def run() -> int:
         with pytest.raises(ValueError, match="item 10"):
@@ -82,7 +88,8 @@ def test_after_an_error_the_others_are_cancelled() -> None:
 
 
 def test_a_cancelled_caller_cancels_all() -> None:
-    calls, limiter = Calls(), make_flow(4.0)
+    calls = Calls()
+    limiter = make_flow(4.0)
 
     async def run() -> int:
         task = asyncio.ensure_future(call_each(calls.call, ITEMS, limiter))

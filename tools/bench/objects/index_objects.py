@@ -59,9 +59,11 @@ def main() -> None:
             Path(scratch, "config.json").write_text(json.dumps(config))
             command = [sys.executable, "-m", "megablend", "index", f"{scratch}/config.json", "--json"]
             command = ["mpirun", "-n", str(options.ranks), *command]
-            begin, before = time.perf_counter(), _read_cpu_seconds()
+            begin = time.perf_counter()
+            before = _read_cpu_seconds()
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-            seconds, cpu = time.perf_counter() - begin, _read_cpu_seconds() - before
+            seconds = time.perf_counter() - begin
+            cpu = _read_cpu_seconds() - before
         index = json.loads(done.stdout)["index"]
         took = f"{seconds:.1f} s in all, {index['seconds']:.1f} s indexing; CPU of all ranks {cpu:.1f} s"
         print(f"{options.files} files, {options.latency * 1e3:.0f} ms: {took}")

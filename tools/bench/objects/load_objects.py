@@ -107,7 +107,8 @@ def main() -> None:
 
 def compare(url: str, folder: Path, part: int, options: argparse.Namespace) -> None:
     """Read by all, one after the other."""
-    key, size = f"00000-{part}.parquet", (folder / f"{part}.parquet").stat().st_size
+    key = f"00000-{part}.parquet"
+    size = (folder / f"{part}.parquet").stat().st_size
     config = {
         "cache": f"{folder.parent}/cache-{part}",
         "sequence_length": LENGTH,

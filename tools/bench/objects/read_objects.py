@@ -69,7 +69,8 @@ def read_bare(url: str, path: str, offsets: np.ndarray, size: int) -> Seconds:
 
 def measure(read: Callable[[], object]) -> Seconds:
     """Wall and CPU time of a call."""
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    cpu = time.process_time()
     read()
     return Seconds(time.perf_counter() - wall, time.process_time() - cpu)
 
@@ -113,7 +114,8 @@ def main() -> None:
         folder = Path(scratch, "data")
         folder.mkdir()
         write_parquet(folder / "x.parquet", 2_000_000, page_index=True)
-        path, size = f"s3://{BUCKET}/00000-x.parquet", (folder / "x.parquet").stat().st_size
+        path = f"s3://{BUCKET}/00000-x.parquet"
+        size = (folder / "x.parquet").stat().st_size
         offsets = np.random.default_rng(0).integers(0, size - options.size, options.ranges)
         if options.ceph:
             with serving_ceph(folder) as url:
@@ -137,7 +139,8 @@ def compare_rates(url: str, path: str, offsets: np.ndarray, options: argparse.Na
         print(f"{name}: {rate:,.0f} ranges/s of {options.size:,} bytes")
     pairs = list(zip(*took.values(), strict=True))
     for kind, ratios in (("speed", [b.wall / a.wall for a, b in pairs]), ("CPU", [a.cpu / b.cpu for a, b in pairs])):
-        low, high = min(ratios), max(ratios)
+        low = min(ratios)
+        high = max(ratios)
         print(f"{kind}, megablend / bare obstore: median {statistics.median(ratios):.2f}, {low:.2f} to {high:.2f}")
 
 

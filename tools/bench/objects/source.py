@@ -79,7 +79,8 @@ def set_keys() -> None:
 @contextlib.contextmanager
 def _serving_nginx(program: str, folder: Path, latency: float, names: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as scratch:
-        here, port = Path(scratch), _find_free_port()
+        here = Path(scratch)
+        port = _find_free_port()
         (here / "files" / BUCKET).mkdir(parents=True)
         here.chmod(0o755)
         links = [(f"{i:05d}-{path.name}", path) for i in range(names) for path in sorted(folder.iterdir())]

@@ -22,7 +22,9 @@ from megablend.storage.base import Allocate, Bytes, Int64s
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.wrapper import WrapperStorage
 
-LANES, CYCLE, SAMPLE_TOKENS = 8, 512, 4096
+LANES = 8
+CYCLE = 512
+SAMPLE_TOKENS = 4096
 
 
 class CountingStorage(WrapperStorage):

@@ -29,7 +29,8 @@ import numpy as np
 
 def write_pair(path: Path, documents: int) -> None:
     """A pair of so many documents, written in parts."""
-    rng, part = np.random.default_rng(0), 1 << 20
+    rng = np.random.default_rng(0)
+    part = 1 << 20
     with path.with_suffix(".idx").open("wb") as file:
         file.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, documents, documents + 1))
         lengths = rng.integers(1, 16, documents, dtype=np.uint8)
@@ -100,7 +101,8 @@ def measure(config: Path, reads: int) -> dict[str, float]:
     from megablend.storage.by_scheme import make_storage
 
     _ = megablend.Loader  # imports torch
-    start, cpu = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
+    cpu = time.process_time()
     with Peak() as peak:
         dataset = megablend.open(config)
         next(iter(megablend.Loader(dataset, micro_batch_size=8, data_parallel_rank=0, data_parallel_size=1)))

@@ -57,14 +57,16 @@ def build(folder: Path, cache: Path) -> tuple[float, float]:
         build_index(
             warm, [source(str(next(folder.rglob("*.parquet"))))], launch=SingleProcess(), storage=make_storage()
         )
-    cpu, wall = time.process_time(), time.perf_counter()
+    cpu = time.process_time()
+    wall = time.perf_counter()
     build_index(str(cache), [source(f"{folder}/**/*.parquet")], launch=SingleProcess(), storage=make_storage())
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def footers(folder: Path) -> tuple[float, float]:
     """The same of pyarrow reading all footers."""
-    cpu, wall = time.process_time(), time.perf_counter()
+    cpu = time.process_time()
+    wall = time.perf_counter()
     for path in folder.rglob("*.parquet"):
         pq.read_metadata(path)
     return time.perf_counter() - wall, time.process_time() - cpu

@@ -83,7 +83,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for number in args.sources:
             config = make_corpus(Path(folder) / str(number), number, args.mib)
-            paths, arrow = [source["path"] for source in config["sources"]], f"{folder}/{number}/rows.arrow"
+            paths = [source["path"] for source in config["sources"]]
+            arrow = f"{folder}/{number}/rows.arrow"
             write_arrow(paths, arrow)
             dataset = opened(config, order="page")
             opened(config, order="page", direct_io=True)

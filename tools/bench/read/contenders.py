@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-LENGTH, BATCH = 2048, 8
+LENGTH = 2048
+BATCH = 8
 BUFFER_ROWS = 10_000
 """Of shuffle buffers, as REIMU's and Youmu's comparisons have it."""
 
@@ -123,7 +124,10 @@ def megatron_core(folder: Path) -> Open:
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
     class Tokenizer:
-        vocab_size, pad, eod, eos = 50_001, 50_001, 0, 0
+        vocab_size = 50_001
+        pad = 50_001
+        eod = 0
+        eos = 0
 
         def __init__(self) -> None:
             self.unique_identifiers = OrderedDict([("class", "none")])

@@ -52,7 +52,8 @@ def make(folder: Path, name: str, pages: int) -> Path:
 
     import megablend
 
-    data, path = folder / f"{name}.parquet", folder / f"{name}.json"
+    data = folder / f"{name}.parquet"
+    path = folder / f"{name}.json"
     write_pages(data, pages, TOKENS, write_page_index=True, compression="none")
     config: dict[str, Any] = {
         "cache": str(folder / f"cache-{name}"),
@@ -78,7 +79,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         clock = "process_time" if args.cpu else "perf_counter"
-        path, tiny = make(Path(folder), "large", args.pages), make(Path(folder), "tiny", 1000)
+        path = make(Path(folder), "large", args.pages)
+        tiny = make(Path(folder), "tiny", 1000)
         print(f"{'milliseconds, at':20}{'imports':>9}{'kernels':>9}{'open':>9}{'batch':>9}{'open + batch':>14}")
         for place in (0.0, 0.123, 0.5, 0.999):
             command = [sys.executable, __file__, "--child", str(path), str(tiny), str(place), clock]

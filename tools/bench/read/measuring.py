@@ -22,7 +22,8 @@ from residency import drop, load, resident
 SAMPLING = 0.2
 """Seconds between two looks at memory."""
 READY_LIMIT = 90.0
-COLD, WARM = 0.01, 0.99
+COLD = 0.01
+WARM = 0.99
 """Shares of pages in memory, at most and at least."""
 
 
@@ -96,7 +97,8 @@ def _watched(
     assert process.stdin
     next_message(pipe, "ready", READY_LIMIT)
     share = _prepare(files_of(folder, order), state)
-    peaks, stop = [Memory(0, 0)], threading.Event()
+    peaks = [Memory(0, 0)]
+    stop = threading.Event()
     watcher = threading.Thread(target=_watch, args=(mark, peaks, stop))
     watcher.start()
     opening = usage(mark)
@@ -161,7 +163,8 @@ def _watch(mark: str, peaks: list[Memory], stop: threading.Event) -> None:
 
 def next_message(pipe: Any, step: str, limit: float) -> dict[str, Any]:
     """The contender's next message. Raises ContenderError where it is not there in time, or not what is expected."""
-    deadline, line = time.monotonic() + limit, b""
+    deadline = time.monotonic() + limit
+    line = b""
     while not line.endswith(b"\n"):
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([pipe], [], [], left)[0]:

@@ -85,20 +85,23 @@ def tasks(args: argparse.Namespace) -> Iterator[tuple[int, str, str, str, str]]:
 def race(folder: Path, args: argparse.Namespace, results: Path) -> None:
     """Make what is missing of the data, then measure; each row is added to the results as it is there."""
     make_base(folder, args.tokens)
-    pythons, wanted = interpreters(args.python), list(tasks(args))
+    pythons = interpreters(args.python)
+    wanted = list(tasks(args))
     for _, name, page, codec, _ in dict.fromkeys((0, *task[1:4], "") for task in wanted):
         contender = CONTENDERS[name]
         if contender.package in pythons:
             with suppress(subprocess.CalledProcessError):  # a peer that does not import: its own process will say why
                 make(folder, contender.data, page, codec, pythons[contender.package])
-    keys, start = ("round", "contender", "page", "codec", "state"), time.monotonic()
+    keys = ("round", "contender", "page", "codec", "state")
+    start = time.monotonic()
     have = {tuple(row[key] for key in keys) for row in read(results)}
     for task in [] if args.prepare else wanted:
         if task in have or time.monotonic() - start > args.budget:
             continue
         _, name, page, codec, state = task
         contender = CONTENDERS[name]
-        data, order = folder / variant(contender.data, page, codec), order_of(contender, name)
+        data = folder / variant(contender.data, page, codec)
+        order = order_of(contender, name)
         row: dict[str, Any] = dict(zip(keys, task, strict=True))
         limits = Limits(seconds=args.seconds, first=args.first, tokens=args.tokens)
         try:

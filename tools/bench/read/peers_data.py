@@ -25,7 +25,8 @@ import megablend
 
 PAGES = {"8KB": 8 << 10, "64KB": 64 << 10, "1MB": 1 << 20}
 MAIN = ("64KB", "zstd")
-LANES, CYCLE = 8, 512
+LANES = 8
+CYCLE = 512
 ORDERS = ("sequential", "page", "row")
 SHARDS = 16
 BATCH_ROWS = 1000
@@ -66,7 +67,8 @@ def make(folder: Path, data: str, page: str, codec: str, python: str) -> None:
     unfinished = folder / "unfinished"
     subprocess.run(["rm", "-rf", str(unfinished)], check=True)
     unfinished.mkdir()
-    tokens, offsets = np.load(folder / "tokens.npy", mmap_mode="r"), np.load(folder / "offsets.npy")
+    tokens = np.load(folder / "tokens.npy", mmap_mode="r")
+    offsets = np.load(folder / "offsets.npy")
     if data == "arrow":
         for path, samples in _shards(unfinished, tokens, ".arrow"):
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, samples.schema) as writer:

@@ -33,7 +33,8 @@ import megablend
 from megablend.prefetch.read_amplification import read_amplification
 from megablend.prefetch.windows import WINDOW_SAMPLES
 
-PAGE_BYTES, BATCH_PAGES = 64 << 10, 64
+PAGE_BYTES = 64 << 10
+BATCH_PAGES = 64
 
 
 def make_corpus(folder: Path, num_sources: int, mib: int) -> dict[str, Any]:
@@ -73,7 +74,8 @@ def pyarrow_scan(paths: list[str]) -> int:
 
 def scan(dataset: megablend.Dataset) -> int:
     """Tokens of all blocks, decoded in the order of the files."""
-    store, found = dataset.run.store, 0
+    store = dataset.run.store
+    found = 0
     num_blocks = len(store.snapshot.tokens_before) - 1
     for start in range(0, num_blocks, BATCH_PAGES):
         found += sum(len(block.tokens) for block in store.read(np.arange(start, min(start + BATCH_PAGES, num_blocks))))

@@ -32,7 +32,8 @@ class Memory:
 
 def marked(mark: str) -> list[int]:
     """Processes whose environment holds MARK=mark."""
-    wanted, found = f"{MARK}={mark}".encode(), []
+    wanted = f"{MARK}={mark}".encode()
+    found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:

@@ -42,19 +42,23 @@ def measure(path: Path) -> dict[str, float]:
         found[f"{name} ms"] = (time.perf_counter() - start) * 1e3
         found[f"{name} MiB"] = memory_mib() - before
 
-    start, before = time.perf_counter(), memory_mib()
+    start = time.perf_counter()
+    before = memory_mib()
     dataset = megablend.open(config)
     step("open", start, before)
     ks = np.random.default_rng(os.getpid()).integers(0, len(dataset), 50).tolist()
-    start, before = time.perf_counter(), memory_mib()
+    start = time.perf_counter()
+    before = memory_mib()
     dataset[ks[0]]
     step("first sample", start, before)
-    start, before = time.perf_counter(), memory_mib()
+    start = time.perf_counter()
+    before = memory_mib()
     loader = megablend.Loader(dataset, micro_batch_size=8, consumed_samples=ks[1])
     batches = iter(loader)
     next(batches)
     step("first batch", start, before)
-    start, before = time.perf_counter(), memory_mib()
+    start = time.perf_counter()
+    before = memory_mib()
     for _ in range(200):
         next(batches)
     step("200 batches", start, before)
@@ -83,10 +87,8 @@ def main() -> None:
 
     for num_blocks in args.blocks:
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-            config, path = (
-                linked_corpus(Path(folder) / "corpus", num_blocks, memory="64MiB"),
-                Path(folder) / "config.json",
-            )
+            config = linked_corpus(Path(folder) / "corpus", num_blocks, memory="64MiB")
+            path = Path(folder) / "config.json"
             path.write_text(json.dumps(config))
             start = time.perf_counter()
             merge = build_linked(config)

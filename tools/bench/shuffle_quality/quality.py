@@ -173,7 +173,8 @@ def main(arguments: list[str] | None = None) -> None:
             corpus = Corpus.load(folder / "corpus.npz")
             sizes = {"sequence_length": args.sequence, "page_tokens": args.page, "buffer": args.lanes * args.cycle}
             setting = Setting(num_tokens=len(corpus.tokens), batch=args.batch, **sizes)
-            name, seed = args.one[0], int(args.one[1])
+            name = args.one[0]
+            seed = int(args.one[1])
             options = {"lanes": args.lanes, "vocab_size": args.vocab, "training": not args.no_training}
             print(json.dumps(measure(name, setting, folder, seed=seed, **options)))
             return

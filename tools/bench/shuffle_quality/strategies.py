@@ -65,7 +65,8 @@ def refilled(setting: Setting, rng: np.random.Generator) -> Int64s:
     while len(order) < setting.num_samples:
         while taken < num_pages and (not held or len(held) + room <= setting.buffer):
             held += range(come, int(whole[taken]))
-            come, taken = int(whole[taken]), taken + 1
+            come = int(whole[taken])
+            taken = taken + 1
             rng.shuffle(held)
         order += held[: setting.batch]
         del held[: setting.batch]

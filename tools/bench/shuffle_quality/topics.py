@@ -83,7 +83,8 @@ def make_corpus(
             chosen = held_out if len(train) >= (HELD_OUT - 1) * (len(held_out) + 1) else train
             chosen.append((topic_of(source, text.path, roots), text, [*ids, END_OF_DOCUMENT]))
             if chosen is train:
-                budget, left = budget - len(ids) - 1, left - len(ids) - 1
+                budget = budget - len(ids) - 1
+                left = left - len(ids) - 1
     if left > num_tokens // 10:
         raise ValueError(f"this machine has {num_tokens - left:,} tokens of text; ask for fewer (--tokens)")
     for documents in (train, held_out):

@@ -11,8 +11,11 @@ import torch
 from strategies import Int64s
 from tiny_model import TinyModel, evaluate
 
-WIDTH, LAYERS, HEADS = 64, 2, 4
-PEAK_RATE, WARM_UP = 2e-3, 0.05
+WIDTH = 64
+LAYERS = 2
+HEADS = 4
+PEAK_RATE = 2e-3
+WARM_UP = 0.05
 
 
 def learning_rate(step: int, steps: int) -> float:

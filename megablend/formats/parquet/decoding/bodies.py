@@ -54,7 +54,8 @@ def bodies_of(source: ByteSource, headers: Headers, codecs: npt.NDArray[Any], ad
     is_v1 = headers["type"] == DATA
     in_front = np.where(is_v1, 0, np.minimum(headers["rep_bytes"] + headers["def_bytes"], sizes))
     lengths = headers["decoded_bytes"] - in_front
-    values, stored = addresses + in_front, sizes - in_front
+    values = addresses + in_front
+    stored = sizes - in_front
     is_packed = headers["is_compressed"] & ~is_v1
     stored[is_packed & (lengths == 0)] = 0  # whatever these bytes are, they are not values
     packed = (is_v1 | (is_packed & (lengths > 0))).nonzero()[0]
@@ -64,7 +65,8 @@ def bodies_of(source: ByteSource, headers: Headers, codecs: npt.NDArray[Any], ad
     )
     for i, owner in zip(packed.tolist(), found, strict=True):
         owners[i] = owner
-    values[packed], stored[packed] = at, lengths[packed]
+    values[packed] = at
+    stored[packed] = lengths[packed]
     return PagePayloads(owners, np.where(is_v1, values, addresses), np.where(is_v1, stored, in_front), values, stored)
 
 
@@ -96,18 +98,21 @@ def decompress_pages(
                 mine = mine[sizes[mine] != lengths[mine]]
             elif (many := decompress_many(codec)) is not None:
                 is_likely = lengths[mine] <= max_decompressed_size(codec, sizes[mine])
-                likely, buffers = mine[is_likely], []
+                likely = mine[is_likely]
+                buffers = []
                 for place.offset, length in zip(offsets[likely].tolist(), lengths[likely].tolist(), strict=True):
                     buffers.append(allocate_buffer(length))
                 outs = addresses_of(buffers)
                 if many(addresses[likely], sizes[likely], outs, lengths[likely]) < 0:
-                    found[likely], mine = outs, mine[~is_likely]
+                    found[likely] = outs
+                    mine = mine[~is_likely]
                     for i, buffer in zip(likely.tolist(), buffers, strict=True):
                         owners[i] = buffer
             for i in mine.tolist():  # one by one, for an exact error message
                 place.offset = int(offsets[i])
                 buffer = pa.py_buffer(decompress(codec, memory_at(addresses[i], sizes[i]), int(lengths[i])))
-                owners[i], found[i] = buffer, buffer.address
+                owners[i] = buffer
+                found[i] = buffer.address
     return owners, found
 
 
@@ -124,6 +129,7 @@ def check_checksums(source: ByteSource, headers: Headers, addresses: Int64s) -> 
 
 def check_crc(crc: int, body: memoryview) -> None:
     """Compare the body's checksum with the header's, a signed number. Raises MalformedError."""
-    found, expected = zlib.crc32(body), crc & 0xFFFF_FFFF
+    found = zlib.crc32(body)
+    expected = crc & 0xFFFF_FFFF
     if found != expected:
         raise MalformedError(f"its checksum is {found:08x}, the checksum in its header is {expected:08x}")

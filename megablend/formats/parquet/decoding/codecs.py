@@ -113,7 +113,8 @@ def _brotli(data: memoryview, size: int) -> Buffer:
 
 
 def _lz4_raw(data: memoryview, size: int) -> Buffer:
-    stored, out = pa.py_buffer(data), pa.allocate_buffer(size)
+    stored = pa.py_buffer(data)
+    out = pa.allocate_buffer(size)
     fields = (np.array([number], np.int64) for number in (stored.address, stored.size, out.address, size))
     if expand_lz4_plainly(*fields) >= 0:
         raise MalformedError(f"its LZ4 data does not decompress to the {size} bytes that its header states")
@@ -122,7 +123,8 @@ def _lz4_raw(data: memoryview, size: int) -> Buffer:
 
 def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
     """Blocks with two big-endian lengths in front (decoded, stored). Early writers left the lengths out."""
-    parts, position = [], 0
+    parts = []
+    position = 0
     while position + 8 <= len(data):
         decoded = int.from_bytes(data[position : position + 4], "big")
         stored = int.from_bytes(data[position + 4 : position + 8], "big")

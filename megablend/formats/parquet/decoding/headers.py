@@ -62,7 +62,8 @@ def headers_in(source: ByteSource, offsets: Int64s, sizes: Int64s, addresses: In
 
     Raises: CorruptFileError.
     """
-    headers, places = np.zeros(len(sizes), HEADER_DTYPE), addresses.astype(np.uint64)
+    headers = np.zeros(len(sizes), HEADER_DTYPE)
+    places = addresses.astype(np.uint64)
     done = parse_headers(places, sizes, headers)
     while done < len(sizes):
         with source.error_context(int(offsets[done]), "the page"):
@@ -127,7 +128,8 @@ def dictionaries_among(headers: Headers, first_page: Int64s) -> Int64s:
     chunks = np.flatnonzero(np.diff(firsts))
     found = np.full((len(first_page) - 1, 2), NO_DICTIONARY)
     chosen = headers[places[firsts[chunks]]]
-    found[chunks, 0], found[chunks, 1] = chosen["offset"], chosen["header_bytes"] + chosen["stored_bytes"]
+    found[chunks, 0] = chosen["offset"]
+    found[chunks, 1] = chosen["header_bytes"] + chosen["stored_bytes"]
     return found
 
 
@@ -147,14 +149,20 @@ def check_headers(headers: Headers, first_page: Int64s, column: Column) -> None:
 
 def _walk(source: ByteSource, fd: int, chunks: Chunks, limit: int) -> tuple[list[Headers], Int64s]:
     """The headers of the pages of chunks, in parts, and the number of each chunk."""
-    offsets, left, counts = chunks["start"].copy(), chunks["num_values"].copy(), np.zeros(len(chunks), np.int64)
-    probe, probe_offset, part = np.empty(WALK_BYTES, np.uint8), limit, np.empty(WALK_PAGES, HEADER_DTYPE)
-    parts, chunk = [], 0
+    offsets = chunks["start"].copy()
+    left = chunks["num_values"].copy()
+    counts = np.zeros(len(chunks), np.int64)
+    probe = np.empty(WALK_BYTES, np.uint8)
+    probe_offset = limit
+    part = np.empty(WALK_PAGES, HEADER_DTYPE)
+    parts = []
+    chunk = 0
     while chunk < len(chunks):
         offset = int(offsets[chunk])
         if fd < 0:
             ahead = source.read(offset, _ahead_bytes(source, chunks[chunk], offset, limit), "pages")
-            probe, probe_offset = np.frombuffer(ahead, np.uint8).copy(), offset
+            probe = np.frombuffer(ahead, np.uint8).copy()
+            probe_offset = offset
         before = chunk
         filled, chunk = walk_headers(fd, probe, probe_offset, chunk, offsets, limit, left, counts, part)
         if filled == 0 and chunk == before:

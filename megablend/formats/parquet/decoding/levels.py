@@ -47,13 +47,15 @@ def levels_of(
     Returns: LEVELS_DTYPE [n]; offsets of the pieces of all pages, int64; the first of each page among these, int64 [n + 1].
     """
     levels = np.zeros(len(headers), LEVELS_DTYPE)
-    levels["address"], levels["size"] = addresses, sizes
+    levels["address"] = addresses
+    levels["size"] = sizes
     levels["num_levels"] = headers["num_values"]
     in_front = headers["type"] == DATA_V2
     levels["rep_bytes"] = np.where(in_front, headers["rep_bytes"], -1)
     levels["def_bytes"] = np.where(in_front, headers["def_bytes"], -1)
     if num_pieces is None:
-        offsets, first = np.empty(0, np.int64), np.zeros(len(headers) + 1, np.int64)
+        offsets = np.empty(0, np.int64)
+        first = np.zeros(len(headers) + 1, np.int64)
         read_levels(levels, column.max_def, column.max_rep > 0, offsets, first)
         return levels, offsets, first
     num_pieces = np.minimum(num_pieces, headers["num_values"])
@@ -69,7 +71,8 @@ def levels_of(
 
 def check_levels(level: np.void, column: Column) -> None:
     """Check the decoded levels of a page (LEVELS_DTYPE). Raises MalformedError."""
-    problem, detail = level["problem"], int(level["detail"])
+    problem = level["problem"]
+    detail = int(level["detail"])
     if problem == NONE:
         return
     if problem == TOO_LONG:

@@ -70,7 +70,9 @@ class ParquetReader:
         """
         if fetched or not len(blocks):
             return []
-        path, selected, found = self._source.path, select_blocks(blocks), list[FileRanges]()
+        path = self._source.path
+        selected = select_blocks(blocks)
+        found = list[FileRanges]()
         for rows, what in ((selected.pages, "the page"), (selected.groups, "the column chunk")):
             if len(rows):
                 found.append(FileRanges(path, *places_of(rows)))
@@ -87,7 +89,9 @@ class ParquetReader:
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges], *, pieces: bool = True
     ) -> DecodedBlocks:
         """See `BlockReader.decode`. Raises CorruptFileError, UnsupportedFileError."""
-        selected, others, parts = select_blocks(blocks), list(fetched), list[DecodedBlocks]()
+        selected = select_blocks(blocks)
+        others = list(fetched)
+        parts = list[DecodedBlocks]()
         pages = others.pop(0) if len(selected.pages) else None
         groups = others.pop(0) if len(selected.groups) else None
         if pages is not None:
@@ -134,7 +138,8 @@ class ParquetReader:
 
     def _decode_pages(self, stored: Sequence[_StoredPages], *, pieces: bool) -> DecodedBlocks:
         """Pages of files whose columns are alike; errors name this reader's. Raises CorruptFileError, UnsupportedFileError."""
-        source, column = self._source, self._column
+        source = self._source
+        column = self._column
         blocks = stored[0].blocks
         if len(stored) > 1:
             blocks = join_tables([each.blocks for each in stored], blocks.dtype)
@@ -181,7 +186,8 @@ class ParquetReader:
 
     def _check_encodings(self, headers: Headers, blocks: Array) -> None:
         """Check that values are encoded as they were when they were indexed; the two dictionary encodings are equivalent."""
-        found, expected = headers["encoding"], blocks["encoding"]
+        found = headers["encoding"]
+        expected = blocks["encoding"]
         if not (found != expected).any():
             return
         by_dictionary = is_by_dictionary(found) & is_by_dictionary(expected)
@@ -221,7 +227,9 @@ class ParquetReader:
         Args:
             stored: dictionary pages that were fetched, by their offset.
         """
-        offset, size, codec = int(chunk["dictionary_offset"]), int(chunk["dictionary_bytes"]), int(chunk["codec"])
+        offset = int(chunk["dictionary_offset"])
+        size = int(chunk["dictionary_bytes"])
+        codec = int(chunk["codec"])
         if offset < 0:
             return None
 

@@ -48,7 +48,8 @@ def flatten(rows: Any, dtype: str) -> tuple[npt.NDArray[Any], Int64s]:
     parents = np.arange(num_rows)
     while rows.type.num_fields:  # pyarrow 15's is_nested leaves out lists of a fixed size
         valid = rows.is_valid()
-        rows, parents = rows.filter(valid), parents[as_numpy(valid)]
+        rows = rows.filter(valid)
+        parents = parents[as_numpy(valid)]
         if pa.types.is_struct(rows.type):
             rows = rows.field(0)
         else:

@@ -26,7 +26,8 @@ def select_blocks(blocks: Array) -> SelectedBlocks:
     """Sort blocks PLACED_BLOCK_DTYPE [n] of any order into the order in which they are read."""
     offsets = blocks["offset"]
     if (offsets[1:] > offsets[:-1]).all():  # as they are mostly requested
-        wanted, places = blocks, np.arange(len(blocks))
+        wanted = blocks
+        places = np.arange(len(blocks))
     else:
         firsts, places = _in_file_order(offsets)
         wanted = blocks[firsts]

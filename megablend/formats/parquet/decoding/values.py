@@ -93,7 +93,8 @@ def tokens_of(
     stored = STORED[physical]
     if dtype.itemsize == stored.itemsize:
         return _as_stored(source, encoded, physical)
-    owners, found = list[pa.Buffer | Array](), np.zeros(len(encoded.counts), np.int64)
+    owners = list[pa.Buffer | Array]()
+    found = np.zeros(len(encoded.counts), np.int64)
     for part in portions(encoded.counts * stored.itemsize, WIDE_BYTES):
         mine = Encoded._make(column[part] for column in encoded)
         wide = _as_stored(source, mine, physical)
@@ -105,21 +106,28 @@ def tokens_of(
 
 def _as_stored(source: ByteSource, encoded: Encoded, physical: int) -> tuple[list[pa.Buffer | Array], Int64s]:
     """`tokens_of` in the type in which they are stored."""
-    stored, offsets, counts = STORED[physical], encoded.offsets, encoded.counts
+    stored = STORED[physical]
+    offsets = encoded.offsets
+    counts = encoded.counts
     ways = _ways(source, offsets, encoded.encodings, physical)
-    owners, found = list[pa.Buffer | Array](encoded.owners), encoded.addresses.copy()
+    owners = list[pa.Buffer | Array](encoded.owners)
+    found = encoded.addresses.copy()
     in_place = np.array([owner is not None for owner in owners]) & (ways == COPY)
     made = (~in_place | (counts * stored.itemsize > encoded.sizes)).nonzero()[0]
     if not len(made):
         return owners, found
     pages = np.zeros(len(offsets), VALUES_DTYPE)
-    pages["way"], pages["count"], pages["address"], pages["size"] = ways, counts, encoded.addresses, encoded.sizes
+    pages["way"] = ways
+    pages["count"] = counts
+    pages["address"] = encoded.addresses
+    pages["size"] = encoded.sizes
     with source.error_context(0, "the page") as place:
         for place.offset, i, count in zip(offsets[made].tolist(), made.tolist(), counts[made].tolist(), strict=True):
             owners[i] = allocate_buffer(count * stored.itemsize)
         for i in np.flatnonzero(ways == LOOK_UP).tolist():
             if (dictionary := encoded.dictionaries[i]) is not None:
-                pages["dictionary"][i], pages["entries"][i] = address_of(dictionary), len(dictionary)
+                pages["dictionary"][i] = address_of(dictionary)
+                pages["entries"][i] = len(dictionary)
             elif counts[i]:
                 place.offset = int(offsets[i])
                 raise MalformedError("its values are dictionary-encoded, but its column chunk has no dictionary")
@@ -164,7 +172,10 @@ def _ways(source: ByteSource, offsets: Int64s, encodings: Int64s, physical: int)
 
 def _problem(page: np.void, itemsize: int) -> str:
     """The message for a page (VALUES_DTYPE) that could not be decoded."""
-    way, count, needed, size = page["way"], page["count"], page["count"] * itemsize, page["size"]
+    way = page["way"]
+    count = page["count"]
+    needed = page["count"] * itemsize
+    size = page["size"]
     if page["problem"] == UNLISTED:
         return f"dictionary index out of range (its dictionary has {page['entries']} entries)"
     return {

@@ -41,7 +41,8 @@ def count_by_scanning_headers(search: PageScanContext, chunks: Chunks) -> ChunkP
     headers, first_page = walk_pages(search.source, chunks, search.limit, search.in_flight)
     among = dictionaries_among(headers, first_page)
     data = np.flatnonzero(is_data(headers))
-    headers, first_page = headers[data], np.searchsorted(data, first_page)
+    headers = headers[data]
+    first_page = np.searchsorted(data, first_page)
     return _count_headed(search, chunks, first_page, headers, np.full(len(headers), -1), among)
 
 
@@ -62,7 +63,8 @@ def _count_headed(
     whole = sum_by_chunk(~np.isin(headers["encoding"], decoded), first_page) > 0
     if not whole.any():
         return _count(search, chunks, first_page, headers, rows, dictionaries)
-    counts, paged = np.diff(first_page), ~whole
+    counts = np.diff(first_page)
+    paged = ~whole
     kept = np.repeat(paged, counts)
     rest = _count(search, chunks[paged], starts_of(counts[paged]), headers[kept], rows[kept], dictionaries[paged])
     parts = [(np.flatnonzero(paged), rest), (np.flatnonzero(whole), _by_row_group(search, chunks[whole]))]
@@ -72,7 +74,8 @@ def _count_headed(
 def _count(
     search: PageScanContext, chunks: Chunks, first_page: Int64s, headers: Headers, rows: Int64s, dictionaries: Int64s
 ) -> ChunkPages:
-    levels, counts = headers["num_values"], np.diff(first_page)
+    levels = headers["num_values"]
+    counts = np.diff(first_page)
     sums = sum_by_chunk(levels, first_page)
     with search.error_context(chunks):
         refuse(
@@ -88,7 +91,8 @@ def _count(
     unsure = np.flatnonzero(~is_full | (pages["scan"] & search.documents))
     scanned = 0
     if len(unsure):
-        again, codecs = pages[unsure], np.repeat(chunks["codec"], counts)[unsure]
+        again = pages[unsure]
+        codecs = np.repeat(chunks["codec"], counts)[unsure]
         scanned = scan(search.source, headers[unsure], codecs, search.column, again, search.in_flight)
         pages[unsure] = again
     return ChunkPages(first_page, pages, dictionaries, scanned)
@@ -104,8 +108,11 @@ def _are_full(chunks: Chunks, column: Column) -> Bools:
 
 def _by_row_group(search: PageScanContext, chunks: Chunks) -> ChunkPages:
     """Each chunk as one page, read through pyarrow."""
-    source, pages = search.source, np.zeros(len(chunks), PAGE_DTYPE)
-    pages["offset"], pages["stored_bytes"], pages["encoding"] = chunks["start"], chunks["stored_bytes"], BY_ROW_GROUP
+    source = search.source
+    pages = np.zeros(len(chunks), PAGE_DTYPE)
+    pages["offset"] = chunks["start"]
+    pages["stored_bytes"] = chunks["stored_bytes"]
+    pages["encoding"] = BY_ROW_GROUP
     pages["decoded_bytes"] = chunks["decoded_bytes"]
 
     def count(i: int) -> None:

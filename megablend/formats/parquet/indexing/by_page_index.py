@@ -31,9 +31,12 @@ _DICTIONARY_ENCODINGS = 1 << Encoding.PLAIN_DICTIONARY | 1 << Encoding.RLE_DICTI
 
 def read_page_indexes(search: PageScanContext, chunks: Chunks) -> tuple[OffsetIndexes, ColumnIndexes]:
     """Read the page indexes of chunks that all have an OffsetIndex. Raises CorruptFileError."""
-    source, num_chunks = search.source, len(chunks)
-    places, place_bytes = chunks["offset_index"], chunks["offset_index_bytes"]
-    counts, count_bytes = chunks["column_index"], chunks["column_index_bytes"]
+    source = search.source
+    num_chunks = len(chunks)
+    places = chunks["offset_index"]
+    place_bytes = chunks["offset_index_bytes"]
+    counts = chunks["column_index"]
+    count_bytes = chunks["column_index_bytes"]
     counts = np.where(count_bytes > 0, counts, places)
     sizes = np.concatenate((place_bytes, count_bytes))
     has_dictionary = (chunks["encodings"] & _DICTIONARY_ENCODINGS) > 0

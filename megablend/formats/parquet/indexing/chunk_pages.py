@@ -54,7 +54,8 @@ def join_parts(num_chunks: int, parts: Sequence[tuple[Int64s, ChunkPages]]) -> C
     """The pages of all chunks. A part has the numbers of some chunks, int64, and their pages; chunks in no part have no pages."""
     if len(parts) == 1 and len(parts[0][0]) == num_chunks:
         return parts[0][1]
-    counts, dictionaries = np.zeros(num_chunks, np.int64), np.full((num_chunks, 2), NO_DICTIONARY)
+    counts = np.zeros(num_chunks, np.int64)
+    dictionaries = np.full((num_chunks, 2), NO_DICTIONARY)
     for chunks, part in parts:
         counts[chunks] = np.diff(part.first_page)
         dictionaries[chunks] = part.dictionaries

@@ -38,7 +38,8 @@ def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
     """
     has_values = chunks["num_values"] > 0
     has_index = has_values & (chunks["offset_index_bytes"] > 0)
-    indexed, walked = np.flatnonzero(has_index), np.flatnonzero(has_values & ~has_index)
+    indexed = np.flatnonzero(has_index)
+    walked = np.flatnonzero(has_values & ~has_index)
     miscounted = (chunks["num_levels"] >= 0) & (chunks["all_levels"] != chunks["num_values"])
     parts = []
     if len(indexed):

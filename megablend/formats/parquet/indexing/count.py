@@ -39,8 +39,10 @@ Counts = npt.NDArray[np.int64]
 def count_rows(page: np.void, offsets: Counts) -> None:
     """Write into the record (of PAGE_DTYPE) of a whole chunk where its rows begin among its tokens, int64 [num_rows + 1]."""
     lengths = np.diff(offsets)
-    page["tokens"], page["rows"] = offsets[-1], len(lengths)
-    page["inner"], page["tail"] = np.count_nonzero(lengths[:-1]), lengths[-1] if len(lengths) else 0
+    page["tokens"] = offsets[-1]
+    page["rows"] = len(lengths)
+    page["inner"] = np.count_nonzero(lengths[:-1])
+    page["tail"] = lengths[-1] if len(lengths) else 0
 
 
 def count_levels(pages: Pages, levels: npt.NDArray[np.void]) -> None:
@@ -53,7 +55,8 @@ def count_levels(pages: Pages, levels: npt.NDArray[np.void]) -> None:
 
 def count_full(pages: Pages, levels: Counts, rows: Counts) -> None:
     """Count pages of which each level is a token: no nulls, no empty lists. Rows are -1 if unknown."""
-    pages["tokens"], pages["rows"] = levels, rows
+    pages["tokens"] = levels
+    pages["rows"] = rows
     pages["inner"] = np.maximum(rows, 0)
     pages["scan"] = rows < 0
 
@@ -126,6 +129,7 @@ def blocks_of(pages: Pages, first_page: Counts) -> tuple[Array, Counts]:
 
     Returns: BLOCK_DTYPE [num_pages]; the tokens before each chunk, and all, int64 [num_chunks + 1].
     """
-    blocks, first_tokens = np.empty(len(pages), BLOCK_DTYPE), np.empty(len(first_page), np.int64)
+    blocks = np.empty(len(pages), BLOCK_DTYPE)
+    first_tokens = np.empty(len(first_page), np.int64)
     fill_blocks(pages, first_page, STARTS_MID_DOCUMENT, ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, first_tokens, blocks)
     return blocks, first_tokens

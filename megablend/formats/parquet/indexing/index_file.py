@@ -85,13 +85,15 @@ def _check_chunks(chunks: Chunks, column: Column) -> None:
     for codec in set(codecs) - CODECS.keys():
         raise UnsupportedError(f"row group {codecs.index(codec)}: {unsupported_codec_message(codec)}")
     if column.max_rep == 0:
-        rows, values = chunks["num_rows"], chunks["num_values"]
+        rows = chunks["num_rows"]
+        values = chunks["num_values"]
         refuse(values != rows, lambda i: f"row group {i} has {values[i]} values for {rows[i]} rows")
 
 
 def _chunk_table(chunks: Chunks, found: ChunkPages, first_tokens: Int64s, first_rows: Int64s) -> Array:
     table = np.zeros(len(chunks), CHUNK_DTYPE)
-    table["row_group"], table["codec"] = chunks["row_group"], chunks["codec"]
+    table["row_group"] = chunks["row_group"]
+    table["codec"] = chunks["codec"]
     table["dictionary_offset"], table["dictionary_bytes"] = found.dictionaries.T
     table["first_row"] = first_rows[chunks["row_group"]]
     table["first_token"] = first_tokens[:-1]

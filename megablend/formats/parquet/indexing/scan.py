@@ -38,7 +38,9 @@ def scan(source: ByteSource, headers: Headers, codecs: Int64s, column: Column, p
     bounds = np.searchsorted(merged.runs, np.arange(len(merged.starts) + 1))  # pages are in the order of the file
 
     def count(number: int) -> None:
-        run, start, stop = slice(bounds[number], bounds[number + 1]), merged.starts[number], merged.stops[number]
+        run = slice(bounds[number], bounds[number + 1])
+        start = merged.starts[number]
+        stop = merged.stops[number]
         data, _ = source.read_ranges(np.array([start]), np.array([stop - start]), "a run of pages")
         owners, addresses, held = _level_bytes(
             source, headers[run], codecs[run], data.address + offsets[run] - start, sizes[run]
@@ -69,8 +71,11 @@ def _level_bytes(
     """The bytes that begin with the levels of each page: owner, address, size."""
     is_v1 = np.flatnonzero(headers["type"] == DATA)
     check_checksums(source, headers[is_v1], addresses[is_v1])
-    addresses, sizes, v1 = addresses.copy(), sizes.copy(), headers[is_v1]
+    addresses = addresses.copy()
+    sizes = sizes.copy()
+    v1 = headers[is_v1]
     parts = addresses[is_v1], sizes[is_v1], v1["decoded_bytes"]
     owners, found = decompress_pages(source, v1["offset"], codecs[is_v1], *parts)
-    addresses[is_v1], sizes[is_v1] = found, v1["decoded_bytes"]
+    addresses[is_v1] = found
+    sizes[is_v1] = v1["decoded_bytes"]
     return owners, addresses, sizes

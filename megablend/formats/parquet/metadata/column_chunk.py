@@ -44,7 +44,8 @@ def _found_at_once(footer: Footer, column: Column, num_leaves: int) -> Chunks | 
     if not isinstance(groups, Structs):
         return None
     found = np.zeros(len(groups), CHUNK_DTYPE)
-    data, path = np.frombuffer(footer.data, np.uint8), np.frombuffer(_path_bytes(column), np.uint8)
+    data = np.frombuffer(footer.data, np.uint8)
+    path = np.frombuffer(_path_bytes(column), np.uint8)
     done = find_chunks(data, groups.start, column.ordinal, num_leaves, path, footer.offset, found)
     return found if done else None
 
@@ -109,7 +110,8 @@ def _facts_in(chunk: Struct, row_group: int, column: Column) -> dict[str, int]:
 
 def _value_statistics(statistics: Struct) -> dict[str, int]:
     """The smallest and largest values of a chunk, as in CHUNK_DTYPE."""
-    facts, ranges = {"old_max": 0, "old_min": 0, "max_value": 0, "min_value": 0}, 0
+    facts = {"old_max": 0, "old_min": 0, "max_value": 0, "min_value": 0}
+    ranges = 0
     for name, field in zip(facts, (1, 2, 5, 6), strict=True):
         data = statistics.binary(field)
         if data is not None and len(data) in (4, 8):
@@ -137,7 +139,9 @@ def _bits(encodings: list[int]) -> int:
 def _check_bytes(facts: dict[str, int], limit: int) -> None:
     """Set `start`, and check that all bytes of a chunk and its page index are before byte `limit`. Raises MalformedError."""
     # Some writers omit dictionary_page_offset or set it to 0, and data_page_offset is that of the dictionary.
-    start, data, dictionary = facts["data_page"], facts["data_page"], facts["dictionary_page"]
+    start = facts["data_page"]
+    data = facts["data_page"]
+    dictionary = facts["dictionary_page"]
     if 0 < dictionary < data:
         start = dictionary
     stop = start + facts["stored_bytes"]
@@ -147,7 +151,8 @@ def _check_bytes(facts: dict[str, int], limit: int) -> None:
         )
     facts["start"] = start
     for name in ("offset_index", "column_index"):
-        begin, size = facts[name], facts[f"{name}_bytes"]
+        begin = facts[name]
+        size = facts[f"{name}_bytes"]
         if begin < 0:
             facts[f"{name}_bytes"] = 0
         elif size and begin + size > limit:

@@ -47,18 +47,23 @@ def parse_page_header(data: bytes | memoryview) -> PageHeader:
     """Parse the page header at the start of `data`. Raises MalformedError; TruncatedError if `data` is too short."""
     page, end = read_struct(data)
     kind = page.integer(1, "page type")
-    num_values, encoding, levels = 0, int(Encoding.PLAIN), (int(Encoding.RLE), int(Encoding.RLE))
+    num_values = 0
+    encoding = int(Encoding.PLAIN)
+    levels = (int(Encoding.RLE), int(Encoding.RLE))
     v2 = Struct({})
     if kind == PageType.DATA:
         v1 = page.struct(5, "data_page_header")
-        num_values, encoding = v1.count(1, "num_values"), v1.integer(2, "encoding")
+        num_values = v1.count(1, "num_values")
+        encoding = v1.integer(2, "encoding")
         levels = v1.integer(3, "definition_level_encoding"), v1.integer(4, "repetition_level_encoding")
     elif kind == PageType.DATA_V2:
         v2 = page.struct(8, "data_page_header_v2")
-        num_values, encoding = v2.count(1, "num_values"), v2.integer(4, "encoding")
+        num_values = v2.count(1, "num_values")
+        encoding = v2.integer(4, "encoding")
     elif kind == PageType.DICTIONARY:
         dictionary = page.struct(7, "dictionary_page_header")
-        num_values, encoding = dictionary.count(1, "num_values"), dictionary.integer(2, "encoding")
+        num_values = dictionary.count(1, "num_values")
+        encoding = dictionary.integer(2, "encoding")
     header = PageHeader(
         type=kind,
         header_bytes=end,

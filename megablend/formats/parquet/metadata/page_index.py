@@ -148,7 +148,8 @@ def parse_column_indexes(
     if problem == UNREADABLE:
         _complain(data[begins[chunk] : ends[chunk]], "ColumnIndex", chunk)
     if problem != NONE:
-        width, pages = (1, max_rep + 1, max_def + 1)[kind], first_page[chunk + 1] - first_page[chunk]
+        width = (1, max_rep + 1, max_def + 1)[kind]
+        pages = first_page[chunk + 1] - first_page[chunk]
         raise MalformedError(
             {
                 INCOMPLETE: f"it has {found[chunk, kind]} counts, expected {width} for each of {pages} pages",

@@ -31,7 +31,10 @@ CONVERTED_INTEGERS = {
 }
 CONVERTED_LIST = 3
 CONVERTED_MAPS = (1, 2)
-LOGICAL_MAP, LOGICAL_LIST, LOGICAL_INTEGER, LOGICAL_FLOAT16 = 2, 3, 10, 15
+LOGICAL_MAP = 2
+LOGICAL_LIST = 3
+LOGICAL_INTEGER = 10
+LOGICAL_FLOAT16 = 15
 TOKEN_DTYPES = ("int32", "int64", "uint16", "uint32", "int8", "int16", "uint8")
 OTHER_DTYPES: dict[int, str] = {Physical.BOOLEAN: "bool", Physical.FLOAT: "float32", Physical.DOUBLE: "float64"}
 """Types of numbers that are not tokens, by physical type."""

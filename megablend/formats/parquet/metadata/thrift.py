@@ -218,7 +218,8 @@ class _Reader:
     def take(self, size: int) -> bytes:
         if size > len(self.data) - self.position:
             raise TruncatedError(f"{size} bytes are declared, only {len(self.data) - self.position} are left")
-        start, self.position = self.position, self.position + size
+        start = self.position
+        self.position = self.position + size
         return bytes(self.data[start : self.position])
 
     def struct(self, depth: int) -> Struct:
@@ -227,7 +228,8 @@ class _Reader:
         fields: dict[int, object] = {}
         field = 0
         while header := self.byte():
-            delta, kind = header >> 4, header & 0x0F
+            delta = header >> 4
+            kind = header & 0x0F
             field = field + delta if delta else self.zigzag()
             fields[field] = kind == Kind.TRUE if kind in (Kind.TRUE, Kind.FALSE) else self.value(kind, depth)
         return Struct(fields)
@@ -257,7 +259,8 @@ class _Reader:
         if depth > MAX_DEPTH:
             raise MalformedError(f"lists are nested deeper than {MAX_DEPTH}")
         header = self.byte()
-        size, kind = header >> 4, header & 0x0F
+        size = header >> 4
+        kind = header & 0x0F
         size = self.varint() if size == 15 else size
         self.check_room(size)
         if kind == Kind.STRUCT:

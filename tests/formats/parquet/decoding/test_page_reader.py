@@ -89,7 +89,8 @@ def test_blocks_in_any_order_and_twice(tmp_path: Path) -> None:
 def test_damage_names_the_file_that_is_damaged(tmp_path: Path, kind: str) -> None:
     reads = [open_read(tmp_path, name, kind) for name in "abc"]
     damaged = reads[1]
-    fetched, page = damaged.fetched[0], len(damaged.blocks) // 2
+    fetched = damaged.fetched[0]
+    page = len(damaged.blocks) // 2
     begin = int(fetched.begins[page])
     wrong = fetched.buffers[0].copy()
     wrong[begin : begin + 4] = 255
@@ -131,8 +132,11 @@ def test_readers_of_other_formats_decode_their_files_one_by_one(tmp_path: Path) 
         """A reader that can only decode its own file."""
 
         def __init__(self, inner: BlockReader) -> None:
-            self.byte_ranges, self.decode, self.find_pieces = inner.byte_ranges, inner.decode, inner.find_pieces
+            self.byte_ranges = inner.byte_ranges
+            self.decode = inner.decode
+            self.find_pieces = inner.find_pieces
 
     plain = [FileRead(Plain(read.reader), read.blocks, read.chunks, fetched=read.fetched) for read in reads]
-    found, expected = blocks_of(plain, pieces=True), blocks_of(reads, pieces=True)
+    found = blocks_of(plain, pieces=True)
+    expected = blocks_of(reads, pieces=True)
     assert [block.tokens.tolist() for block in found] == [block.tokens.tolist() for block in expected]

@@ -89,7 +89,8 @@ def run_matrix_case(path: Path, case: tuple[str, str, str, str, str, str, bool])
         documents = documents_of(lists("none", seed, top_of(kind), 30))
         rows: Rows = [None if nulls != "none" and v % 7 == 0 else v for document in documents for v in document]
     else:
-        rows, kind = lists(nulls, seed, top_of(kind)), LISTS[shape](kind)
+        rows = lists(nulls, seed, top_of(kind))
+        kind = LISTS[shape](kind)
     store(path, rows, kind, encoding=encoding, codec=codec, version=version, page_index=page_index)
     found = check(path, rows, "ids")
     assert found.token_dtype == token
@@ -242,7 +243,8 @@ def test_narrow_tokens_are_not_all_wide_at_once(tmp_path: Path, encoding: str) -
         encoded["column_encoding"] = {"ids": encoding}
     pq.write_table(pa.table({"ids": rows}), path := tmp_path / "x.parquet", **encoded)
     found = index(path, "ids")
-    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
     POOLS.append(pool)
     pa.set_memory_pool(pool)
     try:

@@ -85,7 +85,8 @@ def test_flat_columns_with_nulls_are_counted_by_the_column_index(tmp_path: Path)
 
 def test_the_same_file_gives_the_same_index(tmp_path: Path) -> None:
     path = store(tmp_path / "x.parquet", NULLS)
-    first, second = index(path, None), index(path, None)
+    first = index(path, None)
+    second = index(path, None)
     assert first.blocks.tobytes() == second.blocks.tobytes()
     assert first.chunks.tobytes() == second.chunks.tobytes()
     assert (first.structure, first.meta) == (second.structure, second.meta)
@@ -113,8 +114,11 @@ def test_documents_are_followed_over_pages(lengths: list[int], cuts: set[int]) -
         tokens = [sum(is_token for r, is_token in slots[begin:end] if r == row) for row in rows]
         continues = begin > 0 and slots[begin - 1][0] == rows[0]
         begun = tokens[continues:]
-        page["tokens"], page["rows"], page["continues"] = sum(tokens), len(begun), continues
-        page["head"], page["inner"] = tokens[0] if continues else 0, sum(map(bool, begun[:-1]))
+        page["tokens"] = sum(tokens)
+        page["rows"] = len(begun)
+        page["continues"] = continues
+        page["head"] = tokens[0] if continues else 0
+        page["inner"] = sum(map(bool, begun[:-1]))
         page["tail"] = begun[-1] if begun else 0
         ends = sum(last_slot[row] < end and lengths[row] > 0 for row in rows)
         carries = continues and any(is_token for r, is_token in slots[:begin] if r == rows[0])
@@ -179,7 +183,8 @@ def test_offset_indexes() -> None:
     ],
 )
 def test_an_offset_index_that_lies(places: list[tuple[int, int, int]], match: str) -> None:
-    before, after = offset_index((4, 5, 0), (9, 5, 2)), offset_index((11, 1, 0))
+    before = offset_index((4, 5, 0), (9, 5, 2))
+    after = offset_index((11, 1, 0))
     with pytest.raises(MalformedError, match=match) as caught:
         parse_places([before, before, offset_index(*places), after], [4, 4, 4, 4], 28, [5, 5, 9, 5])
     assert caught.value.item == 2
@@ -189,7 +194,8 @@ def parse_counts(chunks: list[bytes]) -> ColumnIndexes:
     """Of chunks of two pages each, whose column has definition levels up to 3, repetition levels up to 1."""
     ends = np.cumsum([len(chunk) for chunk in chunks])
     begins = ends - [len(chunk) for chunk in chunks]
-    data, first_page = np.frombuffer(b"".join(chunks), np.uint8), np.arange(len(chunks) + 1) * 2
+    data = np.frombuffer(b"".join(chunks), np.uint8)
+    first_page = np.arange(len(chunks) + 1) * 2
     return parse_column_indexes(data, begins, ends, first_page=first_page, max_def=3, max_rep=1)
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from tests.storage.objects.servers.s3_admin import S3Admin
 from tests.storage.objects.servers.start import find_free_port, running, unavailable, wait_for_port
 
-ACCESS_KEY, SECRET_KEY = "canary-key", "canary-secret"
+ACCESS_KEY = "canary-key"
+SECRET_KEY = "canary-secret"
 PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
 _CONFIG = """
 [global]
@@ -57,12 +58,15 @@ def serving_ceph(folder: Path, host: str = "127.0.0.1") -> Iterator[S3Admin]:
     """
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
         unavailable(f"{', '.join(missing)} not installed: apt install ceph-mon ceph-osd ceph-common radosgw")
-    mon, port = find_free_port(), find_free_port()
-    fsid, osd = str(uuid.uuid4()), str(uuid.uuid4())
+    mon = find_free_port()
+    port = find_free_port()
+    fsid = str(uuid.uuid4())
+    osd = str(uuid.uuid4())
     (folder / "ceph.conf").write_text(_CONFIG.format(folder=folder, fsid=fsid, mon=mon, host=host, port=port))
     for name in ("osd", "rgw"):
         (folder / name).mkdir()
-    keyring, monmap = str(folder / "keyring"), str(folder / "monmap")
+    keyring = str(folder / "keyring")
+    monmap = str(folder / "monmap")
     for name, caps in _KEYS.items():
         _run(
             folder,

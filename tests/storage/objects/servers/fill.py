@@ -22,7 +22,8 @@ class GoogleBucket:
     """A new bucket of fake-gcs-server."""
 
     def __init__(self, url: str, name: str) -> None:
-        self.url, self.name = url, name
+        self.url = url
+        self.name = name
         self._post("/storage/v1/b?project=p", b'{"name": "%s"}' % name.encode(), "application/json")
 
     def put(self, key: str, data: bytes) -> None:
@@ -41,7 +42,8 @@ class AzureContainer:
     """With which its account is read; also needed by `put`."""
 
     def __init__(self, url: str, name: str) -> None:
-        self.url, self.name = url, name
+        self.url = url
+        self.name = name
         date = datetime.datetime.now(datetime.timezone.utc).strftime("%a, %d %b %Y %H:%M:%S GMT")
         headers = {"x-ms-date": date, "x-ms-version": "2021-08-06"}
         lines = "".join(f"{header}:{value}\n" for header, value in headers.items())

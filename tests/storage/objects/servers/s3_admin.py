@@ -44,7 +44,8 @@ class S3Admin:
 
     def send(self, method: str, path: str, data: bytes = b"", query: str = "") -> HTTPResponse:
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-        digest, host = hashlib.sha256(data).hexdigest(), urlsplit(self.endpoint).netloc
+        digest = hashlib.sha256(data).hexdigest()
+        host = urlsplit(self.endpoint).netloc
         headers = {"host": host, "x-amz-content-sha256": digest, "x-amz-date": now}
         names = ";".join(headers)
         lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
