@@ -234,10 +234,8 @@ class _Source:
             counted = np.sum([self._count_ranges(each, self._paths[read.file]) for each in ranges], axis=0)
             found += counted
             if not is_first:
-                self._later_requests, self._later_blocks = (
-                    self._later_requests + counted[0],
-                    self._later_blocks + len(read.ids),
-                )
+                self._later_requests += counted[0]
+                self._later_blocks += len(read.ids)
             if found[2] >= stored:
                 break
             if self._tried >= _TRIED_READS:  # what else is requested is known from the answers only

@@ -28,6 +28,11 @@ def test_the_size_of_code_does_not_depend_on_its_form(tmp_path: Path) -> None:
     assert measure(parallel)["parallel"] == 1
 
 
+def test_the_package_has_one_statement_a_line() -> None:
+    for path in (ROOT / "megablend").rglob("*.py"):
+        assert measure(path)["parallel"] == 0, f"{path}: several values are assigned to several names by one statement"
+
+
 def test_functions_of_the_package_are_traced_and_no_others() -> None:
     from megablend.config.numbers import whole_number
 

@@ -35,5 +35,7 @@ def _partial_quotients(numerator: int, denominator: int) -> tuple[int, int]:
     cost = 0
     while numerator:
         cost += denominator // numerator
-        numerator, denominator = denominator % numerator, numerator
+        remainder = denominator % numerator
+        denominator = numerator
+        numerator = remainder
     return denominator, cost
