@@ -25,7 +25,9 @@ setup(
         "torch>=2.6",
     ],
     extras_require={
-        "mpi": ["mpi4py>=4.1"],  # for the MPI library that the machine has; Lightning imports mpi4py where it finds it
+        "mpi": [
+            "mpi4py>=4.1"
+        ],  # for the MPI library that the machine has; Lightning imports mpi4py where it finds it
         "mpich": ["mpi4py>=4.1", "mpich>=4.2"],
         "objects": ["obstore>=0.11.1"],
         "demo": ["tokenizers>=0.20"],

@@ -128,7 +128,10 @@ def __getattr__(name: str) -> Any:
         name = _RENAMED[name]
     if name not in _HOMES:
         raise AttributeError(f"module 'megablend' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"megablend.{_HOMES[name]}"), "open_dataset" if name == "open" else name)
+    return getattr(
+        importlib.import_module(f"megablend.{_HOMES[name]}"),
+        "open_dataset" if name == "open" else name,
+    )
 
 
 def __dir__() -> list[str]:

@@ -32,7 +32,8 @@ class MegablendError(Exception):
 
 
 class ConfigError(MegablendError, ValueError):
-    """The config or the command line requests something that does not exist, or contradicts itself."""
+    """The config or the command line requests something that does not exist, or contradicts
+    itself."""
 
     exit_code = 2
 
@@ -63,10 +64,13 @@ CHANGED_REMEDY = (
     "restore the original file; or give the run another name (`run:`) and run `megablend build CONFIG`, since a run keeps the "
     "index that it began with"
 )
-"""What to do about a file that is not the one that was indexed. A rebuild alone does not move a run to the new index."""
+"""What to do about a file that is not the one that was indexed. A rebuild alone does not move a run
+to the new index."""
 
 
-WITHOUT_IT = "to go on without it, amend the run (`new_data` or `withdraw` of a stage, docs/stages.md)"
+WITHOUT_IT = (
+    "to go on without it, amend the run (`new_data` or `withdraw` of a stage, docs/stages.md)"
+)
 """What to do about a file that a run needs and that is gone for good."""
 
 
@@ -86,11 +90,13 @@ UNFINISHED = f"truncated, or still being written; wait until it is written, or {
 
 
 REPAIR_REMEDY = "build again to repair it (`megablend build CONFIG`)"
-"""What to do about a damaged table of a cache. A build also rewrites the tables of an older index that a run keeps."""
+"""What to do about a damaged table of a cache. A build also rewrites the tables of an older index
+that a run keeps."""
 
 
 REMOVE_REMEDY = "remove it and build again (`megablend build CONFIG`)"
-"""What to do about a damaged file of a cache that is computed again where it is missing, but that perhaps no config needs."""
+"""What to do about a damaged file of a cache that is computed again where it is missing, but that
+perhaps no config needs."""
 
 
 REBUILD_REMEDY = (
@@ -101,7 +107,8 @@ REBUILD_REMEDY = (
 
 
 class DataError(MegablendError, ValueError):
-    """A data file cannot be read as requested; the message starts with its path (and byte offset)."""
+    """A data file cannot be read as requested; the message starts with its path (and byte
+    offset)."""
 
     exit_code = 3
 
@@ -159,12 +166,15 @@ class ResourceError(MegablendError, RuntimeError):
     exit_code = 3
 
 
-def _rebuild_data_error(kind: type[DataError], path: str, problem: str, offset: int | None) -> DataError:
+def _rebuild_data_error(
+    kind: type[DataError], path: str, problem: str, offset: int | None
+) -> DataError:
     return kind(path, problem, offset=offset)
 
 
 def did_you_mean(name: str, known: Iterable[str], *, before: str = "", cutoff: float = 0.6) -> str:
-    """A question for a message: the known name most similar to one that is unknown; "" if none is similar.
+    """A question for a message: the known name most similar to one that is unknown; "" if none is
+    similar.
 
     Args:
         before: what separates the question from the text before it.

@@ -1,4 +1,5 @@
-"""What numba lacks for kernels: single instructions, bytes at an address, and functions of C libraries.
+"""What numba lacks for kernels: single instructions, bytes at an address, and functions of C
+libraries.
 
 With NUMBA_DISABLE_JIT=1 each is plain Python.
 """
@@ -30,7 +31,9 @@ def _prefetch() -> Callable[[np.ndarray[Any, Any], int], None]:
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])
-        item = codegen.get_item_pointer(context, builder, signature.args[0], array, [args[1]], wraparound=False)
+        item = codegen.get_item_pointer(
+            context, builder, signature.args[0], array, [args[1]], wraparound=False
+        )
         byte = ir.IntType(8).as_pointer()
         word = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
@@ -46,7 +49,8 @@ def _prefetch() -> Callable[[np.ndarray[Any, Any], int], None]:
 
 
 prefetch = _prefetch()
-"""prefetch(array, index): begin to load array[index], a 1-D array's, into the cache; any index is harmless."""
+"""prefetch(array, index): begin to load array[index], a 1-D array's, into the cache; any index is
+harmless."""
 
 
 def _bytes_at() -> Callable[[int, int], np.ndarray[Any, np.dtype[np.uint8]]]:
@@ -55,7 +59,9 @@ def _bytes_at() -> Callable[[int, int], np.ndarray[Any, np.dtype[np.uint8]]]:
     from numba.extending import intrinsic
 
     if vars(config)["DISABLE_JIT"]:
-        return lambda address, size: np.ctypeslib.as_array((ctypes.c_uint8 * int(size)).from_address(int(address)))
+        return lambda address, size: np.ctypeslib.as_array(
+            (ctypes.c_uint8 * int(size)).from_address(int(address))
+        )
 
     open_types: Any = types
     open_numba: Any = numba
@@ -76,10 +82,14 @@ def _load64() -> Callable[[Pointer, int], np.uint64]:
     from numba.extending import intrinsic
 
     if vars(config)["DISABLE_JIT"]:
-        return lambda pointer, index: np.uint64(int.from_bytes(pointer[index : index + 8].tobytes(), "little"))
+        return lambda pointer, index: np.uint64(
+            int.from_bytes(pointer[index : index + 8].tobytes(), "little")
+        )
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(64).as_pointer()), align=1)
+        return builder.load(
+            builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(64).as_pointer()), align=1
+        )
 
     def typed(typing: Any, pointer: Any, index: Any) -> Any:
         return types.uint64(pointer, types.intp), emit
@@ -113,7 +123,9 @@ def _pointer_at() -> Callable[[int, int], Pointer]:
     from numba.extending import intrinsic
 
     if vars(config)["DISABLE_JIT"]:
-        return lambda address, size: np.ctypeslib.as_array((ctypes.c_uint8 * int(size)).from_address(int(address)))
+        return lambda address, size: np.ctypeslib.as_array(
+            (ctypes.c_uint8 * int(size)).from_address(int(address))
+        )
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
@@ -130,10 +142,14 @@ def _pread() -> Callable[[int, Pointer, int, int], int]:
     from numba.core import config, types
 
     if vars(config)["DISABLE_JIT"]:
-        return lambda fd, pointer, size, offset: os.preadv(fd, [cast("Any", pointer)[:size]], offset)
+        return lambda fd, pointer, size, offset: os.preadv(
+            fd, [cast("Any", pointer)[:size]], offset
+        )
     open_types: Any = types
     pointer = open_types.CPointer(types.uint8)
-    found: Any = open_types.ExternalFunction("pread", types.intp(types.intc, pointer, types.uintp, types.int64))
+    found: Any = open_types.ExternalFunction(
+        "pread", types.intp(types.intc, pointer, types.uintp, types.int64)
+    )
     return cast("Callable[[int, Pointer, int, int], int]", found)
 
 
@@ -154,7 +170,9 @@ def _fadvise() -> Callable[[int, int, int, int], int]:
     return cast("Callable[[int, int, int, int], int]", found)
 
 
-def library_function(library: str, name: str, result: str, *arguments: str) -> Callable[..., int] | None:
+def library_function(
+    library: str, name: str, result: str, *arguments: str
+) -> Callable[..., int] | None:
     """A C function of a shared library, for kernels to call; None if this system does not have it.
 
     Args:
@@ -184,12 +202,16 @@ load64 = _load64()
 store64 = _store64()
 """store64(pointer, index, word): write 8 bytes from `index` on, little-endian."""
 pointer_at = _pointer_at()
-"""pointer_at(address, size): the bytes at that address, by index; the caller keeps them alive, and indices within `size`.
+"""pointer_at(address, size): the bytes at that address, by index; the caller keeps them alive, and
+indices within `size`.
 
-Unlike an array, a pointer costs nothing when it is passed on: numba counts an array's references, atomically, at every call."""
+Unlike an array, a pointer costs nothing when it is passed on: numba counts an array's references,
+atomically, at every call."""
 pread = _pread()
-"""pread(fd, pointer, size, offset): read bytes of a file, as libc's does; returns the number of bytes, or -1."""
+"""pread(fd, pointer, size, offset): read bytes of a file, as libc's does; returns the number of
+bytes, or -1."""
 fadvise = _fadvise()
-"""fadvise(fd, offset, size, advice): tell the system how bytes of a file will be used, as libc's posix_fadvise does."""
+"""fadvise(fd, offset, size, advice): tell the system how bytes of a file will be used, as libc's
+posix_fadvise does."""
 bytes_at = _bytes_at()
 """bytes_at(address, size): the uint8 array at that address in memory; the caller keeps it alive."""

@@ -1,13 +1,16 @@
 """The only interface to numba, with `intrinsics`.
 
-`kernel` compiles a function on its first call and keeps the machine code on the node, in a folder named by the CPU, the
-versions and the text of all modules that become machine code, so that an upgrade never loads stale code. A node's processes take
-turns by a file lock for each kernel: the first compiles it, the others load it (processes that fill numba's cache with one
-function at the same time can crash: numba #4807, #10128). Different kernels are compiled at the same time.
-`device` marks a function that kernels call; it is compiled into them. `intrinsics` has some that numba lacks.
+`kernel` compiles a function on its first call and keeps the machine code on the node, in a folder
+named by the CPU, the versions and the text of all modules that become machine code, so that an
+upgrade never loads stale code. A node's processes take turns by a file lock for each kernel: the
+first compiles it, the others load it (processes that fill numba's cache with one function at the
+same time can crash: numba #4807, #10128). Different kernels are compiled at the same time. `device`
+marks a function that kernels call; it is compiled into them. `intrinsics` has some that numba
+lacks.
 
-Kernels read arrays and fill arrays that the caller has checked; they raise nothing, and do no I/O except by `pread` and
-`fadvise`, where a Python call per read would cost more than the read. With NUMBA_DISABLE_JIT=1 both run as plain Python.
+Kernels read arrays and fill arrays that the caller has checked; they raise nothing, and do no I/O
+except by `pread` and `fadvise`, where a Python call per read would cost more than the read. With
+NUMBA_DISABLE_JIT=1 both run as plain Python.
 """
 
 from __future__ import annotations
@@ -59,20 +62,28 @@ def cache_dir() -> Path:
 
 @contextlib.contextmanager
 def _turn(function: Callable[..., Any], kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Hold the node's lock of a kernel: one process compiles it, while none loads it; any number may load it concurrently."""
+    """Hold the node's lock of a kernel: one process compiles it, while none loads it; any number
+    may load it concurrently."""
     name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}.lock"
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # a full disk, a file system without locks: numba's own renames must do
+        with contextlib.suppress(
+            OSError
+        ):  # a full disk, a file system without locks: numba's own renames must do
             lock = stack.enter_context(open(cache_dir() / name, "w"))
             fcntl.flock(lock, kind)
         yield
 
 
 def _announce() -> None:
-    """Print, once per node and version, that kernels are being compiled; called while a kernel's lock is held."""
+    """Print, once per node and version, that kernels are being compiled; called while a kernel's
+    lock is held."""
     folder = cache_dir()
-    with contextlib.suppress(OSError):  # already printed, also by another process; or the folder is not writable
-        os.close(os.open(folder / "compiling", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW))
+    with contextlib.suppress(
+        OSError
+    ):  # already printed, also by another process; or the folder is not writable
+        os.close(
+            os.open(folder / "compiling", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW)
+        )
         if next(folder.rglob("*.nbi"), None) is None:  # else an earlier release has compiled them
             text = f"megablend: compiling kernels for this machine, once ({folder}); this can take about ten seconds"
             print(text, file=sys.stderr, flush=True)
@@ -101,12 +112,14 @@ def _timed(load: Callable[P, R]) -> Callable[P, R]:
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile `function` (nopython, nogil, cached on the node) on its first call with each set of argument types."""
+    """Compile `function` (nopython, nogil, cached on the node) on its first call with each set of
+    argument types."""
     return cast("Callable[P, R]", _Kernel(function))
 
 
 def load_kernels(module: ModuleType) -> None:
-    """Load the kernels of a module that were compiled on this node before, for the argument types used then."""
+    """Load the kernels of a module that were compiled on this node before, for the argument types
+    used then."""
     for each in list(vars(module).values()):
         if isinstance(each, _Kernel) and each.__module__ == module.__name__:
             each.load()
@@ -121,13 +134,16 @@ def _njit(function: Callable[..., Any], *, cached: bool = False) -> Callable[...
     import numba
     from numba.core import config
 
-    if vars(config)["DISABLE_JIT"]:  # NumPy's integers then wrap as silently as those of machine code
+    if vars(config)[
+        "DISABLE_JIT"
+    ]:  # NumPy's integers then wrap as silently as those of machine code
         return np.errstate(over="ignore")(function)
     return cast("Callable[..., Any]", numba.njit(nogil=True, cache=cached)(function))
 
 
 def _take_turns(dispatcher: Any) -> Callable[..., Any]:
-    """`dispatcher.compile`, which numba calls for argument types that it has not met, with the kernel's lock held."""
+    """`dispatcher.compile`, which numba calls for argument types that it has not met, with the
+    kernel's lock held."""
     compile_ = dispatcher.compile
     stored = dispatcher._cache
 
@@ -140,7 +156,9 @@ def _take_turns(dispatcher: Any) -> Callable[..., Any]:
             _announce()
             try:
                 return compile_(signature)
-            except OSError:  # it was compiled, and could not be kept (a full disk): asked again, numba has it
+            except (
+                OSError
+            ):  # it was compiled, and could not be kept (a full disk): asked again, numba has it
                 return compile_(signature)
 
     return compile_or_load
@@ -169,7 +187,8 @@ class _Kernel:
         if not vars(config)["DISABLE_JIT"]:
             prepared._cache = KernelCache(self.py_func)
             prepared.compile = _take_turns(prepared)
-        # Of two threads that prepare it at once, one is the first: what is loaded into the other's would be loaded again.
+        # Of two threads that prepare it at once, one is the first: what is loaded into the other's
+        # would be loaded again.
         return cast("Callable[..., Any]", self.__dict__.setdefault("_compiled", prepared))
 
     def load(self) -> None:
@@ -178,7 +197,9 @@ class _Kernel:
         if isinstance(stored := getattr(prepared, "_cache", None), KernelCache):
             for signature in stored.signatures(prepared.targetctx):
                 with _turn(self.py_func, fcntl.LOCK_SH):
-                    if signature not in prepared.overloads and stored.contains(signature, prepared.targetctx):
+                    if signature not in prepared.overloads and stored.contains(
+                        signature, prepared.targetctx
+                    ):
                         type(prepared).compile(prepared, signature)
 
     def __reduce__(self) -> str:

@@ -1,9 +1,10 @@
 """Loading compiled kernels from numba's cache, without the half of numba that only compiling needs.
 
-Before numba loads anything, it imports its implementations of Python and NumPy, some 300 ms in every process. Machine code needs
-none of them: it refers only to symbols that numba's contexts and its runtime define (kernels hash no strings, whose secret is
-defined elsewhere), and to Environments, which hold the objects that it uses. Where this fails, as with another numba, numba's own
-loading takes over.
+Before numba loads anything, it imports its implementations of Python and NumPy, some 300 ms in
+every process. Machine code needs none of them: it refers only to symbols that numba's contexts and
+its runtime define (kernels hash no strings, whose secret is defined elsewhere), and to
+Environments, which hold the objects that it uses. Where this fails, as with another numba, numba's
+own loading takes over.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ _numba: Any = environment
 _runtime: Any = runtime
 
 _environments: dict[str, Any] = {}
-"""Those of numba's functions whose modules are not imported, by name: machine code keeps their addresses."""
+"""Those of numba's functions whose modules are not imported, by name: machine code keeps their
+addresses."""
 
 
 def _make_environment(module: str, constants: list[Any], name: str) -> Any:
-    """As numba does, but without importing `module`: only object mode looks globals up, and no kernel is in object mode."""
+    """As numba does, but without importing `module`: only object mode looks globals up, and no
+    kernel is in object mode."""
     if module in sys.modules or _numba.lookup_environment(name) is not None:
         return _numba._rebuild_env(module, constants, name)
     if name not in _environments:
@@ -55,7 +58,8 @@ class KernelCache(_caching.FunctionCache):  # type: ignore[misc]
         return path is not None and path.exists()
 
     def signatures(self, context: Any) -> list[Any]:
-        """The argument types for which machine code is in the cache; none if its index cannot be read."""
+        """The argument types for which machine code is in the cache; none if its index cannot be
+        read."""
         try:
             with _lock:
                 keys = list(self._cache_file._load_index())
@@ -68,7 +72,8 @@ class KernelCache(_caching.FunctionCache):  # type: ignore[misc]
         return None if name is None else Path(self._cache_file._data_path(name))
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The compiled function for `sig`; None if it is not in the cache. numba calls this with its lock held."""
+        """The compiled function for `sig`; None if it is not in the cache. numba calls this with
+        its lock held."""
         try:
             path = self._find(sig, target_context)
             if path is None:

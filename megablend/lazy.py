@@ -1,7 +1,8 @@
-"""What is computed when it is first needed: `LazyItems`, and `cached_property` without a lock, as in Python 3.12.
+"""What is computed when it is first needed: `LazyItems`, and `cached_property` without a lock, as
+in Python 3.12.
 
-The one of Python 3.10 and 3.11 holds a lock while it computes, one for all objects of a class: a process that is forked while
-another thread computes would wait for that lock forever.
+The one of Python 3.10 and 3.11 holds a lock while it computes, one for all objects of a class: a
+process that is forked while another thread computes would wait for that lock forever.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class LazyItems(Sequence[T_co]):
         return len(self._items)
 
     def __eq__(self, other: object) -> bool:
-        return tuple(self) == tuple(other) if isinstance(other, LazyItems | tuple) else NotImplemented
+        return (
+            tuple(self) == tuple(other) if isinstance(other, LazyItems | tuple) else NotImplemented
+        )
 
     def __hash__(self) -> int:
         return hash(tuple(self))

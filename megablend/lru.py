@@ -13,9 +13,9 @@ V = TypeVar("V")
 class LRUCache(Generic[V]):
     """Keeps up to `capacity` values, or values up to this size; pickled without them.
 
-    Thread-safe, also after a fork, without a lock, which a thread that does not exist in the child could hold: each
-    dict operation is atomic. Two threads may create a value at the same time: both get the one that was stored
-    first.
+    Thread-safe, also after a fork, without a lock, which a thread that does not exist in the child
+    could hold: each dict operation is atomic. Two threads may create a value at the same time: both
+    get the one that was stored first.
 
     Args:
         measure: the size of a value; by default each counts as 1.
@@ -35,8 +35,11 @@ class LRUCache(Generic[V]):
         self._evict()
         return value
 
-    def get_all(self, keys: Sequence[Hashable], make: Callable[[list[Any]], Iterable[V]]) -> list[V]:
-        """The values of `keys`; those that are not cached are created together, from the list of their keys."""
+    def get_all(
+        self, keys: Sequence[Hashable], make: Callable[[list[Any]], Iterable[V]]
+    ) -> list[V]:
+        """The values of `keys`; those that are not cached are created together, from the list of
+        their keys."""
         found = {key: value for key in keys if (value := self._kept.get(key)) is not None}
         missing = [key for key in keys if key not in found]
         if missing:

@@ -16,7 +16,9 @@ from tests.examples import IN_QUICK_PART, leave_out_slow, limit_examples
 from tests.preloaded import share_servers
 from tests.temporary_folders import use_memory
 
-pytest.register_assert_rewrite("megablend.testing")  # so that failed assertions of the contracts show their values
+pytest.register_assert_rewrite(
+    "megablend.testing"
+)  # so that failed assertions of the contracts show their values
 
 ROOT = str(Path(__file__).parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
@@ -27,7 +29,9 @@ sys.dont_write_bytecode = False
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # tests run side by side: PyTorch's threads would wait for cores in busy loops
-os.environ.pop("COLUMNS", None)  # GNU readline sets it for the processes of pytest-xdist; commands print for this width
+os.environ.pop(
+    "COLUMNS", None
+)  # GNU readline sets it for the processes of pytest-xdist; commands print for this width
 
 
 class SkipWithoutTorch(MetaPathFinder):

@@ -27,7 +27,9 @@ def leave_out_slow() -> None:
     _with_slow = False
 
 
-def examples(count: int, suppress_health_check: Collection[HealthCheck] = (), *, soak: int = 0) -> settings:
+def examples(
+    count: int, suppress_health_check: Collection[HealthCheck] = (), *, soak: int = 0
+) -> settings:
     """`count` examples, the same ones in every run, each of which may take as long as it likes.
 
     Args:
@@ -36,5 +38,8 @@ def examples(count: int, suppress_health_check: Collection[HealthCheck] = (), *,
     count = max(count, soak) if _with_slow else count
     most = count if _most is None else min(count, _most)
     return settings(
-        max_examples=most, derandomize=True, deadline=None, suppress_health_check=tuple(suppress_health_check)
+        max_examples=most,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=tuple(suppress_health_check),
     )

@@ -32,7 +32,9 @@ def forked(script: str, environment: Mapping[str, str]) -> Iterator[Callable[...
         environment: of the processes.
     """
     command = [*python(), "-c", script + SERVE]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as server:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as server:
         requests = server.stdin
         codes = server.stdout
         assert requests is not None

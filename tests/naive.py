@@ -36,11 +36,22 @@ def page_tokens(
 
 
 def row_tokens(
-    documents: Sequence[int], blocks: Sequence[int], key: int, num_epochs: int, *, threshold: int, group: int
+    documents: Sequence[int],
+    blocks: Sequence[int],
+    key: int,
+    num_epochs: int,
+    *,
+    threshold: int,
+    group: int,
 ) -> list[tuple[int, int, int]]:
     """(epoch, block, token) of all tokens of the first epochs in the row order, of documents that lie across blocks."""
     places = [(block, token) for block, size in enumerate(blocks) for token in range(size)]
     ends = [sum(documents[: i + 1]) for i in range(len(documents))]
     groups = -(-len(documents) // group)
-    laid = page_tokens(documents, key, num_epochs, threshold=threshold, groups=groups, runs=len(documents))
-    return [(epoch, *places[ends[document] - documents[document] + token]) for epoch, document, token in laid]
+    laid = page_tokens(
+        documents, key, num_epochs, threshold=threshold, groups=groups, runs=len(documents)
+    )
+    return [
+        (epoch, *places[ends[document] - documents[document] + token])
+        for epoch, document, token in laid
+    ]

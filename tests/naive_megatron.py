@@ -29,7 +29,11 @@ def sample_index(
     lengths: Sequence[int], documents: Sequence[int], length: int, samples: int, extra: int
 ) -> list[tuple[int, int]]:
     """The tokens laid out one by one: a sample begins behind `length` tokens more than the one before."""
-    places = [(place, offset) for place, document in enumerate(documents) for offset in range(lengths[document])]
+    places = [
+        (place, offset)
+        for place, document in enumerate(documents)
+        for offset in range(lengths[document])
+    ]
     rows = [(0, 0)]
     for begin in range(length, samples * length + 1, length):
         if begin + extra > len(places):

@@ -27,7 +27,9 @@ class Node(NamedTuple):
 def huffman(totals: Sequence[int]) -> Node:
     """By a heap; among equals leaves come before nodes, then whatever is older."""
     order = sorted((total, source) for source, total in enumerate(totals) if total > 0)
-    heap = [(total, 0, age, Node(total, [source], None)) for age, (total, source) in enumerate(order)]
+    heap = [
+        (total, 0, age, Node(total, [source], None)) for age, (total, source) in enumerate(order)
+    ]
     age = 0
     while len(heap) > 1:
         light = heapq.heappop(heap)[3]
@@ -105,8 +107,14 @@ def stride_of(slots: int, lanes: int) -> int:
     """Near the golden ratio of the slots, coprime with them, of the least sum of partial quotients."""
     centre = slots * 987 // 1597
     reach = min(256, max(32, slots // lanes + 1))
-    near = [g for g in range(max(1, centre - reach), min(slots, centre + reach) + 1) if gcd(g, slots) == 1]
-    return min(near, key=lambda g: sum(quotients(g, slots)) + sum(quotients(g * lanes, slots)), default=1)
+    near = [
+        g
+        for g in range(max(1, centre - reach), min(slots, centre + reach) + 1)
+        if gcd(g, slots) == 1
+    ]
+    return min(
+        near, key=lambda g: sum(quotients(g, slots)) + sum(quotients(g * lanes, slots)), default=1
+    )
 
 
 def spread(size: int) -> list[int]:
@@ -163,7 +171,9 @@ def walk(
     given = [0] * len(spans)
     for stage in totals:
         periods = [
-            Periods(span, given[source], epoch_tokens[source] if epoch_tokens else None, sample_tokens)
+            Periods(
+                span, given[source], epoch_tokens[source] if epoch_tokens else None, sample_tokens
+            )
             for source, span in enumerate(spans)
         ]
         samples += _walk_stage(stage, lanes, slots, seed, len(samples), periods)
@@ -175,7 +185,12 @@ class Periods:
     """Deals a source's ordinals, period by period, to the lanes. A cycle's part of a lane is a list of samples by position."""
 
     def __init__(
-        self, span: int, ordinal: int, epoch_tokens: int | None, sample_tokens: int, first_token: int | None = None
+        self,
+        span: int,
+        ordinal: int,
+        epoch_tokens: int | None,
+        sample_tokens: int,
+        first_token: int | None = None,
     ) -> None:
         self.span = span
         self.ordinal = ordinal
@@ -205,7 +220,10 @@ class Periods:
                 self.close()
                 self.epoch = epoch
             if len(by_epoch) > 1:
-                lanes = {residue: (samples, fold(key, epoch)) for residue, (samples, key) in lanes.items()}
+                lanes = {
+                    residue: (samples, fold(key, epoch))
+                    for residue, (samples, key) in lanes.items()
+                }
             self.waiting.append(lanes)
             if len(self.waiting) == self.span or cut:
                 self.close()
@@ -216,12 +234,19 @@ class Periods:
             for cycle in self.waiting:
                 samples, key = cycle.get(residue, ([], 0))
                 ranks = permutation(len(samples), key)
-                self.dealt += [(sample, self.ordinal + rank) for sample, rank in zip(samples, ranks, strict=True)]
+                self.dealt += [
+                    (sample, self.ordinal + rank)
+                    for sample, rank in zip(samples, ranks, strict=True)
+                ]
                 self.ordinal += len(samples)
         self.waiting = []
 
     def _epoch_of(self, ordinal: int) -> int:
-        return (self.ahead + ordinal * self.sample_tokens) // self.epoch_tokens if self.epoch_tokens else 0
+        return (
+            (self.ahead + ordinal * self.sample_tokens) // self.epoch_tokens
+            if self.epoch_tokens
+            else 0
+        )
 
 
 def _walk_stage(
@@ -248,7 +273,9 @@ def _walk_stage(
         found: dict[int, dict[int, tuple[list[int], int]]] = defaultdict(dict)
         for position, source in enumerate(layout):
             sample, lane = where[position]
-            found[source].setdefault(position % lanes, ([], fold(key, source, lane)))[0].append(sample)
+            found[source].setdefault(position % lanes, ([], fold(key, source, lane)))[0].append(
+                sample
+            )
         for source in tree.sources:
             periods[source].add_cycle(found[source], cut=turns < slots)
     samples = dict[int, Sample]()
@@ -315,13 +342,17 @@ def draw_plan(rng: random.Random, *, most_samples: int) -> Plan:
         totals.append([floor(samples * weight / sum(weights) + rng.random()) for weight in weights])
         totals[-1][rng.randrange(num_sources)] += not sum(totals[-1])
     sample_tokens = rng.choice([1, 7, 64, 2048])
-    tokens = [sum(stage[source] for stage in totals) * sample_tokens for source in range(num_sources)]
+    tokens = [
+        sum(stage[source] for stage in totals) * sample_tokens for source in range(num_sources)
+    ]
     return {
         "totals": totals,
         "lanes": lanes,
         "slots": slots,
         "spans": [rng.choice([1, 2, 3, 5, 32]) for _ in range(num_sources)],
         "seed": rng.randrange(2**63),
-        "epoch_tokens": [max(1, floor(n * rng.choice([0.03, 0.2, 0.5, 1, 2]) * rng.random())) for n in tokens],
+        "epoch_tokens": [
+            max(1, floor(n * rng.choice([0.03, 0.2, 0.5, 1, 2]) * rng.random())) for n in tokens
+        ],
         "sample_tokens": sample_tokens,
     }

@@ -29,4 +29,8 @@ def write_pair(prefix: Path, lengths: Sequence[int] | npt.NDArray[np.int64]) -> 
 
 def contents(cache: Path) -> dict[str, bytes]:
     """All files of a cache by name, hidden ones left out."""
-    return {path.name: path.read_bytes() for path in sorted(cache.iterdir()) if not path.name.startswith(".")}
+    return {
+        path.name: path.read_bytes()
+        for path in sorted(cache.iterdir())
+        if not path.name.startswith(".")
+    }

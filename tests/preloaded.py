@@ -32,7 +32,13 @@ BUILDS = (
     "megablend.cli.progress",
     "rich.table",
 )
-TORCH = (*BUILDS, "torch.utils.data", "torch.distributed.run", "megablend.reader.dataset", "megablend.reader.loader")
+TORCH = (
+    *BUILDS,
+    "torch.utils.data",
+    "torch.distributed.run",
+    "megablend.reader.dataset",
+    "megablend.reader.loader",
+)
 MEGATRON = (*TORCH, "tests.eager", "megatron.core.datasets.gpt_dataset", "megablend.megatron")
 Imported: TypeAlias = Literal["builds", "torch", "megatron"]
 IMPORTED: dict[Imported, tuple[str, ...]] = {"builds": BUILDS, "torch": TORCH, "megatron": MEGATRON}
@@ -76,5 +82,7 @@ def _find_server(imported: Imported) -> str:
         if not path.exists():
             with (folder / "alive").open("rb") as alive:
                 command = [sys.executable, str(SERVER), str(path), *IMPORTED[imported]]
-                subprocess.run(command, stdin=alive, stdout=subprocess.DEVNULL, cwd=HERE.parent, check=True)
+                subprocess.run(
+                    command, stdin=alive, stdout=subprocess.DEVNULL, cwd=HERE.parent, check=True
+                )
     return str(path)

@@ -15,7 +15,11 @@ def is_inherited(file: int) -> bool:
 
 
 files = [int(name) for name in os.listdir("/proc/self/fd") if is_inherited(int(name))]  # noqa: PTH208  (fewer imports)
-limits = {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}
+limits = {
+    name: resource.getrlimit(getattr(resource, name))
+    for name in dir(resource)
+    if name.startswith("RLIMIT_")
+}
 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
     server.connect(sys.argv[1])
     request = repr((sys.argv[2:], dict(os.environ), os.getcwd(), files, limits)).encode()  # noqa: PTH109

@@ -35,7 +35,9 @@ class Request:
             if not (more := client.recv(1 << 16)):
                 raise EOFError("the client was killed")
             text += more
-        self.arguments, self.environment, self.folder, self.files, self.limits = ast.literal_eval(text.decode())
+        self.arguments, self.environment, self.folder, self.files, self.limits = ast.literal_eval(
+            text.decode()
+        )
 
     def close(self) -> None:
         for file in self.received:
@@ -99,7 +101,9 @@ def serve(path: str) -> Request:
     if os.fork():
         os._exit(0)  # what started the server knows now that it is ready
     while True:
-        file = poll.poll()[0][0]  # one at a time: what is done for it may close others, whose numbers are used again
+        file = poll.poll()[0][
+            0
+        ]  # one at a time: what is done for it may close others, whose numbers are used again
         if file == 0:
             for process in processes:
                 signal.pidfd_send_signal(process, signal.SIGKILL)

@@ -10,4 +10,6 @@ INSTALLED = int(pa.__version__.partition(".")[0])
 
 def needs_pyarrow(version: int, what: str) -> pytest.MarkDecorator:
     """Skips a test that writes files with something that pyarrow has only since a major version."""
-    return pytest.mark.skipif(version > INSTALLED, reason=f"pyarrow {INSTALLED} does not write {what}")
+    return pytest.mark.skipif(
+        version > INSTALLED, reason=f"pyarrow {INSTALLED} does not write {what}"
+    )

@@ -30,19 +30,27 @@ def documents(source: int, num_documents: int, longest: int, seed: int) -> list[
     found = list[list[int] | None]()
     for _ in range(num_documents):
         size = rng.choice([0, 1, rng.randrange(longest + 1), rng.randrange(longest + 1)])
-        found.append(list(range(token + 1, token + size + 1)) if size or rng.random() < 0.5 else None)
+        found.append(
+            list(range(token + 1, token + size + 1)) if size or rng.random() < 0.5 else None
+        )
         token += size
     return found
 
 
-def write_source(folder: Path, source: int, kind: str, listed: Documents, *, num_files: int = 2) -> dict[str, Any]:
+def write_source(
+    folder: Path, source: int, kind: str, listed: Documents, *, num_files: int = 2
+) -> dict[str, Any]:
     """The files of one source, and its entry in a config."""
     here = folder / f"source{source}"
     here.mkdir(parents=True)
     cut = -(-len(listed) // num_files)
     for i in range(num_files):
         KINDS[kind].write(here / f"{i}{KINDS[kind].suffix}", listed[i * cut : (i + 1) * cut])
-    return {"name": f"s{source}", "path": f"{here}/*{KINDS[kind].suffix}", "column": KINDS[kind].column}
+    return {
+        "name": f"s{source}",
+        "path": f"{here}/*{KINDS[kind].suffix}",
+        "column": KINDS[kind].column,
+    }
 
 
 def write_blend(folder: Path, *weights: int) -> list[dict[str, Any]]:
@@ -82,8 +90,12 @@ def read_samples(dataset: Dataset, ks: Sequence[int] | None = None) -> list[Read
     found: list[ReadSample] = []
     for run, batch, read in _read_batches(dataset, ks):
         sources, ordinals = run.plan.locate_many(batch)
-        tokens = np.concatenate([read.tokens, read.labels[:, read.labels.shape[1] - run.extra_token :]], axis=1)
-        columns = [{name: values[i] for name, values in read.extra.items()} for i in range(len(batch))]
+        tokens = np.concatenate(
+            [read.tokens, read.labels[:, read.labels.shape[1] - run.extra_token :]], axis=1
+        )
+        columns = [
+            {name: values[i] for name, values in read.extra.items()} for i in range(len(batch))
+        ]
         found += map(ReadSample, sources.tolist(), ordinals.tolist(), tokens, columns)
     return found
 
@@ -98,10 +110,15 @@ def read_fields(dataset: Dataset, ks: Sequence[int] | None = None) -> list[dict[
 
 def list_fields(batch: dict[str, Any]) -> list[dict[str, Any]]:
     """The samples of a batch, as lists."""
-    return [dict(zip(batch, row, strict=True)) for row in zip(*(each.tolist() for each in batch.values()), strict=True)]
+    return [
+        dict(zip(batch, row, strict=True))
+        for row in zip(*(each.tolist() for each in batch.values()), strict=True)
+    ]
 
 
-def _read_batches(dataset: Dataset, ks: Sequence[int] | None) -> Iterator[tuple[Run, list[int], samples.Samples]]:
+def _read_batches(
+    dataset: Dataset, ks: Sequence[int] | None
+) -> Iterator[tuple[Run, list[int], samples.Samples]]:
     sections = dataset.run.sections
     for section, group in groupby(
         range(len(dataset)) if ks is None else ks, lambda k: next(s for s in sections if k < s.stop)

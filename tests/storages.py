@@ -15,7 +15,9 @@ class CountingStorage(WrapperStorage):
         super().__init__(inner)
         self.bytes = 0
 
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+    def read_ranges(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
         size = int(sizes.sum())  # before the addition: several threads read
         self.bytes += size
         return super().read_ranges(path, offsets, sizes, allocate)

@@ -18,7 +18,9 @@ ROOT = "PYTEST_DEBUG_TEMPROOT"
 """Where pytest makes its folders, if this is in the environment."""
 
 
-def use_memory(environment: MutableMapping[str, str], folder: Path = IN_MEMORY, free_bytes: int = FREE_BYTES) -> None:
+def use_memory(
+    environment: MutableMapping[str, str], folder: Path = IN_MEMORY, free_bytes: int = FREE_BYTES
+) -> None:
     """Have pytest make its folders in `folder`, unless it was told where, or there is too little memory."""
     if not (environment.get("TMPDIR") or environment.get(ROOT)) and is_suitable(folder, free_bytes):
         environment[ROOT] = str(folder)

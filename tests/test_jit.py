@@ -101,7 +101,12 @@ def test_a_kernel_is_loaded_without_what_only_compiling_needs(turns: list[int]) 
     environment = {**os.environ, "MEGABLEND_KERNEL_CACHE": str(jit.cache_dir().parents[2])}
     with jit._turn(gather_lengths.py_func, fcntl.LOCK_SH):  # type: ignore[attr-defined]
         done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240, check=False
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
         )
     assert done.stdout == "6 False\n4 True\n", done.stderr
 
@@ -137,7 +142,9 @@ def test_a_kernel_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> No
     said = 0
     for limit in (["0"], ["1000"], []):
         command = [*python(), "-c", GATHER, *limit]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=240, check=False
+        )
         assert done.returncode == 0, done.stderr
         assert done.stdout == "6 [3, 1, 2]\n"
         assert bool(list(tmp_path.rglob("*.nbc"))) == (not limit)
@@ -153,15 +160,24 @@ def test_processes_that_start_together_say_once_that_they_compile(tmp_path: Path
     environment.pop("MEGABLEND_KERNEL_CACHE", None)
     command = [*python(), "-c", GATHER]
     pipe = subprocess.PIPE
-    started = [subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) for _ in range(3)]
+    started = [
+        subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
+        for _ in range(3)
+    ]
     said = [process.communicate(timeout=150) for process in started]
     assert [found for found, _ in said] == ["6 [3, 1, 2]\n"] * 3, said
-    assert sum(text.count("megablend: compiling kernels for this machine, once") for _, text in said) == 1
+    assert (
+        sum(text.count("megablend: compiling kernels for this machine, once") for _, text in said)
+        == 1
+    )
 
 
 def test_the_folder_of_kernels_depends_on_all_that_they_are_made_of() -> None:
     """Else an upgrade that changes one of these would load machine code of before."""
-    hashed = {path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", ".") for path in jit.compiled_modules()}
+    hashed = {
+        path.relative_to(PACKAGE).with_suffix("").as_posix().replace("/", ".")
+        for path in jit.compiled_modules()
+    }
     imported = set[str]()
     for path in PACKAGE.joinpath("kernels").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

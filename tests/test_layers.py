@@ -78,7 +78,9 @@ def test_imports_point_downwards(path: Path) -> None:
         package, _, rest = name.partition(".")
         if package == "megablend" and rest:
             target = rest.split(".")[0]
-            assert LAYERS.index(target) <= LAYERS.index(layer(path)), f"{path} imports upwards: {name}"
+            assert LAYERS.index(target) <= LAYERS.index(layer(path)), (
+                f"{path} imports upwards: {name}"
+            )
         assert layer(path) in HOMES.get(package, {layer(path)}), (
             f"{path} imports {package}, whose home is {HOMES[package]}"
         )
@@ -143,7 +145,11 @@ def test_no_rooms_of_a_package_import_each_other_in_a_circle(package: str) -> No
     for name, targets in imported_modules().items():
         if name.startswith(inside):
             room = name.removeprefix(inside).split(".")[0]
-            others = {each.removeprefix(inside).split(".")[0] for each in targets if each.startswith(inside)}
+            others = {
+                each.removeprefix(inside).split(".")[0]
+                for each in targets
+                if each.startswith(inside)
+            }
             edges.setdefault(room, set()).update(others - {room})
     assert circle(edges) is None
 
@@ -154,7 +160,9 @@ def test_storage_is_handed_down() -> None:
         if layer(path) == "storage":
             continue
         text = path.read_text(encoding="utf-8")
-        assert not re.search(r"\b(storage_for|(Local|Direct)Storage)\b", text), f"{path} chooses a storage"
+        assert not re.search(r"\b(storage_for|(Local|Direct)Storage)\b", text), (
+            f"{path} chooses a storage"
+        )
         made = "make_storage" in text
         assert not made or layer(path) in ("api", "megatron", "cli", "testing"), (
             f"{path} makes a storage; take one as an argument"

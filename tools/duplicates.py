@@ -26,7 +26,11 @@ def code_lines(source: str) -> list[tuple[int, str]]:
         if isinstance(node, ast.Import | ast.ImportFrom)
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
-    lines = ((number, text.strip()) for number, text in enumerate(source.splitlines(), 1) if number not in skipped)
+    lines = (
+        (number, text.strip())
+        for number, text in enumerate(source.splitlines(), 1)
+        if number not in skipped
+    )
     return [(number, text) for number, text in lines if text and not text.startswith("#")]
 
 
@@ -51,9 +55,17 @@ def find_duplicates(sources: Mapping[str, str], length: int = LINES) -> list[tup
 def main() -> None:
     """Print each pair, and how many there are."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lines", type=int, default=LINES, help=f"how many lines two places share (default: {LINES})")
+    parser.add_argument(
+        "--lines",
+        type=int,
+        default=LINES,
+        help=f"how many lines two places share (default: {LINES})",
+    )
     length = parser.parse_args().lines
-    sources = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in sorted(ROOT.rglob("*.py"))}
+    sources = {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for path in sorted(ROOT.rglob("*.py"))
+    }
     found = find_duplicates(sources, length)
     for first, second in found:
         print("megablend/{}:{} and megablend/{}:{}".format(*first, *second))

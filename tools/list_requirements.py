@@ -13,7 +13,9 @@ def list_requirements(wheel: str, without: list[str]) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         name = next(each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
         metadata = email.message_from_bytes(archive.read(name))
-    found = [str(each) for each in metadata.get_all("Requires-Dist") or [] if "extra ==" not in str(each)]
+    found = [
+        str(each) for each in metadata.get_all("Requires-Dist") or [] if "extra ==" not in str(each)
+    ]
     return [each for each in found if re.split(r"[^A-Za-z0-9_.-]", each)[0] not in without]
 
 

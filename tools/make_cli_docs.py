@@ -46,7 +46,9 @@ def make_page() -> str:
 
 def _sections(group: click.Group, prefix: str) -> list[str]:
     parts: list[str] = []
-    names = cli.context_settings["help_option_names"]  # a command keeps those that it was first asked with
+    names = cli.context_settings[
+        "help_option_names"
+    ]  # a command keeps those that it was first asked with
     for name in sorted(group.commands):
         command = group.commands[name]
         path = f"{prefix} {name}"
@@ -54,7 +56,11 @@ def _sections(group: click.Group, prefix: str) -> list[str]:
             parts += _sections(command, path)
             continue
         context = click.Context(
-            command, info_name=path, max_content_width=100, terminal_width=100, help_option_names=names
+            command,
+            info_name=path,
+            max_content_width=100,
+            terminal_width=100,
+            help_option_names=names,
         )
         parts.append(f"## {path}\n\n```text\n{command.get_help(context)}\n```\n")
     return parts
@@ -66,7 +72,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare only")
     if parser.parse_args().check:
         if TARGET.read_text(encoding="utf-8") != make_page():
-            print(f"{TARGET.name} is out of date: run python tools/make_cli_docs.py", file=sys.stderr)
+            print(
+                f"{TARGET.name} is out of date: run python tools/make_cli_docs.py", file=sys.stderr
+            )
             return 1
         return 0
     TARGET.write_text(make_page(), encoding="utf-8")

@@ -80,7 +80,9 @@ def training_sample(files: dict[str, list[Candidate]], limit: int) -> Iterator[s
             yield text.text
 
 
-def write_source(name: str, found: Iterator[Text], tokenizer: Tokenizer, out: Path, budget: int) -> Written:
+def write_source(
+    name: str, found: Iterator[Text], tokenizer: Tokenizer, out: Path, budget: int
+) -> Written:
     """Tokenise texts until `budget` tokens are there or the texts end, and write them in the source's format."""
     format_name, open_writer = WRITERS[name]
     writer = open_writer(out)
@@ -89,9 +91,18 @@ def write_source(name: str, found: Iterator[Text], tokenizer: Tokenizer, out: Pa
         batch = list(batch_of(found, min(BATCH_BYTES, 4 * (budget - num_tokens))))
         if not batch:
             break
-        encodings = tokenizer.encode_batch_fast([text.text for text in batch], add_special_tokens=False)
+        encodings = tokenizer.encode_batch_fast(
+            [text.text for text in batch], add_special_tokens=False
+        )
         documents = [np.array(encoding.ids, np.int32) for encoding in encodings]
-        num_wanted = int(np.searchsorted(np.cumsum([len(tokens) for tokens in documents]), budget - num_tokens)) + 1
+        num_wanted = (
+            int(
+                np.searchsorted(
+                    np.cumsum([len(tokens) for tokens in documents]), budget - num_tokens
+                )
+            )
+            + 1
+        )
         documents = documents[:num_wanted]
         writer.write([text.path for text in batch[:num_wanted]], documents)
         num_documents += len(documents)
@@ -114,7 +125,9 @@ def batch_of(found: Iterator[Text], num_bytes: int) -> Iterator[Text]:
         yield head[0]
 
 
-def make_corpus(out: Path, *, num_tokens: int, vocab_size: int, seed: int, folders: Iterable[Path]) -> list[Written]:
+def make_corpus(
+    out: Path, *, num_tokens: int, vocab_size: int, seed: int, folders: Iterable[Path]
+) -> list[Written]:
     """Write tokenizer and sources into the folder `out`, which appears when all is done.
 
     Raises: FileExistsError where `out` is there already.
@@ -126,7 +139,9 @@ def make_corpus(out: Path, *, num_tokens: int, vocab_size: int, seed: int, folde
         folder = Path(unfinished, "data")
         folder.mkdir()
         files = candidates(folders, seed)
-        tokenizer = train_tokenizer(training_sample(files, min(TRAINING_BYTES, 8 * num_tokens)), vocab_size)
+        tokenizer = train_tokenizer(
+            training_sample(files, min(TRAINING_BYTES, 8 * num_tokens)), vocab_size
+        )
         tokenizer.save(str(folder / "tokenizer.json"))
         written: list[Written] = []
         seen: set[bytes] = set()
@@ -147,7 +162,10 @@ def make_corpus(out: Path, *, num_tokens: int, vocab_size: int, seed: int, folde
 def table(written: Iterable[Written]) -> str:
     """The sources and what they hold, a line each."""
     rows: list[tuple[str, ...]] = [("source", "format", "files", "documents", "tokens", "bytes")]
-    rows += [(w.name, w.format, *(f"{n:,}" for n in (w.files, w.documents, w.tokens, w.bytes))) for w in written]
+    rows += [
+        (w.name, w.format, *(f"{n:,}" for n in (w.files, w.documents, w.tokens, w.bytes)))
+        for w in written
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
@@ -160,25 +178,41 @@ def table(written: Iterable[Written]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns its exit code."""
-    parser = argparse.ArgumentParser(description="Make a tokenised corpus from the text that this machine has.")
+    parser = argparse.ArgumentParser(
+        description="Make a tokenised corpus from the text that this machine has."
+    )
     parser.add_argument("out", type=Path, help="folder to write, which must not exist")
-    parser.add_argument("--tokens", type=int, default=24_000_000, help="tokens to aim at (default: %(default)s)")
     parser.add_argument(
-        "--vocab", type=int, default=16_384, help="size of the vocabulary, 257 to 65536 (default: %(default)s)"
+        "--tokens", type=int, default=24_000_000, help="tokens to aim at (default: %(default)s)"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="decides which files are taken first (default: %(default)s)"
+        "--vocab",
+        type=int,
+        default=16_384,
+        help="size of the vocabulary, 257 to 65536 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="decides which files are taken first (default: %(default)s)",
     )
     options = parser.parse_args(arguments)
     if not 257 <= options.vocab <= 65_536:
-        parser.error(f"--vocab {options.vocab} is not from 257 (the bytes and the end of a document) to 65536 (uint16)")
+        parser.error(
+            f"--vocab {options.vocab} is not from 257 (the bytes and the end of a document) to 65536 (uint16)"
+        )
     if options.tokens < 1:
         parser.error(f"--tokens {options.tokens} is not positive")
     start = time.monotonic()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
         written = make_corpus(
-            options.out, num_tokens=options.tokens, vocab_size=options.vocab, seed=options.seed, folders=roots()
+            options.out,
+            num_tokens=options.tokens,
+            vocab_size=options.vocab,
+            seed=options.seed,
+            folders=roots(),
         )
     except FileExistsError as error:
         parser.error(str(error))

@@ -64,29 +64,63 @@ def write_pyarrow(out: Path, name: str) -> None:
     int32 = pa.list_(pa.int32())
     texts = [f"text {i}" for i in range(50)]
     plain: dict[str, Any] = {"use_dictionary": False, "data_page_size": 300, "write_batch_size": 8}
-    required = pa.schema([pa.field("ids", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False)])
+    required = pa.schema(
+        [pa.field("ids", pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False)]
+    )
     lists = pa.table({"text": texts, "ids": pa.array(documents(1), int32)})
-    record = pa.array([None if i % 13 == 6 else {"text": texts[i], "ids": row} for i, row in enumerate(documents(2))])
+    record = pa.array(
+        [
+            None if i % 13 == 6 else {"text": texts[i], "ids": row}
+            for i, row in enumerate(documents(2))
+        ]
+    )
     parquet: dict[str, tuple[Any, dict[str, Any]]] = {
         "default": (lists, {}),
         "small_pages_v1": (lists, {**plain, "compression": "none"}),
-        "small_pages_v1_indexed": (lists, {**plain, **index, "compression": "lz4", "row_group_size": 20}),
+        "small_pages_v1_indexed": (
+            lists,
+            {**plain, **index, "compression": "lz4", "row_group_size": 20},
+        ),
         "small_pages_v2": (lists, {**plain, "compression": "zstd", "data_page_version": "2.0"}),
-        "small_pages_v2_indexed": (lists, {**plain, **index, "compression": "snappy", "data_page_version": "2.0"}),
-        "dictionary_pages": (lists, {"data_page_size": 100, "write_batch_size": 8, "dictionary_pagesize_limit": 800}),
+        "small_pages_v2_indexed": (
+            lists,
+            {**plain, **index, "compression": "snappy", "data_page_version": "2.0"},
+        ),
+        "dictionary_pages": (
+            lists,
+            {"data_page_size": 100, "write_batch_size": 8, "dictionary_pagesize_limit": 800},
+        ),
         "delta": (
             lists,
-            {**plain, "column_encoding": {"ids.list.element": "DELTA_BINARY_PACKED"}, "compression": "gzip"},
+            {
+                **plain,
+                "column_encoding": {"ids.list.element": "DELTA_BINARY_PACKED"},
+                "compression": "gzip",
+            },
         ),
-        "required": (pa.table({"ids": documents(3, nulls=False)}, schema=required), {**plain, "compression": "brotli"}),
+        "required": (
+            pa.table({"ids": documents(3, nulls=False)}, schema=required),
+            {**plain, "compression": "brotli"},
+        ),
         "nested": (pa.table({"record": record}), {**plain, **index}),
-        "large_list_int64": (pa.table({"ids": pa.array(documents(4, low=-5), pa.large_list(pa.int64()))}), plain),
-        "fixed_size_list": (
-            pa.table({"ids": pa.array(pairs(5, nulls=name > "pyarrow21"), pa.list_(pa.int32(), 2))}),
+        "large_list_int64": (
+            pa.table({"ids": pa.array(documents(4, low=-5), pa.large_list(pa.int64()))}),
             plain,
         ),
-        "uint16": (pa.table({"ids": pa.array(documents(6), pa.list_(pa.uint16()))}), {**plain, **index}),
-        "uint32_flat": (pa.table({"ids": pa.array(flat(7), pa.uint32())}), {**plain, "compression": "zstd"}),
+        "fixed_size_list": (
+            pa.table(
+                {"ids": pa.array(pairs(5, nulls=name > "pyarrow21"), pa.list_(pa.int32(), 2))}
+            ),
+            plain,
+        ),
+        "uint16": (
+            pa.table({"ids": pa.array(documents(6), pa.list_(pa.uint16()))}),
+            {**plain, **index},
+        ),
+        "uint32_flat": (
+            pa.table({"ids": pa.array(flat(7), pa.uint32())}),
+            {**plain, "compression": "zstd"},
+        ),
     }
     if name != "pyarrow14":  # reads this encoding of integers, does not write it
         options = {**plain, "column_encoding": {"ids.list.element": "BYTE_STREAM_SPLIT"}}
@@ -95,23 +129,35 @@ def write_pyarrow(out: Path, name: str) -> None:
         pq.write_table(table, out / f"{name}_{case}.parquet", **options)
     for codec in (None, "lz4", "zstd"):
         path = str(out / f"{name}_{codec or 'plain'}.arrow")
-        with pa.ipc.new_file(path, lists.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        with pa.ipc.new_file(
+            path, lists.schema, options=pa.ipc.IpcWriteOptions(compression=codec)
+        ) as writer:
             writer.write_table(lists, max_chunksize=20)
 
 
 def pairs(seed: int, *, nulls: bool) -> list[List]:
     """Rows of two elements each; pyarrow up to 21 cannot write null ones."""
     rng = random.Random(seed)
-    return [None if nulls and i % 7 == 3 else [rng.randrange(40_000), None if i % 5 == 1 else 1] for i in range(60)]
+    return [
+        None if nulls and i % 7 == 3 else [rng.randrange(40_000), None if i % 5 == 1 else 1]
+        for i in range(60)
+    ]
 
 
 def write_polars(out: Path, name: str) -> None:
     """Parquet and Arrow of lists beside text, and of flat integers."""
     pl = import_module("polars")
     texts = [f"a text of some length {i}" for i in range(50)]
-    lists = pl.DataFrame({"text": texts, "ids": documents(11)}, schema={"text": pl.String, "ids": pl.List(pl.Int32)})
+    lists = pl.DataFrame(
+        {"text": texts, "ids": documents(11)}, schema={"text": pl.String, "ids": pl.List(pl.Int32)}
+    )
     for codec in ("uncompressed", "snappy", "lz4", "zstd"):
-        lists.write_parquet(out / f"{name}_{codec}.parquet", compression=codec, data_page_size=300, row_group_size=30)
+        lists.write_parquet(
+            out / f"{name}_{codec}.parquet",
+            compression=codec,
+            data_page_size=300,
+            row_group_size=30,
+        )
     single = pl.DataFrame({"ids": flat(12)}, schema={"ids": pl.UInt16})
     single.write_parquet(out / f"{name}_flat.parquet", data_page_size=300)
     for codec in ("uncompressed", "lz4", "zstd"):
@@ -123,12 +169,18 @@ def write_duckdb(out: Path, name: str) -> None:
     connection = import_module("duckdb").connect()
     connection.execute("CREATE TABLE lists (text VARCHAR, ids INTEGER[])")
     connection.executemany(
-        "INSERT INTO lists VALUES (?, ?)", [[f"text {i}", row] for i, row in enumerate(documents(21))]
+        "INSERT INTO lists VALUES (?, ?)",
+        [[f"text {i}", row] for i, row in enumerate(documents(21))],
     )
     connection.execute("CREATE TABLE flat (ids BIGINT)")
     connection.executemany("INSERT INTO flat VALUES (?)", [[value] for value in flat(22)])
     for table in ("lists", "flat"):
-        for codec, version in (("uncompressed", "V1"), ("snappy", "V1"), ("zstd", "V2"), ("lz4_raw", "V2")):
+        for codec, version in (
+            ("uncompressed", "V1"),
+            ("snappy", "V1"),
+            ("zstd", "V2"),
+            ("lz4_raw", "V2"),
+        ):
             path = out / f"{name}_{table}_{codec}_{version.lower()}.parquet"
             options = f"FORMAT parquet, COMPRESSION {codec}, PARQUET_VERSION {version}"
             connection.execute(f"COPY {table} TO '{path}' ({options})")
@@ -148,7 +200,9 @@ def write_fastparquet(out: Path, name: str) -> None:
                 fastparquet.write(str(path), frame, compression=codec, row_group_offsets=[0, 150])
         # Its footer says `repetition_type` by a bool: Thrift's readers pass over it, and take the column as required.
         path = out / f"{name}_inferred_zstd_v{version}.parquet"
-        fastparquet.write(str(path), full, compression="ZSTD", row_group_offsets=[0, 150], has_nulls="infer")
+        fastparquet.write(
+            str(path), full, compression="ZSTD", row_group_offsets=[0, 150], has_nulls="infer"
+        )
 
 
 def write_clickhouse(out: Path, name: str) -> None:
@@ -165,9 +219,14 @@ def write_clickhouse(out: Path, name: str) -> None:
     }
     settings = "output_format_parquet_data_page_size=500, output_format_parquet_batch_size=64"
     for case, query in queries.items():
-        for kind, more in (("dictionary", ""), ("overflow", ", output_format_parquet_max_dictionary_size=2000")):
+        for kind, more in (
+            ("dictionary", ""),
+            ("overflow", ", output_format_parquet_max_dictionary_size=2000"),
+        ):
             path = out / f"{name}_{case}_{kind}.parquet"
-            chdb.query(f"{query} INTO OUTFILE '{path}' TRUNCATE FORMAT Parquet SETTINGS {settings}{more}")
+            chdb.query(
+                f"{query} INTO OUTFILE '{path}' TRUNCATE FORMAT Parquet SETTINGS {settings}{more}"
+            )
 
 
 def expectation(path: Path) -> tuple[str, dict[str, list[int]]]:
@@ -182,7 +241,10 @@ def expectation(path: Path) -> tuple[str, dict[str, list[int]]]:
         values = [value and value["ids"] for value in values]
     rows = [value if isinstance(value, list) else [value] for value in values]
     kept = [[token for token in row if token is not None] for row in rows]
-    contents = {"lengths": [len(row) for row in kept], "tokens": [token for row in kept for token in row]}
+    contents = {
+        "lengths": [len(row) for row in kept],
+        "tokens": [token for row in kept for token in row],
+    }
     return "record.ids" if nested else "ids", contents
 
 
@@ -211,7 +273,9 @@ def run_writer(name: str, requirements: tuple[str, ...], venvs: Path, out: Path)
 
 def main() -> None:
     """Make all files, or, within an environment, those of one writer."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--venvs", type=Path, help="folder of environments to keep and reuse")
     parser.add_argument("--writer", choices=WRITERS, help=argparse.SUPPRESS)

@@ -51,7 +51,12 @@ def write_file(path: str, seed: int, count: int, *, flat: bool = False) -> None:
     flattened = [token for row in rows for token in row]
     column = pa.array(flattened, pa.int32()) if flat else pa.array(rows, pa.list_(pa.int32()))
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    options = {"data_page_size": 160, "write_batch_size": 4, "use_dictionary": False, "write_page_index": True}
+    options = {
+        "data_page_size": 160,
+        "write_batch_size": 4,
+        "use_dictionary": False,
+        "write_page_index": True,
+    }
     pq.write_table(pa.table({"ids": column}), path, **options)
 
 
@@ -62,11 +67,26 @@ def base(**changes: Any) -> Config:
             for part in range(2):
                 write_file(f"data/{name}/{part}.parquet", 2 * number + part, 40)
     sources = [
-        {"name": name, "path": f"data/{name}/*.parquet", "column": "ids", "weight": weight, "append_eod": 0}
+        {
+            "name": name,
+            "path": f"data/{name}/*.parquet",
+            "column": "ids",
+            "weight": weight,
+            "append_eod": 0,
+        }
         for name, weight in (("a", 3), ("b", 1))
     ]
-    config = {"cache": "cache", "run": "run", "sequence_length": 8, "samples": 160, "block_bytes": 64, "lanes": 4}
-    return config | {"shuffle_window": 4, "seed": 11, "split": "85,15,0", "sources": sources} | changes
+    config = {
+        "cache": "cache",
+        "run": "run",
+        "sequence_length": 8,
+        "samples": 160,
+        "block_bytes": 64,
+        "lanes": 4,
+    }
+    return (
+        config | {"shuffle_window": 4, "seed": 11, "split": "85,15,0", "sources": sources} | changes
+    )
 
 
 class History:
@@ -93,7 +113,12 @@ class History:
         if index:
             megablend.build_index("config.json")
         found = megablend.amend("config.json", at=at)
-        for consumed in (found.at - 4, found.at, found.at + found.drain // 2, found.at + found.drain + 4):
+        for consumed in (
+            found.at - 4,
+            found.at,
+            found.at + found.drain // 2,
+            found.at + found.drain + 4,
+        ):
             self.take_state(consumed)
         return int(found.at)
 
@@ -113,7 +138,11 @@ def amended_twice(history: History) -> None:
     history.take_state(90)  # refused after the next amendment
     other = {"lanes": 8, "shuffle_window": 2}
     history.amend(
-        base(stages=[{"samples": 160}, {"samples": 320} | weights, {"samples": 480} | other], samples=None), 72
+        base(
+            stages=[{"samples": 160}, {"samples": 320} | weights, {"samples": 480} | other],
+            samples=None,
+        ),
+        72,
     )
 
 
@@ -156,7 +185,11 @@ def scheduled(history: History) -> None:
     """Shares that change over a stage, which is then cut."""
     change = {"schedule": "cosine", "steps": 4, "sources": {"b": {"weight": 6}}}
     history.build(base(samples=None, stages=[{"samples": 64}, {"samples": 320} | change]))
-    stages = [{"samples": 64}, {"samples": 320} | change, {"samples": 400, "sources": {"a": {"weight": 1}}}]
+    stages = [
+        {"samples": 64},
+        {"samples": 320} | change,
+        {"samples": 400, "sources": {"a": {"weight": 1}}},
+    ]
     history.amend(base(samples=None, stages=stages), 160)
 
 
@@ -171,7 +204,13 @@ def redistributed(history: History) -> None:
 def flat(history: History) -> None:
     """A column of tokens, each of which counts as a document."""
     write_file("data/f/0.parquet", 3, 60, flat=True)
-    source = {"name": "f", "path": "data/f/*.parquet", "column": "ids", "weight": 1, "append_eod": 0}
+    source = {
+        "name": "f",
+        "path": "data/f/*.parquet",
+        "column": "ids",
+        "weight": 1,
+        "append_eod": 0,
+    }
     history.build(base(sources=[source], order="document"))
     history.take_state(33)
 
@@ -224,7 +263,10 @@ def in_a_bucket(history: History, url: str) -> None:
     os.environ["MEGABLEND_LOCAL_CACHE"] = str(Path("nodes").absolute())
     history.build(base(cache=url))
     history.take_state(100)
-    history.amend(base(cache=url, samples=320, stages=[{"samples": 160}, {"sources": {"b": {"weight": 5}}}]), 40)
+    history.amend(
+        base(cache=url, samples=320, stages=[{"samples": 160}, {"sources": {"b": {"weight": 5}}}]),
+        40,
+    )
     prefix = ObjectPrefix(url, ObjectOptions())
     for entry in prefix.list_objects():
         path = Path("bucket") / entry.key
@@ -276,7 +318,9 @@ def describe_history(states: list[dict[str, Any]]) -> dict[str, Any]:
         kept.append({"state": state, "following": following})
     return {
         "ledger": list(train.run.ledger.digests),
-        "splits": {name: digest_samples(dataset, range(len(dataset))) for name, dataset in splits.items()},
+        "splits": {
+            name: digest_samples(dataset, range(len(dataset))) for name, dataset in splits.items()
+        },
         "states": kept,
         "skips": [list(each) for each in train.skips.ranges],
         "run": run,
@@ -306,7 +350,9 @@ def make_all(folder: Path, bucket: str | None) -> Iterator[str]:
 
 def main() -> None:
     """Make the folder, with the code that is imported."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--bucket", metavar="URL")
     arguments = parser.parse_args()

@@ -47,7 +47,13 @@ CONFIG: dict[str, Any] = {
     "split": "80,15,5",
     "valid_samples": 150,
     "sources": [
-        {"name": kind, "path": f"data/{kind}/*{suffix}", "weight": weight, "append_eod": EOD, "column": column}
+        {
+            "name": kind,
+            "path": f"data/{kind}/*{suffix}",
+            "weight": weight,
+            "append_eod": EOD,
+            "column": column,
+        }
         for kind, suffix, weight, column in zip(
             KINDS, (".parquet", ".arrow", ".bin"), WEIGHTS, ("ids", "ids", None), strict=True
         )
@@ -87,7 +93,9 @@ def write_data(folder: Path) -> None:
     for seed, (kind, num_tokens) in enumerate(zip(KINDS, (2500, 900, 1500), strict=True)):
         documents = draw_documents(seed, num_tokens)
         (folder / kind).mkdir(parents=True)
-        for number, part in enumerate((documents[: len(documents) // 3], documents[len(documents) // 3 :])):
+        for number, part in enumerate(
+            (documents[: len(documents) // 3], documents[len(documents) // 3 :])
+        ):
             table = pa.table({"ids": pa.array(part, pa.list_(pa.int32()))})
             if kind == "parquet":
                 pq.write_table(
@@ -100,7 +108,9 @@ def write_data(folder: Path) -> None:
                     write_page_checksum=True,
                 )
             elif kind == "arrow":
-                with pa.ipc.new_file(str(folder / kind / f"{number}.arrow"), table.schema) as writer:
+                with pa.ipc.new_file(
+                    str(folder / kind / f"{number}.arrow"), table.schema
+                ) as writer:
                     writer.write_table(table, max_chunksize=5)
             else:
                 write_pair(folder / kind / f"{number}", part)
@@ -114,7 +124,9 @@ def write_pair(prefix: Path, documents: Documents) -> None:
     prefix.with_suffix(".bin").write_bytes(tokens.tobytes())
     header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, len(lengths), len(lengths) + 1)
     ends = np.arange(len(lengths) + 1, dtype="<i8")
-    prefix.with_suffix(".idx").write_bytes(header + lengths.tobytes() + pointers.tobytes() + ends.tobytes())
+    prefix.with_suffix(".idx").write_bytes(
+        header + lengths.tobytes() + pointers.tobytes() + ends.tobytes()
+    )
 
 
 def digest_numbers(numbers: Iterable[Any]) -> str:
@@ -133,7 +145,10 @@ def read_samples(dataset: Any, first: int = 0) -> dict[str, Any]:
         "sources": digest_numbers([sources]),
         "ordinals": digest_numbers([ordinals]),
         "tokens": digest_numbers(dataset[int(k)]["tokens"].numpy() for k in ks),
-        "begins": [[int(source), int(ordinal)] for source, ordinal in zip(sources[:12], ordinals[:12], strict=True)],
+        "begins": [
+            [int(source), int(ordinal)]
+            for source, ordinal in zip(sources[:12], ordinals[:12], strict=True)
+        ],
     }
 
 
@@ -154,7 +169,9 @@ def make_runs(folder: Path) -> dict[str, Any]:
                 name = f"{run} {split} stage {stage}"
                 consumed = len(dataset) // 3 + 1
                 states[name] = {"run": run, "split": split, "state": dataset.state_dict(consumed)}
-                samples[name] = read_samples(dataset) | {"rest": read_samples(dataset, consumed)["tokens"]}
+                samples[name] = read_samples(dataset) | {
+                    "rest": read_samples(dataset, consumed)["tokens"]
+                }
     return {"states": states, "samples": samples}
 
 
@@ -169,7 +186,9 @@ def plugin_datasets(folder: Path, root: Path) -> list[Any]:
         f"arrow:{root}/data/arrow/*.arrow?column=ids&append_eod={EOD}",
         f"{root}/data/megatron/1",
     ]
-    tokenizer = SimpleNamespace(eod=EOD, eos=EOD, pad=49_999, vocab_size=50_000, unique_identifiers={"class": "golden"})
+    tokenizer = SimpleNamespace(
+        eod=EOD, eos=EOD, pad=49_999, vocab_size=50_000, unique_identifiers={"class": "golden"}
+    )
     config = MegablendDatasetConfig(
         random_seed=1234,
         sequence_length=16,
@@ -185,7 +204,9 @@ def plugin_datasets(folder: Path, root: Path) -> list[Any]:
         lanes=4,
         cycle=8,
     )
-    built: list[Any] = MegablendDatasetBuilder(MegablendGPTDataset, PLUGIN_SIZES, lambda: True, config).build()
+    built: list[Any] = MegablendDatasetBuilder(
+        MegablendGPTDataset, PLUGIN_SIZES, lambda: True, config
+    ).build()
     return built
 
 
@@ -203,7 +224,9 @@ def read_plugin(datasets: list[Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Make the folder of the release whose code runs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     out = parser.parse_args().out
     import torch.distributed
@@ -216,7 +239,9 @@ def main() -> None:
     write_data(folder / "data")
     expected = make_runs(folder)
     with tempfile.TemporaryDirectory() as store:
-        torch.distributed.init_process_group("gloo", init_method=f"file://{store}/store", rank=0, world_size=1)
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{store}/store", rank=0, world_size=1
+        )
         expected["plugin"] = read_plugin(plugin_datasets(folder / "plugin", folder))
         torch.distributed.destroy_process_group()
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")

@@ -27,18 +27,26 @@ def run_without_gpu() -> None:
     setattr(typing, "override", typing_extensions.override)  # noqa: B010  # Megatron-LM means Python 3.12
     setattr(torch.cuda, "set_device", lambda device: None)  # noqa: B010
     setattr(torch.cuda, "device_count", lambda: 1)  # noqa: B010
-    setattr(torch.distributed, "init_process_group", lambda backend, **options: start("gloo", **options))  # noqa: B010
+    setattr(  # noqa: B010
+        torch.distributed, "init_process_group", lambda backend, **options: start("gloo", **options)
+    )
     from megatron.core import utils
     from packaging.version import Version
 
-    utils._te_version = Version("0")  # versions up to 0.16 compare it without asking whether there is one
+    utils._te_version = Version(
+        "0"
+    )  # versions up to 0.16 compare it without asking whether there is one
 
 
 def put_in_place(choice: str) -> None:
     """Replace Megatron's classes in the modules that tests and scripts import them from."""
     from megatron.core.datasets import blended_megatron_dataset_builder, gpt_dataset
 
-    from megablend.megatron import MegablendDatasetBuilder, MegablendDatasetConfig, MegablendGPTDataset
+    from megablend.megatron import (
+        MegablendDatasetBuilder,
+        MegablendDatasetConfig,
+        MegablendGPTDataset,
+    )
 
     if choice != "none":
         blended_megatron_dataset_builder.BlendedMegatronDatasetBuilder = MegablendDatasetBuilder

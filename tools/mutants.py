@@ -29,9 +29,13 @@ ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "tools" / "mutants.json"
 FOLDERS = ("tests/plan", "tests/api", "tests/releases")
 Mutant: TypeAlias = dict[str, Any]
-Change: TypeAlias = tuple[str, Any, ast.AST, list[Any]]  # function, what is replaced, by what, nodes around it
+Change: TypeAlias = tuple[
+    str, Any, ast.AST, list[Any]
+]  # function, what is replaced, by what, nodes around it
 _PAIRS = "Lt LtE, Gt GtE, Eq NotEq, Is IsNot, In NotIn, Add Sub, And Or, min max, any all"
-_OPPOSITE = {a: b for one, two in map(str.split, _PAIRS.split(",")) for a, b in ((one, two), (two, one))}
+_OPPOSITE = {
+    a: b for one, two in map(str.split, _PAIRS.split(",")) for a, b in ((one, two), (two, one))
+}
 
 
 def list_faults(node: Any) -> Iterator[tuple[Any, ast.AST]]:
@@ -44,7 +48,9 @@ def list_faults(node: Any) -> Iterator[tuple[Any, ast.AST]]:
         other.op = getattr(ast, _OPPOSITE[name])()
         yield node, other
     elif isinstance(node, ast.Constant) and isinstance(node.value, int):
-        others = [not node.value] if isinstance(node.value, bool) else [node.value + 1, node.value - 1]
+        others = (
+            [not node.value] if isinstance(node.value, bool) else [node.value + 1, node.value - 1]
+        )
         yield from ((node, ast.Constant(other)) for other in others)
     elif isinstance(node, ast.Name) and node.id in _OPPOSITE:
         yield node, ast.Name(_OPPOSITE[node.id])
@@ -55,18 +61,27 @@ def list_faults(node: Any) -> Iterator[tuple[Any, ast.AST]]:
     elif isinstance(node, ast.Call) and len(node.args) > 1 and "*" not in ast.unparse(node):
         other.args[:2] = other.args[1::-1]
         yield node, other
-    elif isinstance(node, ast.Raise | ast.AugAssign) or ast.dump(node).startswith("Expr(value=Call("):
+    elif isinstance(node, ast.Raise | ast.AugAssign) or ast.dump(node).startswith(
+        "Expr(value=Call("
+    ):
         yield node, ast.Pass()
 
 
-def list_changes(node: ast.AST, around: Sequence[ast.AST] = (), function: str = "") -> Iterator[Change]:
+def list_changes(
+    node: ast.AST, around: Sequence[ast.AST] = (), function: str = ""
+) -> Iterator[Change]:
     """All faults of a tree's functions, except in f-strings, of whose parts Python 3.11 does not know the places."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         function = f"{function}.{node.name}".lstrip(".")
     if function:
         yield from ((function, target, into, [node, *around]) for target, into in list_faults(node))
     for name, value in ast.iter_fields(node):
-        if isinstance(node, ast.JoinedStr) or name in ("annotation", "returns", "decorator_list", "type_params"):
+        if isinstance(node, ast.JoinedStr) or name in (
+            "annotation",
+            "returns",
+            "decorator_list",
+            "type_params",
+        ):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
@@ -78,7 +93,11 @@ def describe(change: Change, path: Path, package: str) -> Mutant | None:
     text = path.read_text(encoding="utf-8")
     function, target, other, around = change
     begin, end = find_place(target, text)
-    into = ast.unparse(other) if isinstance(other, ast.stmt | ast.Constant | ast.Name) else f"({ast.unparse(other)})"
+    into = (
+        ast.unparse(other)
+        if isinstance(other, ast.stmt | ast.Constant | ast.Name)
+        else f"({ast.unparse(other)})"
+    )
     for node in (target, *around):
         if not hasattr(node, "lineno") or isinstance(node, ast.FunctionDef | ast.ClassDef):
             continue
@@ -96,7 +115,9 @@ def find_place(node: Any, text: str) -> tuple[int, ...]:
     """Where a node's text begins and ends. (Columns of a tree are bytes.)"""
     lines = text.encode().splitlines(keepends=True)
     ends = ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))
-    return tuple(len(b"".join([*lines[: row - 1], lines[row - 1][:byte]]).decode()) for row, byte in ends)
+    return tuple(
+        len(b"".join([*lines[: row - 1], lines[row - 1][:byte]]).decode()) for row, byte in ends
+    )
 
 
 def make_pattern(marked: str) -> re.Pattern[str]:
@@ -104,7 +125,9 @@ def make_pattern(marked: str) -> re.Pattern[str]:
     groups = []
     for part in re.split("[«»]", marked):
         words = re.findall(r"\w+|[^\w\s]", re.sub(r",\s*([)\]}])", r"\1", part))
-        groups.append(r"\s*".join((r",?\s*" if word in ")]}" else "") + re.escape(word) for word in words))
+        groups.append(
+            r"\s*".join((r",?\s*" if word in ")]}" else "") + re.escape(word) for word in words)
+        )
     return re.compile(r"(?<!\w)({}\s*)({})(\s*{})(?!\w)".format(*groups))
 
 
@@ -124,13 +147,27 @@ def find_tests(names: Sequence[str], root: Path) -> list[str]:
     """Arguments of pytest for tests of these names, in whatever files they are now."""
     functions = "|".join(name.rpartition("::")[2].partition("[")[0] for name in names)
     paths = sorted(root.glob("tests/**/test_*.py"))
-    files = [str(path) for path in paths if re.search(rf"\b({functions})(\(| = )", path.read_text(encoding="utf-8"))]
+    files = [
+        str(path)
+        for path in paths
+        if re.search(rf"\b({functions})(\(| = )", path.read_text(encoding="utf-8"))
+    ]
     return [*files, "-k", functions.replace("|", " or ")] if names and files else []
 
 
 def run_tests(arguments: Sequence[str], root: Path) -> list[str]:
     """The names of tests that fail, a few at most; what happened instead where none has a name; none where all pass."""
-    options = ["-q", "-p", "no:cacheprovider", "--maxfail=3", "--timeout=120", "-rfE", "-m", "not slow", *arguments]
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--maxfail=3",
+        "--timeout=120",
+        "-rfE",
+        "-m",
+        "not slow",
+        *arguments,
+    ]
     command = ["timeout", "900", "nice", "-n", "19", sys.executable, "-m", "pytest", *options]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
@@ -163,7 +200,9 @@ def run(numbers: Sequence[int], table: Sequence[Mutant], *, whole: bool) -> None
     """Apply mutants one after the other to a copy of the project; print what becomes of each, and note which tests fail."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         root = Path(folder)
-        subprocess.run(f"git ls-files -z | xargs -0 cp --parents -t {folder}", shell=True, cwd=ROOT, check=True)
+        subprocess.run(
+            f"git ls-files -z | xargs -0 cp --parents -t {folder}", shell=True, cwd=ROOT, check=True
+        )
         for number in numbers:
             mutant = table[number]
             outcome = "its text is gone"
@@ -171,9 +210,13 @@ def run(numbers: Sequence[int], table: Sequence[Mutant], *, whole: bool) -> None
                 path, changed = place
                 original = path.read_text(encoding="utf-8")
                 path.write_text(changed, encoding="utf-8")
-                os.utime(path, (number + 1, number + 1))  # else Python takes what it compiled of another mutant
+                os.utime(
+                    path, (number + 1, number + 1)
+                )  # else Python takes what it compiled of another mutant
                 tests = find_tests(mutant["tests"], root)
-                failed = (run_tests(tests, root) if tests else []) or (run_tests(FOLDERS, root) if whole else [])
+                failed = (run_tests(tests, root) if tests else []) or (
+                    run_tests(FOLDERS, root) if whole else []
+                )
                 mutant["tests"] = failed or mutant["tests"]
                 outcome = f"dies by {failed[0]}" if failed else "SURVIVES"
                 path.write_text(original, encoding="utf-8")

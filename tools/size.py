@@ -34,7 +34,11 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
 
 def _is_text(node: ast.AST) -> bool:
     """Whether a statement is a docstring, or one under an attribute."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def _is_record(node: ast.ClassDef) -> bool:
@@ -68,7 +72,9 @@ def measure(path: Path) -> Counter[str]:
 
 def main() -> None:
     """Print a line for each room, and their sum."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, nargs="?", default=Path("megablend"))
     folder = parser.parse_args().folder
     rooms: dict[str, Counter[str]] = {}

@@ -34,7 +34,8 @@ def format_table(sums: Mapping[str, tuple[int, int]]) -> str:
     total = tuple(map(sum, zip(*sums.values(), strict=True)))
     rows = [*sums.items(), ("all", total)]
     return "\n".join(
-        f"{name:12} {covered / lines if lines else 1:7.1%}  of {lines:6,} lines" for name, (covered, lines) in rows
+        f"{name:12} {covered / lines if lines else 1:7.1%}  of {lines:6,} lines"
+        for name, (covered, lines) in rows
     )
 
 

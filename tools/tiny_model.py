@@ -17,12 +17,16 @@ class Block(nn.Module):
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
         self.qkv = nn.Linear(width, 3 * width)
         self.project = nn.Linear(width, width)
-        self.network = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.network = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, width] -> the same."""
         qkv = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, self.width // self.heads))
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [batch, heads, sequence, width / heads]
+        query, key, value = qkv.permute(
+            2, 0, 3, 1, 4
+        )  # each [batch, heads, sequence, width / heads]
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.project(attended.transpose(1, 2).flatten(2))
         transformed: Tensor = x + self.network(self.norms[1](x))
@@ -33,7 +37,13 @@ class TinyModel(nn.Module):
     """A decoder with one matrix for tokens in and out."""
 
     def __init__(
-        self, sequence_length: int, *, vocab_size: int = 16_384, width: int = 128, heads: int = 4, layers: int = 2
+        self,
+        sequence_length: int,
+        *,
+        vocab_size: int = 16_384,
+        width: int = 128,
+        heads: int = 4,
+        layers: int = 2,
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, width)

@@ -74,10 +74,20 @@ def make_config(folder: Path) -> dict[str, Any]:
     sources = []
     for number, name in enumerate(("a", "b")):
         path = folder / f"{name}.parquet"
-        documents = [[1 + (number * 7919 + i * 31 + j) % 1000 for j in range(5 + i % 50)] for i in range(600)]
-        pq.write_table(pa.table({"ids": pa.array(documents, pa.list_(pa.int32()))}), path, data_page_size=800)
+        documents = [
+            [1 + (number * 7919 + i * 31 + j) % 1000 for j in range(5 + i % 50)] for i in range(600)
+        ]
+        pq.write_table(
+            pa.table({"ids": pa.array(documents, pa.list_(pa.int32()))}), path, data_page_size=800
+        )
         sources.append({"name": name, "path": str(path), "column": "ids", "weight": 1 + number})
-    settings = {"sequence_length": 16, "samples": 800, "lanes": 4, "shuffle_window": 8, "split": "90,10,0"}
+    settings = {
+        "sequence_length": 16,
+        "samples": 800,
+        "lanes": 4,
+        "shuffle_window": 8,
+        "split": "90,10,0",
+    }
     return {"cache": str(folder / "cache"), "sources": sources, **settings}
 
 
@@ -109,7 +119,9 @@ def operate(folder: Path, run: Callable[[str, Callable[[], Any]], Any]) -> None:
 
 def main() -> None:
     """Print the table, or the functions of one operation."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--names", metavar="OPERATION")
     wanted = parser.parse_args().names
     traces: dict[str, Trace] = {}
@@ -124,7 +136,9 @@ def main() -> None:
     if wanted is not None:
         if wanted not in traces:
             parser.error(f"found operation {wanted!r}, expected one of {', '.join(traces)}")
-        for code in sorted(traces[wanted].functions, key=lambda code: (code.co_filename, code.co_firstlineno)):
+        for code in sorted(
+            traces[wanted].functions, key=lambda code: (code.co_filename, code.co_firstlineno)
+        ):
             print(f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_firstlineno} {code.co_name}")
         return
     print(f"{'operation':16}{'functions':>10}{'files':>8}{'rooms':>8}{'deepest':>9}")

@@ -40,7 +40,9 @@ def digest(batch: dict[str, Tensor]) -> str:
 def open_loader(config: Path, command: str) -> megablend.Loader:
     """Batches of the train split, from its beginning."""
     dataset = megablend.open(str(config), split="train")
-    return megablend.Loader(dataset, micro_batch_size=MICRO_BATCH_SIZE, num_workers=NUM_WORKERS[command])
+    return megablend.Loader(
+        dataset, micro_batch_size=MICRO_BATCH_SIZE, num_workers=NUM_WORKERS[command]
+    )
 
 
 def train(config: Path, folder: Path, steps: int, *, resume: bool) -> None:
@@ -64,12 +66,20 @@ def train(config: Path, folder: Path, steps: int, *, resume: bool) -> None:
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-            log.write(json.dumps({"step": step, "loss": loss.item(), "batch": digest(batch)}) + "\n")
+            log.write(
+                json.dumps({"step": step, "loss": loss.item(), "batch": digest(batch)}) + "\n"
+            )
             if step % 5 == 0 or step == first + 1:
                 print(f"step {step:3d}  loss {loss.item():.3f}  batch {digest(batch)}", flush=True)
-    state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "loader": loader.state_dict()}
+    state = {
+        "model": model.state_dict(),
+        "optimiser": optimiser.state_dict(),
+        "loader": loader.state_dict(),
+    }
     torch.save({**state, "steps": first + steps}, folder / CHECKPOINT)
-    print(f"stopped after step {first + steps}; the loader's state takes {len(json.dumps(state['loader']))} bytes")
+    print(
+        f"stopped after step {first + steps}; the loader's state takes {len(json.dumps(state['loader']))} bytes"
+    )
 
 
 def compare(config: Path, folder: Path) -> bool:
@@ -81,18 +91,26 @@ def compare(config: Path, folder: Path) -> bool:
         print(f"{entry['step']:4d}  {entry['batch']}     {found}")
     same = [entry["batch"] for entry in log] == uninterrupted
     before, after = (fmean(entry["loss"] for entry in part) for part in (log[:5], log[-5:]))
-    print(f"same batches: {'yes' if same else 'no'} ({len(log)} batches of {MICRO_BATCH_SIZE} samples)")
-    print(f"loss went down: {'yes' if after < before else 'no'} (first 5 steps {before:.3f}, last 5 {after:.3f})")
+    print(
+        f"same batches: {'yes' if same else 'no'} ({len(log)} batches of {MICRO_BATCH_SIZE} samples)"
+    )
+    print(
+        f"loss went down: {'yes' if after < before else 'no'} (first 5 steps {before:.3f}, last 5 {after:.3f})"
+    )
     return same and after < before
 
 
 def main() -> int:
     """The command line; returns its exit code."""
-    parser = argparse.ArgumentParser(description="Train a tiny model from a blend; stop, resume, compare.")
+    parser = argparse.ArgumentParser(
+        description="Train a tiny model from a blend; stop, resume, compare."
+    )
     parser.add_argument("config", type=Path)
     parser.add_argument("folder", type=Path, help="where checkpoint and log are kept")
     parser.add_argument("command", choices=list(NUM_WORKERS))
-    parser.add_argument("--steps", type=int, default=40, help="steps to train (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=40, help="steps to train (default: %(default)s)"
+    )
     options = parser.parse_args()
     if options.command == "compare":
         return 0 if compare(options.config, options.folder) else 1

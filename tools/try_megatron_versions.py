@@ -43,7 +43,14 @@ IMPORTED = [
 ]
 """What checkouts and their tests import besides; never their own torch."""
 # Older versions warn of what the tests do not care about.
-LENIENT = ["-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning", "-W", "ignore::UserWarning"]
+LENIENT = [
+    "-W",
+    "ignore::DeprecationWarning",
+    "-W",
+    "ignore::FutureWarning",
+    "-W",
+    "ignore::UserWarning",
+]
 
 
 def environment(folder: Path, version: str) -> Path:
@@ -55,7 +62,9 @@ def environment(folder: Path, version: str) -> Path:
         (site,) = folder.glob("lib/python*/site-packages")
         if checkout.is_dir():  # before an installed release: names of .pth files are sorted
             (site / "a_checkout.pth").write_text(str(checkout.resolve()))
-        (site / "base.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+        (site / "base.pth").write_text(
+            "\n".join(path for path in sys.path if path.endswith("site-packages"))
+        )
     packages = IMPORTED if checkout.is_dir() else [f"megatron-core=={version}"]
     install = ["-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", *packages]
     subprocess.run([sys.executable, *install], check=True)
@@ -67,18 +76,28 @@ def environment(folder: Path, version: str) -> Path:
 def compile_helpers(python: Path, folder: Path) -> None:
     """Compile a checkout's helpers as releases are, without assertions: these end the process where a release goes on."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    includes = subprocess.run([str(python), "-m", "pybind11", "--includes"], capture_output=True, text=True, check=True)
+    includes = subprocess.run(
+        [str(python), "-m", "pybind11", "--includes"], capture_output=True, text=True, check=True
+    )
     flags = ["-O3", "-DNDEBUG", "-shared", "-std=c++17", "-fPIC", *includes.stdout.split()]
-    subprocess.run(["c++", *flags, "helpers.cpp", "-o", f"helpers_cpp{suffix}"], cwd=folder, check=True)
+    subprocess.run(
+        ["c++", *flags, "helpers.cpp", "-o", f"helpers_cpp{suffix}"], cwd=folder, check=True
+    )
 
 
-def try_version(folder: Path, version: str, options: list[str], own: str | None) -> tuple[bool, str]:
+def try_version(
+    folder: Path, version: str, options: list[str], own: str | None
+) -> tuple[bool, str]:
     """Run the tests; whether they passed, and pytest's own summary.
 
     Args:
         own: which of our classes stand in Megatron's own tests; None for the plugin's tests.
     """
-    name = str(Path(version).resolve()).strip("/").replace("/", "-") if Path(version).is_dir() else version
+    name = (
+        str(Path(version).resolve()).strip("/").replace("/", "-")
+        if Path(version).is_dir()
+        else version
+    )
     python = environment(folder / name, version)
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *LENIENT, *options]
     # mpi4py looks for an MPI library beside the Python that runs.
@@ -96,14 +115,25 @@ def try_version(folder: Path, version: str, options: list[str], own: str | None)
         ]
         command += ["-p", "megatron_own_tests", "-o", "addopts=", "--timeout", "300", *tests]
         path = os.pathsep.join([".", str(ROOT), str(ROOT / "tools")])
-        known |= {"MEGABLEND_IN_PLACE": own, "PYTHONPATH": path, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-        known |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}  # the usual one may be taken
+        known |= {
+            "MEGABLEND_IN_PLACE": own,
+            "PYTHONPATH": path,
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_RANK": "0",
+        }
+        known |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+        }  # the usual one may be taken
     result = subprocess.run(
         command, cwd=where, env={**os.environ, **known}, capture_output=True, text=True, check=False
     )
     (folder / f"{name}.log").write_text(result.stdout + result.stderr)
     summary = re.findall(r"^.*(?:passed|failed|error).* in .*$", result.stdout, re.MULTILINE)
-    return result.returncode == 0, summary[-1] if summary else f"pytest ended with {result.returncode}"
+    return result.returncode == 0, summary[
+        -1
+    ] if summary else f"pytest ended with {result.returncode}"
 
 
 def free_port() -> int:
@@ -116,13 +146,26 @@ def free_port() -> int:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("versions", nargs="*", default=VERSIONS, help="of megatron-core, or folders of checkouts")
-    parser.add_argument(
-        "--own-tests", choices=("none", "builder", "all"), help="run a checkout's own tests with these classes"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", type=Path, default=Path("megatron-versions"), help="of the environments and logs")
-    parser.add_argument("-k", dest="chosen", default="", help="only tests that match, as pytest's -k")
+    parser.add_argument(
+        "versions", nargs="*", default=VERSIONS, help="of megatron-core, or folders of checkouts"
+    )
+    parser.add_argument(
+        "--own-tests",
+        choices=("none", "builder", "all"),
+        help="run a checkout's own tests with these classes",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("megatron-versions"),
+        help="of the environments and logs",
+    )
+    parser.add_argument(
+        "-k", dest="chosen", default="", help="only tests that match, as pytest's -k"
+    )
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     options = ["-k", arguments.chosen] if arguments.chosen else []
@@ -130,7 +173,9 @@ def main() -> int:
         parser.error("--own-tests takes folders of checkouts; releases have no tests")
     failed = False
     for version in arguments.versions:
-        passed, summary = try_version(arguments.folder.absolute(), version, options, arguments.own_tests)
+        passed, summary = try_version(
+            arguments.folder.absolute(), version, options, arguments.own_tests
+        )
         failed |= not passed
         print(f"megatron-core {version:8} {'works' if passed else 'FAILS'}   {summary}", flush=True)
     return int(failed)

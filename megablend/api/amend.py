@@ -1,4 +1,5 @@
-"""amend: change a run's blend from a sample on, without losing or repeating a token, and say what that changes."""
+"""amend: change a run's blend from a sample on, without losing or repeating a token, and say what
+that changes."""
 
 from __future__ import annotations
 
@@ -71,14 +72,16 @@ class Amendment(Result):
     at: int
     """The first sample that may differ: `requested`, rounded up to the end of a cycle."""
     drain: int
-    """Samples from `at` on that are read in the old settings, since the length of samples changes."""
+    """Samples from `at` on that are read in the old settings, since the length of samples
+    changes."""
     drained: Drain | None
     """These samples by source; None if there are none."""
     drain_settings: tuple[dict[str, int], ...]
-    """from, drain: what a config that makes the run alone says of drains from `at` on, each at the stage from that sample on."""
+    """from, drain: what a config that makes the run alone says of drains from `at` on, each at the
+    stage from that sample on."""
     fitting_unit: int | None
-    """Steps (micro batch x ranks) must divide it, since the length or the masks of samples change between steps only; None if
-    they do not change."""
+    """Steps (micro batch x ranks) must divide it, since the length or the masks of samples change
+    between steps only; None if they do not change."""
     plan_before: str
     """Digest of the plan before."""
     plan: str
@@ -90,7 +93,8 @@ class Amendment(Result):
     """what, before, after: the settings that differ from `at` on."""
     sources: tuple[AmendedSource, ...]
     note: str | None = None
-    """What the files that the config's paths match now have more than the index that the run reads; None where nothing."""
+    """What the files that the config's paths match now have more than the index that the run reads;
+    None where nothing."""
 
 
 @translating("amend")
@@ -106,20 +110,23 @@ def amend(
 ) -> Amendment:
     """Let a run go on, from a sample, with the next stage that its edited config lists.
 
-    States taken before stay valid, and are resumed on the amended plan. A state that was trained past the sample on the plan
-    before is refused, unless the run is amended again with that `state`.
+    States taken before stay valid, and are resumed on the amended plan. A state that was trained
+    past the sample on the plan before is refused, unless the run is amended again with that
+    `state`.
 
     Args:
         at: the sample; rounded up to the end of a cycle of lanes x shuffle_window samples.
         state: a state instead, from `state_dict()`: its position, `after` samples further.
-        batch: where the length of samples changes is a multiple of it, counted from sample 0, and of the lanes before and
-            after; by default of the lanes alone. What all ranks read in a step, micro batch x ranks.
+        batch: where the length of samples changes is a multiple of it, counted from sample 0, and
+            of the lanes before and after; by default of the lanes alone. What all ranks read in a
+            step, micro batch x ranks.
         cache: cache folder, in place of the config's.
         dry_run: only say what would change.
 
-    Raises: ConfigError where the config lists no stage to begin there; PlanError where it changes samples before, or cannot be
-        planned; StateError for a state of another run; CacheError where the run was not built, or cannot be written, or the
-        newest index, which a stage with `new_data` reads, has other files or options than the config.
+    Raises: ConfigError where the config lists no stage to begin there; PlanError where it changes
+        samples before, or cannot be planned; StateError for a state of another run; CacheError
+        where the run was not built, or cannot be written, or the newest index, which a stage with
+        `new_data` reads, has other files or options than the config.
     """
     session = Session(config, cache=cache)
     checked = session.config
@@ -154,14 +161,18 @@ def amend(
     return dataclasses.replace(found, note=note)
 
 
-def _compile_amended(session: Session, cut: Ledger, batch: int, *, keep: bool) -> tuple[Compiled, str | None]:
+def _compile_amended(
+    session: Session, cut: Ledger, batch: int, *, keep: bool
+) -> tuple[Compiled, str | None]:
     """The amended run, and a note about its files. Raises: as `amend` does."""
     config = session.config
     storage = session.run_storage
     committed = session.require_ledger()
     replaced = committed.indices[len(cut.indices) :]
     newest = session.snapshots[-1]
-    requested = compile_committed(config, "train", cut, storage, newest, replaced=replaced, keep=keep, batch=batch)
+    requested = compile_committed(
+        config, "train", cut, storage, newest, replaced=replaced, keep=keep, batch=batch
+    )
     compiled = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger, committed))
     check_limits(compiled)
     refuse_token_documents(config, compiled.store.snapshot, committed)
@@ -176,7 +187,8 @@ def _compile_amended(session: Session, cut: Ledger, batch: int, *, keep: bool) -
 def _compare_files(compiled: Compiled, cut: Ledger, storage: Storage) -> str | None:
     """Compare the index that a new stage reads with the files that the config's paths match now.
 
-    Returns: what it lacks; None where it is of all these files, or no new stage reads another index.
+    Returns: what it lacks; None where it is of all these files, or no new stage reads another
+        index.
     Raises: CacheError where it is not of this config.
     """
     if not compiled.ledger.indices[len(cut.indices) :]:
@@ -199,7 +211,8 @@ def _check_skips(config: Config, ledger: Ledger, at: int) -> None:
 
 
 def _check_stages(config: Config, cut: Ledger) -> None:
-    """Raises: ConfigError where the config has no stages, with those of the run as it would list them."""
+    """Raises: ConfigError where the config has no stages, with those of the run as it would list
+    them."""
     at = cut.num_samples
     if not config.stages and at < cut.stages[-1].end:
         if any(stage.blend != cut.blend or stage.cut is not None for stage in cut.stages[:-1]):
@@ -222,7 +235,9 @@ def _describe(run: Run, before: Run, at: int, requested: int, *, committed: bool
     names = [source.name for source in run.sources]
     outlooks = [_look_ahead(plan, at, run) for plan in (before.plan, run.plan)]
     rest = dataclasses.replace(ledger, stages=(dataclasses.replace(ledger.stage_at(at), cut=None),))
-    new = dataclasses.replace(ledger, stages=(dataclasses.replace(run.ledger.stage_at(at), cut=None),))
+    new = dataclasses.replace(
+        ledger, stages=(dataclasses.replace(run.ledger.stage_at(at), cut=None),)
+    )
     changes = [each for each in list_differences(rest, new) if each.what != "stage ends"]
     return Amendment(
         run=run.ledger.run,
@@ -243,7 +258,8 @@ def _describe(run: Run, before: Run, at: int, requested: int, *, committed: bool
         samples=run.num_samples,
         changes=tuple(map(_as_change, changes)),
         sources=tuple(
-            AmendedSource(name=name, before=old, after=now) for name, old, now in zip(names, *outlooks, strict=True)
+            AmendedSource(name=name, before=old, after=now)
+            for name, old, now in zip(names, *outlooks, strict=True)
         ),
     )
 
@@ -261,8 +277,14 @@ def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
     total = plan.count_tokens(end).tolist()
     extra = run.extra_token
     found = []
-    for source, first in enumerate(plan.epochs.start(source, 1) for source in range(plan.num_sources)):
-        repeat = plan.first_sample_from(source, plan.count_within(source, first, extra)) if first else None
+    for source, first in enumerate(
+        plan.epochs.start(source, 1) for source in range(plan.num_sources)
+    ):
+        repeat = (
+            plan.first_sample_from(source, plan.count_within(source, first, extra))
+            if first
+            else None
+        )
         found.append(
             Outlook(
                 share=samples[source] / max(1, end - start),
@@ -271,5 +293,7 @@ def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
                 first_repeat=None if repeat is None else max(repeat, start),
             )
         )
-    unread = Outlook(share=0.0, tokens=0, epochs=0.0, first_repeat=None)  # of sources that the plan does not have yet
+    unread = Outlook(
+        share=0.0, tokens=0, epochs=0.0, first_repeat=None
+    )  # of sources that the plan does not have yet
     return found + [unread] * (len(run.sources) - len(found))

@@ -30,14 +30,17 @@ def describe_blend(blend: Blend) -> dict[str, Any]:
 
 
 def list_blend_differences(a: Blend, b: Blend) -> list[Difference]:
-    """The settings of two blends, and whether they differ: of each its name, and its values in both."""
+    """The settings of two blends, and whether they differ: of each its name, and its values in
+    both."""
     x, y = (describe_blend(each) for each in (a, b))
     sources = _differences_of_sources(x.pop("sources"), y.pop("sources"))
     return [*_compare(x, y), *sources]
 
 
 def _compare(a: dict[str, Any], b: dict[str, Any], of: str = "") -> list[Difference]:
-    return [Difference(what=key + of, a=a.get(key), b=b.get(key)) for key in sorted(a.keys() | b.keys())]
+    return [
+        Difference(what=key + of, a=a.get(key), b=b.get(key)) for key in sorted(a.keys() | b.keys())
+    ]
 
 
 def _differences_of_sources(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Difference]:

@@ -1,4 +1,5 @@
-"""build: index what is not indexed yet, then commit the run's order, or extend it; build_index: only the index."""
+"""build: index what is not indexed yet, then commit the run's order, or extend it; build_index:
+only the index."""
 
 from __future__ import annotations
 
@@ -48,7 +49,15 @@ from megablend.system.failures import translating
 from megablend.system.log import LOG
 
 _OF_A_NODE = frozenset(
-    {"local_cache", "storage", "memory", "direct_io", "file_checks_per_second", "on_bad_sample", "warnings"}
+    {
+        "local_cache",
+        "storage",
+        "memory",
+        "direct_io",
+        "file_checks_per_second",
+        "on_bad_sample",
+        "warnings",
+    }
 )
 """Keys that a node may set for itself: they do not change what is built."""
 _MOST_RACES = 5
@@ -62,7 +71,8 @@ def build_index(
     launch: Communicator | None = None,
     storage: Storage | None = None,
 ) -> BuiltIndex:
-    """Index the config's files without committing a run: `describe` then reports what a run of this config would read.
+    """Index the config's files without committing a run: `describe` then reports what a run of this
+    config would read.
 
     Arguments, processes and errors are those of `build`.
 
@@ -87,20 +97,23 @@ def build(
     storage: Storage | None = None,
     checksums: bool = False,
 ) -> BuildResult:
-    """Index the config's files and write the run's ledger, in one process or on every rank of an MPI job, which share the work.
+    """Index the config's files and write the run's ledger, in one process or on every rank of an
+    MPI job, which share the work.
 
     Args:
         config: path of a YAML or JSON file, or the same as a dict.
         cache: cache folder, in place of the config's `cache`.
         progress: called on rank 0 as files are indexed.
         launch: the processes that build; by default detected from the environment.
-        storage: where files are found and read, in place of the one that the config asks for; the same on all ranks.
-        checksums: also make checksums of all blocks of the index, which reads all data once. Reads from elsewhere than a local
-            disk are then compared with them.
+        storage: where files are found and read, in place of the one that the config asks for; the
+            same on all ranks.
+        checksums: also make checksums of all blocks of the index, which reads all data once. Reads
+            from elsewhere than a local disk are then compared with them.
 
     Returns: the same on all ranks.
-    Raises: ConfigError, also where the ranks' configs differ; PlanError, DataError, CacheError, LaunchError. Under MPI an error
-        on one rank ends all ranks, with that rank's message and the error's exit code.
+    Raises: ConfigError, also where the ranks' configs differ; PlanError, DataError, CacheError,
+        LaunchError. Under MPI an error on one rank ends all ranks, with that rank's message and the
+        error's exit code.
     """
     launch = launch or detect()
     session = Session(config, cache=cache, storage=storage)
@@ -114,7 +127,13 @@ def build(
             documents = _tabulate(session, ledger, report, launch)
             if checksums:
                 digest = ledger.index if ledger else report.digest
-                make_checksums(session.config, digest, launch=launch, storage=session.run_storage, progress=progress)
+                make_checksums(
+                    session.config,
+                    digest,
+                    launch=launch,
+                    storage=session.run_storage,
+                    progress=progress,
+                )
             if launch.rank == 0:
                 with session.cache.hold(on_wait=report_waiting(progress)):
                     built = _commit_run_or_retry(session, report, documents)
@@ -130,7 +149,9 @@ def _find_ledger(session: Session, launch: Communicator) -> Ledger | None:
     return launch.bcast(session.ledger if launch.rank == 0 else None)
 
 
-def _index(session: Session, launch: Communicator, progress: Callable[[Progress], None] | None) -> BuildReport:
+def _index(
+    session: Session, launch: Communicator, progress: Callable[[Progress], None] | None
+) -> BuildReport:
     """Check the config, and index its files. Called by all ranks."""
     try:
         with translating("build"):
@@ -139,7 +160,13 @@ def _index(session: Session, launch: Communicator, progress: Callable[[Progress]
             _check_same_config(launch, checked)
     except BaseException as error:
         launch.abort(error)
-    report = index_files(session.cache, list_specs(checked), launch=launch, storage=session.storage, progress=progress)
+    report = index_files(
+        session.cache,
+        list_specs(checked),
+        launch=launch,
+        storage=session.storage,
+        progress=progress,
+    )
     try:
         with translating(checked.cache):
             if launch.rank == 0:
@@ -160,7 +187,13 @@ def _log_report(cache: str, report: BuildReport) -> None:
     for note in report.notes:
         LOG.info("%s: %s", cache, note)
     if report.read:
-        LOG.info("%s: indexed %d files in %.1f s, %d reused", cache, report.read, report.seconds, report.reused)
+        LOG.info(
+            "%s: indexed %d files in %.1f s, %d reused",
+            cache,
+            report.read,
+            report.seconds,
+            report.reused,
+        )
 
 
 def _list_needed(config: Config, ledger: Ledger | None, report: BuildReport) -> tuple[str, ...]:
@@ -169,16 +202,22 @@ def _list_needed(config: Config, ledger: Ledger | None, report: BuildReport) -> 
 
 
 def _list_tabled(config: Config, ledger: Ledger | None, report: BuildReport) -> dict[str, int]:
-    """The snapshots of which the run arranges single documents, and the newest: their numbers in the run, in order."""
-    known = {} if ledger is None else {digest: number for number, digest in enumerate(ledger.indices)}
-    needed = {digest: number for digest, number in known.items() if config.moves_documents_of(number)}
+    """The snapshots of which the run arranges single documents, and the newest: their numbers in
+    the run, in order."""
+    known = (
+        {} if ledger is None else {digest: number for number, digest in enumerate(ledger.indices)}
+    )
+    needed = {
+        digest: number for digest, number in known.items() if config.moves_documents_of(number)
+    }
     return {**needed, report.digest: known.get(report.digest, len(known))}
 
 
 def _tabulate(
     session: Session, ledger: Ledger | None, report: BuildReport, launch: Communicator
 ) -> TablesReport | None:
-    """Make the document tables that the run needs, and those of the newest snapshot, which are reported. Called by all ranks.
+    """Make the document tables that the run needs, and those of the newest snapshot, which are
+    reported. Called by all ranks.
 
     Returns: None where the order needs none.
     """
@@ -186,12 +225,16 @@ def _tabulate(
     if not config.tabled:
         return None
     for digest, number in _list_tabled(config, ledger, report).items():
-        snapshot = open_snapshot(config.cache_store, digest)  # it may lack sources that are withdrawn
+        snapshot = open_snapshot(
+            config.cache_store, digest
+        )  # it may lack sources that are withdrawn
         if not all(entry.documents for entry in snapshot.sources):
             continue  # an older one, which planning refuses
         store = open_block_store(config, snapshot, session.run_storage, number=number)
         numbers = {entry.name: number for number, entry in enumerate(store.snapshot.sources)}
-        tables = build_tables(store, [numbers[name] for name in config.tabled if name in numbers], launch=launch)
+        tables = build_tables(
+            store, [numbers[name] for name in config.tabled if name in numbers], launch=launch
+        )
     return tables
 
 
@@ -202,7 +245,8 @@ def _repair(
     launch: Communicator,
     progress: Callable[[Progress], None] | None,
 ) -> bool:
-    """Repair the snapshots that a run keeps. Returns: whether one of them was damaged. Called by all ranks."""
+    """Repair the snapshots that a run keeps. Returns: whether one of them was damaged. Called by
+    all ranks."""
     found = [
         repair_kept_index(
             session.config,
@@ -217,7 +261,9 @@ def _repair(
     return any(found)
 
 
-def _commit_run_or_retry(session: Session, report: BuildReport, documents: TablesReport | None) -> BuildResult:
+def _commit_run_or_retry(
+    session: Session, report: BuildReport, documents: TablesReport | None
+) -> BuildResult:
     """Commit the run; again if another build was faster, in a cache that cannot be locked."""
     for _ in range(_MOST_RACES):
         with contextlib.suppress(OvertakenError):
@@ -226,7 +272,8 @@ def _commit_run_or_retry(session: Session, report: BuildReport, documents: Table
 
 
 def _warn_of_other_splits(compiled: Compiled) -> list[str]:
-    """Why validation or test splits cannot be opened: a run can be trained without them, but evaluation should not find out."""
+    """Why validation or test splits cannot be opened: a run can be trained without them, but
+    evaluation should not find out."""
     return [
         f"{split}: cannot be opened: {problem}"
         for split, problem in compile_others(compiled)
@@ -234,7 +281,9 @@ def _warn_of_other_splits(compiled: Compiled) -> list[str]:
     ]
 
 
-def _commit_run(session: Session, report: BuildReport, documents: TablesReport | None) -> BuildResult:
+def _commit_run(
+    session: Session, report: BuildReport, documents: TablesReport | None
+) -> BuildResult:
     """Start the run's ledger, or append a stage to it."""
     config = session.config
     ledger = load_ledger(session.cache, session.run)  # as it is now, while the cache is held
@@ -277,7 +326,9 @@ def publish_splits(config: Config, store: BlockStore) -> None:
     for each in store.stores:
         numbers = {entry.name: number for number, entry in enumerate(each.snapshot.sources)}
         owners |= {each.snapshot.digest}
-        owners |= {table_key(each.snapshot, numbers[name]) for name in config.tabled if name in numbers}
+        owners |= {
+            table_key(each.snapshot, numbers[name]) for name in config.tabled if name in numbers
+        }
     config.cache_store.publish_files("splits", owners)
 
 
@@ -286,7 +337,8 @@ def _check_same_config(launch: Communicator, config: Config) -> None:
 
     Raises: ConfigError, on all ranks, that names the keys that differ, and the ranks.
     """
-    # a folder may have another path on another node; that it is the same one is checked by a file in it
+    # a folder may have another path on another node; that it is the same one is checked by a file
+    # in it
     skipped = _OF_A_NODE if is_remote(config.cache) else _OF_A_NODE | {"cache"}
     if launch.size > 1:
         check_same_settings(launch, config.model_dump(exclude=set(skipped)))

@@ -31,13 +31,15 @@ class BuildResult(BuiltIndex):
     stages_before: int
     """Number of stages that the run had before; 0 for a new run."""
     problems: tuple[str, ...]
-    """With `pinned`, the files of the older index that are missing or changed: the run cannot be read to its end."""
+    """With `pinned`, the files of the older index that are missing or changed: the run cannot be
+    read to its end."""
     warnings: tuple[str, ...] = ()
     """Numbers of the plan that deserve a second look; see `find_warnings`."""
 
     @property
     def pinned(self) -> bool:
-        """Whether the run keeps reading an older snapshot of the index, which its committed order depends on."""
+        """Whether the run keeps reading an older snapshot of the index, which its committed order
+        depends on."""
         return self.ledger.index != self.index.digest
 
     def to_dict(self) -> dict[str, Any]:

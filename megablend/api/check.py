@@ -39,11 +39,13 @@ class CheckResult(Record):
     problems: tuple[str, ...]
     """A line for each file that is missing or differs from what was indexed."""
     older_problems: tuple[str, ...] = ()
-    """The same for files that later stages with new data no longer have; each line says which samples read them."""
+    """The same for files that later stages with new data no longer have; each line says which
+    samples read them."""
     warnings: tuple[str, ...] = ()
     """What of the run is readable, but hardly meant."""
     unfit_steps: str | None = None
-    """Why the steps of the loaders that were asked about do not fit the run; None if they do, or were not asked about."""
+    """Why the steps of the loaders that were asked about do not fit the run; None if they do, or
+    were not asked about."""
 
 
 def check(
@@ -56,24 +58,26 @@ def check(
     progress: Callable[[Progress], None] | None = None,
     storage: Storage | None = None,
 ) -> CheckResult:
-    """Check every file that a run may read, in parallel: does it exist, with the size and times that the build saw?
+    """Check every file that a run may read, in parallel: does it exist, with the size and times
+    that the build saw?
 
-    If a file was moved, copied or touched since, 64 KiB of it are compared; `verify(data=True)` compares all of its blocks if
-    the index has checksums of them. Without a run of that name, the files of the newest index are checked, if they are
-    those that the config's paths match.
+    If a file was moved, copied or touched since, 64 KiB of it are compared; `verify(data=True)`
+    compares all of its blocks if the index has checksums of them. Without a run of that name, the
+    files of the newest index are checked, if they are those that the config's paths match.
 
     Args:
         config: path of a YAML or JSON file, or the same as a dict.
         cache: cache folder, in place of the config's `cache`.
-        state: a checkpoint's, from `state_dict()`: what is missing of files that only earlier samples read is then left out,
-            and of those that later ones read it is a problem. Without it such files are in `older_problems`.
-        micro_batch_size, data_parallel_size: of loaders, whose steps from the state's position on (or the first sample) are
-            compared with changes of length, masks and skipped samples.
+        state: a checkpoint's, from `state_dict()`: what is missing of files that only earlier
+            samples read is then left out, and of those that later ones read it is a problem.
+            Without it such files are in `older_problems`.
+        micro_batch_size, data_parallel_size: of loaders, whose steps from the state's position on
+            (or the first sample) are compared with changes of length, masks and skipped samples.
         progress: called as files are checked.
         storage: where files are looked up and read, in place of the one that the config asks for.
 
-    Raises: ConfigError, PlanError where config and index disagree; CacheError where no index is of its files, or the cache is
-        damaged; StateError where `state` is not a state.
+    Raises: ConfigError, PlanError where config and index disagree; CacheError where no index is of
+        its files, or the cache is damaged; StateError where `state` is not a state.
     """
     session = Session(config, cache=cache, storage=storage)
     checked = session.config
@@ -105,15 +109,22 @@ def _check_older(
     position: int | None,
     progress: Callable[[Progress], None] | None,
 ) -> CheckResult:
-    """The result, with what is wrong with files that only older snapshots of the run have, and what of epochs it leaves out."""
+    """The result, with what is wrong with files that only older snapshots of the run have, and what
+    of epochs it leaves out."""
     run = session.open()
     result = replace(result, warnings=(*result.warnings, *warn_of_unread_rests(run)))
     stops = {
-        file.number: file.stop for file in list_files(run) if file.stop is not None and file.is_needed(position or 0)
+        file.number: file.stop
+        for file in list_files(run)
+        if file.stop is not None and file.is_needed(position or 0)
     }
     checker = FileChecker(run.store.snapshot, run.store.roots, session.storage)
     found = list(zip(stops, check_each(checker, list(stops), progress=progress), strict=True))
-    older = tuple(f"{error}; only samples before {stops[number]:,} read it" for number, error in found if error)
+    older = tuple(
+        f"{error}; only samples before {stops[number]:,} read it"
+        for number, error in found
+        if error
+    )
     files = result.files + len(stops)
     if position is None:
         return replace(result, files=files, older_problems=older)
@@ -125,8 +136,12 @@ def check_store(
     config: Config, store: BlockStore, *, progress: Callable[[Progress], None] | None = None
 ) -> CheckResult:
     """Check the files of an opened index, of several the last one's. Raises: CacheError."""
-    numbers = files_of(store.snapshot, [name for name in config.all_sources if name not in config.withdrawn])
-    found = check_files(FileChecker(store.snapshot, store.roots, store.storage), numbers, progress=progress)
+    numbers = files_of(
+        store.snapshot, [name for name in config.all_sources if name not in config.withdrawn]
+    )
+    found = check_files(
+        FileChecker(store.snapshot, store.roots, store.storage), numbers, progress=progress
+    )
     return CheckResult(
         index=store.snapshot.digest,
         files=len(numbers),

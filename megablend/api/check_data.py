@@ -1,6 +1,8 @@
-"""check --data: the smallest and the largest token id of every source, and rows with ids outside the vocabulary.
+"""check --data: the smallest and the largest token id of every source, and rows with ids outside
+the vocabulary.
 
-Every block of the run's index is read once, files in parallel. Only the first wrong row of each file is reported.
+Every block of the run's index is read once, files in parallel. Only the first wrong row of each
+file is reported.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class CheckDataResult(Record):
     """Digest of the index that was read."""
     sources: tuple[SourceTokens, ...]
     problems: tuple[str, ...]
-    """A line for each file that has a token out of range (path, row, what was found and expected), or cannot be read."""
+    """A line for each file that has a token out of range (path, row, what was found and expected),
+    or cannot be read."""
     unread: int
     """How many of the `problems` are files that cannot be read."""
 
@@ -58,14 +61,16 @@ def check_data(
     progress: Callable[[Progress], None] | None = None,
     storage: Storage | None = None,
 ) -> CheckDataResult:
-    """Read all tokens of a config's run, or of the newest index where it was not built yet, and check their ids.
+    """Read all tokens of a config's run, or of the newest index where it was not built yet, and
+    check their ids.
 
     Args:
         cache: cache folder, in place of the config's `cache`.
         progress: called after each file, from one thread at a time.
         storage: where files are read, in place of the one that the config asks for.
 
-    Raises: ConfigError (the config, or a tokenizer that cannot be read); CacheError where there is no index of its files.
+    Raises: ConfigError (the config, or a tokenizer that cannot be read); CacheError where there is
+        no index of its files.
     """
     session = Session(what, cache=cache, storage=storage)
     sizes = vocab_sizes(session.config)
@@ -90,16 +95,25 @@ def check_data(
             found[number] = tokens
             done += file_bytes[number]
             if progress is not None:
-                progress(Progress(files=len(found), num_files=len(numbers), bytes=done, num_bytes=num_bytes))
+                progress(
+                    Progress(
+                        files=len(found), num_files=len(numbers), bytes=done, num_bytes=num_bytes
+                    )
+                )
     return CheckDataResult(
         index=snapshot.digest,
-        sources=tuple(_source_tokens(entry, [found[i] for i in entry.files], sizes[entry.name]) for entry in entries),
+        sources=tuple(
+            _source_tokens(entry, [found[i] for i in entry.files], sizes[entry.name])
+            for entry in entries
+        ),
         problems=tuple(str(each.problem) for each in found.values() if each.problem is not None),
         unread=sum(not each.is_read for each in found.values()),
     )
 
 
-def _source_tokens(entry: SourceEntry, files: Sequence[FileTokens], vocab_size: int | None) -> SourceTokens:
+def _source_tokens(
+    entry: SourceEntry, files: Sequence[FileTokens], vocab_size: int | None
+) -> SourceTokens:
     return SourceTokens(
         name=entry.name,
         files=len(files),

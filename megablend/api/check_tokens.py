@@ -1,7 +1,9 @@
-"""Token ids: how many there are, as far as the config says, and those of a file that are out of range.
+"""Token ids: how many there are, as far as the config says, and those of a file that are out of
+range.
 
-`build` refuses files whose stored statistics are out of range: such a file is read, so that the error names the row; statistics
-that turn out to be wrong are ignored. Files without statistics are not checked; `megablend check --data` reads everything.
+`build` refuses files whose stored statistics are out of range: such a file is read, so that the
+error names the row; statistics that turn out to be wrong are ignored. Files without statistics are
+not checked; `megablend check --data` reads everything.
 """
 
 from __future__ import annotations
@@ -43,8 +45,11 @@ class FileTokens(NamedTuple):
     """Whether all of the file could be read."""
 
 
-def check_file(store: BlockStore, entry: SourceEntry, number: int, vocab_size: int | None) -> FileTokens:
-    """Read all tokens of file `number` of the index, and compare them with the number of token ids (MAX_IDS where None)."""
+def check_file(
+    store: BlockStore, entry: SourceEntry, number: int, vocab_size: int | None
+) -> FileTokens:
+    """Read all tokens of file `number` of the index, and compare them with the number of token ids
+    (MAX_IDS where None)."""
     snapshot = store.snapshot
     file = snapshot.file(number)
     path = snapshot.path(number, store.roots)
@@ -100,8 +105,11 @@ def _place(path: str, entry: SourceEntry, place: int, num_tokens: int, storage: 
         return f"the file's token number {place:,}"
 
 
-def find_row(path: str, entry: SourceEntry, place: int, num_tokens: int, storage: Storage) -> tuple[int, int]:
-    """The row of a file that its token number `place` is in, from 0, and its row group, found by indexing the file once more.
+def find_row(
+    path: str, entry: SourceEntry, place: int, num_tokens: int, storage: Storage
+) -> tuple[int, int]:
+    """The row of a file that its token number `place` is in, from 0, and its row group, found by
+    indexing the file once more.
 
     Raises: as `Format.index` does; ChangedFileError where the file is not the one that was indexed.
     """
@@ -110,22 +118,36 @@ def find_row(path: str, entry: SourceEntry, place: int, num_tokens: int, storage
     read = dataclasses.replace(entry.read, column=column, count_documents=True)
     index = kind.index(path, read, storage=storage)
     if index.tokens != num_tokens:
-        raise ChangedFileError(path, f"has {index.tokens:,} tokens, {num_tokens:,} were indexed; {CHANGED_REMEDY}")
+        raise ChangedFileError(
+            path, f"has {index.tokens:,} tokens, {num_tokens:,} were indexed; {CHANGED_REMEDY}"
+        )
     block = int(np.searchsorted(index.blocks["first_token"], place, side="right")) - 1
-    rows_before = int(index.blocks["rows"][:block].sum()) - bool(index.blocks["flags"][block] & STARTS_MID_DOCUMENT)
+    rows_before = int(index.blocks["rows"][:block].sum()) - bool(
+        index.blocks["flags"][block] & STARTS_MID_DOCUMENT
+    )
     opened = OpenedFile(
-        size=storage.stat(path).size, token_dtype=index.token_dtype, structure=index.structure, meta=index.meta
+        size=storage.stat(path).size,
+        token_dtype=index.token_dtype,
+        structure=index.structure,
+        meta=index.meta,
     )
     reader = kind.open(path, column, opened, storage=storage)
-    (offsets,), _ = read_pieces(reader, place_blocks(index.blocks)[block : block + 1], index.chunks, storage)
-    within = int(np.searchsorted(offsets, place - int(index.blocks["first_token"][block]), side="right")) - 1
+    (offsets,), _ = read_pieces(
+        reader, place_blocks(index.blocks)[block : block + 1], index.chunks, storage
+    )
+    within = (
+        int(np.searchsorted(offsets, place - int(index.blocks["first_token"][block]), side="right"))
+        - 1
+    )
     return rows_before + within, int(index.chunks["row_group"][index.blocks["chunk"][block]])
 
 
 def vocab_sizes(config: Config) -> dict[str, int | None]:
-    """Of each source, by its name in the index, how many token ids there are; None where the config does not say.
+    """Of each source, by its name in the index, how many token ids there are; None where the config
+    does not say.
 
-    Raises: ConfigError where a tokenizer cannot be read, or an end-of-document token is not in its vocabulary.
+    Raises: ConfigError where a tokenizer cannot be read, or an end-of-document token is not in its
+        vocabulary.
     """
     read: dict[str, int] = {}
     sizes: dict[str, int | None] = {}
@@ -142,9 +164,11 @@ def vocab_sizes(config: Config) -> dict[str, int | None]:
 
 
 def refuse_known_outliers(config: Config, snapshot: Snapshot, storage: Storage) -> None:
-    """Refuse an index of the config's sources whose files are known to have tokens outside the vocabulary.
+    """Refuse an index of the config's sources whose files are known to have tokens outside the
+    vocabulary.
 
-    Raises: DataError, which names file, row and token of the first; ConfigError where a tokenizer cannot be read.
+    Raises: DataError, which names file, row and token of the first; ConfigError where a tokenizer
+        cannot be read.
     """
     lows, highs = snapshot.token_ranges.T
     is_known = lows <= highs
@@ -157,7 +181,9 @@ def refuse_known_outliers(config: Config, snapshot: Snapshot, storage: Storage) 
             continue
         limit = sizes[entry.name] or MAX_IDS
         files = np.arange(entry.files.start, entry.files.stop)
-        for number in files[is_known[files] & ((lows[files] < 0) | (highs[files] >= limit))].tolist():
+        for number in files[
+            is_known[files] & ((lows[files] < 0) | (highs[files] >= limit))
+        ].tolist():
             store = store or open_block_store(config, snapshot, storage, number=0)
             if (problem := check_file(store, entry, number, sizes[entry.name]).problem) is not None:
                 raise problem

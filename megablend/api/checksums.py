@@ -1,4 +1,5 @@
-"""Checksums of blocks, made by `build` on request: the ranks share the files, and rank 0 commits."""
+"""Checksums of blocks, made by `build` on request: the ranks share the files, and rank 0
+commits."""
 
 from __future__ import annotations
 
@@ -26,21 +27,27 @@ def make_checksums(
     storage: Storage,
     progress: Callable[[Progress], None] | None,
 ) -> None:
-    """Read all blocks of an index and store their checksums, unless that was done before. Called by all ranks.
+    """Read all blocks of an index and store their checksums, unless that was done before. Called by
+    all ranks.
 
     Raises: DataError; CacheError.
     """
     store = config.cache_store
     snapshot = open_snapshot(store, digest)
     is_made = (
-        launch.rank == 0 and store.has_folder(CHECKSUMS, digest) and is_complete(store.fetch_folder(CHECKSUMS, digest))
+        launch.rank == 0
+        and store.has_folder(CHECKSUMS, digest)
+        and is_complete(store.fetch_folder(CHECKSUMS, digest))
     )
     if launch.bcast(is_made):
         return
     sizes = [snapshot.file(number).opened.size for number in range(snapshot.num_files)]
     if launch.rank == 0:
         LOG.info(
-            "%s: reading up to %d bytes of %d files for checksums of blocks", store.location, sum(sizes), len(sizes)
+            "%s: reading up to %d bytes of %d files for checksums of blocks",
+            store.location,
+            sum(sizes),
+            len(sizes),
         )
     mine = assign_longest_first(sizes, launch.size)[launch.rank]
     paths = {number: _path_of(config, snapshot, number) for number in mine}
@@ -55,7 +62,14 @@ def make_checksums(
         found[number] = sums
         done += sizes[number]
         if progress is not None and launch.rank == 0:
-            progress(Progress(files=len(found), num_files=len(mine), bytes=done, num_bytes=sum(sizes[i] for i in mine)))
+            progress(
+                Progress(
+                    files=len(found),
+                    num_files=len(mine),
+                    bytes=done,
+                    num_bytes=sum(sizes[i] for i in mine),
+                )
+            )
     gathered = launch.gather(found)
     if launch.rank == 0:
         by_number = {number: sums for each in gathered for number, sums in each.items()}

@@ -40,24 +40,30 @@ def describe(
 ) -> Description:
     """Describe what a run reads (for a config), or what a cache contains (for its folder or URL).
 
-    Nothing needs to be built: a run that is not committed is described as `build` would commit it, with `committed` False and a
-    `note`; where no index is of its files, `files` lists what is there.
+    Nothing needs to be built: a run that is not committed is described as `build` would commit it,
+    with `committed` False and a `note`; where no index is of its files, `files` lists what is
+    there.
 
     Args:
         cache: cache folder, in place of the config's `cache`.
-        micro_batch_size, data_parallel_size, num_workers: of the loaders whose steps, memory and read amplification to estimate.
-        document_lengths: count documents by length, for sources whose documents the index has a table of.
+        micro_batch_size, data_parallel_size, num_workers: of the loaders whose steps, memory and
+            read amplification to estimate.
+        document_lengths: count documents by length, for sources whose documents the index has a
+            table of.
         storage: where files are found and read, in place of the one that the config asks for.
 
-    Returns: a RunDescription; a FilesDescription where no index is of the config's files; a CacheDescription for a folder.
-    Raises: as `build` where the config cannot be planned; CacheError for a folder without an index; ConfigError where a
-        number is out of range, or `memory` too small for the loaders.
+    Returns: a RunDescription; a FilesDescription where no index is of the config's files; a
+        CacheDescription for a folder.
+    Raises: as `build` where the config cannot be planned; CacheError for a folder without an index;
+        ConfigError where a number is out of range, or `memory` too small for the loaders.
     """
     loaders = _check_loaders(micro_batch_size, data_parallel_size, num_workers)
     session = Session(what, cache=cache, storage=storage)
     if session.is_cache:
         if cache is not None:
-            raise ConfigError(f"found the folder of a cache, {what}, and cache={str(cache)!r}, expected one of them")
+            raise ConfigError(
+                f"found the folder of a cache, {what}, and cache={str(cache)!r}, expected one of them"
+            )
         return describe_cache(session.cache)
     config = session.config
     started = perf_counter()
@@ -76,17 +82,26 @@ def describe(
     if not planned.committed:  # as `build` would
         refuse_token_documents(config, planned.compiled.store.snapshot, session.ledger)
     seconds = perf_counter() - started - (jit.loading_seconds() - loading) - planned.compared_in
-    return describe_planned(config, planned, loaders, planned_in=seconds, document_lengths=document_lengths)
+    return describe_planned(
+        config, planned, loaders, planned_in=seconds, document_lengths=document_lengths
+    )
 
 
-def _check_loaders(micro_batch_size: int | None, data_parallel_size: int, num_workers: int) -> Loaders | None:
-    """The loaders to estimate; None without a micro batch. Raises: ConfigError for a number out of range."""
+def _check_loaders(
+    micro_batch_size: int | None, data_parallel_size: int, num_workers: int
+) -> Loaders | None:
+    """The loaders to estimate; None without a micro batch. Raises: ConfigError for a number out of
+    range."""
     whole_number("data_parallel_size", data_parallel_size, least=1)
     whole_number("num_workers", num_workers, least=0)
     if micro_batch_size is None:
         return None
     whole_number("micro_batch_size", micro_batch_size, least=1)
-    return Loaders(micro_batch_size=micro_batch_size, data_parallel_size=data_parallel_size, num_workers=num_workers)
+    return Loaders(
+        micro_batch_size=micro_batch_size,
+        data_parallel_size=data_parallel_size,
+        num_workers=num_workers,
+    )
 
 
 def describe_cache(cache: CacheStore) -> CacheDescription:

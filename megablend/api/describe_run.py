@@ -1,4 +1,5 @@
-"""A run as `describe` reports it: its index, its splits, what its loaders need, and what deserves a second look."""
+"""A run as `describe` reports it: its index, its splits, what its loaders need, and what deserves a
+second look."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ from megablend.prefetch.read_amplification import read_amplification
 from megablend.storage.transfer import Transfer
 
 SIMULATED_SAMPLES = 1 << 16
-"""Samples over which read amplification is estimated: some shuffle windows, in some tenths of a second."""
+"""Samples over which read amplification is estimated: some shuffle windows, in some tenths of a
+second."""
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _LONG_SECONDS = 0.5
 """Planning that takes longer is not repeated to measure it: imports take a small part of it."""
@@ -70,9 +72,15 @@ class Loaders:
 
 
 def describe_planned(
-    config: Config, planned: Foreseen, loaders: Loaders | None, *, planned_in: float, document_lengths: bool
+    config: Config,
+    planned: Foreseen,
+    loaders: Loaders | None,
+    *,
+    planned_in: float,
+    document_lengths: bool,
 ) -> RunDescription:
-    """A run that is committed, or as it would be; `planned_in`: seconds, without those of kernels. Raises as `describe`."""
+    """A run that is committed, or as it would be; `planned_in`: seconds, without those of kernels.
+    Raises as `describe`."""
     compiled = planned.compiled
     run = compiled.run
     splits = _describe_splits(compiled, loaders, document_lengths=document_lengths)
@@ -109,12 +117,18 @@ def _describe_splits(
 
     def describe(split: Compiled) -> tuple[SplitDescription, list[str]]:
         steps = None if loaders is None else split.run.num_samples // loaders.step_samples
-        warnings = find_warnings(split) + ([] if loaders is None else warn_of_steps(split.run, loaders.step_samples))
+        warnings = find_warnings(split) + (
+            [] if loaders is None else warn_of_steps(split.run, loaders.step_samples)
+        )
         return describe_split(split, steps, document_lengths=document_lengths), warnings
 
     splits = {"train": describe(train)}
     for split, other in compile_others(train):
-        splits[split] = describe(other) if isinstance(other, Compiled) else (_cannot_be_planned(other, loaders), [])
+        splits[split] = (
+            describe(other)
+            if isinstance(other, Compiled)
+            else (_cannot_be_planned(other, loaders), [])
+        )
     return splits
 
 
@@ -130,16 +144,22 @@ def _cannot_be_planned(error: PlanError, loaders: Loaders | None) -> SplitDescri
     )
 
 
-def _with_estimates(described: RunDescription, config: Config, run: Run, loaders: Loaders) -> RunDescription:
+def _with_estimates(
+    described: RunDescription, config: Config, run: Run, loaders: Loaders
+) -> RunDescription:
     """The description with what its loaders read and need, and the warnings about that."""
     sizes = asdict(loaders)
-    amplification = read_amplification(run, **sizes, first=0, stop=min(run.num_samples, SIMULATED_SAMPLES))
+    amplification = read_amplification(
+        run, **sizes, first=0, stop=min(run.num_samples, SIMULATED_SAMPLES)
+    )
     warnings = [*described.warnings, *warn_of_amplification(config, amplification)]
     if problem := unfit_lanes(config.lanes, **sizes):
         warnings.append(problem)
     skips = load_skips(config.cache_store, run.ledger)
     if (unfit := unfit_step(run, skips, 0, loaders.step_samples)) is not None:
-        warnings.append(f"micro batch {loaders.micro_batch_size} x {loaders.data_parallel_size} ranks: {unfit}")
+        warnings.append(
+            f"micro batch {loaders.micro_batch_size} x {loaders.data_parallel_size} ranks: {unfit}"
+        )
     if rest := skips.count_trained(run.num_samples) % loaders.step_samples:
         warnings.append(
             f"train: its last {rest:,} samples are fewer than a step of {loaders.step_samples:,}: loaders leave them out, except "
@@ -159,7 +179,8 @@ def _with_estimates(described: RunDescription, config: Config, run: Run, loaders
 
 
 def _estimate_transfer(run: Run, loaders: Loaders | None) -> Transfer | None:
-    """What loaders read of object stores: one, or where its memory is too small one for each lane, if none are described."""
+    """What loaders read of object stores: one, or where its memory is too small one for each lane,
+    if none are described."""
     alone = Loaders(micro_batch_size=1, data_parallel_size=1, num_workers=0)
     tried = (
         [alone, dataclasses.replace(alone, data_parallel_size=run.ledger.stages[0].blend.lanes)]
@@ -173,7 +194,8 @@ def _estimate_transfer(run: Run, loaders: Loaders | None) -> Transfer | None:
 
 
 def _measure_opening(config: Config, run: Run, planned_in: float) -> float:
-    """Seconds in which train is opened and its first and last samples are located, without loading kernels.
+    """Seconds in which train is opened and its first and last samples are located, without loading
+    kernels.
 
     Planning that took less than _LONG_SECONDS is repeated, as some of that time was for imports.
     """
@@ -188,7 +210,9 @@ def _measure_opening(config: Config, run: Run, planned_in: float) -> float:
 
 def describe_index(snapshot: Snapshot) -> IndexDescription:
     """An index of a cache, with its sources."""
-    has_tables = bool(snapshot.store.list_files(DOCUMENTS))  # looking for each costs much where sources are many
+    has_tables = bool(
+        snapshot.store.list_files(DOCUMENTS)
+    )  # looking for each costs much where sources are many
     sources = tuple(
         IndexedSource(
             name=entry.name,
@@ -207,7 +231,9 @@ def describe_index(snapshot: Snapshot) -> IndexDescription:
     )
     return IndexDescription(
         digest=snapshot.digest,
-        index_bytes=sum(path.stat().st_size for path in snapshot.folder.iterdir() if path.is_file()),
+        index_bytes=sum(
+            path.stat().st_size for path in snapshot.folder.iterdir() if path.is_file()
+        ),
         files=sum(source.files for source in sources),
         blocks=sum(source.blocks for source in sources),
         rows=sum(source.rows for source in sources),
@@ -217,23 +243,35 @@ def describe_index(snapshot: Snapshot) -> IndexDescription:
 
 
 def write_full_share_stages(compiled: Compiled) -> str | None:
-    """The stages that replace `on_exhausted: redistribute`; None where it changes no share, or the config sets no length."""
+    """The stages that replace `on_exhausted: redistribute`; None where it changes no share, or the
+    config sets no length."""
     config = compiled.config
     has_length = any(getattr(config, name) is not None for name in LENGTHS)
     if compiled.weights == compiled.requested or not has_length:
         return None
     length = config.sequence_length
     extra = int(config.add_extra_token_to_sequence)
-    caps = [cap_of(source, n, length, extra) for source, n in zip(compiled.sources, compiled.data.tokens, strict=True)]
-    stages = plan_full_shares(compiled.requested, caps, compiled.run.num_samples, multiple_of=config.lanes)
+    caps = [
+        cap_of(source, n, length, extra)
+        for source, n in zip(compiled.sources, compiled.data.tokens, strict=True)
+    ]
+    stages = plan_full_shares(
+        compiled.requested, caps, compiled.run.num_samples, multiple_of=config.lanes
+    )
     lines = ["stages:"]
     before = stages[0][1]
     for number, (end, weights) in enumerate(stages):
-        gone = [source for source, old, new in zip(compiled.sources, before, weights, strict=True) if old and not new]
+        gone = [
+            source
+            for source, old, new in zip(compiled.sources, before, weights, strict=True)
+            if old and not new
+        ]
         keys = []
         if gone:
             unit = gone[0].unit or "weight"
-            keys.append(f"sources: {{{', '.join(f'{_quote(source.name)}: {{{unit}: 0}}' for source in gone)}}}")
+            keys.append(
+                f"sources: {{{', '.join(f'{_quote(source.name)}: {{{unit}: 0}}' for source in gone)}}}"
+            )
         if number < len(stages) - 1 or end < compiled.run.num_samples:
             keys.append(f"samples: {end}")
         lines += [f"  {'-' if i == 0 else ' '} {key}" for i, key in enumerate(keys)] or ["  - {}"]

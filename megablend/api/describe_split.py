@@ -1,4 +1,5 @@
-"""The sources of one split as `describe` reports them: what they hold, what is requested of them, what the run reads."""
+"""The sources of one split as `describe` reports them: what they hold, what is requested of them,
+what the run reads."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ from megablend.api.description import (
 )
 from megablend.index.document_table import open_table, table_bytes
 from megablend.plan.compile import Compiled
-from megablend.plan.progress import NONE, SCANNED, Presence, find_epoch_ends, find_first_from, find_presence
+from megablend.plan.progress import (
+    NONE,
+    SCANNED,
+    Presence,
+    find_epoch_ends,
+    find_first_from,
+    find_presence,
+)
 from megablend.plan.run import Run
 from megablend.plan.shares import cap_of, find_most_tokens
 
@@ -31,12 +39,16 @@ SAMPLED_BLOCKS = 256
 """Blocks of a source whose sizes are looked up."""
 
 
-def describe_split(compiled: Compiled, steps: int | None = None, *, document_lengths: bool = False) -> SplitDescription:
+def describe_split(
+    compiled: Compiled, steps: int | None = None, *, document_lengths: bool = False
+) -> SplitDescription:
     """The sources of one split: what they hold, what is requested of them, what the run reads."""
     run = compiled.run
     ends = [0, *run.ledger.ends]
     scanned = max(1 << 10, SCANNED // (len(ends) - 1))
-    parts = [find_presence(run.plan, start, stop, scanned=scanned) for start, stop in pairwise(ends)]
+    parts = [
+        find_presence(run.plan, start, stop, scanned=scanned) for start, stop in pairwise(ends)
+    ]
     whole = _join(parts)
     counts = whole.counts.tolist()
     read = run.plan.count_tokens(run.num_samples).tolist()
@@ -73,7 +85,9 @@ def describe_split(compiled: Compiled, steps: int | None = None, *, document_len
 def _join(parts: list[Presence]) -> Presence:
     """Where each source occurs in several stages, one after the other."""
     counts = np.sum([part.counts for part in parts], axis=0)
-    firsts, lasts = (np.array([getattr(part, name) for part in parts]) for name in ("first", "last"))
+    firsts, lasts = (
+        np.array([getattr(part, name) for part in parts]) for name in ("first", "last")
+    )
     never = (firsts == NONE).all(axis=0)
     first = np.where(firsts == NONE, np.iinfo(np.int64).max, firsts).min(axis=0)
     worst = np.max([part.worst_error for part in parts], axis=0)
@@ -118,7 +132,9 @@ def describe_drain(run: Run, number: int) -> Drain | None:
         return None
     blend = run.ledger.stages[drain.stage].blend
     planned = stretches[place - 1].request
-    shares = (planned.totals / planned.num_samples).tolist()  # as exact as a step of a schedule has them
+    shares = (
+        planned.totals / planned.num_samples
+    ).tolist()  # as exact as a step of a schedule has them
     if blend.schedule is None:
         shares[: len(blend.sources)] = map(float, blend.shares)
     samples = drain.read.tolist()
@@ -143,9 +159,14 @@ def _find_first_repeat(run: Run) -> FirstRepeat | None:
         return None
     extra = run.extra_token
     # Where epochs overlap, the sample after one pass may come before some of these.
-    passes = [run.plan.count_within(number, run.epochs.start(number, 1), extra) for number in range(len(run.sources))]
+    passes = [
+        run.plan.count_within(number, run.epochs.start(number, 1), extra)
+        for number in range(len(run.sources))
+    ]
     first = find_first_from(run.plan, np.array(passes, np.int64))
-    return None if first is None else FirstRepeat(source=run.sources[first[1]].name, sample=first[0])
+    return (
+        None if first is None else FirstRepeat(source=run.sources[first[1]].name, sample=first[0])
+    )
 
 
 def _describe_source(
@@ -182,7 +203,13 @@ def _describe_source(
         tokens_read=read,
         stored_bytes=stored_bytes,
         max_tokens=source.max_tokens,
-        most_samples=cap_of(source, tokens, length, extra, most=find_most_tokens(compiled.sources, run.epochs)[number]),
+        most_samples=cap_of(
+            source,
+            tokens,
+            length,
+            extra,
+            most=find_most_tokens(compiled.sources, run.epochs)[number],
+        ),
         first_sample=_sample(presence.first[number]),
         last_sample=_sample(presence.last[number]),
         epoch_ends=tuple(epoch_ends),
@@ -193,14 +220,19 @@ def _describe_source(
 
 
 def _estimate_stored_bytes(run: Run) -> list[int]:
-    """Stored bytes of each source's blocks in this split, from evenly spaced ones where it has many: [num_sources]."""
-    ranges = list(zip(run.parts["first_block"].tolist(), run.parts["stop_block"].tolist(), strict=True))
+    """Stored bytes of each source's blocks in this split, from evenly spaced ones where it has
+    many: [num_sources]."""
+    ranges = list(
+        zip(run.parts["first_block"].tolist(), run.parts["stop_block"].tolist(), strict=True)
+    )
     chosen = [
         np.unique(np.linspace(first, stop - 1, min(SAMPLED_BLOCKS, stop - first)).astype(np.int64))
         for first, stop in ranges
     ]
     stored = run.store.snapshot.blocks(np.concatenate(chosen))["stored_bytes"].astype(np.int64)
-    sums = [int(part.sum()) for part in np.split(stored, np.cumsum([len(ids) for ids in chosen])[:-1])]
+    sums = [
+        int(part.sum()) for part in np.split(stored, np.cumsum([len(ids) for ids in chosen])[:-1])
+    ]
     return [
         total * (stop - first) // max(1, len(ids))
         for total, ids, (first, stop) in zip(sums, chosen, ranges, strict=True)
@@ -208,10 +240,11 @@ def _estimate_stored_bytes(run: Run) -> list[int]:
 
 
 def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
-    """Documents of a source in the split by length: [0] those of no token, [i] those of 2^(i-1) to 2^i - 1 tokens.
+    """Documents of a source in the split by length: [0] those of no token, [i] those of 2^(i-1) to
+    2^i - 1 tokens.
 
-    Returns: None where the index has no table of the source's documents. With more than COUNTED documents the numbers are
-        estimates.
+    Returns: None where the index has no table of the source's documents. With more than COUNTED
+        documents the numbers are estimates.
 
     Raises: CacheError where the table is damaged.
     """
@@ -226,6 +259,8 @@ def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
         return None
     counted = min(COUNTED, documents)
     which = blocks.documents.index_blocks(np.arange(counted) * documents // counted)
-    lengths = open_table(blocks.snapshot, number).lengths(which, has_eod=run.sources[source].append_eod is not None)
+    lengths = open_table(blocks.snapshot, number).lengths(
+        which, has_eod=run.sources[source].append_eod is not None
+    )
     bins = np.bincount(np.frexp(lengths.astype(np.float64))[1])
     return tuple((bins * documents // counted).tolist())

@@ -50,7 +50,8 @@ class SourceDescription(Result):
     tokens_read: int
     """Tokens that the run reads, over all epochs."""
     stored_bytes: int
-    """Size of its blocks in this split as they are stored; of many blocks an estimate from some of them."""
+    """Size of its blocks in this split as they are stored; of many blocks an estimate from some of
+    them."""
     max_tokens: int | None
     """The limit that the config sets."""
     most_samples: int | None
@@ -59,14 +60,18 @@ class SourceDescription(Result):
     """Number of its first sample in the run; None where it has none."""
     last_sample: int | None
     epoch_ends: tuple[int, ...]
-    """Numbers of the samples with which it has given an epoch's worth of samples; at most the first 32. Those of the epoch
-    that are still unread then, and those of the next one that were read before, are of one cycle (lanes * shuffle_window)."""
+    """Numbers of the samples with which it has given an epoch's worth of samples; at most the first
+    32. Those of the epoch that are still unread then, and those of the next one that were read
+        before, are of one cycle (lanes * shuffle_window)."""
     worst_prefix_error: float
-    """Largest distance from its share, in samples, over the prefixes of each stage that end in its first 65,536 samples."""
+    """Largest distance from its share, in samples, over the prefixes of each stage that end in its
+    first 65,536 samples."""
     document_lengths: tuple[int, ...] | None = None
-    """Documents by length, where requested and known to the index: [0] of no token, [i] of 2^(i-1) to 2^i - 1 tokens."""
+    """Documents by length, where requested and known to the index: [0] of no token, [i] of 2^(i-1)
+    to 2^i - 1 tokens."""
     withdrawn_tokens: int | None = None
-    """Tokens of epochs that were begun which are not read, since their files were withdrawn; None where there are none."""
+    """Tokens of epochs that were begun which are not read, since their files were withdrawn; None
+    where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -81,7 +86,8 @@ class StageSource(Result):
     tokens: int
     """Tokens that the stage reads of it."""
     first_sample: int | None
-    """Number of its first sample in the stage, counted from the start of the run; None where it has none."""
+    """Number of its first sample in the stage, counted from the start of the run; None where it has
+    none."""
     last_sample: int | None
     worst_prefix_error: float
 
@@ -99,7 +105,8 @@ class DrainSource(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Drain(Result):
-    """The samples at a stage's start that are read in the settings of the stage before: samples [start, stop)."""
+    """The samples at a stage's start that are read in the settings of the stage before: samples
+    [start, stop)."""
 
     start: int
     stop: int
@@ -126,7 +133,9 @@ class SplitDescription(Result):
     """What one split of a run reads."""
 
     OLD_NAMES: ClassVar[Mapping[str, str]] = {"first_to_run_out": "first_repeated_source"}
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"problem", "steps", "stages", "sources_left_out"})
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset(
+        {"problem", "steps", "stages", "sources_left_out"}
+    )
     samples: int
     tokens: int
     blended: bool
@@ -213,7 +222,8 @@ class RunDescription(Result):
     committed: bool
     """Whether `build` has committed the run as described."""
     note: str | None
-    """How the description differs from what is committed, and what to do; None where it does not."""
+    """How the description differs from what is committed, and what to do; None where it does
+    not."""
     plan: str
     """Digest of the run's plan."""
     stages: tuple[int, ...]
@@ -231,23 +241,26 @@ class RunDescription(Result):
     opening_seconds: float
     """Time to open train in this process, apart from imports and compiled kernels."""
     full_share_stages: str | None = None
-    """YAML of `stages` in which sources keep their shares until they run out, where `on_exhausted: redistribute` changes them."""
+    """YAML of `stages` in which sources keep their shares until they run out, where
+    `on_exhausted: redistribute` changes them."""
     read_amplification: float | None = None
     """Bytes that loaders read for each byte that they use, where `micro_batch_size` was given."""
     transfer: Transfer | None = None
-    """What the described loaders, or one, will request of object stores to read train; None where all files
-    are local, or one cannot be opened."""
+    """What the described loaders, or one, will request of object stores to read train; None where
+    all files are local, or one cannot be opened."""
     fitting_lanes: int | None = None
-    """Least number of lanes, from the config's on, that suits the loaders, where `micro_batch_size` was given."""
+    """Least number of lanes, from the config's on, that suits the loaders, where `micro_batch_size`
+    was given."""
     memory_per_rank: int | None = None
     """Bytes that the loaders of a rank need at least, where `micro_batch_size` was given."""
     memory_limit_per_rank: int | None = None
     """Bytes that `memory` allows them, where `micro_batch_size` was given."""
     most_lanes: int | None = None
-    """The most lanes that suit the loaders and fit in `memory`; None also where memory does not depend on lanes."""
+    """The most lanes that suit the loaders and fit in `memory`; None also where memory does not
+    depend on lanes."""
     fitting_unit: int | None = None
-    """Steps (micro batch x ranks) must divide it, since the length or the masks of samples change between steps only, where
-    `micro_batch_size` was given; None if they do not change."""
+    """Steps (micro batch x ranks) must divide it, since the length or the masks of samples change
+    between steps only, where `micro_batch_size` was given; None if they do not change."""
 
     def __str__(self) -> str:
         """What deserves a look, then a line for each split and each of its sources: for `print`."""

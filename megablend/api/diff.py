@@ -43,9 +43,11 @@ class DiffResult(Result):
     """Where the stages end that both have, or where an amendment cut one of them."""
     differences: tuple[Difference, ...]
     parts_at: int | None
-    """The first sample that is not the same in both; None if one is the beginning of the other, and with a state."""
+    """The first sample that is not the same in both; None if one is the beginning of the other, and
+    with a state."""
     is_by_samples: bool
-    """Whether samples were compared; with a state, which has only digests, `parts_at` is not known."""
+    """Whether samples were compared; with a state, which has only digests, `parts_at` is not
+    known."""
 
     def _has(self, name: str) -> bool:
         return self.is_by_samples if name == "parts_at" else name != "is_by_samples"
@@ -53,9 +55,11 @@ class DiffResult(Result):
 
 @translating("diff")
 def diff(a: str | Path, b: str | Path) -> DiffResult:
-    """Compare two runs' train: each a config (planned as `build` would), a run's ledger or a checkpoint's state, as JSON.
+    """Compare two runs' train: each a config (planned as `build` would), a run's ledger or a
+    checkpoint's state, as JSON.
 
-    Raises: ConfigError where one of them is none of these, or a config has no index yet; as `open` does.
+    Raises: ConfigError where one of them is none of these, or a config has no index yet; as `open`
+        does.
     """
     first = _read(a)
     second = _read(b)
@@ -82,7 +86,9 @@ def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
     if isinstance(a, Ledger) and isinstance(b, Ledger):
         for start, x, y in _pair_blends(a, b):
             of_stage = f" from sample {start:,} on" if start else ""
-            found += [replace(each, what=each.what + of_stage) for each in list_blend_differences(x, y)]
+            found += [
+                replace(each, what=each.what + of_stage) for each in list_blend_differences(x, y)
+            ]
         found.append(Difference(what="stage ends", a=list(a.ends), b=list(b.ends)))
     else:
         first, second = ([[link.stop, link.digest] for link in _links_of(each)] for each in (a, b))
@@ -91,7 +97,8 @@ def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
 
 
 def find_parting(a: Run, b: Run, *, start: int = 0) -> int | None:
-    """The first sample from `start` on that differs in source or tokens; None where one run is the beginning of the other."""
+    """The first sample from `start` on that differs in source or tokens; None where one run is the
+    beginning of the other."""
     stop = min(a.num_samples, b.num_samples)
     if a.extra_token != b.extra_token:
         return start if start < stop else None
@@ -108,7 +115,8 @@ def find_parting(a: Run, b: Run, *, start: int = 0) -> int | None:
 
 
 class _Comparison:
-    """Compares samples of two runs: by position where a source's order is the same in both, elsewhere by their tokens' places."""
+    """Compares samples of two runs: by position where a source's order is the same in both,
+    elsewhere by their tokens' places."""
 
     def __init__(self, a: Run, b: Run) -> None:
         self._runs = a, b
@@ -133,7 +141,10 @@ class _Comparison:
         differ |= same & (starts != other_starts)
         first = int(np.argmax(differ)) if differ.any() else len(ks)
         unknown = np.flatnonzero(~same[:first])  # other samples before are the same
-        places = [self._places(0, sources, ordinals, unknown), self._places(1, others, other_ordinals, unknown)]
+        places = [
+            self._places(0, sources, ordinals, unknown),
+            self._places(1, others, other_ordinals, unknown),
+        ]
         length = min(len(each[0]) for each in places)
         wrong = np.zeros(length, bool)
         for x, y in zip(*places, strict=True):
@@ -149,12 +160,19 @@ class _Comparison:
     def _places(
         self, which: int, sources: npt.NDArray[np.int32], ordinals: Int64s, chosen: Int64s
     ) -> tuple[Int64s, ...]:
-        """For each piece of the chosen samples: the sample's number, the file's content, the block's byte offset, start, stop."""
+        """For each piece of the chosen samples: the sample's number, the file's content, the
+        block's byte offset, start, stop."""
         run = self._runs[which]
         spans = run.locate_spans(sources[chosen], ordinals[chosen])
         snapshot = run.store.snapshot
         offsets = snapshot.blocks(spans.blocks)["offset"].astype(np.int64)
-        return spans.rows, self._files[which][snapshot.file_of(spans.blocks)], offsets, spans.starts, spans.stops
+        return (
+            spans.rows,
+            self._files[which][snapshot.file_of(spans.blocks)],
+            offsets,
+            spans.starts,
+            spans.stops,
+        )
 
 
 def _have_same_order(a: Run, b: Run, source: int, name: str) -> bool:
@@ -162,7 +180,10 @@ def _have_same_order(a: Run, b: Run, source: int, name: str) -> bool:
     other = next((i for i, each in enumerate(b.sources) if each.name == name), None)
     if other is None or _list_snapshots(a) != _list_snapshots(b):
         return False
-    same_epochs = a.epochs.segments[source] == b.epochs.segments[other] and a.ledger.blend.seed == b.ledger.blend.seed
+    same_epochs = (
+        a.epochs.segments[source] == b.epochs.segments[other]
+        and a.ledger.blend.seed == b.ledger.blend.seed
+    )
     eods = a.sources[source].append_eod == b.sources[other].append_eod
     return bool(same_epochs and eods and a.split == b.split and a.parts[source] == b.parts[other])
 
@@ -173,19 +194,24 @@ def _list_snapshots(run: Run) -> list[str]:
 
 
 def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s:
-    """A number for the tokens that each file of a run's index gives, the same for the same content: int64 [num_files]."""
+    """A number for the tokens that each file of a run's index gives, the same for the same content:
+    int64 [num_files]."""
     snapshot = run.store.snapshot
     numbers = np.empty(snapshot.num_files, np.int64)
     for source, eod in zip(snapshot.sources, run.store.append_eod, strict=False):
         keys = snapshot.file_keys(source)
-        numbers[source.files.start : source.files.stop] = [ids.setdefault((key, eod), len(ids)) for key in keys]
+        numbers[source.files.start : source.files.stop] = [
+            ids.setdefault((key, eod), len(ids)) for key in keys
+        ]
     return numbers
 
 
 def _first_epoch_end(a: Run, b: Run) -> int:
-    """A sample up to which two runs are the same if they differ only in the version of the plan; 0 if they differ in more.
+    """A sample up to which two runs are the same if they differ only in the version of the plan; 0
+    if they differ in more.
 
-    Both versions order a source's samples the same way until the period in which its first epoch ends.
+    Both versions order a source's samples the same way until the period in which its first epoch
+    ends.
     """
     if len(a.blends) > 1 or len(b.blends) > 1:
         return 0
@@ -206,13 +232,18 @@ def _first_epoch_end(a: Run, b: Run) -> int:
 def _read(path: str | Path) -> Run | State:
     """A run that a config, a ledger or a state describes."""
     if is_remote(path):
-        raise ConfigError(f"{path}: is in an object store; give the run's config, or the file of a state")
+        raise ConfigError(
+            f"{path}: is in an object store; give the run's config, or the file of a state"
+        )
     path = Path(path)
     if path.is_dir():
-        raise ConfigError(f"{path}: is a folder; give a config, a run's ledger (runs/NAME.json of a cache) or a state")
+        raise ConfigError(
+            f"{path}: is a folder; give a config, a run's ledger (runs/NAME.json of a cache) or a state"
+        )
     record = _json_of(path)
     if record is not None and (
-        {"blend", "ends"} <= record.keys() or {"version", "run", "sources", "stages"} <= record.keys()
+        {"blend", "ends"} <= record.keys()
+        or {"version", "run", "sources", "stages"} <= record.keys()
     ):
         return _open_ledger_file(path)
     if record is not None and {"consumed_samples", "stages"} <= record.keys():
@@ -224,7 +255,8 @@ def _read(path: str | Path) -> Run | State:
 
 
 def _open_ledger_file(path: Path) -> Run:
-    """The run of a ledger in its cache. Raises: ConfigError for one outside a cache, whose index is not known."""
+    """The run of a ledger in its cache. Raises: ConfigError for one outside a cache, whose index is
+    not known."""
     path = path.absolute()
     cache = path.parent.parent
     if path.parent.name != RUNS or not (cache / SNAPSHOTS).is_dir():
@@ -259,4 +291,8 @@ def _pair_blends(a: Ledger, b: Ledger) -> list[tuple[int, Blend, Blend]]:
         for start in sorted({*a.starts, *b.starts})
         if start < last
     ]
-    return [pair for before, pair in pairwise([None, *pairs]) if pair and (before is None or before[1:] != pair[1:])]
+    return [
+        pair
+        for before, pair in pairwise([None, *pairs])
+        if pair and (before is None or before[1:] != pair[1:])
+    ]

@@ -1,4 +1,5 @@
-"""build --dry-run: what indexing the config's files will request from object stores, without building anything."""
+"""build --dry-run: what indexing the config's files will request from object stores, without
+building anything."""
 
 from __future__ import annotations
 
@@ -40,9 +41,12 @@ class DryRun(Result):
 
 
 @translating("build")
-def dry_run(config: ConfigLike, *, cache: str | None = None, storage: Storage | None = None) -> list[DryRun]:
-    """Find the files of a config's sources, and the requests and bytes of indexing them: for that, up to 512 files of each
-    source in an object store, or more where they differ much, are indexed without reading their data. Nothing is written.
+def dry_run(
+    config: ConfigLike, *, cache: str | None = None, storage: Storage | None = None
+) -> list[DryRun]:
+    """Find the files of a config's sources, and the requests and bytes of indexing them: for that,
+    up to 512 files of each source in an object store, or more where they differ much, are indexed
+    without reading their data. Nothing is written.
 
     Raises: ConfigError, DataError.
     """

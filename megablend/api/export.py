@@ -1,4 +1,5 @@
-"""export: the order of a run as Parquet, for audits and for other loaders. Samples are located, not read."""
+"""export: the order of a run as Parquet, for audits and for other loaders. Samples are located, not
+read."""
 
 from __future__ import annotations
 
@@ -51,9 +52,10 @@ SCHEMA = pa.schema(
         pa.field("pieces", pa.list_(pa.field("element", _PIECES, nullable=False)), nullable=False),
     ]
 )
-"""A row a sample. `epoch` is that of its first token; `ordinal` is its number within its source, over all epochs. A piece is
-tokens [start, stop) of block number `block` of a file, which begins at `byte_offset`; end-of-document tokens that are added
-count. Its first token is in `row` of the file, null where the index has no table of documents (`order: document` makes one)."""
+"""A row a sample. `epoch` is that of its first token; `ordinal` is its number within its source,
+over all epochs. A piece is tokens [start, stop) of block number `block` of a file, which begins at
+`byte_offset`; end-of-document tokens that are added count. Its first token is in `row` of the file,
+null where the index has no table of documents (`order: document` makes one)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -83,16 +85,18 @@ def export(
     cache: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ExportResult:
-    """Write where the tokens of samples [start, stop) are to a Parquet file, in bounded memory; it appears only once complete.
+    """Write where the tokens of samples [start, stop) are to a Parquet file, in bounded memory; it
+    appears only once complete.
 
     Args:
-        what: a config, or a cache's folder (then `run` is needed). Where a config was edited since, the run's ledger decides.
+        what: a config, or a cache's folder (then `run` is needed). Where a config was edited since,
+            the run's ledger decides.
         target: the file, replaced where it exists.
         stop: the run's end where absent.
         progress: called with the samples written and to write.
 
-    Raises: as `open_dataset`; ConfigError for samples outside the run, or a target that is not a file or that the run needs;
-        ResourceError where the file cannot be written.
+    Raises: as `open_dataset`; ConfigError for samples outside the run, or a target that is not a
+        file or that the run needs; ResourceError where the file cannot be written.
     """
     session = Session(what, cache=cache, run=run)
     opened = session.open(split)
@@ -106,15 +110,24 @@ def export(
     with translating(str(path)):
         _write(opened, path, start, stop, progress)
     return ExportResult(
-        run=opened.ledger.run, split=split, start=start, stop=stop, file=str(path), bytes=path.stat().st_size
+        run=opened.ledger.run,
+        split=split,
+        start=start,
+        stop=stop,
+        file=str(path),
+        bytes=path.stat().st_size,
     )
 
 
-def _write(run: Run, path: Path, start: int, stop: int, progress: Callable[[int, int], None] | None) -> None:
+def _write(
+    run: Run, path: Path, start: int, stop: int, progress: Callable[[int, int], None] | None
+) -> None:
     """Write the rows of samples [start, stop) to a file that appears only once complete."""
     unfinished = temp_sibling(path)
     try:
-        with pq.ParquetWriter(unfinished, SCHEMA.with_metadata(_describe(run)), compression="zstd") as writer:
+        with pq.ParquetWriter(
+            unfinished, SCHEMA.with_metadata(_describe(run)), compression="zstd"
+        ) as writer:
             for first in range(start, stop, CHUNK):
                 ks = np.arange(first, min(first + CHUNK, stop))
                 writer.write_table(_locate(run, ks), row_group_size=CHUNK)
@@ -136,7 +149,9 @@ def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
     spans = run.locate_spans(sources, ordinals)
     numbers, files = np.unique(snapshot.file_of(spans.blocks), return_inverse=True)
     entries = [snapshot.file(number) for number in numbers.tolist()]
-    paths = pa.array([snapshot.path(number, run.store.roots) for number in numbers.tolist()], pa.string())
+    paths = pa.array(
+        [snapshot.path(number, run.store.roots) for number in numbers.tolist()], pa.string()
+    )
     first_blocks = np.array([entry.first_block for entry in entries], np.int64)
     rows = find_rows(run, sources[spans.rows], spans)
     columns = [
@@ -150,7 +165,9 @@ def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
     ]
     offsets = np.searchsorted(spans.rows, np.arange(len(ks) + 1)).astype(np.int32)
     pieces = pa.ListArray.from_arrays(
-        pa.array(offsets), pa.StructArray.from_arrays(columns, fields=list(_PIECES)), type=SCHEMA.field("pieces").type
+        pa.array(offsets),
+        pa.StructArray.from_arrays(columns, fields=list(_PIECES)),
+        type=SCHEMA.field("pieces").type,
     )
     names = pa.array([source.name for source in run.sources], pa.string())
     first_epochs = spans.epochs[offsets[:-1]]
@@ -165,7 +182,8 @@ def _locate(run: Run, ks: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Table:
 
 
 def _list_lengths(run: Run) -> list[list[int]]:
-    """The sequence length from each sample on where it changes: pairs of first sample and length."""
+    """The sequence length from each sample on where it changes: pairs of first sample and
+    length."""
     return [[section.start, section.sequence_length] for section in run.sections]
 
 
@@ -184,7 +202,8 @@ def _describe(run: Run) -> dict[bytes, bytes]:
 
 
 def find_rows(run: Run, sources: npt.NDArray[np.int32], spans: Spans) -> Int64s:
-    """The row of its file in which each span's first token is; UNKNOWN where no table has the source's documents: int64 [m].
+    """The row of its file in which each span's first token is; UNKNOWN where no table has the
+    source's documents: int64 [m].
 
     Args:
         sources: of each span, int32 [m].
@@ -196,20 +215,27 @@ def find_rows(run: Run, sources: npt.NDArray[np.int32], spans: Spans) -> Int64s:
     for source, positions in by_value(sources):
         readings = run.locator.readings(source)
         firsts = np.array([each.first_block for each in readings])
-        order = np.argsort(firsts, kind="stable")  # an earlier part of the run may read a later snapshot
+        order = np.argsort(
+            firsts, kind="stable"
+        )  # an earlier part of the run may read a later snapshot
         owners = order[np.searchsorted(firsts[order], spans.blocks[positions], side="right") - 1]
         for number, here in by_value(owners):
-            rows[positions[here]] = _find_in(readings[number], names[source], spans, positions[here])
+            rows[positions[here]] = _find_in(
+                readings[number], names[source], spans, positions[here]
+            )
     return rows
 
 
 def _find_in(reading: Reading, name: str, spans: Spans, positions: Int64s) -> Int64s:
-    """The rows of spans at `positions` int64 [n], which are of blocks of this reading; UNKNOWN without a table: int64 [n]."""
+    """The rows of spans at `positions` int64 [n], which are of blocks of this reading; UNKNOWN
+    without a table: int64 [n]."""
     blocks = reading.blocks
     numbers = spans.blocks[positions] - reading.first_block
     snapshot = blocks.snapshot
     source = next(number for number, entry in enumerate(snapshot.sources) if entry.name == name)
-    is_counted = snapshot.sources[source].documents  # a table may be of another snapshot of the same files
+    is_counted = snapshot.sources[
+        source
+    ].documents  # a table may be of another snapshot of the same files
     if not is_counted or table_bytes(snapshot, source) is None:
         return np.full(len(positions), UNKNOWN)
     first_row = snapshot.running("rows_before", [snapshot.sources[source].blocks.start])
@@ -217,7 +243,9 @@ def _find_in(reading: Reading, name: str, spans: Spans, positions: Int64s) -> In
     stored = blocks.before(local) + spans.starts[positions] - blocks.clips(local)
     listed = blocks.documents
     documents = listed.index_blocks(_find_documents(listed, stored))
-    first_blocks = np.array([snapshot.file(file).first_block for file in snapshot.file_of(numbers).tolist()], np.int64)
+    first_blocks = np.array(
+        [snapshot.file(file).first_block for file in snapshot.file_of(numbers).tolist()], np.int64
+    )
     rows: Int64s = documents - (snapshot.running("rows_before", first_blocks) - first_row)
     return rows
 

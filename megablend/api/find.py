@@ -1,5 +1,5 @@
-"""find: at which samples of a run a file, or one of its documents, is read; the inverse of `show`. No data is read but, for a
-document, the blocks in which it begins and ends."""
+"""find: at which samples of a run a file, or one of its documents, is read; the inverse of `show`.
+No data is read but, for a document, the blocks in which it begins and ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from megablend.system.failures import translating
 _LISTED = 5
 """Files that a message names."""
 _Hit = tuple[int, int, list[tuple[int, ...]]]
-"""A sample, an epoch, and for each piece: its first token, the token after its last, the offset of the first."""
+"""A sample, an epoch, and for each piece: its first token, the token after its last, the offset of
+the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -92,7 +93,8 @@ class FindResult(Result):
 
 
 class Hits(NamedTuple):
-    """Where a source's stored tokens come in the samples of one epoch: int64 [m] each, by sample."""
+    """Where a source's stored tokens come in the samples of one epoch: int64 [m] each, by
+    sample."""
 
     samples: Int64s
     ordinals: Int64s
@@ -124,7 +126,8 @@ def find(
         batch_size: samples of a step, over all ranks: then steps are reported too.
         limit: samples to list at most; no more epochs are then looked at.
 
-    Raises: ConfigError where no file, several files, or no such row is meant; CacheError; as BlockStore.read does.
+    Raises: ConfigError where no file, several files, or no such row is meant; CacheError; as
+        BlockStore.read does.
     """
     batch_size = None if batch_size is None else whole_number("batch_size", batch_size, least=1)
     limit = None if limit is None else whole_number("limit", limit, least=1)
@@ -134,13 +137,16 @@ def find(
     for number in match_files(opened, file):
         source = _source_of(opened, number)
         if source is not None:
-            places.setdefault((opened.store.snapshot.path(number, opened.store.roots), source), []).append(number)
+            places.setdefault(
+                (opened.store.snapshot.path(number, opened.store.roots), source), []
+            ).append(number)
     found = []
     for (path, source), numbers in places.items():
         which = None if row is None else whole_number("row", row)
         tokens, hits = _list_hits(opened, source, numbers, which)
         samples = tuple(
-            _describe_sample(sample, epoch, pieces, skips, batch_size) for sample, epoch, pieces in islice(hits, limit)
+            _describe_sample(sample, epoch, pieces, skips, batch_size)
+            for sample, epoch, pieces in islice(hits, limit)
         )
         found.append(
             FoundFile(
@@ -153,12 +159,17 @@ def find(
             )
         )
     if not found:
-        raise ConfigError(f"{file}: no source of {split} reads it; give the --split whose sources do")
-    return FindResult(run=opened.ledger.run, split=split, num_samples=opened.num_samples, found=tuple(found))
+        raise ConfigError(
+            f"{file}: no source of {split} reads it; give the --split whose sources do"
+        )
+    return FindResult(
+        run=opened.ledger.run, split=split, num_samples=opened.num_samples, found=tuple(found)
+    )
 
 
 def match_files(run: Run, file: str) -> list[int]:
-    """Numbers of the files of the index that a path, or the end of one, means: several where sources share the file.
+    """Numbers of the files of the index that a path, or the end of one, means: several where
+    sources share the file.
 
     Raises: ConfigError where it means none, or different ones.
     """
@@ -169,8 +180,13 @@ def match_files(run: Run, file: str) -> list[int]:
     snapshot = run.store.snapshot
     roots = run.store.roots
     names = snapshot.file_names()
-    is_tokens = snapshot.file_columns < len(snapshot.sources)  # extra columns list their files again
-    meant = (file, f"{file.removesuffix('.idx')}.bin")  # a pair is named by its .bin, and often by its prefix
+    is_tokens = snapshot.file_columns < len(
+        snapshot.sources
+    )  # extra columns list their files again
+    meant = (
+        file,
+        f"{file.removesuffix('.idx')}.bin",
+    )  # a pair is named by its .bin, and often by its prefix
     tails = tuple(each.rpartition("/")[2] for each in meant)
     likely = [i for i, name in enumerate(names) if name.endswith(tails) and is_tokens[i]]
     paths = {i: snapshot.path(i, roots) for i in likely}
@@ -210,13 +226,15 @@ def stored_tokens(
     row: int | None,
     read: Callable[[int], DecodedBlock] | None = None,
 ) -> tuple[int, int]:
-    """The range of a source's stored tokens, counted in the split, that a file or one of its rows has; empty where none is in it.
+    """The range of a source's stored tokens, counted in the split, that a file or one of its rows
+    has; empty where none is in it.
 
     Args:
         store, blocks, entry: of one snapshot of the index.
         read: as for `find_document`.
 
-    Raises: ConfigError where there is no such row, or the index does not know rows; as BlockStore.read does.
+    Raises: ConfigError where there is no such row, or the index does not know rows; as
+        BlockStore.read does.
     """
     snapshot = store.snapshot
     if row is None:
@@ -233,15 +251,23 @@ def stored_tokens(
         raise ConfigError(f"{entry.name}: found row {row:,}, expected 0 to {entry.rows - 1:,}")
     before = snapshot.running("rows_before", [listed.blocks.start, entry.first_block])
     document = int(before[1] - before[0]) + row
-    edges = np.array([blocks.stored_position(*find_document(store, entry.column, document + i, read)) for i in (0, 1)])
+    edges = np.array(
+        [
+            blocks.stored_position(*find_document(store, entry.column, document + i, read))
+            for i in (0, 1)
+        ]
+    )
     start, stop = np.clip(edges, 0, blocks.num_tokens).tolist()
     return start, stop
 
 
 def find_tokens(run: Run, source: int, reading: Reading, epoch: int, start: int, stop: int) -> Hits:
-    """The samples that have a source's stored tokens [start, stop) of an epoch of one reading, as far as the run goes."""
+    """The samples that have a source's stored tokens [start, stop) of an epoch of one reading, as
+    far as the run goes."""
     placed = reading.find_tokens(epoch, start, stop)
-    parts = [_find_placed(run, source, reading, placed, each) for each in run.plan.list_tokens(source)]
+    parts = [
+        _find_placed(run, source, reading, placed, each) for each in run.plan.list_tokens(source)
+    ]
     parts = parts or [Hits(*[np.zeros(0, np.int64)] * 5)]
     hits = Hits(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     order = np.lexsort((hits.starts, hits.samples))
@@ -249,14 +275,19 @@ def find_tokens(run: Run, source: int, reading: Reading, epoch: int, start: int,
     return hits._replace(stored=hits.stored - start)
 
 
-def _find_placed(run: Run, source: int, reading: Reading, placed: Placed, samples: TokenRange) -> Hits:
-    """The samples, among those of a source that have one length, that have placed tokens; `stored` as in `placed`."""
+def _find_placed(
+    run: Run, source: int, reading: Reading, placed: Placed, samples: TokenRange
+) -> Hits:
+    """The samples, among those of a source that have one length, that have placed tokens; `stored`
+    as in `placed`."""
     extra = run.extra_token
     begins = placed.starts - samples.token
     ends = placed.stops - samples.token
     # from the first sample that ends behind a range's start, to the last that begins before its end
     first = np.maximum((begins - samples.step - extra) // samples.step + 1, 0)
-    counts = np.maximum(np.minimum((ends - 1) // samples.step + 1, samples.stop - samples.first) - first, 0)
+    counts = np.maximum(
+        np.minimum((ends - 1) // samples.step + 1, samples.stop - samples.first) - first, 0
+    )
     which = np.repeat(np.arange(len(first)), counts)
     places = first[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
     order = np.argsort(places, kind="stable")
@@ -273,7 +304,8 @@ def _find_placed(run: Run, source: int, reading: Reading, placed: Placed, sample
         np.minimum(ends[which], tokens + samples.step + extra) - tokens,
         placed.stored[which] + starts - begins[which],
     )
-    # Of the sample that ends where the files change, the extra token is read either before or after the change.
+    # Of the sample that ends where the files change, the extra token is read either before or after
+    # the change.
     positions = samples.token + tokens
     is_read = (numbers >= 0) & (positions < reading.stop)
     if reading.extra_before:
@@ -293,7 +325,8 @@ def list_epochs(run: Run, source: int) -> list[tuple[Reading, range]]:
 
 
 def _source_of(run: Run, number: int) -> int | None:
-    """The number in the split of the source that has a file; None where the split does not read it."""
+    """The number in the split of the source that has a file; None where the split does not read
+    it."""
     _, file, snapshot = _locate_file(run, number)
     name = snapshot.sources[snapshot.file(file).column].name
     names = run.data.index_names
@@ -301,7 +334,8 @@ def _source_of(run: Run, number: int) -> int | None:
 
 
 def _locate_file(run: Run, number: int) -> tuple[BlockStore, int, Snapshot]:
-    """The blocks of the snapshot that has a file of the run's index, the file's number there, and the snapshot."""
+    """The blocks of the snapshot that has a file of the run's index, the file's number there, and
+    the snapshot."""
     for store in run.store.stores:
         if number < store.snapshot.num_files:
             return store, number, store.snapshot
@@ -309,16 +343,26 @@ def _locate_file(run: Run, number: int) -> tuple[BlockStore, int, Snapshot]:
     raise IndexError(f"file {number} is out of range")
 
 
-def _list_hits(run: Run, source: int, files: Sequence[int], row: int | None) -> tuple[int, Iterator[_Hit]]:
-    """Stored tokens of a file, or of one of its rows, which several snapshots may have; the samples that have them."""
-    entries = {store.snapshot.digest: (store, number) for store, number, _ in (_locate_file(run, i) for i in files)}
+def _list_hits(
+    run: Run, source: int, files: Sequence[int], row: int | None
+) -> tuple[int, Iterator[_Hit]]:
+    """Stored tokens of a file, or of one of its rows, which several snapshots may have; the samples
+    that have them."""
+    entries = {
+        store.snapshot.digest: (store, number)
+        for store, number, _ in (_locate_file(run, i) for i in files)
+    }
     tokens = 0
     ranges = dict[int, tuple[int, int]]()
     for i, reading in enumerate(run.locator.readings(source)):
         if (known := entries.get(reading.blocks.snapshot.digest)) is not None:
             store, number = known
             start, stop = stored_tokens(
-                store, reading.blocks, store.snapshot.file(number), row, partial(_read_block, run, store)
+                store,
+                reading.blocks,
+                store.snapshot.file(number),
+                row,
+                partial(_read_block, run, store),
             )
             ranges[i] = reading.count_remaining(start, stop)
             tokens = max(tokens, stop - start)
@@ -326,18 +370,22 @@ def _list_hits(run: Run, source: int, files: Sequence[int], row: int | None) -> 
 
 
 def _iterate_hits(run: Run, source: int, ranges: dict[int, tuple[int, int]]) -> Iterator[_Hit]:
-    """The samples that have stored tokens, given as a range by the number of the reading, epoch by epoch."""
+    """The samples that have stored tokens, given as a range by the number of the reading, epoch by
+    epoch."""
     for i, (reading, epochs) in enumerate(list_epochs(run, source)):
         start, stop = ranges.get(i, (0, 0))
         for epoch in epochs if start < stop else ():
-            samples, _, *columns = (column.tolist() for column in find_tokens(run, source, reading, epoch, start, stop))
+            samples, _, *columns = (
+                column.tolist() for column in find_tokens(run, source, reading, epoch, start, stop)
+            )
             rows = zip(samples, *columns, strict=True)
             for sample, pieces in groupby(rows, key=lambda row: int(row[0])):
                 yield sample, epoch, [piece[1:] for piece in pieces]
 
 
 def _read_block(run: Run, store: BlockStore, block: int) -> DecodedBlock:
-    """Decode a block of one of the run's snapshots where its file is now, which may have been renamed since."""
+    """Decode a block of one of the run's snapshots where its file is now, which may have been
+    renamed since."""
     first = run.store.first_blocks[run.store.stores.index(store)]
     decoded: DecodedBlock = run.store.read([first + block])[0]
     return decoded
@@ -346,12 +394,16 @@ def _read_block(run: Run, store: BlockStore, block: int) -> DecodedBlock:
 def _describe_sample(
     sample: int, epoch: int, pieces: list[tuple[int, ...]], skips: Skips, batch_size: int | None
 ) -> FoundSample:
-    """A sample with its place in the training: whether it is skipped, and at which step it is read otherwise."""
+    """A sample with its place in the training: whether it is skipped, and at which step it is read
+    otherwise."""
     skipped = skips.next_sample(sample) != sample
     return FoundSample(
         sample=sample,
         epoch=epoch,
-        pieces=tuple(FoundPiece(first_token=first, stop_token=stop, offset=offset) for first, stop, offset in pieces),
+        pieces=tuple(
+            FoundPiece(first_token=first, stop_token=stop, offset=offset)
+            for first, stop, offset in pieces
+        ),
         skipped=skipped,
         step=None if skipped or batch_size is None else skips.count_trained(sample) // batch_size,
         counts_steps=batch_size is not None,

@@ -37,18 +37,21 @@ class GcResult(Result):
 
 
 @translating("gc")
-def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: bool = False) -> GcResult:
+def gc(
+    cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: bool = False
+) -> GcResult:
     """Remove index snapshots that no run uses, and what belongs only to them.
 
     The newest snapshot is kept, and those that runs and Megatron's datasets use.
 
     Args:
         cache: its folder or URL, or a config that names it.
-        older_than_days: keep anything used within so many days; set this longer than your longest job that reads an index
-            directly (`open_index`).
+        older_than_days: keep anything used within so many days; set this longer than your longest
+            job that reads an index directly (`open_index`).
         dry_run: remove nothing, only report what would be removed.
 
-    Raises: ConfigError; CacheError where there is no cache, a build is running, or a ledger or an index to keep is damaged.
+    Raises: ConfigError; CacheError where there is no cache, a build is running, or a ledger or an
+        index to keep is damaged.
     """
     if not older_than_days >= 0:
         raise ConfigError(f"found older_than_days={older_than_days!r}, expected 0 or more days")
@@ -56,7 +59,9 @@ def gc(cache: ConfigLike, *, older_than_days: float = DEFAULT_DAYS, dry_run: boo
     store = Session(cache).cache
 
     def needed() -> set[str]:
-        return {index for ledger in list_runs(store) for index in ledger.indices} | set(list_references(store))
+        return {index for ledger in list_runs(store) for index in ledger.indices} | set(
+            list_references(store)
+        )
 
     collected = collect(store, needed, min_age_seconds=older_than_days * 86400, dry_run=dry_run)
     if not dry_run:

@@ -1,7 +1,9 @@
-"""Loading compiled kernels in the background of `open`, so that the first batch need not wait for them.
+"""Loading compiled kernels in the background of `open`, so that the first batch need not wait for
+them.
 
-A thread loads what the run will need, in the order in which it will need it; what is not compiled yet is left to its first call.
-A process that forks waits for the thread first: a child would find numba's locks held by a thread that it does not have.
+A thread loads what the run will need, in the order in which it will need it; what is not compiled
+yet is left to its first call. A process that forks waits for the thread first: a child would find
+numba's locks held by a thread that it does not have.
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ from megablend.jit import load_kernels
 from megablend.order.registry import find_order
 
 _KERNELS = "megablend.kernels."
-PLANNING = ("plan.tree", "plan.strides", "plan.lanes", "plan.bijection", "row_checks", "plan.spans", "reader.gather")
+PLANNING = (
+    "plan.tree",
+    "plan.strides",
+    "plan.lanes",
+    "plan.bijection",
+    "row_checks",
+    "plan.spans",
+    "reader.gather",
+)
 """Modules whose kernels every blend needs for its first batch."""
 READING = ("file_ranges",)
 """Those that reading any format from local files needs as well."""
@@ -92,7 +102,12 @@ def load_planning_kernels(order: str) -> None:
 def load_format_kernels(formats: Iterable[str]) -> None:
     """Begin to load the kernels that decoding these formats needs."""
     kinds = [find_format(name) for name in sorted(set(formats))]
-    _background.add((*READING, *(module for kind in kinds if kind is not None for module in kind.kernel_modules)))
+    _background.add(
+        (
+            *READING,
+            *(module for kind in kinds if kind is not None for module in kind.kernel_modules),
+        )
+    )
 
 
 def wait_for_kernels() -> None:

@@ -1,7 +1,9 @@
-"""The runs of a cache: list, show, rename, reset, remove. Checkpoint states still open the plan they were saved with.
+"""The runs of a cache: list, show, rename, reset, remove. Checkpoint states still open the plan
+they were saved with.
 
-A run is its ledger, `runs/<name>.json`. Changes are made while the cache is held, one record at a time: after a crash a run is
-either unchanged or changed; a rename may leave both names, and the same command completes it.
+A run is its ledger, `runs/<name>.json`. Changes are made while the cache is held, one record at a
+time: after a crash a run is either unchanged or changed; a rename may leave both names, and the
+same command completes it.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class StageCommitment(Result):
     plan: str
     """Digest of the run's plan at its end."""
     changes: tuple[dict[str, Any], ...]
-    """what, before, after: the settings that differ from the stage before it; none in the first one."""
+    """what, before, after: the settings that differ from the stage before it; none in the first
+    one."""
     drain: int | None = None
     """Samples at its start that continue the stage before; None where the ledger does not say."""
 
@@ -89,7 +92,8 @@ def list_runs(what: ConfigLike) -> list[RunSummary | DamagedRun]:
     Args:
         what: a cache (its folder or URL), or a config.
 
-    Raises: ConfigError where there is neither, or the config cannot be read; CacheError for a folder that is no cache.
+    Raises: ConfigError where there is neither, or the config cannot be read; CacheError for a
+        folder that is no cache.
     """
     return list_runs_of(_cache_of(what))
 
@@ -130,7 +134,9 @@ def _list_chain(ledger: Ledger) -> Iterator[StageCommitment]:
             index=stage.index,
             plan=digest,
             changes=tuple(
-                {"what": each.what, "before": each.a, "after": each.b} for each in differences if each.a != each.b
+                {"what": each.what, "before": each.a, "after": each.b}
+                for each in differences
+                if each.a != each.b
             ),
             drain=stage.drain,
         )
@@ -140,8 +146,8 @@ def _list_chain(ledger: Ledger) -> Iterator[StageCommitment]:
 def rename_run(what: ConfigLike, run: str, new: str) -> None:
     """Rename a run. Its plan and its states stay valid; set the new name in configs (`run:`).
 
-    Raises: ConfigError where there is a run of the new name, or it cannot be a name; CacheError where there is no such run, or
-        the cache is in use or cannot be written.
+    Raises: ConfigError where there is a run of the new name, or it cannot be a name; CacheError
+        where there is no such run, or the cache is in use or cannot be written.
     """
     cache = _cache_of(what)
     check_run_name(new)
@@ -151,22 +157,31 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
         ledger = _load(cache, run)
         there = new in run_names(cache)
         renamed = dataclasses.replace(ledger, run=new)
-        if there and load_ledger(cache, new) != renamed:  # the same one: a rename that was interrupted
-            raise ConfigError(f"{cache}: there is a run {new!r} already; remove it first, or choose another name")
+        if (
+            there and load_ledger(cache, new) != renamed
+        ):  # the same one: a rename that was interrupted
+            raise ConfigError(
+                f"{cache}: there is a run {new!r} already; remove it first, or choose another name"
+            )
         if not there:
-            skips = copy_skips(store, ledger, new)  # before the ledger, so that a run of the new name never lacks them
+            skips = copy_skips(
+                store, ledger, new
+            )  # before the ledger, so that a run of the new name never lacks them
             save_ledger(cache, renamed, skips=skips)
         forget_skips(store, run)
         store.remove_record(RUNS, run)
 
 
 def reset_run(what: ConfigLike, run: str) -> Path | str:
-    """Move a run's ledger aside: the next build plans the run again, on the newest index, from its config as it is then.
+    """Move a run's ledger aside: the next build plans the run again, on the newest index, from its
+    config as it is then.
 
-    States of the run are accepted if the new plan equals the old one, and refused otherwise; opened with `state=`, they find
-    their own plan, until `gc` removes the old index, which no run needs any more.
+    States of the run are accepted if the new plan equals the old one, and refused otherwise; opened
+    with `state=`, they find their own plan, until `gc` removes the old index, which no run needs
+    any more.
 
-    Returns: where the ledger now is: a Path, or a URL. Moved back to `runs/<name>.json`, it restores the run.
+    Returns: where the ledger now is: a Path, or a URL. Moved back to `runs/<name>.json`, it
+        restores the run.
     Raises: CacheError where there is no such run, or the cache is in use or cannot be written.
     """
     with _changing(_cache_of(what), run) as store:
@@ -175,7 +190,8 @@ def reset_run(what: ConfigLike, run: str) -> Path | str:
 
 
 def remove_run(what: ConfigLike, run: str) -> None:
-    """Remove a run permanently, with the ledgers that resets of it moved aside. Its index is kept until `gc` removes it.
+    """Remove a run permanently, with the ledgers that resets of it moved aside. Its index is kept
+    until `gc` removes it.
 
     A damaged ledger is removed, too.
 
@@ -216,7 +232,9 @@ def _load(cache: CacheStore, run: str) -> Ledger:
 def _check_exists(cache: CacheStore, run: str) -> None:
     check_run_name(run)
     if run not in (names := run_names(cache)):
-        raise CacheError(f"{cache}: found no run {run!r} (there are {', '.join(map(repr, names)) or 'none'})")
+        raise CacheError(
+            f"{cache}: found no run {run!r} (there are {', '.join(map(repr, names)) or 'none'})"
+        )
 
 
 def check_run_name(run: str) -> None:

@@ -1,4 +1,5 @@
-"""open: from a config, and perhaps a checkpoint's state, to a dataset. Nothing is indexed and nothing a sample long is made."""
+"""open: from a config, and perhaps a checkpoint's state, to a dataset. Nothing is indexed and
+nothing a sample long is made."""
 
 from __future__ import annotations
 
@@ -37,24 +38,30 @@ def open_dataset(
     """Open one split of a run that `build` has built.
 
     Args:
-        config: path of a YAML or JSON file, or the same as a dict. Without it the run is opened as it was committed, with its
-            files where they were indexed, no masks and no extra columns.
+        config: path of a YAML or JSON file, or the same as a dict. Without it the run is opened as
+            it was committed, with its files where they were indexed, no masks and no extra columns.
         split: "train", "valid" or "test".
         run: without a config, the run's name.
-        stage: for valid and test, the stage of the config, from 0, whose settings they have; by default the top level's.
-        state: from `state_dict()`: opens the index snapshot and the stages that it names, and resumes there.
-        consumed_samples: where to resume, in place of a state, in the run as the cache has it now. Only for train: the order
-            of valid and test is not committed.
+        stage: for valid and test, the stage of the config, from 0, whose settings they have; by
+            default the top level's.
+        state: from `state_dict()`: opens the index snapshot and the stages that it names, and
+            resumes there.
+        consumed_samples: where to resume, in place of a state, in the run as the cache has it now.
+            Only for train: the order of valid and test is not committed.
         cache: cache folder, in place of the config's `cache`, or its URL.
-        transform: applied to each sample's dict as the final step; its return value replaces the sample, and is collated as
-            torch does. It must be picklable if a loader's workers are spawned.
-        storage: where files are read, in place of the one that the config asks for, such as a WrapperStorage around it.
+        transform: applied to each sample's dict as the final step; its return value replaces the
+            sample, and is collated as torch does. It must be picklable if a loader's workers are
+            spawned.
+        storage: where files are read, in place of the one that the config asks for, such as a
+            WrapperStorage around it.
 
-    Raises: ConfigError, PlanError where config and run disagree; CacheError where the run was not built; StateError where the
-        state is not of this run.
+    Raises: ConfigError, PlanError where config and run disagree; CacheError where the run was not
+        built; StateError where the state is not of this run.
     """
     if state is not None and consumed_samples is not None:
-        raise ConfigError("found both state and consumed_samples, expected one of them: the state holds the number")
+        raise ConfigError(
+            "found both state and consumed_samples, expected one of them: the state holds the number"
+        )
     if split != "train" and consumed_samples:
         raise ConfigError(
             f"found consumed_samples={consumed_samples} for {split}: a cache does not record whether its order has "
@@ -65,7 +72,9 @@ def open_dataset(
         opened = _open_without_config(cache, run, split, stage, taken, storage)
     else:
         if run is not None:
-            raise ConfigError(f"found both a config and run={run!r}, expected one of them: the config names its run")
+            raise ConfigError(
+                f"found both a config and run={run!r}, expected one of them: the config names its run"
+            )
         checked = load_config(config, cache=cache)
         if stage is not None:
             stage = _check_stage(checked, split, stage)
@@ -74,23 +83,33 @@ def open_dataset(
         opened = open_run(checked, split, taken, stage=stage, storage=storage)
     skips = load_skips(opened.runtime.cache, opened.ledger) if split == "train" else None
     load_format_kernels(opened.store.snapshot.sources.formats)
-    dataset = Dataset(opened, consumed_samples=consumed_samples or 0, transform=transform, skips=skips)
+    dataset = Dataset(
+        opened, consumed_samples=consumed_samples or 0, transform=transform, skips=skips
+    )
     if state is not None:
         dataset.load_state_dict(state)
     return dataset
 
 
 def _open_without_config(
-    cache: str | None, run: str | None, split: str, stage: int | None, state: State | None, storage: Storage | None
+    cache: str | None,
+    run: str | None,
+    split: str,
+    stage: int | None,
+    state: State | None,
+    storage: Storage | None,
 ) -> Run:
-    """Raises: ConfigError where the cache or the run's name is not given, or something that only a config says is asked for."""
+    """Raises: ConfigError where the cache or the run's name is not given, or something that only a
+    config says is asked for."""
     if cache is None or run is None:
         raise ConfigError(
             "found NoneType, expected a config: a path of a YAML or JSON file, or its keys as a dict; or, without one, both "
             "`cache` and `run`"
         )
     if stage is not None:
-        raise ConfigError(f"found stage {stage} without a config, which lists the stages; give the run's config")
+        raise ConfigError(
+            f"found stage {stage} without a config, which lists the stages; give the run's config"
+        )
     check_split(split)
     session = Session(cache, run=run, storage=storage)
     if state is not None and split == "train":
@@ -101,18 +120,26 @@ def _open_without_config(
 
 
 def _check_stage(config: Config, split: str, stage: int) -> int:
-    """The number of a stage. Raises: ConfigError where the config has no such stage, or for train, which has all of them."""
+    """The number of a stage. Raises: ConfigError where the config has no such stage, or for train,
+    which has all of them."""
     if split == "train":
-        raise ConfigError("found stage for train, which has all stages; stage selects the settings of valid and test")
+        raise ConfigError(
+            "found stage for train, which has all stages; stage selects the settings of valid and test"
+        )
     stage = whole_number("stage", stage, least=0)
     if stage >= len(config.stages):
-        raise ConfigError(f"found stage {stage}; the config lists {len(config.stages)} stages, counted from 0")
+        raise ConfigError(
+            f"found stage {stage}; the config lists {len(config.stages)} stages, counted from 0"
+        )
     return stage
 
 
 @translating("open_index")
-def open_index(cache: str | Path, digest: str | None = None, *, storage: Storage | None = None) -> BlockStore:
-    """Open the blocks of an index, for loaders of your own: `open_index(cache).read_blocks(block_ids)`.
+def open_index(
+    cache: str | Path, digest: str | None = None, *, storage: Storage | None = None
+) -> BlockStore:
+    """Open the blocks of an index, for loaders of your own:
+    `open_index(cache).read_blocks(block_ids)`.
 
     Args:
         cache: a cache that `build` filled: its folder, or its URL in an object store.

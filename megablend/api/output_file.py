@@ -21,8 +21,8 @@ def check_output(target: str | Path, session: Session) -> Path:
     """Check the file that a result about a session's run is written to.
 
     Returns: its absolute path.
-    Raises: ConfigError where it is the config, a data file of the run or of the newest index, or inside the cache; as
-        `check_target`.
+    Raises: ConfigError where it is the config, a data file of the run or of the newest index, or
+        inside the cache; as `check_target`.
     """
     path = Path(target).absolute()
     check_target(path)
@@ -52,7 +52,8 @@ def check_output(target: str | Path, session: Session) -> Path:
 
 
 def _find_source(path: Path, snapshot: Snapshot, roots: dict[str, str]) -> str | None:
-    """The source that has a file; None where none has. Only files of its size, or of its name without suffixes, are compared."""
+    """The source that has a file; None where none has. Only files of its size, or of its name
+    without suffixes, are compared."""
     stem = path.name.partition(".")[0]
     names = snapshot.file_names()
     likely = snapshot.file_sizes == path.stat().st_size

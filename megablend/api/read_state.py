@@ -11,7 +11,8 @@ from megablend.system.limited_json import parse_json
 
 
 def read_state(path: str | Path) -> dict[str, Any]:
-    """A state saved as JSON, unchecked. Raises: ConfigError where the file is not one; ResourceError where it cannot be read."""
+    """A state saved as JSON, unchecked. Raises: ConfigError where the file is not one;
+    ResourceError where it cannot be read."""
     with translating(str(path)):
         text = Path(path).read_text(encoding="utf-8")
     try:

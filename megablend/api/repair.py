@@ -1,4 +1,5 @@
-"""Repair of the index that a run keeps, when it is damaged and the config's files by now make another one."""
+"""Repair of the index that a run keeps, when it is damaged and the config's files by now make
+another one."""
 
 from __future__ import annotations
 
@@ -24,14 +25,18 @@ def repair_kept_index(
     storage: Storage,
     progress: Callable[[Progress], None] | None,
 ) -> bool:
-    """Index the files of the run's index again, if it is damaged and not the newest one. Called by all ranks.
+    """Index the files of the run's index again, if it is damaged and not the newest one. Called by
+    all ranks.
 
     Returns: whether it was repaired; the repaired index then counts as the newest.
-    Raises: CacheError where the files no longer make that index, or it is not known which files those were.
+    Raises: CacheError where the files no longer make that index, or it is not known which files
+        those were.
     """
     if ledger.index == newest:
         return False
-    damage = launch.bcast(find_damage(config.cache_store, ledger.index) if launch.rank == 0 else None)
+    damage = launch.bcast(
+        find_damage(config.cache_store, ledger.index) if launch.rank == 0 else None
+    )
     if damage is None:
         return False
     try:
@@ -39,17 +44,27 @@ def repair_kept_index(
         is_first = launch.rank == 0
         block_bytes = config.block_bytes
         listed = (
-            list_indexed_files(config.cache_store, ledger.index, roots=roots, block_bytes=block_bytes)
+            list_indexed_files(
+                config.cache_store, ledger.index, roots=roots, block_bytes=block_bytes
+            )
             if is_first
             else ()
         )
     except CacheError:
         raise lost_index(ledger, newest, damage) from None
-    made = build_index(config.cache_store, launch.bcast(listed), launch=launch, storage=storage, progress=progress)
+    made = build_index(
+        config.cache_store, launch.bcast(listed), launch=launch, storage=storage, progress=progress
+    )
     if made.digest != ledger.index:
         raise lost_index(ledger, newest, damage)
     if is_first:
-        LOG.info("repaired index %s of run %r in %.1f s: %s", ledger.index, ledger.run, made.seconds, damage)
+        LOG.info(
+            "repaired index %s of run %r in %.1f s: %s",
+            ledger.index,
+            ledger.run,
+            made.seconds,
+            damage,
+        )
     return True
 
 

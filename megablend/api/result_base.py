@@ -1,5 +1,5 @@
-"""What all results of megablend have in common: frozen attributes, a dict for JSON, a short `repr`, and the dict access of
-release 0.1.0."""
+"""What all results of megablend have in common: frozen attributes, a dict for JSON, a short `repr`,
+and the dict access of release 0.1.0."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _LISTED = 20
 
 
 class Record:
-    """Base of the frozen dataclasses that functions of megablend return: what `--json` prints of them, and notebooks show."""
+    """Base of the frozen dataclasses that functions of megablend return: what `--json` prints of
+    them, and notebooks show."""
 
     __slots__ = ()
     OPTIONAL: ClassVar[frozenset[str]] = frozenset()
@@ -47,10 +48,18 @@ class Record:
         return (name for name in names if self._has(name))
 
     def __repr__(self) -> str:
-        items = [f"{name}={_shorten(value)}".replace(" ", _JOINED) for name, value in self._shown().items()]
+        items = [
+            f"{name}={_shorten(value)}".replace(" ", _JOINED)
+            for name, value in self._shown().items()
+        ]
         text = f"{type(self).__name__}({', '.join(items)})"
         lines = textwrap.wrap(
-            text, _WIDTH, subsequent_indent="    ", max_lines=_LINES, break_on_hyphens=False, break_long_words=False
+            text,
+            _WIDTH,
+            subsequent_indent="    ",
+            max_lines=_LINES,
+            break_on_hyphens=False,
+            break_long_words=False,
         )
         return "\n".join(lines).replace(_JOINED, " ")
 
@@ -62,8 +71,9 @@ class Record:
 class Result(Record, Mapping[str, Any]):
     """Base of results that also read like the dicts of release 0.1.0.
 
-    Use the attributes. For one more release a result also reads like a dict: `result["key"]`, `result.keys()`, `in`, `==`.
-    Lists are then lists, as in JSON. A renamed key still works, with a DeprecationWarning.
+    Use the attributes. For one more release a result also reads like a dict: `result["key"]`,
+    `result.keys()`, `in`, `==`. Lists are then lists, as in JSON. A renamed key still works, with a
+    DeprecationWarning.
     """
 
     __slots__ = ()
@@ -71,7 +81,8 @@ class Result(Record, Mapping[str, Any]):
     """Old key -> attribute that replaces it."""
 
     def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints: dicts, lists, strings and numbers, with renamed keys under their old names too."""
+        """What `--json` prints: dicts, lists, strings and numbers, with renamed keys under their
+        old names too."""
         values = Record.to_dict(self)
         return values | {old: values[new] for old, new in self.OLD_NAMES.items() if new in values}
 
@@ -152,7 +163,11 @@ def _to_html(value: Any) -> str:
         return _records_to_html(value)
     else:
         return escape(value if isinstance(value, str) else _shorten(value))
-    return "<table>" + "".join(f"<tr><th>{key}</th><td>{each}</td></tr>" for key, each in rows) + "</table>"
+    return (
+        "<table>"
+        + "".join(f"<tr><th>{key}</th><td>{each}</td></tr>" for key, each in rows)
+        + "</table>"
+    )
 
 
 def _records_to_html(records: Sequence[Record]) -> str:
@@ -160,7 +175,8 @@ def _records_to_html(records: Sequence[Record]) -> str:
     keys = list(dict.fromkeys(key for each in shown for key in each))
     head = "".join(f"<th>{escape(key)}</th>" for key in keys)
     body = "".join(
-        "<tr>" + "".join(f"<td>{_to_html(each.get(key, ''))}</td>" for key in keys) + "</tr>" for each in shown
+        "<tr>" + "".join(f"<td>{_to_html(each.get(key, ''))}</td>" for key in keys) + "</tr>"
+        for each in shown
     )
     more = f"<p>and {len(records) - _LISTED:,} more</p>" if len(records) > _LISTED else ""
     return f"<table><tr>{head}</tr>{body}</table>{more}"

@@ -1,4 +1,5 @@
-"""From a config or a cache, and perhaps a checkpoint's state, to a run over an opened index. No torch here."""
+"""From a config or a cache, and perhaps a checkpoint's state, to a run over an opened index. No
+torch here."""
 
 from __future__ import annotations
 
@@ -45,9 +46,11 @@ def open_run(
     storage: Storage | None = None,
     ledger: Ledger | None = None,
 ) -> Run:
-    """Open the run behind a dataset, read from `storage` or, by default, the config's. Raises as `megablend.open` does.
+    """Open the run behind a dataset, read from `storage` or, by default, the config's. Raises as
+    `megablend.open` does.
 
-    The config is compiled only where no companion of the run's ledger is of what it requests, or no ledger has the state's plan.
+    The config is compiled only where no companion of the run's ledger is of what it requests, or no
+    ledger has the state's plan.
 
     Args:
         stage: for valid and test, the number of the config's stage whose settings they have.
@@ -59,9 +62,13 @@ def open_run(
     ledger = ledger or load_ledger(config.cache_store, config.run)
     if state is None and ledger is None:
         raise _was_not_built(config.cache_store, config.run)
-    is_followed = state is None or (split == "train" and ledger is not None and is_on_ledger(ledger, state))
+    is_followed = state is None or (
+        split == "train" and ledger is not None and is_on_ledger(ledger, state)
+    )
     if state is not None:
-        needed = _list_common(state, ledger) if is_followed and ledger is not None else state.indices
+        needed = (
+            _list_common(state, ledger) if is_followed and ledger is not None else state.indices
+        )
         _check_indices(config, needed)
     if stage is not None:
         config = config.stage_configs[stage]
@@ -78,7 +85,8 @@ def open_run(
 
 
 def _open_companion(config: Config, split: str, ledger: Ledger, storage: Storage) -> Run | None:
-    """A split as it was committed, if that is what the config requests; None where it has to be compiled."""
+    """A split as it was committed, if that is what the config requests; None where it has to be
+    compiled."""
     runtime = Runtime.of(config)
     companion = find_companion(runtime, ledger, config.request_digest)
     if companion is None or (split != "train" and split not in companion.others):
@@ -88,22 +96,31 @@ def _open_companion(config: Config, split: str, ledger: Ledger, storage: Storage
 
 
 def _compile_train(config: Config, ledger: Ledger, storage: Storage) -> Run:
-    """Train as a config requests it, which has to be what was committed; kept for the next time where that is possible."""
+    """Train as a config requests it, which has to be what was committed; kept for the next time
+    where that is possible."""
     compiled = _checked(compile_committed(config, "train", ledger, storage).follow_ledger(ledger))
     if compiled.ledger == ledger:
-        with contextlib.suppress(CacheError):  # it cannot be written: the cache is of another user, or full
+        with contextlib.suppress(
+            CacheError
+        ):  # it cannot be written: the cache is of another user, or full
             keep_companion(compiled)
     return compiled.run
 
 
-def _compile_for_state(config: Config, split: str, state: State, ledger: Ledger | None, storage: Storage) -> Run:
+def _compile_for_state(
+    config: Config, split: str, state: State, ledger: Ledger | None, storage: Storage
+) -> Run:
     """The plan that a state names, which no ledger has."""
     links = state.stages if split == "train" else ()
-    compiled = compile_split(config, split, _open_for_state(config, split, state, ledger, storage), links=links)
+    compiled = compile_split(
+        config, split, _open_for_state(config, split, state, ledger, storage), links=links
+    )
     if split == "train":
         compiled = dataclasses.replace(compiled, ledger=compiled.ledger.of_state(state))
     versions = (compiled.ledger.in_version(version) for version in range(PLAN_VERSION, 0, -1))
-    found = next((each for each in versions if _begins_with(each, state)), compiled.ledger)  # else the state is refused
+    found = next(
+        (each for each in versions if _begins_with(each, state)), compiled.ledger
+    )  # else the state is refused
     return _checked(dataclasses.replace(compiled, ledger=found)).run
 
 
@@ -119,7 +136,9 @@ def check_split(split: str) -> None:
 
 
 def _was_not_built(cache: CacheStore, run: str) -> CacheError:
-    return CacheError(f"{cache}: run {run!r} was not built there; run `megablend build CONFIG` first")
+    return CacheError(
+        f"{cache}: run {run!r} was not built there; run `megablend build CONFIG` first"
+    )
 
 
 def _list_common(state: State, ledger: Ledger) -> list[str]:
@@ -140,18 +159,26 @@ def _check_indices(config: Config, needed: Sequence[str]) -> None:
 def is_on_ledger(ledger: Ledger, state: State) -> bool:
     """Whether a state goes on with the ledger's plan; else with one of its own, from the config.
 
-    Raises: StateError where the ledger's plan was amended, or got another index, before the state's position.
+    Raises: StateError where the ledger's plan was amended, or got another index, before the state's
+        position.
     """
     parting = find_parting(ledger.links, state.stages)
-    if parting is not None and parting.sample and (parting.by_cut or state.reads_other(ledger.indices)):
+    if (
+        parting is not None
+        and parting.sample
+        and (parting.by_cut or state.reads_other(ledger.indices))
+    ):
         state.check(split="train", indices=ledger.indices, stages=ledger.links)
     # a ledger that ends before the state's new data does not have its stages yet
     is_whole = parting is not None or len(ledger.indices) >= len(state.indices)
     return is_whole and _begins_with(ledger, state)
 
 
-def _open_for_state(config: Config, split: str, state: State, ledger: Ledger | None, storage: Storage) -> BlockStore:
-    """The blocks of the snapshots that a state names. Of valid and test a state names one, which the config gives its number."""
+def _open_for_state(
+    config: Config, split: str, state: State, ledger: Ledger | None, storage: Storage
+) -> BlockStore:
+    """The blocks of the snapshots that a state names. Of valid and test a state names one, which
+    the config gives its number."""
     if split != "train" and ledger is not None and state.index in ledger.indices:
         return open_stores(config, ledger.indices, storage)
     if split != "train" and config.snapshot:
@@ -174,11 +201,13 @@ def compile_committed(
     keep: bool = False,
     batch: int | None = None,
 ) -> Compiled:
-    """Compile what a config requests over the snapshots of its run's ledger, with what the ledger has fixed; not checked.
+    """Compile what a config requests over the snapshots of its run's ledger, with what the ledger
+    has fixed; not checked.
 
     Args:
         newest: the snapshot that a stage reads which is not committed yet, and has `new_data`.
-        replaced: the snapshots of committed stages after those of the ledger, which are planned again.
+        replaced: the snapshots of committed stages after those of the ledger, which are planned
+            again.
         keep: store the computed split ranges in the cache.
         batch: of an amendment; see `request_stages`.
 
@@ -188,11 +217,15 @@ def compile_committed(
     return compile_split(config, split, store, committed=ledger, keep=keep, batch=batch)
 
 
-def list_indices(config: Config, ledger: Ledger, newest: str | None, replaced: Sequence[str] = ()) -> tuple[str, ...]:
-    """The snapshots that a run reads, in order: those of its ledger, and `newest` where a further stage has new data.
+def list_indices(
+    config: Config, ledger: Ledger, newest: str | None, replaced: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The snapshots that a run reads, in order: those of its ledger, and `newest` where a further
+    stage has new data.
 
     Args:
-        replaced: snapshots of stages after those of the ledger, which all such stages but the last one keep.
+        replaced: snapshots of stages after those of the ledger, which all such stages but the last
+            one keep.
 
     Raises: PlanError where the newest is the one that the run reads already.
     """
@@ -201,7 +234,9 @@ def list_indices(config: Config, ledger: Ledger, newest: str | None, replaced: S
         return ledger.indices
     known = (*ledger.indices, *replaced[: added - 1])
     if newest == known[-1]:
-        number = next(i for i, each in enumerate(config.stage_settings) if each.snapshot == len(known))
+        number = next(
+            i for i, each in enumerate(config.stage_settings) if each.snapshot == len(known)
+        )
         if names := config.stages[number].withdraw:
             raise PlanError(
                 f"stages[{number}]: withdraw: the newest index, {newest}, still has {', '.join(map(repr, names))}; make one "

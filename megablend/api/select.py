@@ -1,4 +1,5 @@
-"""Select which sources of a description to show, and sort them: the few that matter out of thousands."""
+"""Select which sources of a description to show, and sort them: the few that matter out of
+thousands."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ SORTS: dict[str, tuple[str, ...]] = {
     "samples": ("samples",),
     "epochs": ("epochs",),
 }
-"""Attributes that each `sort` uses, the first that a source has: names ascending, numbers descending."""
+"""Attributes that each `sort` uses, the first that a source has: names ascending, numbers
+descending."""
 
 
 def select_sources(
@@ -39,7 +41,8 @@ def select_sources(
         sort: a key of SORTS; by default the config's order.
         match: a pattern for names of sources, such as `web-*`.
 
-    Raises: ConfigError for an unknown `sort`, a negative `top`, or a `match` that matches no source.
+    Raises: ConfigError for an unknown `sort`, a negative `top`, or a `match` that matches no
+        source.
     """
     if sort is not None and sort not in SORTS:
         hint = did_you_mean(sort, SORTS, before="; ")
@@ -52,7 +55,9 @@ def select_sources(
         sources = [each for each in listed if match is None or fnmatchcase(each.name, match)]
         found |= bool(sources)
         if sort is not None:
-            key = next((name for name in SORTS[sort] if sources and hasattr(sources[0], name)), None)
+            key = next(
+                (name for name in SORTS[sort] if sources and hasattr(sources[0], name)), None
+            )
             sources.sort(key=lambda each: getattr(each, key) if key else 0, reverse=key != "name")
         sources = sources[: top or None]
         return {"sources": tuple(sources), "sources_left_out": len(listed) - len(sources) or None}
@@ -60,12 +65,17 @@ def select_sources(
     selected: FilesDescription | RunDescription
     if isinstance(described, FilesDescription):
         changes = select(described.files)
-        selected = replace(described, files=changes["sources"], sources_left_out=changes["sources_left_out"])
+        selected = replace(
+            described, files=changes["sources"], sources_left_out=changes["sources_left_out"]
+        )
     else:
         selected = replace(
             described,
             index=replace(described.index, **select(described.index.sources)),
-            splits={name: replace(split, **select(split.sources)) for name, split in described.splits.items()},
+            splits={
+                name: replace(split, **select(split.sources))
+                for name, split in described.splits.items()
+            },
         )
     if match is not None and not found:
         raise ConfigError(

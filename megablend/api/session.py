@@ -1,4 +1,5 @@
-"""What one call works with: a config or a cache, and the storage, ledger and run that belong to it."""
+"""What one call works with: a config or a cache, and the storage, ledger and run that belong to
+it."""
 
 from __future__ import annotations
 
@@ -30,13 +31,20 @@ ConfigLike = str | Path | Mapping[str, Any] | Config
 
 
 class Session:
-    """A config, or a cache with the name of a run. What belongs to them is made when it is first asked for, and kept.
+    """A config, or a cache with the name of a run. What belongs to them is made when it is first
+    asked for, and kept.
 
-    Each attribute raises as what makes it: ConfigError for a config that cannot be read, CacheError for a damaged ledger.
+    Each attribute raises as what makes it: ConfigError for a config that cannot be read, CacheError
+    for a damaged ledger.
     """
 
     def __init__(
-        self, what: ConfigLike, *, cache: str | None = None, run: str | None = None, storage: Storage | None = None
+        self,
+        what: ConfigLike,
+        *,
+        cache: str | None = None,
+        run: str | None = None,
+        storage: Storage | None = None,
     ) -> None:
         """
         Args:
@@ -62,7 +70,8 @@ class Session:
 
     @cached_property
     def cache(self) -> CacheStore:
-        """The cache, whether it exists or not; one in an object store that is given directly has MEGABLEND_STORAGE's settings."""
+        """The cache, whether it exists or not; one in an object store that is given directly has
+        MEGABLEND_STORAGE's settings."""
         if isinstance(self.what, str | Path) and not self.is_config:
             return find_store(self.what, load_storage_settings() if is_remote(self.what) else None)
         return self.config.cache_store
@@ -74,13 +83,16 @@ class Session:
 
     @cached_property
     def storage(self) -> Storage:
-        """Where files are indexed and checked: through the page cache, since they are often read soon."""
+        """Where files are indexed and checked: through the page cache, since they are often read
+        soon."""
         return self._storage or make_storage(objects=self.objects)
 
     @cached_property
     def run_storage(self) -> Storage:
         """Where a run is read, as its config says."""
-        return self._storage or make_storage(direct=self.is_config and self.config.direct_io, objects=self.objects)
+        return self._storage or make_storage(
+            direct=self.is_config and self.config.direct_io, objects=self.objects
+        )
 
     @cached_property
     def run(self) -> str:
@@ -93,7 +105,8 @@ class Session:
 
     @cached_property
     def ledger(self) -> Ledger | None:
-        """What the run is committed to; None if it was not built. As it is when it is first asked for."""
+        """What the run is committed to; None if it was not built. As it is when it is first asked
+        for."""
         return load_ledger(self.cache, self.run)
 
     @cached_property
@@ -111,10 +124,11 @@ class Session:
         return self.ledger
 
     def open(self, split: str = "train") -> Run:
-        """Open a split of the run as it was committed, to look at it: the ledger decides, even if the config was edited since.
+        """Open a split of the run as it was committed, to look at it: the ledger decides, even if
+        the config was edited since.
 
-        Raises: ConfigError, PlanError where the split is not one of the run's; CacheError where the run was not built, or its
-            index is gone.
+        Raises: ConfigError, PlanError where the split is not one of the run's; CacheError where the
+            run was not built, or its index is gone.
         """
         check_split(split)
         if self.is_cache or self.run != self.config.run:
@@ -133,14 +147,17 @@ class Session:
             return self.open_by_ledger(split)
 
     def open_by_ledger(self, split: str = "train") -> Run:
-        """Open a split of the run as if there were no config: files where they were indexed, no masks, no extra columns.
+        """Open a split of the run as if there were no config: files where they were indexed, no
+        masks, no extra columns.
 
         Raises: CacheError where the run was not built; ConfigError where the split is not recorded.
         """
         ledger = self.require_ledger()
         runtime = Runtime(cache=self.cache, objects=self.objects)
         if not self.is_cache:
-            runtime = dataclasses.replace(runtime, direct_io=self.config.direct_io, memory=self.config.memory)
+            runtime = dataclasses.replace(
+                runtime, direct_io=self.config.direct_io, memory=self.config.memory
+            )
         companion = find_companion(runtime, ledger, ledger.request)
         return open_ledger(ledger, split, runtime, self.run_storage.for_reading(), companion)
 

@@ -72,7 +72,8 @@ def show(
     """Show what a sample contains and where it comes from.
 
     Args:
-        config: a config, or a cache's folder (then `run` is needed). If the config was edited since, the run's ledger decides.
+        config: a config, or a cache's folder (then `run` is needed). If the config was edited
+            since, the run's ledger decides.
         run: name of a run of the cache, in place of the config's.
         cache: cache folder, in place of the config's `cache`.
         storage: where files are read, in place of the one that the config asks for.
@@ -104,13 +105,15 @@ def show_step(
 ) -> StepDescription:
     """Show what a data-parallel rank read at a step.
 
-    A step is `global_batch_size` samples (by default one micro step, micro_batch_size * data_parallel_size), assigned to ranks
-    as PretrainingSampler and Megatron do. Batches that grew during a run have no such number: show their samples instead.
+    A step is `global_batch_size` samples (by default one micro step, micro_batch_size *
+    data_parallel_size), assigned to ranks as PretrainingSampler and Megatron do. Batches that grew
+    during a run have no such number: show their samples instead.
 
     Args:
         config, run, cache, storage: as for `show`.
 
-    Raises: as `show`; ConfigError for a rank or step that does not exist, or a step that is not a multiple of a micro step.
+    Raises: as `show`; ConfigError for a rank or step that does not exist, or a step that is not a
+        multiple of a micro step.
     """
     dataset = Dataset(Session(config, cache=cache, run=run, storage=storage).open(split))
     skips = skips_of(dataset.run)
@@ -118,9 +121,15 @@ def show_step(
     size = whole_number("data_parallel_size", data_parallel_size, least=1)
     rank = whole_number("rank", rank)
     micro_step = micro_batch_size * size
-    batch = micro_step if global_batch_size is None else whole_number("global_batch_size", global_batch_size, least=1)
+    batch = (
+        micro_step
+        if global_batch_size is None
+        else whole_number("global_batch_size", global_batch_size, least=1)
+    )
     if not 0 <= rank < size:
-        raise ConfigError(f"found rank {rank}, expected 0 to {size - 1}: there are {size} data-parallel ranks")
+        raise ConfigError(
+            f"found rank {rank}, expected 0 to {size - 1}: there are {size} data-parallel ranks"
+        )
     if batch % micro_step:
         raise ConfigError(
             f"found a global batch of {batch} samples, expected a multiple of micro batch {micro_batch_size} x {size} ranks = "
@@ -129,14 +138,18 @@ def show_step(
     trained = skips.count_trained(len(dataset))
     num_steps = trained // batch
     if num_steps == 0:
-        raise ConfigError(f"found steps of {batch:,} samples, expected at most {trained:,}: {split} has no more")
+        raise ConfigError(
+            f"found steps of {batch:,} samples, expected at most {trained:,}: {split} has no more"
+        )
     if not 0 <= whole_number("step", step) < num_steps:
         raise ConfigError(
             f"found step {step}, expected 0 to {num_steps - 1}: {split} has {len(dataset):,} samples, {batch:,} a step"
         )
     first = step * batch + rank * micro_batch_size
     samples = [
-        k for start in range(first, (step + 1) * batch, micro_step) for k in range(start, start + micro_batch_size)
+        k
+        for start in range(first, (step + 1) * batch, micro_step)
+        for k in range(start, start + micro_batch_size)
     ]
     return StepDescription(
         run=dataset.run.ledger.run,
@@ -163,7 +176,9 @@ def _describe_sample(dataset: Dataset, number: int) -> SampleDescription:
             stop_token=int(stop),
             epoch=int(epoch),
         )
-        for file, block, offset, start, stop, epoch in zip(files, blocks, offsets, starts, stops, epochs, strict=True)
+        for file, block, offset, start, stop, epoch in zip(
+            files, blocks, offsets, starts, stops, epochs, strict=True
+        )
     )
     return SampleDescription(
         sample=number,

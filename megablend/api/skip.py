@@ -45,10 +45,12 @@ def skip(
     cache: str | None = None,
     dry_run: bool = False,
 ) -> SkipsResult:
-    """Let Loaders and PretrainingSamplers that are opened from now on jump from sample `start` to sample `stop` of train.
+    """Let Loaders and PretrainingSamplers that are opened from now on jump from sample `start` to
+    sample `stop` of train.
 
-    Both are rounded outwards to multiples of the lanes and of the step, so that lanes and batches stay as they are. Sample
-    numbers, digests and states stay valid; a state inside of the range is refused.
+    Both are rounded outwards to multiples of the lanes and of the step, so that lanes and batches
+    stay as they are. Sample numbers, digests and states stay valid; a state inside of the range is
+    refused.
 
     Args:
         what: a config, or a cache's folder (then `run` is needed).
@@ -56,11 +58,13 @@ def skip(
         dry_run: only say what would be skipped.
 
     Returns: as `list_skips`, with this range in it.
-    Raises: ConfigError for a range outside of the run or, rounded and with those that are skipped already, all of it;
-        CacheError where it cannot be stored.
+    Raises: ConfigError for a range outside of the run or, rounded and with those that are skipped
+        already, all of it; CacheError where it cannot be stored.
     """
     opened = Session(what, cache=cache, run=run).open()
-    unit = math.lcm(*(blend.lanes for blend in opened.blends), whole_number("batch_size", batch_size, least=1))
+    unit = math.lcm(
+        *(blend.lanes for blend in opened.blends), whole_number("batch_size", batch_size, least=1)
+    )
     start = whole_number("start", start, least=0)
     stop = whole_number("stop", stop)
     if not start < stop <= opened.num_samples:
@@ -71,7 +75,11 @@ def skip(
     last = min(-(-stop // unit) * unit, opened.num_samples)
     planned = skips_of(opened).add(first, last)
     if planned.ranges == ((0, opened.num_samples),):
-        are = "are" if (first, last) == planned.ranges[0] else "are, with the ranges that are skipped already,"
+        are = (
+            "are"
+            if (first, last) == planned.ranges[0]
+            else "are, with the ranges that are skipped already,"
+        )
         raise ConfigError(
             f"samples {start:,} to {stop:,}, rounded outwards to multiples of {unit:,} (lanes and samples of a step), {are} "
             f"the whole run of {opened.num_samples:,} samples; expected a smaller range, or a smaller batch"
@@ -84,7 +92,9 @@ def skip(
 
 
 @translating("list_skips")
-def list_skips(what: ConfigLike, *, run: str | None = None, cache: str | None = None) -> SkipsResult:
+def list_skips(
+    what: ConfigLike, *, run: str | None = None, cache: str | None = None
+) -> SkipsResult:
     """What a run skips. Raises as `skip`."""
     opened = Session(what, cache=cache, run=run).open()
     return SkipsResult(run=opened.ledger.run, skips=describe_skips(opened))
@@ -106,6 +116,12 @@ def describe_skips(run: Run, skips: Skips | None = None) -> tuple[SkippedSamples
         tokens = (run.plan.count_tokens(stop) - run.plan.count_tokens(start)).tolist()
         by_source = {source.name: n for source, n in zip(run.sources, tokens, strict=True) if n}
         listed.append(
-            SkippedSamples(start=start, stop=stop, samples=stop - start, tokens=sum(tokens), by_source=by_source)
+            SkippedSamples(
+                start=start,
+                stop=stop,
+                samples=stop - start,
+                tokens=sum(tokens),
+                by_source=by_source,
+            )
         )
     return tuple(listed)

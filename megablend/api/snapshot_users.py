@@ -18,7 +18,8 @@ from megablend.system.limited_json import missing_field, parse_json
 
 
 def list_references(cache: CacheStore) -> dict[str, Path]:
-    """Digests of the snapshots that others than runs use (Megatron's datasets): for each, a file that says so.
+    """Digests of the snapshots that others than runs use (Megatron's datasets): for each, a file
+    that says so.
 
     Raises: CacheError if one of these files cannot be read.
     """
@@ -37,7 +38,8 @@ def list_references(cache: CacheStore) -> dict[str, Path]:
 
 
 def list_runs_by_index(cache: CacheStore) -> tuple[dict[str, list[str]], bool]:
-    """Digests of the snapshots that runs use, each with their names; and whether these are all: no ledger is damaged."""
+    """Digests of the snapshots that runs use, each with their names; and whether these are all: no
+    ledger is damaged."""
     found = dict[str, list[str]]()
     is_complete = True
     for name in run_names(cache):
@@ -55,8 +57,8 @@ def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse
     """What each snapshot of a cache is used for, by its digest.
 
     Args:
-        config: the user's, if one was given. Its paths are those of the snapshots that its run reads, and of the newest unless
-            only other runs use it.
+        config: the user's, if one was given. Its paths are those of the snapshots that its run
+            reads, and of the newest unless only other runs use it.
 
     Raises: as list_references.
     """
@@ -68,7 +70,9 @@ def find_uses(cache: CacheStore, config: Config | None) -> dict[str, SnapshotUse
     for digest in entries:
         names = runs.get(digest, [])
         whose = "the config"
-        if config is not None and (config.run in names or not (names or digest in references or digest in superseded)):
+        if config is not None and (
+            config.run in names or not (names or digest in references or digest in superseded)
+        ):
             roots = {name: find_root(source.path) for name, source in config.all_sources.items()}
             found[digest] = SnapshotUse(roots=roots)
             continue

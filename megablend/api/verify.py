@@ -23,7 +23,8 @@ from megablend.system.failures import translating
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class VerifyResult(Record, Sequence[str]):
-    """What `verify` found. Release 0.1.0 returned the list of problems, so for one more release it also reads like that list."""
+    """What `verify` found. Release 0.1.0 returned the list of problems, so for one more release it
+    also reads like that list."""
 
     cache: str
     """The cache's absolute path."""
@@ -47,7 +48,9 @@ class VerifyResult(Record, Sequence[str]):
         return list(self.problems)[index]
 
     def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, list | VerifyResult) else NotImplemented
+        return (
+            list(self) == list(other) if isinstance(other, list | VerifyResult) else NotImplemented
+        )
 
     def __hash__(self) -> int:
         return hash((self.cache, self.data, self.problems))
@@ -64,7 +67,8 @@ def verify(
     """Check all of a cache: the index's fragments and snapshots, and the runs' ledgers.
 
     Args:
-        cache: its folder or URL, or a config that names it, whose paths then decide where the files of its run are.
+        cache: its folder or URL, or a config that names it, whose paths then decide where the files
+            of its run are.
         data: read every block of every data file too, and compare counts and checksums.
         progress: with `data`, called as files are read.
         storage: where data files are read, in place of the one that the config asks for.
@@ -80,10 +84,14 @@ def verify(
         uses = find_uses(store, config)
     except CacheError as error:
         problems.append(str(error))
-    problems += verify_index(store, data=data, storage=session.storage, progress=progress, uses=uses)
+    problems += verify_index(
+        store, data=data, storage=session.storage, progress=progress, uses=uses
+    )
     notes = list[str]()
     problems += _run_problems(store, notes)
-    return VerifyResult(cache=store.location, data=data, problems=tuple(problems), notes=tuple(notes))
+    return VerifyResult(
+        cache=store.location, data=data, problems=tuple(problems), notes=tuple(notes)
+    )
 
 
 def _run_problems(cache: CacheStore, notes: list[str]) -> Iterator[str]:

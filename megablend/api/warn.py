@@ -17,7 +17,8 @@ _COMPARED_FILES = 200_000
 
 
 def find_warnings(compiled: Compiled) -> list[str]:
-    """Warn of the sources of a split: a line for each kind of problem, naming the worst. An unblended split has none."""
+    """Warn of the sources of a split: a line for each kind of problem, naming the worst. An
+    unblended split has none."""
     run = compiled.run
     if not run.is_blended:
         return []
@@ -39,7 +40,9 @@ def find_warnings(compiled: Compiled) -> list[str]:
             )
     if limits.max_epochs is not None:
         capped = np.array([source.is_capped for source in compiled.sources])  # chosen deliberately
-        epochs = np.array([float(run.epochs.count(source, n + extra)) for source, n in enumerate(read.tolist())])
+        epochs = np.array(
+            [float(run.epochs.count(source, n + extra)) for source, n in enumerate(read.tolist())]
+        )
         epochs[capped | (samples == 0)] = 0
         often = np.flatnonzero(epochs > float(limits.max_epochs))
         if len(often):
@@ -53,7 +56,8 @@ def find_warnings(compiled: Compiled) -> list[str]:
 
 
 def warn_of_shared_files(compiled: Compiled) -> list[str]:
-    """A line if several sources of the config, in whatever splits, read the same file; not looked at with too many files."""
+    """A line if several sources of the config, in whatever splits, read the same file; not looked
+    at with too many files."""
     snapshot = compiled.store.snapshot
     configured = compiled.config.all_sources
     wanted = {number for number, entry in enumerate(snapshot.sources) if entry.name in configured}
@@ -80,7 +84,8 @@ def warn_of_shared_files(compiled: Compiled) -> list[str]:
 
 
 def warn_of_last_share(compiled: Compiled) -> list[str]:
-    """A line if the last stage ends before the length that the config gives, as where shares are meant as parts."""
+    """A line if the last stage ends before the length that the config gives, as where shares are
+    meant as parts."""
     stages = compiled.config.stages
     if not stages or (share := stages[-1].share) is None or share == 1:
         return []
@@ -111,7 +116,8 @@ def warn_of_ends(compiled: Compiled) -> list[str]:
 
 
 def warn_of_unread_rests(run: Run) -> list[str]:
-    """A line for each epoch whose rest a run that was planned before `Stage.whole_epochs` leaves out."""
+    """A line for each epoch whose rest a run that was planned before `Stage.whole_epochs` leaves
+    out."""
     return [
         f"source {source.name!r}: {tokens:,} tokens are not read, the rest of an epoch within which stage {stage}, from sample "
         f"{run.ledger.starts[stage]:,} on, begins: an earlier release planned it so, and what a run has committed does not "

@@ -41,11 +41,12 @@ def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | 
     """Plan train as the config requests it, by the run's ledger if it has one; commits nothing.
 
     Args:
-        compares_files: whether the newest index, where the run is planned on it, has to be of the files as they are now.
+        compares_files: whether the newest index, where the run is planned on it, has to be of the
+            files as they are now.
 
     Returns: the run; or, where no index is of what the config requests, why, and what to do.
-    Raises: PlanError, ConfigError where the config cannot be planned; DataError where its files cannot be found; CacheError where
-        the cache is damaged.
+    Raises: PlanError, ConfigError where the config cannot be planned; DataError where its files
+        cannot be found; CacheError where the cache is damaged.
     """
     config = session.config
     check_sample(config)
@@ -53,7 +54,9 @@ def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | 
     ledger = session.ledger
     snapshots = session.snapshots
     if not snapshots:
-        return f"{config.cache} holds no index, so the numbers of tokens are not known: {INDEX_REMEDY}"
+        return (
+            f"{config.cache} holds no index, so the numbers of tokens are not known: {INDEX_REMEDY}"
+        )
     planned = None
     if ledger is not None and config.num_snapshots <= len(ledger.indices):
         planned = _plan_by_ledger(config, ledger, storage, snapshots[-1])
@@ -62,7 +65,10 @@ def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | 
     newest = open_snapshot(config.cache_store, snapshots[-1])
     started = perf_counter()
     keeps = ledger is not None and newest.digest in ledger.indices
-    if compares_files and (problem := find_unindexed(config, newest, storage, is_kept=keeps)) is not None:
+    if (
+        compares_files
+        and (problem := find_unindexed(config, newest, storage, is_kept=keeps)) is not None
+    ):
         return f"{problem.text}, so the numbers of tokens are not known: {INDEX_REMEDY}"
     compared_in = perf_counter() - started
     if ledger is not None and planned is None:  # a stage reads the newest index
@@ -71,16 +77,17 @@ def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | 
         return dataclasses.replace(planned, compared_in=compared_in)
     note = f"run {config.run!r} is not committed; `megablend build CONFIG` commits it"
     if planned is not None:
-        note = (
-            f"this is not what run {config.run!r} is committed to, and `megablend build CONFIG` refuses it: {planned}"
-        )
+        note = f"this is not what run {config.run!r} is committed to, and `megablend build CONFIG` refuses it: {planned}"
     compiled = compile_split(config, "train", _open_requested(config, ledger, newest, storage))
     check_limits(compiled)
     return Foreseen(compiled=compiled, committed=False, note=note, compared_in=compared_in)
 
 
-def _open_requested(config: Config, ledger: Ledger | None, newest: Snapshot, storage: Storage) -> BlockStore:
-    """The blocks that a config's stages read: of the newest index, or of the run's where a stage has new data.
+def _open_requested(
+    config: Config, ledger: Ledger | None, newest: Snapshot, storage: Storage
+) -> BlockStore:
+    """The blocks that a config's stages read: of the newest index, or of the run's where a stage
+    has new data.
 
     Raises: as `open_stores`.
     """
@@ -120,8 +127,11 @@ def _share(source: Source) -> dict[str, float | str] | None:
     return {source.unit: given if isinstance(given, str) else float(given)}
 
 
-def _plan_by_ledger(config: Config, ledger: Ledger, storage: Storage, newest: str) -> Foreseen | PlanError:
-    """The committed run, or what extending it would make of it; or why the ledger refuses the config."""
+def _plan_by_ledger(
+    config: Config, ledger: Ledger, storage: Storage, newest: str
+) -> Foreseen | PlanError:
+    """The committed run, or what extending it would make of it; or why the ledger refuses the
+    config."""
     try:
         compiled = compile_committed(config, "train", ledger, storage, newest)
         committed = ledger.until(compiled.num_samples)

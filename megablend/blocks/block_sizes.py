@@ -1,8 +1,9 @@
-"""Sizes of blocks from the tables of the index: tokens, memory, dictionaries; and how the memory of a process is divided.
+"""Sizes of blocks from the tables of the index: tokens, memory, dictionaries; and how the memory of
+a process is divided.
 
-Nothing is read from data files. Of `memory`, the limit per process for reading a split, batches and the order of the sources'
-blocks are counted first, at their actual size. Sources with extra columns take 1 / EXTRA_PART of `memory` for these. The rest is
-divided by SHARES.
+Nothing is read from data files. Of `memory`, the limit per process for reading a split, batches and
+the order of the sources' blocks are counted first, at their actual size. Sources with extra columns
+take 1 / EXTRA_PART of `memory` for these. The rest is divided by SHARES.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from megablend.index.snapshot import Snapshot
 from megablend.lazy import cached_property
 
 EXTRA_PART = 16
-"""1 / EXTRA_PART of `memory` is for decoded pages of extra columns, cached for other blocks that need them."""
+"""1 / EXTRA_PART of `memory` is for decoded pages of extra columns, cached for other blocks that
+need them."""
 SHARES = {"dictionaries": 1, "planning": 1, "window": 1, "reads": 2, "blocks": 11}
 """Parts of the rest; see `prefetch.memory_budget.Budget`."""
 NUM_SHARES = sum(SHARES.values())
@@ -47,7 +49,8 @@ class BlockSizes:
 
     Attributes:
         snapshot: the opened index.
-        append_eod: for each of its columns, the end-of-document token; None for sources without one, and extra columns.
+        append_eod: for each of its columns, the end-of-document token; None for sources without
+            one, and extra columns.
         extra: by source name, the columns that are read with the tokens.
     """
 
@@ -56,7 +59,8 @@ class BlockSizes:
     extra: Mapping[str, tuple[ExtraColumn, ...]]
 
     def num_tokens(self, ids: Int64s) -> Int64s:
-        """Number of tokens of blocks `ids` int64 [n], including end-of-document tokens: int64 [n]."""
+        """Number of tokens of blocks `ids` int64 [n], including end-of-document tokens: int64
+        [n]."""
         return self._with_eod(ids, self.snapshot.blocks(ids))
 
     def _with_eod(self, ids: Int64s, rows: Array) -> Int64s:
@@ -65,7 +69,8 @@ class BlockSizes:
         return rows["tokens"] + np.where(has_eod, rows["ends"], 0)
 
     def memory_bytes(self, ids: Int64s, rows: Array, *, documents: bool) -> tuple[Int64s, Int64s]:
-        """Estimated bytes of blocks `ids` int64 [n]: decoded, and in addition while being read and decoded. int64 [n] each.
+        """Estimated bytes of blocks `ids` int64 [n]: decoded, and in addition while being read and
+        decoded. int64 [n] each.
 
         Args:
             rows: PLACED_BLOCK_DTYPE [n], their rows of the block table.
@@ -79,13 +84,15 @@ class BlockSizes:
         kept += num_tokens * self._extra_sizes[files]
         pieces = 8 * (np.maximum(rows["rows"], 0) + 2)
         reading = rows["stored_bytes"] + kept + pieces
-        # Narrow tokens of a dictionary are looked up in the type in which it is stored, and then converted.
+        # Narrow tokens of a dictionary are looked up in the type in which it is stored, and then
+        # converted.
         is_widened = is_by_dictionary(rows["encoding"]) & (token_bytes < STORED_BYTES)
         reading += np.where(is_widened, num_tokens * STORED_BYTES, 0)
         return (kept + pieces if documents else kept), reading
 
     def dictionaries(self, ids: Int64s) -> tuple[Int64s, Int64s]:
-        """Dictionaries that blocks `ids` int64 [n] refer to: numbers, and stored sizes in bytes (0: none). int64 [n] each."""
+        """Dictionaries that blocks `ids` int64 [n] refer to: numbers, and stored sizes in bytes (0:
+        none). int64 [n] each."""
         numbers, sizes = self.snapshot.chunks_of(ids, "dictionary_bytes")
         needed = is_by_dictionary(self.snapshot.blocks(ids)["encoding"])
         return numbers, np.where(needed, sizes, 0).astype(np.int64)

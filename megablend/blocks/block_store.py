@@ -1,4 +1,5 @@
-"""Reading blocks of an index by number: finding and opening their file, decoding, inserting end-of-document tokens."""
+"""Reading blocks of an index by number: finding and opening their file, decoding, inserting
+end-of-document tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class BlockBatch:
     tokens: npt.NDArray[Any]
     """[num_tokens], of the widest token dtype among the blocks."""
     offsets: npt.NDArray[np.int64]
-    """int64 [num_pieces + 1]: piece i (a document, or the part of it that its block holds) is tokens[offsets[i]:offsets[i+1]]."""
+    """int64 [num_pieces + 1]: piece i (a document, or the part of it that its block holds) is
+    tokens[offsets[i]:offsets[i+1]]."""
     block_offsets: npt.NDArray[np.int64]
     """int64 [num_blocks + 1]: block j is tokens[block_offsets[j]:block_offsets[j+1]]."""
 
@@ -50,7 +52,8 @@ class BlockStore(BlockSizes):
     Args:
         snapshot: the opened index.
         append_eod: for each source of the index, the token inserted after each document, or None.
-        roots: for each source's name, the folder of its files; if absent, the folder recorded by the last build.
+        roots: for each source's name, the folder of its files; if absent, the folder recorded by
+            the last build.
         extra: by source name, the columns to read with the tokens.
         extra_bytes: limit for decoded pages of extra columns that are cached for other blocks.
         storage: reads the files.
@@ -110,24 +113,30 @@ class BlockStore(BlockSizes):
 
     @cached_property
     def max_files(self) -> int:
-        """Number of files that the storages of all sources prefer to have read at a time where whole files are."""
+        """Number of files that the storages of all sources prefer to have read at a time where
+        whole files are."""
         return max((each.max_files for each in self._limits), default=1)
 
     @cached_property
     def _limits(self) -> list[ReadLimits]:
-        files = np.unique(self.snapshot.file_columns, return_index=True)[1].tolist()  # one of each source
+        files = np.unique(self.snapshot.file_columns, return_index=True)[
+            1
+        ].tolist()  # one of each source
         return [self.storage.limits(self.snapshot.path(file, self.roots)) for file in files]
 
-    def read(self, ids: npt.ArrayLike, *, rows: Array | None = None, pieces: bool = True) -> DecodedBlocks:
+    def read(
+        self, ids: npt.ArrayLike, *, rows: Array | None = None, pieces: bool = True
+    ) -> DecodedBlocks:
         """Decode blocks.
 
         Args:
             ids: int64 [n], block numbers of the index; any order, repeats allowed.
-            rows: PLACED_BLOCK_DTYPE [n], their rows of the block table, for a caller that has looked them up.
+            rows: PLACED_BLOCK_DTYPE [n], their rows of the block table, for a caller that has
+                looked them up.
             pieces: whether to return document offsets; otherwise `offsets` are NO_OFFSETS.
 
-        Raises: IndexError for a number out of range; TypeError for non-integers; MissingFileError, ChangedFileError,
-            CorruptFileError.
+        Raises: IndexError for a number out of range; TypeError for non-integers; MissingFileError,
+            ChangedFileError, CorruptFileError.
         """
         numbers = self._checked(ids)
         order = None
@@ -147,7 +156,8 @@ class BlockStore(BlockSizes):
         return found if order is None else found.taken(np.argsort(order))
 
     def begin_read(self, numbers: npt.NDArray[np.int64], rows: Array) -> list[FileRead]:
-        """Open the files of blocks, for a caller that fetches their bytes (see `formats.fetch`), and then calls `decode`.
+        """Open the files of blocks, for a caller that fetches their bytes (see `formats.fetch`),
+        and then calls `decode`.
 
         Args:
             numbers: int64 [n], of the blocks, ascending.
@@ -161,13 +171,21 @@ class BlockStore(BlockSizes):
             opened = self._files.get(file)
             found.append(
                 FileRead(
-                    opened.reader, rows[here], opened.chunks, check=opened.check, source=opened.source, number=file
+                    opened.reader,
+                    rows[here],
+                    opened.chunks,
+                    check=opened.check,
+                    source=opened.source,
+                    number=file,
                 )
             )
         return found
 
-    def decode(self, numbers: npt.NDArray[np.int64], reads: Sequence[FileRead], *, pieces: bool) -> DecodedBlocks:
-        """Decode the blocks `numbers` int64 [n], of which `begin_read` made `reads`. Args and raises: as of `read`."""
+    def decode(
+        self, numbers: npt.NDArray[np.int64], reads: Sequence[FileRead], *, pieces: bool
+    ) -> DecodedBlocks:
+        """Decode the blocks `numbers` int64 [n], of which `begin_read` made `reads`. Args and
+        raises: as of `read`."""
         if not self._changes_blocks:
             found = DecodedBlocks.joined(decode_all(reads, pieces=pieces))
             return found if pieces else found.without_offsets()
@@ -181,11 +199,13 @@ class BlockStore(BlockSizes):
 
     @cached_property
     def _changes_blocks(self) -> bool:
-        """Whether something is added to blocks of some file: end-of-document tokens, extra columns."""
+        """Whether something is added to blocks of some file: end-of-document tokens, extra
+        columns."""
         return bool(self.extra) or any(eod is not None for eod in self.append_eod)
 
     def reads_more(self, reads: Sequence[FileRead]) -> bool:
-        """Whether `decode` itself reads: extra columns, whose blocks are only known after decoding the tokens."""
+        """Whether `decode` itself reads: extra columns, whose blocks are only known after decoding
+        the tokens."""
         return bool(self.extra) and any(self._extra_of(self._column_of(read)) for read in reads)
 
     def _column_of(self, read: FileRead) -> ColumnEntry:
@@ -194,13 +214,17 @@ class BlockStore(BlockSizes):
     def _extra_of(self, column: ColumnEntry) -> tuple[ExtraColumn, ...] | None:
         return self.extra.get(column.name) if isinstance(column, SourceEntry) else None
 
-    def _decode_file(self, ids: npt.NDArray[np.int64], read: FileRead, *, pieces: bool) -> DecodedBlocks:
+    def _decode_file(
+        self, ids: npt.NDArray[np.int64], read: FileRead, *, pieces: bool
+    ) -> DecodedBlocks:
         """Blocks of a file, with end-of-document tokens and extra columns."""
         column = int(self.snapshot.file_columns[read.number])
         source = self.snapshot.columns[column]
         append_eod = self.append_eod[column]
         columns = self._extra_of(source)
-        blocks: Sequence[DecodedBlock] = read.decode(pieces=pieces or append_eod is not None or columns is not None)
+        blocks: Sequence[DecodedBlock] = read.decode(
+            pieces=pieces or append_eod is not None or columns is not None
+        )
         if append_eod is None and columns is None:
             found = DecodedBlocks.of(blocks)
             return found if pieces else found.without_offsets()
@@ -213,7 +237,9 @@ class BlockStore(BlockSizes):
             )
         if append_eod is not None:
             flags = read.blocks["flags"].tolist()
-            blocks = [with_eod(block, flag, append_eod) for block, flag in zip(blocks, flags, strict=True)]
+            blocks = [
+                with_eod(block, flag, append_eod) for block, flag in zip(blocks, flags, strict=True)
+            ]
             self._check_ends(ids, read.blocks, blocks)
         return DecodedBlocks.of(
             [
@@ -222,8 +248,11 @@ class BlockStore(BlockSizes):
             ]
         )
 
-    def _check_ends(self, ids: npt.NDArray[np.int64], rows: Array, blocks: Sequence[DecodedBlock]) -> None:
-        """Check the number of documents with tokens that end in each block against the index. Raises: CorruptFileError."""
+    def _check_ends(
+        self, ids: npt.NDArray[np.int64], rows: Array, blocks: Sequence[DecodedBlock]
+    ) -> None:
+        """Check the number of documents with tokens that end in each block against the index.
+        Raises: CorruptFileError."""
         found = np.array([len(block.tokens) for block in blocks], np.int64) - rows["tokens"]
         if len(wrong := np.flatnonzero(found != rows["ends"])):
             first = wrong[0]
@@ -236,7 +265,8 @@ class BlockStore(BlockSizes):
             )
 
     def pieces(self, ids: npt.ArrayLike) -> tuple[list[npt.NDArray[np.int64]], int]:
-        """Find document offsets in blocks, without end-of-document tokens; see BlockReader.find_pieces. Raises as `read` does."""
+        """Find document offsets in blocks, without end-of-document tokens; see
+        BlockReader.find_pieces. Raises as `read` does."""
         numbers = self._checked(ids)
         order = np.argsort(numbers, kind="stable")
         rows = self.snapshot.blocks(numbers[order])
@@ -252,14 +282,19 @@ class BlockStore(BlockSizes):
         return [found[i] for i in np.argsort(order).tolist()], scanned_bytes
 
     def read_blocks(self, ids: npt.ArrayLike) -> BlockBatch:
-        """Read tokens and document pieces of any blocks, in the requested order. Raises as `read` does."""
+        """Read tokens and document pieces of any blocks, in the requested order. Raises as `read`
+        does."""
         blocks = self.read(ids)
         if not blocks:
             return BlockBatch(np.empty(0, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))
         block_offsets = np.concatenate([[0], np.cumsum([len(block.tokens) for block in blocks])])
-        pieces = [block.offsets[1:] + start for block, start in zip(blocks, block_offsets, strict=False)]
+        pieces = [
+            block.offsets[1:] + start for block, start in zip(blocks, block_offsets, strict=False)
+        ]
         return BlockBatch(
-            np.concatenate([block.tokens for block in blocks]), np.concatenate([[0], *pieces]), block_offsets
+            np.concatenate([block.tokens for block in blocks]),
+            np.concatenate([[0], *pieces]),
+            block_offsets,
         )
 
     def read_pages(self, ids: npt.ArrayLike) -> BlockBatch:
@@ -280,19 +315,27 @@ class BlockStore(BlockSizes):
         num_blocks = self.snapshot.num_blocks
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < num_blocks):
             bad = numbers[(numbers < 0) | (numbers >= num_blocks)][0]
-            raise IndexError(f"block {bad} is out of range: the index has blocks 0 to {num_blocks - 1}")
+            raise IndexError(
+                f"block {bad} is out of range: the index has blocks 0 to {num_blocks - 1}"
+            )
         return numbers
 
     def _cut_by_file(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
         """The files of blocks `numbers` int64 [n], ascending, and which of them are in each."""
         files = self.snapshot.file_of(numbers)
         firsts = np.flatnonzero(np.diff(files, prepend=-1))
-        for file, (start, stop) in zip(files[firsts].tolist(), pairwise([*firsts.tolist(), len(files)]), strict=True):
+        for file, (start, stop) in zip(
+            files[firsts].tolist(), pairwise([*firsts.tolist(), len(files)]), strict=True
+        ):
             yield file, slice(start, stop)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {"snapshot": self.snapshot, "append_eod": self.append_eod, "roots": self.roots}
-        return kept | {"extra": self.extra, "extra_bytes": self.extra_bytes, "storage": self.storage}
+        return kept | {
+            "extra": self.extra,
+            "extra_bytes": self.extra_bytes,
+            "storage": self.storage,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         old_names = {"generation": "snapshot", "eods": "append_eod"}  # in pickles of release 0.1.0
@@ -314,7 +357,8 @@ class JoinedStore(BlockStore):
         *,
         storage: Storage,
     ) -> None:
-        """Args: extra, roots: by the names that the sources have in the JoinedSnapshot; columns as `stores` have them."""
+        """Args: extra, roots: by the names that the sources have in the JoinedSnapshot; columns as
+        `stores` have them."""
         self._stores = tuple(stores)
         snapshot = JoinedSnapshot([store.snapshot for store in stores])
         append_eod = [eod for store in stores for eod in store.eods]
@@ -323,7 +367,9 @@ class JoinedStore(BlockStore):
             for source in snapshot.sources
             if source.name in extra
         }
-        super().__init__(snapshot, append_eod, roots, moved, stores[-1].extra_bytes, storage=storage)
+        super().__init__(
+            snapshot, append_eod, roots, moved, stores[-1].extra_bytes, storage=storage
+        )
 
     @property
     def stores(self) -> tuple[BlockStore, ...]:
@@ -337,7 +383,12 @@ class JoinedStore(BlockStore):
         return tuple(self.snapshot.first_blocks[:-1].tolist())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"stores": self._stores, "extra": self.extra, "roots": self.roots, "storage": self.storage}
+        return {
+            "stores": self._stores,
+            "extra": self.extra,
+            "roots": self.roots,
+            "storage": self.storage,
+        }
 
 
 def _move(column: ExtraColumn, source: SourceEntry) -> ExtraColumn:

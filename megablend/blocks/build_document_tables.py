@@ -1,4 +1,5 @@
-"""Building document tables: ranks divide the files, large ones by ranges of blocks; rank 0 joins and commits."""
+"""Building document tables: ranks divide the files, large ones by ranges of blocks; rank 0 joins
+and commits."""
 
 from __future__ import annotations
 
@@ -56,9 +57,14 @@ class TablesReport:
 
 
 def build_tables(
-    store: BlockStore, sources: Sequence[int], *, launch: Communicator, stretch_bytes: int = STRETCH_BYTES
+    store: BlockStore,
+    sources: Sequence[int],
+    *,
+    launch: Communicator,
+    stretch_bytes: int = STRETCH_BYTES,
 ) -> TablesReport:
-    """Build the document tables of sources (by number) of an index whose documents were counted. Called by all ranks.
+    """Build the document tables of sources (by number) of an index whose documents were counted.
+    Called by all ranks.
 
     Args:
         stretch_bytes: stored size of the blocks that a rank counts at a time.
@@ -85,11 +91,14 @@ def build_tables(
             missing = {
                 i: list(split_into_ranges(snapshot, i, stretch_bytes))
                 for i in sources
-                if table_key(snapshot, i) not in committed or not is_complete(fetch_table(snapshot, i))
+                if table_key(snapshot, i) not in committed
+                or not is_complete(fetch_table(snapshot, i))
             }
         missing = launch.bcast(missing)
         assert missing is not None
-        counted, scanned_bytes = count_share(store, [part for parts in missing.values() for part in parts], launch)
+        counted, scanned_bytes = count_share(
+            store, [part for parts in missing.values() for part in parts], launch
+        )
         totals = launch.gather((counted, scanned_bytes))
         report = None
         if launch.rank == 0:
@@ -135,7 +144,12 @@ def _write(cache: CacheStore, folder: Path, parts: Sequence[BlockRange]) -> None
             if len(groups):
                 sums = np.add.reduceat(left[:whole], groups, dtype=np.int64)
                 ends = np.add.reduceat(left[:whole] > 0, groups, dtype=np.int64)
-                starts.append({"tokens": tokens + np.cumsum(sums) - sums, "filled": filled + np.cumsum(ends) - ends})
+                starts.append(
+                    {
+                        "tokens": tokens + np.cumsum(sums) - sums,
+                        "filled": filled + np.cumsum(ends) - ends,
+                    }
+                )
                 tokens = tokens + int(sums.sum())
                 filled = filled + int(ends.sum())
             left = left[whole:]

@@ -1,7 +1,9 @@
-"""Fetched bytes compared with the index's checksums of blocks, where it has some; what differs is read again.
+"""Fetched bytes compared with the index's checksums of blocks, where it has some; what differs is
+read again.
 
-For files that are not on a local disk, since a bit that flipped in transit does not flip again; and for local ones that were
-moved, copied or touched since the build. Done by the threads that fetch and decode, not by the storage's event loop.
+For files that are not on a local disk, since a bit that flipped in transit does not flip again; and
+for local ones that were moved, copied or touched since the build. Done by the threads that fetch
+and decode, not by the storage's event loop.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ from megablend.system.log import LOG
 MAX_READS = 8
 """Times that a range is read before it counts as damaged."""
 MAX_OPENS = 20
-"""Times that a file is opened whose description differs from the index's: that takes several reads."""
+"""Times that a file is opened whose description differs from the index's: that takes several
+reads."""
 T = TypeVar("T")
 
 
 class Checksums:
-    """The checksums of an index, of several snapshots where it is joined. Raises: CacheError if they are damaged."""
+    """The checksums of an index, of several snapshots where it is joined. Raises: CacheError if
+    they are damaged."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         parts = snapshot.snapshots if isinstance(snapshot, JoinedSnapshot) else (snapshot,)
@@ -70,7 +74,8 @@ class FetchedCheck:
         self._storage = storage
 
     def __call__(self, fetched: FetchedRanges) -> None:
-        """Raises: CorruptFileError if a range differs each time it is read; as Storage.read does."""
+        """Raises: CorruptFileError if a range differs each time it is read; as Storage.read
+        does."""
         path = fetched.ranges.path
         position = self._paths.index(path)
         wrong = list[tuple[int, Bytes]]()
@@ -79,7 +84,9 @@ class FetchedCheck:
         for _ in range(MAX_READS - 1):
             if not wrong:
                 return
-            LOG.info("%s: %d ranges differ from their checksums; reading them again", path, len(wrong))
+            LOG.info(
+                "%s: %d ranges differ from their checksums; reading them again", path, len(wrong)
+            )
             self._read_again(path, wrong)
             wrong = [each for part in wrong for each in self._find_wrong(position, *part)]
         if wrong:
@@ -98,7 +105,12 @@ class FetchedCheck:
         return [(offset + start, data[start : start + size]) for start, size in found]
 
     def _read_again(self, path: str, parts: Sequence[tuple[int, Bytes]]) -> None:
-        offsets, sizes = (np.array(each, np.int64) for each in zip(*((o, len(data)) for o, data in parts), strict=True))
-        data, begins = self._storage.read_ranges(path, offsets, sizes, lambda total: np.empty(total, np.uint8))
+        offsets, sizes = (
+            np.array(each, np.int64)
+            for each in zip(*((o, len(data)) for o, data in parts), strict=True)
+        )
+        data, begins = self._storage.read_ranges(
+            path, offsets, sizes, lambda total: np.empty(total, np.uint8)
+        )
         for (_, part), begin in zip(parts, begins.tolist(), strict=True):
             part[:] = data[begin : begin + len(part)]

@@ -1,10 +1,12 @@
-"""Lengths of documents, counted block by block; ranks divide the ranges of blocks, and store the lengths of each.
+"""Lengths of documents, counted block by block; ranks divide the ranges of blocks, and store the
+lengths of each.
 
     <cache>/lengths/<file>-<stretch>   int32, lengths of the documents of a range of blocks: see index.sealed_numbers
 
-The pieces of a document in several blocks are added up. Counts are kept, so that a killed build resumes, and adding one file to
-ten thousand counts only that one. Tokens of `.bin/.idx` and Arrow files are not read; Parquet pages are, since rows are encoded
-in their levels. Where reads wait for a network, several ranges are counted at a time.
+The pieces of a document in several blocks are added up. Counts are kept, so that a killed build
+resumes, and adding one file to ten thousand counts only that one. Tokens of `.bin/.idx` and Arrow
+files are not read; Parquet pages are, since rows are encoded in their levels. Where reads wait for
+a network, several ranges are counted at a time.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[i
     Args:
         store: of an index whose documents were counted.
 
-    Yields: number of the batch's first document; int64 [n], tokens, end-of-document ones not included; data bytes read.
+    Yields: number of the batch's first document; int64 [n], tokens, end-of-document ones not
+        included; data bytes read.
     Raises: as BlockStore.read does.
     """
     while first < end:
@@ -60,7 +63,8 @@ def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[i
 
 
 def next_cut(snapshot: Snapshot, block: int, end: int) -> int:
-    """The first block from `block` on that begins with a new document; `end` if there is none before it."""
+    """The first block from `block` on that begins with a new document; `end` if there is none
+    before it."""
     while block < end and snapshot.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT:
         block += 1
     return block
@@ -84,8 +88,11 @@ class BlockRange(NamedTuple):
     stored_bytes: int
 
 
-def split_into_ranges(snapshot: Snapshot, source: int, stretch_bytes: int = STRETCH_BYTES) -> Iterator[BlockRange]:
-    """Split a source's blocks at file ends, and within files about every `stretch_bytes` where a document begins."""
+def split_into_ranges(
+    snapshot: Snapshot, source: int, stretch_bytes: int = STRETCH_BYTES
+) -> Iterator[BlockRange]:
+    """Split a source's blocks at file ends, and within files about every `stretch_bytes` where a
+    document begins."""
     entry = snapshot.sources[source]
     for number, key in zip(entry.files, snapshot.file_keys(entry), strict=True):
         file = snapshot.file(number)
@@ -93,21 +100,31 @@ def split_into_ranges(snapshot: Snapshot, source: int, stretch_bytes: int = STRE
         stored = np.cumsum(snapshot.blocks(blocks)["stored_bytes"], dtype=np.int64)
         edges = file.first_block + 1 + np.flatnonzero(np.diff(stored // stretch_bytes))
         end = file.first_block + file.num_blocks
-        cuts = sorted({file.first_block, *(next_cut(snapshot, int(edge), end) for edge in edges), end})
+        cuts = sorted(
+            {file.first_block, *(next_cut(snapshot, int(edge), end) for edge in edges), end}
+        )
         for first, stop in pairwise(cuts):
             rows = int(np.diff(snapshot.running("rows_before", [first, stop]))[0])
             size = int(
-                stored[stop - 1 - file.first_block] - (stored[first - 1 - file.first_block] if first > cuts[0] else 0)
+                stored[stop - 1 - file.first_block]
+                - (stored[first - 1 - file.first_block] if first > cuts[0] else 0)
             )
             yield BlockRange(f"{key}-{first - file.first_block}", first, stop, rows, size)
 
 
-def count_share(store: BlockStore, parts: Sequence[BlockRange], launch: Communicator) -> tuple[int, int]:
-    """Count this rank's ranges that were not counted yet. Returns: documents counted, and data bytes read."""
+def count_share(
+    store: BlockStore, parts: Sequence[BlockRange], launch: Communicator
+) -> tuple[int, int]:
+    """Count this rank's ranges that were not counted yet. Returns: documents counted, and data
+    bytes read."""
     cache = store.snapshot.store
     mine = assign_longest_first([part.stored_bytes for part in parts], launch.size)[launch.rank]
     cache.fetch_files(LENGTHS_KIND, owners_of(parts))
-    missing = [parts[i] for i in mine if _find_lengths(cache.folder / LENGTHS_KIND / parts[i].name, parts[i]) is None]
+    missing = [
+        parts[i]
+        for i in mine
+        if _find_lengths(cache.folder / LENGTHS_KIND / parts[i].name, parts[i]) is None
+    ]
     counted = scanned_bytes = 0
     for part, size in run_in_threads(partial(_count_part, store), missing, store.max_files):
         counted += part.documents
@@ -117,7 +134,8 @@ def count_share(store: BlockStore, parts: Sequence[BlockRange], launch: Communic
 
 
 def _count_part(store: BlockStore, part: BlockRange, _: RequestedReads) -> int:
-    """Count the documents of a range, and store their lengths on this node. Returns: data bytes read."""
+    """Count the documents of a range, and store their lengths on this node. Returns: data bytes
+    read."""
     scanned_bytes = 0
     lengths = np.empty(part.documents, np.int32)
     first_document = int(store.snapshot.running("rows_before", [part.first_block])[0])
@@ -148,7 +166,8 @@ def _find_lengths(path: Path, part: BlockRange) -> Int32s | None:
 
 
 def await_lengths(cache: CacheStore, part: BlockRange) -> Int32s:
-    """The lengths that a rank has written; on network file systems they may appear some seconds later."""
+    """The lengths that a rank has written; on network file systems they may appear some seconds
+    later."""
     deadline = time.monotonic() + _SEEN_SECONDS
     path = cache.folder / LENGTHS_KIND / part.name
     while (found := _find_lengths(path, part)) is None and (

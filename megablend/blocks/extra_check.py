@@ -18,7 +18,8 @@ from megablend.index.source_entry import ColumnEntry, SourceEntry
 def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple[ExtraColumn, ...]:
     """The extra columns of a source, by its name.
 
-    Raises: ConfigError if a column's type differs between files, or it has no value for some token or row of a file.
+    Raises: ConfigError if a column's type differs between files, or it has no value for some token
+        or row of a file.
     """
     if not columns:  # as for most of thousands of sources
         return ()
@@ -34,7 +35,8 @@ def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple
         }
         if len(kinds) > 1:
             listed = ", ".join(
-                f"{'' if flat else 'lists of '}{dtype} ({path})" for (dtype, flat), path in kinds.items()
+                f"{'' if flat else 'lists of '}{dtype} ({path})"
+                for (dtype, flat), path in kinds.items()
             )
             raise ConfigError(
                 f"source {name!r}: extra column {column!r} has different types: {listed}; write it with one type in all files"
@@ -45,7 +47,9 @@ def extra_columns(store: BlockStore, name: str, columns: Sequence[str]) -> tuple
     return tuple(found)
 
 
-def _check_counts(store: BlockStore, tokens: SourceEntry, extra: ColumnEntry, column: str, *, flat: bool) -> None:
+def _check_counts(
+    store: BlockStore, tokens: SourceEntry, extra: ColumnEntry, column: str, *, flat: bool
+) -> None:
     snapshot = store.snapshot
     for number, other in zip(tokens.files, extra.files, strict=True):
         file = snapshot.file(number)
@@ -59,14 +63,22 @@ def _check_counts(store: BlockStore, tokens: SourceEntry, extra: ColumnEntry, co
             problem = f"{found}; each list must have as many values as its row has tokens, nulls not counted"
         else:
             continue
-        raise ConfigError(f"{snapshot.path(number, store.roots)}: extra column {column!r} {problem}")
+        raise ConfigError(
+            f"{snapshot.path(number, store.roots)}: extra column {column!r} {problem}"
+        )
 
 
 def _first_difference(store: BlockStore, file: FileEntry, column_file: FileEntry) -> str:
-    """The first row of a file in which two columns have different numbers of values. Raises as BlockStore.read does."""
+    """The first row of a file in which two columns have different numbers of values. Raises as
+    BlockStore.read does."""
     lengths = [
         np.concatenate(
-            [part for _, part, _ in count_documents(store, each.first_block, each.first_block + each.num_blocks)]
+            [
+                part
+                for _, part, _ in count_documents(
+                    store, each.first_block, each.first_block + each.num_blocks
+                )
+            ]
         )
         for each in (file, column_file)
     ]

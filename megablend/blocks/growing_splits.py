@@ -1,7 +1,9 @@
-"""Splits of sources in several snapshots of a run: documents that were there keep their split, new files are cut on their own.
+"""Splits of sources in several snapshots of a run: documents that were there keep their split, new
+files are cut on their own.
 
-Files are recognised by their content. The files of a source that came with the same snapshot are a *cohort*, whose documents the
-shares divide; so a split of a later snapshot has a range of documents of each cohort, without those of files that are gone.
+Files are recognised by their content. The files of a source that came with the same snapshot are a
+*cohort*, whose documents the shares divide; so a split of a later snapshot has a range of documents
+of each cohort, without those of files that are gone.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class SplitRanges:
     """The number of each source, by its name."""
     num_splits: int
     rows: Ranges
-    """PART_DTYPE [num_rows]: the ranges of all splits of the first source, then those of the next."""
+    """PART_DTYPE [num_rows]: the ranges of all splits of the first source, then those of the
+    next."""
     edges: npt.NDArray[np.int64]
     """int64 [num_sources * num_splits + 1]: where each split begins in `rows`."""
 
@@ -41,7 +44,8 @@ class SplitRanges:
         return self.rows[start:stop]
 
     def joined(self, sources: npt.NDArray[np.int64], split: int) -> Ranges:
-        """From the begin of the first range to the end of the last one, of each source, by its number: PART_DTYPE [n]."""
+        """From the begin of the first range to the end of the last one, of each source, by its
+        number: PART_DTYPE [n]."""
         places = sources * self.num_splits + split
         starts = self.edges[places]
         joined: Ranges = self.rows[starts]
@@ -70,7 +74,8 @@ class _Documents(NamedTuple):
 def find_split_ranges(
     stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bool = False
 ) -> list[SplitRanges]:
-    """The splits of all sources in each snapshot of a run, in order; from the cache where a build stored them.
+    """The splits of all sources in each snapshot of a run, in order; from the cache where a build
+    stored them.
 
     Args:
         stores: of the snapshots, in the run's order.
@@ -88,7 +93,9 @@ def find_split_ranges(
 
 
 def _plain(store: BlockStore, parts: npt.NDArray[np.void]) -> SplitRanges:
-    return SplitRanges(store.snapshot.sources.numbers, parts.shape[1], parts.reshape(-1), np.arange(parts.size + 1))
+    return SplitRanges(
+        store.snapshot.sources.numbers, parts.shape[1], parts.reshape(-1), np.arange(parts.size + 1)
+    )
 
 
 def _grown(stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bool) -> SplitRanges:
@@ -98,19 +105,27 @@ def _grown(stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bo
     request = ["grown", VERSION, digests, [str(share) for share in shares], stores[-1].eods]
     stored = ComputedNumbers(last.cache, last.digest, request)
     num_counts = len(last.sources) * len(shares)
-    numbers = stored.find(np.dtype(np.int64))  # how many ranges each split has, and then those of all splits
+    numbers = stored.find(
+        np.dtype(np.int64)
+    )  # how many ranges each split has, and then those of all splits
     if numbers is None:
         names = last.sources.names
-        found = [_find_ranges(stores, name, shares, i) for name in names for i in range(len(shares))]
+        found = [
+            _find_ranges(stores, name, shares, i) for name in names for i in range(len(shares))
+        ]
         rows = np.concatenate(found)
         numbers = np.concatenate([np.array([len(ranges) for ranges in found]), rows.view(np.int64)])
         if keep:
             stored.keep(numbers)
     edges = np.concatenate([[0], np.cumsum(numbers[:num_counts])])
-    return SplitRanges(last.sources.numbers, len(shares), numbers[num_counts:].view(PART_DTYPE), edges)
+    return SplitRanges(
+        last.sources.numbers, len(shares), numbers[num_counts:].view(PART_DTYPE), edges
+    )
 
 
-def _find_ranges(stores: Sequence[BlockStore], name: str, shares: Sequence[Fraction], split: int) -> Ranges:
+def _find_ranges(
+    stores: Sequence[BlockStore], name: str, shares: Sequence[Fraction], split: int
+) -> Ranges:
     """The ranges of a split of a source in the last snapshot."""
     files = _trace_files([store for store in stores if _number(store, name) is not None], name)
     store = stores[-1]
@@ -135,7 +150,10 @@ def _find_ranges(stores: Sequence[BlockStore], name: str, shares: Sequence[Fract
     source = _number(store, name)
     assert source is not None
     edges = _file_edges(store, source)
-    borders = [tuple(edges.get(each) or find_document(store, source, each) for each in pair) for pair in documents]
+    borders = [
+        tuple(edges.get(each) or find_document(store, source, each) for each in pair)
+        for pair in documents
+    ]
     return cut_documents(store, source, documents, borders)  # type: ignore[arg-type]
 
 
@@ -150,7 +168,9 @@ def _trace_files(stores: Sequence[BlockStore], name: str) -> list[list[_Document
         listed = list[_Documents]()
         total = 0
         left = {key: list(files) for key, files in known.items()}
-        for key, count in zip(store.snapshot.file_keys(entry), _count_documents(store, source), strict=True):
+        for key, count in zip(
+            store.snapshot.file_keys(entry), _count_documents(store, source), strict=True
+        ):
             if left.get(key):
                 listed.append(left[key].pop(0))
                 continue
@@ -164,7 +184,10 @@ def _trace_files(stores: Sequence[BlockStore], name: str) -> list[list[_Document
 def _cohort_sizes(files: Sequence[Sequence[_Documents]]) -> dict[int, int]:
     """Documents of each cohort."""
     distinct = sorted({file for listed in files for file in listed})
-    return {cohort: sum(file.size for file in each) for cohort, each in groupby(distinct, lambda file: file.cohort)}
+    return {
+        cohort: sum(file.size for file in each)
+        for cohort, each in groupby(distinct, lambda file: file.cohort)
+    }
 
 
 def _count_documents(store: BlockStore, source: int) -> list[int]:
@@ -175,7 +198,8 @@ def _count_documents(store: BlockStore, source: int) -> list[int]:
 
 
 def _file_edges(store: BlockStore, source: int) -> dict[int, tuple[int, int]]:
-    """Where the documents begin with which files begin, by number in the source: known without reading blocks."""
+    """Where the documents begin with which files begin, by number in the source: known without
+    reading blocks."""
     snapshot = store.snapshot
     entry = store.snapshot.sources[source]
     edges = dict[int, tuple[int, int]]()

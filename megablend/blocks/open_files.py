@@ -1,4 +1,5 @@
-"""Readers of an index's files: each opened when first needed, if it is still the file that was indexed."""
+"""Readers of an index's files: each opened when first needed, if it is still the file that was
+indexed."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from megablend.storage.location import find_scheme
 
 MIN_OPEN_FILES = 1 << 10
 MAX_OPEN_FILES = 1 << 14
-"""Number of readers that are always kept, since opening a file reads its footer; the storage limits descriptors."""
+"""Number of readers that are always kept, since opening a file reads its footer; the storage limits
+descriptors."""
 OPEN_BYTES = 32 << 20
 """Memory for readers, if that allows for more than MIN_OPEN_FILES."""
 _READER_BYTES = 2 << 10
@@ -54,13 +56,17 @@ class OpenFiles:
         self._roots = roots
         self._storage = storage
         self._opened = LRUCache[OpenedReader](MAX_OPEN_FILES)
-        self._same: dict[int, int] = {}  # by file, a version newer than the build's whose content was compared
+        self._same: dict[
+            int, int
+        ] = {}  # by file, a version newer than the build's whose content was compared
         self._heaviest = OPEN_BYTES // MAX_OPEN_FILES
         self._turns = dict[tuple[int, int], threading.Lock]()
-        """By process, since after a fork nobody releases those of the parent's threads, and file."""
+        """By process, since after a fork nobody releases those of the parent's threads, and
+        file."""
 
     def get(self, file: int) -> OpenedReader:
-        """The reader of file `file` of the index. Raises: MissingFileError, ChangedFileError, CorruptFileError."""
+        """The reader of file `file` of the index. Raises: MissingFileError, ChangedFileError,
+        CorruptFileError."""
 
         def enter() -> OpenedReader:
             entry = self._snapshot.file(file)
@@ -83,11 +89,17 @@ class OpenFiles:
                 checks_bytes += sums.nbytes
                 check = FetchedCheck(kind.files(path), sums, self._storage)
             source = self._storage if find_scheme(path) else None
-            self._make_room(_READER_BYTES + chunks.nbytes + kind.reader_block_bytes * entry.num_blocks + checks_bytes)
+            self._make_room(
+                _READER_BYTES
+                + chunks.nbytes
+                + kind.reader_block_bytes * entry.num_blocks
+                + checks_bytes
+            )
             return OpenedReader(reader, chunks, check, source)
 
         def enter_in_turn() -> OpenedReader:
-            """Over a network, several threads that need a file do not all request what opening it takes."""
+            """Over a network, several threads that need a file do not all request what opening it
+            takes."""
             if not find_scheme(self._snapshot.path(file, self._roots)):
                 return enter()
             turn = os.getpid(), file
@@ -100,7 +112,8 @@ class OpenFiles:
         return self._opened.get(file, enter_in_turn)
 
     def _find_sums(self, file: int, path: str) -> Sums | None:
-        """What blocks of an opened file are compared with: nothing on a local disk, unless it has changed since the build."""
+        """What blocks of an opened file are compared with: nothing on a local disk, unless it has
+        changed since the build."""
         return self._checksums.find(file) if find_scheme(path) or file in self._same else None
 
     @cached_property
@@ -108,7 +121,8 @@ class OpenFiles:
         return Checksums(self._snapshot)
 
     def _check_version(self, number: int, file: FileEntry, path: str) -> None:
-        """Check that the opened file is the one that was indexed. Raises: ChangedFileError; as Storage.read does."""
+        """Check that the opened file is the one that was indexed. Raises: ChangedFileError; as
+        Storage.read does."""
         paths = self._snapshot.columns[file.column].kind.files(path)
         version = number_of(join_etags([self._storage.stat_opened(each) for each in paths]))
         seen = int(self._snapshot.seen[number])
@@ -116,7 +130,9 @@ class OpenFiles:
             return
         check_body(path, file.opened.size, file.body, self._storage)
         if seen:
-            warn_moved(self._snapshot.folder, path, checks_blocks=self._checksums.find(number) is not None)
+            warn_moved(
+                self._snapshot.folder, path, checks_blocks=self._checksums.find(number) is not None
+            )
         self._same[number] = version
 
     def _make_room(self, size: int) -> None:

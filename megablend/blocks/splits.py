@@ -1,7 +1,9 @@
-"""Splits by document: each split of a source is a range of blocks whose first and last are clipped at a document's end.
+"""Splits by document: each split of a source is a range of blocks whose first and last are clipped
+at a document's end.
 
-The boundaries are the same as Megatron's: of n documents, a split has round(lo * n) to round(hi * n) of the running shares.
-Counting the tokens before a boundary document requires decoding its block, so splits are computed once, at build.
+The boundaries are the same as Megatron's: of n documents, a split has round(lo * n) to round(hi *
+n) of the running shares. Counting the tokens before a boundary document requires decoding its
+block, so splits are computed once, at build.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ PART_DTYPE = np.dtype(
         ("first_block", "<i8"),  # block numbers of the index
         ("stop_block", "<i8"),
         ("skip", "<i8"),  # tokens at the first block's start that belong to the previous split
-        ("keep", "<i8"),  # tokens of the last block, counted from its start, that belong to this split
+        (
+            "keep",
+            "<i8",
+        ),  # tokens of the last block, counted from its start, that belong to this split
         ("documents", "<i8"),
         ("tokens", "<i8"),  # tokens of the split, end-of-document tokens included
         ("first_document", "<i8"),  # the source's documents before the split
@@ -37,8 +42,11 @@ PART_DTYPE = np.dtype(
 _RANGE = ("first_block", "stop_block", "skip", "keep")
 
 
-def parts_of(store: BlockStore, shares: Sequence[Fraction], *, keep: bool = False) -> npt.NDArray[np.void]:
-    """The splits of all sources of an index, from `splits/` in the cache if a build stored them, otherwise computed.
+def parts_of(
+    store: BlockStore, shares: Sequence[Fraction], *, keep: bool = False
+) -> npt.NDArray[np.void]:
+    """The splits of all sources of an index, from `splits/` in the cache if a build stored them,
+    otherwise computed.
 
     Args:
         keep: store them in the cache.
@@ -61,7 +69,9 @@ def parts_of(store: BlockStore, shares: Sequence[Fraction], *, keep: bool = Fals
     return parts
 
 
-def compute_split_ranges(store: BlockStore, source: int, shares: Sequence[Fraction]) -> npt.NDArray[np.void]:
+def compute_split_ranges(
+    store: BlockStore, source: int, shares: Sequence[Fraction]
+) -> npt.NDArray[np.void]:
     """Compute the splits of one source.
 
     Args:
@@ -84,9 +94,13 @@ Border = tuple[int, int]
 
 
 def cut_documents(
-    store: BlockStore, source: int, ranges: Sequence[tuple[int, int]], borders: Sequence[tuple[Border, Border]]
+    store: BlockStore,
+    source: int,
+    ranges: Sequence[tuple[int, int]],
+    borders: Sequence[tuple[Border, Border]],
 ) -> npt.NDArray[np.void]:
-    """Ranges of a source's documents, and where their first document and the one after their last begin: PART_DTYPE [n].
+    """Ranges of a source's documents, and where their first document and the one after their last
+    begin: PART_DTYPE [n].
 
     Raises: CacheError where the index is damaged.
     """
@@ -94,7 +108,9 @@ def cut_documents(
     edges = [block for pair in borders for block, _ in pair]
     before = store.snapshot.count_tokens_before(edges, has_eod=has_eod).reshape(-1, 2).tolist()
     parts = np.zeros(len(ranges), PART_DTYPE)
-    for i, ((first, last), ((block, skip), (stop, keep))) in enumerate(zip(ranges, borders, strict=True)):
+    for i, ((first, last), ((block, skip), (stop, keep))) in enumerate(
+        zip(ranges, borders, strict=True)
+    ):
         tokens = before[i][1] + keep - before[i][0] - skip
         if first == last:
             continue  # no documents: an empty range
@@ -103,7 +119,9 @@ def cut_documents(
             continue
         if keep == 0:
             if stop > block:  # otherwise its documents have no tokens, and so no blocks
-                keep = before[i][1] - int(store.snapshot.count_tokens_before([stop - 1], has_eod=has_eod)[0])
+                keep = before[i][1] - int(
+                    store.snapshot.count_tokens_before([stop - 1], has_eod=has_eod)[0]
+                )
             stop -= 1
         parts[i] = (block, stop + 1, skip, keep, last - first, tokens, first)
     return parts
@@ -115,7 +133,8 @@ def find_document(
     """The block in which a document of the source begins, and the tokens in that block before it.
 
     Args:
-        read: decodes a block of `store`, if its file has another path by now; by default `store` does.
+        read: decodes a block of `store`, if its file has another path by now; by default `store`
+            does.
     """
     snapshot = store.snapshot
     entry = store.snapshot.sources[source]
@@ -135,7 +154,8 @@ class SplitBlocks(RangedBlocks):
     """The blocks of a split as orders see them: numbered from 0, clipped at the split's boundaries.
 
     Args:
-        parts: PART_DTYPE [], or [num_ranges] where the split has several ranges of the source's documents, in their order.
+        parts: PART_DTYPE [], or [num_ranges] where the split has several ranges of the source's
+            documents, in their order.
         has_eod: each document with tokens has an end-of-document token, too.
     """
 
@@ -144,14 +164,18 @@ class SplitBlocks(RangedBlocks):
         self.has_eod = has_eod
         self.parts = np.atleast_1d(parts)
         firsts = self.parts["first_block"]
-        super().__init__(firsts.astype(np.int64), self.parts["stop_block"] - firsts, self.parts["tokens"])
+        super().__init__(
+            firsts.astype(np.int64), self.parts["stop_block"] - firsts, self.parts["tokens"]
+        )
         self.first_block = int(firsts[0])
 
     def before(self, blocks: Int64s) -> Int64s:
         """See RangedBlocks.before."""
         which = self._find_ranges(blocks)
         ids = self._firsts[which] + blocks - self._offsets[which]
-        counts = self.snapshot.count_tokens_before(np.append(ids, self._firsts), has_eod=self.has_eod)
+        counts = self.snapshot.count_tokens_before(
+            np.append(ids, self._firsts), has_eod=self.has_eod
+        )
         inside = counts[: len(blocks)] - (counts[len(blocks) :] + self.parts["skip"])[which]
         tokens = self._tokens_before[which] + np.where(blocks > self._offsets[which], inside, 0)
         return np.where(blocks < self.num_blocks, tokens, self.num_tokens)
@@ -166,7 +190,8 @@ class SplitBlocks(RangedBlocks):
         return PartDocuments(open_table(self.snapshot, source), ranges, has_eod=self.has_eod)
 
     def stored_position(self, block: int, token: int) -> int:
-        """The position of a token of an index block among the split's stored tokens, clipped to the split's range."""
+        """The position of a token of an index block among the split's stored tokens, clipped to the
+        split's range."""
         local = self.local_blocks(np.array([block]))
         before = int(self.before(local)[0])
         if int(local[0]) == self.num_blocks or int(self.index_blocks(local)[0]) != block:

@@ -1,4 +1,5 @@
-"""Blocks of which some are withdrawn: they count as empty, so that an order arranges the others as it did before."""
+"""Blocks of which some are withdrawn: they count as empty, so that an order arranges the others as
+it did before."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ class RemainingBlocks(RemainingUnits[DocumentBlocks]):
         documents: the documents that are withdrawn, as ranges int64 [n, 2] of `blocks.documents`.
     """
 
-    def __init__(self, blocks: DocumentBlocks, ranges: Int64s, documents: Callable[[], Int64s]) -> None:
+    def __init__(
+        self, blocks: DocumentBlocks, ranges: Int64s, documents: Callable[[], Int64s]
+    ) -> None:
         super().__init__(blocks, ranges)
         self._find_documents = documents
 

@@ -1,8 +1,9 @@
 """`CacheStore`: what the rest of megablend needs of the place where a cache is kept.
 
-Files are read and written in `folder`, a folder of this node with the layout of `index.cache_folders`. For a cache on a shared
-file system it is the cache itself. For one in an object store it is this node's copy: what is written there is published, and
-what others have published is fetched.
+Files are read and written in `folder`, a folder of this node with the layout of
+`index.cache_folders`. For a cache on a shared file system it is the cache itself. For one in an
+object store it is this node's copy: what is written there is published, and what others have
+published is fetched.
 
     files     written once, never changed: fragments, packs, splits ... A damaged one may be replaced by an equal one
     folders   of files, committed as a whole: snapshots, documents
@@ -30,14 +31,20 @@ SKIPS = "runs/skips"
 
 
 def place_below(kind: str, *names: str) -> str:
-    """The place of something of a cache, below its folder or prefix: all paths and keys of a cache are made here.
+    """The place of something of a cache, below its folder or prefix: all paths and keys of a cache
+    are made here.
 
-    Names come from ledgers, manifests and states, which others may have written: none leads out of the cache.
+    Names come from ledgers, manifests and states, which others may have written: none leads out of
+    the cache.
 
     Raises: CacheError for a name that is a path, or has control characters.
     """
     for name in names:
-        if name in ("", ".", "..") or "/" in name or any(ord(letter) < 32 or ord(letter) == 127 for letter in name):
+        if (
+            name in ("", ".", "..")
+            or "/" in name
+            or any(ord(letter) < 32 or ord(letter) == 127 for letter in name)
+        ):
             raise CacheError(
                 f"found {name!r} as the name of a file in `{kind}` of a cache, expected a name without slashes and control "
                 "characters: the file of the cache, or the state, that has this name was edited or damaged; restore it"
@@ -46,7 +53,8 @@ def place_below(kind: str, *names: str) -> str:
 
 
 class OvertakenError(CacheError):
-    """Another process has replaced what was to be replaced; reading it again and repeating the change may succeed."""
+    """Another process has replaced what was to be replaced; reading it again and repeating the
+    change may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +103,20 @@ class CacheStore(Protocol):
     def hold(
         self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
     ) -> AbstractContextManager[LockInfo]:
-        """Keep other builds out where the store has locks; elsewhere they do not disturb each other. See `fs.build_lock`."""
+        """Keep other builds out where the store has locks; elsewhere they do not disturb each
+        other. See `fs.build_lock`."""
 
     def verify_shared(self, nonce: str) -> None:
-        """Check on another rank that it sees the same cache as the one that holds the lock. Raises: CacheError."""
+        """Check on another rank that it sees the same cache as the one that holds the lock. Raises:
+        CacheError."""
 
     def remove_leftovers(self) -> None:
-        """Remove from `folder` what killed processes left unfinished; called while the cache is held."""
+        """Remove from `folder` what killed processes left unfinished; called while the cache is
+        held."""
 
     def now(self) -> float:
-        """Seconds since 1970 by the clock that the times of entries are of; called while the cache is held."""
+        """Seconds since 1970 by the clock that the times of entries are of; called while the cache
+        is held."""
 
     def list_files(self, kind: str) -> list[str]:
         """Names of the files of a kind, sorted."""
@@ -116,14 +128,17 @@ class CacheStore(Protocol):
         """The path of a file on this node.
 
         Args:
-            is_written: another rank has just written it: a file system that does not show it yet is waited for.
+            is_written: another rank has just written it: a file system that does not show it yet is
+                waited for.
 
-        Raises: CacheError if it `is_written` and does not appear. Without `is_written` a file that does not exist is not an
+        Raises: CacheError if it `is_written` and does not appear. Without `is_written` a file that
+            does not exist is not an
             error: nothing is at the path then.
         """
 
     def fetch_files(self, kind: str, owners: Collection[str] | None = None) -> None:
-        """Make all files that are called `<owner>-...` available on this node, or with None all of the kind."""
+        """Make all files that are called `<owner>-...` available on this node, or with None all of
+        the kind."""
 
     def publish_file(self, kind: str, name: str) -> None:
         """Make a file that was written in `folder` available to all ranks."""
@@ -148,28 +163,35 @@ class CacheStore(Protocol):
         """A small file of a committed folder. Raises: FileNotFoundError."""
 
     def commit_folder(
-        self, kind: str, name: str, written: Path, replaced: Mapping[str, bytes], is_same: Callable[[Path, Path], bool]
+        self,
+        kind: str,
+        name: str,
+        written: Path,
+        replaced: Mapping[str, bytes],
+        is_same: Callable[[Path, Path], bool],
     ) -> bool:
         """Commit a folder: other processes see all of it, or nothing.
 
         Args:
             written: in `folder`, with a temporary name; it is moved or left.
-            replaced: further files of the folder by name, which do not belong to its identity: if the folder was committed
-                before, only these are replaced.
-            is_same: whether an earlier commit (first) is undamaged and has the content of the written one (second); otherwise
-                it is replaced.
+            replaced: further files of the folder by name, which do not belong to its identity: if
+                the folder was committed before, only these are replaced.
+            is_same: whether an earlier commit (first) is undamaged and has the content of the
+                written one (second); otherwise it is replaced.
 
         Returns: whether the content is new, or replaces a damaged one.
         """
 
     def list_upgradable(self, kind: str) -> list[Path]:
-        """Committed folders that an older version of megablend may have written, and to which files may be added in place."""
+        """Committed folders that an older version of megablend may have written, and to which files
+        may be added in place."""
 
     def remove(self, kind: str, name: str) -> None:
         """Remove a file or a folder; a folder that was committed again meanwhile is kept."""
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """Remove what killed processes left unfinished before a time; called while the cache is held.
+        """Remove what killed processes left unfinished before a time; called while the cache is
+        held.
 
         Returns: number and bytes of what users should know of.
         """
@@ -181,10 +203,12 @@ class CacheStore(Protocol):
         """Where a record is stored, for messages."""
 
     def read_record(self, kind: str, name: str) -> Record | None:
-        """The present version of a record. Raises: OSError, UnicodeDecodeError if it cannot be read."""
+        """The present version of a record. Raises: OSError, UnicodeDecodeError if it cannot be
+        read."""
 
     def write_record(self, kind: str, name: str, data: str, after: Record | None) -> None:
-        """Replace a record, or create it (`after` is None). Raises: OvertakenError if `after` is not the present version."""
+        """Replace a record, or create it (`after` is None). Raises: OvertakenError if `after` is
+        not the present version."""
 
     def remove_record(self, kind: str, name: str) -> None:
         """Remove a record and what was set aside of it."""

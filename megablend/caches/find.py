@@ -20,14 +20,16 @@ LOCAL_CACHE_VARIABLE = "MEGABLEND_LOCAL_CACHE"
 """Names the folder of this node's copies of caches in object stores."""
 
 
-def find_store(cache: CacheLike, options: ObjectOptions | None = None, local_cache: str | None = None) -> CacheStore:
+def find_store(
+    cache: CacheLike, options: ObjectOptions | None = None, local_cache: str | None = None
+) -> CacheStore:
     """The store of a cache.
 
     Args:
         cache: its folder, or its URL in an object store; a store is returned as it is.
         options: how object stores are accessed; None for the environment's settings.
-        local_cache: folder of this node's copy of a cache in an object store; None for the one that MEGABLEND_LOCAL_CACHE
-            names, or the default.
+        local_cache: folder of this node's copy of a cache in an object store; None for the one that
+            MEGABLEND_LOCAL_CACHE names, or the default.
 
     Raises: ConfigError for a URL that cannot be a cache.
     """
@@ -42,10 +44,13 @@ def find_store(cache: CacheLike, options: ObjectOptions | None = None, local_cac
 
 
 def find_existing(cache: CacheLike) -> CacheStore:
-    """The store of a cache that was built. Raises: CacheError where none was; ConfigError as `find_store`."""
+    """The store of a cache that was built. Raises: CacheError where none was; ConfigError as
+    `find_store`."""
     store = find_store(cache)
     if not store.exists():
-        raise CacheError(f"{store.location}: there is no cache here: build one, or specify another location")
+        raise CacheError(
+            f"{store.location}: there is no cache here: build one, or specify another location"
+        )
     return store
 
 

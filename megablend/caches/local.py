@@ -47,7 +47,8 @@ SET_ASIDE = "reset"
 
 
 def check_folders(cache: Path) -> None:
-    """Check that no other user has replaced a folder of a cache by a link: files would be written and removed where it leads.
+    """Check that no other user has replaced a folder of a cache by a link: files would be written
+    and removed where it leads.
 
     Raises: CacheError.
     """
@@ -139,7 +140,11 @@ class LocalCacheStore:
 
     def list_folders(self, kind: str) -> list[str]:
         """See CacheStore."""
-        return [name for name in list_committed(self.folder / kind) if _is_committed(f"{self.folder}/{kind}/{name}")]
+        return [
+            name
+            for name in list_committed(self.folder / kind)
+            if _is_committed(f"{self.folder}/{kind}/{name}")
+        ]
 
     def has_folder(self, kind: str, name: str) -> bool:
         """See CacheStore; assumed if it cannot be inspected."""
@@ -156,7 +161,12 @@ class LocalCacheStore:
             return read_regular(path)
 
     def commit_folder(
-        self, kind: str, name: str, written: Path, replaced: Mapping[str, bytes], is_same: Callable[[Path, Path], bool]
+        self,
+        kind: str,
+        name: str,
+        written: Path,
+        replaced: Mapping[str, bytes],
+        is_same: Callable[[Path, Path], bool],
     ) -> bool:
         """See CacheStore: renamed to its final name, after its content is on the disk."""
         final = self._path(kind, name)
@@ -204,7 +214,11 @@ class LocalCacheStore:
         """See CacheStore."""
         folder = self.folder / kind
         with reading(folder):
-            return [name.removesuffix(".json") for name in list_committed(folder) if name.endswith(".json")]
+            return [
+                name.removesuffix(".json")
+                for name in list_committed(folder)
+                if name.endswith(".json")
+            ]
 
     def describe_record(self, kind: str, name: str) -> str:
         """See CacheStore."""
@@ -213,12 +227,15 @@ class LocalCacheStore:
     def read_record(self, kind: str, name: str) -> Record | None:
         """See CacheStore."""
         try:
-            return Record(read_regular(self.describe_record(kind, name), MAX_RECORD_BYTES).decode(), -1)
+            return Record(
+                read_regular(self.describe_record(kind, name), MAX_RECORD_BYTES).decode(), -1
+            )
         except FileNotFoundError:
             return None
 
     def write_record(self, kind: str, name: str, data: str, after: Record | None) -> None:
-        """See CacheStore. Called while the cache is held, so that `after` is the present version."""
+        """See CacheStore. Called while the cache is held, so that `after` is the present
+        version."""
         path = self._record(kind, name)
         with translate_os_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -270,8 +287,11 @@ def _describe(path: Path) -> Entry:
 
 
 def _describe_snapshot(path: Path) -> Entry:
-    """Roots are written by every build that results in a snapshot, the manifest only when the snapshot is created."""
+    """Roots are written by every build that results in a snapshot, the manifest only when the
+    snapshot is created."""
     entry = _describe(path)
-    times = {name: (path / name).stat().st_mtime for name in (MANIFEST, ROOTS) if (path / name).exists()}
+    times = {
+        name: (path / name).stat().st_mtime for name in (MANIFEST, ROOTS) if (path / name).exists()
+    }
     created = times.get(MANIFEST, entry.created)
     return Entry(path.name, entry.bytes, created, times.get(ROOTS, created))

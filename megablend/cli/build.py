@@ -24,7 +24,9 @@ _SHOWN_SOURCES = 5
 @command()
 @click.argument("config")
 @click.option(
-    "--dry-run", is_flag=True, help="Report what indexing would request from object stores, without building."
+    "--dry-run",
+    is_flag=True,
+    help="Report what indexing would request from object stores, without building.",
 )
 @in_cache
 @click.option(
@@ -62,7 +64,13 @@ def index(config: str, cache: str | None, as_json: bool) -> None:
     _run(build_index, config, print_index, as_json, cache=cache)
 
 
-def _run(make: Callable[..., Any], config: str, show: Callable[[Any], None], as_json: bool, **settings: object) -> Any:
+def _run(
+    make: Callable[..., Any],
+    config: str,
+    show: Callable[[Any], None],
+    as_json: bool,
+    **settings: object,
+) -> Any:
     """Build on all ranks; the first one prints. Returns: what was built; None on other ranks."""
     from megablend.cli.progress import progress_on
     from megablend.distributed.find_job import program_launch
@@ -81,7 +89,11 @@ def _report_dry_run(config: str, cache: str | None, as_json: bool) -> None:
 
     if detect().rank == 0:
         found = dry_run(config, cache=cache)
-        finish({"sources": [each.to_dict() for each in found]}, as_json, lambda _: _print_dry_run(found))
+        finish(
+            {"sources": [each.to_dict() for each in found]},
+            as_json,
+            lambda _: _print_dry_run(found),
+        )
 
 
 def _print_dry_run(found: Sequence[DryRun]) -> None:
@@ -140,7 +152,9 @@ def print_index(built: BuiltIndex) -> None:
             continue
         sources = [source for source, taken in report.columns.items() if taken == column]
         more = f" and {len(sources) - _SHOWN_SOURCES} more" if len(sources) > _SHOWN_SOURCES else ""
-        print_line(f"tokens are read from column {column!r} of {', '.join(sources[:_SHOWN_SOURCES])}{more}")
+        print_line(
+            f"tokens are read from column {column!r} of {', '.join(sources[:_SHOWN_SOURCES])}{more}"
+        )
 
 
 def print_built(built: BuildResult) -> None:
@@ -168,4 +182,6 @@ def print_built(built: BuildResult) -> None:
 def print_problems(problems: Sequence[str]) -> None:
     """Print the first few of the files of a run that are missing or changed."""
     lines = [f"problem: {problem}" for problem in problems]
-    print_first(lines, SHOWN_PROBLEMS, "problem: {n} more files; `megablend check CONFIG` lists all")
+    print_first(
+        lines, SHOWN_PROBLEMS, "problem: {n} more files; `megablend check CONFIG` lists all"
+    )

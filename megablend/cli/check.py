@@ -1,4 +1,5 @@
-"""megablend check, verify and gc: are the data files and the cache as they were, and what of the cache is needed?"""
+"""megablend check, verify and gc: are the data files and the cache as they were, and what of the
+cache is needed?"""
 
 from __future__ import annotations
 
@@ -109,7 +110,10 @@ def _print_tokens(found: CheckDataResult) -> None:
     }
     print_table(f"index {found.index}", columns, found.sources)
     print_lines(found.problems)
-    counts = {"cannot be read": found.unread, "have token ids out of range": len(found.problems) - found.unread}
+    counts = {
+        "cannot be read": found.unread,
+        "have token ids out of range": len(found.problems) - found.unread,
+    }
     wrong = [f"{count:,} files {what}" for what, count in counts.items() if count]
     print_line("; ".join(wrong) or "all token ids are in range")
 
@@ -133,7 +137,9 @@ def verify(what: str, data: bool, as_json: bool) -> None:
             raise CacheError(
                 f"{what}: its cache {cache.location} does not exist yet; `megablend build {what}` makes it"
             )
-        raise ConfigError(f"{what}: found no such folder, expected a config, or a cache that `megablend build` filled")
+        raise ConfigError(
+            f"{what}: found no such folder, expected a config, or a cache that `megablend build` filled"
+        )
     with progress_on(sys.stderr, doing="verifying", done="verified") as progress:
         result = verify_cache(what, data=data, progress=progress)
     finish(result, as_json, _print_verified)
@@ -144,7 +150,9 @@ def verify(what: str, data: bool, as_json: bool) -> None:
 def _print_verified(result: VerifyResult) -> None:
     print_lines(result.problems)
     print_lines(result.notes, "note: ")
-    print_line(f"{result.cache}: {f'{len(result.problems):,} problems' if result.problems else 'OK'}")
+    print_line(
+        f"{result.cache}: {f'{len(result.problems):,} problems' if result.problems else 'OK'}"
+    )
 
 
 @command()

@@ -33,7 +33,9 @@ STAGES = 12
 
 @command()
 @of_what
-@click.option("--all", "whole", is_flag=True, help="Print all figures, of all splits, stages and the index.")
+@click.option(
+    "--all", "whole", is_flag=True, help="Print all figures, of all splits, stages and the index."
+)
 @click.option(
     "--micro-batch",
     type=click.IntRange(1),
@@ -46,7 +48,9 @@ STAGES = 12
     help="Number of data-parallel ranks to estimate for.  [default: 1]",
 )
 @click.option(
-    "--workers", type=click.IntRange(0), help="Number of workers of each loader to estimate for.  [default: 0]"
+    "--workers",
+    type=click.IntRange(0),
+    help="Number of workers of each loader to estimate for.  [default: 0]",
 )
 @click.option(
     "--top",
@@ -58,7 +62,11 @@ STAGES = 12
     metavar="KEY",
     help="Sort sources by name, tokens, share, samples or epochs.  [default: the config's order; share if some are left out]",
 )
-@click.option("--match", metavar="PATTERN", help="Show only sources whose names match a pattern such as 'web-*'.")
+@click.option(
+    "--match",
+    metavar="PATTERN",
+    help="Show only sources whose names match a pattern such as 'web-*'.",
+)
 @click.option(
     "--html",
     type=click.Path(dir_okay=False),
@@ -108,13 +116,23 @@ def describe(
         from megablend.report import write_html
 
         if not isinstance(found, RunDescription):
-            reason = f"{what} is a cache; give a config" if isinstance(found, CacheDescription) else found.note
+            reason = (
+                f"{what} is a cache; give a config"
+                if isinstance(found, CacheDescription)
+                else found.note
+            )
             raise click.UsageError(f"--html draws an indexed run: {reason}")
         write_html(found, check_output(html, Session(what, cache=cache)))
     if isinstance(found, CacheDescription):
-        given = [name for name, value in (("--top", top), ("--sort", sort), ("--match", match)) if value is not None]
+        given = [
+            name
+            for name, value in (("--top", top), ("--sort", sort), ("--match", match))
+            if value is not None
+        ]
         if given:
-            raise click.UsageError(f"{given[0]} selects sources of a config, but {what} is a cache; give a config")
+            raise click.UsageError(
+                f"{given[0]} selects sources of a config, but {what} is a cache; give a config"
+            )
         finish(found, as_json, print_cache)
         return
     if top is None and not as_json:
@@ -148,9 +166,15 @@ def print_cache(found: CacheDescription) -> None:
         "tokens": "tokens",
         "kB": lambda index: f"{index.index_bytes / 1e3:,.1f}",
     }
-    print_table(f"cache {found.cache}", columns, (each for each in found.indices if not isinstance(each, DamagedIndex)))
+    print_table(
+        f"cache {found.cache}",
+        columns,
+        (each for each in found.indices if not isinstance(each, DamagedIndex)),
+    )
     print_runs(found.runs)
-    print_lines((each.problem for each in found.indices if isinstance(each, DamagedIndex)), "damaged: ")
+    print_lines(
+        (each.problem for each in found.indices if isinstance(each, DamagedIndex)), "damaged: "
+    )
 
 
 def _print_files(found: FilesDescription) -> None:
@@ -175,7 +199,8 @@ def _write_request(source: SourceFiles) -> str:
 
 
 def print_summary(found: RunDescription) -> None:
-    """Print on one screen what deserves a look, a line for each source of train, and a line for each other split."""
+    """Print on one screen what deserves a look, a line for each source of train, and a line for
+    each other split."""
     _print_doubts(found)
     state = "committed" if found.committed else "not committed"
     index = f"index of {found.index.files:,} files, {found.index.tokens:,} tokens, in {found.cache}"
@@ -192,7 +217,9 @@ def print_summary(found: RunDescription) -> None:
     _print_left_out(train.sources_left_out)
     for name, split in found.splits.items():
         if name != "train":
-            print_line(_title_split(name, split) if split.problem is None else f"{name}: {split.problem}")
+            print_line(
+                _title_split(name, split) if split.problem is None else f"{name}: {split.problem}"
+            )
     if len(found.stages) > 1:
         print_line(f"{len(found.stages):,} stages, which end at sample {_list_ends(found)}")
     _print_estimates(found)
@@ -208,7 +235,9 @@ def _print_doubts(found: RunDescription) -> None:
     if found.note is not None:
         print_line(f"note: {found.note}")
     for skipped in found.skips:
-        print_line(f"samples {skipped.start:,} to {skipped.stop:,} are skipped: {skipped.tokens:,} tokens are not read")
+        print_line(
+            f"samples {skipped.start:,} to {skipped.stop:,} are skipped: {skipped.tokens:,} tokens are not read"
+        )
 
 
 def _title_split(name: str, split: SplitDescription) -> str:
@@ -226,7 +255,10 @@ def _find_remarks(source: SourceDescription, split: SplitDescription) -> Iterato
         yield "is not read"
     # by rounding a share is wrong by less than a sample, in each stage
     allowed = len(split.stages or ("one",))
-    if split.blended and abs(source.requested_share - source.actual_share) * split.samples > allowed:
+    if (
+        split.blended
+        and abs(source.requested_share - source.actual_share) * split.samples > allowed
+    ):
         yield f"{_write_share(source.requested_share)} requested"
     if source.samples and source.samples == source.most_samples:
         yield "all that its caps allow"
@@ -253,7 +285,9 @@ def print_tables(found: RunDescription) -> None:
     verb = "end" if found.committed else "would end"
     stages = ", ".join(f"{end:,}" for end in found.stages)
     print_line(f"run {found.run!r}: stages {verb} at sample {stages}; plan {found.plan}")
-    print_line(f"opening train takes {found.opening_seconds * 1e3:,.1f} ms, apart from imports and kernels")
+    print_line(
+        f"opening train takes {found.opening_seconds * 1e3:,.1f} ms, apart from imports and kernels"
+    )
     _print_estimates(found)
 
 
@@ -266,22 +300,32 @@ def _print_estimates(found: RunDescription) -> None:
 
     if found.transfer is not None:
         by = "" if found.read_amplification is not None else " with one loader"
-        print_line(f"reading train from object stores takes {format_transfer(found.to_dict()['transfer'])}{by}")
+        print_line(
+            f"reading train from object stores takes {format_transfer(found.to_dict()['transfer'])}{by}"
+        )
     if found.read_amplification is not None:
-        print_line(f"read amplification: {found.read_amplification:.3f} bytes are read for each byte that is used")
+        print_line(
+            f"read amplification: {found.read_amplification:.3f} bytes are read for each byte that is used"
+        )
         order = find_order(found.order)
         if not order.consumes_whole_blocks:
             reads = f"order: {found.order} reads a whole block for each {order.unit}"
             print_line(f"{reads}, which costs this much (order: block is near 1)")
     if found.memory_per_rank is not None and found.memory_limit_per_rank is not None:
-        needed, limit = (format_bytes(each) for each in (found.memory_per_rank, found.memory_limit_per_rank))
+        needed, limit = (
+            format_bytes(each) for each in (found.memory_per_rank, found.memory_limit_per_rank)
+        )
         print_line(f"memory of a rank: at least {needed} of {limit} that `memory` allows")
     if found.most_lanes is not None:
-        print_line(f"lanes: {found.lanes:,}; at most {found.most_lanes:,} suit these loaders and `memory`")
+        print_line(
+            f"lanes: {found.lanes:,}; at most {found.most_lanes:,} suit these loaders and `memory`"
+        )
     if found.fitting_unit is not None:
         print_fitting(found.fitting_unit)
     if found.full_share_stages is not None:
-        print_line("to read sources at their full shares until they run out instead, without on_exhausted:")
+        print_line(
+            "to read sources at their full shares until they run out instead, without on_exhausted:"
+        )
         print_text(found.full_share_stages)
 
 
@@ -300,7 +344,9 @@ def _print_index(index: IndexDescription, cache: str) -> None:
     _print_left_out(index.sources_left_out)
     for source in index.sources:
         print_lines(source.skipped, f"skipped, cannot be read: source {source.name!r}: ")
-    tables = [each.document_table_bytes for each in index.sources if each.document_table_bytes is not None]
+    tables = [
+        each.document_table_bytes for each in index.sources if each.document_table_bytes is not None
+    ]
     if tables:
         print_line(f"document tables: {len(tables):,} sources, {sum(tables) / 1e3:,.1f} kB")
 
@@ -317,7 +363,9 @@ def _print_split(name: str, split: SplitDescription) -> None:
     for source in split.sources:
         if source.withdrawn_tokens is not None:
             tokens = f"{source.withdrawn_tokens:,} tokens of withdrawn files are not read"
-            print_line(f"source {source.name!r}: {tokens} in the epoch in which they were withdrawn")
+            print_line(
+                f"source {source.name!r}: {tokens} in the epoch in which they were withdrawn"
+            )
     if (first := split.first_repeated_source) is not None:
         print_line(
             f"first source to begin epoch 1, which reads its tokens again: {first.source!r}, at sample {first.sample:,}"
@@ -350,7 +398,9 @@ def _print_stages(split: str, stages: Sequence[StageDescription]) -> None:
         if changed:
             print_table(title, columns, changed)
         else:
-            print_line(f"{title}; all shares as before{', after a drain' if stage.drain is not None else ''}")
+            print_line(
+                f"{title}; all shares as before{', after a drain' if stage.drain is not None else ''}"
+            )
         if stage.drain is not None:
             print_drain(stage.drain)
         before = {source.name: source.share for source in stage.sources}

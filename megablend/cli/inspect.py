@@ -1,4 +1,5 @@
-"""megablend show, find, diff and export: what a step saw, when a document is read, where runs differ, the order as a table."""
+"""megablend show, find, diff and export: what a step saw, when a document is read, where runs
+differ, the order as a table."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from megablend.cli.options import as_json, command, finish, in_cache, of_run, of_split, of_what
-from megablend.cli.output import Column, print_first, print_json, print_line, print_table, print_text
+from megablend.cli.output import (
+    Column,
+    print_first,
+    print_json,
+    print_line,
+    print_table,
+    print_text,
+)
 from megablend.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,10 +41,23 @@ SHOWN_DIFFERENCES = 30
 @command()
 @of_what
 @click.option("--sample", "-k", type=int, help="Sample number, from 0.")
-@click.option("--step", type=click.IntRange(0), help="Show a rank's samples of this step, from 0; needs --micro-batch.")
+@click.option(
+    "--step",
+    type=click.IntRange(0),
+    help="Show a rank's samples of this step, from 0; needs --micro-batch.",
+)
 @click.option("--rank", type=click.IntRange(0), help="Data-parallel rank.  [default: 0]")
-@click.option("--micro-batch", type=click.IntRange(1), help="Micro-batch size: samples of a rank in a micro step.")
-@click.option("--data-parallel", "--ranks", type=click.IntRange(1), help="Number of data-parallel ranks.  [default: 1]")
+@click.option(
+    "--micro-batch",
+    type=click.IntRange(1),
+    help="Micro-batch size: samples of a rank in a micro step.",
+)
+@click.option(
+    "--data-parallel",
+    "--ranks",
+    type=click.IntRange(1),
+    help="Number of data-parallel ranks.  [default: 1]",
+)
 @click.option(
     "--global-batch",
     type=click.IntRange(1),
@@ -44,7 +65,9 @@ SHOWN_DIFFERENCES = 30
 )
 @of_run
 @of_split
-@click.option("--tokenizer", metavar="FILE", help="Tokenizer file (tokenizer.json) to decode the text with.")
+@click.option(
+    "--tokenizer", metavar="FILE", help="Tokenizer file (tokenizer.json) to decode the text with."
+)
 @click.option(
     "--all",
     "whole",
@@ -70,8 +93,8 @@ def show(
 ) -> None:
     """Show a sample, or what a rank read at a step.
 
-    With --sample: the sample, and where it comes from. The run's ledger is enough: with a cache folder give --run. If the config
-    was edited since, the ledger decides.
+    With --sample: the sample, and where it comes from. The run's ledger is enough: with a cache
+    folder give --run. If the config was edited since, the ledger decides.
     """
     from megablend.api.show import StepDescription, show_step
     from megablend.api.show import show as show_sample
@@ -124,7 +147,9 @@ def _load_tokenizer(path: str) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise ConfigError("--tokenizer needs the tokenizers library: pip install tokenizers") from None
+        raise ConfigError(
+            "--tokenizer needs the tokenizers library: pip install tokenizers"
+        ) from None
     try:
         return Tokenizer.from_file(path)
     except Exception as error:  # the library raises bare Exception
@@ -145,7 +170,8 @@ def _add_texts(found: dict[str, Any], texts: Sequence[str | None]) -> dict[str, 
 
 
 def print_sample(found: SampleDescription, text: str | None = None, *, whole: bool = False) -> None:
-    """Print where a sample comes from, its first and last tokens (or all), and its text if it was decoded."""
+    """Print where a sample comes from, its first and last tokens (or all), and its text if it was
+    decoded."""
     epochs = ", ".join(map(str, found.epochs))
     print_line(
         f"{found.split} sample {found.sample:,}: source {found.source!r}, ordinal {found.ordinal:,}, epoch {epochs}"
@@ -171,7 +197,9 @@ def _shorten_list(numbers: Sequence[object], whole: bool, between: str = " ") ->
     """Numbers as text: the first and last few, and how many there are."""
     if whole or len(numbers) <= SHOWN_FIRST + SHOWN_LAST:
         return between.join(map(str, numbers))
-    first, last = (between.join(map(str, some)) for some in (numbers[:SHOWN_FIRST], numbers[-SHOWN_LAST:]))
+    first, last = (
+        between.join(map(str, some)) for some in (numbers[:SHOWN_FIRST], numbers[-SHOWN_LAST:])
+    )
     return f"{first} ... {last} ({len(numbers):,}; --all prints all)"
 
 
@@ -207,7 +235,9 @@ def _shorten(text: str, length: int) -> str:
 @of_run
 @of_split
 @click.option(
-    "--batch", type=click.IntRange(1), help="Global batch size (samples of a step, over all ranks); also prints steps."
+    "--batch",
+    type=click.IntRange(1),
+    help="Global batch size (samples of a step, over all ranks); also prints steps.",
 )
 @click.option(
     "--limit",
@@ -230,14 +260,17 @@ def find(
 ) -> None:
     """List the samples that read a data file, or a row of it.
 
-    FILE is the path of a data file, or enough of the end of the path that was indexed to be the only one. Rows count from 0.
+    FILE is the path of a data file, or enough of the end of the path that was indexed to be the
+    only one. Rows count from 0.
     """
     from megablend.api.find import find as find_samples
 
     if limit is None and not whole and not as_json:
         limit = SHOWN_SAMPLES
     file, row = split_place(place)
-    found = find_samples(what, file, row, run=run, split=split, batch_size=batch, limit=limit, cache=cache)
+    found = find_samples(
+        what, file, row, run=run, split=split, batch_size=batch, limit=limit, cache=cache
+    )
     finish(found, as_json, lambda found: _print_found(found, counts_steps=batch is not None))
 
 
@@ -252,7 +285,9 @@ def _print_found(found: FindResult, *, counts_steps: bool) -> None:
         "sample": lambda each: f"{each.sample:,}",
         "step": lambda each: "skipped" if each.skipped else each.step,
         "epoch": "epoch",
-        "tokens of the sample": lambda each: ", ".join(f"{p.first_token:,} to {p.stop_token:,}" for p in each.pieces),
+        "tokens of the sample": lambda each: ", ".join(
+            f"{p.first_token:,} to {p.stop_token:,}" for p in each.pieces
+        ),
         "offset": lambda each: ", ".join(f"{piece.offset:,}" for piece in each.pieces),
     }
     if not counts_steps:
@@ -275,8 +310,8 @@ def _print_found(found: FindResult, *, counts_steps: bool) -> None:
 def diff(a: str, b: str, as_json: bool) -> None:
     """Compare two runs: how they differ, and from where on.
 
-    A and B are each a config (planned as `build` would), a run's ledger (runs/NAME.json of a cache) or a checkpoint's state saved
-    as JSON.
+    A and B are each a config (planned as `build` would), a run's ledger (runs/NAME.json of a cache)
+    or a checkpoint's state saved as JSON.
     """
     from megablend.api.diff import diff as compare
 
@@ -284,7 +319,9 @@ def diff(a: str, b: str, as_json: bool) -> None:
 
 
 def _print_diff(found: DiffResult) -> None:
-    lines = [f"{each.what}: {_name_value(each.a)} | {_name_value(each.b)}" for each in found.differences]
+    lines = [
+        f"{each.what}: {_name_value(each.a)} | {_name_value(each.b)}" for each in found.differences
+    ]
     print_first(lines, SHOWN_DIFFERENCES, "and {n} more differences; --json has all")
     shorter = min(found.samples)
     if not found.is_by_samples:
@@ -307,8 +344,12 @@ def _name_value(value: object) -> str:
 @command()
 @of_what
 @click.argument("target", metavar="FILE")
-@click.option("--from", "start", type=click.IntRange(0), default=0, show_default=True, help="First sample.")
-@click.option("--to", "stop", type=click.IntRange(0), help="Sample to stop before.  [default: the run's end]")
+@click.option(
+    "--from", "start", type=click.IntRange(0), default=0, show_default=True, help="First sample."
+)
+@click.option(
+    "--to", "stop", type=click.IntRange(0), help="Sample to stop before.  [default: the run's end]"
+)
 @of_run
 @of_split
 @in_cache

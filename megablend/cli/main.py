@@ -1,8 +1,8 @@
 """The commands, and how they end.
 
-Results go to stdout (a table, or with --json one JSON object, for errors too), everything else to stderr. Exit codes: 0 done;
-1 the reader of stdout ended early; 2 usage, config, blend, state or launcher; 3 data, cache or system; 70 a bug of megablend; 130
-interrupted.
+Results go to stdout (a table, or with --json one JSON object, for errors too), everything else to
+stderr. Exit codes: 0 done; 1 the reader of stdout ended early; 2 usage, config, blend, state or
+launcher; 3 data, cache or system; 70 a bug of megablend; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ for _command in (
 
 
 class _LogPrinter(logging.Handler):
-    """Prints what the package tells on stderr, one line each; the commands' options say of which level."""
+    """Prints what the package tells on stderr, one line each; the commands' options say of which
+    level."""
 
     def emit(self, record: logging.LogRecord) -> None:
         _say(record.getMessage())
@@ -94,26 +95,31 @@ def main() -> NoReturn:
             _say(str(translated))
             _end(type(translated).__name__, str(translated), translated.exit_code)
         traceback.print_exc()
-        _say("the above is a bug of megablend: please report it, with the command and the traceback")
+        _say(
+            "the above is a bug of megablend: please report it, with the command and the traceback"
+        )
         _end(type(error).__name__, str(error), EXIT_BUG)
     sys.exit(0)
 
 
 def _open_closed_streams() -> None:
-    """Lead streams that the caller has closed to nowhere: else files that are opened would get their descriptors."""
+    """Lead streams that the caller has closed to nowhere: else files that are opened would get
+    their descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # until the process ends
 
 
 def _say(message: str) -> None:
-    """Print a line on stderr; a full disk under it, or a reader that has ended, changes nothing else."""
+    """Print a line on stderr; a full disk under it, or a reader that has ended, changes nothing
+    else."""
     with contextlib.suppress(OSError):
         click.echo(printable(f"megablend: {message}"), err=True)
 
 
 def _end(kind: str, message: str, exit_code: int) -> NoReturn:
-    """Exit; with --json, print the error as one JSON object on stdout too, in addition to the line on stderr."""
+    """Exit; with --json, print the error as one JSON object on stdout too, in addition to the line
+    on stderr."""
     if "--json" in sys.argv[1:]:
         with contextlib.suppress(OSError):  # it may be stdout that cannot be written
             print_json({"error": {"kind": kind, "message": message, "exit_code": exit_code}})

@@ -1,4 +1,5 @@
-"""megatron-cache: build Megatron's dataset cache before training, from the flags of the training script."""
+"""megatron-cache: build Megatron's dataset cache before training, from the flags of the training
+script."""
 
 from __future__ import annotations
 
@@ -23,10 +24,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _MegatronCommand(Command):
-    """Explains flags of training scripts that it does not have, rather than suggest similar ones with another meaning.
+    """Explains flags of training scripts that it does not have, rather than suggest similar ones
+    with another meaning.
 
-    Its `multiple` options take all arguments up to the next flag, like argparse's nargs="*", which click lacks:
-    --data-path 0.3 a 0.7 b.
+    Its `multiple` options take all arguments up to the next flag, like argparse's nargs="*", which
+    click lacks: --data-path 0.3 a 0.7 b.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -39,9 +41,13 @@ class _MegatronCommand(Command):
                     f"{name}: only the cache of GPTDataset is built; of other datasets Megatron builds it itself when training "
                     "starts"
                 )
-        options = [param for param in self.params if isinstance(param, click.Option) and param.multiple]
+        options = [
+            param for param in self.params if isinstance(param, click.Option) and param.multiple
+        ]
         try:
-            return super().parse_args(ctx, spread(args, {name for option in options for name in option.opts}))
+            return super().parse_args(
+                ctx, spread(args, {name for option in options for name in option.opts})
+            )
         except click.NoSuchOption as error:
             known = [name for option in self.params for name in option.opts]
             near = difflib.get_close_matches(error.option_name, known, n=1, cutoff=_SIMILAR)
@@ -49,7 +55,8 @@ class _MegatronCommand(Command):
 
 
 def spread(args: Iterable[str], names: Collection[str]) -> list[str]:
-    """Repeat each flag of `names` before each of the values that follow it; if a flag occurs twice, its last values count.
+    """Repeat each flag of `names` before each of the values that follow it; if a flag occurs twice,
+    its last values count.
 
     Raises: click.UsageError for a flag without a value.
     """
@@ -71,11 +78,15 @@ def spread(args: Iterable[str], names: Collection[str]) -> list[str]:
     for name, values in words.items():
         if not values:
             raise click.UsageError(f"{name} has no value; give weights and prefixes, or omit it")
-    return [each for name, values in words.items() for word in values for each in (name, word)] + others
+    return [
+        each for name, values in words.items() for word in values for each in (name, word)
+    ] + others
 
 
 _TOKENIZER_FLAGS: dict[str, dict[str, Any]] = {
-    "--tokenizer-type": {"help": "Build the tokenizer with the installed megatron-core, with the flags below."},
+    "--tokenizer-type": {
+        "help": "Build the tokenizer with the installed megatron-core, with the flags below."
+    },
     "--tokenizer-model": {},
     "--tokenizer-metadata": {},
     "--tokenizer-special-tokens": {"multiple": True, "metavar": "WORDS..."},
@@ -105,7 +116,8 @@ _IDLE_FLAGS: dict[str, dict[str, Any]] = {
     "--dataloader-fast-cache-load": {"is_flag": True},
     "--dataloader-defer-npy-index-mmap": {"is_flag": True},
 }
-"""Accepted so that all data flags of a training script can be passed on; they do not affect a cache."""
+"""Accepted so that all data flags of a training script can be passed on; they do not affect a
+cache."""
 _EXPLAINED = {
     "--eval-global-batch-size": "validation has a batch of its own: give its samples, --valid-samples N (--eval-iters x "
     "that batch x the number of validations)",
@@ -113,7 +125,8 @@ _EXPLAINED = {
     "--mock-data": "invented data needs no cache",
     "--fim-data": "GPTFIMDataset is not built by this command: Megatron builds its cache itself",
 }
-"""Flags of training scripts that change what a cache contains, and are not known here: what to do."""
+"""Flags of training scripts that change what a cache contains, and are not known here: what to
+do."""
 _OTHER_DATASETS = re.compile(r"--(sft|[a-z-]*varlen)")
 """Flags of datasets that are not GPTDataset."""
 _SIMILAR = 0.85
@@ -145,13 +158,21 @@ def _words(name: str, text: str) -> Callable[[F], F]:
 
 
 @click.command("megatron-cache", cls=_MegatronCommand)
-@_words("--data-path", "One blend for all splits: alternating weights and prefixes, or prefixes alone.")
+@_words(
+    "--data-path", "One blend for all splits: alternating weights and prefixes, or prefixes alone."
+)
 @click.option("--data-args-path", metavar="FILE", help="Read the --data-path entries from FILE.")
 @_words("--train-data-path", "Blend of the train split only.")
 @_words("--valid-data-path", "Blend of the valid split only.")
 @_words("--test-data-path", "Blend of the test split only.")
-@click.option("--per-split-data-args-path", metavar="FILE", help="JSON file with the blends of train, valid and test.")
-@click.option("--split", metavar="A,B,C", help="Proportions of the sequences for train, valid and test.")
+@click.option(
+    "--per-split-data-args-path",
+    metavar="FILE",
+    help="JSON file with the blends of train, valid and test.",
+)
+@click.option(
+    "--split", metavar="A,B,C", help="Proportions of the sequences for train, valid and test."
+)
 @click.option("--seq-length", type=int, required=True, help="Tokens per sample.")
 @click.option("--seed", type=int, default=1234, show_default=True, help="Seed of all shuffles.")
 @click.option("--train-samples", type=int, help="Size of train, in samples.")
@@ -159,7 +180,9 @@ def _words(name: str, text: str) -> Callable[[F], F]:
 @click.option("--global-batch-size", type=int, help="Samples per step.")
 @click.option("--rampup-batch-size", multiple=True, hidden=True)
 @click.option("--eval-interval", type=int, help="Steps from one validation to the next.")
-@click.option("--eval-iters", type=int, default=100, show_default=True, help="Steps per validation.")
+@click.option(
+    "--eval-iters", type=int, default=100, show_default=True, help="Steps per validation."
+)
 @click.option("--valid-samples", type=int, help="Size of valid, in samples.")
 @click.option("--test-samples", type=int, help="Size of test, in samples.")
 @click.option("--full-validation", is_flag=True, help="Validate on one full epoch.")
@@ -183,11 +206,17 @@ def _words(name: str, text: str) -> Callable[[F], F]:
 )
 @click.option("--data-cache-path", metavar="DIR", required=True, help="Folder of the cache.")
 @click.option(
-    "--tokenizer-identifiers", metavar="JSON|FILE", help="Identifiers as in the description.txt of an earlier run."
+    "--tokenizer-identifiers",
+    metavar="JSON|FILE",
+    help="Identifiers as in the description.txt of an earlier run.",
 )
 @_options(_TOKENIZER_FLAGS)
 @click.option(
-    "--blend", "interleaving", default="greedy", show_default=True, help="greedy (Megatron's), or largest-remainder."
+    "--blend",
+    "interleaving",
+    default="greedy",
+    show_default=True,
+    help="greedy (Megatron's), or largest-remainder.",
 )
 @click.option(
     "--max-memory",
@@ -201,15 +230,25 @@ def _words(name: str, text: str) -> Callable[[F], F]:
     show_default=True,
     help="Whether all ranks share the cache's folder, or each node has its own.",
 )
-@click.option("--dry-run", is_flag=True, help="Report what would be built and what it would cost, without building.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Report what would be built and what it would cost, without building.",
+)
 @as_json
 @_options(_IDLE_FLAGS, expose_value=False, hidden=True)
 def megatron_cache(
-    as_json: bool, dry_run: bool, max_memory: str | None, shared_fs: str, storage_file: str | None, **flags: Any
+    as_json: bool,
+    dry_run: bool,
+    max_memory: str | None,
+    shared_fs: str,
+    storage_file: str | None,
+    **flags: Any,
 ) -> None:
     """Write Megatron's dataset cache before training starts.
 
-    Flags have the names and meaning of Megatron's own. Under mpirun, srun or torchrun the ranks share the work.
+    Flags have the names and meaning of Megatron's own. Under mpirun, srun or torchrun the ranks
+    share the work.
     """
     from megablend.cli.progress import progress_on
     from megablend.config.storage_settings import load_storage_settings
@@ -224,15 +263,23 @@ def megatron_cache(
         try:
             memory = None if max_memory is None else parse_bytes(max_memory)
             objects = load_storage_settings(storage_file)
-            check_same_settings(job.world, {name: flags[name] for name in flags if name != "data_cache_path"})
+            check_same_settings(
+                job.world, {name: flags[name] for name in flags if name != "data_cache_path"}
+            )
             if job.rank == 0:  # one rank builds the tokenizer, for all
-                request = request_of_flags(flags, {name: flags[name] for name in map(_attribute, _TOKENIZER_FLAGS)})
+                request = request_of_flags(
+                    flags, {name: flags[name] for name in map(_attribute, _TOKENIZER_FLAGS)}
+                )
             request = job.world.bcast(request)
         except BaseException as error:
             job.world.abort(error)
         assert request is not None
-        own = replace(request, path_to_cache=flags["data_cache_path"])  # a node may have a folder of its own
-        with progress_on(sys.stderr, quiet=job.rank != 0, doing="building", done="built") as progress:
+        own = replace(
+            request, path_to_cache=flags["data_cache_path"]
+        )  # a node may have a folder of its own
+        with progress_on(
+            sys.stderr, quiet=job.rank != 0, doing="building", done="built"
+        ) as progress:
             report = prepare_on_ranks(
                 own,
                 job,
@@ -243,7 +290,9 @@ def megatron_cache(
                 progress=progress,
             )
     if job.rank == 0:
-        finish(_summarize(report, cache=request.path_to_cache, dry_run=dry_run), as_json, _print_report)
+        finish(
+            _summarize(report, cache=request.path_to_cache, dry_run=dry_run), as_json, _print_report
+        )
 
 
 def parse_bytes(text: str) -> int:
@@ -264,7 +313,9 @@ def _summarize(report: CacheReport, *, cache: str, dry_run: bool) -> dict[str, A
         "cache": cache,
         "dry_run": dry_run,
         "splits": [_describe_split(split, report.missing) for split in report.splits],
-        "artefacts": [_describe_artefact(job, report.missing) for split in report.splits for job in split.jobs],
+        "artefacts": [
+            _describe_artefact(job, report.missing) for split in report.splits for job in split.jobs
+        ],
         "notes": list(report.notes),
         "ranks": report.forecast.ranks,
         "memory_bytes": report.forecast.memory,

@@ -14,8 +14,12 @@ from megablend.cli.output import print_json
 
 _LEVELS = ("debug", "info", "warning", "error")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-in_cache = click.option("--cache", metavar="CACHE", help="Folder or URL of the cache, in place of the config's.")
-of_run = click.option("--run", metavar="NAME", help="Name of a run in the cache, in place of the config's.")
+in_cache = click.option(
+    "--cache", metavar="CACHE", help="Folder or URL of the cache, in place of the config's."
+)
+of_run = click.option(
+    "--run", metavar="NAME", help="Name of a run in the cache, in place of the config's."
+)
 of_what = click.argument("what", metavar="CONFIG|CACHE")
 of_split = click.option("--split", default="train", show_default=True, help="train, valid or test.")
 
@@ -26,9 +30,17 @@ class Command(click.Command):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.params += [
-            click.Option(["-v", "--verbose"], count=True, help="Tell what is done; -vv tells more."),
-            click.Option(["-q", "--quiet"], is_flag=True, help="Tell only errors: no warnings, no progress."),
-            click.Option(["--log-level"], type=click.Choice(_LEVELS), help="The same by name.  [default: warning]"),
+            click.Option(
+                ["-v", "--verbose"], count=True, help="Tell what is done; -vv tells more."
+            ),
+            click.Option(
+                ["-q", "--quiet"], is_flag=True, help="Tell only errors: no warnings, no progress."
+            ),
+            click.Option(
+                ["--log-level"],
+                type=click.Choice(_LEVELS),
+                help="The same by name.  [default: warning]",
+            ),
         ]
 
     def invoke(self, ctx: click.Context) -> Any:

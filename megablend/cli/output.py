@@ -14,23 +14,28 @@ import click
 from megablend.api.result_base import Record
 
 Column = str | Callable[[Any], str | int | None]
-"""What a column of a table shows of a row: the attribute of this name, or what this function returns of it."""
+"""What a column of a table shows of a row: the attribute of this name, or what this function
+returns of it."""
 _INDENT = "  "
 """Of what continues a line."""
 _LOG_WIDTH = 160
 """Columns of tables in a log, which has no width of its own: names are not cut there."""
 _WORDS_WIDTH = 24
 """Columns that words of a table get at least before they are wrapped."""
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+_CONTROLS = {
+    code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
+}
 
 
 def printable(text: str) -> str:
-    """A text for a terminal: control characters, which names in files may have, are written as escapes; lines and tabs stay."""
+    """A text for a terminal: control characters, which names in files may have, are written as
+    escapes; lines and tabs stay."""
     return text.translate(_CONTROLS)
 
 
 def print_line(text: str, *, italic: bool = False) -> None:
-    """Print a line, wrapped between words if stdout has a width; lines of a log stay whole. No word is broken."""
+    """Print a line, wrapped between words if stdout has a width; lines of a log stay whole. No word
+    is broken."""
     text = printable(text)
     width = _find_width()
     if width is None or len(text) <= width:
@@ -80,11 +85,14 @@ def print_table(
     total: object = None,
     words: Collection[str] = (),
 ) -> None:
-    """Print a table of names and numbers; one that is too wide as several, each with the names. No number is wrapped.
+    """Print a table of names and numbers; one that is too wide as several, each with the names. No
+    number is wrapped.
 
     Args:
-        columns: what each column shows, by its title. The first is the row's name. Whole numbers get commas, None stays blank.
-        total: a row for the sum of the others, of which the columns with a name of an attribute show what it has.
+        columns: what each column shows, by its title. The first is the row's name. Whole numbers
+            get commas, None stays blank.
+        total: a row for the sum of the others, of which the columns with a name of an attribute
+            show what it has.
         words: titles of columns of words, which are wrapped.
     """
     from rich.console import Console  # not needed by commands that print no table
@@ -114,7 +122,9 @@ def print_table(
         table.add_column(titles[0], overflow="fold", max_width=names)
         for number in group:
             is_words = titles[number] in words
-            table.add_column(titles[number], justify="left" if is_words else "right", no_wrap=not is_words)
+            table.add_column(
+                titles[number], justify="left" if is_words else "right", no_wrap=not is_words
+            )
         for number, row in enumerate(texts):
             if total is not None and number == len(texts) - 1:
                 table.add_section()

@@ -1,4 +1,5 @@
-"""How far a command has come, on stderr: a bar on a terminal, a plain line every few seconds in a log."""
+"""How far a command has come, on stderr: a bar on a terminal, a plain line every few seconds in a
+log."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ LOG_SECONDS = 5.0
 def progress_on(
     stream: TextIO, *, quiet: bool = False, doing: str = "indexing", done: str = "indexed"
 ) -> Iterator[Callable[[Progress], None] | None]:
-    """A function to call with each Progress; None for a rank that reports nothing, and if only errors are to be told."""
+    """A function to call with each Progress; None for a rank that reports nothing, and if only
+    errors are to be told."""
     if quiet or not logging.getLogger("megablend").isEnabledFor(logging.WARNING):
         yield None
     elif stream.isatty():
@@ -35,7 +37,11 @@ def progress_on(
 @contextlib.contextmanager
 def _bar(stream: TextIO, doing: str) -> Iterator[Callable[[Progress], None]]:
     describe = _Describer()
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[status]}"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[status]}"),
+    )
     with Bar(*columns, console=Console(file=stream), transient=True) as bar:
         task = bar.add_task(doing, total=None, status="")
 
@@ -43,7 +49,9 @@ def _bar(stream: TextIO, doing: str) -> Iterator[Callable[[Progress], None]]:
             if progress.waiting_for:
                 bar.console.print(_waiting(progress), markup=False, highlight=False)
                 return
-            bar.update(task, completed=progress.files, total=progress.num_files, status=describe(progress))
+            bar.update(
+                task, completed=progress.files, total=progress.num_files, status=describe(progress)
+            )
 
         yield update
 
@@ -69,7 +77,8 @@ class _Lines:
 
 
 def log_line(text: str, stream: TextIO) -> None:
-    """Print a line that nothing depends on: if that is not possible, because the log's disk is full, the work continues."""
+    """Print a line that nothing depends on: if that is not possible, because the log's disk is
+    full, the work continues."""
     with contextlib.suppress(OSError):
         print(text, file=stream, flush=True)
 
@@ -79,7 +88,8 @@ def _waiting(progress: Progress) -> str:
 
 
 class _Describer:
-    """Says files, megabytes, and the time that is left at the speed since the first call; what was reused came before that."""
+    """Says files, megabytes, and the time that is left at the speed since the first call; what was
+    reused came before that."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None
@@ -95,7 +105,9 @@ class _Describer:
         now = time.monotonic()
         started, before = self._first = self._first or (now, done)
         if before < done < total:
-            parts.append(f"about {format_seconds((now - started) * (total - done) / (done - before))} left")
+            parts.append(
+                f"about {format_seconds((now - started) * (total - done) / (done - before))} left"
+            )
         return ", ".join(parts)
 
 

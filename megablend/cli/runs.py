@@ -1,4 +1,5 @@
-"""megablend runs, amend and skip: what the runs of a cache are committed to, and how to change that."""
+"""megablend runs, amend and skip: what the runs of a cache are committed to, and how to change
+that."""
 
 from __future__ import annotations
 
@@ -72,7 +73,11 @@ def rename_command(what: str, run: str, new: str, as_json: bool) -> None:
     from megablend.api.manage_runs import rename_run
 
     rename_run(what, run, new)
-    finish({"run": new, "renamed_from": run}, as_json, lambda _: print_line(f"run {run!r} is now {new!r}"))
+    finish(
+        {"run": new, "renamed_from": run},
+        as_json,
+        lambda _: print_line(f"run {run!r} is now {new!r}"),
+    )
 
 
 @runs.command("reset", cls=Command)
@@ -82,7 +87,8 @@ def rename_command(what: str, run: str, new: str, as_json: bool) -> None:
 def reset_command(what: str, run: str | None, as_json: bool) -> None:
     """Make the next build plan a run again.
 
-    It is planned from its config as it is then. Its current ledger is moved aside. By default RUN is the config's.
+    It is planned from its config as it is then. Its current ledger is moved aside. By default RUN
+    is the config's.
     """
     from megablend.api.manage_runs import reset_run
     from megablend.api.session import Session
@@ -100,7 +106,8 @@ def reset_command(what: str, run: str | None, as_json: bool) -> None:
 def remove_command(what: str, run: str, as_json: bool) -> None:
     """Remove a run permanently.
 
-    The ledgers that resets of it moved aside are removed, too. Its index is kept until `gc` removes it.
+    The ledgers that resets of it moved aside are removed, too. Its index is kept until `gc` removes
+    it.
     """
     from megablend.api.manage_runs import remove_run
 
@@ -140,11 +147,16 @@ def _print_run(found: RunCommitment) -> None:
         print_line(f"{key}: {value}")
     gone = "" if found.index_exists else " (which does not exist)"
     print_line(f"index {found.index}{gone}")
-    print_line(f"stages end at sample {', '.join(f'{end:,}' for end in found.stages)}; plan {found.plan}")
+    print_line(
+        f"stages end at sample {', '.join(f'{end:,}' for end in found.stages)}; plan {found.plan}"
+    )
     for number, stage in enumerate(found.chain[1:], 1):
         drain = "" if stage.drain is None else f", the first {stage.drain:,} of them a drain"
         print_line(f"stage {number}, samples {stage.start:,} to {stage.stop:,}{drain}, changes:")
-        lines = [f"  {change['what']}: {change['before']} -> {change['after']}" for change in stage.changes]
+        lines = [
+            f"  {change['what']}: {change['before']} -> {change['after']}"
+            for change in stage.changes
+        ]
         print_first(lines, _CHANGES, "  and {n} more (--json)")
 
 
@@ -155,9 +167,18 @@ def _write_setting(key: str, source: dict[str, Any]) -> str:
 
 @command()
 @click.argument("config")
-@click.option("--at", type=click.IntRange(1), metavar="SAMPLE", help="Sample from which the next stage applies.")
-@click.option("--state", metavar="FILE", help="Use the position of this checkpoint's state (JSON) instead.")
-@click.option("--plus", type=click.IntRange(0), default=0, help="Samples to add to the state's position.")
+@click.option(
+    "--at",
+    type=click.IntRange(1),
+    metavar="SAMPLE",
+    help="Sample from which the next stage applies.",
+)
+@click.option(
+    "--state", metavar="FILE", help="Use the position of this checkpoint's state (JSON) instead."
+)
+@click.option(
+    "--plus", type=click.IntRange(0), default=0, help="Samples to add to the state's position."
+)
 @click.option(
     "--batch",
     type=click.IntRange(1),
@@ -179,9 +200,10 @@ def amend(
 ) -> None:
     """Change a run from a sample on, by its config's next stage.
 
-    The sample is rounded up to the end of a cycle (lanes x shuffle_window samples). No sample before it changes, and no token is
-    lost or repeated. Checkpoints of that sample and earlier are resumed on the new plan; the position is in the checkpoint, so
-    give the one that the job resumes from, or a sample beyond what it has trained on.
+    The sample is rounded up to the end of a cycle (lanes x shuffle_window samples). No sample
+    before it changes, and no token is lost or repeated. Checkpoints of that sample and earlier are
+    resumed on the new plan; the position is in the checkpoint, so give the one that the job resumes
+    from, or a sample beyond what it has trained on.
     """
     from megablend.api.amend import amend as amend_run
     from megablend.api.read_state import read_state
@@ -191,13 +213,19 @@ def amend(
     if plus and state is None:
         raise click.UsageError("--plus needs --state")
     taken = None if state is None else read_state(state)
-    found = amend_run(config, at=at, state=taken, after=plus, batch=batch, cache=cache, dry_run=dry_run)
+    found = amend_run(
+        config, at=at, state=taken, after=plus, batch=batch, cache=cache, dry_run=dry_run
+    )
     finish(found, as_json, _print_amendment)
 
 
 def _print_amendment(found: Amendment) -> None:
     does = "continues" if found.committed else "would continue"
-    rounded = "" if found.at == found.requested else f" ({found.requested:,} rounded up to the end of a cycle)"
+    rounded = (
+        ""
+        if found.at == found.requested
+        else f" ({found.requested:,} rounded up to the end of a cycle)"
+    )
     print_line(f"run {found.run!r} {does} with other settings from sample {found.at:,} on{rounded}")
     if found.drained is not None:
         print_drain(found.drained)
@@ -218,9 +246,13 @@ def _print_amendment(found: Amendment) -> None:
     if found.note is not None:
         print_line(f"note: {found.note}")
     if found.committed:
-        print_line(f"to build this run from its config alone, write `from: {found.at}` into the stage")
+        print_line(
+            f"to build this run from its config alone, write `from: {found.at}` into the stage"
+        )
         for each in found.drain_settings:
-            print_line(f"and `drain: {each['drain']}` into the stage from sample {each['from']:,} on")
+            print_line(
+                f"and `drain: {each['drain']}` into the stage from sample {each['from']:,} on"
+            )
 
 
 def _write_outlook(when: str, attribute: str, digits: str, source: object) -> str:
@@ -229,22 +261,29 @@ def _write_outlook(when: str, attribute: str, digits: str, source: object) -> st
 
 
 def print_drain(drain: Drain) -> None:
-    """Print which samples a drain has, and how its shares differ from those before: of the sources that differ most."""
+    """Print which samples a drain has, and how its shares differ from those before: of the sources
+    that differ most."""
     samples = drain.stop - drain.start
     print_line(
         f"samples {drain.start:,} to {drain.stop:,}, {samples:,} of {drain.sequence_length:,} tokens, are a drain: they "
         "continue the stage before, with the rest of what its lanes have begun to read"
     )
-    by_difference = sorted(drain.sources, key=lambda source: -abs(source.share - source.share_before))
+    by_difference = sorted(
+        drain.sources, key=lambda source: -abs(source.share - source.share_before)
+    )
     columns: dict[str, Column] = {
         "source": "name",
         "share": lambda source: f"{source.share:.4f}",
         "share before": lambda source: f"{source.share_before:.4f}",
         "samples": "samples",
-        "beyond its share": lambda source: f"{source.samples - source.share_before * samples:+,.1f}",
+        "beyond its share": lambda source: (
+            f"{source.samples - source.share_before * samples:+,.1f}"
+        ),
     }
     left_out = len(by_difference) - _DRAIN_SOURCES
-    title = "the drain" + (f", without {left_out:,} sources whose shares differ less" if left_out > 0 else "")
+    title = "the drain" + (
+        f", without {left_out:,} sources whose shares differ less" if left_out > 0 else ""
+    )
     print_table(title, columns, by_difference[:_DRAIN_SOURCES])
 
 
@@ -257,7 +296,9 @@ def print_fitting(unit: int) -> None:
 @of_what
 @click.option("--from", "start", type=click.IntRange(0), help="First sample to skip.")
 @click.option("--to", "stop", type=click.IntRange(1), help="Sample to stop before.")
-@click.option("--batch", type=click.IntRange(1), help="Global batch size (samples of a step, over all ranks).")
+@click.option(
+    "--batch", type=click.IntRange(1), help="Global batch size (samples of a step, over all ranks)."
+)
 @click.option("--dry-run", is_flag=True, help="Only print what would be skipped.")
 @click.option("--clear", is_flag=True, help="Remove all skips of the run.")
 @of_run
@@ -276,22 +317,29 @@ def skip(
 ) -> None:
     """Skip samples of train, such as after a loss spike.
 
-    Without --from, list what is skipped. The range is rounded outwards to whole steps and lanes. Sample numbers, digests and
-    checkpoints' states stay as they are. Resume from a checkpoint taken at the range's start or before.
+    Without --from, list what is skipped. The range is rounded outwards to whole steps and lanes.
+    Sample numbers, digests and checkpoints' states stay as they are. Resume from a checkpoint taken
+    at the range's start or before.
     """
     from megablend.api.skip import list_skips, unskip
     from megablend.api.skip import skip as skip_samples
 
     if start is None:
-        if given := [name for name, value in (("--to", stop), ("--batch", batch)) if value is not None]:
+        if given := [
+            name for name, value in (("--to", stop), ("--batch", batch)) if value is not None
+        ]:
             raise click.UsageError(f"{given[0]} needs --from")
         if clear:
             unskip(what, run=run, cache=cache)
         found = list_skips(what, run=run, cache=cache)
     else:
         if stop is None or batch is None or clear:
-            raise click.UsageError("--from needs --to and --batch, and cannot be combined with --clear")
-        found = skip_samples(what, start, stop, batch_size=batch, run=run, cache=cache, dry_run=dry_run)
+            raise click.UsageError(
+                "--from needs --to and --batch, and cannot be combined with --clear"
+            )
+        found = skip_samples(
+            what, start, stop, batch_size=batch, run=run, cache=cache, dry_run=dry_run
+        )
     finish(found, as_json, partial(_print_skips, "would skip" if dry_run else "skips"))
 
 

@@ -19,7 +19,8 @@ from megablend.storage.registry import explain_scheme, find_storage
 
 
 def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
-    """Make paths absolute, refuse unsupported locations, and record in each source where the config defines it.
+    """Make paths absolute, refuse unsupported locations, and record in each source where the config
+    defines it.
 
     Args:
         base: the folder that relative paths are relative to.
@@ -28,16 +29,24 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
     """
 
     def vocab_size(given: int | str | None, place: str) -> int | str | None:
-        return _absolute_path(given, base, f"{place}.vocab_size") if isinstance(given, str) else given
+        return (
+            _absolute_path(given, base, f"{place}.vocab_size") if isinstance(given, str) else given
+        )
 
     urls: dict[str, str] = {}
 
     def placed(source: Source, *location: str | int) -> Source:
         place = f"{places.line(location)}: {join_keys(location)}"
-        listed = (each for path in source.path for each in _expand_urls(path, base, f"{place}.path"))
-        paths = tuple(_take_query(_absolute_location(path, base, f"{place}.path"), urls) for path in listed)
+        listed = (
+            each for path in source.path for each in _expand_urls(path, base, f"{place}.path")
+        )
+        paths = tuple(
+            _take_query(_absolute_location(path, base, f"{place}.path"), urls) for path in listed
+        )
         _check_one_storage(paths, f"{place}.path")
-        found = source.model_copy(update={"path": paths, "vocab_size": vocab_size(source.vocab_size, place)})
+        found = source.model_copy(
+            update={"path": paths, "vocab_size": vocab_size(source.vocab_size, place)}
+        )
         found._place = place
         return found
 
@@ -48,7 +57,9 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
     cache = make_cache_absolute(config.cache, base, f"{places.line(['cache'])}: cache")
     local_cache = config.local_cache
     if local_cache is not None:
-        local_cache = _absolute_path(local_cache, base, f"{places.line(['local_cache'])}: local_cache")
+        local_cache = _absolute_path(
+            local_cache, base, f"{places.line(['local_cache'])}: local_cache"
+        )
     size = vocab_size(config.vocab_size, places.line(["vocab_size"]))
     objects = make_files_absolute(config.storage, base)
     objects = dataclasses.replace(objects, urls=tuple(urls.items())) if urls else objects
@@ -63,7 +74,8 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
 
 
 def _expand_urls(location: str, base: Path, place: str) -> list[str]:
-    """The URLs that a location expands to (a URL with braces, or a text file of URLs); other locations as they are."""
+    """The URLs that a location expands to (a URL with braces, or a text file of URLs); other
+    locations as they are."""
     location = lower_scheme(location)
     is_list = location.endswith(LIST_ENDING) and not find_scheme(location)
     try:
@@ -96,7 +108,8 @@ def _absolute_location(location: str, base: Path, place: str) -> str:
 
 
 def make_cache_absolute(location: str, base: Path, place: str) -> str:
-    """The location of a cache: the URL of a prefix of an object store unchanged, otherwise an absolute path.
+    """The location of a cache: the URL of a prefix of an object store unchanged, otherwise an
+    absolute path.
 
     Args:
         place: of the setting, for messages.
@@ -134,13 +147,16 @@ def _absolute_path(path: str, base: Path, place: str) -> str:
     if not path:
         raise ConfigError(f"{place}: found '', expected a path; use `.` for the current folder")
     if path.startswith("file://"):
-        raise ConfigError(f"{place}: found {path!r}; write it as a plain path: `{_plain_path(path)}`")
+        raise ConfigError(
+            f"{place}: found {path!r}; write it as a plain path: `{_plain_path(path)}`"
+        )
     if "://" in path:
         raise ConfigError(f"{place}: found {path!r}; expected a path on a local or mounted disk")
     return make_absolute(os.path.expanduser(path), str(base))  # noqa: PTH111  (a Path loses a leading `./`, and so expands `./~x`)
 
 
 def _plain_path(url: str) -> str:
-    """The path of a file:// URL, relative if it has two slashes. Percent signs are literal, as in other paths."""
+    """The path of a file:// URL, relative if it has two slashes. Percent signs are literal, as in
+    other paths."""
     rest = url.removeprefix("file://")
     return rest.removeprefix("localhost") if rest.startswith("localhost/") else rest

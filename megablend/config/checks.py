@@ -23,7 +23,11 @@ def check_settings(settings: Settings) -> None:
     for split, sources in settings.sources.items():
         check_blend(split, sources, blended=settings.is_blended(split))
     _check_weights(settings)
-    if _is_weighted(settings) and not find_lengths(settings) and not (settings.stages and settings.stages[-1].has_end):
+    if (
+        _is_weighted(settings)
+        and not find_lengths(settings)
+        and not (settings.stages and settings.stages[-1].has_end)
+    ):
         raise ValueError(
             "samples: weights are relative and do not set a length; add samples, tokens or epochs for train"
         )
@@ -31,7 +35,9 @@ def check_settings(settings: Settings) -> None:
     _check_vocab_sizes(settings)
 
 
-def check_stages(stages: Sequence[StageSettings], configs: Sequence[Settings], ends_with_run: bool) -> None:
+def check_stages(
+    stages: Sequence[StageSettings], configs: Sequence[Settings], ends_with_run: bool
+) -> None:
     """Check each stage as a config of its own, and that its end is known.
 
     Args:
@@ -54,19 +60,26 @@ def check_stages(stages: Sequence[StageSettings], configs: Sequence[Settings], e
                 f"stages[{i}]: schedule: its shares are given step by step, so nothing can be redistributed; set "
                 "`on_exhausted: error`, or list stages of constant shares"
             )
-        if _is_weighted(config) and not stage.has_end and not (ends_with_run and i == len(stages) - 1):
+        if (
+            _is_weighted(config)
+            and not stage.has_end
+            and not (ends_with_run and i == len(stages) - 1)
+        ):
             raise ValueError(
                 f"stages[{i}]: weights are relative, so the stage needs an end; add samples, tokens or share"
             )
 
 
 def check_caps(settings: Settings, stages: Sequence[Settings] = ()) -> None:
-    """Check that some source has a cap, at the top level or in a stage, where shares above one are redistributed.
+    """Check that some source has a cap, at the top level or in a stage, where shares above one are
+    redistributed.
 
     Raises: ValueError, which begins with the key.
     """
     given = (settings, *stages) if settings.on_exhausted == "redistribute" else ()
-    if given and not any(source.is_capped for each in given for listed in each.sources.values() for source in listed):
+    if given and not any(
+        source.is_capped for each in given for listed in each.sources.values() for source in listed
+    ):
         raise ValueError(
             "on_exhausted: without a cap a source repeats, and is never exhausted; give max_epochs or max_tokens to at least "
             "one source, or remove on_exhausted"
@@ -85,15 +98,23 @@ def _is_weighted(settings: Settings) -> bool:
 def _check_lengths(settings: Settings) -> None:
     given = find_lengths(settings)
     if len(given) > 1:
-        raise ValueError(f"{given[1]}: the length of train is given by {given[0]} already; keep one of them")
+        raise ValueError(
+            f"{given[1]}: the length of train is given by {given[0]} already; keep one of them"
+        )
     for split in SPLITS[1:]:
         if getattr(settings, f"{split}_samples") is not None and not settings.has_split(split):
-            raise ValueError(f"{split}_samples: there is no {split}; give it a share in `split`, or its own sources")
+            raise ValueError(
+                f"{split}_samples: there is no {split}; give it a share in `split`, or its own sources"
+            )
 
 
 def _check_weights(settings: Settings) -> None:
     """Check that `weight: size` and `temperature` apply to the sources."""
-    listed = [(split, i, source) for split, each in settings.sources.items() for i, source in enumerate(each)]
+    listed = [
+        (split, i, source)
+        for split, each in settings.sources.items()
+        for i, source in enumerate(each)
+    ]
     sized = {split for split, _, source in listed if source.weight == SIZE}
     for split, i, source in listed:
         if split in sized and source.weight is not None and source.weight not in (SIZE, 0):
@@ -138,4 +159,6 @@ def _check_vocab_sizes(settings: Settings) -> None:
     for place, token, size in ends:
         if token is not None and isinstance(size, int) and token >= size:
             named = "" if place == "eod_token" else "append_eod "
-            raise ValueError(f"{place}: {named}{token} is not in a vocabulary of {size:,}; expected 0 to {size - 1}")
+            raise ValueError(
+                f"{place}: {named}{token} is not in a vocabulary of {size:,}; expected 0 to {size - 1}"
+            )

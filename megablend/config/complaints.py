@@ -1,4 +1,5 @@
-"""What is wrong with a config, in one line for each problem: file, line, key, what was found, what was expected."""
+"""What is wrong with a config, in one line for each problem: file, line, key, what was found, what
+was expected."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ class Places:
 
 def join_keys(location: Sequence[str | int]) -> str:
     """A location as messages write it: `sources[0].path`."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+    return "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in location
+    ).lstrip(".")
 
 
 _EXPECTED = {
@@ -85,10 +88,13 @@ _PATTERNS = {
 """The same for texts that have to match a pattern, by key."""
 
 _PLACE = re.compile(r"(\w+)(?:(?:\.(\w+))?\[(\d+)\])?: ")
-"""Prefix of messages from validators of the whole config: a key, a source of a split, or a stage."""
+"""Prefix of messages from validators of the whole config: a key, a source of a split, or a
+stage."""
 
 
-def explain_errors(error: ValidationError, places: Places, data: Mapping[str, Any]) -> Iterator[str]:
+def explain_errors(
+    error: ValidationError, places: Places, data: Mapping[str, Any]
+) -> Iterator[str]:
     """One line for each problem, with its place and key as the config spells it.
 
     Args:
@@ -108,19 +114,27 @@ def explain_errors(error: ValidationError, places: Places, data: Mapping[str, An
                 location.append(int(start[3]))
         key = join_keys(location)
         if problem["type"] == "extra_forbidden":
-            hint = explain_unknown(str(location[-1]), _known_keys(location), list(Source.model_fields))
+            hint = explain_unknown(
+                str(location[-1]), _known_keys(location), list(Source.model_fields)
+            )
             message = f"unknown key; {hint}"
         elif problem["type"] == "missing":
             message = "missing; it is required"
         elif problem["type"] == "literal_error":
             expected = problem["ctx"]["expected"]
-            hint = did_you_mean(str(problem["input"]), expected.replace("'", " ").split(), before="; ")
+            hint = did_you_mean(
+                str(problem["input"]), expected.replace("'", " ").split(), before="; "
+            )
             message = f"found {problem['input']!r}, expected {expected}{hint}"
         elif problem["type"] == "model_type":
-            message = f"found {problem['input']!r}, expected keys such as {_KEYS[_find_model(location)]}"
+            message = (
+                f"found {problem['input']!r}, expected keys such as {_KEYS[_find_model(location)]}"
+            )
         elif problem["type"] in _EXPECTED:
             expected = _EXPECTED[problem["type"]].format(**problem.get("ctx", {}))
-            message = f"found {problem['input']!r}, expected {_PATTERNS.get(str(location[-1]), expected)}"
+            message = (
+                f"found {problem['input']!r}, expected {_PATTERNS.get(str(location[-1]), expected)}"
+            )
         elif problem["type"] != "value_error":
             message = f"found {problem['input']!r}: {message[0].lower()}{message[1:]}"
         yield f"{places.line(location)}: {key}: {message}" if key else f"{places.name}: {message}"

@@ -1,7 +1,9 @@
-"""YAML (and so JSON) with limits on depth and size: a few bytes can exhaust the stack, or through aliases the memory.
+"""YAML (and so JSON) with limits on depth and size: a few bytes can exhaust the stack, or through
+aliases the memory.
 
-A document is read in one pass over its parse events, which builds its value and its line numbers. One with anchors, tags, merges
-or other features that configs rarely use is checked in that pass, and then loaded by PyYAML.
+A document is read in one pass over its parse events, which builds its value and its line numbers.
+One with anchors, tags, merges or other features that configs rarely use is checked in that pass,
+and then loaded by PyYAML.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import Any, NamedTuple
 import yaml
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's loader where PyYAML includes it: ten times faster, which matters with thousands of sources."""
+"""libyaml's loader where PyYAML includes it: ten times faster, which matters with thousands of
+sources."""
 MAX_BYTES = 64 << 20
 """Largest config: enough to list 500,000 files by name."""
 MAX_DEPTH = 64
@@ -25,7 +28,8 @@ _UNUSUAL_TAGS = frozenset(("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
 """Of scalars with a special meaning: `<<` and `=`."""
 
 Lines = dict[str, tuple[int, Any]] | list[tuple[int, Any]] | None
-"""Line numbers, from 0, of a mapping's keys or a list's items, each with the Lines of its value; None for a scalar."""
+"""Line numbers, from 0, of a mapping's keys or a list's items, each with the Lines of its value;
+None for a scalar."""
 
 
 class Document(NamedTuple):
@@ -38,19 +42,23 @@ class Document(NamedTuple):
 
 
 def read_limited(path: Path) -> str:
-    """The text of a config. Raises: OSError; ValueError where it is not UTF-8, or larger than MAX_BYTES."""
+    """The text of a config. Raises: OSError; ValueError where it is not UTF-8, or larger than
+    MAX_BYTES."""
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)  # a limit for pipes and devices, too
     if len(data) > MAX_BYTES:
         raise ValueError(f"larger than the limit of {MAX_BYTES:,} bytes")
     try:
-        return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()  # translates line endings as text files do
+        return io.TextIOWrapper(
+            io.BytesIO(data), encoding="utf-8"
+        ).read()  # translates line endings as text files do
     except UnicodeDecodeError:
         raise ValueError("not UTF-8 text") from None
 
 
 def parse_document(text: str) -> Document:
-    """Parse a YAML document. Raises: yaml.YAMLError, ValueError if it is not YAML, or exceeds the limits."""
+    """Parse a YAML document. Raises: yaml.YAMLError, ValueError if it is not YAML, or exceeds the
+    limits."""
     document = _Reader(text).read()
     return _load(text) if document is None else document
 
@@ -60,14 +68,24 @@ def _load(text: str) -> Document:
     try:
         node = yaml.compose(text, Loader=LOADER)
         data = yaml.load(text, Loader=LOADER)
-    except (AttributeError, IndexError, KeyError, TypeError) as error:  # a value that does not match its tag
-        raise ValueError(f"a value does not fit its tag ({type(error).__name__}: {error})") from error
+    except (
+        AttributeError,
+        IndexError,
+        KeyError,
+        TypeError,
+    ) as error:  # a value that does not match its tag
+        raise ValueError(
+            f"a value does not fit its tag ({type(error).__name__}: {error})"
+        ) from error
     duplicates = list[tuple[str, int]]()
     return Document(data, _find_lines(node, duplicates, {}), duplicates)
 
 
-def _find_lines(node: yaml.Node | None, duplicates: list[tuple[str, int]], known: dict[int, Lines]) -> Lines:
-    """The lines of a node; adds the duplicate keys. Aliases share nodes, which are looked at once."""
+def _find_lines(
+    node: yaml.Node | None, duplicates: list[tuple[str, int]], known: dict[int, Lines]
+) -> Lines:
+    """The lines of a node; adds the duplicate keys. Aliases share nodes, which are looked at
+    once."""
     if id(node) in known:
         return known[id(node)]
     lines: Lines = None
@@ -76,9 +94,13 @@ def _find_lines(node: yaml.Node | None, duplicates: list[tuple[str, int]], known
         for key, value in node.value:
             if str(key.value) in lines:
                 duplicates.append((str(key.value), key.start_mark.line + 1))
-            lines.setdefault(str(key.value), (key.start_mark.line, _find_lines(value, duplicates, known)))
+            lines.setdefault(
+                str(key.value), (key.start_mark.line, _find_lines(value, duplicates, known))
+            )
     elif isinstance(node, yaml.SequenceNode):
-        lines = [(item.start_mark.line, _find_lines(item, duplicates, known)) for item in node.value]
+        lines = [
+            (item.start_mark.line, _find_lines(item, duplicates, known)) for item in node.value
+        ]
     known[id(node)] = lines
     return lines
 
@@ -100,7 +122,8 @@ class _Collection:
 
 
 class _Reader:
-    """Reads a document in one pass. Limits are checked before any value is constructed that would exceed them."""
+    """Reads a document in one pass. Limits are checked before any value is constructed that would
+    exceed them."""
 
     def __init__(self, text: str) -> None:
         self._loader = LOADER(text)
@@ -119,7 +142,8 @@ class _Reader:
             while (event := self._loader.get_event()) is not None:
                 self._take(event)
         except yaml.scanner.ScannerError as error:
-            # From 0.2.6 on libyaml has a limit of its own, and it scans ahead of the events that are counted here.
+            # From 0.2.6 on libyaml has a limit of its own, and it scans ahead of the events that
+            # are counted here.
             if "nesting depth" not in str(error.problem):
                 raise
             raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=error.problem_mark) from None
@@ -161,7 +185,9 @@ class _Reader:
         """The number of values of an alias."""
         size = self._sizes.get(event.anchor, 0)
         if size == 0:
-            raise _refused(f"*{event.anchor} refers to itself, or to an anchor that does not exist", event)
+            raise _refused(
+                f"*{event.anchor} refers to itself, or to an anchor that does not exist", event
+            )
         self._repeated += size
         if self._repeated > MAX_REPEATED:
             raise _refused(f"aliases expand to more than {MAX_REPEATED:,} values", event)

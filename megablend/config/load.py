@@ -1,7 +1,8 @@
 """Loading a config file or a dict as a validated `Config`.
 
-Each problem is reported in one line: file, line, key, what was found, what was expected, the closest valid spelling. Relative
-paths are relative to the config file (for a dict: to the working directory).
+Each problem is reported in one line: file, line, key, what was found, what was expected, the
+closest valid spelling. Relative paths are relative to the config file (for a dict: to the working
+directory).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ MAX_PROBLEMS = 20
 """Problems of a config that an error lists."""
 
 
-def load_config(config: str | Path | Mapping[str, Any] | Config, *, cache: str | None = None) -> Config:
+def load_config(
+    config: str | Path | Mapping[str, Any] | Config, *, cache: str | None = None
+) -> Config:
     """Read and validate a config.
 
     Args:
@@ -77,22 +80,30 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], Places]:
     try:
         text = read_limited(path)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot read the config: {cause_of(error)}: {remedy_of(error.errno)}") from error
+        raise ConfigError(
+            f"{path}: cannot read the config: {cause_of(error)}: {remedy_of(error.errno)}"
+        ) from error
     except ValueError as error:
         raise ConfigError(f"{path}: cannot read the config: {error}") from None
     if path.suffix == ".json":
-        text = text.replace("\t", " ")  # YAML allows no tabs between tokens, and JSON strings contain none
+        text = text.replace(
+            "\t", " "
+        )  # YAML allows no tabs between tokens, and JSON strings contain none
     try:
         document = parse_document(text)  # JSON is YAML
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         language = "JSON" if path.suffix == ".json" else "YAML"
-        raise ConfigError(f"{where}: not valid {language}: {getattr(error, 'problem', None) or error}") from None
+        raise ConfigError(
+            f"{where}: not valid {language}: {getattr(error, 'problem', None) or error}"
+        ) from None
     data = document.data
     if not isinstance(data, dict):
         found = "nothing" if data is None else type(data).__name__
-        raise ConfigError(f"{path}: found {found}, expected keys such as cache, sequence_length, sources")
+        raise ConfigError(
+            f"{path}: found {found}, expected keys such as cache, sequence_length, sources"
+        )
     for key, line in document.duplicates:
         raise ConfigError(f"{path}:{line}: {key}: duplicate key; keep one")
     return data, Places(str(path), document.lines)

@@ -1,4 +1,5 @@
-"""The config of a run, as validated: its settings, those of its stages, and what they require of the index."""
+"""The config of a run, as validated: its settings, those of its stages, and what they require of
+the index."""
 
 from __future__ import annotations
 
@@ -13,23 +14,58 @@ from megablend.caches.base import CacheStore
 from megablend.caches.find import find_store
 from megablend.config.checks import check_caps, check_settings, check_stages, find_lengths
 from megablend.config.read_spec import ReadSpec, make_options
-from megablend.config.settings import LENGTHS, MAX_RUN_NAME, OLD_KEYS, RUN_NAME, SPLITS, Settings, Warnings
+from megablend.config.settings import (
+    LENGTHS,
+    MAX_RUN_NAME,
+    OLD_KEYS,
+    RUN_NAME,
+    SPLITS,
+    Settings,
+    Warnings,
+)
 from megablend.config.source import Source
 from megablend.config.stages import MASKS, apply_settings, apply_stages, check_listed
 from megablend.order.registry import find_order
 
 IRRELEVANT = frozenset(
     (
-        *("cache", "local_cache", "run", "path", "extra_columns", "vocab_size", "eod_token", *MASKS),
-        *("memory", "file_checks_per_second", "direct_io", "storage", "warnings", "on_bad_sample", "on_unreadable"),
+        *(
+            "cache",
+            "local_cache",
+            "run",
+            "path",
+            "extra_columns",
+            "vocab_size",
+            "eod_token",
+            *MASKS,
+        ),
+        *(
+            "memory",
+            "file_checks_per_second",
+            "direct_io",
+            "storage",
+            "warnings",
+            "on_bad_sample",
+            "on_unreadable",
+        ),
     )
 )
 """Keys of a config, and of its sources and stages, that cannot change which tokens a sample has."""
-__all__ = ["LENGTHS", "MAX_RUN_NAME", "OLD_KEYS", "RUN_NAME", "SPLITS", "Config", "Settings", "Warnings"]
+__all__ = [
+    "LENGTHS",
+    "MAX_RUN_NAME",
+    "OLD_KEYS",
+    "RUN_NAME",
+    "SPLITS",
+    "Config",
+    "Settings",
+    "Warnings",
+]
 
 
 class _AppliedStages:
-    """The settings of a config's stages, kept with it, since they are needed often; all are equal: the config implies them."""
+    """The settings of a config's stages, kept with it, since they are needed often; all are equal:
+    the config implies them."""
 
     def __init__(self, owner: Config | None, configs: tuple[Config, ...]) -> None:
         self.owner = owner
@@ -46,7 +82,8 @@ class _AppliedStages:
 
 
 def _list_written(value: object) -> object:
-    """The keys of models that were written and can affect the order, sorted, with their checked values."""
+    """The keys of models that were written and can affect the order, sorted, with their checked
+    values."""
     if isinstance(value, BaseModel):
         names = sorted(value.model_fields_set - IRRELEVANT)
         return [[name, _list_written(getattr(value, name))] for name in names]
@@ -58,8 +95,8 @@ def _list_written(value: object) -> object:
 
 
 class Config(Settings):
-    """A config as `load_config` returns it: settings that are also checked together, with what is derived from them, such as
-    the settings of each stage."""
+    """A config as `load_config` returns it: settings that are also checked together, with what is
+    derived from them, such as the settings of each stage."""
 
     _snapshot: int = PrivateAttr(0)
     _applied: _AppliedStages = PrivateAttr(default_factory=lambda: _AppliedStages(None, ()))
@@ -78,7 +115,8 @@ class Config(Settings):
 
     @property
     def stage_configs(self) -> tuple[Config, ...]:
-        """The settings of each stage of train, as a config without stages whose length is not set; one where none are listed."""
+        """The settings of each stage of train, as a config without stages whose length is not set;
+        one where none are listed."""
         if not self.stages:
             return (self,)
         return self._apply_stages().configs
@@ -90,13 +128,14 @@ class Config(Settings):
 
     @property
     def stage_settings(self) -> tuple[Config, ...]:
-        """As `stage_configs`, but with the sources of the top level: much faster where many sources change."""
+        """As `stage_configs`, but with the sources of the top level: much faster where many sources
+        change."""
         return apply_settings(self, self.stages, LENGTHS) if self.stages else (self,)
 
     @property
     def request_digest(self) -> str:
-        """A digest of the keys that were written and can affect the order of samples. Defaults are not among them: with others, a
-        later release makes no other request of the same config."""
+        """A digest of the keys that were written and can affect the order of samples. Defaults are
+        not among them: with others, a later release makes no other request of the same config."""
         text = json.dumps(_list_written(self), separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -114,7 +153,8 @@ class Config(Settings):
 
     @property
     def snapshot(self) -> int:
-        """Which snapshot of the index a stage reads, or the top level: its number among those of the run."""
+        """Which snapshot of the index a stage reads, or the top level: its number among those of
+        the run."""
         return self._snapshot
 
     @property
@@ -123,13 +163,16 @@ class Config(Settings):
         return self._snapshot + 1 + sum(stage.changes_index for stage in self.stages)
 
     def needs_documents(self, source: Source, snapshot: int | None = None) -> bool:
-        """Whether the index has to contain the source's document boundaries; or a snapshot of it, by its number in the run."""
+        """Whether the index has to contain the source's document boundaries; or a snapshot of it,
+        by its number in the run."""
         return (
             source.append_eod is not None
             or source.documents is not None
             or (self.split is not None and max(self.split) != 1)
             or bool(source.extra_columns)
-            or (self.ever_moves_documents if snapshot is None else self.moves_documents_of(snapshot))
+            or (
+                self.ever_moves_documents if snapshot is None else self.moves_documents_of(snapshot)
+            )
         )
 
     def read_spec(self, source: Source) -> ReadSpec:
@@ -150,7 +193,9 @@ class Config(Settings):
     @property
     def ever_moves_documents(self) -> bool:
         """Whether the order of the top level, or that of a stage, arranges single documents."""
-        return any(find_order(order).unit == "document" for order in (self.order, *self.stage_orders))
+        return any(
+            find_order(order).unit == "document" for order in (self.order, *self.stage_orders)
+        )
 
     @property
     def stage_orders(self) -> set[str]:
@@ -158,7 +203,8 @@ class Config(Settings):
         return {stage.order for stage in self.stages if stage.order is not None}
 
     def moves_documents_of(self, snapshot: int) -> bool:
-        """Whether single documents of a snapshot are arranged, by its number in the run; stages before may need other orders."""
+        """Whether single documents of a snapshot are arranged, by its number in the run; stages
+        before may need other orders."""
         order = self.order
         number = self._snapshot
         for stage in self.stages or (None,):
@@ -167,7 +213,9 @@ class Config(Settings):
                 number = number + stage.changes_index
             if number == snapshot and find_order(order).unit == "document":
                 return True
-        has_other_blends = any(map(self.is_blended, SPLITS[1:]))  # in the order of the top level, of any snapshot
+        has_other_blends = any(
+            map(self.is_blended, SPLITS[1:])
+        )  # in the order of the top level, of any snapshot
         return self.moves_documents and (snapshot == 0 or has_other_blends)
 
     @property
@@ -175,4 +223,6 @@ class Config(Settings):
         """Names in the index of the sources for which the length of every document is required."""
         if not self.ever_moves_documents:
             return []
-        return [name for split in SPLITS if self.is_blended(split) for name in self.sources_of(split)]
+        return [
+            name for split in SPLITS if self.is_blended(split) for name in self.sources_of(split)
+        ]

@@ -1,4 +1,5 @@
-"""Hints for unknown keys: what other tools call a key of ours, the nearest spelling, or the list that should be there."""
+"""Hints for unknown keys: what other tools call a key of ours, the nearest spelling, or the list
+that should be there."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ _OTHER_NAMES = {
     "samples": ("train_samples", "num_samples"),
     "tokens": ("num_tokens", "train_tokens", "token_budget", "choose"),
     "on_exhausted": ("stopping_strategy", "exhaustion", "stop_strategy"),
-    "sequence_length": ("seq_length", "seq_len", "max_seq_len", "max_seq_length", "context_length", "block_size"),
+    "sequence_length": (
+        "seq_length",
+        "seq_len",
+        "max_seq_len",
+        "max_seq_length",
+        "context_length",
+        "block_size",
+    ),
     "path": ("data", "data_path", "paths", "files", "remote", "local"),
     "sources": ("datasets", "streams", "blend", "mixture"),
     "stages": ("data_stages", "curriculum", "schedule"),
@@ -58,14 +66,17 @@ def explain_unknown(key: str, known: Collection[str], keys_of_sources: Sequence[
         keys_of_sources: the keys that each source may have.
     """
     spelled = key.replace("-", "_")
-    meant = next((ours for ours, others in _OTHER_NAMES.items() if spelled in (*others, ours)), None)
+    meant = next(
+        (ours for ours, others in _OTHER_NAMES.items() if spelled in (*others, ours)), None
+    )
     if meant in known:
         return f"did you mean {meant!r}?"
     if meant in keys_of_sources:
         return f"each source has its own `{meant}`"
     if spelled in _SET_ELSEWHERE:
         return _SET_ELSEWHERE[spelled]
-    # a high cutoff: the nearest of many keys is often a different one, and a wrong hint costs more than none
+    # a high cutoff: the nearest of many keys is often a different one, and a wrong hint costs more
+    # than none
     if hint := did_you_mean(key, known, cutoff=0.75):
         return hint
     if len(known) > _MAX_LISTED:

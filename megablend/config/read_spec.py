@@ -1,4 +1,5 @@
-"""`ReadSpec`: how the files of a source are read, as one value passed from the config to the format."""
+"""`ReadSpec`: how the files of a source are read, as one value passed from the config to the
+format."""
 
 from __future__ import annotations
 
@@ -12,12 +13,14 @@ OptionValue = str | int | float | bool | None
 _BY_POSITION = ("format", "column", "block_bytes", "count_documents", "allow_float")
 """Fields that release 0.1.0 wrote into its cache keys by position."""
 _NOT_RECORDED = ("block_bytes", "allow_float")
-"""Fields that an index does not record: formats store the block size with each file, and only token columns are described."""
+"""Fields that an index does not record: formats store the block size with each file, and only token
+columns are described."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSpec:
-    """How files are indexed and read. A new attribute is a new field with a default: keys and indexes then include it."""
+    """How files are indexed and read. A new attribute is a new field with a default: keys and
+    indexes then include it."""
 
     format: str | None = None
     """Name of the format; None until the files are found, where their suffix decides."""
@@ -28,7 +31,8 @@ class ReadSpec:
     block_bytes: int = 1 << 20
     """Rough size of a block where the format leaves the choice open (`.bin`)."""
     allow_float: bool = False
-    """The column contains numbers that accompany the tokens, not tokens: floats and booleans are valid, too."""
+    """The column contains numbers that accompany the tokens, not tokens: floats and booleans are
+    valid, too."""
     options: tuple[tuple[str, OptionValue], ...] = ()
     """Options of the format by name, sorted; `make_options` makes them."""
 
@@ -39,8 +43,8 @@ class ReadSpec:
     def cache_key(self) -> list[Any]:
         """All fields as JSON: equal keys mean equal results for the same file.
 
-        The fields of release 0.1.0 are listed by position, so that its caches remain valid; other fields are listed by name, in
-        an object at the end, if they differ from their defaults.
+        The fields of release 0.1.0 are listed by position, so that its caches remain valid; other
+        fields are listed by name, in an object at the end, if they differ from their defaults.
         """
         key: list[Any] = [self.format, self.column, self.block_bytes, self.count_documents]
         if self.allow_float:
@@ -50,7 +54,12 @@ class ReadSpec:
 
     def record(self) -> dict[str, Any]:
         """The fields that the manifest of an index records; `from_record` reads them."""
-        return {"format": self.format, "column": self.column, "documents": self.count_documents, **dict(self._named())}
+        return {
+            "format": self.format,
+            "column": self.column,
+            "documents": self.count_documents,
+            **dict(self._named()),
+        }
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> ReadSpec:
@@ -58,11 +67,17 @@ class ReadSpec:
         named = {each.name: record[each.name] for each in _NAMED_FIELDS if each.name in record}
         if "options" in named:
             named["options"] = tuple((name, value) for name, value in named["options"])
-        return cls(format=record["format"], column=record["column"], count_documents=record["documents"], **named)
+        return cls(
+            format=record["format"],
+            column=record["column"],
+            count_documents=record["documents"],
+            **named,
+        )
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]]) -> list[ReadSpec]:
-        """`from_record` of each; records without further fields, as most, get the same object where they are alike."""
+        """`from_record` of each; records without further fields, as most, get the same object where
+        they are alike."""
         found = dict[object, ReadSpec]()
         reads = list[ReadSpec]()
         read_fields = itemgetter("format", "column", "documents")
@@ -74,26 +89,34 @@ class ReadSpec:
         return reads
 
     def find_difference(self, requested: ReadSpec) -> tuple[str, object, object] | None:
-        """The first recorded field for which the request differs from how the files were indexed: its name and both values.
+        """The first recorded field for which the request differs from how the files were indexed:
+        its name and both values.
 
-        Counting more documents than requested is not a difference; nor is a format that the request leaves to the suffix.
+        Counting more documents than requested is not a difference; nor is a format that the request
+        leaves to the suffix.
         """
         if self == requested:
             return None
         for each in _FIELDS:
             indexed = getattr(self, each.name)
             other = getattr(requested, each.name)
-            if each.name in (*_NOT_RECORDED, "count_documents") or (each.name == "format" and other is None):
+            if each.name in (*_NOT_RECORDED, "count_documents") or (
+                each.name == "format" and other is None
+            ):
                 continue
             if indexed != other:
                 return (
-                    (each.name, dict(indexed), dict(other)) if each.name == "options" else (each.name, indexed, other)
+                    (each.name, dict(indexed), dict(other))
+                    if each.name == "options"
+                    else (each.name, indexed, other)
                 )
         return None
 
     def _named(self) -> Iterator[tuple[str, Any]]:
         return (
-            (each.name, getattr(self, each.name)) for each in _NAMED_FIELDS if getattr(self, each.name) != each.default
+            (each.name, getattr(self, each.name))
+            for each in _NAMED_FIELDS
+            if getattr(self, each.name) != each.default
         )
 
 

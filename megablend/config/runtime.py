@@ -1,4 +1,5 @@
-"""The settings of a run that do not decide its order: where it is kept and read from, and what the dict of a sample has."""
+"""The settings of a run that do not decide its order: where it is kept and read from, and what the
+dict of a sample has."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ _DEFAULTS = {name: field.default for name, field in Settings.model_fields.items(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What opening a committed run takes from a config; of a run that is opened from its cache alone, the defaults."""
+    """What opening a committed run takes from a config; of a run that is opened from its cache
+    alone, the defaults."""
 
     cache: CacheStore
     objects: ObjectOptions
@@ -60,7 +62,8 @@ class Runtime:
     stage_masks: tuple[Masks, ...] = ()
     """Of each stage that the config lists; none where no stage changes them."""
     paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By a source's name in the index: where its files are; where absent, the folder that the last build recorded."""
+    """By a source's name in the index: where its files are; where absent, the folder that the last
+    build recorded."""
     extra_columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By a source's name in the index, of those that have any."""
 
@@ -79,5 +82,9 @@ class Runtime:
             masks=Masks.of(config),
             stage_masks=tuple(map(Masks.of, config.stage_settings)) if changes_samples else (),
             paths={name: source.path for name, source in sources.items()},
-            extra_columns={name: source.extra_columns for name, source in sources.items() if source.extra_columns},
+            extra_columns={
+                name: source.extra_columns
+                for name, source in sources.items()
+                if source.extra_columns
+            },
         )

@@ -1,4 +1,5 @@
-"""The keys of a config: frozen models, validated on construction. Numbers are exact: 0.1 is 1/10."""
+"""The keys of a config: frozen models, validated on construction. Numbers are exact: 0.1 is
+1/10."""
 
 from __future__ import annotations
 
@@ -50,16 +51,18 @@ class Warnings(Model):
 
 
 class Settings(Model):
-    """The keys of a config, each checked by itself: a run's data, its blend, its samples, and how they are read."""
+    """The keys of a config, each checked by itself: a run's data, its blend, its samples, and how
+    they are read."""
 
     cache: PathText
-    """Where the index is kept: a folder that all ranks can access, or a prefix of an object store (s3://bucket/caches/name);
-    created by `build`."""
+    """Where the index is kept: a folder that all ranks can access, or a prefix of an object store
+    (s3://bucket/caches/name); created by `build`."""
     local_cache: PathText | None = None
-    """Folder on each node's local disk for its copy of a `cache` in an object store; null for MEGABLEND_LOCAL_CACHE, or a folder
-    in ~/.cache."""
+    """Folder on each node's local disk for its copy of a `cache` in an object store; null for
+    MEGABLEND_LOCAL_CACHE, or a folder in ~/.cache."""
     run: Annotated[str, Field(max_length=MAX_RUN_NAME, pattern=RUN_NAME)] = "default"
-    """Name of the run's ledger: the past of a run never changes; another name starts a new run on the same cache."""
+    """Name of the run's ledger: the past of a run never changes; another name starts a new run on
+    the same cache."""
     sequence_length: Count
     """Tokens per sample."""
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 1234
@@ -70,10 +73,12 @@ class Settings(Model):
     epochs: Positive | None = None
     """Length of train in passes over the tokens of all its sources."""
     on_exhausted: Literal["error", "redistribute"] = "error"
-    """What to do where a source's share exceeds its max_epochs or max_tokens: refuse the blend, or read the source up to its cap
-    and give the rest to the other sources, by their weights. Without a cap a source repeats."""
+    """What to do where a source's share exceeds its max_epochs or max_tokens: refuse the blend, or
+    read the source up to its cap and give the rest to the other sources, by their weights. Without
+    a cap a source repeats."""
     temperature: Temperature | None = None
-    """Raise weights to the power 1 / temperature: above 1, small sources get more. Usually with `weight: size`."""
+    """Raise weights to the power 1 / temperature: above 1, small sources get more. Usually with
+    `weight: size`."""
     valid_samples: Count | None = None
     """Length of a blended validation split; if absent, validation is one unblended pass."""
     test_samples: Count | None = None
@@ -81,35 +86,43 @@ class Settings(Model):
     split: Split | None = None
     """Shares of train, valid and test by document, such as 95,5,0; all train if absent."""
     order: OrderName = "block"
-    """How a source's samples are arranged: `block` (shuffled blocks), `document` (shuffled documents) or `sequential`."""
+    """How a source's samples are arranged: `block` (shuffled blocks), `document` (shuffled
+    documents) or `sequential`."""
     interleaving: str = "lanes"
-    """How the samples of the sources alternate: a name from megablend.plan.interleavings.registry."""
+    """How the samples of the sources alternate: a name from
+    megablend.plan.interleavings.registry."""
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 8
-    """K: independent streams (compare MosaicML's num_canonical_nodes); best a multiple of micro batch x data-parallel size (x
-    loader workers)."""
+    """K: independent streams (compare MosaicML's num_canonical_nodes); best a multiple of micro
+    batch x data-parallel size (x loader workers)."""
     shuffle_window: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 64
     """Samples per lane that are shuffled together."""
     sources: dict[Literal["train", "valid", "test"], tuple[Source, ...]]
-    """One list of sources, which is divided into the splits, or a list for each of train, valid and test."""
+    """One list of sources, which is divided into the splits, or a list for each of train, valid and
+    test."""
     stages: tuple[StageSettings, ...] = ()
-    """The whole history of train, stage by stage: where each ends and what it changes; see docs/stages.md."""
+    """The whole history of train, stage by stage: where each ends and what it changes; see
+    docs/stages.md."""
     on_bad_sample: Literal["raise", "mask"] = "raise"
-    """What to do about samples whose bytes are damaged, as a checksum or decoding shows: `mask` gives zeros for the damaged
-    block, sets the loss mask of its samples to 0 and warns. Files that cannot be read, or were replaced, are always errors."""
+    """What to do about samples whose bytes are damaged, as a checksum or decoding shows: `mask`
+    gives zeros for the damaged block, sets the loss mask of its samples to 0 and warns. Files that
+    cannot be read, or were replaced, are always errors."""
     on_unreadable: Literal["error", "skip"] = "error"
-    """How to handle folders that cannot be listed, dangling symbolic links and files without read permission that match the
-    patterns: `skip` leaves them out, and `build` and `describe` report them."""
+    """How to handle folders that cannot be listed, dangling symbolic links and files without read
+    permission that match the patterns: `skip` leaves them out, and `build` and `describe` report
+    them."""
     block_bytes: Count = 1 << 20
     """Approximate size of a block of a Megatron `.bin`."""
     memory: Size = 512 << 20
-    """Maximum bytes that a process (a rank, or each of its loader's workers) uses for reading a split; see
-    megablend.prefetch.memory_budget."""
+    """Maximum bytes that a process (a rank, or each of its loader's workers) uses for reading a
+    split; see megablend.prefetch.memory_budget."""
     file_checks_per_second: Annotated[float, Field(ge=0, le=1e6)] = 10.0
-    """Files per second that the loader of a rank checks in the background: do they exist, unchanged? 0 disables the check."""
+    """Files per second that the loader of a rank checks in the background: do they exist,
+    unchanged? 0 disables the check."""
     direct_io: bool = False
     """Read blocks with O_DIRECT, bypassing the page cache."""
     storage: Objects = ObjectOptions()
-    """Object stores and web servers: URL prefixes, each with its settings (endpoint, region, ...)."""
+    """Object stores and web servers: URL prefixes, each with its settings (endpoint, region,
+    ...)."""
     warnings: Warnings = Warnings()
     add_extra_token_to_sequence: bool = True
     reset_position_ids: bool = False
@@ -117,11 +130,14 @@ class Settings(Model):
     eod_mask_loss: bool = False
     create_attention_mask: bool = False
     inter_document_masking: bool = False
-    """Provide cu_seqlens and max_seqlen, and restart position_ids at each document; excludes an attention mask."""
+    """Provide cu_seqlens and max_seqlen, and restart position_ids at each document; excludes an
+    attention mask."""
     vocab_size: VocabSize | None = None
-    """Number of token ids, or the path of a tokenizer.json that defines it: `check --data` refuses other ids."""
+    """Number of token ids, or the path of a tokenizer.json that defines it: `check --data` refuses
+    other ids."""
     eod_token: Token | None = None
-    """Token that the three masks above act on; by default the sources' append_eod, if all have the same."""
+    """Token that the three masks above act on; by default the sources' append_eod, if all have the
+    same."""
 
     @model_validator(mode="before")
     @classmethod
@@ -131,7 +147,9 @@ class Settings(Model):
             return data
         for old, new in OLD_KEYS.items():
             if old in data and new in data:
-                raise ValueError(f"{old}: duplicate key: {old} is the old name of {new}; remove {old}")
+                raise ValueError(
+                    f"{old}: duplicate key: {old} is the old name of {new}; remove {old}"
+                )
             if old in data:
                 warnings.warn(
                     f"config: key {old!r} is now called {new!r}; the next release will not accept the old name",
@@ -146,15 +164,21 @@ class Settings(Model):
         if isinstance(value, (list, tuple)):
             return {"train": value}
         if not isinstance(value, Mapping):
-            raise ValueError(f"found {value!r}, expected a list of sources, or a list for each of train, valid, test")
-        if not value.keys() <= set(SPLITS) and not any(isinstance(each, (list, tuple)) for each in value.values()):
+            raise ValueError(
+                f"found {value!r}, expected a list of sources, or a list for each of train, valid, test"
+            )
+        if not value.keys() <= set(SPLITS) and not any(
+            isinstance(each, (list, tuple)) for each in value.values()
+        ):
             raise ValueError(explain_mapping(value, Source.model_fields))
         return value
 
     @property
     def cycle(self) -> int:
         """The old name of `shuffle_window`."""
-        warnings.warn("Config.cycle is now called Config.shuffle_window", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            "Config.cycle is now called Config.shuffle_window", DeprecationWarning, stacklevel=2
+        )
         return self.shuffle_window
 
     @property
@@ -177,7 +201,8 @@ class Settings(Model):
 
     @property
     def listed_by_split(self) -> bool:
-        """Whether each split has its own sources; otherwise all splits are parts of the sources of train."""
+        """Whether each split has its own sources; otherwise all splits are parts of the sources of
+        train."""
         return set(self.sources) != {"train"}
 
     def has_split(self, split: str) -> bool:
@@ -190,7 +215,12 @@ class Settings(Model):
         """The sources of a split, by their names in the index."""
         if not self.listed_by_split:
             return {source.name: source for source in self.sources["train"]}
-        return {f"{name}/{s.name}": s for name, listed in self.sources.items() if name == split for s in listed}
+        return {
+            f"{name}/{s.name}": s
+            for name, listed in self.sources.items()
+            if name == split
+            for s in listed
+        }
 
     @property
     def all_sources(self) -> dict[str, Source]:
@@ -198,5 +228,6 @@ class Settings(Model):
         return {name: source for split in SPLITS for name, source in self.sources_of(split).items()}
 
     def is_blended(self, split: str) -> bool:
-        """Whether a split is a blend, arranged by `order`; otherwise it is one pass over its sources as stored."""
+        """Whether a split is a blend, arranged by `order`; otherwise it is one pass over its
+        sources as stored."""
         return split == "train" or getattr(self, f"{split}_samples") is not None

@@ -8,7 +8,17 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from megablend.config.read_spec import OptionValue
-from megablend.config.values import Count, Documents, Number, Option, Positive, Token, VocabSize, Weight, parse_path
+from megablend.config.values import (
+    Count,
+    Documents,
+    Number,
+    Option,
+    Positive,
+    Token,
+    VocabSize,
+    Weight,
+    parse_path,
+)
 
 UNITS = ("weight", "tokens", "samples", "epochs")
 """Units of a source's share; all sources of a blend use the same one."""
@@ -17,14 +27,17 @@ UNITS = ("weight", "tokens", "samples", "epochs")
 class Model(BaseModel):
     """A part of a config: frozen, and without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True
+    )
 
 
 class Share(Model):
     """How much of a source is read: its share, in one of UNITS, and its caps."""
 
     weight: Weight | None = None
-    """Share of the samples, relative to the other sources' weights; `size`: the source's number of tokens in the split."""
+    """Share of the samples, relative to the other sources' weights; `size`: the source's number of
+    tokens in the split."""
     tokens: Number | None = None
     """Share given as tokens."""
     samples: Number | None = None
@@ -34,7 +47,8 @@ class Share(Model):
     max_epochs: Positive | None = None
     """Cap: how often the source may be read; see `on_exhausted`."""
     max_tokens: Count | None = None
-    """Cap: how many tokens of the source may be read, over all its epochs; the smaller cap counts."""
+    """Cap: how many tokens of the source may be read, over all its epochs; the smaller cap
+    counts."""
 
 
 class Source(Share):
@@ -45,18 +59,19 @@ class Source(Share):
     path: tuple[str, ...]
     """Files, globs (`**` too) or Megatron prefixes."""
     format: Annotated[str, Field(min_length=1)] | None = None
-    """Format of the files: `parquet`, `arrow`, `arrow-stream`, `megatron`, `raw`, or one that another package adds. If absent,
-    determined by the suffix of the file names."""
+    """Format of the files: `parquet`, `arrow`, `arrow-stream`, `megatron`, `raw`, or one that
+    another package adds. If absent, determined by the suffix of the file names."""
     format_options: dict[str, Option] = {}
     """Options of the format, such as `dtype`; each format's documentation lists its own."""
     column: str | None = None
-    """Token column of Parquet and Arrow files; dotted path for nested ones. If absent, the only plausible
-    column: see megablend.formats.choose."""
+    """Token column of Parquet and Arrow files; dotted path for nested ones. If absent, the only
+    plausible column: see megablend.formats.choose."""
     append_eod: Token | None = None
     """End-of-document token appended on reading to each document that has tokens."""
     documents: Documents | None = None
-    """What a document of a flat column is: `file`, `row_group` (of Arrow files a record batch), or `{eod_token: ID}`, for the
-    token that ends documents and is part of them. Columns of lists have one in each row."""
+    """What a document of a flat column is: `file`, `row_group` (of Arrow files a record batch), or
+    `{eod_token: ID}`, for the token that ends documents and is part of them. Columns of lists have
+    one in each row."""
     vocab_size: VocabSize | None = None
     """Like the config's `vocab_size`, for this source."""
     extra_columns: tuple[Annotated[str, Field(min_length=1)], ...] = ()
@@ -75,7 +90,11 @@ class Source(Share):
     @property
     def options(self) -> dict[str, OptionValue]:
         """The options of the format, with `documents`."""
-        return self.format_options if self.documents is None else {**self.format_options, "documents": self.documents}
+        return (
+            self.format_options
+            if self.documents is None
+            else {**self.format_options, "documents": self.documents}
+        )
 
     @property
     def place(self) -> str:
@@ -101,25 +120,34 @@ class Source(Share):
             )
         if self.documents is not None and self.format in ("raw", "megatron"):
             key = (
-                "`format_options: {eod_token: ID}`" if self.format == "raw" else "nothing: an .idx says where they end"
+                "`format_options: {eod_token: ID}`"
+                if self.format == "raw"
+                else "nothing: an .idx says where they end"
             )
-            raise ValueError(f"source {self.name!r} has documents, expected for {self.format} files {key}; remove it")
+            raise ValueError(
+                f"source {self.name!r} has documents, expected for {self.format} files {key}; remove it"
+            )
         return self
 
     @model_validator(mode="after")
     def _one_unit(self) -> Source:
         given = [unit for unit in UNITS if getattr(self, unit) is not None]
         if len(given) > 1:
-            raise ValueError(f"source {self.name!r} has {' and '.join(given)}; expected one of {', '.join(UNITS)}")
+            raise ValueError(
+                f"source {self.name!r} has {' and '.join(given)}; expected one of {', '.join(UNITS)}"
+            )
         return self
 
 
 def check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None:
-    """Check that the sources of a split go together; those of a `blended` one need shares in one unit. Raises: ValueError."""
+    """Check that the sources of a split go together; those of a `blended` one need shares in one
+    unit. Raises: ValueError."""
     seen: set[str] = set()
     for source in sources:
         if source.extra_columns and len(set(source.extra_columns)) < len(source.extra_columns):
-            raise ValueError(f"sources: source {source.name!r} has a duplicate name in extra_columns; keep one")
+            raise ValueError(
+                f"sources: source {source.name!r} has a duplicate name in extra_columns; keep one"
+            )
         if source.extra_columns != sources[0].extra_columns and set(source.extra_columns) != set(
             sources[0].extra_columns
         ):
@@ -129,14 +157,17 @@ def check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None
                 "share batches"
             )
         if source.name in seen:
-            raise ValueError(f"sources: two sources of {split} are named {source.name!r}; names must differ")
+            raise ValueError(
+                f"sources: two sources of {split} are named {source.name!r}; names must differ"
+            )
         seen.add(source.name)
     if blended:
         check_units(split, sources)
 
 
 def check_units(split: str, sources: Sequence[Source]) -> None:
-    """Check that the sources of a blended split have shares in one unit, not all 0. Raises: ValueError."""
+    """Check that the sources of a blended split have shares in one unit, not all 0. Raises:
+    ValueError."""
     units = {source.unit for source in sources}
     if len(sources) == 1 and units == {None}:
         return
@@ -152,4 +183,6 @@ def check_units(split: str, sources: Sequence[Source]) -> None:
             f"sources.{split}[{i}]: mixed units ({found[:200]}); expected one unit for all sources of a blend"
         )
     if all(getattr(source, source.unit or "") == 0 for source in sources):
-        raise ValueError(f"sources: every {sources[0].unit} of {split} is 0; expected at least one above 0")
+        raise ValueError(
+            f"sources: every {sources[0].unit} of {split} is 0; expected at least one above 0"
+        )

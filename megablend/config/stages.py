@@ -1,4 +1,5 @@
-"""The `stages` of a config: where each stage of train ends, and what it changes from the stage before it."""
+"""The `stages` of a config: where each stage of train ends, and what it changes from the stage
+before it."""
 
 from __future__ import annotations
 
@@ -21,10 +22,26 @@ MASKS = (
     "create_attention_mask",
     "inter_document_masking",
 )
-SETTINGS = ("sequence_length", "order", "lanes", "shuffle_window", "on_exhausted", "temperature", *MASKS)
+SETTINGS = (
+    "sequence_length",
+    "order",
+    "lanes",
+    "shuffle_window",
+    "on_exhausted",
+    "temperature",
+    *MASKS,
+)
 """Keys of the config that a stage may change."""
 _FIXED = ("seed", "split", "interleaving", "add_extra_token_to_sequence", "cache", "run", "epochs")
-_FIXED_IN_SOURCES = ("append_eod", "column", "path", "format", "format_options", "extra_columns", "name")
+_FIXED_IN_SOURCES = (
+    "append_eod",
+    "column",
+    "path",
+    "format",
+    "format_options",
+    "extra_columns",
+    "name",
+)
 _REMEDY = "set it at the top level for a new run (`run:`)"
 
 
@@ -41,7 +58,8 @@ class StageSource(Share):
         return _refuse(data, _FIXED_IN_SOURCES)
 
     def find_changes(self) -> dict[str, Any]:
-        """The fields of a `Source` to update. A share replaces the source's share, whatever its unit was."""
+        """The fields of a `Source` to update. A share replaces the source's share, whatever its
+        unit was."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
         if any(given.get(name) is not None for name in UNITS):
             given = dict.fromkeys(UNITS) | given
@@ -49,12 +67,15 @@ class StageSource(Share):
 
 
 class StageSettings(Model):
-    """A stage of train. What is absent stays as in the stage before; the first stage begins with the top level's settings."""
+    """A stage of train. What is absent stays as in the stage before; the first stage begins with
+    the top level's settings."""
 
     from_: Annotated[int, Field(ge=1, strict=True)] | None = Field(None, alias="from")
-    """The sample from which the stage applies, where it cuts the stage before it; see `megablend amend`."""
+    """The sample from which the stage applies, where it cuts the stage before it; see
+    `megablend amend`."""
     drain: Annotated[int, Field(ge=1, strict=True)] | None = None
-    """How many samples from there on continue the stage before, if the length of samples changes; `megablend amend` prints it."""
+    """How many samples from there on continue the stage before, if the length of samples changes;
+    `megablend amend` prints it."""
     samples: Count | None = None
     """Where the stage ends, in samples from the start of the run."""
     tokens: Count | None = None
@@ -64,16 +85,19 @@ class StageSettings(Model):
     sources: dict[str, StageSource] = Field(default_factory=dict)
     """Sources whose share or limit changes, by name."""
     new_data: bool = False
-    """Whether the stage reads the files as they are now, indexed again; each source finishes its epoch on the previous files."""
+    """Whether the stage reads the files as they are now, indexed again; each source finishes its
+    epoch on the previous files."""
     withdraw: tuple[str, ...] = ()
     """Sources that are read no more and whose files may be removed; implies `new_data`."""
     schedule: Literal["linear", "cosine"] | None = None
-    """Shares change in steps, over the stage, from those of the stage before to those of `sources`; by default at once."""
+    """Shares change in steps, over the stage, from those of the stage before to those of `sources`;
+    by default at once."""
     steps: Annotated[int, Field(ge=2, le=256, strict=True)] = 32
     """The most steps of a schedule; fewer where they would be shorter than some cycles."""
     sequence_length: Count | None = None
     order: OrderName | None = None
-    """Each source finishes its epoch in the order of the stage before, and begins the next one in this one."""
+    """Each source finishes its epoch in the order of the stage before, and begins the next one in
+    this one."""
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
     shuffle_window: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
     on_exhausted: Literal["error", "redistribute"] | None = None
@@ -103,7 +127,9 @@ class StageSettings(Model):
     @classmethod
     def _at_most_all(cls, value: Fraction | None) -> Fraction | None:
         if value is not None and value > 1:
-            raise ValueError(f"found {float(value):g}, expected a share of the run, more than 0 and at most 1")
+            raise ValueError(
+                f"found {float(value):g}, expected a share of the run, more than 0 and at most 1"
+            )
         return value
 
     @model_validator(mode="after")
@@ -116,7 +142,9 @@ class StageSettings(Model):
     @model_validator(mode="after")
     def _steps_of_a_schedule(self) -> StageSettings:
         if self.schedule is None and "steps" in self.model_fields_set:
-            raise ValueError("steps apply to a schedule only; add `schedule: linear` or `cosine`, or remove steps")
+            raise ValueError(
+                "steps apply to a schedule only; add `schedule: linear` or `cosine`, or remove steps"
+            )
         return self
 
     @property
@@ -139,8 +167,11 @@ class StageSettings(Model):
         return {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
 
 
-def check_listed(stages: Sequence[StageSettings], names: Sequence[str], given: Sequence[str]) -> None:
-    """Check what stages say against the sources of train and the units in which the run's length is given.
+def check_listed(
+    stages: Sequence[StageSettings], names: Sequence[str], given: Sequence[str]
+) -> None:
+    """Check what stages say against the sources of train and the units in which the run's length is
+    given.
 
     Raises: ValueError, which begins with the place.
     """
@@ -161,23 +192,30 @@ def check_listed(stages: Sequence[StageSettings], names: Sequence[str], given: S
             )
         if i == 0 and stage.changes_index:
             key = "new_data" if stage.new_data else "withdraw"
-            raise ValueError(f"stages[0]: found `{key}`, but no stage before it reads other data; remove it")
+            raise ValueError(
+                f"stages[0]: found `{key}`, but no stage before it reads other data; remove it"
+            )
         if stage.share is not None and not given:
             raise ValueError(
                 f"stages[{i}]: share is a fraction of the run's length, which is not set; add samples, tokens or epochs"
             )
     _check_withdrawn(stages)
     if stages and given and stages[-1].has_end and stages[-1].share is None:
-        raise ValueError(f"{given[0]}: the last stage already says where the run ends; remove one of the two")
+        raise ValueError(
+            f"{given[0]}: the last stage already says where the run ends; remove one of the two"
+        )
 
 
 def _check_withdrawn(stages: Sequence[StageSettings]) -> None:
-    """Raises: ValueError, which begins with the place, where a source is withdrawn twice, or given a share afterwards."""
+    """Raises: ValueError, which begins with the place, where a source is withdrawn twice, or given
+    a share afterwards."""
     gone = dict[str, int]()
     for i, stage in enumerate(stages):
         for name in (*stage.withdraw, *stage.sources):
             if name in gone:
-                raise ValueError(f"stages[{i}]: source {name!r} was withdrawn in stages[{gone[name]}]; remove it here")
+                raise ValueError(
+                    f"stages[{i}]: source {name!r} was withdrawn in stages[{gone[name]}]; remove it here"
+                )
         if both := sorted(set(stage.withdraw) & stage.sources.keys()):
             raise ValueError(
                 f"stages[{i}]: source {both[0]!r} is withdrawn, and changed in `sources`; keep one of them"
@@ -190,8 +228,11 @@ def _check_withdrawn(stages: Sequence[StageSettings]) -> None:
         gone |= dict.fromkeys(stage.withdraw, i)
 
 
-def apply_settings(config: C, stages: Sequence[StageSettings], lengths: Sequence[str]) -> tuple[C, ...]:
-    """The config's settings in each stage, as configs without stages and without a length, whose keys are `lengths`.
+def apply_settings(
+    config: C, stages: Sequence[StageSettings], lengths: Sequence[str]
+) -> tuple[C, ...]:
+    """The config's settings in each stage, as configs without stages and without a length, whose
+    keys are `lengths`.
 
     Their sources are those of the top level.
     """
@@ -206,7 +247,9 @@ def apply_settings(config: C, stages: Sequence[StageSettings], lengths: Sequence
     return tuple(found)
 
 
-def apply_stages(config: C, stages: Sequence[StageSettings], lengths: Sequence[str]) -> tuple[C, ...]:
+def apply_stages(
+    config: C, stages: Sequence[StageSettings], lengths: Sequence[str]
+) -> tuple[C, ...]:
     """The config's settings and sources in each stage; see `apply_settings`."""
     sources: dict[str, Any] = getattr(config, "sources")  # noqa: B009  (of a subclass)
     train = sources["train"]
@@ -230,5 +273,7 @@ def _refuse(data: Any, fixed: tuple[str, ...]) -> Any:
     """Refuse keys that decide the order of the whole run, or what its samples are made of."""
     for key in fixed if isinstance(data, Mapping) else ():
         if key in data:
-            raise ValueError(f"{key} cannot change within a run, which its order depends on; {_REMEDY}")
+            raise ValueError(
+                f"{key} cannot change within a run, which its order depends on; {_REMEDY}"
+            )
     return data

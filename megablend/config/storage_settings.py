@@ -1,4 +1,5 @@
-"""Settings of object stores where there is no config: for Megatron's datasets, and for commands that get the URL of a cache."""
+"""Settings of object stores where there is no config: for Megatron's datasets, and for commands
+that get the URL of a cache."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ def load_storage_settings(given: object = None) -> ObjectOptions:
     """Load settings of object stores.
 
     Args:
-        given: URL prefixes, each with its settings, as under `storage` of a config; the path of a YAML or JSON file with them
-            under `storage`; None for the file that the environment variable MEGABLEND_STORAGE names, or no settings.
+        given: URL prefixes, each with its settings, as under `storage` of a config; the path of a
+            YAML or JSON file with them under `storage`; None for the file that the environment
+            variable MEGABLEND_STORAGE names, or no settings.
 
     Raises: ConfigError, which names the file or the variable.
     """
@@ -40,7 +42,8 @@ def load_storage_settings(given: object = None) -> ObjectOptions:
 
 
 def _load(path: str, place: str) -> ObjectOptions:
-    """Load a file, or return what it contained before, if it has not changed: thousands of datasets ask."""
+    """Load a file, or return what it contained before, if it has not changed: thousands of datasets
+    ask."""
     try:
         stat = Path(path).stat()
         version: tuple[int, ...] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
@@ -56,8 +59,12 @@ def _load(path: str, place: str) -> ObjectOptions:
 def _load_version(path: str, folder: str, version: tuple[int, ...]) -> ObjectOptions:
     keys, places = read_config_file(Path(path))
     if "storage" not in keys:
-        raise ConfigError(f"{path}: has no key `storage`; expected URL prefixes under it, each with its settings")
-    return _parse(keys["storage"], f"{places.line(['storage'])}: storage", Path(folder, path).parent)
+        raise ConfigError(
+            f"{path}: has no key `storage`; expected URL prefixes under it, each with its settings"
+        )
+    return _parse(
+        keys["storage"], f"{places.line(['storage'])}: storage", Path(folder, path).parent
+    )
 
 
 def _parse(given: object, place: str, base: Path) -> ObjectOptions:

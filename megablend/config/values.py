@@ -1,4 +1,5 @@
-"""Types of the values in a config: how each is written, and what it becomes. Numbers are exact: 0.1 is 1/10."""
+"""Types of the values in a config: how each is written, and what it becomes. Numbers are exact: 0.1
+is 1/10."""
 
 from __future__ import annotations
 
@@ -19,19 +20,26 @@ SIZE: Literal["size"] = "size"
 """In place of a weight: the source's number of tokens in the split."""
 MAX_COUNT = 1 << 62
 MAX_EXPONENT = 100
-"""Largest power of ten in a number: a typing error such as 1e999999999 would be stored exactly, digit by digit."""
+"""Largest power of ten in a number: a typing error such as 1e999999999 would be stored exactly,
+digit by digit."""
 _POWERS = {"m": 6, "b": 9, "g": 9, "t": 12}
 """Powers of ten that the last letter of a number stands for, which a config does not accept."""
 
 
 def _number(value: object, *, least: str = "0 or more") -> Fraction:
     """Parse a finite number, 0 or more, exactly."""
-    if type(value) is int and 0 <= value < 10**MAX_EXPONENT:  # the usual case, of which a config may have thousands
+    if (
+        type(value) is int and 0 <= value < 10**MAX_EXPONENT
+    ):  # the usual case, of which a config may have thousands
         return Fraction(value)
     try:
         if isinstance(value, (bool, type(None), dict, list)):
             raise InvalidOperation
-        number = value if isinstance(value, Fraction) else _exact(Decimal(str(value).strip().replace("_", "")))
+        number = (
+            value
+            if isinstance(value, Fraction)
+            else _exact(Decimal(str(value).strip().replace("_", "")))
+        )
     except (InvalidOperation, ValueError, OverflowError):
         raise ValueError(f"found {value!r}, expected a finite number{_spell_out(value)}") from None
     if number < 0:
@@ -40,7 +48,8 @@ def _number(value: object, *, least: str = "0 or more") -> Fraction:
 
 
 def _spell_out(value: object) -> str:
-    """How to write a number such as 50B or 1,000; empty for others. Nobody can tell 4,000 from 4,096 by `4k`."""
+    """How to write a number such as 50B or 1,000; empty for others. Nobody can tell 4,000 from
+    4,096 by `4k`."""
     if re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+", str(value)):
         return f": write it as {str(value).replace(',', '_')}"
     written = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmbgt])i?\s*", str(value), re.IGNORECASE)
@@ -74,14 +83,18 @@ def _weight(value: object) -> Fraction | Literal["size"]:
         return _number(value)
     except ValueError as error:
         raise ValueError(
-            f"{error}, or `{SIZE}` (the source's number of tokens)" if isinstance(value, str) else str(error)
+            f"{error}, or `{SIZE}` (the source's number of tokens)"
+            if isinstance(value, str)
+            else str(error)
         ) from None
 
 
 def _temperature(value: object) -> Fraction:
     number = _number(value, least="0.1 or more")
     if number < Fraction(1, 10):  # powers of small weights would have thousands of digits
-        raise ValueError(f"found {value!r}, expected 0.1 or more: above 1 evens weights out, below 1 sharpens them")
+        raise ValueError(
+            f"found {value!r}, expected 0.1 or more: above 1 evens weights out, below 1 sharpens them"
+        )
     return number
 
 
@@ -103,7 +116,9 @@ def _token(value: object) -> int:
 
 def _vocab_size(value: object) -> int | str:
     """Parse a number of token ids, or the path of a tokenizer.json."""
-    if isinstance(value, (str, os.PathLike)) and not re.fullmatch(r"\s*[+-]?[0-9.][0-9.e+_]*\s*", os.fspath(value)):
+    if isinstance(value, (str, os.PathLike)) and not re.fullmatch(
+        r"\s*[+-]?[0-9.][0-9.e+_]*\s*", os.fspath(value)
+    ):
         return os.fspath(value)
     number = _count(value)
     if number > 2**32:
@@ -117,7 +132,9 @@ def _size(value: object) -> int:
     if written is None or isinstance(value, bool):
         raise ValueError(f"found {value!r}, expected a size such as 512MiB")
     number, prefix, binary = written.groups()
-    return int(_positive(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
+    return int(
+        _positive(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " ")
+    )
 
 
 def _option(value: object) -> object:
@@ -140,25 +157,36 @@ def parse_path(value: object) -> object:
 
 
 def _split(value: object) -> tuple[Fraction, Fraction, Fraction]:
-    parts = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else [value]
+    parts = (
+        value.split(",")
+        if isinstance(value, str)
+        else list(value)
+        if isinstance(value, (list, tuple))
+        else [value]
+    )
     try:
         numbers = [_number(part) for part in parts]
     except ValueError as error:
         raise ValueError(f"{error} in train,valid,test such as 95,5,0") from None
     if not 1 <= len(numbers) <= 3 or sum(numbers) == 0:
-        raise ValueError(f"found {value!r}, expected up to three numbers train,valid,test, not all 0, such as 95,5,0")
+        raise ValueError(
+            f"found {value!r}, expected up to three numbers train,valid,test, not all 0, such as 95,5,0"
+        )
     numbers += [Fraction(0)] * (3 - len(numbers))
     total = sum(numbers)
     return (numbers[0] / total, numbers[1] / total, numbers[2] / total)
 
 
 def _order(value: object) -> object:
-    """The current name of an order of megablend.order.registry; the names of release 0.1.0 are accepted."""
+    """The current name of an order of megablend.order.registry; the names of release 0.1.0 are
+    accepted."""
     try:
         find_order(str(value))
     except ValueError:
         *names, last = map(repr, ORDERS)
-        raise PydanticKnownError("literal_error", {"expected": f"{', '.join(names)} or {last}"}) from None
+        raise PydanticKnownError(
+            "literal_error", {"expected": f"{', '.join(names)} or {last}"}
+        ) from None
     return current_name(str(value))
 
 

@@ -1,4 +1,5 @@
-"""Assigning files to ranks: the most expensive first, each to the rank with the least work (longest processing time first)."""
+"""Assigning files to ranks: the most expensive first, each to the rank with the least work (longest
+processing time first)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ def assign_longest_first(costs: Sequence[int], num_ranks: int) -> list[list[int]
         costs: cost of each item, in any unit.
         num_ranks: at least 1.
 
-    Returns: for each rank its items, most expensive first. The largest load is at most 4/3 of the optimum.
+    Returns: for each rank its items, most expensive first. The largest load is at most 4/3 of the
+        optimum.
     Source: Graham, "Bounds on multiprocessing timing anomalies", 1969.
     """
     items: list[list[int]] = [[] for _ in range(num_ranks)]

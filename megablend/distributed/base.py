@@ -13,13 +13,15 @@ T = TypeVar("T")
 
 
 class Communicator(Protocol):
-    """Communication between the processes of one build. All ranks call collective methods, in the same order."""
+    """Communication between the processes of one build. All ranks call collective methods, in the
+    same order."""
 
     rank: int
     size: int
 
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
-        """Wait for all ranks, and until all posts have arrived; `on_wait` is called at intervals."""
+        """Wait for all ranks, and until all posts have arrived; `on_wait` is called at
+        intervals."""
         ...
 
     def bcast(self, value: T) -> T:
@@ -88,7 +90,8 @@ class SingleProcess:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of a program that ends with `error`: the error's own, 130 for an interrupt, 70 for a bug."""
+    """The exit code of a program that ends with `error`: the error's own, 130 for an interrupt, 70
+    for a bug."""
     if isinstance(error, MegablendError):
         return error.exit_code
     return 130 if isinstance(error, KeyboardInterrupt) else MegablendError.exit_code

@@ -1,12 +1,13 @@
-"""A communicator whose ranks fail together: an error on one rank is raised on all ranks, in their next collective call.
+"""A communicator whose ranks fail together: an error on one rank is raised on all ranks, in their
+next collective call.
 
-Each collective call exchanges envelopes (a value or an error) between all ranks; `abort` is the same exchange. A rank that
-fails therefore joins the others in whichever call they wait in, and no rank is left waiting. No process is terminated: the
-training script may handle the error.
+Each collective call exchanges envelopes (a value or an error) between all ranks; `abort` is the
+same exchange. A rank that fails therefore joins the others in whichever call they wait in, and no
+rank is left waiting. No process is terminated: the training script may handle the error.
 
-If groups of ranks work separately, each collective call of a group begins with an exchange between all ranks, whichever calls
-the other groups are in; ranks that have finished keep exchanging until all have. So an error reaches all groups, while values
-stay within their group.
+If groups of ranks work separately, each collective call of a group begins with an exchange between
+all ranks, whichever calls the other groups are in; ranks that have finished keep exchanging until
+all have. So an error reaches all groups, while values stay within their group.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ T = TypeVar("T")
 
 
 class FailTogether:
-    """Ranks that exchange values, and errors along with them. Implements megablend.distributed.base.Communicator.
+    """Ranks that exchange values, and errors along with them. Implements
+    megablend.distributed.base.Communicator.
 
     Args:
         rank, size: of this process among them.
@@ -38,7 +40,8 @@ class FailTogether:
         self._inbox: list[tuple[int, Any]] = []
 
     def allgather(self, value: T) -> list[T]:
-        """Every rank's value in rank order, on every rank. Raises the error of a rank that aborted."""
+        """Every rank's value in rank order, on every rank. Raises the error of a rank that
+        aborted."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -68,7 +71,8 @@ class FailTogether:
         return values if self.rank == 0 else []
 
     def post(self, value: object) -> None:
-        """Store the value for `posts` on rank 0; values of other ranks are dropped: no progress is shown here."""
+        """Store the value for `posts` on rank 0; values of other ranks are dropped: no progress is
+        shown here."""
         if self.rank == 0:
             self._inbox.append((0, value))
 
@@ -88,13 +92,16 @@ class FailTogether:
         error = translate(error, f"rank {self.rank}") or error
         if self._failure is None:
             self._failure = error
-            with contextlib.suppress(LaunchError):  # a rank has exited; the present error is more informative
+            with contextlib.suppress(
+                LaunchError
+            ):  # a rank has exited; the present error is more informative
                 self._exchange((None, _portable(error)))
         raise error
 
 
 class Subgroup(FailTogether):
-    """Some of the ranks, which fail together with all ranks. Their next call on the world is `finish`.
+    """Some of the ranks, which fail together with all ranks. Their next call on the world is
+    `finish`.
 
     Args:
         group: how these ranks exchange values.
@@ -106,7 +113,8 @@ class Subgroup(FailTogether):
         self._world = world
 
     def allgather(self, value: T) -> list[T]:
-        """Every rank's value in rank order, on every rank. Raises the error of a rank that aborted, in any group."""
+        """Every rank's value in rank order, on every rank. Raises the error of a rank that aborted,
+        in any group."""
         self._world.allgather(False)
         return self._exchange(value)
 

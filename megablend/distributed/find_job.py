@@ -1,6 +1,8 @@
-"""The processes that open one dataset together: those of torch.distributed, else of an MPI launcher, else only this one.
+"""The processes that open one dataset together: those of torch.distributed, else of an MPI
+launcher, else only this one.
 
-torch is imported only if the process has imported it already, or torchrun started it: caches can be prepared without torch.
+torch is imported only if the process has imported it already, or torchrun started it: caches can be
+prepared without torch.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from megablend.errors import LaunchError
 def this_job() -> Job:
     """The job that this process belongs to.
 
-    Raises: LaunchError if the MPI library does not match the launcher, or if torchrun started several processes that have not
-        initialized a process group.
+    Raises: LaunchError if the MPI library does not match the launcher, or if torchrun started
+        several processes that have not initialized a process group.
     """
     if _is_initialized():
         from megablend.distributed.torch_job import torch_job
@@ -47,7 +49,8 @@ def this_job() -> Job:
 
 @contextmanager
 def program_job() -> Iterator[Job]:
-    """The job of a program: processes started by torchrun share a process group within the context. Raises: LaunchError."""
+    """The job of a program: processes started by torchrun share a process group within the context.
+    Raises: LaunchError."""
     if _is_initialized() or _by_torchrun(os.environ) < 2:
         yield this_job()
         return
@@ -59,9 +62,11 @@ def program_job() -> Iterator[Job]:
 
 @contextmanager
 def program_launch() -> Iterator[Communicator]:
-    """The processes that run a command together: those of torchrun, else of an MPI launcher, else only this one.
+    """The processes that run a command together: those of torchrun, else of an MPI launcher, else
+    only this one.
 
-    For commands only: a training script may call Python functions on one of its ranks. Raises: LaunchError.
+    For commands only: a training script may call Python functions on one of its ranks. Raises:
+    LaunchError.
     """
     launch = detect()
     if launch.size > 1 or _by_torchrun(os.environ) < 2:

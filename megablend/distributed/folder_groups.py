@@ -1,8 +1,10 @@
-"""Which ranks see the same cache folder, and so build it together: one group on a shared file system, otherwise one per node.
+"""Which ranks see the same cache folder, and so build it together: one group on a shared file
+system, otherwise one per node.
 
-Ranks of one machine whose folder has the same inode need no test. The first rank of each such set writes a nonce to the folder,
-and sets that find each other's nonces are merged. A missing folder is not created here, so that a refusal leaves none behind: its
-nearest existing parent, and the path from there, identify it.
+Ranks of one machine whose folder has the same inode need no test. The first rank of each such set
+writes a nonce to the folder, and sets that find each other's nonces are merged. A missing folder is
+not created here, so that a refusal leaves none behind: its nearest existing parent, and the path
+from there, identify it.
 """
 
 from __future__ import annotations
@@ -44,10 +46,12 @@ def ranks_sharing_folder(launch: FailTogether, cache: Path | None, shared_fs: st
 
     Args:
         cache: this rank's folder, which need not exist; None on a rank that builds nothing.
-        shared_fs: "yes" if all ranks share the folder, "no" if at most those of one machine do, "auto" to detect it.
+        shared_fs: "yes" if all ranks share the folder, "no" if at most those of one machine do,
+            "auto" to detect it.
 
     Returns: sorted ranks; empty for a rank that builds nothing.
-    Raises: ConfigError for another `shared_fs`; CacheError if the path cannot be inspected, or is not a folder.
+    Raises: ConfigError for another `shared_fs`; CacheError if the path cannot be inspected, or is
+        not a folder.
     """
     if shared_fs not in SHARED_FS:
         raise ConfigError(f"shared_fs is {shared_fs!r}; choose one of {', '.join(SHARED_FS)}")
@@ -62,7 +66,10 @@ def ranks_sharing_folder(launch: FailTogether, cache: Path | None, shared_fs: st
     seen = _first_seen(launch, folder if together[:1] == [launch.rank] else None, places)
     if own is None:
         return []
-    first = [seen[next(other for other in building if places[other] == places[rank])] for rank in building]
+    first = [
+        seen[next(other for other in building if places[other] == places[rank])]
+        for rank in building
+    ]
     own_leader = first[building.index(launch.rank)]
     return [rank for rank, leader in zip(building, first, strict=True) if leader == own_leader]
 
@@ -79,15 +86,22 @@ def _place(cache: Path) -> tuple[Path, _Place]:
             folder = folder.parent
         state = folder.stat()
     machine = _BOOT_ID.read_text(encoding="ascii").strip()
-    return folder, _Place(machine=machine, device=state.st_dev, inode=state.st_ino, rest=tuple(rest))
+    return folder, _Place(
+        machine=machine, device=state.st_dev, inode=state.st_ino, rest=tuple(rest)
+    )
 
 
-def _first_seen(launch: FailTogether, folder: Path | None, places: Sequence[_Place | None]) -> list[int | None]:
-    """For each rank that represents its set (it has a `folder`), the first rank whose nonce it finds; None for the others."""
+def _first_seen(
+    launch: FailTogether, folder: Path | None, places: Sequence[_Place | None]
+) -> list[int | None]:
+    """For each rank that represents its set (it has a `folder`), the first rank whose nonce it
+    finds; None for the others."""
     nonce = None if folder is None else _leave_nonce(folder)
     try:
         nonces = launch.allgather(nonce)
-        return launch.allgather(None if folder is None else _look(folder, nonces, places, launch.rank))
+        return launch.allgather(
+            None if folder is None else _look(folder, nonces, places, launch.rank)
+        )
     finally:
         if folder is not None and nonce is not None:
             (folder / nonce).unlink(missing_ok=True)
@@ -103,8 +117,11 @@ def _leave_nonce(folder: Path) -> str | None:
     return name
 
 
-def _look(folder: Path, nonces: Sequence[str | None], places: Sequence[_Place | None], rank: int) -> int:
-    """The first rank whose nonce is in the folder and whose remaining path equals this rank's; `rank` if there is none."""
+def _look(
+    folder: Path, nonces: Sequence[str | None], places: Sequence[_Place | None], rank: int
+) -> int:
+    """The first rank whose nonce is in the folder and whose remaining path equals this rank's;
+    `rank` if there is none."""
     here = places[rank]
     assert here is not None
     alike = {

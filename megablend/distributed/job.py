@@ -16,7 +16,8 @@ class Job:
     world: FailTogether
     """All ranks. For short exchanges only: a backend may time out after some minutes."""
     members: Callable[[Sequence[int]], AbstractContextManager[FailTogether]]
-    """A communicator of some ranks, including this one, without a short time-out; only these ranks enter the context."""
+    """A communicator of some ranks, including this one, without a short time-out; only these ranks
+    enter the context."""
 
     @property
     def rank(self) -> int:

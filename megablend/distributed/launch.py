@@ -1,9 +1,10 @@
-"""Detects the communicator of a build: this process alone, or the ranks that an MPI launcher started.
+"""Detects the communicator of a build: this process alone, or the ranks that an MPI launcher
+started.
 
-A process started alone never imports mpi4py: MPI_Init outside a launcher hangs on some systems, and makes fork unsafe.
-Under a launcher of another MPI library than the one that mpi4py is bound to, every process sees itself as rank 0 of 1, and
-N builds of the same cache would race silently. So the launcher's process count is compared with MPI's, and a difference is
-an error.
+A process started alone never imports mpi4py: MPI_Init outside a launcher hangs on some systems, and
+makes fork unsafe. Under a launcher of another MPI library than the one that mpi4py is bound to,
+every process sees itself as rank 0 of 1, and N builds of the same cache would race silently. So the
+launcher's process count is compared with MPI's, and a difference is an error.
 """
 
 from __future__ import annotations
@@ -39,15 +40,17 @@ class LauncherInfo:
 def detect_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
     """The launcher that started this process, or None.
 
-    Slurm's variables are used only inside a step (SLURM_STEP_ID): batch scripts have them too. They are checked last, since
-    mpirun is often run in a shell that is itself a step of one task.
+    Slurm's variables are used only inside a step (SLURM_STEP_ID): batch scripts have them too. They
+    are checked last, since mpirun is often run in a shell that is itself a step of one task.
 
     Raises: LaunchError if a count is not an integer.
     """
     sizes = _SIZES | (_SLURM_SIZES if "SLURM_STEP_ID" in environ else {})
     for variable, by in sizes.items():
         if variable in environ:
-            return LauncherInfo(by=by, variable=variable, size=read_count(environ, variable), exact=True)
+            return LauncherInfo(
+                by=by, variable=variable, size=read_count(environ, variable), exact=True
+            )
     if "MPI_LOCALNRANKS" in environ:
         size = read_count(environ, "MPI_LOCALNRANKS")
         return LauncherInfo(by="mpirun", variable="MPI_LOCALNRANKS", size=size, exact=False)
@@ -58,16 +61,21 @@ def detect_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
-    """The communicator of this process; initialises MPI if an MPI launcher started several processes.
+    """The communicator of this process; initialises MPI if an MPI launcher started several
+    processes.
 
-    Raises: LaunchError if mpi4py or its MPI library is missing, or reports another number of processes than the launcher.
+    Raises: LaunchError if mpi4py or its MPI library is missing, or reports another number of
+        processes than the launcher.
     """
     started = detect_launcher(environ)
     if started is None or (started.exact and started.size == 1):
         return SingleProcess()
     try:
         from megablend.distributed import mpi
-    except (ImportError, RuntimeError) as error:  # mpi4py's wheel raises RuntimeError if it finds no libmpi
+    except (
+        ImportError,
+        RuntimeError,
+    ) as error:  # mpi4py's wheel raises RuntimeError if it finds no libmpi
         raise LaunchError(
             f"{started} but MPI cannot be loaded ({error}): install mpi4py for the launcher's MPI library (`pip install "
             "'megablend[mpi]'`), or both (`pip install 'megablend[mpich]'`), or start one process alone"

@@ -14,7 +14,8 @@ from megablend.distributed.base import exit_code
 from megablend.errors import MegablendError
 from megablend.system.failures import translate
 
-# MpiLaunch initialises MPI: under another MPI's launcher a library may end the process there, without an error message.
+# MpiLaunch initialises MPI: under another MPI's launcher a library may end the process there,
+# without an error message.
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = True
 
@@ -24,20 +25,22 @@ T = TypeVar("T")
 
 _FIRST_POLL_SECONDS = 0.0002
 _POLL_SECONDS = 0.005
-"""First and longest pause between two polls: if all ranks arrive together, none should wait long."""
+"""First and longest pause between two polls: if all ranks arrive together, none should wait
+long."""
 _ABORT_SECONDS = 0.3
 """Launchers may lose output that a rank writes just before it aborts."""
 _POST_TAG = 1
 
 
 def library() -> str:
-    """Name and version of the MPI library that mpi4py is bound to; available before MPI is initialised."""
+    """Name and version of the MPI library that mpi4py is bound to; available before MPI is
+    initialised."""
     return " ".join(MPI.Get_library_version().split("\n")[0].split())
 
 
 class MpiLaunch:
-    """COMM_WORLD, or some of its ranks. Waits by polling: MPI libraries busy-wait, which takes cores from ranks that are still
-    working."""
+    """COMM_WORLD, or some of its ranks. Waits by polling: MPI libraries busy-wait, which takes
+    cores from ranks that are still working."""
 
     def __init__(self, comm: Any = None) -> None:
         if not MPI.Is_initialized():
@@ -51,10 +54,11 @@ class MpiLaunch:
     def barrier(self, on_wait: Callable[[], None] | None = None) -> None:
         """Wait for all ranks, and until all posts have arrived; `on_wait` is called at intervals.
 
-        A post is a synchronous send, complete only when received. A rank enters the barrier once its own posts are complete,
-        so after the barrier no post is in flight.
+        A post is a synchronous send, complete only when received. A rank enters the barrier once
+        its own posts are complete, so after the barrier no post is in flight.
 
-        Source: Hoefler, Siebert, Lumsdaine, "Scalable communication protocols for dynamic sparse data exchange", 2010.
+        Source: Hoefler, Siebert, Lumsdaine, "Scalable communication protocols for dynamic sparse
+            data exchange", 2010.
         """
         pauses = _pauses()
         while self._unreceived():
@@ -81,7 +85,8 @@ class MpiLaunch:
         return self.bcast(self.gather(value))
 
     def members(self, ranks: Sequence[int]) -> MpiLaunch:
-        """A communicator of these ranks, in this order. Called, and later freed, by exactly these ranks."""
+        """A communicator of these ranks, in this order. Called, and later freed, by exactly these
+        ranks."""
         return MpiLaunch(self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))))
 
     def free(self) -> None:
@@ -105,12 +110,17 @@ class MpiLaunch:
 
     def abort(self, error: BaseException) -> NoReturn:
         """Print "rank r: message" to stderr and terminate all ranks with the error's exit code."""
-        # If all ranks fail for the same reason, the lowest rank reports it and terminates the others before they repeat it.
+        # If all ranks fail for the same reason, the lowest rank reports it and terminates the
+        # others before they repeat it.
         time.sleep(2 * _ABORT_SECONDS * min(self.rank, 4))
         error = translate(error, "this rank") or error
         expected = isinstance(error, MegablendError | KeyboardInterrupt)
         trace = "" if expected else "".join(traceback.format_exception(error))
-        print(f"{trace}rank {self.rank}: {str(error) or type(error).__name__}", file=sys.stderr, flush=True)
+        print(
+            f"{trace}rank {self.rank}: {str(error) or type(error).__name__}",
+            file=sys.stderr,
+            flush=True,
+        )
         time.sleep(_ABORT_SECONDS)
         self._comm.Abort(exit_code(error))
         raise SystemExit(exit_code(error))
@@ -121,7 +131,9 @@ class MpiLaunch:
 
     def _receive(self) -> None:
         status = MPI.Status()
-        while self.rank == 0 and self._comm.iprobe(source=MPI.ANY_SOURCE, tag=_POST_TAG, status=status):
+        while self.rank == 0 and self._comm.iprobe(
+            source=MPI.ANY_SOURCE, tag=_POST_TAG, status=status
+        ):
             source = int(status.Get_source())
             self._inbox.append((source, self._comm.recv(source=source, tag=_POST_TAG)))
 

@@ -1,4 +1,5 @@
-"""Whether all ranks of a job were given the same settings: each has read a config of its own, or flags."""
+"""Whether all ranks of a job were given the same settings: each has read a config of its own, or
+flags."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def check_same_settings(launch: Communicator, settings: Mapping[str, Any]) -> No
     """Check that all ranks have the same settings. Collective.
 
     Args:
-        settings: of this rank, by name; mappings and lists of settings among them are compared setting by setting.
+        settings: of this rank, by name; mappings and lists of settings among them are compared
+            setting by setting.
 
     Raises: ConfigError, on all ranks, that names the settings that differ, and the ranks.
     """
@@ -28,11 +30,16 @@ def check_same_settings(launch: Communicator, settings: Mapping[str, Any]) -> No
 
 def digest_settings(settings: Mapping[str, Any]) -> str:
     """A digest of settings, equal on ranks that have the same."""
-    return hashlib.blake2b(json.dumps(sorted(_flatten(settings, ""))).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        json.dumps(sorted(_flatten(settings, ""))).encode(), digest_size=16
+    ).hexdigest()
 
 
-def compare_settings(launch: Communicator, settings: Mapping[str, Any], digests: Sequence[str]) -> None:
-    """As `check_same_settings`, where all ranks' digests have been exchanged already. Collective only if they differ.
+def compare_settings(
+    launch: Communicator, settings: Mapping[str, Any], digests: Sequence[str]
+) -> None:
+    """As `check_same_settings`, where all ranks' digests have been exchanged already. Collective
+    only if they differ.
 
     Args:
         digests: `digest_settings` of each rank, in rank order.
@@ -57,7 +64,10 @@ def _describe_differences(found: Sequence[Mapping[str, str]]) -> str:
     """What differs between the settings of the ranks, given in rank order."""
     names = dict.fromkeys(name for each in found for name in each)
     different = [name for name in names if len({each.get(name) for each in found}) > 1]
-    listed = [_describe_setting(name, [each.get(name) for each in found]) for name in different[:_MOST_NAMED]]
+    listed = [
+        _describe_setting(name, [each.get(name) for each in found])
+        for name in different[:_MOST_NAMED]
+    ]
     if (more := len(different) - len(listed)) > 0:
         listed.append(f"{more} more")
     return f"the ranks have different settings: {'; '.join(listed)}; start all ranks with the same config and flags"
@@ -67,7 +77,9 @@ def _describe_setting(name: str, values: Sequence[str | None]) -> str:
     ranks = dict[str | None, list[int]]()
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
-    return f"{name} is " + ", ".join(f"{_shorten(value)} on {_list_ranks(which)}" for value, which in ranks.items())
+    return f"{name} is " + ", ".join(
+        f"{_shorten(value)} on {_list_ranks(which)}" for value, which in ranks.items()
+    )
 
 
 def _shorten(value: str | None) -> str:
@@ -84,6 +96,8 @@ def _list_ranks(ranks: Sequence[int]) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    listed = [str(first) if first == last else f"{first} to {last}" for first, last in runs[:_MOST_NAMED]]
+    listed = [
+        str(first) if first == last else f"{first} to {last}" for first, last in runs[:_MOST_NAMED]
+    ]
     more = " and others" if len(runs) > _MOST_NAMED else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(listed)}{more}"

@@ -28,12 +28,14 @@ _ARRIVING = datetime.timedelta(seconds=60)
 _FORMING = datetime.timedelta(minutes=5)
 """How long ranks wait for each other to connect."""
 _WORKING = datetime.timedelta(days=365)
-"""How long a rank waits for others that are working. Ranks that die are noticed at once: their connections close."""
+"""How long a rank waits for others that are working. Ranks that die are noticed at once: their
+connections close."""
 _LOG_SECONDS = 60.0
 _groups: dict[tuple[int, ...], tuple[Any, Any]] = {}
-"""Gloo groups by their ranks, each with the job's group that it was made in. They are kept, and have names of their own in the
-store. torch would name them by how many groups each rank has: no two ranks may find each other if a program has groups of some
-ranks only, as Megatron's first and last stages of a pipeline have, and a name that is given again leads to stale addresses."""
+"""Gloo groups by their ranks, each with the job's group that it was made in. They are kept, and
+have names of their own in the store. torch would name them by how many groups each rank has: no two
+ranks may find each other if a program has groups of some ranks only, as Megatron's first and last
+stages of a pipeline have, and a name that is given again leads to stale addresses."""
 _formed: Counter[tuple[int, ...]] = Counter()
 """How often ranks have formed a group in this process."""
 
@@ -47,12 +49,14 @@ def torch_job() -> Job:
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """A gloo process group of the processes that torchrun started, for a command that all of them run.
+    """A gloo process group of the processes that torchrun started, for a command that all of them
+    run.
 
-    It uses torchrun's store, under a prefix of its own for each restart of the job and each command.
+    It uses torchrun's store, under a prefix of its own for each restart of the job and each
+    command.
 
-    Raises: LaunchError, naming the ranks that are missing, if not all run the command within a minute, or if they cannot reach
-        each other.
+    Raises: LaunchError, naming the ranks that are missing, if not all run the command within a
+        minute, or if they cannot reach each other.
     """
     rank, size = (read_count(os.environ, name) for name in ("RANK", "WORLD_SIZE"))
     try:
@@ -62,7 +66,9 @@ def process_group() -> Iterator[None]:
         command = store.add(f"commands/{rank}", 1)
         store = _C10D.PrefixStore(str(command), store)
         _await_ranks(store, rank, size)
-        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_FORMING)
+        torch.distributed.init_process_group(
+            "gloo", store=store, rank=rank, world_size=size, timeout=_FORMING
+        )
         _C10D._set_pg_timeout(_WORKING, torch.distributed.group.WORLD)
     except LaunchError:
         raise
@@ -95,7 +101,8 @@ def _await_ranks(store: Any, rank: int, size: int) -> None:
 
 @contextmanager
 def _members(ranks: Sequence[int]) -> Iterator[FailTogether]:
-    """A gloo group, independent of the job's backend: it waits without a device, and without a watchdog."""
+    """A gloo group, independent of the job's backend: it waits without a device, and without a
+    watchdog."""
     rank = torch.distributed.get_rank()
     if len(ranks) == 1:
         yield FailTogether(0, 1, lambda value: [value])
@@ -105,7 +112,8 @@ def _members(ranks: Sequence[int]) -> Iterator[FailTogether]:
 
 
 def _find_group(ranks: tuple[int, ...]) -> Any:
-    """The gloo group of these ranks, made when it is first needed. Raises: LaunchError if they cannot reach each other."""
+    """The gloo group of these ranks, made when it is first needed. Raises: LaunchError if they
+    cannot reach each other."""
     job = torch.distributed.group.WORLD
     made_in, group = _groups.get(ranks, (None, None))
     if made_in is job:
@@ -167,7 +175,10 @@ def _logging_waits() -> Iterator[None]:
     def log() -> None:
         started = time.monotonic()
         while not ended.wait(_LOG_SECONDS):
-            LOG.warning("waiting for %.0f s for other ranks, which are still working", time.monotonic() - started)
+            LOG.warning(
+                "waiting for %.0f s for other ranks, which are still working",
+                time.monotonic() - started,
+            )
 
     logging = threading.Thread(target=log, daemon=True)
     logging.start()

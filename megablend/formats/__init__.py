@@ -1,4 +1,5 @@
-"""File formats of tokens: `format_of` detects the format of a path, `get_format` returns one by name, `FORMATS` lists them."""
+"""File formats of tokens: `format_of` detects the format of a path, `get_format` returns one by
+name, `FORMATS` lists them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Arrow arrays as numpy arrays. `pyarrow.Array.to_numpy` imports pandas where it is installed, which takes 0.2 s and memory."""
+"""Arrow arrays as numpy arrays. `pyarrow.Array.to_numpy` imports pandas where it is installed,
+which takes 0.2 s and memory."""
 
 from __future__ import annotations
 
@@ -8,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 _NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
-"""Arrow's names that are not numpy's; `pyarrow.DataType.to_pandas_dtype` may need pandas (pyarrow 25)."""
+"""Arrow's names that are not numpy's; `pyarrow.DataType.to_pandas_dtype` may need pandas (pyarrow
+25)."""
 
 
 def as_numpy(array: Any) -> npt.NDArray[Any]:
-    """The values of a pyarrow.Array of integers, floats or booleans without nulls; a view, except for booleans."""
+    """The values of a pyarrow.Array of integers, floats or booleans without nulls; a view, except
+    for booleans."""
     assert not array.null_count
     data = array.buffers()[1]
     length = len(array)

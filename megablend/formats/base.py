@@ -1,8 +1,10 @@
-"""The interface between file formats and the rest: a file becomes a table of blocks; blocks become tokens.
+"""The interface between file formats and the rest: a file becomes a table of blocks; blocks become
+tokens.
 
-A *document* is one row of the token column (one sequence of an `.idx`). A *token* is a non-null value: null elements, and the
-slots of null rows, are not tokens. A *block* is the smallest unit of reading: a Parquet data page, an Arrow record batch, a span
-of whole documents of a `.bin`. If a document spans several blocks, each block has a *piece* of it.
+A *document* is one row of the token column (one sequence of an `.idx`). A *token* is a non-null
+value: null elements, and the slots of null rows, are not tokens. A *block* is the smallest unit of
+reading: a Parquet data page, an Arrow record batch, a span of whole documents of a `.bin`. If a
+document spans several blocks, each block has a *piece* of it.
 """
 
 from __future__ import annotations
@@ -46,10 +48,19 @@ BLOCK_DTYPE = np.dtype(
         ("decoded_bytes", "<u4"),  # bytes after decompression
         ("tokens", "<i8"),  # tokens, end-of-document ones not counted
         ("first_token", "<i8"),  # tokens of the file before the block
-        ("rows", "<i8"),  # documents that begin in the block, empty and null ones included; -1 if unknown
-        ("ends", "<i8"),  # documents with tokens that end in the block (number of append_eod tokens); -1 if unknown
+        (
+            "rows",
+            "<i8",
+        ),  # documents that begin in the block, empty and null ones included; -1 if unknown
+        (
+            "ends",
+            "<i8",
+        ),  # documents with tokens that end in the block (number of append_eod tokens); -1 if unknown
         ("encoding", "<i1"),  # Parquet Encoding of the values; 0 elsewhere
-        ("flags", "<u1"),  # STARTS_MID_DOCUMENT | ENDS_AT_DOCUMENT_END | HAS_EARLIER_TOKENS; valid if rows >= 0
+        (
+            "flags",
+            "<u1",
+        ),  # STARTS_MID_DOCUMENT | ENDS_AT_DOCUMENT_END | HAS_EARLIER_TOKENS; valid if rows >= 0
     ]
 )
 """A block as its format indexes it; the index stores running sums of the counts instead."""
@@ -60,38 +71,43 @@ PLACED_BLOCK_DTYPE = np.dtype(
         ("first_row", "<i8"),  # documents of the file that begin before the block; -1 if unknown
     ]
 )
-"""A block as passed to readers, with running sums, so that no reader needs a table of its file's blocks."""
+"""A block as passed to readers, with running sums, so that no reader needs a table of its file's
+blocks."""
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileIndex:
-    """What the index stores about a file. Deterministic: the same bytes for the same file, options and megablend version."""
+    """What the index stores about a file. Deterministic: the same bytes for the same file, options
+    and megablend version."""
 
     rows: int
     """Documents, empty and null ones included."""
     tokens: int
     token_dtype: str
-    """numpy name of the tokens as decoded: int32, int64, uint16 or uint32 (uint8, int8, int16 too for `.bin`); of numbers in
-    extra columns bool, float16, float32 or float64, too."""
+    """numpy name of the tokens as decoded: int32, int64, uint16 or uint32 (uint8, int8, int16 too
+    for `.bin`); of numbers in extra columns bool, float16, float32 or float64, too."""
     chunks: Array
     """CHUNK_DTYPE [num_chunks]."""
     blocks: Array
     """BLOCK_DTYPE [num_blocks], in file order; without blocks that have neither tokens nor rows."""
     structure: str
-    """Hex digest (blake2b, 16 bytes) of the file's description: Parquet or Arrow footer, whole `.idx`."""
+    """Hex digest (blake2b, 16 bytes) of the file's description: Parquet or Arrow footer, whole
+    `.idx`."""
     meta: dict[str, Any]
-    """JSON data that the format needs to decode blocks without reading the file's description again."""
+    """JSON data that the format needs to decode blocks without reading the file's description
+    again."""
     scanned_bytes: int
     """Data bytes that had to be read for counting (0 if the file's own index was enough)."""
     column: str | None = None
-    """Dotted path of the column; None if the format has none, or if a version before 0.2 indexed an Arrow file."""
+    """Dotted path of the column; None if the format has none, or if a version before 0.2 indexed an
+    Arrow file."""
     note: str | None = None
     """A warning about a harmless defect of the file; not stored."""
     token_range: tuple[int, int] | None = None
-    """The smallest and the largest token by the file's own statistics, possibly of some row groups only; None
-    if there are none."""
+    """The smallest and the largest token by the file's own statistics, possibly of some row groups
+    only; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +120,8 @@ class OpenedFile:
     structure: str
     meta: dict[str, Any]
     group_digests: npt.NDArray[np.uint64] | None = None
-    """Digests of groups of the file's description, made by `build`, for readers that read only parts of it (a large `.idx`);
-    None if there is no such table."""
+    """Digests of groups of the file's description, made by `build`, for readers that read only
+    parts of it (a large `.idx`); None if there is no such table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +131,8 @@ class DecodedBlock:
     tokens: Array
     """[num_tokens], of the file's token dtype; read-only."""
     offsets: npt.NDArray[np.int64]
-    """int64 [num_pieces + 1]: piece i is tokens[offsets[i]:offsets[i+1]]; null and empty documents are pieces without tokens."""
+    """int64 [num_pieces + 1]: piece i is tokens[offsets[i]:offsets[i+1]]; null and empty documents
+    are pieces without tokens."""
     extra: tuple[Array, ...] = ()
     """For each requested extra column a number per token, [num_tokens]; read-only."""
 
@@ -126,16 +143,24 @@ NO_OFFSETS.setflags(write=False)
 
 
 class BlockReader(Protocol):
-    """Knows which bytes the blocks of one indexed file need, and decodes them. Thread-safe, also after a fork.
+    """Knows which bytes the blocks of one indexed file need, and decodes them. Thread-safe, also
+    after a fork.
 
-    Arguments: blocks, PLACED_BLOCK_DTYPE [n], rows of the file's block table (`chunk` indexes `chunks`), in any order,
-    repeats allowed; and chunks, CHUNK_DTYPE [m], the file's chunk table. `formats.fetch` calls these methods in turn.
+    Arguments: blocks, PLACED_BLOCK_DTYPE [n], rows of the file's block table (`chunk` indexes
+    `chunks`), in any order, repeats allowed; and chunks, CHUNK_DTYPE [m], the file's chunk table.
+    `formats.fetch` calls these methods in turn.
     """
 
     def byte_ranges(
-        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges] = (), *, tokens: bool = True
+        self,
+        blocks: Array,
+        chunks: Array,
+        fetched: Sequence[FetchedRanges] = (),
+        *,
+        tokens: bool = True,
     ) -> Sequence[FileRanges]:
-        """The ranges to fetch next. Reads nothing itself; fetched bytes may determine which further ranges are needed.
+        """The ranges to fetch next. Reads nothing itself; fetched bytes may determine which further
+        ranges are needed.
 
         Args:
             fetched: the bytes of all ranges requested before, in the same order.
@@ -161,7 +186,8 @@ class BlockReader(Protocol):
     def find_pieces(
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
     ) -> tuple[list[npt.NDArray[np.int64]], int]:
-        """Find the offsets of documents' pieces in blocks, without decoding tokens if the format allows it.
+        """Find the offsets of documents' pieces in blocks, without decoding tokens if the format
+        allows it.
 
         Returns: `offsets` of each DecodedBlock; the data bytes that had to be read.
         Raises: as `decode` does.
@@ -176,39 +202,48 @@ class Format(Protocol):
     suffixes: Sequence[str]
     """File name endings by which a path is recognised, e.g. (".parquet",)."""
     documents_known: bool
-    """Whether documents are always counted exactly, even if not requested, because it costs nothing."""
+    """Whether documents are always counted exactly, even if not requested, because it costs
+    nothing."""
     reader_block_bytes: int
     """Approximate memory that a reader uses per block of its file."""
     kernel_modules: Sequence[str]
-    """Modules below `megablend.kernels` whose compiled kernels decoding needs: `open` loads them in the background."""
+    """Modules below `megablend.kernels` whose compiled kernels decoding needs: `open` loads them in
+    the background."""
     has_row_groups: bool
     """Whether messages about a row also name its row group (`row_group` of the chunks)."""
     requests_in_turn: bool
-    """Whether `index` reads where a file continues before it can read on: over a network, more files are indexed at a time."""
+    """Whether `index` reads where a file continues before it can read on: over a network, more
+    files are indexed at a time."""
 
     def files(self, path: str) -> Sequence[str]:
-        """All files that belong to `path`, data file first: ["x.bin", "x.idx"] for the prefix "x"; [path] elsewhere."""
+        """All files that belong to `path`, data file first: ["x.bin", "x.idx"] for the prefix "x";
+        [path] elsewhere."""
         ...
 
     def describe_missing_remedy(self, path: str) -> str | None:
-        """What to do about one of `files` that does not exist, for the message; None where there is nothing to add."""
+        """What to do about one of `files` that does not exist, for the message; None where there is
+        nothing to add."""
         ...
 
     def recognizes(self, path: str, storage: Storage) -> bool:
-        """Whether the content of a file is of this format; called only if several formats share the suffix of its name.
+        """Whether the content of a file is of this format; called only if several formats share the
+        suffix of its name.
 
         Raises: MissingFileError; as Storage.read does.
         """
         ...
 
     def check_options(self, options: Mapping[str, OptionValue]) -> None:
-        """Check the config's `format_options`. Raises: ValueError, which names the option, what was found and expected."""
+        """Check the config's `format_options`. Raises: ValueError, which names the option, what was
+        found and expected."""
         ...
 
     def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
-        """Why a file's content cannot be what it would be read as, and what to do; None where nothing says so.
+        """Why a file's content cannot be what it would be read as, and what to do; None where
+        nothing says so.
 
-        New files for which there is a reason are refused; of those that a cache has, it is a warning.
+        New files for which there is a reason are refused; of those that a cache has, it is a
+        warning.
 
         Raises: as Storage.read does.
         """
@@ -219,20 +254,25 @@ class Format(Protocol):
 
         Args:
             path: as in `files`.
-            read: how to read it; its options have passed `check_options`. Rows, ends and flags must be exact with
-                `count_documents`, even if that requires a scan of the data.
+            read: how to read it; its options have passed `check_options`. Rows, ends and flags must
+                be exact with `count_documents`, even if that requires a scan of the data.
 
-        Raises: MissingFileError; CorruptFileError (truncated, emptied, inconsistent); UnsupportedFileError (encrypted, codec);
-            ConfigError (no such column, or not of integers: suggests the nearest, lists the columns).
+        Raises: MissingFileError; CorruptFileError (truncated, emptied, inconsistent);
+            UnsupportedFileError (encrypted, codec); ConfigError (no such column, or not of
+            integers: suggests the nearest, lists the columns).
         """
         ...
 
-    def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
-        """Return a reader of an indexed file after checking size and structure. Raises MissingFileError, ChangedFileError."""
+    def open(
+        self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
+    ) -> BlockReader:
+        """Return a reader of an indexed file after checking size and structure. Raises
+        MissingFileError, ChangedFileError."""
         ...
 
     def describe_unused_bytes(self, path: str, blocks: Array, size: int) -> str | None:
-        """A warning about bytes of an indexed file that no block contains; None if that is expected.
+        """A warning about bytes of an indexed file that no block contains; None if that is
+        expected.
 
         Args:
             blocks: BLOCK_DTYPE [num_blocks], of the entire file.
@@ -266,7 +306,9 @@ class BaseFormat:
         """Reject any option."""
         if options:
             key = "`documents`" if "documents" in options else "format_options"
-            raise ValueError(f"found option {min(options)!r}, but this format has no options; remove {key}")
+            raise ValueError(
+                f"found option {min(options)!r}, but this format has no options; remove {key}"
+            )
 
     def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
         """No contradiction."""
@@ -278,30 +320,38 @@ class BaseFormat:
 
 
 class DivisibleFormat(Format, Protocol):
-    """A format that can index a file in parts, in several processes, each the chunks that begin in its range of bytes."""
+    """A format that can index a file in parts, in several processes, each the chunks that begin in
+    its range of bytes."""
 
-    def index_part(self, path: str, read: ReadSpec, *, span: tuple[int, int], storage: Storage) -> FileIndex:
+    def index_part(
+        self, path: str, read: ReadSpec, *, span: tuple[int, int], storage: Storage
+    ) -> FileIndex:
         """Find the blocks of the chunks that begin within bytes [start, stop) of a file.
 
         Args and raises: as in `index`.
 
-        Returns: the index of these chunks; rows, tokens and scanned_bytes count only these, `first_token` counts from the part's
-            start; `first_row` is the file's. `index.parts.join` joins the parts.
+        Returns: the index of these chunks; rows, tokens and scanned_bytes count only these,
+            `first_token` counts from the part's start; `first_row` is the file's.
+            `index.parts.join` joins the parts.
         """
         ...
 
 
 class GroupDigestFormat(Format, Protocol):
-    """A format whose readers read parts of a large description, for which `build` stores digests (`index.idx_digests`)."""
+    """A format whose readers read parts of a large description, for which `build` stores digests
+    (`index.idx_digests`)."""
 
     def needs_group_digests(self, file: OpenedFile) -> bool:
         """Whether the file's description is large enough for digests of its groups."""
         ...
 
-    def make_group_digests(self, path: str, file: OpenedFile, *, storage: Storage) -> npt.NDArray[np.uint64]:
+    def make_group_digests(
+        self, path: str, file: OpenedFile, *, storage: Storage
+    ) -> npt.NDArray[np.uint64]:
         """The digests that `open` takes as `OpenedFile.group_digests`: uint64 [num_groups].
 
-        Raises: ChangedFileError if the description is not the one that was indexed; as Storage.read does.
+        Raises: ChangedFileError if the description is not the one that was indexed; as Storage.read
+            does.
         """
         ...
 

@@ -21,21 +21,28 @@ def single_chunk() -> Array:
 
 
 def join_tables(tables: Iterable[Array], columns: np.dtype[np.void]) -> Array:
-    """Concatenate tables with these columns. Joins bytes, since numpy's own concatenation processes each column."""
-    return np.frombuffer(bytearray().join(np.ascontiguousarray(table, columns).data for table in tables), columns)
+    """Concatenate tables with these columns. Joins bytes, since numpy's own concatenation processes
+    each column."""
+    return np.frombuffer(
+        bytearray().join(np.ascontiguousarray(table, columns).data for table in tables), columns
+    )
 
 
 def decoded_sizes(blocks: Array) -> npt.NDArray[np.int64]:
-    """The least memory of blocks while they are decoded, in bytes: int64 [n], of tokens or of pages, whichever are larger.
+    """The least memory of blocks while they are decoded, in bytes: int64 [n], of tokens or of
+    pages, whichever are larger.
 
     A page of numbers of dictionary entries may be a thousandth of its tokens.
     """
-    found: npt.NDArray[np.int64] = np.maximum(blocks["decoded_bytes"].astype(np.int64), blocks["tokens"] * _TOKEN_BYTES)
+    found: npt.NDArray[np.int64] = np.maximum(
+        blocks["decoded_bytes"].astype(np.int64), blocks["tokens"] * _TOKEN_BYTES
+    )
     return found
 
 
 def place_blocks(blocks: Array) -> Array:
-    """Convert a file's entire block table, BLOCK_DTYPE [n], to what readers take: PLACED_BLOCK_DTYPE [n]."""
+    """Convert a file's entire block table, BLOCK_DTYPE [n], to what readers take:
+    PLACED_BLOCK_DTYPE [n]."""
     placed = np.empty(len(blocks), PLACED_BLOCK_DTYPE)
     for name in blocks.dtype.names or ():
         placed[name] = blocks[name]

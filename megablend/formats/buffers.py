@@ -7,8 +7,9 @@ import mmap
 import pyarrow as pa
 
 LARGE_BYTES = 8 << 20
-"""Buffers of this size or more are mapped, and the system has them back as soon as they are freed. Arrow's pool and malloc keep
-what threads have freed: one such buffer of each thread would exceed `memory`. Smaller ones are reused, which costs less."""
+"""Buffers of this size or more are mapped, and the system has them back as soon as they are freed.
+Arrow's pool and malloc keep what threads have freed: one such buffer of each thread would exceed
+`memory`. Smaller ones are reused, which costs less."""
 
 
 def allocate_buffer(size: int) -> pa.Buffer:

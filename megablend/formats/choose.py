@@ -8,7 +8,15 @@ from megablend.errors import ConfigError, did_you_mean
 
 TOKEN_NAMES = ("input_ids", "tokens", "token_ids", "tokenized", "tokenized_text", "input_tokens")
 """Usual names of token columns, the most certain first."""
-OTHER_NAMES = ("labels", "position_ids", "token_type_ids", "segment_ids", "length", "lengths", "offsets")
+OTHER_NAMES = (
+    "labels",
+    "position_ids",
+    "token_type_ids",
+    "segment_ids",
+    "length",
+    "lengths",
+    "offsets",
+)
 """Usual names of lists of integers that are not tokens; names that end in `mask` count, too."""
 
 
@@ -29,15 +37,18 @@ def choose_column(
     """The dotted path of a file's token column.
 
     Args:
-        column: its name in the config. None selects, of the columns that are lists of integers, the only one, or the one with the
-            most certain of TOKEN_NAMES (and no other one if a column of such a name cannot contain tokens); a column of single
-            integers only if it has one of these names and the file has no other column, since next to text the same name may
-            count tokens.
-        problems: dotted path of each column and struct member -> None if it may contain tokens, else why it cannot.
+        column: its name in the config. None selects, of the columns that are lists of integers, the
+            only one, or the one with the most certain of TOKEN_NAMES (and no other one if a column
+            of such a name cannot contain tokens); a column of single integers only if it has one of
+            these names and the file has no other column, since next to text the same name may count
+            tokens.
+        problems: dotted path of each column and struct member -> None if it may contain tokens,
+            else why it cannot.
         lists: those of them that are lists.
         numbers: numbers of any kind are accepted, not only integers.
 
-    Raises: ConfigError if there is no such column, none or several to choose from, or it cannot contain tokens.
+    Raises: ConfigError if there is no such column, none or several to choose from, or it cannot
+        contain tokens.
     """
     fit = [name for name, problem in problems.items() if problem is None]
     known = ", ".join(fit) or "none"
@@ -47,7 +58,11 @@ def choose_column(
         if found is None and len(problems) == 1:
             found = _named(fit)
         if (found is None or _last(found) not in TOKEN_NAMES) and (unfit := _unfit(problems)):
-            hint = f"; if the tokens are in {found!r}, set `column: {found}` for this source" if found else ""
+            hint = (
+                f"; if the tokens are in {found!r}, set `column: {found}` for this source"
+                if found
+                else ""
+            )
             raise ConfigError(
                 f"{path}: column {unfit!r}, which by its name contains the tokens, {problems[unfit]}{hint}"
             )
@@ -63,7 +78,8 @@ def choose_column(
 
 
 def _surest(lists: list[str]) -> str | None:
-    """The token column among several list columns, by its name or because there is no other candidate."""
+    """The token column among several list columns, by its name or because there is no other
+    candidate."""
     possible = [name for name in lists if not _is_other(name)]
     return _named(possible) or (possible[0] if len(possible) == 1 else None)
 
@@ -82,8 +98,13 @@ def _last(column: str) -> str:
 
 
 def _unfit(problems: Mapping[str, str | None]) -> str | None:
-    """The column with the most certain name that cannot contain tokens; no other is selected then."""
-    unfit = [name for name, problem in problems.items() if problem is not None and _last(name) in TOKEN_NAMES]
+    """The column with the most certain name that cannot contain tokens; no other is selected
+    then."""
+    unfit = [
+        name
+        for name, problem in problems.items()
+        if problem is not None and _last(name) in TOKEN_NAMES
+    ]
     return min(unfit, key=lambda name: TOKEN_NAMES.index(_last(name)), default=None)
 
 
@@ -92,9 +113,15 @@ def _is_other(column: str) -> bool:
 
 
 def _describe_nearly_fit(lists: Collection[str], problems: Mapping[str, str | None]) -> str:
-    """The first list that would be of integers if it were written in another way; "" where there is none."""
+    """The first list that would be of integers if it were written in another way; "" where there is
+    none."""
     for name, problem in problems.items():
-        if name in lists and problem and not _is_other(name) and problem.endswith((UINT64_REMEDY, NESTED_REMEDY)):
+        if (
+            name in lists
+            and problem
+            and not _is_other(name)
+            and problem.endswith((UINT64_REMEDY, NESTED_REMEDY))
+        ):
             return f"column {name!r} {problem}"
     return ""
 

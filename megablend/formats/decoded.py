@@ -1,4 +1,5 @@
-"""Many decoded blocks as arrays of token addresses; single DecodedBlock objects are created only on access."""
+"""Many decoded blocks as arrays of token addresses; single DecodedBlock objects are created only on
+access."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class DecodedBlocks(Sequence[DecodedBlock]):
     """Several decoded blocks; as kernels see them, and as a sequence."""
 
     owners: list[Any]
-    """For each block the owner of its tokens' memory, an Arrow buffer or an array; or the DecodedBlock itself."""
+    """For each block the owner of its tokens' memory, an Arrow buffer or an array; or the
+    DecodedBlock itself."""
     kinds: npt.NDArray[np.int8]
     """int8 [n], indices of their dtypes in DTYPES."""
     sizes: Int64s
@@ -54,7 +56,9 @@ class DecodedBlocks(Sequence[DecodedBlock]):
             np.array([address_of(block.tokens) for block in blocks], np.int64),
             [block.offsets for block in blocks],
             tuple(
-                DecodedBlocks.of([DecodedBlock(each.view(f"i{each.itemsize}"), NO_OFFSETS) for each in column])
+                DecodedBlocks.of(
+                    [DecodedBlock(each.view(f"i{each.itemsize}"), NO_OFFSETS) for each in column]
+                )
                 for column in columns
             ),
         )
@@ -75,7 +79,10 @@ class DecodedBlocks(Sequence[DecodedBlock]):
             sizes,
             tokens,
             [each for part in parts for each in part.offsets or ()] if with_offsets else None,
-            tuple(DecodedBlocks.joined(column) for column in zip(*(part.extra for part in parts), strict=True)),
+            tuple(
+                DecodedBlocks.joined(column)
+                for column in zip(*(part.extra for part in parts), strict=True)
+            ),
         )
 
     def taken(self, places: Int64s) -> DecodedBlocks:
@@ -111,7 +118,9 @@ class DecodedBlocks(Sequence[DecodedBlock]):
         size = int(self.sizes[i])
         held = pa.py_buffer(owner)
         tokens: Array = (
-            np.frombuffer(held, dtype, size, int(self.tokens[i]) - held.address) if size else np.empty(0, dtype)
+            np.frombuffer(held, dtype, size, int(self.tokens[i]) - held.address)
+            if size
+            else np.empty(0, dtype)
         )
         tokens.setflags(write=False)
         return DecodedBlock(tokens, NO_OFFSETS if self.offsets is None else self.offsets[i])

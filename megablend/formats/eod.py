@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from megablend.formats.base import ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, STARTS_MID_DOCUMENT, DecodedBlock
+from megablend.formats.base import (
+    ENDS_AT_DOCUMENT_END,
+    HAS_EARLIER_TOKENS,
+    STARTS_MID_DOCUMENT,
+    DecodedBlock,
+)
 from megablend.kernels.reader.document_ends import count_ends, insert_ends
 
 
 def with_eod(block: DecodedBlock, flags: int, eod: int) -> DecodedBlock:
-    """Insert `eod` after each piece that ends a document with tokens; null and empty documents get none.
+    """Insert `eod` after each piece that ends a document with tokens; null and empty documents get
+    none.
 
     Args:
         block: as its format decoded it.
@@ -18,9 +24,14 @@ def with_eod(block: DecodedBlock, flags: int, eod: int) -> DecodedBlock:
     """
     if len(block.offsets) < 2:
         return block
-    carried = flags & (STARTS_MID_DOCUMENT | HAS_EARLIER_TOKENS) == STARTS_MID_DOCUMENT | HAS_EARLIER_TOKENS
+    carried = (
+        flags & (STARTS_MID_DOCUMENT | HAS_EARLIER_TOKENS)
+        == STARTS_MID_DOCUMENT | HAS_EARLIER_TOKENS
+    )
     closes = bool(flags & ENDS_AT_DOCUMENT_END)
-    tokens = np.empty(len(block.tokens) + count_ends(block.offsets, carried, closes), block.tokens.dtype)
+    tokens = np.empty(
+        len(block.tokens) + count_ends(block.offsets, carried, closes), block.tokens.dtype
+    )
     offsets = np.empty_like(block.offsets)
     insert_ends(block.tokens, block.offsets, carried, closes, eod, tokens, offsets)
     return DecodedBlock(tokens, offsets)

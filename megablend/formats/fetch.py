@@ -1,4 +1,5 @@
-"""Fetching the bytes of blocks of any format; nearby ranges are read together, as their storage prefers."""
+"""Fetching the bytes of blocks of any format; nearby ranges are read together, as their storage
+prefers."""
 
 from __future__ import annotations
 
@@ -26,23 +27,34 @@ from megablend.system.log import LOG
 T = TypeVar("T")
 Check: TypeAlias = Callable[[FetchedRanges], None]
 _POOLED_BYTES = 1 << 20
-"""Requests of this size or more take their memory from Arrow's pool, which keeps what was freed: malloc returns it to the system,
-and what it takes from there for every batch is slow on first access. A call to the pool lets another thread run, and
-of many smaller requests, freed by other threads, the pool keeps more than a small `memory` allows."""
+"""Requests of this size or more take their memory from Arrow's pool, which keeps what was freed:
+malloc returns it to the system, and what it takes from there for every batch is slow on first
+access. A call to the pool lets another thread run, and of many smaller requests, freed by other
+threads, the pool keeps more than a small `memory` allows."""
 _POOLED_BYTES_OF_CALLER = 1 << 15
-"""The same where a caller waits for all that it reads, so that one thread requests memory, and frees it."""
+"""The same where a caller waits for all that it reads, so that one thread requests memory, and
+frees it."""
 BATCH_BYTES = 32 << 20
-"""Decoded size of the blocks fetched together if a caller waits for all: the memory a call needs beyond its result."""
+"""Decoded size of the blocks fetched together if a caller waits for all: the memory a call needs
+beyond its result."""
 
 
 def _allocate(size: int) -> Bytes:
     """Memory for a request."""
-    return np.empty(size, np.uint8) if size < _POOLED_BYTES else np.frombuffer(allocate_buffer(size), np.uint8)
+    return (
+        np.empty(size, np.uint8)
+        if size < _POOLED_BYTES
+        else np.frombuffer(allocate_buffer(size), np.uint8)
+    )
 
 
 def _allocate_for_caller(size: int) -> Bytes:
     """Memory for a request that a caller waits for."""
-    return _allocate(size) if size < _POOLED_BYTES_OF_CALLER else np.frombuffer(allocate_buffer(size), np.uint8)
+    return (
+        _allocate(size)
+        if size < _POOLED_BYTES_OF_CALLER
+        else np.frombuffer(allocate_buffer(size), np.uint8)
+    )
 
 
 def start_fetch(ranges: FileRanges, storage: Storage) -> Future[FetchedRanges]:
@@ -52,10 +64,14 @@ def start_fetch(ranges: FileRanges, storage: Storage) -> Future[FetchedRanges]:
     return gather_futures(read, lambda parts: _place_ranges(ranges, merged, parts))
 
 
-def fetch_now(ranges: FileRanges, storage: Storage, allocate: Allocate = _allocate) -> FetchedRanges:
+def fetch_now(
+    ranges: FileRanges, storage: Storage, allocate: Allocate = _allocate
+) -> FetchedRanges:
     """Read ranges of a file before returning. Raises as Storage.read does."""
     merged = _merge(ranges, storage.limits(ranges.path))
-    read = [storage.read_ranges(ranges.path, *places, allocate) for places in _requests(ranges, merged)]
+    read = [
+        storage.read_ranges(ranges.path, *places, allocate) for places in _requests(ranges, merged)
+    ]
     return _place_ranges(ranges, merged, read)
 
 
@@ -75,7 +91,8 @@ def _merge(ranges: FileRanges, limits: ReadLimits) -> MergedRanges:
 
 
 def _requests(ranges: FileRanges, merged: MergedRanges) -> list[tuple[Int64s, Int64s]]:
-    """Offsets and sizes of the runs of each request: one for all, or for each run if blocks keep their bytes."""
+    """Offsets and sizes of the runs of each request: one for all, or for each run if blocks keep
+    their bytes."""
     starts = merged.starts
     sizes = merged.stops - merged.starts
     if ranges.owners is None:
@@ -97,17 +114,21 @@ class FileRead:
     check: Check | None = None
     """Called with all that was fetched."""
     source: Storage | None = None
-    """Fetches bytes that turn out to be damaged once more; None on a local disk, where they would be the same."""
+    """Fetches bytes that turn out to be damaged once more; None on a local disk, where they would
+    be the same."""
     number: int = -1
     """Of the file in its index; -1 where it is in none."""
     fetched: list[FetchedRanges] = field(default_factory=list)
     """The fetched ranges, in the order of the requests."""
 
     def next_ranges(self) -> Sequence[FileRanges]:
-        """The ranges to fetch next; empty when everything is there. Raises as BlockReader.byte_ranges does."""
+        """The ranges to fetch next; empty when everything is there. Raises as
+        BlockReader.byte_ranges does."""
 
         def find(read: FileRead) -> Sequence[FileRanges]:
-            return read.reader.byte_ranges(read.blocks, read.chunks, read.fetched, tokens=read.tokens)
+            return read.reader.byte_ranges(
+                read.blocks, read.chunks, read.fetched, tokens=read.tokens
+            )
 
         return self._use(find)
 
@@ -121,25 +142,34 @@ class FileRead:
         """See BlockReader.decode."""
 
         def decode(read: FileRead) -> DecodedBlocks:
-            return DecodedBlocks.of(read.reader.decode(read.blocks, read.chunks, read.fetched, pieces=pieces))
+            return DecodedBlocks.of(
+                read.reader.decode(read.blocks, read.chunks, read.fetched, pieces=pieces)
+            )
 
         return self._use(decode)
 
     def find_pieces(self) -> tuple[list[npt.NDArray[np.int64]], int]:
         """See BlockReader.find_pieces."""
-        return self._use(lambda read: read.reader.find_pieces(read.blocks, read.chunks, read.fetched))
+        return self._use(
+            lambda read: read.reader.find_pieces(read.blocks, read.chunks, read.fetched)
+        )
 
     def _use(self, work: Callable[[FileRead], T]) -> T:
-        """What `work` makes of the bytes; where they turn out to be damaged, of the same bytes fetched once more.
+        """What `work` makes of the bytes; where they turn out to be damaged, of the same bytes
+        fetched once more.
 
-        What a network or a proxy damages is whole the next time; pages with a CRC, and headers, show it.
+        What a network or a proxy damages is whole the next time; pages with a CRC, and headers,
+        show it.
         """
         try:
             return work(self)
         except (ChangedFileError, CorruptFileError, UnsupportedFileError) as error:
             if self.source is None:
                 raise
-            LOG.warning("%s: the bytes are being read once more, since they may have been damaged on their way", error)
+            LOG.warning(
+                "%s: the bytes are being read once more, since they may have been damaged on their way",
+                error,
+            )
         again = replace(self, source=None, fetched=[])
         fetch_all([again], self.source)
         self.fetched[:] = again.fetched
@@ -147,7 +177,8 @@ class FileRead:
 
 
 class JointReader(BlockReader, Protocol):
-    """A reader that decodes the blocks of several files by one call; such readers need not be of one format's only class."""
+    """A reader that decodes the blocks of several files by one call; such readers need not be of
+    one format's only class."""
 
     @property
     def alike(self) -> Hashable:
@@ -155,24 +186,29 @@ class JointReader(BlockReader, Protocol):
         ...
 
     def decode_jointly(self, reads: Sequence[FileRead], *, pieces: bool) -> DecodedBlocks | None:
-        """The blocks of all reads, one read after the other, as `decode` of each returns them; None if only that can.
+        """The blocks of all reads, one read after the other, as `decode` of each returns them; None
+        if only that can.
 
         Args:
             reads: of readers that are alike, and everything that they need.
 
-        Raises: as `decode` does; which file it names does not matter, since each is then decoded by itself.
+        Raises: as `decode` does; which file it names does not matter, since each is then decoded by
+            itself.
         """
         ...
 
 
 def decode_all(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlocks]:
-    """Decode reads whose bytes were fetched, those of consecutive files together where their readers can: fewer calls.
+    """Decode reads whose bytes were fetched, those of consecutive files together where their
+    readers can: fewer calls.
 
     Returns: the blocks of all reads, in order; how many reads an item is of is not defined.
     Raises: as FileRead.decode does.
     """
     found = list[DecodedBlocks]()
-    for _, group in groupby(reads, lambda read: (type(read.reader), getattr(read.reader, "alike", id(read)))):
+    for _, group in groupby(
+        reads, lambda read: (type(read.reader), getattr(read.reader, "alike", id(read)))
+    ):
         found += _decode_alike(list(group), pieces=pieces)
     return found
 
@@ -180,7 +216,9 @@ def decode_all(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlocks
 def _decode_alike(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlocks]:
     """The blocks of reads whose readers are alike."""
     if len(reads) > 1:
-        with suppress(ChangedFileError, CorruptFileError, UnsupportedFileError):  # told, and tried again, file by file
+        with suppress(
+            ChangedFileError, CorruptFileError, UnsupportedFileError
+        ):  # told, and tried again, file by file
             joint = cast("JointReader", reads[0].reader).decode_jointly(reads, pieces=pieces)
             if joint is not None:
                 return [joint]
@@ -210,7 +248,8 @@ def read_blocks(
     pieces: bool = True,
     batch_bytes: int = BATCH_BYTES,
 ) -> DecodedBlocks:
-    """Fetch and decode blocks of one file; see BlockReader.decode. Raises also as Storage.read does."""
+    """Fetch and decode blocks of one file; see BlockReader.decode. Raises also as Storage.read
+    does."""
     parts = list[DecodedBlocks]()
     order = np.argsort(blocks["offset"], kind="stable")
     for mine in _batches(blocks, order, batch_bytes):
@@ -248,7 +287,9 @@ def _batches(blocks: Array, order: Int64s, batch_bytes: int = BATCH_BYTES) -> It
         yield ordered[part]
 
 
-def _place_ranges(ranges: FileRanges, merged: MergedRanges, read: list[tuple[Bytes, Int64s]]) -> FetchedRanges:
+def _place_ranges(
+    ranges: FileRanges, merged: MergedRanges, read: list[tuple[Bytes, Int64s]]
+) -> FetchedRanges:
     """The positions of ranges in the buffers of their runs."""
     inside = ranges.offsets - merged.starts[merged.runs]
     runs = merged.runs
@@ -256,7 +297,10 @@ def _place_ranges(ranges: FileRanges, merged: MergedRanges, read: list[tuple[Byt
         data, begins = read[0]
         return FetchedRanges(ranges, [data], np.zeros(len(runs), np.int64), begins[runs] + inside)
     begins = np.array([int(places[0]) for _, places in read], np.int64)
-    return _separate(FetchedRanges(ranges, [data for data, _ in read], runs, begins[runs] + inside), ranges.owners)
+    return _separate(
+        FetchedRanges(ranges, [data for data, _ in read], runs, begins[runs] + inside),
+        ranges.owners,
+    )
 
 
 def _separate(found: FetchedRanges, owners: Int64s) -> FetchedRanges:
@@ -264,7 +308,9 @@ def _separate(found: FetchedRanges, owners: Int64s) -> FetchedRanges:
     if len(found.buffers) == len(owners):
         return found
     order = np.lexsort((owners, found.buffer_of))
-    is_other = (found.buffer_of[order[1:]] == found.buffer_of[order[:-1]]) & (owners[order[1:]] != owners[order[:-1]])
+    is_other = (found.buffer_of[order[1:]] == found.buffer_of[order[:-1]]) & (
+        owners[order[1:]] != owners[order[:-1]]
+    )
     is_shared = np.zeros(len(found.buffers), np.bool_)
     is_shared[found.buffer_of[order[1:][is_other]]] = True
     copied = is_shared[found.buffer_of]

@@ -1,4 +1,5 @@
-"""Documents of flat columns, which have a token in each row: a file, a row group, or what a token ends."""
+"""Documents of flat columns, which have a token in each row: a file, a row group, or what a token
+ends."""
 
 from __future__ import annotations
 
@@ -36,22 +37,30 @@ ROW_GROUP = "row_group"
 
 
 class ColumnFormat(BaseFormat):
-    """A format with columns, of which a flat one may be divided into documents by the option `documents`.
+    """A format with columns, of which a flat one may be divided into documents by the option
+    `documents`.
 
-    Formats that derive from it find rows, and pass what `index` and `open` return through `divide` and `read_divided`.
+    Formats that derive from it find rows, and pass what `index` and `open` return through `divide`
+    and `read_divided`.
     """
 
     def check_options(self, options: Mapping[str, OptionValue]) -> None:
         """Accept `documents`: FILE, ROW_GROUP, or the token that ends documents."""
         super().check_options({name: value for name, value in options.items() if name != DOCUMENTS})
         value = options.get(DOCUMENTS, FILE)
-        if value not in (FILE, ROW_GROUP) and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ValueError(f"documents: found {value!r}, expected {FILE}, {ROW_GROUP} or {{eod_token: ID}}")
+        if value not in (FILE, ROW_GROUP) and (
+            isinstance(value, bool) or not isinstance(value, int)
+        ):
+            raise ValueError(
+                f"documents: found {value!r}, expected {FILE}, {ROW_GROUP} or {{eod_token: ID}}"
+            )
 
     def divide(self, path: str, read: ReadSpec, found: FileIndex, storage: Storage) -> FileIndex:
-        """The index of a file whose documents are those that the config asks for; `found` itself if it asks for rows.
+        """The index of a file whose documents are those that the config asks for; `found` itself if
+        it asks for rows.
 
-        Raises: ConfigError if the column is of lists, or its type cannot hold the token; as reading does.
+        Raises: ConfigError if the column is of lists, or its type cannot hold the token; as reading
+            does.
         """
         documents = read.option(DOCUMENTS)
         if documents is None:
@@ -71,7 +80,9 @@ class ColumnFormat(BaseFormat):
             scanned_bytes = int(blocks["stored_bytes"].sum(dtype=np.int64))
         count_documents(blocks, blocks["first_token"], starts, found.tokens)
         chunks = found.chunks.copy()
-        chunks["first_row"] = np.searchsorted(starts, chunks["first_token"]) + (chunks["first_token"] > 0)
+        chunks["first_row"] = np.searchsorted(starts, chunks["first_token"]) + (
+            chunks["first_token"] > 0
+        )
         return dataclasses.replace(
             found,
             rows=int(blocks["rows"].sum()),
@@ -81,18 +92,24 @@ class ColumnFormat(BaseFormat):
             scanned_bytes=found.scanned_bytes + scanned_bytes,
         )
 
-    def _find_ends(self, path: str, read: ReadSpec, found: FileIndex, token: int, storage: Storage) -> Int64s:
+    def _find_ends(
+        self, path: str, read: ReadSpec, found: FileIndex, token: int, storage: Storage
+    ) -> Int64s:
         """The tokens of a file that follow a separator, in order: int64 [m]. Reads the column."""
         if token > np.iinfo(found.token_dtype).max:
             raise ConfigError(
                 f"{path}: eod_token {token} does not fit tokens of {found.token_dtype}; correct `documents`"
             )
         size = storage.stat(path).size
-        opened = OpenedFile(size=size, token_dtype=found.token_dtype, structure=found.structure, meta=found.meta)
+        opened = OpenedFile(
+            size=size, token_dtype=found.token_dtype, structure=found.structure, meta=found.meta
+        )
         reader = self.open(path, read.column, opened, storage=storage)
         placed = place_blocks(found.blocks)
         starts = [np.zeros(0, np.int64)]
-        for part in portions(found.blocks["tokens"] * np.dtype(found.token_dtype).itemsize, BATCH_BYTES):
+        for part in portions(
+            found.blocks["tokens"] * np.dtype(found.token_dtype).itemsize, BATCH_BYTES
+        ):
             blocks = read_blocks(reader, placed[part], found.chunks, storage, pieces=False)
             for first, block in zip(placed["first_token"][part].tolist(), blocks, strict=True):
                 starts.append(first + 1 + np.flatnonzero(block.tokens == token))
@@ -100,21 +117,27 @@ class ColumnFormat(BaseFormat):
         kept: Int64s = ends[ends < found.tokens]
         return kept
 
-    def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
+    def open(
+        self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
+    ) -> BlockReader:
         """See Format.open."""
         raise NotImplementedError
 
 
 def read_divided(path: str, meta: Mapping[str, Any], reader: BlockReader) -> BlockReader:
-    """A reader of the documents of `ColumnFormat.divide`, in place of one of rows; `reader` itself if they are rows."""
+    """A reader of the documents of `ColumnFormat.divide`, in place of one of rows; `reader` itself
+    if they are rows."""
     documents = meta.get(DOCUMENTS)
     if documents is None:
         return reader
-    return _DividedReader(path, reader, None if documents in (FILE, ROW_GROUP) else Separator(int(documents), True))
+    return _DividedReader(
+        path, reader, None if documents in (FILE, ROW_GROUP) else Separator(int(documents), True)
+    )
 
 
 def is_flat(meta: Mapping[str, Any]) -> bool:
-    """Whether a column is flat (not of lists), from its format's metadata; false for formats without columns."""
+    """Whether a column is flat (not of lists), from its format's metadata; false for formats
+    without columns."""
     column = meta.get("column")
     return bool(column["kind"] == "flat" if isinstance(column, dict) else meta.get("max_rep") == 0)
 
@@ -128,9 +151,15 @@ class _DividedReader:
     separator: Separator | None
 
     def byte_ranges(
-        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges] = (), *, tokens: bool = True
+        self,
+        blocks: Array,
+        chunks: Array,
+        fetched: Sequence[FetchedRanges] = (),
+        *,
+        tokens: bool = True,
     ) -> Sequence[FileRanges]:
-        """See BlockReader.byte_ranges; nothing if only documents are needed, and no token ends them."""
+        """See BlockReader.byte_ranges; nothing if only documents are needed, and no token ends
+        them."""
         if not tokens and self.separator is None:
             return []
         return self.inner.byte_ranges(_of_rows(blocks), chunks, fetched)
@@ -145,7 +174,9 @@ class _DividedReader:
         offsets = self._offsets(blocks, tokens) if pieces else [NO_OFFSETS] * len(tokens)
         return DecodedBlocks.of([DecodedBlock(*each) for each in zip(tokens, offsets, strict=True)])
 
-    def find_pieces(self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]) -> tuple[list[Int64s], int]:
+    def find_pieces(
+        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
+    ) -> tuple[list[Int64s], int]:
         """See BlockReader.find_pieces."""
         if self.separator is None:
             return self._offsets(blocks, [None] * len(blocks)), 0

@@ -1,7 +1,8 @@
-"""The available formats, megablend's own and those of other packages, and detecting the format of a file.
+"""The available formats, megablend's own and those of other packages, and detecting the format of a
+file.
 
-Another package adds one by an entry point of the group `megablend.formats`, whose name is the format's name and whose value is a
-`Format` object:
+Another package adds one by an entry point of the group `megablend.formats`, whose name is the
+format's name and whose value is a `Format` object:
 
     [project.entry-points."megablend.formats"]
     tfrecord = "my_package:TFRECORD"
@@ -30,7 +31,9 @@ BUILT_IN: tuple[Format, ...] = (PARQUET, ARROW, ARROW_STREAM, MEGATRON, RAW)
 FORMATS: dict[str, Format] = {each.name: each for each in BUILT_IN}
 """Formats by name; those of other packages are added when they are first needed."""
 TEXT_SUFFIXES = tuple(
-    name + packed for name in (".jsonl", ".json", ".txt", ".csv", ".tsv") for packed in ("", ".gz", ".zst", ".xz")
+    name + packed
+    for name in (".jsonl", ".json", ".txt", ".csv", ".tsv")
+    for packed in ("", ".gz", ".zst", ".xz")
 )
 """Suffixes of text, which is not read."""
 _HEAD_BYTES = 64
@@ -50,7 +53,8 @@ def find_format(name: str) -> Format | None:
 
 
 def get_format(name: str) -> Format:
-    """Return the format with a name. Raises: ConfigError if there is none, listing the known names; as `find_format` does."""
+    """Return the format with a name. Raises: ConfigError if there is none, listing the known names;
+    as `find_format` does."""
     if (found := find_format(name)) is not None:
         return found
     known = list_names()
@@ -65,28 +69,39 @@ def list_names() -> list[str]:
 
 
 def list_suffixes() -> list[str]:
-    """List the file name suffixes by which formats are recognized, each once. Raises: as `find_format`."""
-    return list(dict.fromkeys(suffix for name in list_names() for suffix in get_format(name).suffixes))
+    """List the file name suffixes by which formats are recognized, each once. Raises: as
+    `find_format`."""
+    return list(
+        dict.fromkeys(suffix for name in list_names() for suffix in get_format(name).suffixes)
+    )
 
 
 def format_of(path: str, storage: Storage) -> Format:
-    """The format of a path or glob pattern: by its suffix and, if formats share that, its content; or as a Megatron prefix.
+    """The format of a path or glob pattern: by its suffix and, if formats share that, its content;
+    or as a Megatron prefix.
 
-    Raises: ConfigError if no format matches, listing the known suffixes; as `find_format` and `Format.recognizes`.
+    Raises: ConfigError if no format matches, listing the known suffixes; as `find_format` and
+        `Format.recognizes`.
     """
     found = _with_suffix(path, list(FORMATS)) or _with_suffix(path, list_names())
     if len(found) > 1:
         with contextlib.suppress(DataError):  # a pattern, or a file that does not exist
             read_ends(storage, path)  # over a network, where indexing begins with these
             fetched = PrefetchedStorage(storage)
-            fetched.request(path, np.array([0]), np.array([min(_HEAD_BYTES, storage.stat(path).size)]))
+            fetched.request(
+                path, np.array([0]), np.array([min(_HEAD_BYTES, storage.stat(path).size)])
+            )
             found = [each for each in found if each.recognizes(path, fetched)] or found
     if found:
         return found[0]
     missing = [name for name in MEGATRON.files(path) if not storage.glob(name)]
     if not missing:
         return MEGATRON
-    pair = f"; {missing[0]} does not exist, but the other file of the pair does" if len(missing) == 1 else ""
+    pair = (
+        f"; {missing[0]} does not exist, but the other file of the pair does"
+        if len(missing) == 1
+        else ""
+    )
     if pair and (remedy := MEGATRON.describe_missing_remedy(missing[0])):
         pair += f": {remedy}"
     if path.lower().endswith(TEXT_SUFFIXES):

@@ -8,8 +8,11 @@ from megablend.storage.base import Storage
 
 
 def check_size(path: str, file: OpenedFile, storage: Storage) -> int:
-    """The size of a file in bytes. Raises: ChangedFileError if it had another one when it was indexed; as Storage.stat does."""
+    """The size of a file in bytes. Raises: ChangedFileError if it had another one when it was
+    indexed; as Storage.stat does."""
     size = storage.stat(path).size
     if size != file.size:
-        raise ChangedFileError(path, f"has {size} bytes, had {file.size} when it was indexed; {CHANGED_REMEDY}")
+        raise ChangedFileError(
+            path, f"has {size} bytes, had {file.size} when it was indexed; {CHANGED_REMEDY}"
+        )
     return size

@@ -1,4 +1,5 @@
-"""Atomic writes to the cache: a temporary file in the same folder is written, flushed, then renamed."""
+"""Atomic writes to the cache: a temporary file in the same folder is written, flushed, then
+renamed."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ Data = TypeVar("Data", bytes, memoryview)
 
 @contextlib.contextmanager
 def translate_os_errors(path: Path, what: str = "the cache") -> Iterator[None]:
-    """Turn an OSError of the cache's file system (no permission, no space) into a CacheError that names the path.
+    """Turn an OSError of the cache's file system (no permission, no space) into a CacheError that
+    names the path.
 
     Args:
         what: is written.
@@ -37,13 +39,17 @@ def translate_os_errors(path: Path, what: str = "the cache") -> Iterator[None]:
         raise
     except OSError as error:
         remedy = remedy_of(error.errno)
-        raise CacheError(f"{error.filename or path}: cannot write {what} ({cause_of(error)}): {remedy}") from error
+        raise CacheError(
+            f"{error.filename or path}: cannot write {what} ({cause_of(error)}): {remedy}"
+        ) from error
 
 
 class reading:  # noqa: N801  # used like a function
-    """Turn an OSError on reading the cache (no permission, a failing disk) into a CacheError that names the path.
+    """Turn an OSError on reading the cache (no permission, a failing disk) into a CacheError that
+    names the path.
 
-    A class, since a generator's context takes several times as long, and opening a run enters a dozen.
+    A class, since a generator's context takes several times as long, and opening a run enters a
+    dozen.
     """
 
     __slots__ = ("_apart_from", "_path")
@@ -56,9 +62,14 @@ class reading:  # noqa: N801  # used like a function
         pass
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        if isinstance(error, OSError) and not isinstance(error, (MegablendError, *self._apart_from)):
+        if isinstance(error, OSError) and not isinstance(
+            error, (MegablendError, *self._apart_from)
+        ):
             raise CacheError(
                 f"{error.filename or self._path}: cannot read the cache ({cause_of(error)}): {remedy_of(error.errno)}"
             ) from error
@@ -70,7 +81,8 @@ def temp_sibling(path: Path) -> Path:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files that killed builds left in `folder`. The caller must hold the build lock."""
+    """Remove the temporary files that killed builds left in `folder`. The caller must hold the
+    build lock."""
     check_folder(folder)
     for path in folder.iterdir():
         if path.name.startswith(TEMPORARY):
@@ -81,7 +93,8 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def list_committed(folder: Path) -> list[str]:
-    """Sorted names in `folder`, except temporary files; empty if the folder does not exist. Raises: CacheError."""
+    """Sorted names in `folder`, except temporary files; empty if the folder does not exist. Raises:
+    CacheError."""
     with reading(folder), contextlib.suppress(FileNotFoundError):
         return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     return []
@@ -95,7 +108,8 @@ def write_flushed(path: Path, parts: Iterable[bytes]) -> None:
 
 
 def replace_file(path: Path, data: bytes, what: str = "the cache") -> None:
-    """Replace the file at `path` atomically: a reader sees either the old content or the new one, complete.
+    """Replace the file at `path` atomically: a reader sees either the old content or the new one,
+    complete.
 
     Args:
         what: is written, for an error.
@@ -105,8 +119,8 @@ def replace_file(path: Path, data: bytes, what: str = "the cache") -> None:
 
 
 def keep_computed(path: Path, data: bytes) -> None:
-    """Like `replace_file`, but without waiting for the disk, and creating the folder: for what is verified when it is read, and
-    computed again where a power failure left it damaged."""
+    """Like `replace_file`, but without waiting for the disk, and creating the folder: for what is
+    verified when it is read, and computed again where a power failure left it damaged."""
     with translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, data, _write)
@@ -128,21 +142,27 @@ def _replace(path: Path, data: bytes, write: Callable[[Path, Iterable[bytes]], N
 
 
 def check_target(path: Path) -> None:
-    """Check a user's file before it is replaced: a rename would replace a device such as /dev/null for the whole machine.
+    """Check a user's file before it is replaced: a rename would replace a device such as /dev/null
+    for the whole machine.
 
-    Raises: ConfigError where the path exists and is not a regular file, or its folder does not exist.
+    Raises: ConfigError where the path exists and is not a regular file, or its folder does not
+        exist.
     """
     if path.exists() and not path.is_file():
-        raise ConfigError(f"{path}: found a folder, device or pipe, expected the name of a file to write")
+        raise ConfigError(
+            f"{path}: found a folder, device or pipe, expected the name of a file to write"
+        )
     if not path.parent.is_dir():
-        raise ConfigError(f"{path}: its folder does not exist; create it, or write to another folder")
+        raise ConfigError(
+            f"{path}: its folder does not exist; create it, or write to another folder"
+        )
 
 
 def open_part(path: Path) -> IO[bytes]:
     """Open an existing file, other parts of which other processes write, write-only.
 
-    An NFS client that has read a page writes all of it back, including stale bytes of others; otherwise it writes back only what
-    was written.
+    An NFS client that has read a page writes all of it back, including stale bytes of others;
+    otherwise it writes back only what was written.
     """
     return open(path, "wb", opener=lambda name, _: open_again(name, os.O_WRONLY))
 
@@ -157,7 +177,9 @@ def flush_folder(path: Path) -> None:
     """Wait until the folder's entries are on disk."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with contextlib.suppress(OSError):  # unsupported by some network file systems, which commit entries at once
+        with contextlib.suppress(
+            OSError
+        ):  # unsupported by some network file systems, which commit entries at once
             os.fsync(folder)
     finally:
         os.close(folder)

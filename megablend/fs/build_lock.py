@@ -1,4 +1,5 @@
-"""One build at a time: an flock on the cache's lock file, which is released when the process that holds it ends."""
+"""One build at a time: an flock on the cache's lock file, which is released when the process that
+holds it ends."""
 
 from __future__ import annotations
 
@@ -46,10 +47,11 @@ def build_lock(
     """Hold the cache's build lock.
 
     Args:
-        on_wait: called once if another build holds it for longer than a second, with a description of that build.
+        on_wait: called once if another build holds it for longer than a second, with a description
+            of that build.
 
-    Raises: CacheError if another build holds it for longer than `wait_seconds` (default: WAIT_SECONDS), with its host, pid and
-        start; or if the cache cannot be written.
+    Raises: CacheError if another build holds it for longer than `wait_seconds` (default:
+        WAIT_SECONDS), with its host, pid and start; or if the cache cannot be written.
     """
     path = _path(cache)
     with contextlib.ExitStack() as stack:
@@ -58,10 +60,17 @@ def build_lock(
             file = open(fd, "a", encoding="utf-8")  # noqa: SIM115  (closed by `_closing`)
             stack.enter_context(_closing(file, path))
             with log_slow_wait(f"the build lock {path}"):
-                exclusive = _acquire(file, path, WAIT_SECONDS if wait_seconds is None else wait_seconds, on_wait)
+                exclusive = _acquire(
+                    file, path, WAIT_SECONDS if wait_seconds is None else wait_seconds, on_wait
+                )
             nonce = secrets.token_hex(8)
             since = time.strftime("%Y-%m-%d %H:%M:%S %z")
-            holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "nonce": nonce}
+            holder = {
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "since": since,
+                "nonce": nonce,
+            }
             file.truncate(0)
             file.write(json.dumps(holder))
             file.flush()
@@ -98,11 +107,14 @@ def verify_shared_filesystem(cache: Path, nonce: str, *, seconds: float = _SEEN_
 
 
 def lock_time(cache: Path) -> float:
-    """When the cache's lock was last acquired, by the clock of its file system: seconds since 1970."""
+    """When the cache's lock was last acquired, by the clock of its file system: seconds since
+    1970."""
     return _path(cache).stat().st_mtime
 
 
-def _acquire(file: IO[str], path: Path, wait_seconds: float, on_wait: Callable[[str], None] | None) -> bool:
+def _acquire(
+    file: IO[str], path: Path, wait_seconds: float, on_wait: Callable[[str], None] | None
+) -> bool:
     """Acquire the lock: True once it is held, False if the file system has no locks."""
     begin = time.monotonic()
     deadline = begin + wait_seconds
@@ -129,7 +141,9 @@ def _try_lock(file: IO[str]) -> int:
 
 def _in_use(path: Path, waited: float) -> CacheError:
     holds = f"has held the cache for {waited:.0f} s" if waited else "holds the cache"
-    return CacheError(f"{path}: another build {holds} ({_name_holder(path)}): wait for it to finish, or stop it")
+    return CacheError(
+        f"{path}: another build {holds} ({_name_holder(path)}): wait for it to finish, or stop it"
+    )
 
 
 def _name_holder(path: Path) -> str:

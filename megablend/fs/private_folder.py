@@ -1,7 +1,9 @@
-"""A folder that no other user can write to, for files that are loaded as code: numba's kernels, and their index by pickle.
+"""A folder that no other user can write to, for files that are loaded as code: numba's kernels, and
+their index by pickle.
 
-It is owned by this process's user, with no permission for anyone else, and only this user and root can change its parents.
-A parent that others may write to is acceptable if its sticky bit prevents them from renaming files of other users (/tmp).
+It is owned by this process's user, with no permission for anyone else, and only this user and root
+can change its parents. A parent that others may write to is acceptable if its sticky bit prevents
+them from renaming files of other users (/tmp).
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ from pathlib import Path
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def find_private_folder(bases: Sequence[Path], name: Path, *, prefix: str) -> tuple[Path, list[str]]:
-    """The folder `name` under the first of `bases` where it is private, created if missing; otherwise a new temporary folder.
+def find_private_folder(
+    bases: Sequence[Path], name: Path, *, prefix: str
+) -> tuple[Path, list[str]]:
+    """The folder `name` under the first of `bases` where it is private, created if missing;
+    otherwise a new temporary folder.
 
     Args:
         name: relative; its folders are created with permissions for this user only.
@@ -49,11 +54,14 @@ def _try(base: Path, name: Path) -> tuple[Path, str | None]:
         problem = problem_with(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: circular links, up to Python 3.12
         return folder, f"{folder}: {getattr(error, 'strerror', None) or error}"
-    return folder, problem or (None if os.access(folder, os.W_OK) else f"{folder} cannot be written to")
+    return folder, problem or (
+        None if os.access(folder, os.W_OK) else f"{folder} cannot be written to"
+    )
 
 
 def problem_with(folder: Path) -> str | None:
-    """Why another user could change files in `folder`, an absolute path without links; None if no user can.
+    """Why another user could change files in `folder`, an absolute path without links; None if no
+    user can.
 
     Raises: OSError if a part of the path cannot be inspected.
     """
@@ -75,8 +83,11 @@ def problem_with(folder: Path) -> str | None:
 
 
 def _make(base: Path, name: Path) -> None:
-    """Create the folders of `name`; those that exist, belong to this user and are writable by others are closed to others."""
-    for above in reversed((base, *base.parents)):  # pathlib would create them with the permissions of the umask
+    """Create the folders of `name`; those that exist, belong to this user and are writable by
+    others are closed to others."""
+    for above in reversed(
+        (base, *base.parents)
+    ):  # pathlib would create them with the permissions of the umask
         if not above.exists():
             above.mkdir(mode=0o700, exist_ok=True)
     folder = base
@@ -92,9 +103,12 @@ def _make(base: Path, name: Path) -> None:
 
 
 def _unmapped_root() -> Iterator[int]:
-    """The user that seems to own the system's folders in a container that root is not mapped into."""
+    """The user that seems to own the system's folders in a container that root is not mapped
+    into."""
     with contextlib.suppress(OSError, ValueError):
-        inside, _, count = (int(word) for word in Path("/proc/self/uid_map").read_text(encoding="ascii").split()[:3])
+        inside, _, count = (
+            int(word) for word in Path("/proc/self/uid_map").read_text(encoding="ascii").split()[:3]
+        )
         if inside or count < (1 << 32) - 1:
             yield int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
 
@@ -108,10 +122,11 @@ _VARIABLES = "MEGABLEND_KERNEL_CACHE", "XDG_CACHE_HOME"
 
 
 def private_kernel_folder(name: Path) -> Path:
-    """The folder `name` below MEGABLEND_KERNEL_CACHE, XDG_CACHE_HOME, ~/.cache or the temporary folder.
+    """The folder `name` below MEGABLEND_KERNEL_CACHE, XDG_CACHE_HOME, ~/.cache or the temporary
+    folder.
 
-    The first that is private; otherwise a new temporary folder, which is removed when this process ends. Warns if
-    MEGABLEND_KERNEL_CACHE is set but cannot be used.
+    The first that is private; otherwise a new temporary folder, which is removed when this process
+    ends. Warns if MEGABLEND_KERNEL_CACHE is set but cannot be used.
     """
     requested = os.environ.get(_VARIABLES[0])
     bases = [Path(base).absolute() for variable in _VARIABLES if (base := os.environ.get(variable))]

@@ -1,10 +1,12 @@
 """Opening files in folders that other users can also write to.
 
-For reading, a file is a regular one of a bounded size: a pipe in its place would be waited for without end, and a device may be
-read until memory ends. For writing, no link is followed that another user may have placed there.
+For reading, a file is a regular one of a bounded size: a pipe in its place would be waited for
+without end, and a device may be read until memory ends. For writing, no link is followed that
+another user may have placed there.
 
-New files are created exclusively (mode "x", which follows no link). A file that is opened again must be a regular file with one
-name, not a link to a file elsewhere; a folder may be reached through a symbolic link only if this user or root created the link.
+New files are created exclusively (mode "x", which follows no link). A file that is opened again
+must be a regular file with one name, not a link to a file elsewhere; a folder may be reached
+through a symbolic link only if this user or root created the link.
 """
 
 from __future__ import annotations
@@ -35,11 +37,14 @@ def open_regular(path: Path | str) -> BinaryIO:
 
 
 def read_regular(path: Path | str, most_bytes: int = MAX_BYTES) -> bytes:
-    """The content of a regular file. Raises: as `open_regular`; OSError with EFBIG if it has more than `most_bytes`."""
+    """The content of a regular file. Raises: as `open_regular`; OSError with EFBIG if it has more
+    than `most_bytes`."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:
-            raise OSError(errno.EFBIG, f"it has {size:,} bytes, expected at most {most_bytes:,}", str(path))
+            raise OSError(
+                errno.EFBIG, f"it has {size:,} bytes, expected at most {most_bytes:,}", str(path)
+            )
         return file.read(most_bytes)
 
 
@@ -67,7 +72,9 @@ def check_folder(folder: Path) -> None:
         return
     if stat.S_ISLNK(state.st_mode) and state.st_uid not in (os.geteuid(), 0):
         raise OSError(
-            errno.ELOOP, f"it is a symbolic link to {folder.readlink()}, created by user {state.st_uid}", str(folder)
+            errno.ELOOP,
+            f"it is a symbolic link to {folder.readlink()}, created by user {state.st_uid}",
+            str(folder),
         )
 
 
@@ -76,7 +83,8 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP)
 
 
 def get_file_size(path: str) -> int | None:
-    """Size of a regular file; None where there is none. Faster than `Path.is_file` and `Path.stat`. Raises: OSError."""
+    """Size of a regular file; None where there is none. Faster than `Path.is_file` and `Path.stat`.
+    Raises: OSError."""
     try:
         state = os.stat(path)  # noqa: PTH116  (the path is a string)
     except ValueError:  # a NUL character

@@ -1,4 +1,5 @@
-"""Waiting: logged where somebody watching a job would ask about it; for files that network file systems show seconds late."""
+"""Waiting: logged where somebody watching a job would ask about it; for files that network file
+systems show seconds late."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ SLOW_SECONDS = 1.0
 
 @contextlib.contextmanager
 def log_slow_wait(reason: str) -> Iterator[None]:
-    """Log, at level INFO, how long the body took if it took longer than SLOW_SECONDS, whether it succeeded or not.
+    """Log, at level INFO, how long the body took if it took longer than SLOW_SECONDS, whether it
+    succeeded or not.
 
     Args:
         reason: what is waited for, with the file's path.

@@ -1,12 +1,14 @@
-"""CRC-32 of the ranges of bytes that are read for each block: made by `build` on request, with one pass over all data.
+"""CRC-32 of the ranges of bytes that are read for each block: made by `build` on request, with one
+pass over all data.
 
     <cache>/checksums/<digest>/   ranges.arrow   a row for each range of each file: its place, its size, its CRC-32
                                   files.arrow    the number of the first range of each file, and the total
                                   manifest.json  sizes and checksums of these tables
 
-The place is the first byte, for further files of a pair (an `.idx`) with its position in `Format.files` in the upper bits.
-They are not part of the snapshot's digest. Reads from elsewhere than a local disk, and of local files that were moved, copied or
-touched since the build, are compared with them, see `blocks.check_fetched`.
+The place is the first byte, for further files of a pair (an `.idx`) with its position in
+`Format.files` in the upper bits. They are not part of the snapshot's digest. Reads from elsewhere
+than a local disk, and of local files that were moved, copied or touched since the build, are
+compared with them, see `blocks.check_fetched`.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def place_in_sums(position: int, offset: int) -> int:
 
 
 def find_wrong(sums: Sums, start: int, data: Bytes) -> list[tuple[int, int]]:
-    """The ranges that differ, among those within `data`, the bytes from the place `start` on: first byte in `data`, and size."""
+    """The ranges that differ, among those within `data`, the bytes from the place `start` on: first
+    byte in `data`, and size."""
     stop = start + len(data)
     wrong = []
     first, last = np.searchsorted(sums["offset"], [start, stop]).tolist()
@@ -56,7 +59,8 @@ def find_wrong(sums: Sums, start: int, data: Bytes) -> list[tuple[int, int]]:
 
 
 def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -> Sums:
-    """Read all blocks of a file as readers do. Raises: as BlockReader.byte_ranges and Storage.read do."""
+    """Read all blocks of a file as readers do. Raises: as BlockReader.byte_ranges and Storage.read
+    do."""
     file = snapshot.file(number)
     column = snapshot.columns[file.column]
     reader = column.kind.open(path, column.column, file.opened, storage=storage)
@@ -70,7 +74,9 @@ def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -
         fetch_all([read], storage)
         for fetched in read.fetched:
             position = paths.index(fetched.ranges.path)
-            ranges = zip(fetched.ranges.offsets.tolist(), fetched.ranges.sizes.tolist(), strict=True)
+            ranges = zip(
+                fetched.ranges.offsets.tolist(), fetched.ranges.sizes.tolist(), strict=True
+            )
             found += [
                 (place_in_sums(position, offset), size, zlib.crc32(fetched[i].data))
                 for i, (offset, size) in enumerate(ranges)
@@ -117,12 +123,16 @@ class BlockChecksums:
 
 
 def open_checksums(snapshot: Snapshot) -> BlockChecksums | None:
-    """The checksums of a snapshot; None if none were made. Raises: CacheError if they are damaged."""
+    """The checksums of a snapshot; None if none were made. Raises: CacheError if they are
+    damaged."""
     return BlockChecksums(snapshot) if (find_folder(snapshot) / MANIFEST).is_file() else None
 
 
-def find_differences(snapshot: Snapshot, number: int, path: str, expected: Sums, storage: Storage) -> Iterator[str]:
-    """How the blocks of a file at `path` differ from its `expected` checksums: one line or none. Raises: as compute_sums does."""
+def find_differences(
+    snapshot: Snapshot, number: int, path: str, expected: Sums, storage: Storage
+) -> Iterator[str]:
+    """How the blocks of a file at `path` differ from its `expected` checksums: one line or none.
+    Raises: as compute_sums does."""
     same = np.isin(expected, compute_sums(snapshot, number, path, storage))
     if not same.all():
         place = int(expected["offset"][np.argmin(same)])

@@ -1,4 +1,5 @@
-"""Building the index: rank 0 finds the files, all ranks index a share of them, rank 0 merges the results and commits.
+"""Building the index: rank 0 finds the files, all ranks index a share of them, rank 0 merges the
+results and commits.
 
     rank 0     finds the files                           -> all ranks
     each rank  stats its share of the files
@@ -6,8 +7,8 @@
     each rank  processes its share of files and parts of large files: reuses the fragment if there is one, else indexes the file
     rank 0     merges the fragments in source and file order, commits -> report to all ranks
 
-A killed build leaves only fragments, many of them in packs, or a completed commit: the next build continues from the fragments.
-An error on any rank terminates all of them.
+A killed build leaves only fragments, many of them in packs, or a completed commit: the next build
+continues from the fragments. An error on any rank terminates all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ from megablend.fs.atomic_write import translate_os_errors
 from megablend.index.build_report import BuildReport, Progress, report_waiting
 from megablend.index.cache_folders import fragments, idx_digests, packs, snapshots
 from megablend.index.commit_build import commit_build
-from megablend.index.file_tasks import FileTask, await_pack, describe_contradictions, items_of, plan_work
+from megablend.index.file_tasks import (
+    FileTask,
+    await_pack,
+    describe_contradictions,
+    items_of,
+    plan_work,
+)
 from megablend.index.idx_digests import LongIdx, find_missing, make_digests
 from megablend.index.packs import Pack, Packed
 from megablend.index.share_work import index_share
@@ -42,7 +49,8 @@ __all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
 
 
 Prepared = tuple[str, Sequence[SourceSpec], Sequence[FileTask], tuple[str, ...]]
-"""What rank 0 tells the others: the nonce of the lock, the columns, the work on their files, and notes so far."""
+"""What rank 0 tells the others: the nonce of the lock, the columns, the work on their files, and
+notes so far."""
 
 
 def build_index(
@@ -56,13 +64,15 @@ def build_index(
     """Index all files of the sources and commit a snapshot to the cache. Called by all ranks.
 
     Args:
-        cache: where it is kept: a store, or a directory on a file system that all ranks share; created if missing.
-        sources: with unique names; the same on all ranks. Files that are known are not searched again.
+        cache: where it is kept: a store, or a directory on a file system that all ranks share;
+            created if missing.
+        sources: with unique names; the same on all ranks. Files that are known are not searched
+            again.
         storage: finds and reads the files.
         progress: called on rank 0 at intervals.
 
-    Raises: ConfigError, DataError, CacheError if there is one process; with several ranks, one prints its error and all exit
-        with its exit code.
+    Raises: ConfigError, DataError, CacheError if there is one process; with several ranks, one
+        prints its error and all exit with its exit code.
     """
     try:
         with translating(str(cache)):
@@ -84,7 +94,9 @@ def _build(
         packed = Packed()
         waiting = report_waiting(progress)
         columns: Sequence[SourceSpec] = list_columns(listings)
-        prepared = launch.bcast(_prepare(store, columns, notes, packed, stack, waiting) if launch.rank == 0 else None)
+        prepared = launch.bcast(
+            _prepare(store, columns, notes, packed, stack, waiting) if launch.rank == 0 else None
+        )
         assert prepared is not None
         nonce, columns, work, notes = prepared
         if launch.rank > 0:
@@ -114,10 +126,13 @@ def _build(
 def _list_files(
     sources: Sequence[SourceSpec], launch: Communicator, storage: Storage
 ) -> tuple[tuple[SourceSpec, ...], tuple[str, ...]]:
-    """On rank 0, the sources with their files, and notes. All ranks share the stats, which may be slow on a network."""
+    """On rank 0, the sources with their files, and notes. All ranks share the stats, which may be
+    slow on a network."""
     name, count = Counter(each.name for each in sources).most_common(1)[0]
     if count > 1:
-        raise ConfigError(f"{count} sources have the name {name!r}: names of sources must be unique")
+        raise ConfigError(
+            f"{count} sources have the name {name!r}: names of sources must be unique"
+        )
     found = launch.bcast(_find_all(sources, storage) if launch.rank == 0 else ())
     _share_known_files(launch, storage)
     stats = [each.stat_files(each.paths[launch.rank :: launch.size], storage) for each in found]
@@ -126,11 +141,14 @@ def _list_files(
     notes = tuple(each.note for each in found if each.note is not None)
     if not ranks:
         return (), notes
-    return tuple(each.with_files(chain(*shares)) for each, *shares in zip(found, *ranks, strict=True)), notes
+    return tuple(
+        each.with_files(chain(*shares)) for each, *shares in zip(found, *ranks, strict=True)
+    ), notes
 
 
 def _share_known_files(launch: Communicator, storage: Storage) -> None:
-    """Tell all ranks what each knows about the versions of files, so that no two request the same."""
+    """Tell all ranks what each knows about the versions of files, so that no two request the
+    same."""
     for known in launch.allgather(storage.known_files()) if launch.size > 1 else ():
         storage.add_known_files(known)
 
@@ -138,7 +156,11 @@ def _share_known_files(launch: Communicator, storage: Storage) -> None:
 def _find_all(sources: Sequence[SourceSpec], storage: Storage) -> tuple[SourceSpec, ...]:
     patterns = [each.patterns[0] for each in sources if not each.paths]
     threads = max((storage.limits(each).max_files for each in patterns), default=1)
-    return tuple(parallel_map(lambda each: each if each.paths else find_source(each, storage), sources, threads))
+    return tuple(
+        parallel_map(
+            lambda each: each if each.paths else find_source(each, storage), sources, threads
+        )
+    )
 
 
 def _prepare(
@@ -149,13 +171,17 @@ def _prepare(
     stack: contextlib.ExitStack,
     on_wait: Callable[[str], None] | None,
 ) -> Prepared:
-    """Hold the cache (until `stack` closes), remove leftovers of killed builds, and plan the work; fills `packed`."""
+    """Hold the cache (until `stack` closes), remove leftovers of killed builds, and plan the work;
+    fills `packed`."""
     _make_folders(store)
     with translate_os_errors(store.folder):
         held = stack.enter_context(store.hold(on_wait=on_wait))
         store.remove_leftovers()
     if not held.exclusive:
-        notes = (f"{store.location}: the file system has no locks; do not run two builds at once", *notes)
+        notes = (
+            f"{store.location}: the file system has no locks; do not run two builds at once",
+            *notes,
+        )
     damaged = (_open_pack(packed, store, name) for name in store.list_files("packs"))
     notes = (*notes, *filter(None, damaged))
     work = plan_work(columns, store.list_files("fragments"), packed)
@@ -171,7 +197,8 @@ def _make_folders(store: CacheStore) -> None:
 
 
 def _open_pack(packed: Packed, store: CacheStore, name: str) -> str | None:
-    """Add a pack; a damaged one is removed, since its files are indexed again. Returns: what is wrong with it, or None."""
+    """Add a pack; a damaged one is removed, since its files are indexed again. Returns: what is
+    wrong with it, or None."""
     try:
         packed.add(Pack(store.fetch_file("packs", name)))
     except CacheError as error:

@@ -42,15 +42,20 @@ class BuildReport:
     """Bytes of file bodies that had to be read for counting."""
     seconds: float
     notes: tuple[str, ...]
-    """Non-fatal warnings: damaged fragments, a file system without locks, files found under several names."""
+    """Non-fatal warnings: damaged fragments, a file system without locks, files found under several
+    names."""
     skipped: tuple[str, ...]
-    """Paths left out because they cannot be read (`on_unreadable: skip`): source, path and reason."""
+    """Paths left out because they cannot be read (`on_unreadable: skip`): source, path and
+    reason."""
     columns: dict[str, str | None]
-    """Token column of each source; None if its format has no columns, or an older index did not record it."""
+    """Token column of each source; None if its format has no columns, or an older index did not
+    record it."""
 
 
 def report_waiting(progress: Callable[[Progress], None] | None) -> Callable[[str], None] | None:
     """A callback that reports to `progress` which build is being waited for."""
     if progress is None:
         return None
-    return lambda holder: progress(Progress(files=0, num_files=0, bytes=0, num_bytes=0, waiting_for=holder))
+    return lambda holder: progress(
+        Progress(files=0, num_files=0, bytes=0, num_bytes=0, waiting_for=holder)
+    )

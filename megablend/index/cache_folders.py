@@ -5,17 +5,20 @@
     <cache>/packs/<digest>              the same for many files: see packs.py
     <cache>/generations/<digest>/       immutable: blocks.arrow, chunks.arrow, files.arrow, manifest.json, and *.check.arrow
                           roots.json    result of its last build: the folder of each source's files, the token column,
-                                        paths that could not be read and were skipped; replaced atomically
+                                        paths that could not be read and were skipped; replaced
+                                        atomically
                           seen          file sizes and times at its last build; replaced atomically
                           token_ranges  smallest and largest token of each file, where known; replaced atomically
     <cache>/documents/, lengths/        tables of single documents, if an order needs them: see document_table.py
     <cache>/splits/<digest>-<what>      boundaries of the splits of a snapshot; token totals of groups of their blocks;
-                                        companions of the ledgers that read it last: see plan.companion
+                                        companions of the ledgers that read it last: see
+                                        plan.companion
     <cache>/checksums/<digest>/         checksums of a snapshot's blocks, made on request: see block_checksums.py
     <cache>/idx/                        digests of parts of long `.idx` files: see idx_digests.py
     <cache>/runs/<run>.json             the run's ledger
 
-On disk, a snapshot is called a generation. Names that begin with a dot are unfinished; see `fs.atomic_write`.
+On disk, a snapshot is called a generation. Names that begin with a dot are unfinished; see
+`fs.atomic_write`.
 """
 
 from __future__ import annotations
@@ -53,5 +56,6 @@ def splits(cache: str | Path) -> Path:
 
 
 def external_references_dir(cache: str | Path) -> Path:
-    """The folder next to a cache in which users other than runs list the snapshots they need: `index` in `*.json`."""
+    """The folder next to a cache in which users other than runs list the snapshots they need:
+    `index` in `*.json`."""
     return Path(f"{_absolute(cache)}-documents")

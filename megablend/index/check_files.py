@@ -1,4 +1,5 @@
-"""Checks that the files of a snapshot exist and are those that were indexed. Equal sizes and times are sufficient."""
+"""Checks that the files of a snapshot exist and are those that were indexed. Equal sizes and times
+are sufficient."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _BATCH = 256
 
 
 class FileChecker:
-    """Checks files of a snapshot by number, without disturbing readers. Safe to share between threads."""
+    """Checks files of a snapshot by number, without disturbing readers. Safe to share between
+    threads."""
 
     def __init__(self, snapshot: Snapshot, roots: Mapping[str, str], storage: Storage) -> None:
         self._snapshot = snapshot
@@ -53,7 +55,10 @@ def files_of(snapshot: Snapshot, sources: Sequence[str]) -> list[int]:
 
 
 def check_files(
-    checker: FileChecker, numbers: Sequence[int], *, progress: Callable[[Progress], None] | None = None
+    checker: FileChecker,
+    numbers: Sequence[int],
+    *,
+    progress: Callable[[Progress], None] | None = None,
 ) -> list[DataError]:
     """Check files in several threads.
 
@@ -63,11 +68,18 @@ def check_files(
     Returns: the problems, in the order of the files.
     Raises: CacheError.
     """
-    return [problem for problem in check_each(checker, numbers, progress=progress) if problem is not None]
+    return [
+        problem
+        for problem in check_each(checker, numbers, progress=progress)
+        if problem is not None
+    ]
 
 
 def check_each(
-    checker: FileChecker, numbers: Sequence[int], *, progress: Callable[[Progress], None] | None = None
+    checker: FileChecker,
+    numbers: Sequence[int],
+    *,
+    progress: Callable[[Progress], None] | None = None,
 ) -> list[DataError | None]:
     """As `check_files`, with None for files without a problem."""
     found: list[DataError | None] = []
@@ -76,7 +88,9 @@ def check_each(
             part = numbers[start : start + _BATCH]
             found += threads.map(checker.check, part)
             if progress is not None:
-                progress(Progress(files=start + len(part), num_files=len(numbers), bytes=0, num_bytes=0))
+                progress(
+                    Progress(files=start + len(part), num_files=len(numbers), bytes=0, num_bytes=0)
+                )
     return found
 
 

@@ -1,4 +1,5 @@
-"""The end of a build: the results of all ranks are merged into a snapshot, which is committed, and changes are reported."""
+"""The end of a build: the results of all ranks are merged into a snapshot, which is committed, and
+changes are reported."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class ColumnsTaken:
         self._first: dict[str, str] = {}
 
     def add(self, indexed: SourceSpec, file: SourceFile, column: str | None) -> None:
-        """Record a file's column. Raises: ConfigError if another file of its source has a different one."""
+        """Record a file's column. Raises: ConfigError if another file of its source has a different
+        one."""
         name = indexed.column_name
         if column is None:  # its format has no columns, or an older version indexed it
             return
@@ -67,7 +69,8 @@ class ColumnsTaken:
 
 
 _CONTENT = ("digest", "sources", "values", "num_files", "num_blocks", "num_chunks")
-"""Fields of a manifest that define the content: without the version that wrote it, and the tables' bytes, which depend on it."""
+"""Fields of a manifest that define the content: without the version that wrote it, and the tables'
+bytes, which depend on it."""
 
 
 def write_snapshot(
@@ -78,13 +81,14 @@ def write_snapshot(
 ) -> tuple[str, bool]:
     """Merge the indexing results of all files into a snapshot and commit it.
 
-    Only a batch of files is in memory at a time; all tables except the table of files are written batch by batch.
+    Only a batch of files is in memory at a time; all tables except the table of files are written
+    batch by batch.
 
     Args:
         columns: all columns to index, in order.
         fragments: indexing result of each file of each column, in order.
-        found_columns: for each column (by its name) its name in the files, if known once all fragments are consumed; stored with
-            the roots.
+        found_columns: for each column (by its name) its name in the files, if known once all
+            fragments are consumed; stored with the roots.
 
     Returns: the snapshot's digest, and whether it is new.
     Raises: CacheError if the cache cannot be written; as `fragments` does.
@@ -101,9 +105,13 @@ def write_snapshot(
                 "columns": dict(found_columns),
                 "skipped": {each.column_name: each.skipped for each in columns if each.skipped},
             }
-            seen = np.array([number_of(file.etag) for each in columns for file in each.files], np.uint64)
+            seen = np.array(
+                [number_of(file.etag) for each in columns for file in each.files], np.uint64
+            )
             digest = manifest["digest"]
-            sequence = 1 + max((build_sequence(store, each) for each in store.list_folders(SNAPSHOTS)), default=0)
+            sequence = 1 + max(
+                (build_sequence(store, each) for each in store.list_folders(SNAPSHOTS)), default=0
+            )
             replaced = {
                 SEEN: seen_bytes(digest, seen),
                 TOKEN_RANGES: pack_ranges(digest, ranges),
@@ -114,7 +122,9 @@ def write_snapshot(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _collect_ranges(fragments: Iterator[Fragment], ranges: list[tuple[int, int] | None]) -> Iterator[Fragment]:
+def _collect_ranges(
+    fragments: Iterator[Fragment], ranges: list[tuple[int, int] | None]
+) -> Iterator[Fragment]:
     """Pass the fragments through, appending their token ranges to `ranges`."""
     for each in fragments:
         ranges.append(each.token_range)
@@ -122,11 +132,14 @@ def _collect_ranges(fragments: Iterator[Fragment], ranges: list[tuple[int, int] 
 
 
 def _is_intact(final: Path, written: Path) -> bool:
-    """Whether the snapshot committed before has the same content as the one just written, and its tables are undamaged."""
+    """Whether the snapshot committed before has the same content as the one just written, and its
+    tables are undamaged."""
     try:
         manifest = read_snapshot_manifest(final)
         expected = read_snapshot_manifest(written)
-        return all(manifest.get(name) == expected[name] for name in _CONTENT) and not damaged_tables(final, manifest)
+        return all(
+            manifest.get(name) == expected[name] for name in _CONTENT
+        ) and not damaged_tables(final, manifest)
     except CacheError:
         return False
 
@@ -156,7 +169,8 @@ def complete_snapshots(store: CacheStore, newest: str) -> list[str]:
 
 
 def _seen_of(older: Snapshot, built: Snapshot) -> Numbers:
-    """Versions of an older snapshot's files, uint64 [num_files]; 0 for files that this build did not find unchanged."""
+    """Versions of an older snapshot's files, uint64 [num_files]; 0 for files that this build did
+    not find unchanged."""
     known = dict(zip(_identities(built), built.seen.tolist(), strict=True))
     return np.array([known.get(identity, 0) for identity in _identities(older)], np.uint64)
 
@@ -206,13 +220,22 @@ def commit_build(
         num_files=len(work),
         read=len(read),
         reused=len(work) - len(read),
-        changed=tuple(f"{columns[item.column].column_name}/{item.file.name}" for item in work if item.changed),
+        changed=tuple(
+            f"{columns[item.column].column_name}/{item.file.name}" for item in work if item.changed
+        ),
         added=len(here - before),
         removed=len(before - here),
         scanned_bytes=sum(result.scanned_bytes for result in results.values()),
         seconds=time.monotonic() - start,
-        notes=(*notes, *late_notes, *unused, *(note for _, result in sorted(results.items()) if (note := result.note))),
-        skipped=tuple(f"source {source.name!r}: {path}" for source in sources for path in source.skipped),
+        notes=(
+            *notes,
+            *late_notes,
+            *unused,
+            *(note for _, result in sorted(results.items()) if (note := result.note)),
+        ),
+        skipped=tuple(
+            f"source {source.name!r}: {path}" for source in sources for path in source.skipped
+        ),
         columns={name: taken.by_name.get(name) for name in (source.name for source in sources)},
     )
 
@@ -225,7 +248,8 @@ def _load_fragments(
     taken: ColumnsTaken,
     unused: list[str],
 ) -> Iterator[Fragment]:
-    """The indexing result of each file, in order; fills `taken`, and `unused` with warnings about unused bytes of files."""
+    """The indexing result of each file, in order; fills `taken`, and `unused` with warnings about
+    unused bytes of files."""
     for task in work:
         name = task.fragment
         column = columns[task.column]

@@ -1,13 +1,15 @@
-"""Document tables: the number of tokens of each document of a source, for orders that arrange single documents.
+"""Document tables: the number of tokens of each document of a source, for orders that arrange
+single documents.
 
     <cache>/documents/<digest>/   lengths.arrow   int32, a source's documents in the order of its files
                                   starts.arrow    running counts before every EVERY-th document, and the totals
                                   groups.check.arrow  checksums of EVERY documents and the counts before them: see row_checks.py
                                   manifest.json   sizes and checksums; the folder is renamed to its name last
 
-A table depends only on the files of a source in a snapshot, so it is stored outside the snapshots, under a key of these files;
-snapshots with the same files share it. It takes 4.25 bytes per document. Where it is too large for comparing its whole checksum
-on opening, the checksums of groups are compared when documents are looked up.
+A table depends only on the files of a source in a snapshot, so it is stored outside the snapshots,
+under a key of these files; snapshots with the same files share it. It takes 4.25 bytes per
+document. Where it is too large for comparing its whole checksum on opening, the checksums of groups
+are compared when documents are looked up.
 """
 
 from __future__ import annotations
@@ -44,13 +46,17 @@ LENGTH_COLUMNS = np.dtype([("tokens", "<i4")])
 START_COLUMNS = np.dtype(
     [
         ("tokens", "<i8"),  # of all documents before
-        ("filled", "<i8"),  # documents before that have tokens: each of them may get an end-of-document token
+        (
+            "filled",
+            "<i8",
+        ),  # documents before that have tokens: each of them may get an end-of-document token
     ]
 )
 _GROUP = "group"
 """The column of the checksums."""
 _CHECKED_BYTES = 16 << 20
-"""Up to this size, a file is compared with its checksum on opening, in a few ms; in larger files only looked-up rows are."""
+"""Up to this size, a file is compared with its checksum on opening, in a few ms; in larger files
+only looked-up rows are."""
 _PASS = 1 << 20
 """Documents per pass of reading lengths."""
 _PASS_GROUPS = 1 << 12
@@ -58,7 +64,8 @@ _PASS_GROUPS = 1 << 12
 
 
 class DocumentTable:
-    """An opened table, memory-mapped. Picklable: the receiving process opens it again. Raises: CacheError."""
+    """An opened table, memory-mapped. Picklable: the receiving process opens it again. Raises:
+    CacheError."""
 
     def __init__(self, folder: Path, *, checks: bool = False) -> None:
         """Args: checks: verify documents when they are looked up."""
@@ -69,14 +76,17 @@ class DocumentTable:
         self.num_tokens = int(self._starts["tokens"][-1])
         self._checks = RowChecks(folder / GROUP_CHECKS, [_GROUP]) if checks else None
         if len(self._starts["tokens"]) != -(-self.num_documents // EVERY) + 1:
-            raise self.damaged(f"{self.num_documents:,} lengths, {len(self._starts['tokens']):,} running counts")
+            raise self.damaged(
+                f"{self.num_documents:,} lengths, {len(self._starts['tokens']):,} running counts"
+            )
 
     def damaged(self, problem: str) -> CacheError:
         """An error about the content of the table."""
         return DamagedCacheError.of(f"{self.folder}: damaged table of documents ({problem})")
 
     def lengths(self, documents: Int64s, *, has_eod: bool) -> Int64s:
-        """Tokens of each of `documents` int64 [n]; with `has_eod`, plus one for each document that has tokens: int64 [n]."""
+        """Tokens of each of `documents` int64 [n]; with `has_eod`, plus one for each document that
+        has tokens: int64 [n]."""
         self._verify(documents)
         found: Int64s = self._lengths.take("tokens", documents).astype(np.int64)
         if has_eod:
@@ -84,7 +94,8 @@ class DocumentTable:
         return found
 
     def before(self, documents: Int64s, *, has_eod: bool) -> Int64s:
-        """Tokens before each of `documents` int64 [n], which are from 0 to num_documents: int64 [n].
+        """Tokens before each of `documents` int64 [n], which are from 0 to num_documents: int64
+        [n].
 
         Raises: CacheError if lengths and running counts near one of them do not agree.
         """
@@ -97,13 +108,20 @@ class DocumentTable:
             asked = documents[part], counts[part], starts[part]
             wrong = add_lengths(self._lengths["tokens"], EVERY, int(has_eod), *asked)
             if wrong >= 0:
-                raise self.damaged(f"lengths and running counts around document {asked[0][wrong]:,} do not agree")
+                raise self.damaged(
+                    f"lengths and running counts around document {asked[0][wrong]:,} do not agree"
+                )
         return starts
 
     def write_checks(self, folder: Path) -> None:
         """Write the checksums of the table to a folder."""
         num_groups = len(self._starts["tokens"]) - 1
-        write_checks(folder / GROUP_CHECKS, [_GROUP], num_groups, lambda _, groups: self._group_values(groups))
+        write_checks(
+            folder / GROUP_CHECKS,
+            [_GROUP],
+            num_groups,
+            lambda _, groups: self._group_values(groups),
+        )
 
     def _verify(self, documents: Int64s) -> None:
         if self._checks is None or not self.num_documents:
@@ -115,11 +133,16 @@ class DocumentTable:
             wrong = self._checks.find_wrong(_GROUP, part, self._group_values(part))
             if wrong is not None:
                 first = wrong * EVERY
-                raise self.damaged(f"documents from {first:,} on do not match their checksum in {GROUP_CHECKS}")
+                raise self.damaged(
+                    f"documents from {first:,} on do not match their checksum in {GROUP_CHECKS}"
+                )
 
     def _group_values(self, groups: Int64s) -> Int64s:
-        """What the checksums of `groups` int64 [n] cover, two lengths in a number: int64 [2 + EVERY / 2, n]."""
-        documents = groups[:, np.newaxis] * EVERY + np.arange(EVERY)  # (groups, documents of a group)
+        """What the checksums of `groups` int64 [n] cover, two lengths in a number: int64 [2 + EVERY
+        / 2, n]."""
+        documents = groups[:, np.newaxis] * EVERY + np.arange(
+            EVERY
+        )  # (groups, documents of a group)
         inside = documents < self.num_documents
         lengths = np.zeros(documents.shape, np.int32)
         lengths[inside] = self._lengths.take("tokens", documents[inside])
@@ -139,7 +162,8 @@ class DocumentTable:
 
 
 def complete_table(folder: Path) -> None:
-    """Add the checksums that a table of an older version lacks; it is undamaged. Raises: CacheError."""
+    """Add the checksums that a table of an older version lacks; it is undamaged. Raises:
+    CacheError."""
     if GROUP_CHECKS not in read_manifest(folder)["tables"]:
         add_tables(folder, DocumentTable(folder).write_checks)
 
@@ -158,7 +182,9 @@ class PartDocuments(RangedBlocks):
     def before(self, blocks: Int64s) -> Int64s:
         """See RangedBlocks.before. Raises: CacheError."""
         which = self._find_ranges(blocks)
-        inside = self._table.before(self._firsts[which] + blocks - self._offsets[which], has_eod=self._has_eod)
+        inside = self._table.before(
+            self._firsts[which] + blocks - self._offsets[which], has_eod=self._has_eod
+        )
         starts: Int64s = self._tokens_before[which] + inside - self._starts[which]
         return starts
 
@@ -170,7 +196,9 @@ class PartDocuments(RangedBlocks):
             lengths = self._table.lengths(self.index_blocks(documents), has_eod=self._has_eod)
             np.add.at(totals, documents // run % num_groups, lengths)
         if int(totals.sum()) != self.num_tokens:
-            raise self._table.damaged(f"its documents have {totals.sum():,} tokens, {self.num_tokens:,} were counted")
+            raise self._table.damaged(
+                f"its documents have {totals.sum():,} tokens, {self.num_tokens:,} were counted"
+            )
         return totals
 
     def _stored_totals(self, num_groups: int, run: int) -> ComputedNumbers:
@@ -186,7 +214,8 @@ def table_key(snapshot: Snapshot, source: int) -> str:
 
 
 def fetch_table(snapshot: Snapshot, source: int) -> Path:
-    """The folder of the table of a source of a snapshot; if there is none, nothing is at the path. Raises: CacheError."""
+    """The folder of the table of a source of a snapshot; if there is none, nothing is at the path.
+    Raises: CacheError."""
     store = snapshot.store
     key = table_key(snapshot, source)
     folder = store.folder / DOCUMENTS / key
@@ -199,11 +228,16 @@ def fetch_table(snapshot: Snapshot, source: int) -> Path:
 def table_bytes(snapshot: Snapshot, source: int) -> int | None:
     """Size of a source's document table in bytes; None if it has none."""
     folder = fetch_table(snapshot, source)
-    return sum(path.stat().st_size for path in folder.iterdir()) if (folder / MANIFEST).is_file() else None
+    return (
+        sum(path.stat().st_size for path in folder.iterdir())
+        if (folder / MANIFEST).is_file()
+        else None
+    )
 
 
 def open_table(snapshot: Snapshot, source: int) -> DocumentTable:
-    """Open the document table of a source of a snapshot. Raises: CacheError if it is missing or damaged."""
+    """Open the document table of a source of a snapshot. Raises: CacheError if it is missing or
+    damaged."""
     entry = snapshot.sources[source]
     folder = fetch_table(snapshot, source)
     if not (folder / MANIFEST).is_file():

@@ -1,4 +1,5 @@
-"""What indexing files of an object store will request, found by indexing them, or some of them, without reading data."""
+"""What indexing files of an object store will request, found by indexing them, or some of them,
+without reading data."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ _LARGE_SHARE = 256
 
 
 def estimate_indexing(source: SourceSpec, storage: Storage) -> tuple[Counted, Counted]:
-    """Find the requests and bytes that indexing the files of a source takes at least and at most; none of files on a local disk.
+    """Find the requests and bytes that indexing the files of a source takes at least and at most;
+    none of files on a local disk.
 
     Raises: as a build does, of the files that are tried.
     """
@@ -44,7 +46,9 @@ def estimate_indexing(source: SourceSpec, storage: Storage) -> tuple[Counted, Co
         tried = (np.arange(num_tried) + 0.5) * num_rest // max(1, num_tried)
         numbers = [*tried.astype(np.int64).tolist(), *range(num_rest, len(work))]
         missing = [number for number in numbers if number not in counted]
-        counted |= zip(missing, _try(columns, [work[number] for number in missing], storage), strict=True)
+        counted |= zip(
+            missing, _try(columns, [work[number] for number in missing], storage), strict=True
+        )
         found = np.array([counted[number] for number in numbers])
         least, most = extrapolate(found[:num_tried], num_rest)
         large = found[num_tried:].sum(axis=0)
@@ -60,7 +64,9 @@ def _count_large(sizes: Sequence[int]) -> int:
     return len(sizes) - int(np.searchsorted(sizes, sum(sizes) / _LARGE_SHARE, side="right"))
 
 
-def _try(columns: Sequence[SourceSpec], work: Sequence[FileTask], storage: Storage) -> list[Counted]:
+def _try(
+    columns: Sequence[SourceSpec], work: Sequence[FileTask], storage: Storage
+) -> list[Counted]:
     """What each file takes."""
     threads = max(max_files(column, storage) for column in columns)
     return parallel_map(lambda each: _try_file(columns[each.column], each, storage), work, threads)

@@ -1,4 +1,5 @@
-"""The table of files of a snapshot: read completely when the snapshot is opened, and checked for consistency with it."""
+"""The table of files of a snapshot: read completely when the snapshot is opened, and checked for
+consistency with it."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class FileEntry:
 
 
 class FileTable:
-    """The files of a snapshot by their number; a file is listed once for each column that is indexed of it.
+    """The files of a snapshot by their number; a file is listed once for each column that is
+    indexed of it.
 
     Args:
         folder: the snapshot's.
@@ -58,11 +60,15 @@ class FileTable:
     Raises: CacheError if the table is damaged.
     """
 
-    def __init__(self, folder: Path, *, num_files: int, num_columns: int, num_blocks: int, num_chunks: int) -> None:
+    def __init__(
+        self, folder: Path, *, num_files: int, num_columns: int, num_blocks: int, num_chunks: int
+    ) -> None:
         self._path = f"{folder}/{FILES}"
         self._files = read_batch(self._path, FILE_SCHEMA)
         columns = self.columns
-        if self._files.num_rows != num_files or (num_files and not 0 <= columns.min() <= columns.max() < num_columns):
+        if self._files.num_rows != num_files or (
+            num_files and not 0 <= columns.min() <= columns.max() < num_columns
+        ):
             raise self._damaged(f"it does not contain the {num_files} files of the sources")
         self.first_block = self._offsets("first_block", num_blocks)
         self.first_chunk = self._offsets("first_chunk", num_chunks)
@@ -103,16 +109,27 @@ class FileTable:
         return names
 
     def keys(self, column: ColumnEntry) -> list[str]:
-        """A key of the content of each file of a column: the same in other snapshots, and wherever the file is stored."""
+        """A key of the content of each file of a column: the same in other snapshots, and wherever
+        the file is stored."""
         files = self._files.slice(column.files.start, len(column.files))
-        columns = [files.column(name).to_pylist() for name in ("size", "rows", "tokens", "structure", "body")]
-        read = [column.format, column.column, *([column.read.options] if column.read.options else [])]
+        columns = [
+            files.column(name).to_pylist()
+            for name in ("size", "rows", "tokens", "structure", "body")
+        ]
+        read = [
+            column.format,
+            column.column,
+            *([column.read.options] if column.read.options else []),
+        ]
         texts = (json.dumps([*read, *row]).encode() for row in zip(*columns, strict=True))
         return [hashlib.blake2b(text, digest_size=16).hexdigest() for text in texts]
 
     def contents(self) -> list[tuple[str, str]]:
-        """What distinguishes each file's content from others': digests of its structure, and of its body."""
-        structures, bodies = (self._files.column(name).to_pylist() for name in ("structure", "body"))
+        """What distinguishes each file's content from others': digests of its structure, and of its
+        body."""
+        structures, bodies = (
+            self._files.column(name).to_pylist() for name in ("structure", "body")
+        )
         return list(zip(structures, bodies, strict=True))
 
     def token_dtypes(self, files: range) -> Sequence[str]:
@@ -135,7 +152,9 @@ class FileTable:
     @cached_property
     def token_bytes(self) -> Int64s:
         """int64 [num_files]: bytes of a token of each file, decoded."""
-        names = self._files.column("token_dtype").to_pylist()  # `dictionary_encode` would import pyarrow.compute
+        names = self._files.column(
+            "token_dtype"
+        ).to_pylist()  # `dictionary_encode` would import pyarrow.compute
         sizes = {name: np.dtype(name).itemsize for name in set(names)}
         return np.fromiter((sizes[name] for name in names), np.int64, len(names))
 
@@ -178,6 +197,11 @@ def pack_ranges(digest: str, ranges: Iterable[tuple[int, int] | None]) -> bytes:
 
 
 def read_ranges(folder: Path, num_files: int) -> Ranges:
-    """int64 [num_files, 2]: smallest and largest token of each file; smallest > largest where unknown. Raises: CacheError."""
-    numbers = read_numbers(folder / TOKEN_RANGES, np.dtype(np.int64), 2 * num_files, _MAGIC, folder.name.encode())
-    return np.tile(np.array(_UNKNOWN), (num_files, 1)) if numbers is None else numbers.reshape(-1, 2)
+    """int64 [num_files, 2]: smallest and largest token of each file; smallest > largest where
+    unknown. Raises: CacheError."""
+    numbers = read_numbers(
+        folder / TOKEN_RANGES, np.dtype(np.int64), 2 * num_files, _MAGIC, folder.name.encode()
+    )
+    return (
+        np.tile(np.array(_UNKNOWN), (num_files, 1)) if numbers is None else numbers.reshape(-1, 2)
+    )

@@ -1,9 +1,10 @@
-"""The work of a build for each file: reuse its fragment, or index the file, as a whole or in parts, and store one.
+"""The work of a build for each file: reuse its fragment, or index the file, as a whole or in parts,
+and store one.
 
-Large files are indexed in parts, so that several ranks can index one file together, and progress is reported meanwhile. A part
-consists of the chunks that begin in an equal share of the file's bytes. The number of parts depends only on the size of the file,
-so the next build can reuse the parts of a killed one, with any number of ranks. The joined parts equal the result of indexing the
-whole file.
+Large files are indexed in parts, so that several ranks can index one file together, and progress is
+reported meanwhile. A part consists of the chunks that begin in an equal share of the file's bytes.
+The number of parts depends only on the size of the file, so the next build can reuse the parts of a
+killed one, with any number of ranks. The joined parts equal the result of indexing the whole file.
 """
 
 from __future__ import annotations
@@ -52,11 +53,14 @@ def part_span(size: int, part: int, count: int) -> tuple[int, int]:
 
 
 def join(parts: Sequence[FileIndex]) -> FileIndex:
-    """Join the indexes of all parts of a file (with the same structure), in the order of the file's chunks."""
+    """Join the indexes of all parts of a file (with the same structure), in the order of the file's
+    chunks."""
     chunks = np.concatenate([part.chunks for part in parts])
     firsts = np.cumsum([0, *(len(part.chunks) for part in parts[:-1])])
     blocks = np.concatenate([part.blocks for part in parts])
-    chunk = np.concatenate([part.blocks["chunk"] + first for part, first in zip(parts, firsts, strict=True)])
+    chunk = np.concatenate(
+        [part.blocks["chunk"] + first for part, first in zip(parts, firsts, strict=True)]
+    )
     by_row_group = np.argsort(chunks["row_group"], kind="stable")
     place = np.empty(len(chunks), np.int64)
     place[by_row_group] = np.arange(len(chunks))
@@ -112,7 +116,8 @@ class FileTask:
     """Index into the columns."""
     file: SourceFile
     documents: bool
-    """Whether the fragment counts documents; one with counts can also be used where they are not requested."""
+    """Whether the fragment counts documents; one with counts can also be used where they are not
+    requested."""
     fragment: str
     """Its name."""
     known: bool
@@ -149,8 +154,11 @@ class TaskResult:
     """A non-fatal problem of the existing fragment, or of the file."""
 
 
-def plan_work(columns: Sequence[SourceSpec], singles: Sequence[str], packed: Packed | None = None) -> list[FileTask]:
-    """Plan the tasks of all files, in column and file order, given the names of the single fragments, and those in packs."""
+def plan_work(
+    columns: Sequence[SourceSpec], singles: Sequence[str], packed: Packed | None = None
+) -> list[FileTask]:
+    """Plan the tasks of all files, in column and file order, given the names of the single
+    fragments, and those in packs."""
     packed = packed or Packed()
     answers = dict[str, str]()
     places = set(packed.places)
@@ -165,11 +173,18 @@ def plan_work(columns: Sequence[SourceSpec], singles: Sequence[str], packed: Pac
         divisible = is_divisible(column.kind) and column.read.option(DOCUMENTS) is None
         for file in column.files:
             serving = [True] if column.read.count_documents else [True, False]
-            asked = {documents: fragment_answer(column, file, documents=documents) for documents in serving}
+            asked = {
+                documents: fragment_answer(column, file, documents=documents)
+                for documents in serving
+            }
             in_pack = [documents for documents in serving if asked[documents] in packed]
             known = in_pack or [documents for documents in serving if asked[documents] in answers]
             documents = known[0] if known else column.read.count_documents
-            name = packed.name(asked[documents]) if in_pack else fragment_name(column, file, documents=documents)
+            name = (
+                packed.name(asked[documents])
+                if in_pack
+                else fragment_name(column, file, documents=documents)
+            )
             work.append(
                 FileTask(
                     column=number,
@@ -199,11 +214,18 @@ def items_of(work: Sequence[FileTask]) -> list[TaskPart]:
 
 
 def ensure_fragment(
-    work: FileTask, part: int, column: SourceSpec, store: CacheStore, packs: PackWriter, storage: Storage
+    work: FileTask,
+    part: int,
+    column: SourceSpec,
+    store: CacheStore,
+    packs: PackWriter,
+    storage: Storage,
 ) -> TaskResult:
-    """Make sure that the file's index is added to `packs`, or that an undamaged fragment of the part is in the cache.
+    """Make sure that the file's index is added to `packs`, or that an undamaged fragment of the
+    part is in the cache.
 
-    Raises: DataError, ConfigError from its format; ChangedFileError if the file changes during indexing; CacheError.
+    Raises: DataError, ConfigError from its format; ChangedFileError if the file changes during
+        indexing; CacheError.
     """
     name = _name(work, part)
     note = None
@@ -230,8 +252,13 @@ def ensure_fragment(
 
 
 def index_part(work: FileTask, part: int, column: SourceSpec, storage: Storage) -> Fragment:
-    """Index a file, or a part of it, after a look at whether a new one is what it is read as. Raises: as `ensure_fragment`."""
-    if part == 0 and not _is_known(work, column) and (problem := _describe_contradiction(work, column, storage)):
+    """Index a file, or a part of it, after a look at whether a new one is what it is read as.
+    Raises: as `ensure_fragment`."""
+    if (
+        part == 0
+        and not _is_known(work, column)
+        and (problem := _describe_contradiction(work, column, storage))
+    ):
         raise column.complaint(problem)
     file = work.file
     kind = column.kind
@@ -254,16 +281,22 @@ def index_part(work: FileTask, part: int, column: SourceSpec, storage: Storage) 
     return Fragment.of(index, body)
 
 
-def describe_contradictions(columns: Sequence[SourceSpec], work: Sequence[FileTask], storage: Storage) -> list[str]:
-    """Warnings about files of the cache that are of another kind than they are read as. Raises: as Storage.read does."""
+def describe_contradictions(
+    columns: Sequence[SourceSpec], work: Sequence[FileTask], storage: Storage
+) -> list[str]:
+    """Warnings about files of the cache that are of another kind than they are read as. Raises: as
+    Storage.read does."""
     known = [each for each in work if _is_known(each, columns[each.column])]
     threads = storage.limits(known[0].file.path).max_files if known else 1
-    found = parallel_map(lambda each: _describe_contradiction(each, columns[each.column], storage), known, threads)
+    found = parallel_map(
+        lambda each: _describe_contradiction(each, columns[each.column], storage), known, threads
+    )
     return [each for each in found if each is not None]
 
 
 def _is_known(work: FileTask, column: SourceSpec) -> bool:
-    """Whether a run may read the file already: the cache has an index of some version of it, or it is repaired from one."""
+    """Whether a run may read the file already: the cache has an index of some version of it, or it
+    is repaired from one."""
     return work.known or work.changed or not column.patterns
 
 
@@ -275,7 +308,8 @@ def _describe_contradiction(work: FileTask, column: SourceSpec, storage: Storage
 def join_parts(work: FileTask, store: CacheStore) -> None:
     """Make the fragment of a file from those of its parts, and remove these.
 
-    Raises: ChangedFileError if they are not of the same version of the file; as `await_fragment` does; CacheError.
+    Raises: ChangedFileError if they are not of the same version of the file; as `await_fragment`
+        does; CacheError.
     """
     names = [_name(work, part) for part in range(work.num_parts)]
     parts = [await_fragment(store, name) for name in names]
@@ -290,7 +324,8 @@ def join_parts(work: FileTask, store: CacheStore) -> None:
 
 
 def await_fragment(store: CacheStore, name: str) -> Fragment:
-    """Read a fragment that another rank has written. Raises: CacheError if it does not appear, or is damaged."""
+    """Read a fragment that another rank has written. Raises: CacheError if it does not appear, or
+    is damaged."""
     return read_fragment(store.fetch_file("fragments", name, is_written=True))
 
 

@@ -1,8 +1,10 @@
-"""The version of each file at the last build, stored with a snapshot (one uint64 per file, see sealed_numbers).
+"""The version of each file at the last build, stored with a snapshot (one uint64 per file, see
+sealed_numbers).
 
-A number is a hash of the sizes, times and inodes of all files that belong to a data file (`source_spec.SourceFile.etag`); 0 if
-unknown. If a file has another number when it is opened, it was moved, touched or replaced, and its content decides: the digests
-of its structure and of sampled ranges of its body must be those that were indexed.
+A number is a hash of the sizes, times and inodes of all files that belong to a data file
+(`source_spec.SourceFile.etag`); 0 if unknown. If a file has another number when it is opened, it
+was moved, touched or replaced, and its content decides: the digests of its structure and of sampled
+ranges of its body must be those that were indexed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ RANGE_BYTES = 4096
 
 
 def body_ranges(size: int) -> list[tuple[int, int]]:
-    """Evenly spaced (offset, length) in a file of `size` bytes, including its start and end; a small file completely."""
+    """Evenly spaced (offset, length) in a file of `size` bytes, including its start and end; a
+    small file completely."""
     if size <= NUM_RANGES * RANGE_BYTES:
         return [(0, size)]
     return [(i * (size - RANGE_BYTES) // (NUM_RANGES - 1), RANGE_BYTES) for i in range(NUM_RANGES)]
@@ -39,10 +42,13 @@ def request_samples(path: str, size: int, storage: Storage) -> None:
 
 
 def sampled_content_digest(path: str, size: int, storage: Storage) -> str:
-    """Compute the hex digest (blake2b, 16 bytes) of a file's sampled ranges. Raises as Storage.read does."""
+    """Compute the hex digest (blake2b, 16 bytes) of a file's sampled ranges. Raises as Storage.read
+    does."""
     digest = hashlib.blake2b(digest_size=16)
     offsets, sizes = np.array(body_ranges(size), np.int64).T.copy()
-    data, begins = storage.read_ranges(path, offsets, sizes, lambda total: np.empty(total, np.uint8))
+    data, begins = storage.read_ranges(
+        path, offsets, sizes, lambda total: np.empty(total, np.uint8)
+    )
     for begin, length in zip(begins.tolist(), sizes.tolist(), strict=True):
         digest.update(data[begin : begin + length].data)
     return digest.hexdigest()
@@ -71,7 +77,8 @@ def seen_bytes(digest: str, numbers: Numbers) -> bytes:
 
 
 def read_seen(folder: Path, num_files: int) -> Numbers | None:
-    """The numbers of a snapshot's files, uint64 [num_files]; None if an older version built it. Raises: CacheError."""
+    """The numbers of a snapshot's files, uint64 [num_files]; None if an older version built it.
+    Raises: CacheError."""
     return read_numbers(folder / SEEN, np.dtype(np.uint64), num_files, _MAGIC, folder.name.encode())
 
 
@@ -94,7 +101,8 @@ def warn_moved(folder: Path, path: str, *, checks_blocks: bool) -> None:
     Warns once per snapshot, in this process and those forked from it.
 
     Args:
-        checks_blocks: whether the snapshot has checksums of blocks, which are then compared whenever a block is read.
+        checks_blocks: whether the snapshot has checksums of blocks, which are then compared
+            whenever a block is read.
     """
     if _is_first(folder):
         more = "each block is compared with its checksum when it is read, and `megablend verify --data` compares all of them now"
@@ -111,7 +119,8 @@ def warn_moved(folder: Path, path: str, *, checks_blocks: bool) -> None:
 
 
 def warn_unknown(folder: Path) -> None:
-    """Warn once, in this process and those forked from it, that a snapshot has no record of file versions."""
+    """Warn once, in this process and those forked from it, that a snapshot has no record of file
+    versions."""
     if _is_first(folder / SEEN):
         LOG.warning(
             "%s: built by an older version of megablend, which did not record sizes and times of files: %d KiB of each file are "

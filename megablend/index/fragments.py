@@ -1,11 +1,13 @@
 """A fragment: the result of indexing one file, stored so that an unchanged file is not read again.
 
-The name of a fragment consists of `place`, which identifies the file (source, name), and `answer`, which identifies the request:
-the version of the file (size, etag), the column, the options. Only the answer decides whether a fragment can be reused: files
-keep their fragments when a source is renamed, when its folder moves, and when files in other folders are added to it.
+The name of a fragment consists of `place`, which identifies the file (source, name), and `answer`,
+which identifies the request: the version of the file (size, etag), the column, the options. Only
+the answer decides whether a fragment can be reused: files keep their fragments when a source is
+renamed, when its folder moves, and when files in other folders are added to it.
 
-Format: magic, length of a JSON header (uint32, little-endian), the header, the chunk table, the block table, and a blake2b digest
-(16 bytes) of everything before. If the digest is wrong, the fragment is ignored and the file is read again.
+Format: magic, length of a JSON header (uint32, little-endian), the header, the chunk table, the
+block table, and a blake2b digest (16 bytes) of everything before. If the digest is wrong, the
+fragment is ignored and the file is read again.
 """
 
 from __future__ import annotations
@@ -78,10 +80,14 @@ class Fragment:
 
     def make_index(self) -> FileIndex:
         """What the format found."""
-        return FileIndex(**{name: getattr(self, name) for name in _INDEXED}, meta=parse_json(self.meta))
+        return FileIndex(
+            **{name: getattr(self, name) for name in _INDEXED}, meta=parse_json(self.meta)
+        )
 
 
-_INDEXED = tuple(field.name for field in dataclasses.fields(Fragment) if field.name not in ("body", "meta"))
+_INDEXED = tuple(
+    field.name for field in dataclasses.fields(Fragment) if field.name not in ("body", "meta")
+)
 """The attributes that a Fragment and a FileIndex both have."""
 
 
@@ -109,7 +115,8 @@ def is_part(name: str) -> bool:
 
 
 def part_name(name: str, part: int, count: int) -> str:
-    """The name of the fragment of one part, until all `count` parts are joined into the one called `name`."""
+    """The name of the fragment of one part, until all `count` parts are joined into the one called
+    `name`."""
     return f"{name}{_PART}{part}-{count}"
 
 
@@ -129,7 +136,10 @@ def write_fragment(path: Path, fragment: Fragment) -> None:
         "token_range": fragment.token_range,
     }
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-    tables = [fragment.chunks.astype(CHUNK_DTYPE).tobytes(), fragment.blocks.astype(BLOCK_DTYPE).tobytes()]
+    tables = [
+        fragment.chunks.astype(CHUNK_DTYPE).tobytes(),
+        fragment.blocks.astype(BLOCK_DTYPE).tobytes(),
+    ]
     replace_file(path, seal(b"".join([_MAGIC, _LENGTH.pack(len(text)), text, *tables])))
 
 
@@ -145,7 +155,9 @@ def read_fragment(path: Path) -> Fragment:
         data = read_regular(path)
     body = unseal(data)
     if body is None or not body.startswith(_MAGIC):
-        raise CacheError(f"{path}: damaged fragment of {len(data)} bytes (its checksum is wrong); {REMOVE_REMEDY}")
+        raise CacheError(
+            f"{path}: damaged fragment of {len(data)} bytes (its checksum is wrong); {REMOVE_REMEDY}"
+        )
     start = len(_MAGIC) + _LENGTH.size
     try:
         (length,) = _LENGTH.unpack_from(body, len(_MAGIC))
@@ -158,11 +170,14 @@ def read_fragment(path: Path) -> Fragment:
         tables = start + length, header["num_chunks"], header["num_blocks"]
         if (
             min(tables) < 0
-            or len(body) != tables[0] + CHUNK_DTYPE.itemsize * tables[1] + BLOCK_DTYPE.itemsize * tables[2]
+            or len(body)
+            != tables[0] + CHUNK_DTYPE.itemsize * tables[1] + BLOCK_DTYPE.itemsize * tables[2]
         ):
             raise ValueError("the size of its tables does not match its header")
         chunks = np.frombuffer(body, CHUNK_DTYPE, header["num_chunks"], start + length)
-        blocks = np.frombuffer(body, BLOCK_DTYPE, header["num_blocks"], start + length + chunks.nbytes)
+        blocks = np.frombuffer(
+            body, BLOCK_DTYPE, header["num_blocks"], start + length + chunks.nbytes
+        )
     except (ValueError, struct.error) as error:
         raise CacheError(f"{path}: damaged fragment ({error}); {REMOVE_REMEDY}") from error
     return Fragment(
@@ -182,7 +197,8 @@ def read_fragment(path: Path) -> Fragment:
 
 
 def fragment_content(path: Path) -> tuple[str, str] | None:
-    """Identity of the file that a fragment describes: digests of its structure and of its body; None if the fragment is damaged.
+    """Identity of the file that a fragment describes: digests of its structure and of its body;
+    None if the fragment is damaged.
 
     Raises: FileNotFoundError; CacheError if it cannot be read.
     """
@@ -199,7 +215,8 @@ def fragment_content(path: Path) -> tuple[str, str] | None:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Report a fragment that the system cannot read; one that does not exist as FileNotFoundError."""
+    """Report a fragment that the system cannot read; one that does not exist as
+    FileNotFoundError."""
     try:
         yield
     except FileNotFoundError:

@@ -8,9 +8,10 @@
     checksums     of snapshots that no longer exist
     splits        results computed from snapshots and document tables that no longer exist
 
-Nothing is removed until it has been unused for some days: a job may have opened a snapshot while it was the newest, and a killed
-build continues from its fragments. A snapshot is removed atomically, so that it is either complete or absent; an interrupted
-collection is continued by the next one, or by a build.
+Nothing is removed until it has been unused for some days: a job may have opened a snapshot while it
+was the newest, and a killed build continues from its fragments. A snapshot is removed atomically,
+so that it is either complete or absent; an interrupted collection is continued by the next one, or
+by a build.
 """
 
 from __future__ import annotations
@@ -50,16 +51,22 @@ class Collected:
 
 
 def collect(
-    cache: CacheLike, needed: Callable[[], Collection[str]], *, min_age_seconds: float, dry_run: bool
+    cache: CacheLike,
+    needed: Callable[[], Collection[str]],
+    *,
+    min_age_seconds: float,
+    dry_run: bool,
 ) -> Collected:
-    """Remove what is not needed and has not been used for `min_age_seconds`, by the clock of the cache's store.
+    """Remove what is not needed and has not been used for `min_age_seconds`, by the clock of the
+    cache's store.
 
     Args:
-        needed: called with the cache held; returns digests of the snapshots to keep, in addition to the newest.
+        needed: called with the cache held; returns digests of the snapshots to keep, in addition to
+            the newest.
         dry_run: remove nothing.
 
-    Raises: CacheError if there is no cache, a build is running (or that cannot be determined), or a kept snapshot is damaged; as
-        `needed`.
+    Raises: CacheError if there is no cache, a build is running (or that cannot be determined), or a
+        kept snapshot is damaged; as `needed`.
     """
     store = find_existing(cache)
     # A dry run writes nothing, no lock either: it may be of somebody who may only read.
@@ -76,7 +83,11 @@ def collect(
         by_arrival = list_snapshots(store)
         in_use = set(needed())
         superseded = find_superseded(store, snapshots, by_arrival)
-        old = [digest for digest, ended in superseded.items() if digest not in in_use and ended < before]
+        old = [
+            digest
+            for digest, ended in superseded.items()
+            if digest not in in_use and ended < before
+        ]
         kept = tuple(digest for digest in by_arrival if digest not in old)
         needs = _KeptContents(store, kept).needs
         others = [
@@ -99,7 +110,8 @@ def collect(
 
 
 class _KeptContents:
-    """Contents of the kept snapshots, by the names that the other files of the cache are stored under."""
+    """Contents of the kept snapshots, by the names that the other files of the cache are stored
+    under."""
 
     def __init__(self, store: CacheStore, kept: Collection[str]) -> None:
         self._store = store

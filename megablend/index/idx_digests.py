@@ -1,9 +1,10 @@
-"""Digests of the parts of long `.idx` files: computed once by `build`, so that readers do not have to read whole files.
+"""Digests of the parts of long `.idx` files: computed once by `build`, so that readers do not have
+to read whole files.
 
     <cache>/idx/<digest of the .idx>   magic, one uint64 per group, a blake2b digest (16 bytes) of everything before
 
-They depend only on the file: all snapshots that contain it share them. The next build computes missing or damaged ones; until
-then readers digest the whole file.
+They depend only on the file: all snapshots that contain it share them. The next build computes
+missing or damaged ones; until then readers digest the whole file.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ Digests = npt.NDArray[np.uint64]
 
 
 LongIdx = tuple[str, str, OpenedFile]
-"""A long `.idx` whose digests are missing: the path of its pair, its format, and what that needs to open it."""
+"""A long `.idx` whose digests are missing: the path of its pair, its format, and what that needs to
+open it."""
 
 
 def read_digests(cache: str | Path, kind: Format, file: FileEntry) -> Digests | None:
-    """The digests of a file's parts, uint64 [num_groups]; None if it needs none, or the cache has no undamaged ones."""
+    """The digests of a file's parts, uint64 [num_groups]; None if it needs none, or the cache has
+    no undamaged ones."""
     if not (has_group_digests(kind) and kind.needs_group_digests(file.opened)):
         return None
     return _find_digests(Path(cache), file.opened.structure)
@@ -68,7 +71,8 @@ def damaged_digests(cache: CacheLike) -> Iterator[str]:
 
 
 def make_digests(cache: CacheLike, idx: LongIdx, storage: Storage) -> None:
-    """Compute and store the digests of a file. Raises: ChangedFileError if it is not what was indexed; DataError; CacheError."""
+    """Compute and store the digests of a file. Raises: ChangedFileError if it is not what was
+    indexed; DataError; CacheError."""
     path, name, file = idx
     kind = get_format(name)
     assert has_group_digests(kind)
@@ -84,9 +88,12 @@ def count_digest_reads(kind: Format, path: str, storage: Storage) -> Counted:
         return Counted(0, 0)
     size = storage.stat(kind.files(path)[1]).size
     file = OpenedFile(size=0, token_dtype="", structure="", meta={"idx_bytes": size})
-    return Counted(-(-size // READ_BYTES), size) if kind.needs_group_digests(file) else Counted(0, 0)
+    return (
+        Counted(-(-size // READ_BYTES), size) if kind.needs_group_digests(file) else Counted(0, 0)
+    )
 
 
 def _find_digests(cache: Path, structure: str) -> Digests | None:
-    """The digests of a file, by that of its structure; None if they are missing, damaged or cannot be read."""
+    """The digests of a file, by that of its structure; None if they are missing, damaged or cannot
+    be read."""
     return find_numbers(idx_digests(cache) / structure, np.dtype(np.uint64), magic=_MAGIC)

@@ -1,8 +1,10 @@
-"""Several snapshots of a run as one: their files, chunks and blocks are numbered through, in the order of the snapshots.
+"""Several snapshots of a run as one: their files, chunks and blocks are numbered through, in the
+order of the snapshots.
 
-Tables stay where they are; each row is read from its snapshot's, and verified there. A source keeps its name in the last snapshot
-that has it; in earlier ones it gets the snapshot's number as a suffix, so that names stay unique. A renamed file is read where
-the last snapshot that has its content found it.
+Tables stay where they are; each row is read from its snapshot's, and verified there. A source keeps
+its name in the last snapshot that has it; in earlier ones it gets the snapshot's number as a
+suffix, so that names stay unique. A renamed file is read where the last snapshot that has its
+content found it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class JoinedSnapshot(Snapshot):
 
     Attributes:
         snapshots: in order, at least one.
-        first_blocks: int64 [num_snapshots + 1], number of each one's first block, and the number of all blocks.
+        first_blocks: int64 [num_snapshots + 1], number of each one's first block, and the number of
+            all blocks.
     """
 
     def __init__(
@@ -46,7 +49,9 @@ class JoinedSnapshot(Snapshot):
         self.first_blocks = _running([each.num_blocks for each in snapshots])
         self._first_files = _running([each.num_files for each in snapshots])
         first_chunks = _running([each._num_chunks for each in snapshots])
-        totals = np.stack([each._blocks.take("running", np.array([each.num_blocks]))[:, 0] for each in snapshots])
+        totals = np.stack(
+            [each._blocks.take("running", np.array([each.num_blocks]))[:, 0] for each in snapshots]
+        )
         before = np.concatenate([np.zeros((1, len(RUNNING)), np.int64), np.cumsum(totals, axis=0)])
         self._blocks = _JoinedTable(  # type: ignore[assignment]
             [each._blocks for each in snapshots],
@@ -57,12 +62,18 @@ class JoinedSnapshot(Snapshot):
         self.num_blocks = int(self.first_blocks[-1])
         self._num_chunks = int(first_chunks[-1])
         self.num_files = int(self._first_files[-1])
-        sources, self.columns, numbers = _join_columns(self.snapshots, self._first_files, self.first_blocks)
+        sources, self.columns, numbers = _join_columns(
+            self.snapshots, self._first_files, self.first_blocks
+        )
         self.sources = Sources(
-            [entry.name for entry in sources], [entry.read for entry in sources], sources.__getitem__
+            [entry.name for entry in sources],
+            [entry.read for entry in sources],
+            sources.__getitem__,
         )
         self.roots = {entry.name: entry.root for entry in sources}
-        self._files = _JoinedFiles([each._files for each in snapshots], numbers, self.first_blocks, first_chunks)
+        self._files = _JoinedFiles(
+            [each._files for each in snapshots], numbers, self.first_blocks, first_chunks
+        )
         self._first_block = self._files.first_block
         self._first_chunk = self._files.first_chunk
 
@@ -95,10 +106,13 @@ class JoinedSnapshot(Snapshot):
 
     @cached_property
     def _renamed(self) -> dict[int, int]:
-        """For files with another path in a later snapshot, the number of one with their content in the last that has it."""
+        """For files with another path in a later snapshot, the number of one with their content in
+        the last that has it."""
         latest = dict[tuple[str, str], dict[str, dict[str, int]]]()
         found = dict[int, int]()
-        for snapshot, first in reversed(list(zip(self.snapshots, self._first_files.tolist(), strict=False))):
+        for snapshot, first in reversed(
+            list(zip(self.snapshots, self._first_files.tolist(), strict=False))
+        ):
             names = snapshot.file_names()
             for column in snapshot.columns:
                 known = latest.setdefault((column.source_name, column.column), {})
@@ -107,7 +121,9 @@ class JoinedSnapshot(Snapshot):
                     mine.setdefault(key, {})[join(column.root, names[i])] = first + i
                 for key, paths in mine.items():
                     now = known.setdefault(key, paths)
-                    found |= {i: next(iter(now.values())) for path, i in paths.items() if path not in now}
+                    found |= {
+                        i: next(iter(now.values())) for path, i in paths.items() if path not in now
+                    }
         return found
 
     def find_last(self, i: int) -> tuple[int, int]:
@@ -120,10 +136,13 @@ class JoinedSnapshot(Snapshot):
         """Numbers of the files that the named sources have in a snapshot, given by its number."""
         first = int(self._first_files[snapshot])
         entries = self.snapshots[snapshot].sources
-        return [first + number for entry in entries if entry.name in sources for number in entry.files]
+        return [
+            first + number for entry in entries if entry.name in sources for number in entry.files
+        ]
 
     def list_gone(self, sources: Sequence[str]) -> dict[int, int]:
-        """Files of the named sources whose content the last snapshot lacks: for each, the last snapshot that has it."""
+        """Files of the named sources whose content the last snapshot lacks: for each, the last
+        snapshot that has it."""
         found = dict[int, int]()
         known = set[tuple[str, str]]()
         for which, snapshot in reversed(list(enumerate(self.snapshots))):
@@ -131,7 +150,11 @@ class JoinedSnapshot(Snapshot):
                 keys = [(entry.name, key) for key in snapshot.file_keys(entry)]
                 if which < len(self.snapshots) - 1:
                     listed = zip(entry.files, keys, strict=True)
-                    found |= {int(self._first_files[which]) + i: which for i, key in listed if key not in known}
+                    found |= {
+                        int(self._first_files[which]) + i: which
+                        for i, key in listed
+                        if key not in known
+                    }
                 known.update(keys)
         return found
 
@@ -142,7 +165,8 @@ class JoinedSnapshot(Snapshot):
 
 
 def open_snapshots(cache: CacheStore, digests: Sequence[str]) -> Snapshot:
-    """Open one snapshot, or several as one, by their digests. Raises: CacheError as `open_snapshot`."""
+    """Open one snapshot, or several as one, by their digests. Raises: CacheError as
+    `open_snapshot`."""
     snapshots = [open_snapshot(cache, digest) for digest in digests]
     return snapshots[0] if len(snapshots) == 1 else JoinedSnapshot(snapshots)
 
@@ -150,8 +174,11 @@ def open_snapshots(cache: CacheStore, digests: Sequence[str]) -> Snapshot:
 class _JoinedTable:
     """Tables with the same columns, one after another; see CheckedTable, whose methods it has."""
 
-    def __init__(self, tables: Sequence[CheckedTable], first_rows: Int64s, shifts: dict[str, Int64s]) -> None:
-        """Args: shifts: for each group, what is added to the columns of each table, int64 [num_tables, num_columns]."""
+    def __init__(
+        self, tables: Sequence[CheckedTable], first_rows: Int64s, shifts: dict[str, Int64s]
+    ) -> None:
+        """Args: shifts: for each group, what is added to the columns of each table, int64
+        [num_tables, num_columns]."""
         self._tables = tuple(tables)
         self._first_rows = first_rows
         self._shifts = shifts
@@ -162,7 +189,9 @@ class _JoinedTable:
         found = np.empty((self._shifts[group].shape[1], len(rows)), np.int64)
         for number in np.unique(owners).tolist():
             inside = owners == number
-            values = self._tables[number].take(group, rows[inside] - self._first_rows[number], plainly=plainly)
+            values = self._tables[number].take(
+                group, rows[inside] - self._first_rows[number], plainly=plainly
+            )
             found[:, inside] = values + self._shifts[group][number][:, np.newaxis]
         return found
 
@@ -184,7 +213,11 @@ class _JoinedFiles(FileTable):
     """The files of several snapshots."""
 
     def __init__(
-        self, tables: Sequence[FileTable], columns: Sequence[Int64s], first_blocks: Int64s, first_chunks: Int64s
+        self,
+        tables: Sequence[FileTable],
+        columns: Sequence[Int64s],
+        first_blocks: Int64s,
+        first_chunks: Int64s,
     ) -> None:
         """Args: columns: for each snapshot, the numbers that its columns have now."""
         self._path = tables[-1]._path
@@ -197,7 +230,9 @@ class _JoinedFiles(FileTable):
                     "first_chunk": as_numpy(table._files.column("first_chunk")) + chunk,
                 },
             )
-            for table, numbers, block, chunk in zip(tables, columns, first_blocks[:-1], first_chunks[:-1], strict=True)
+            for table, numbers, block, chunk in zip(
+                tables, columns, first_blocks[:-1], first_chunks[:-1], strict=True
+            )
         ]
         self._files = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
         self.first_block = self._offsets("first_block", int(first_blocks[-1]))
@@ -206,7 +241,9 @@ class _JoinedFiles(FileTable):
 
 def _replace_columns(batch: pa.RecordBatch, values: dict[str, npt.NDArray[Any]]) -> pa.RecordBatch:
     arrays = [
-        pa.array(values[field.name], field.type) if field.name in values else batch.column(field.name)
+        pa.array(values[field.name], field.type)
+        if field.name in values
+        else batch.column(field.name)
         for field in FILE_SCHEMA
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=FILE_SCHEMA)
@@ -215,7 +252,8 @@ def _replace_columns(batch: pa.RecordBatch, values: dict[str, npt.NDArray[Any]])
 def _join_columns(
     snapshots: Sequence[Snapshot], first_files: Int64s, first_blocks: Int64s
 ) -> tuple[tuple[SourceEntry, ...], tuple[ColumnEntry, ...], list[Int64s]]:
-    """The sources of all snapshots, all columns, and for each snapshot the numbers that its columns have among these."""
+    """The sources of all snapshots, all columns, and for each snapshot the numbers that its columns
+    have among these."""
     sources = list[SourceEntry]()
     extra = list[ColumnEntry]()
     places = list[list[tuple[bool, int]]]()
@@ -230,12 +268,15 @@ def _join_columns(
             mine.append((isinstance(moved, SourceEntry), len(listed)))
             listed.append(moved)
         places.append(mine)
-    numbers = [np.array([n if is_source else len(sources) + n for is_source, n in mine]) for mine in places]
+    numbers = [
+        np.array([n if is_source else len(sources) + n for is_source, n in mine]) for mine in places
+    ]
     return tuple(sources), (*sources, *extra), numbers
 
 
 def name_source(name: str, number: int, later: set[str]) -> str:
-    """The name that a source of snapshot `number` of several has; `later`: names of the sources of those after it."""
+    """The name that a source of snapshot `number` of several has; `later`: names of the sources of
+    those after it."""
     return f"{name} (snapshot {number})" if name in later else name  # names have no spaces
 
 
@@ -259,7 +300,8 @@ def _running(counts: Sequence[int]) -> Int64s:
 
 
 def _shifts(names: Sequence[str], shifted: str, firsts: Int64s) -> Int64s:
-    """What is added to columns `names` of each table, where one of them refers to rows numbered from `firsts` on."""
+    """What is added to columns `names` of each table, where one of them refers to rows numbered
+    from `firsts` on."""
     shifts = np.zeros((len(firsts) - 1, len(names)), np.int64)
     shifts[:, list(names).index(shifted)] = firsts[:-1]
     return shifts

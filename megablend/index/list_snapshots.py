@@ -1,4 +1,5 @@
-"""Which snapshots of the index a cache contains, in which order they were built, and since when they are not the newest."""
+"""Which snapshots of the index a cache contains, in which order they were built, and since when
+they are not the newest."""
 
 from __future__ import annotations
 
@@ -11,9 +12,12 @@ from megablend.index.manifest import ROOTS, parse_roots
 
 
 def list_snapshots(cache: CacheLike) -> list[str]:
-    """Digests of a cache's snapshots, the most recently built (or rebuilt) last; empty if there is no cache."""
+    """Digests of a cache's snapshots, the most recently built (or rebuilt) last; empty if there is
+    no cache."""
     store = find_store(cache)
-    return sorted(store.list_folders(SNAPSHOTS), key=lambda name: (build_sequence(store, name), name))
+    return sorted(
+        store.list_folders(SNAPSHOTS), key=lambda name: (build_sequence(store, name), name)
+    )
 
 
 def build_sequence(cache: CacheLike, digest: str) -> int:
@@ -26,8 +30,11 @@ def build_sequence(cache: CacheLike, digest: str) -> int:
         return -1
 
 
-def find_superseded(store: CacheStore, entries: Mapping[str, Entry], complete: Collection[str]) -> dict[str, float]:
-    """Digests of the snapshots that are certainly not the newest, the oldest first: the latest time at which one ceased to be.
+def find_superseded(
+    store: CacheStore, entries: Mapping[str, Entry], complete: Collection[str]
+) -> dict[str, float]:
+    """Digests of the snapshots that are certainly not the newest, the oldest first: the latest time
+    at which one ceased to be.
 
     Args:
         entries: of the snapshots, by digest.
@@ -39,8 +46,14 @@ def find_superseded(store: CacheStore, entries: Mapping[str, Entry], complete: C
     for place, digest in enumerate(by_arrival):
         entry = entries[digest]
         newer = [entries[other] for other in by_arrival[place + 1 :] if other in complete]
-        if sequences[digest] < 0:  # its record is damaged: it may be the newest, unless another was committed since
-            times = [each.committed for each in newer if sequences[each.name] >= 0 and each.committed > entry.committed]
+        if (
+            sequences[digest] < 0
+        ):  # its record is damaged: it may be the newest, unless another was committed since
+            times = [
+                each.committed
+                for each in newer
+                if sequences[each.name] >= 0 and each.committed > entry.committed
+            ]
         else:
             times = [_took_over(entry, each) for each in newer]
         if times:
@@ -51,7 +64,8 @@ def find_superseded(store: CacheStore, entries: Mapping[str, Entry], complete: C
 def _took_over(entry: Entry, newer: Entry) -> float:
     """The latest time at which a later snapshot became the newest.
 
-    A snapshot is committed again by every build that results in it. If it was created after the last build of the older one, that
-    is the time, no matter how often the newer one was rebuilt since.
+    A snapshot is committed again by every build that results in it. If it was created after the
+    last build of the older one, that is the time, no matter how often the newer one was rebuilt
+    since.
     """
     return newer.committed if newer.created <= entry.committed else newer.created

@@ -70,10 +70,14 @@ def _maps_to(value: object, is_valid: Callable[[object], bool]) -> bool:
 _ROOTS_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "arrival": ("a whole number", lambda value: type(value) is int and value >= 0),
     "roots": ("an object of paths", lambda value: _maps_to(value, _is_path)),
-    "columns": ("an object of text or null", lambda value: _maps_to(value, lambda each: isinstance(each, str | None))),
+    "columns": (
+        "an object of text or null",
+        lambda value: _maps_to(value, lambda each: isinstance(each, str | None)),
+    ),
     "skipped": ("an object of lists of text", lambda value: _maps_to(value, _is_list_of_text)),
 }
-"""The fields of roots.json, what each contains, and a check of that. The last two are missing before 0.2."""
+"""The fields of roots.json, what each contains, and a check of that. The last two are missing
+before 0.2."""
 
 
 def _wrong(path: Path, name: str, found: object, expected: str) -> CacheError:
@@ -83,7 +87,8 @@ def _wrong(path: Path, name: str, found: object, expected: str) -> CacheError:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of a snapshot. Raises: CacheError if it is missing, damaged, or of a newer format version."""
+    """Read the manifest of a snapshot. Raises: CacheError if it is missing, damaged, or of a newer
+    format version."""
     path = f"{folder}/{MANIFEST}"
     manifest = _parse_json(path, _read_bytes(path))
     version = manifest.get("format_version")
@@ -110,12 +115,19 @@ def read_snapshot_manifest(folder: Path) -> dict[str, Any]:
     for name, table in _COUNTED.items():  # a row takes more than a byte
         most = manifest["tables"][table]["bytes"]
         if not 0 <= manifest[name] <= most:
-            raise _wrong(folder / MANIFEST, name, manifest[name], f"0 to {most}, since {table} has {most} bytes")
+            raise _wrong(
+                folder / MANIFEST,
+                name,
+                manifest[name],
+                f"0 to {most}, since {table} has {most} bytes",
+            )
     first_file = 0
     _check_sources(folder, manifest["sources"])
     for source in manifest["sources"]:
         if source["first_file"] != first_file or source["num_files"] < 0:
-            raise DamagedCacheError.of(f"{folder / MANIFEST}: damaged (the files of its sources overlap)")
+            raise DamagedCacheError.of(
+                f"{folder / MANIFEST}: damaged (the files of its sources overlap)"
+            )
         first_file += source["num_files"]
     if first_file != manifest["num_files"]:
         raise DamagedCacheError.of(
@@ -136,31 +148,45 @@ def _check_sources(folder: Path, sources: Sequence[Any]) -> None:
             _check_fields(folder, source, _SOURCE_FIELDS)
             checked.add(types)
         if not isinstance(owner := source.get("extra_of"), str | None):
-            raise _wrong(folder / MANIFEST, f"extra_of of source {source['name']!r}", owner, "text or null")
+            raise _wrong(
+                folder / MANIFEST, f"extra_of of source {source['name']!r}", owner, "text or null"
+            )
         if not _is_count(source["rows"]):
-            raise _wrong(folder / MANIFEST, f"rows of source {source['name']!r}", source["rows"], "a whole number")
+            raise _wrong(
+                folder / MANIFEST,
+                f"rows of source {source['name']!r}",
+                source["rows"],
+                "a whole number",
+            )
 
 
-def _check_fields(folder: Path, value: object, fields: Mapping[str, type | tuple[type, ...]]) -> None:
+def _check_fields(
+    folder: Path, value: object, fields: Mapping[str, type | tuple[type, ...]]
+) -> None:
     if (missing := missing_field(value, fields)) is not None:
         raise DamagedCacheError.of(f"{folder / MANIFEST}: damaged (it lacks {missing})")
 
 
 def dump_with_checksum(manifest: Mapping[str, Any]) -> bytes:
     """The stored form of a manifest, with its own checksum."""
-    return json.dumps({**manifest, "checksum": _checksum(manifest)}, sort_keys=True, indent=1).encode()
+    return json.dumps(
+        {**manifest, "checksum": _checksum(manifest)}, sort_keys=True, indent=1
+    ).encode()
 
 
 def _checksum(manifest: Mapping[str, Any], *, as_stored: bool = False) -> str:
-    """Hex digest of a manifest without its own checksum. `as_stored`: its keys are sorted already, which saves half the time."""
+    """Hex digest of a manifest without its own checksum. `as_stored`: its keys are sorted already,
+    which saves half the time."""
     text = json.dumps(manifest, sort_keys=not as_stored, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def read_roots(folder: Path) -> dict[str, Any]:
-    """Read roots.json: {"arrival": number of the build, "roots": {source name: folder}}. Raises: CacheError.
+    """Read roots.json: {"arrival": number of the build, "roots": {source name: folder}}. Raises:
+    CacheError.
 
-    Since 0.2 also "columns": {source name: token column, if known}, "skipped": {source name: [path: reason]}.
+    Since 0.2 also "columns": {source name: token column, if known}, "skipped": {source name: [path:
+    reason]}.
     """
     return parse_roots(folder, _read_bytes(f"{folder}/{ROOTS}"))
 
@@ -199,16 +225,20 @@ def _parse_json(path: str, data: bytes) -> dict[str, Any]:
 
 
 def check_sizes(folder: Path, tables: Mapping[str, Any]) -> None:
-    """Compare the sizes of a folder's files with the entries of its manifest. Raises: CacheError."""
+    """Compare the sizes of a folder's files with the entries of its manifest. Raises:
+    CacheError."""
     for name, entry in tables.items():
         with reading(folder):
             size = get_file_size(f"{folder}/{name}") or 0
         if size != entry["bytes"]:
-            raise DamagedCacheError.of(f"{folder / name}: has {size} bytes, {entry['bytes']} were committed")
+            raise DamagedCacheError.of(
+                f"{folder / name}: has {size} bytes, {entry['bytes']} were committed"
+            )
 
 
 def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Compare all tables of a folder with its manifest; one line for each that is not what was committed."""
+    """Compare all tables of a folder with its manifest; one line for each that is not what was
+    committed."""
     problems = []
     for name, entry in manifest["tables"].items():
         if Path(name).name != name:
@@ -217,9 +247,15 @@ def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
         path = folder / name
         size = get_file_size(f"{path}")
         if size is None:
-            problems.append(f"{path}: damaged table: no file, {entry['bytes']} bytes were committed")
+            problems.append(
+                f"{path}: damaged table: no file, {entry['bytes']} bytes were committed"
+            )
         elif size != entry["bytes"]:  # however large it is, it need not be read
-            problems.append(f"{path}: damaged table: has {size} bytes, {entry['bytes']} were committed")
+            problems.append(
+                f"{path}: damaged table: has {size} bytes, {entry['bytes']} were committed"
+            )
         elif (found := checksum(path)) != entry["blake2b"]:
-            problems.append(f"{path}: damaged table: its blake2b is {found}, {entry['blake2b']} was committed")
+            problems.append(
+                f"{path}: damaged table: its blake2b is {found}, {entry['blake2b']} was committed"
+            )
     return problems

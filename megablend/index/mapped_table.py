@@ -1,9 +1,10 @@
-"""A table of fixed-width columns, memory-mapped: opened in constant time, shared by all processes of a node.
+"""A table of fixed-width columns, memory-mapped: opened in constant time, shared by all processes
+of a node.
 
-Accessed pages of a mapping count as memory of the process, together with adjacent ones that the system maps along (64 KiB to
-2 MiB per access), until the memory is needed elsewhere. So rows of a large table are read from the file instead: they still
-come from the page cache, without their neighbours. Kernels that walk through a column do so in portions, and each portion is
-released.
+Accessed pages of a mapping count as memory of the process, together with adjacent ones that the
+system maps along (64 KiB to 2 MiB per access), until the memory is needed elsewhere. So rows of a
+large table are read from the file instead: they still come from the page cache, without their
+neighbours. Kernels that walk through a column do so in portions, and each portion is released.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class MappedTable:
     mapped_bytes = 64 << 20
     """Tables up to this size are read through the mapping."""
     ahead_rows = 256
-    """From this many rows on, the disk is asked for all of them ahead: few are in the page cache yet."""
+    """From this many rows on, the disk is asked for all of them ahead: few are in the page cache
+    yet."""
     region_rows = 1 << 14
     """Rows of 4 bytes that one access may map."""
     portion_regions = 8
@@ -71,19 +73,23 @@ class MappedTable:
         return self._columns[name]
 
     def portions(self, rows: npt.NDArray[np.int64]) -> Iterator[slice]:
-        """Split `rows` int64 [n], numbers in any order, into consecutive parts; the memory accessed for each part is released."""
+        """Split `rows` int64 [n], numbers in any order, into consecutive parts; the memory accessed
+        for each part is released."""
         if not self._is_large:
             yield slice(0, len(rows))
             return
         regions = np.cumsum(np.diff(rows // self.region_rows, prepend=-1) != 0)
         num_portions = -(-int(regions[-1]) // self.portion_regions) if len(rows) else 0
-        bounds = np.searchsorted(regions, np.arange(num_portions + 1) * self.portion_regions, side="right")
+        bounds = np.searchsorted(
+            regions, np.arange(num_portions + 1) * self.portion_regions, side="right"
+        )
         for start, stop in pairwise(bounds.tolist()):
             yield slice(start, stop)
             self._mapping.madvise(mmap.MADV_DONTNEED)
 
     def take(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """A new array of a column's values in `rows` int64 [n], numbers in range, in any order: [n].
+        """A new array of a column's values in `rows` int64 [n], numbers in range, in any order:
+        [n].
 
         Raises: CacheError if the file cannot be read.
         """
@@ -101,8 +107,16 @@ class MappedTable:
         self._read(self._begins[name] + starts * size, sizes, begins, ahead, found.view(np.uint8))
         return found
 
-    def _read(self, offsets: Int64s, sizes: Int64s, begins: Int64s, ahead: bool, out: npt.NDArray[np.uint8]) -> None:
-        """Read ranges of the file; one that a signal interrupted is read again. Raises: CacheError."""
+    def _read(
+        self,
+        offsets: Int64s,
+        sizes: Int64s,
+        begins: Int64s,
+        ahead: bool,
+        out: npt.NDArray[np.uint8],
+    ) -> None:
+        """Read ranges of the file; one that a signal interrupted is read again. Raises:
+        CacheError."""
         done = 0
         while True:
             done += read_ranges(self._fd, offsets[done:], sizes[done:], begins[done:], ahead, out)
@@ -114,6 +128,8 @@ class MappedTable:
             with reading(self._path):
                 part = os.pread(self._fd, size, offset)
             if len(part) < size:
-                raise DamagedCacheError.of(f"{self._path}: damaged table: it ends before byte {offset + size}")
+                raise DamagedCacheError.of(
+                    f"{self._path}: damaged table: it ends before byte {offset + size}"
+                )
             out[begin : begin + size] = np.frombuffer(part, np.uint8)
             done += 1

@@ -1,12 +1,14 @@
-"""A pack: the indexing results of many files in one file, so that a build of 100,000 small files flushes about ten files.
+"""A pack: the indexing results of many files in one file, so that a build of 100,000 small files
+flushes about ten files.
 
     <cache>/packs/<digest>   magic, length of the entries (uint64, little-endian), entries as an Arrow IPC stream, the files'
-                             chunk tables, their block tables, a blake2b digest (16 bytes) of everything before
+                             chunk tables, their block tables, a blake2b digest (16 bytes) of
+                             everything before
 
-A build writes packs at intervals, so that a killed build loses little work. Entries are looked up by the
-`answer` in the name of the fragment. If the digest is wrong, the pack is ignored and its files are read again. Small numbers of
-files, parts of large files, and results of megablend 0.1.0 are stored as single fragments (see fragments.py); a build moves many
-of these into a pack.
+A build writes packs at intervals, so that a killed build loses little work. Entries are looked up
+by the `answer` in the name of the fragment. If the digest is wrong, the pack is ignored and its
+files are read again. Small numbers of files, parts of large files, and results of megablend 0.1.0
+are stored as single fragments (see fragments.py); a build moves many of these into a pack.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ ENTRIES = pa.schema(
         ("column", pa.string()),  # of the tokens; null where the format has none
         ("num_chunks", pa.int64()),
         ("num_blocks", pa.int64()),
-        ("token_min", pa.int64()),  # null where not known; the last two are absent from packs of older versions
+        (
+            "token_min",
+            pa.int64(),
+        ),  # null where not known; the last two are absent from packs of older versions
         ("token_max", pa.int64()),
     ]
 )
@@ -69,13 +74,19 @@ class Pack:
         body = unseal(data)
         start = len(MAGIC) + LENGTH.size
         if body is None or len(body) < start or body[: len(MAGIC)] != MAGIC:
-            raise CacheError(f"{path}: damaged pack of {len(data)} bytes (its checksum is wrong); {REMOVE_REMEDY}")
+            raise CacheError(
+                f"{path}: damaged pack of {len(data)} bytes (its checksum is wrong); {REMOVE_REMEDY}"
+            )
         (length,) = LENGTH.unpack_from(body, len(MAGIC))
-        self._entries = pa.ipc.open_stream(pa.py_buffer(body[start : start + length])).read_next_batch()
+        self._entries = pa.ipc.open_stream(
+            pa.py_buffer(body[start : start + length])
+        ).read_next_batch()
         self._first_chunk = _offsets(self._entries.column("num_chunks"))
         self._first_block = _offsets(self._entries.column("num_blocks"))
         self._chunks = np.frombuffer(body, CHUNK_DTYPE, self._first_chunk[-1], start + length)
-        self._blocks = np.frombuffer(body, BLOCK_DTYPE, self._first_block[-1], start + length + self._chunks.nbytes)
+        self._blocks = np.frombuffer(
+            body, BLOCK_DTYPE, self._first_block[-1], start + length + self._chunks.nbytes
+        )
 
     def names(self, part: str) -> list[str]:
         """One part of its fragments' names, `place` or `answer`, in order."""
@@ -112,10 +123,16 @@ class Pack:
     @cached_property
     def _columns(self) -> dict[str, list[Any]]:
         names = ("rows", "tokens", "token_dtype", "structure", "body", "meta", "column")
-        columns: dict[str, list[Any]] = {name: self._entries.column(name).to_pylist() for name in names}
+        columns: dict[str, list[Any]] = {
+            name: self._entries.column(name).to_pylist() for name in names
+        }
         for name in ("token_min", "token_max"):
             has_it = name in self._entries.schema.names
-            columns[name] = self._entries.column(name).to_pylist() if has_it else [None] * self._entries.num_rows
+            columns[name] = (
+                self._entries.column(name).to_pylist()
+                if has_it
+                else [None] * self._entries.num_rows
+            )
         return columns
 
 
@@ -158,11 +175,13 @@ PACK_MIN_FILES = 32
 PACK_FILES = 1 << 14
 PACK_BYTES = 16 << 20
 PACK_SECONDS = 10.0
-"""A pack is written when it reaches this number of files, bytes of tables, or seconds since its first file."""
+"""A pack is written when it reaches this number of files, bytes of tables, or seconds since its
+first file."""
 
 
 class PackWriter:
-    """Stores indexing results: many files in one pack, fewer than PACK_MIN_FILES as single fragments. Thread-safe.
+    """Stores indexing results: many files in one pack, fewer than PACK_MIN_FILES as single
+    fragments. Thread-safe.
 
     Args:
         store: of the cache.
@@ -238,4 +257,6 @@ def _pack(found: Sequence[tuple[str, Fragment]]) -> bytes:
     stream = sink.getvalue().to_pybytes()
     chunks = join_tables((each.chunks for _, each in found), CHUNK_DTYPE)
     blocks = join_tables((each.blocks for _, each in found), BLOCK_DTYPE)
-    return seal(b"".join([MAGIC, LENGTH.pack(len(stream)), stream, chunks.tobytes(), blocks.tobytes()]))
+    return seal(
+        b"".join([MAGIC, LENGTH.pack(len(stream)), stream, chunks.tobytes(), blocks.tobytes()])
+    )

@@ -1,7 +1,8 @@
-"""Blocks, or documents, of several ranges as an order sees them, and token totals of groups of them.
+"""Blocks, or documents, of several ranges as an order sees them, and token totals of groups of
+them.
 
-Block b belongs to group b // run % num_groups. Orders need the totals of large sources before the first sample: a build stores
-them, 8 bytes per group.
+Block b belongs to group b // run % num_groups. Orders need the totals of large sources before the
+first sample: a build stores them, 8 bytes per group.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ VERSION = 1
 
 
 def count_groups(
-    before: Callable[[Int64s], Int64s], num_blocks: int, num_groups: int, run: int, *, blocks_per_pass: int = 1 << 20
+    before: Callable[[Int64s], Int64s],
+    num_blocks: int,
+    num_groups: int,
+    run: int,
+    *,
+    blocks_per_pass: int = 1 << 20,
 ) -> Int64s:
     """Count the tokens of each group: int64 [num_groups].
 
@@ -42,7 +48,8 @@ class RangedBlocks(ABC):
     """Blocks of several ranges, numbered from 0. Documents are arranged as if each were a block.
 
     Args:
-        firsts, counts: int64 [num_ranges], of the blocks of each range, as the index or the source numbers them.
+        firsts, counts: int64 [num_ranges], of the blocks of each range, as the index or the source
+            numbers them.
         tokens: int64 [num_ranges], of each range.
 
     Attributes:
@@ -58,23 +65,27 @@ class RangedBlocks(ABC):
 
     @abstractmethod
     def before(self, blocks: Int64s) -> Int64s:
-        """Tokens of the blocks here before each of `blocks` int64 [n], which are from 0 to num_blocks: int64 [n]."""
+        """Tokens of the blocks here before each of `blocks` int64 [n], which are from 0 to
+        num_blocks: int64 [n]."""
 
     def index_blocks(self, blocks: Int64s) -> Int64s:
-        """The numbers in the index, or of documents in the source, of blocks from 0 to num_blocks - 1: int64 [n]."""
+        """The numbers in the index, or of documents in the source, of blocks from 0 to num_blocks -
+        1: int64 [n]."""
         which = self._find_ranges(blocks)
         numbers: Int64s = self._firsts[which] + blocks - self._offsets[which]
         return numbers
 
     def local_blocks(self, numbers: Int64s) -> Int64s:
-        """The blocks here with these numbers; of those that no range has, the next one after them: int64, of the same shape."""
+        """The blocks here with these numbers; of those that no range has, the next one after them:
+        int64, of the same shape."""
         which = np.maximum(np.searchsorted(self._firsts, numbers, side="right") - 1, 0)
         inside = np.maximum(numbers - self._firsts[which], 0)
         local: Int64s = np.minimum(self._offsets[which] + inside, self._offsets[which + 1])
         return local
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
-        """Tokens of each group, int64 [num_groups]; see Blocks.group_totals. Fast if they are stored. Raises: CacheError."""
+        """Tokens of each group, int64 [num_groups]; see Blocks.group_totals. Fast if they are
+        stored. Raises: CacheError."""
         totals = self._stored_totals(num_groups, run).find(np.dtype(np.int64), num_groups)
         return self._count_groups(num_groups, run) if totals is None else totals
 

@@ -1,4 +1,5 @@
-"""Rebuilding a damaged index from the files that it lists: a run may use an older index than a build of the config gives."""
+"""Rebuilding a damaged index from the files that it lists: a run may use an older index than a
+build of the config gives."""
 
 from __future__ import annotations
 
@@ -35,10 +36,12 @@ def find_damage(cache: CacheLike, digest: str) -> str | None:
 def list_indexed_files(
     cache: CacheLike, digest: str, *, roots: Mapping[str, str], block_bytes: int
 ) -> tuple[SourceSpec, ...]:
-    """The sources of an index, with the paths of the files that it was built from, for `build_index`.
+    """The sources of an index, with the paths of the files that it was built from, for
+    `build_index`.
 
     Args:
-        roots: source name -> folder that its files' names are relative to, for sources whose folder the index no longer contains.
+        roots: source name -> folder that its files' names are relative to, for sources whose folder
+            the index no longer contains.
         block_bytes: the value that the index was built with.
 
     Raises: CacheError if its manifest or its table of files is damaged, too.

@@ -1,12 +1,14 @@
-"""Checksums of the rows of a table, or of groups of rows, which are compared when the rows are read.
+"""Checksums of the rows of a table, or of groups of rows, which are compared when the rows are
+read.
 
     <snapshot>/blocks.check.arrow     uint32 `place` and `running`, one row for each row of blocks.arrow
     <snapshot>/chunks.check.arrow     uint32 `row`, one row for each row of chunks.arrow
     <documents>/groups.check.arrow    uint32 `group`, one row for 64 documents: see document_table.py
 
-A checksum is computed from a row's number and values (`kernels.row_checks`). Running counts of blocks are mostly read without the
-rest of a row, so they have their own checksum. The tables of checksums are listed in the manifest but derived from the other
-tables: they are not part of the digest, and a cache of version 0.1.0 has none until it is rebuilt.
+A checksum is computed from a row's number and values (`kernels.row_checks`). Running counts of
+blocks are mostly read without the rest of a row, so they have their own checksum. The tables of
+checksums are listed in the manifest but derived from the other tables: they are not part of the
+digest, and a cache of version 0.1.0 has none until it is rebuilt.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ _CHECKS = {table: table.replace(".", ".check.") for table in _GROUPS}
 """The tables of checksums."""
 _PASS = 1 << 14
 """Rows per pass of computing checksums."""
-_GOLDEN, _FIRST, _SECOND = (np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_GOLDEN, _FIRST, _SECOND = (
+    np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
 
 
 class RowChecks:
@@ -46,12 +50,15 @@ class RowChecks:
         self._stored = MappedTable(path, _columns_of(names))
         self.num_rows = len(self._stored[names[0]])
 
-    def find_wrong(self, name: str, rows: Int64s, values: Int64s, *, plainly: bool = False) -> int | None:
+    def find_wrong(
+        self, name: str, rows: Int64s, values: Int64s, *, plainly: bool = False
+    ) -> int | None:
         """The first row that is not what was committed; None if all are.
 
         Args:
             name: of the checksum.
-            rows, values: int64 [n], numbers of the rows; int64 [num_columns, n], what the checksum covers.
+            rows, values: int64 [n], numbers of the rows; int64 [num_columns, n], what the checksum
+                covers.
             plainly: without a kernel, which would have to be loaded first.
         """
         found = plain_row_checks(rows, values) if plainly else _compute(rows, values)
@@ -59,7 +66,9 @@ class RowChecks:
         return int(rows[wrong.argmax()]) if wrong.any() else None
 
 
-def write_checks(path: Path, names: Sequence[str], num_rows: int, read: Callable[[str, Int64s], Int64s]) -> None:
+def write_checks(
+    path: Path, names: Sequence[str], num_rows: int, read: Callable[[str, Int64s], Int64s]
+) -> None:
     """Write the checksums of all rows of a table.
 
     Args:
@@ -77,7 +86,8 @@ def _columns_of(names: Sequence[str]) -> np.dtype[np.void]:
 
 
 def _compute(rows: Int64s, values: Int64s) -> npt.NDArray[np.uint32]:
-    """The checksums of `rows` int64 [n], numbers, and `values` int64 [num_columns, n]: uint32 [n]."""
+    """The checksums of `rows` int64 [n], numbers, and `values` int64 [num_columns, n]: uint32
+    [n]."""
     found = np.empty(len(rows), np.uint32)
     row_checks(np.ascontiguousarray(rows).view(np.uint64), values.view(np.uint64), found)
     return found
@@ -100,7 +110,8 @@ def _mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 class CheckedTable:
-    """A memory-mapped table of a snapshot, and its checksums. Safe to share between threads, and after a fork."""
+    """A memory-mapped table of a snapshot, and its checksums. Safe to share between threads, and
+    after a fork."""
 
     def __init__(self, folder: Path, table: str, *, checks: bool) -> None:
         """Args: checks: there is a table of checksums; otherwise rows are not verified."""
@@ -116,10 +127,12 @@ class CheckedTable:
             )
 
     def take(self, group: str, rows: Int64s, *, plainly: bool = False) -> Int64s:
-        """Verified columns of one checksum for `rows` int64 [n], numbers in range, in any order: int64 [num_columns, n].
+        """Verified columns of one checksum for `rows` int64 [n], numbers in range, in any order:
+        int64 [num_columns, n].
 
         Args:
-            plainly: verify without a kernel, which would have to be loaded first; for a few rows on opening.
+            plainly: verify without a kernel, which would have to be loaded first; for a few rows on
+                opening.
 
         Raises: CacheError if a row is not what was committed, or cannot be read.
         """
@@ -136,12 +149,14 @@ class CheckedTable:
         return values
 
     def find_last(self, group: str, name: str, span: range, values: Int64s) -> Int64s:
-        """The last rows of `span` at which an ascending column is at most `values` int64 [n]: int64 [n].
+        """The last rows of `span` at which an ascending column is at most `values` int64 [n]: int64
+        [n].
 
         Args:
             values: at least the column's value at span.start, and less than at span.stop.
 
-        Raises: CacheError if one of these rows, or the row after it, is not what was committed, or the column is not ascending.
+        Raises: CacheError if one of these rows, or the row after it, is not what was committed, or
+            the column is not ascending.
         """
         column = self.mapped[name][span.start : span.stop]
         found = span.start + np.searchsorted(column, values, side="right").astype(np.int64) - 1

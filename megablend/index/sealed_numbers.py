@@ -5,7 +5,8 @@
     <cache>/lengths/        lengths of the documents of a range of blocks
     <cache>/splits/         what was computed from a snapshot or a table of documents, keyed by all that it depends on
 
-A file is magic text, if its kind has one, the numbers (little-endian), and a BLAKE2b digest of 16 bytes (`fs.atomic_write.seal`).
+A file is magic text, if its kind has one, the numbers (little-endian), and a BLAKE2b digest of 16
+bytes (`fs.atomic_write.seal`).
 """
 
 from __future__ import annotations
@@ -35,9 +36,14 @@ def pack_numbers(numbers: Numbers, magic: bytes = b"", key: bytes = b"") -> byte
 
 
 def parse_numbers(
-    data: bytes, dtype: np.dtype[Any], count: int | None = None, magic: bytes = b"", key: bytes = b""
+    data: bytes,
+    dtype: np.dtype[Any],
+    count: int | None = None,
+    magic: bytes = b"",
+    key: bytes = b"",
 ) -> Numbers | None:
-    """The numbers of a stored form, [count], or all where their count is not known; None if it is damaged."""
+    """The numbers of a stored form, [count], or all where their count is not known; None if it is
+    damaged."""
     body = unseal(data, key)
     if body is None or not body.startswith(magic):
         return None
@@ -50,7 +56,8 @@ def parse_numbers(
 def read_numbers(
     path: Path, dtype: np.dtype[Any], count: int | None = None, magic: bytes = b"", key: bytes = b""
 ) -> Numbers | None:
-    """The numbers of a file, see `parse_numbers`; None if it does not exist. Raises: CacheError if it is damaged."""
+    """The numbers of a file, see `parse_numbers`; None if it does not exist. Raises: CacheError if
+    it is damaged."""
     try:
         numbers = parse_numbers(read_regular(path), dtype, count, magic, key)
     except FileNotFoundError:
@@ -65,18 +72,21 @@ def read_numbers(
 def find_numbers(
     path: Path, dtype: np.dtype[Any], count: int | None = None, magic: bytes = b"", key: bytes = b""
 ) -> Numbers | None:
-    """As `read_numbers`, for what is computed again where it is missing: None if it is damaged or unreadable, too."""
+    """As `read_numbers`, for what is computed again where it is missing: None if it is damaged or
+    unreadable, too."""
     with contextlib.suppress(CacheError):
         return read_numbers(path, dtype, count, magic, key)
     return None
 
 
 class ComputedNumbers:
-    """Numbers in `splits/` that were computed from what the cache has, and are computed again where they are missing.
+    """Numbers in `splits/` that were computed from what the cache has, and are computed again where
+    they are missing.
 
     Args:
         cache: its folder.
-        owner: the digest of the snapshot or the table of documents that they were computed from, with which they are removed.
+        owner: the digest of the snapshot or the table of documents that they were computed from,
+            with which they are removed.
         request: everything that they depend on, as JSON.
     """
 

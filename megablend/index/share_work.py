@@ -21,7 +21,8 @@ from megablend.system.log import LOG
 
 _POST_SECONDS = 0.2
 _TIMES_IN_TURN = 8
-"""Times as many files are indexed at a time over a network where each has only one request in flight."""
+"""Times as many files are indexed at a time over a network where each has only one request in
+flight."""
 
 
 def index_share(
@@ -79,9 +80,11 @@ def _index_items(
     writer: PackWriter,
     storage: Storage,
 ) -> Iterator[tuple[int, TaskResult]]:
-    """Index items; over a network many at a time. Yields the number and the result of each, as they are done."""
+    """Index items; over a network many at a time. Yields the number and the result of each, as they
+    are done."""
     num_files = {
-        number: max_files(columns[number], storage) for number in {work[items[i].number].column for i in assigned}
+        number: max_files(columns[number], storage)
+        for number in {work[items[i].number].column for i in assigned}
     }
 
     def index(number: int, reads: RequestedReads) -> TaskResult:
@@ -91,9 +94,13 @@ def _index_items(
         if num_files[file.column] == 1:
             return ensure_fragment(file, item.part, column, store, writer, storage)
         try:
-            return ensure_fragment(file, item.part, column, store, writer, PrefetchedStorage(storage, reads))
+            return ensure_fragment(
+                file, item.part, column, store, writer, PrefetchedStorage(storage, reads)
+            )
         except (CorruptFileError, UnsupportedFileError) as error:
-            LOG.warning("%s: it is being read once more, since it may have been damaged on its way", error)
+            LOG.warning(
+                "%s: it is being read once more, since it may have been damaged on its way", error
+            )
         again = PrefetchedStorage(storage.for_reading(), reads)  # nothing that was read before
         return ensure_fragment(file, item.part, column, store, writer, again)
 
@@ -126,4 +133,9 @@ class _Tally:
 
     def progress(self) -> Progress:
         """The progress of the build."""
-        return Progress(files=self._files, num_files=len(self._left), bytes=self._bytes, num_bytes=self._num_bytes)
+        return Progress(
+            files=self._files,
+            num_files=len(self._left),
+            bytes=self._bytes,
+            num_bytes=self._num_bytes,
+        )

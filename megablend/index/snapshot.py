@@ -1,9 +1,11 @@
-"""A snapshot of the index (on disk: a generation): the sources, files and blocks that one build found.
+"""A snapshot of the index (on disk: a generation): the sources, files and blocks that one build
+found.
 
-A snapshot is renamed to its final name last, so one with that name is complete. Opening checks the manifest, the table of files
-and the sizes of the tables, in constant time for any number of blocks; rows of the larger tables are verified when they are read
-(`row_checks`). Apart from its roots, the content of a snapshot is the same for the same data, options and version, independent
-of the location and the number of processes of the build. `cache_folders` describes the layout of a cache.
+A snapshot is renamed to its final name last, so one with that name is complete. Opening checks the
+manifest, the table of files and the sizes of the tables, in constant time for any number of blocks;
+rows of the larger tables are verified when they are read (`row_checks`). Apart from its roots, the
+content of a snapshot is the same for the same data, options and version, independent of the
+location and the number of processes of the build. `cache_folders` describes the layout of a cache.
 """
 
 from __future__ import annotations
@@ -52,15 +54,19 @@ class Snapshot:
         store: where its cache is kept.
         sources: in the order of the build.
         roots: folder of each source's files, by its name, as of the last build.
-        columns: all columns of the sources; column i of the first num_sources contains source i's tokens; extra columns follow.
+        columns: all columns of the sources; column i of the first num_sources contains source i's
+            tokens; extra columns follow.
         num_files, num_blocks: of all columns.
-        tokens_before, rows_before, ends_before: int64 [num_blocks + 1], running counts over the blocks, memory-mapped and not
-            verified; `running`, `count_tokens_before` and `find_blocks` verify what they return.
+        tokens_before, rows_before, ends_before: int64 [num_blocks + 1], running counts over the
+            blocks, memory-mapped and not verified; `running`, `count_tokens_before` and
+            `find_blocks` verify what they return.
 
     Raises: CacheError if its tables are damaged.
     """
 
-    def __init__(self, folder: Path, manifest: Mapping[str, Any], found: Mapping[str, Any], store: CacheStore) -> None:
+    def __init__(
+        self, folder: Path, manifest: Mapping[str, Any], found: Mapping[str, Any], store: CacheStore
+    ) -> None:
         self.folder = folder
         self.store = store
         self.digest = folder.name
@@ -103,7 +109,8 @@ class Snapshot:
 
     @cached_property
     def seen(self) -> npt.NDArray[np.uint64]:
-        """uint64 [num_files]: the version of each file that the last build saw, see `file_versions`; 0 where unknown.
+        """uint64 [num_files]: the version of each file that the last build saw, see
+        `file_versions`; 0 where unknown.
 
         Raises: CacheError.
         """
@@ -115,7 +122,8 @@ class Snapshot:
 
     @property
     def token_ranges(self) -> Int64s:
-        """int64 [num_files, 2]: smallest and largest token of each file; smallest > largest where unknown. Raises: CacheError."""
+        """int64 [num_files, 2]: smallest and largest token of each file; smallest > largest where
+        unknown. Raises: CacheError."""
         return read_ranges(self.folder, self.num_files)
 
     def file_names(self) -> list[str]:
@@ -154,26 +162,33 @@ class Snapshot:
         return self.columns[self.file(i).column]
 
     def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:
-        """Path of file i; `roots` (source name -> folder) overrides what the last build recorded."""
+        """Path of file i; `roots` (source name -> folder) overrides what the last build
+        recorded."""
         name = self._files.name(i)
         column = self.columns[self._files.columns[i]]
         return join((roots or {}).get(column.source_name, column.root), name)
 
     def chunks(self, file: FileEntry) -> npt.NDArray[np.void]:
-        """CHUNK_DTYPE [file.num_chunks]: the column chunks of a file; `file` in them is its number."""
+        """CHUNK_DTYPE [file.num_chunks]: the column chunks of a file; `file` in them is its
+        number."""
         rows = np.arange(file.first_chunk, file.first_chunk + file.num_chunks)
         chunks = np.empty(len(rows), CHUNK_DTYPE)
-        for name, values in zip(CHUNK_COLUMNS.names or (), self._chunks.take("row", rows), strict=True):
+        for name, values in zip(
+            CHUNK_COLUMNS.names or (), self._chunks.take("row", rows), strict=True
+        ):
             chunks[name] = values
         chunks.flags.writeable = False
         return chunks
 
     def chunks_of(self, ids: npt.ArrayLike, column: str) -> tuple[Int64s, npt.NDArray[Any]]:
-        """Column chunks that contain blocks `ids` int64 [n]: their numbers in the index, int64 [n], and values of `column`."""
+        """Column chunks that contain blocks `ids` int64 [n]: their numbers in the index, int64 [n],
+        and values of `column`."""
         numbers = self._blocks.take("place", np.asarray(ids, np.int64))[PLACE.index("chunk")]
         distinct, places = np.unique(numbers, return_inverse=True)
         self._check_chunks(distinct, 0, self._num_chunks)
-        return numbers, self._chunks.take("row", distinct)[(CHUNK_COLUMNS.names or ()).index(column)][places]
+        return numbers, self._chunks.take("row", distinct)[
+            (CHUNK_COLUMNS.names or ()).index(column)
+        ][places]
 
     def _check_chunks(self, chunks: Int64s, low: int | Int64s, high: int | Int64s) -> None:
         """Refuse numbers of chunks outside [low, high)."""
@@ -193,8 +208,11 @@ class Snapshot:
 
     def file_of(self, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
         """File numbers of blocks. int32 [n]."""
-        # Files without blocks have the same first block as the next file: the last of these contains the block.
-        return (np.searchsorted(self._first_block, np.asarray(ids), side="right") - 1).astype(np.int32)
+        # Files without blocks have the same first block as the next file: the last of these
+        # contains the block.
+        return (np.searchsorted(self._first_block, np.asarray(ids), side="right") - 1).astype(
+            np.int32
+        )
 
     def blocks(self, ids: npt.ArrayLike) -> npt.NDArray[np.void]:
         """Rows of the block table, in the form that the files' formats use.
@@ -202,7 +220,8 @@ class Snapshot:
         Args:
             ids: int64 [n], block numbers of the snapshot.
 
-        Returns: PLACED_BLOCK_DTYPE [n]; `chunk` counts the file's own chunks; rows, first_row and ends are -1 where not counted.
+        Returns: PLACED_BLOCK_DTYPE [n]; `chunk` counts the file's own chunks; rows, first_row and
+            ends are -1 where not counted.
         Raises: CacheError if the table is found to be damaged.
         """
         ids = np.asarray(ids, np.int64)
@@ -226,12 +245,16 @@ class Snapshot:
         return rows
 
     def running(self, name: str, ids: npt.ArrayLike) -> Int64s:
-        """One of tokens_before, rows_before and ends_before at `ids` int64 [n], verified: int64 [n]. Raises: CacheError."""
-        counts: Int64s = self._blocks.take("running", np.asarray(ids, np.int64))[RUNNING.index(name)]
+        """One of tokens_before, rows_before and ends_before at `ids` int64 [n], verified: int64
+        [n]. Raises: CacheError."""
+        counts: Int64s = self._blocks.take("running", np.asarray(ids, np.int64))[
+            RUNNING.index(name)
+        ]
         return counts
 
     def count_tokens_before(self, ids: npt.ArrayLike, *, has_eod: bool) -> Int64s:
-        """Tokens before blocks `ids` int64 [n], with one end-of-document token per document or without: int64 [n].
+        """Tokens before blocks `ids` int64 [n], with one end-of-document token per document or
+        without: int64 [n].
 
         Raises: CacheError.
         """
@@ -240,10 +263,12 @@ class Snapshot:
         return tokens
 
     def find_blocks(self, name: str, span: range, values: Int64s) -> Int64s:
-        """The last blocks of `span` before which a running count is at most `values` int64 [n]: int64 [n].
+        """The last blocks of `span` before which a running count is at most `values` int64 [n]:
+        int64 [n].
 
         Args:
-            values: at least the count before the span's first block, and less than the count after its last one.
+            values: at least the count before the span's first block, and less than the count after
+                its last one.
 
         Raises: CacheError.
         """
@@ -273,15 +298,18 @@ class Snapshot:
         firsts = np.array([record["first_file"] for record in records], np.int64)
         stops = firsts + np.array([record["num_files"] for record in records], np.int64)
         borders = np.stack([self._first_block[firsts], self._first_block[stops]], axis=1)
-        counts = self._blocks.take("running", borders.reshape(-1), plainly=True).reshape(len(RUNNING), -1, 2)
+        counts = self._blocks.take("running", borders.reshape(-1), plainly=True).reshape(
+            len(RUNNING), -1, 2
+        )
         return make_columns(self.folder, records, found, borders, counts[..., 1] - counts[..., 0])
 
 
 def choose_root(snapshot: Snapshot, name: str, root: str, storage: Storage) -> str:
-    """The folder that a source's file names are relative to: `root`, the one of the config's paths, since data may have moved.
+    """The folder that a source's file names are relative to: `root`, the one of the config's paths,
+    since data may have moved.
 
-    Where paths were added to the config after the index was built, the config's root may differ and the names do not resolve
-    under it; then the root stored in the index is used.
+    Where paths were added to the config after the index was built, the config's root may differ and
+    the names do not resolve under it; then the root stored in the index is used.
     """
     indexed = snapshot.roots[name]
     if root == indexed:
@@ -315,7 +343,8 @@ def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
 
 
 def find_damaged_files(folder: Path) -> list[str]:
-    """Read all files of a snapshot: a line for each damaged table. Raises: CacheError if another file is damaged."""
+    """Read all files of a snapshot: a line for each damaged table. Raises: CacheError if another
+    file is damaged."""
     manifest = read_snapshot_manifest(folder)
     damaged = damaged_tables(folder, manifest)
     read_roots(folder)
@@ -327,13 +356,18 @@ def find_damaged_files(folder: Path) -> list[str]:
 def _open_again(store: CacheStore, digest: str) -> Snapshot:
     """Open a snapshot in another process, without requests if its node has it."""
     folder = store.folder / "generations" / digest
-    return _open_folder(store, folder) if (folder / MANIFEST).is_file() else open_snapshot(store, digest)
+    return (
+        _open_folder(store, folder)
+        if (folder / MANIFEST).is_file()
+        else open_snapshot(store, digest)
+    )
 
 
 def _open_folder(store: CacheStore, folder: Path) -> Snapshot:
     manifest = read_snapshot_manifest(folder)
     check_sizes(folder, manifest["tables"])
-    # The table of files is read completely and not verified later; checking the larger ones here would take too long.
+    # The table of files is read completely and not verified later; checking the larger ones here
+    # would take too long.
     if checksum(f"{folder}/{FILES}") != manifest["tables"][FILES]["blake2b"]:
         raise DamagedCacheError.of(f"{folder / FILES}: damaged table: its checksum is wrong")
     found = read_roots(folder)
@@ -343,7 +377,9 @@ def _open_folder(store: CacheStore, folder: Path) -> Snapshot:
         name = entry["name"]
         format_name = entry["format"]
         if not isinstance(roots.get(name), str):
-            raise DamagedCacheError.of(f"{folder / ROOTS}: does not contain the folder of source {name!r}")
+            raise DamagedCacheError.of(
+                f"{folder / ROOTS}: does not contain the folder of source {name!r}"
+            )
         if format_name not in known:
             known[format_name] = find_format(format_name) is not None
         if not known[format_name]:

@@ -18,7 +18,8 @@ from megablend.lazy import LazyItems, cached_property
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnEntry:
-    """An indexed column of a source: its tokens, or numbers that accompany them. Each has its own rows in the file table."""
+    """An indexed column of a source: its tokens, or numbers that accompany them. Each has its own
+    rows in the file table."""
 
     source_name: str
     """Name of the source that it belongs to."""
@@ -78,14 +79,18 @@ class SourceEntry(ColumnEntry):
 
 
 class Sources(LazyItems[SourceEntry]):
-    """The sources of a snapshot; their entries are made when they are first needed, since of thousands most never are.
+    """The sources of a snapshot; their entries are made when they are first needed, since of
+    thousands most never are.
 
     Attributes:
         names: [num_sources].
-        reads: [num_sources], as `SourceEntry.read`; sources that are read alike have the same object.
+        reads: [num_sources], as `SourceEntry.read`; sources that are read alike have the same
+            object.
     """
 
-    def __init__(self, names: Sequence[str], reads: Sequence[ReadSpec], make: Callable[[int], SourceEntry]) -> None:
+    def __init__(
+        self, names: Sequence[str], reads: Sequence[ReadSpec], make: Callable[[int], SourceEntry]
+    ) -> None:
         super().__init__(len(names), make)
         self.names = tuple(names)
         self.reads = tuple(reads)
@@ -102,9 +107,14 @@ class Sources(LazyItems[SourceEntry]):
 
 
 def make_columns(
-    folder: Path, records: Sequence[Mapping[str, Any]], found: Mapping[str, Any], borders: Int64s, counts: Int64s
+    folder: Path,
+    records: Sequence[Mapping[str, Any]],
+    found: Mapping[str, Any],
+    borders: Int64s,
+    counts: Int64s,
 ) -> tuple[Sources, Sequence[ColumnEntry]]:
-    """Make the entries of a manifest's sources. The manifest lists extra columns after all sources, as `extra_of` one of them.
+    """Make the entries of a manifest's sources. The manifest lists extra columns after all sources,
+    as `extra_of` one of them.
 
     Args:
         folder: folder of the snapshot, for messages.
@@ -113,7 +123,8 @@ def make_columns(
         borders: int64 [num_records, 2], first block, and the one after the last block.
         counts: int64 [3, num_records], tokens, rows and ends.
 
-    Returns: the sources; and all columns in the order of the manifest: column i of the first num_sources is source i.
+    Returns: the sources; and all columns in the order of the manifest: column i of the first
+        num_sources is source i.
     Raises: CacheError if an extra column belongs to no source, or precedes a source.
     """
     names = [record["name"] for record in records if record.get("extra_of") is None]
@@ -143,7 +154,9 @@ def make_columns(
         name = names[number]
         skipped = tuple(found.get("skipped", {}).get(name, ()))
         columns = tuple(extra.get(name, ()))
-        return SourceEntry(source_name=name, extra_columns=columns, skipped=skipped, **read_fields(number))
+        return SourceEntry(
+            source_name=name, extra_columns=columns, skipped=skipped, **read_fields(number)
+        )
 
     listed = [
         ColumnEntry(source_name=record["extra_of"], **read_fields(number))

@@ -1,4 +1,5 @@
-"""A source while it is indexed: the request, the files that were found, and the columns to index."""
+"""A source while it is indexed: the request, the files that were found, and the columns to
+index."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from megablend.storage.base import Storage
 from megablend.storage.parallel_map import parallel_map
 
 SEPARATOR = "//"
-"""Separates the names of the source and of an extra column in the column's full name; source names contain no slash."""
+"""Separates the names of the source and of an extra column in the column's full name; source names
+contain no slash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +36,20 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSpec:
-    """A source while it is indexed, or one of its extra columns: what is requested, and its files, once they are found."""
+    """A source while it is indexed, or one of its extra columns: what is requested, and its files,
+    once they are found."""
 
     name: str
     patterns: tuple[str, ...]
     """Absolute paths, globs, or Megatron prefixes; none where the files are known from an index."""
     read: ReadSpec
-    """How its tokens, or the numbers of the extra column, are read; with the format once that is found."""
+    """How its tokens, or the numbers of the extra column, are read; with the format once that is
+    found."""
     extra_columns: tuple[str, ...] = ()
     """Columns of numbers that accompany the tokens."""
     skip_unreadable: bool | None = None
-    """Leave out folders that cannot be listed, dangling links and files without read permission, and report them; None if the
-    caller has no such setting."""
+    """Leave out folders that cannot be listed, dangling links and files without read permission,
+    and report them; None if the caller has no such setting."""
     place: str = ""
     """Where the config defines it (`demo.yaml:12: sources[1]`), for messages."""
     root: str = ""
@@ -63,12 +67,15 @@ class SourceSpec:
 
     @property
     def column_name(self) -> str:
-        """The name of the column in the cache: the source's name for the tokens, `source//column` for an extra column."""
+        """The name of the column in the cache: the source's name for the tokens, `source//column`
+        for an extra column."""
         return f"{self.name}{SEPARATOR}{self.read.column}" if self.is_extra else self.name
 
     def complaint(self, problem: object) -> ConfigError:
         """An error about the source, with its place in the config."""
-        return ConfigError(f"{f'{self.place}: ' if self.place else ''}source {self.name!r}: {problem}")
+        return ConfigError(
+            f"{f'{self.place}: ' if self.place else ''}source {self.name!r}: {problem}"
+        )
 
     @property
     def kind(self) -> Format:
@@ -86,7 +93,8 @@ class SourceSpec:
             raise
 
     def stat_files(self, paths: Sequence[str], storage: Storage) -> list[SourceFile]:
-        """Stat some of the files; many at a time where each waits for a network. Raises: as `stat`."""
+        """Stat some of the files; many at a time where each waits for a network. Raises: as
+        `stat`."""
         threads = storage.limits(paths[0]).max_files if paths else 1
         return parallel_map(lambda path: self.stat(path, storage), paths, threads)
 
@@ -97,19 +105,25 @@ class SourceSpec:
 
 
 def list_columns(sources: Sequence[SourceSpec]) -> list[SourceSpec]:
-    """All columns to index, in the order of the index: the tokens of each source, then each source's extra columns by name."""
+    """All columns to index, in the order of the index: the tokens of each source, then each
+    source's extra columns by name."""
     columns = list(sources)
     for each in sources:
         for name in sorted(each.extra_columns):
-            read = dataclasses.replace(each.read, column=name, count_documents=True, allow_float=True)
+            read = dataclasses.replace(
+                each.read, column=name, count_documents=True, allow_float=True
+            )
             columns.append(dataclasses.replace(each, read=read, is_extra=True))
     return columns
 
 
 def stat_file(paths: Sequence[str], root: str, storage: Storage) -> SourceFile:
-    """Stat a data file (first of `paths`) and all files that belong to it. Raises: MissingFileError, ConfigError."""
+    """Stat a data file (first of `paths`) and all files that belong to it. Raises:
+    MissingFileError, ConfigError."""
     name = location.make_relative(paths[0], root)
     if not name.isprintable():  # bytes that are not valid UTF-8 are not printable either
-        raise ConfigError(f"{paths[0]!r}: its name has characters that are not printable or not valid UTF-8; rename it")
+        raise ConfigError(
+            f"{paths[0]!r}: its name has characters that are not printable or not valid UTF-8; rename it"
+        )
     stats = [storage.stat(path) for path in paths]
     return SourceFile(name=name, path=paths[0], size=stats[0].size, etag=join_etags(stats))

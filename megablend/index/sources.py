@@ -1,7 +1,9 @@
-"""Finding the files of a source: from patterns to files, each with a name relative to the source's root.
+"""Finding the files of a source: from patterns to files, each with a name relative to the source's
+root.
 
-Names are relative so that moved data is recognised as the same data. The root is the folder that all patterns share
-before their first wildcard. Files are sorted by name: the order of the patterns is irrelevant.
+Names are relative so that moved data is recognised as the same data. The root is the folder that
+all patterns share before their first wildcard. Files are sorted by name: the order of the patterns
+is irrelevant.
 """
 
 from __future__ import annotations
@@ -28,8 +30,11 @@ from megablend.system.limited_json import parse_json
 DATASET_DICT = "dataset_dict.json"
 """In the folder of a Hugging Face DatasetDict: names its splits, each of which is a folder."""
 SPLIT_NAMES = frozenset({"train", "validation", "valid", "val", "dev", "eval", "test"})
-_SPLIT_WORD = re.compile(rf"(?<![a-z0-9])({'|'.join(sorted(SPLIT_NAMES, reverse=True))})(?![a-z])", re.IGNORECASE)
-"""A split in the name of a folder or a file, such as `train_sft`, `train-00000-of-00002.parquet` or `fineweb_val_000001.bin`."""
+_SPLIT_WORD = re.compile(
+    rf"(?<![a-z0-9])({'|'.join(sorted(SPLIT_NAMES, reverse=True))})(?![a-z])", re.IGNORECASE
+)
+"""A split in the name of a folder or a file, such as `train_sft`, `train-00000-of-00002.parquet` or
+`fineweb_val_000001.bin`."""
 _MAX_DICT_BYTES = 1 << 20
 _SHARD_ENDINGS = (".mds", ".mds.zstd")
 _SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
@@ -42,17 +47,21 @@ def list_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
 
 
 def list_sources(specs: Sequence[SourceSpec], storage: Storage) -> Iterator[SourceSpec]:
-    """Find and stat the files of sources, in order; of several at a time over a network. Raises: as `list_source`."""
+    """Find and stat the files of sources, in order; of several at a time over a network. Raises: as
+    `list_source`."""
     threads = max((storage.limits(spec.patterns[0]).max_files for spec in specs), default=1)
     for first in range(0, len(specs), threads):
-        yield from parallel_map(lambda spec: list_source(spec, storage), specs[first : first + threads], threads)
+        yield from parallel_map(
+            lambda spec: list_source(spec, storage), specs[first : first + threads], threads
+        )
 
 
 def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
     """Find the files of a source, each once, even if several links lead to it.
 
-    Raises: ConfigError if a pattern matches nothing, files have several formats or an unknown one, or their format does not have
-        these options; DataError if a path that may be, or contain, one of the files cannot be read.
+    Raises: ConfigError if a pattern matches nothing, files have several formats or an unknown one,
+        or their format does not have these options; DataError if a path that may be, or contain,
+        one of the files cannot be read.
     """
     root = _root_of(spec)
     matches = dict[str, Match]()
@@ -75,7 +84,9 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
                 unreadable[path] = reason
                 del matches[path]
     if not matches:
-        raise spec.complaint(f"none of its files can be read: {_first_of(unreadable)}; get permission to read them")
+        raise spec.complaint(
+            f"none of its files can be read: {_first_of(unreadable)}; get permission to read them"
+        )
     kind = _single_format(spec, matches, storage)
     paths, note = _without_doubles(spec, kind, matches.values(), links, storage)
     try:
@@ -93,8 +104,11 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
     )
 
 
-def _leave_out_folders(spec: SourceSpec, folders: Mapping[str, str], paths: Iterable[str]) -> dict[str, str]:
-    """Folders that look like data files, as Spark and Dask write them, of whose files the patterns match none.
+def _leave_out_folders(
+    spec: SourceSpec, folders: Mapping[str, str], paths: Iterable[str]
+) -> dict[str, str]:
+    """Folders that look like data files, as Spark and Dask write them, of whose files the patterns
+    match none.
 
     Args:
         folders: path -> the pattern that matches it.
@@ -106,7 +120,11 @@ def _leave_out_folders(spec: SourceSpec, folders: Mapping[str, str], paths: Iter
         return {}
     suffixes = tuple(list_suffixes())
     parents = {location.get_parent(path) for path in paths}
-    left_out = {path: pattern for path, pattern in folders.items() if path.endswith(suffixes) and path not in parents}
+    left_out = {
+        path: pattern
+        for path, pattern in folders.items()
+        if path.endswith(suffixes) and path not in parents
+    }
     if left_out and not spec.skip_unreadable:
         path, pattern = min(left_out.items())
         more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
@@ -119,7 +137,8 @@ def _leave_out_folders(spec: SourceSpec, folders: Mapping[str, str], paths: Iter
 
 
 def _denied(spec: SourceSpec, path: str, storage: Storage) -> str | None:
-    """Why a file, or another one that belongs to it, cannot be read; None if it can, or does not exist."""
+    """Why a file, or another one that belongs to it, cannot be read; None if it can, or does not
+    exist."""
     is_known = spec.read.format is not None or path.endswith(tuple(list_suffixes()))
     for each in _format(spec, path, storage).files(path) if is_known else [path]:
         found = storage.find(location.escape_wildcards(each))
@@ -132,12 +151,19 @@ def _denied(spec: SourceSpec, path: str, storage: Storage) -> str | None:
 
 
 def _single_format(spec: SourceSpec, paths: Iterable[str], storage: Storage) -> Format:
-    """The format of all of a source's files; of files with the same suffix, the first one decides. Raises: ConfigError."""
+    """The format of all of a source's files; of files with the same suffix, the first one decides.
+    Raises: ConfigError."""
     formats: dict[str, str] = {}
     suffixes: set[str] = set()
     for path in sorted(paths):
         suffix = next(
-            (each for kind in FORMATS.values() for each in kind.suffixes if path.lower().endswith(each)), path
+            (
+                each
+                for kind in FORMATS.values()
+                for each in kind.suffixes
+                if path.lower().endswith(each)
+            ),
+            path,
         )
         if suffix not in suffixes:
             suffixes.add(suffix)
@@ -150,8 +176,14 @@ def _single_format(spec: SourceSpec, paths: Iterable[str], storage: Storage) -> 
 
 def _unreadable_error(spec: SourceSpec, unreadable: Mapping[str, str]) -> DataError:
     (path, reason), *others = sorted(unreadable.items())
-    more = f" (and {len(others)} more: {', '.join(path for path, _ in others[:5])})" if others else ""
-    skip = "" if spec.skip_unreadable is None else "; or set `on_unreadable: skip` to continue without them"
+    more = (
+        f" (and {len(others)} more: {', '.join(path for path, _ in others[:5])})" if others else ""
+    )
+    skip = (
+        ""
+        if spec.skip_unreadable is None
+        else "; or set `on_unreadable: skip` to continue without them"
+    )
     return DataError(
         path,
         f"cannot be read: {reason}{more}; source {spec.name!r} may be missing files because of this: get "
@@ -165,13 +197,21 @@ def _first_of(unreadable: Mapping[str, str]) -> str:
 
 
 def _without_doubles(
-    spec: SourceSpec, kind: Format, matches: Collection[Match], links: Collection[str], storage: Storage
+    spec: SourceSpec,
+    kind: Format,
+    matches: Collection[Match],
+    links: Collection[str],
+    storage: Storage,
 ) -> tuple[tuple[str, ...], str | None]:
-    """Paths of the files, each once; and a note about other paths, and `links` to folders, that lead to the same files."""
+    """Paths of the files, each once; and a note about other paths, and `links` to folders, that
+    lead to the same files."""
     times = Counter(match.real for match in matches)
     # If several `.idx` describe one `.bin`, each pair has its own documents.
     identities = {
-        match.path: (match.real, *(_real_paths(kind, match.path, storage) if times[match.real] > 1 else ()))
+        match.path: (
+            match.real,
+            *(_real_paths(kind, match.path, storage) if times[match.real] > 1 else ()),
+        )
         for match in matches
     }
     kept: dict[tuple[str, ...], Match] = {}
@@ -187,8 +227,13 @@ def _without_doubles(
             f"(such as {first.path}, the same file as {kept[identities[first.path]].path})"
         )
     if links:
-        told.append(f"{len(links):,} links lead to folders that are already listed (such as {min(links)})")
-    return paths, f"source {spec.name!r}: {', and '.join(told)}; each file counts once" if told else None
+        told.append(
+            f"{len(links):,} links lead to folders that are already listed (such as {min(links)})"
+        )
+    return (
+        paths,
+        f"source {spec.name!r}: {', and '.join(told)}; each file counts once" if told else None,
+    )
 
 
 def _real_paths(kind: Format, path: str, storage: Storage) -> list[str]:
@@ -198,7 +243,8 @@ def _real_paths(kind: Format, path: str, storage: Storage) -> list[str]:
 
 
 def _root_of(spec: SourceSpec) -> str:
-    """The folder that names of the source's files are relative to. Raises: ConfigError if the patterns have none in common."""
+    """The folder that names of the source's files are relative to. Raises: ConfigError if the
+    patterns have none in common."""
     try:
         return location.find_root(spec.patterns)
     except ValueError as error:
@@ -207,7 +253,11 @@ def _root_of(spec: SourceSpec) -> str:
 
 def _find(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
     found = storage.find(pattern)
-    if found.files or found.unreadable or any(each.endswith(tuple(list_suffixes())) for each in found.folders):
+    if (
+        found.files
+        or found.unreadable
+        or any(each.endswith(tuple(list_suffixes())) for each in found.folders)
+    ):
         return found
     for kind in FORMATS.values():  # a Megatron prefix stands for two files
         paths = kind.files(pattern)
@@ -218,7 +268,10 @@ def _find(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
             raise spec.complaint(_describe_half(kind, pattern, paths, pair))
     if storage.is_folder(pattern):
         raise spec.complaint(f"{pattern} is a folder: {_advice(pattern, storage)}")
-    if not location.find_scheme(pattern) and (missing := _find_missing_folder(pattern, storage)) is not None:
+    if (
+        not location.find_scheme(pattern)
+        and (missing := _find_missing_folder(pattern, storage)) is not None
+    ):
         raise spec.complaint(f"{pattern} matches no file: there is no folder {missing}")
     siblings = location.join(location.escape_wildcards(location.get_parent(pattern)), "*")
     hint = did_you_mean(pattern, _possible_data(spec, storage.glob(siblings)), before="; ")
@@ -228,20 +281,24 @@ def _find(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
 def _describe_half(kind: Format, pattern: str, paths: Sequence[str], pair: Sequence[Found]) -> str:
     """What is missing of the files that a Megatron prefix stands for, and what to do."""
     missing = next(path for path, half in zip(paths, pair, strict=True) if not half.files)
-    named = f" and `path: {paths[0]}`" if pair[0].files else ""  # a prefix is not a path of other formats
+    named = (
+        f" and `path: {paths[0]}`" if pair[0].files else ""
+    )  # a prefix is not a path of other formats
     remedy = kind.describe_missing_remedy(missing) or "restore it"
     return f"{pattern} stands for two files, and {missing} does not exist: {remedy}{named}"
 
 
 def _possible_data(spec: SourceSpec, paths: Iterable[str]) -> list[str]:
-    """The files that may be data by their names: with a known ending; where the source has a format, all but settings."""
+    """The files that may be data by their names: with a known ending; where the source has a
+    format, all but settings."""
     if spec.read.format is None:
         return [path for path in paths if path.lower().endswith(tuple(list_suffixes()))]
     return [path for path in paths if not path.lower().endswith(_SETTINGS_ENDINGS)]
 
 
 def _find_missing_folder(pattern: str, storage: Storage) -> str | None:
-    """The first folder of a pattern that does not exist; None where all folders before its first wildcard do."""
+    """The first folder of a pattern that does not exist; None where all folders before its first
+    wildcard do."""
     folder = location.find_root([pattern])
     missing = None
     while not storage.is_folder(folder) and location.get_parent(folder) != folder:
@@ -259,7 +316,9 @@ def _advice(folder: str, storage: Storage) -> str:
         if endings:
             if folders := _find_split_folders(folder, names, storage):
                 splits = ", ".join(location.get_name(each) for each in folders)
-                chosen = next((each for each in folders if location.get_name(each) == "train"), folders[0])
+                chosen = next(
+                    (each for each in folders if location.get_name(each) == "train"), folders[0]
+                )
                 return f"it has the splits {splits}, so name the folder of one: {_advice(chosen, storage)}"
             if patterns := _sort_by_split(folder, names):
                 chosen = "train" if "train" in patterns else min(patterns)
@@ -275,41 +334,58 @@ def _advice(folder: str, storage: Storage) -> str:
 
 
 def _find_split_folders(folder: str, names: Collection[str], storage: Storage) -> list[str]:
-    """The folders of the splits that a folder holds, of those that contain files `names`; none where it holds no splits."""
+    """The folders of the splits that a folder holds, of those that contain files `names`; none
+    where it holds no splits."""
     listed = location.join(folder, DATASET_DICT)
     if storage.find(location.escape_wildcards(listed)).files:
         try:
-            found = parse_json(storage.read(listed, 0, min(storage.stat(listed).size, _MAX_DICT_BYTES)))
+            found = parse_json(
+                storage.read(listed, 0, min(storage.stat(listed).size, _MAX_DICT_BYTES))
+            )
             splits = [each for each in found["splits"] if isinstance(each, str)]
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{listed}: is not a list of splits ({error}): restore it, or list the files") from error
+            raise ConfigError(
+                f"{listed}: is not a list of splits ({error}): restore it, or list the files"
+            ) from error
     else:
         below = {location.make_relative(name, folder).partition("/")[0] for name in names}
         splits = sorted(below & SPLIT_NAMES)
         splits = splits if {*splits} - {"train"} else []
     return [
-        location.join(folder, split) for split in splits if any(name.startswith(f"{folder}/{split}/") for name in names)
+        location.join(folder, split)
+        for split in splits
+        if any(name.startswith(f"{folder}/{split}/") for name in names)
     ]
 
 
 def _sort_by_split(folder: str, names: Iterable[str]) -> dict[str, str]:
-    """A pattern for the files of each split that the names of files, or of folders deeper down, tell; none of fewer than two."""
+    """A pattern for the files of each split that the names of files, or of folders deeper down,
+    tell; none of fewer than two."""
     patterns = dict[str, str]()
     for name in sorted(names):
         relative = location.make_relative(name, folder)
-        if (ending := _known_ending(name)) is None or (found := _SPLIT_WORD.search(relative)) is None:
+        if (ending := _known_ending(name)) is None or (
+            found := _SPLIT_WORD.search(relative)
+        ) is None:
             continue
         above, part = relative[: found.start()].rpartition("/")[::2]
         part += relative[found.start() :].partition("/")[0]
         is_file = "/" not in relative[found.start() :]
-        below = f"*{found[1]}*{ending}" if is_file else f"{location.escape_wildcards(part)}/**/*{ending}"
-        pattern = location.join(location.escape_wildcards(folder), f"**/{below}" if above else below)
+        below = (
+            f"*{found[1]}*{ending}"
+            if is_file
+            else f"{location.escape_wildcards(part)}/**/*{ending}"
+        )
+        pattern = location.join(
+            location.escape_wildcards(folder), f"**/{below}" if above else below
+        )
         patterns.setdefault(found[1].lower(), pattern)
     return patterns if len(patterns) > 1 else {}
 
 
 def _describe_mixed_splits(spec: SourceSpec, root: str, paths: Iterable[str]) -> str | None:
-    """A warning that the files of a source are of several splits by the names of their folders, or as the Hub names files."""
+    """A warning that the files of a source are of several splits by the names of their folders, or
+    as the Hub names files."""
     first = dict[str, str]()
     for path in sorted(paths):
         if (found := _SPLIT_WORD.search(location.make_relative(path, root))) is not None:

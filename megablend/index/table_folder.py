@@ -17,12 +17,21 @@ from megablend.fs.atomic_write import (
     translate_os_errors,
     write_flushed,
 )
-from megablend.index.manifest import FORMAT_VERSION, MANIFEST, damaged_tables, dump_with_checksum, read_manifest
+from megablend.index.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    damaged_tables,
+    dump_with_checksum,
+    read_manifest,
+)
 
 
 def describe_tables(folder: Path) -> dict[str, dict[str, Any]]:
     """The entries of a manifest for all files of a folder, by name."""
-    return {path.name: {"bytes": path.stat().st_size, "blake2b": checksum(path)} for path in sorted(folder.iterdir())}
+    return {
+        path.name: {"bytes": path.stat().st_size, "blake2b": checksum(path)}
+        for path in sorted(folder.iterdir())
+    }
 
 
 def is_complete(folder: Path) -> bool:
@@ -52,7 +61,8 @@ def commit_tables(store: CacheStore, kind: str, name: str, write: Callable[[Path
 
 
 def add_tables(folder: Path, write: Callable[[Path], object]) -> None:
-    """Add tables to a committed folder; its manifest is replaced last, atomically. Raises: CacheError.
+    """Add tables to a committed folder; its manifest is replaced last, atomically. Raises:
+    CacheError.
 
     Args:
         write: writes the tables to an empty folder.

@@ -1,6 +1,8 @@
-"""The tables of a snapshot as Arrow IPC files: one uncompressed record batch each, so that columns can be memory-mapped.
+"""The tables of a snapshot as Arrow IPC files: one uncompressed record batch each, so that columns
+can be memory-mapped.
 
-Block tables may be larger than memory: a TableWriter appends to one plain file per long column, and joins the columns at the end.
+Block tables may be larger than memory: a TableWriter appends to one plain file per long column, and
+joins the columns at the end.
 """
 
 from __future__ import annotations
@@ -33,11 +35,15 @@ BLOCK_COLUMNS = np.dtype(
         ("encoding", "<i1"),
         ("flags", "<u1"),
         ("tokens_before", "<i8"),  # tokens of all blocks before this one, over the whole snapshot
-        ("rows_before", "<i8"),  # documents that begin before; 0 for sources whose documents were not counted
+        (
+            "rows_before",
+            "<i8",
+        ),  # documents that begin before; 0 for sources whose documents were not counted
         ("ends_before", "<i8"),  # documents with tokens that end before
     ]
 )
-"""A block, 46 bytes. The table has one more row than blocks: the last row contains the totals, and zeros."""
+"""A block, 46 bytes. The table has one more row than blocks: the last row contains the totals, and
+zeros."""
 
 CHUNK_COLUMNS = np.dtype(
     [
@@ -71,7 +77,8 @@ _NULL_COUNT = operator.attrgetter("null_count")
 
 
 class _Column:
-    """The values of a column so far: in memory, or, where they have more than `kept_bytes`, in a temporary file at `path`."""
+    """The values of a column so far: in memory, or, where they have more than `kept_bytes`, in a
+    temporary file at `path`."""
 
     def __init__(self, path: Path, kept_bytes: int) -> None:
         self._path = path
@@ -96,7 +103,9 @@ class _Column:
         if self._file is None:
             return pa.py_buffer(self._kept.getvalue())
         self._file.flush()
-        return pa.py_buffer(mmap.mmap(self._file.fileno(), self._file.tell(), access=mmap.ACCESS_READ))
+        return pa.py_buffer(
+            mmap.mmap(self._file.fileno(), self._file.tell(), access=mmap.ACCESS_READ)
+        )
 
     def close(self) -> None:
         """Remove the temporary file."""
@@ -106,25 +115,32 @@ class _Column:
 
 
 class TableWriter:
-    """Writes a table of fixed-width columns in constant memory. Use as a context; temporary files are removed at its end.
+    """Writes a table of fixed-width columns in constant memory. Use as a context; temporary files
+    are removed at its end.
 
     Args:
-        kept_bytes: a column up to this size is kept in memory: of a small table, files of columns would take longer than
-            everything else.
+        kept_bytes: a column up to this size is kept in memory: of a small table, files of columns
+            would take longer than everything else.
     """
 
-    def __init__(self, path: Path, columns: np.dtype[np.void], *, kept_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self, path: Path, columns: np.dtype[np.void], *, kept_bytes: int = 1 << 20
+    ) -> None:
         self._path = path
         self._dtypes = columns
         self._columns = {
-            name: _Column(path.with_name(f"{path.name}.{name}"), kept_bytes) for name in columns.names or ()
+            name: _Column(path.with_name(f"{path.name}.{name}"), kept_bytes)
+            for name in columns.names or ()
         }
 
     def __enter__(self) -> TableWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         with contextlib.ExitStack() as stack:
             for column in self._columns.values():
@@ -136,7 +152,8 @@ class TableWriter:
             column.append(np.ascontiguousarray(rows[name], self._dtypes[name]).data)
 
     def finish(self) -> str:
-        """Join the columns into the table; returns a digest of their values, independent of the library's version."""
+        """Join the columns into the table; returns a digest of their values, independent of the
+        library's version."""
         digest = hashlib.blake2b(digest_size=16)
         arrays = []
         for name, column in self._columns.items():
@@ -159,7 +176,10 @@ def write_batch(path: Path, batch: pa.RecordBatch) -> None:
 
 def read_batch(path: str, schema: pa.Schema) -> pa.RecordBatch:
     """Memory-map a table of this schema. Raises: CacheError if it is damaged, or cannot be read."""
-    with reading(path), open_regular(path) as file:  # not pa.memory_map, which threads of Arrow would read
+    with (
+        reading(path),
+        open_regular(path) as file,
+    ):  # not pa.memory_map, which threads of Arrow would read
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if get_file_size(path) else b""
     return _parsed(path, pa.BufferReader(pa.py_buffer(data)), schema)
 
@@ -178,11 +198,15 @@ def _parsed(path: Path | str, file: pa.NativeFile, schema: pa.Schema) -> pa.Reco
     try:
         reader = pa.ipc.open_file(file)
         if reader.num_record_batches != 1:
-            raise DamagedCacheError.of(f"{path}: damaged table: {reader.num_record_batches} record batches, expected 1")
+            raise DamagedCacheError.of(
+                f"{path}: damaged table: {reader.num_record_batches} record batches, expected 1"
+            )
         batch = reader.get_batch(0)
         batch.validate(full=True)  # does not read the values of numbers
     except (pa.ArrowException, OSError) as error:  # OSError: invalid flatbuffer
         raise DamagedCacheError.of(f"{path}: damaged table ({error})") from error
     if batch.schema != schema or any(map(_NULL_COUNT, batch.columns)):
-        raise DamagedCacheError.of(f"{path}: damaged table: its columns are not {', '.join(schema.names)}")
+        raise DamagedCacheError.of(
+            f"{path}: damaged table: its columns are not {', '.join(schema.names)}"
+        )
     return batch

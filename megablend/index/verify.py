@@ -29,11 +29,12 @@ def verify(
     progress: Callable[[Progress], None] | None = None,
     uses: Mapping[str, SnapshotUse] = MappingProxyType({}),
 ) -> list[str]:
-    """Check a whole cache: fragments, packs, document tables, digests of `.idx` files, and checksums and totals of all snapshots.
+    """Check a whole cache: fragments, packs, document tables, digests of `.idx` files, and
+    checksums and totals of all snapshots.
 
     Args:
-        data: also read every block of every file, and compare counts, sampled ranges, and checksums, where the files or the index
-            have some.
+        data: also read every block of every file, and compare counts, sampled ranges, and
+            checksums, where the files or the index have some.
         storage: reads the files.
         progress: called as files are read.
         uses: of the snapshots, by digest.
@@ -48,7 +49,9 @@ def verify(
         *catch_errors(_folder_problems(store, DOCUMENTS, "build again (`megablend build CONFIG`)")),
         *catch_errors(
             _folder_problems(
-                store, CHECKSUMS, "make checksums again if you want them (`megablend build CONFIG --checksums`)"
+                store,
+                CHECKSUMS,
+                "make checksums again if you want them (`megablend build CONFIG --checksums`)",
             )
         ),
         *catch_errors(damaged_digests(store)),
@@ -62,8 +65,11 @@ def verify(
     return problems
 
 
-def _snapshot_problems(store: CacheStore, digest: str, sound: list[Snapshot], remedy: str) -> Iterator[str]:
-    """Problems of a snapshot, which is added to `sound` if its tables are undamaged; `remedy`: what to do about them."""
+def _snapshot_problems(
+    store: CacheStore, digest: str, sound: list[Snapshot], remedy: str
+) -> Iterator[str]:
+    """Problems of a snapshot, which is added to `sound` if its tables are undamaged; `remedy`: what
+    to do about them."""
     folder = store.fetch_folder(SNAPSHOTS, digest, is_fresh=True)
     damaged = find_damaged_files(folder)
     yield from (f"{problem}; {remedy}" for problem in damaged)
@@ -75,7 +81,9 @@ def _snapshot_problems(store: CacheStore, digest: str, sound: list[Snapshot], re
     sound.append(snapshot)
 
 
-def _file_kind_problems(store: CacheStore, kind: str, read: Callable[[Path], object]) -> Iterator[str]:
+def _file_kind_problems(
+    store: CacheStore, kind: str, read: Callable[[Path], object]
+) -> Iterator[str]:
     for name in store.list_files(kind):
         problem = _find_problem(store.fetch_file(kind, name), read)
         if problem is not None:

@@ -43,7 +43,8 @@ _BATCH_BLOCKS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotUse:
-    """What a snapshot is used for: that decides where its files are, and what to do about its problems."""
+    """What a snapshot is used for: that decides where its files are, and what to do about its
+    problems."""
 
     repair: str = REPAIR_REMEDY
     """What to do about damage, or where it is not needed, about anything."""
@@ -55,7 +56,8 @@ class SnapshotUse:
 
 
 def catch_errors(problems: Iterator[str], repair: str = REPAIR_REMEDY) -> Iterator[str]:
-    """The problems; an error that ends the search for more is added as one more. `repair`: what to do about damaged tables."""
+    """The problems; an error that ends the search for more is added as one more. `repair`: what to
+    do about damaged tables."""
     try:
         with translating("verify"):
             yield from problems
@@ -73,29 +75,43 @@ def list_data_problems(
 ) -> Iterator[str]:
     """Problems of the data of all snapshots, file by file."""
     num_files = sum(snapshot.num_files for snapshot in sound)
-    num_bytes = sum(snapshot.file(i).opened.size for snapshot in sound for i in range(snapshot.num_files))
+    num_bytes = sum(
+        snapshot.file(i).opened.size for snapshot in sound for i in range(snapshot.num_files)
+    )
     files = size = 0
     seen: set[tuple[object, ...]] = set()
     located = _Located(sound, uses, storage)
-    for snapshot in sorted(sound, key=lambda each: not located.uses[each.digest].is_needed):  # those share most files
+    for snapshot in sorted(
+        sound, key=lambda each: not located.uses[each.digest].is_needed
+    ):  # those share most files
         checksums = None
         use = located.uses[snapshot.digest]
         with contextlib.suppress(CacheError):  # which was reported with the other tables
             checksums = open_checksums(snapshot)
         for i in range(snapshot.num_files):
-            for problem in catch_errors(_problems_of_file(snapshot, i, located, seen, checksums, storage)):
+            for problem in catch_errors(
+                _problems_of_file(snapshot, i, located, seen, checksums, storage)
+            ):
                 unneeded = f"; it is in index {snapshot.digest}, and {use.repair}"
-                yield problem if use.is_needed else problem.removesuffix(f"; {CHANGED_REMEDY}") + unneeded
+                yield (
+                    problem
+                    if use.is_needed
+                    else problem.removesuffix(f"; {CHANGED_REMEDY}") + unneeded
+                )
             files = files + 1
             size = size + snapshot.file(i).opened.size
             if progress is not None:
-                progress(Progress(files=files, num_files=num_files, bytes=size, num_bytes=num_bytes))
+                progress(
+                    Progress(files=files, num_files=num_files, bytes=size, num_bytes=num_bytes)
+                )
 
 
 class _Located:
     """Where the files of snapshots are, by the config and by what later snapshots found."""
 
-    def __init__(self, snapshots: Sequence[Snapshot], uses: Mapping[str, SnapshotUse], storage: Storage) -> None:
+    def __init__(
+        self, snapshots: Sequence[Snapshot], uses: Mapping[str, SnapshotUse], storage: Storage
+    ) -> None:
         by_age = list_snapshots(snapshots[0].store) if snapshots else []
         self._snapshots = sorted(snapshots, key=lambda each: by_age.index(each.digest))
         self.uses = {each.digest: uses.get(each.digest, SnapshotUse()) for each in snapshots}
@@ -134,9 +150,13 @@ def _problems_of_file(
     """Differences of a file, wherever it is now, from what was indexed."""
     path = located.find_path(snapshot, number)
     use = located.uses[snapshot.digest]
-    problems = list(catch_errors(_file_problems(snapshot, number, path, seen, checksums, storage, use)))
+    problems = list(
+        catch_errors(_file_problems(snapshot, number, path, seen, checksums, storage, use))
+    )
     if problems and (now := located.find_renamed(snapshot, number)) != path:
-        problems = list(catch_errors(_file_problems(snapshot, number, now, seen, checksums, storage, use)))
+        problems = list(
+            catch_errors(_file_problems(snapshot, number, now, seen, checksums, storage, use))
+        )
     yield from problems
 
 
@@ -149,7 +169,8 @@ def _file_problems(
     storage: Storage,
     use: SnapshotUse,
 ) -> Iterator[str]:
-    """Differences of a file at a path from what was indexed. Snapshots share most files; those in `seen` are not read again."""
+    """Differences of a file at a path from what was indexed. Snapshots share most files; those in
+    `seen` are not read again."""
     file = snapshot.file(number)
     column = snapshot.columns[file.column]
     blocks = snapshot.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
@@ -164,7 +185,9 @@ def _file_problems(
         if found != file.body:
             yield f"{path}: its sampled ranges have digest {found}, expected {file.body}: not the file that was indexed"
         for start in range(0, len(blocks), _BATCH_BLOCKS):
-            yield from _block_problems(reader, path, blocks[start : start + _BATCH_BLOCKS], chunks, storage)
+            yield from _block_problems(
+                reader, path, blocks[start : start + _BATCH_BLOCKS], chunks, storage
+            )
         if checksums is not None:
             yield from find_differences(snapshot, number, path, checksums.of_file(number), storage)
     except MissingFileError as error:
@@ -173,8 +196,11 @@ def _file_problems(
         yield str(error)
 
 
-def _block_problems(reader: BlockReader, path: str, blocks: Array, chunks: Array, storage: Storage) -> Iterator[str]:
-    """Problems of some blocks; if they cannot be read together, each is read separately, so that each bad one is reported."""
+def _block_problems(
+    reader: BlockReader, path: str, blocks: Array, chunks: Array, storage: Storage
+) -> Iterator[str]:
+    """Problems of some blocks; if they cannot be read together, each is read separately, so that
+    each bad one is reported."""
     try:
         decoded = read_blocks(reader, blocks, chunks, storage)
     except DataError as error:

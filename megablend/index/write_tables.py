@@ -1,4 +1,5 @@
-"""Writing the tables of a snapshot from the indexing results of its files, a batch of files at a time."""
+"""Writing the tables of a snapshot from the indexing results of its files, a batch of files at a
+time."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ from megablend.index.manifest import BLOCKS, CHUNKS, FILES, FORMAT_VERSION
 from megablend.index.row_checks import write_snapshot_checks
 from megablend.index.source_spec import SourceFile, SourceSpec
 from megablend.index.table_folder import describe_tables
-from megablend.index.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, FILE_SCHEMA, TableWriter, write_batch
+from megablend.index.tables import (
+    BLOCK_COLUMNS,
+    CHUNK_COLUMNS,
+    FILE_SCHEMA,
+    TableWriter,
+    write_batch,
+)
 
 FileBatch = list[tuple[SourceFile, Fragment]]
 """Files with their indexing results, merged together."""
@@ -44,10 +51,12 @@ class RunningTotals:
     def block_columns(
         self, batch: FileBatch, first_chunks: Int64s, *, documents: bool
     ) -> tuple[Int64s, dict[str, npt.NDArray[Any]]]:
-        """Number of each file's first block, int64 [num_files], and the columns of all their blocks; advances the counts.
+        """Number of each file's first block, int64 [num_files], and the columns of all their
+        blocks; advances the counts.
 
-        If documents are not requested, some formats and fragments provide them nevertheless. They are dropped, along with blocks
-        without tokens, so that a snapshot does not depend on what was in the cache.
+        If documents are not requested, some formats and fragments provide them nevertheless. They
+        are dropped, along with blocks without tokens, so that a snapshot does not depend on what
+        was in the cache.
         """
         blocks = join_tables((fragment.blocks for _, fragment in batch), BLOCK_DTYPE)
         counts = np.array([len(fragment.blocks) for _, fragment in batch], np.int64)
@@ -87,21 +96,31 @@ _BATCH_BLOCKS = 1 << 16
 """Files per batch of writing tables, or blocks, whichever is reached first."""
 
 
-def write_tables(folder: Path, indexed: Sequence[SourceSpec], fragments: Iterator[Fragment]) -> dict[str, Any]:
+def write_tables(
+    folder: Path, indexed: Sequence[SourceSpec], fragments: Iterator[Fragment]
+) -> dict[str, Any]:
     """Write the three tables, and their checksums, to an empty folder; returns the manifest."""
     totals = RunningTotals()
     files: list[dict[str, Any]] = []
     sources: list[dict[str, Any]] = []
-    with TableWriter(folder / BLOCKS, BLOCK_COLUMNS) as blocks, TableWriter(folder / CHUNKS, CHUNK_COLUMNS) as chunks:
+    with (
+        TableWriter(folder / BLOCKS, BLOCK_COLUMNS) as blocks,
+        TableWriter(folder / CHUNKS, CHUNK_COLUMNS) as chunks,
+    ):
         for number, column in enumerate(indexed):
             first_file = len(files)
             for batch in _batches(column.files, fragments):
                 first_chunks = totals.chunk_numbers(batch)
                 chunks.append(_chunk_columns(batch, len(files)))
-                first_blocks, columns = totals.block_columns(batch, first_chunks, documents=column.read.count_documents)
+                first_blocks, columns = totals.block_columns(
+                    batch, first_chunks, documents=column.read.count_documents
+                )
                 blocks.append(columns)
                 firsts = zip(first_blocks.tolist(), first_chunks.tolist(), strict=True)
-                files += [_file_row(number, *each, *first) for each, first in zip(batch, firsts, strict=True)]
+                files += [
+                    _file_row(number, *each, *first)
+                    for each, first in zip(batch, firsts, strict=True)
+                ]
             extra = {"extra_of": column.name} if column.is_extra else {}
             sources.append(
                 {
@@ -115,7 +134,10 @@ def write_tables(folder: Path, indexed: Sequence[SourceSpec], fragments: Iterato
             )
         blocks.append(totals.last_row())
         values = {BLOCKS: blocks.finish(), CHUNKS: chunks.finish()}
-    table = [pa.array([file[name] for file in files], FILE_SCHEMA.field(name).type) for name in FILE_SCHEMA.names]
+    table = [
+        pa.array([file[name] for file in files], FILE_SCHEMA.field(name).type)
+        for name in FILE_SCHEMA.names
+    ]
     write_batch(folder / FILES, pa.RecordBatch.from_arrays(table, schema=FILE_SCHEMA))
     write_snapshot_checks(folder, folder)
     content = {"format_version": FORMAT_VERSION, "sources": sources, "values": values}
@@ -148,11 +170,16 @@ def _batches(files: Sequence[SourceFile], fragments: Iterator[Fragment]) -> Iter
 def _chunk_columns(batch: FileBatch, first_file: int) -> dict[str, npt.NDArray[Any]]:
     """The columns of all chunks of a batch of files, the first of which has number `first_file`."""
     chunks = join_tables((fragment.chunks for _, fragment in batch), CHUNK_DTYPE)
-    files = np.repeat(np.arange(first_file, first_file + len(batch)), [len(fragment.chunks) for _, fragment in batch])
+    files = np.repeat(
+        np.arange(first_file, first_file + len(batch)),
+        [len(fragment.chunks) for _, fragment in batch],
+    )
     return columns_of_rows(chunks) | {"file": files}
 
 
-def _file_row(source: int, file: SourceFile, fragment: Fragment, first_block: int, first_chunk: int) -> dict[str, Any]:
+def _file_row(
+    source: int, file: SourceFile, fragment: Fragment, first_block: int, first_chunk: int
+) -> dict[str, Any]:
     return {
         "source": source,
         "name": file.name,

@@ -11,9 +11,15 @@ from megablend.jit import device, kernel
 
 @kernel
 def add_lengths(
-    lengths: npt.NDArray[np.int32], every: int, end_tokens: int, documents: Int64s, counts: Int64s, starts: Int64s
+    lengths: npt.NDArray[np.int32],
+    every: int,
+    end_tokens: int,
+    documents: Int64s,
+    counts: Int64s,
+    starts: Int64s,
 ) -> int:
-    """Add to starts[i] the tokens of the documents from the last multiple of `every` up to documents[i].
+    """Add to starts[i] the tokens of the documents from the last multiple of `every` up to
+    documents[i].
 
     Args:
         lengths: int32 [n], tokens of each document.

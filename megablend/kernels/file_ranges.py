@@ -1,4 +1,5 @@
-"""Ranges of a file: which of them are read together; and reading them in one call, with no Python between two reads."""
+"""Ranges of a file: which of them are read together; and reading them in one call, with no Python
+between two reads."""
 
 from __future__ import annotations
 
@@ -18,13 +19,15 @@ WILLNEED = os.POSIX_FADV_WILLNEED
 def read_ranges(
     fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, ahead: bool, out: npt.NDArray[np.uint8]
 ) -> int:
-    """Read ranges of a file. Returns the number of the first that was not read completely; n if all were.
+    """Read ranges of a file. Returns the number of the first that was not read completely; n if all
+    were.
 
     Args:
         fd: descriptor of the file.
         offsets, sizes: int64 [n], in bytes of the file.
         begins: int64 [n], where each goes in `out`; within it, as the caller has checked.
-        ahead: announce all ranges to the system first, so that it reads them in parallel, and nothing else.
+        ahead: announce all ranges to the system first, so that it reads them in parallel, and
+            nothing else.
         out: uint8, filled.
     """
     if ahead:
@@ -34,7 +37,9 @@ def read_ranges(
         done = 0
         while done < sizes[i]:
             left = sizes[i] - done
-            got = pread(fd, pointer_at(out.ctypes.data + begins[i] + done, left), left, offsets[i] + done)
+            got = pread(
+                fd, pointer_at(out.ctypes.data + begins[i] + done, left), left, offsets[i] + done
+            )
             if got <= 0:  # end of file, or a signal: the caller handles it
                 return i
             done += got
@@ -42,14 +47,18 @@ def read_ranges(
 
 
 @kernel
-def join_ranges(offsets: Int64s, sizes: Int64s, loads: Int64s, max_gap: int, max_load: int, out: Int64s) -> int:
-    """Join ranges into runs: each is taken into the last run, or begins one where the gap or the run would be too large.
+def join_ranges(
+    offsets: Int64s, sizes: Int64s, loads: Int64s, max_gap: int, max_load: int, out: Int64s
+) -> int:
+    """Join ranges into runs: each is taken into the last run, or begins one where the gap or the
+    run would be too large.
 
     Args:
         offsets, sizes: int64 [n], in bytes of the file; offsets ascending.
         loads: int64 [n], what each range counts towards `max_load`, the limit of a run of several.
         max_gap: bytes between a range and the end of those before that a run may contain.
-        out: int64 [3, n], filled: the runs' starts and stops, of which there are as many as are returned; each range's run.
+        out: int64 [3, n], filled: the runs' starts and stops, of which there are as many as are
+            returned; each range's run.
     """
     count = 0
     load = 0

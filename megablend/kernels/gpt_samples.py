@@ -1,4 +1,5 @@
-"""Samples of Megatron's index arrays over a `.bin/.idx` pair, read in one call: no Python between two reads."""
+"""Samples of Megatron's index arrays over a `.bin/.idx` pair, read in one call: no Python between
+two reads."""
 
 from __future__ import annotations
 
@@ -21,13 +22,15 @@ def read_samples(
     lengths: npt.NDArray[np.int32],
     out: npt.NDArray[np.uint8],
 ) -> bool:
-    """Read the tokens of samples. False where one is not full, or a file is not as it should be: the caller finds out why.
+    """Read the tokens of samples. False where one is not full, or a file is not as it should be:
+    the caller finds out why.
 
     Args:
         numbers: int64 [n], entries of the shuffle index; negative ones count from its end.
         fds: of the document, sample and shuffle index, of the `.idx` and of the `.bin`.
-        layout: entries of the shuffle index; bytes of an entry of the sample and the shuffle index, and of a token; where entries
-            begin in the index arrays, where pointers do in the `.idx`; the extra token, 0 or 1.
+        layout: entries of the shuffle index; bytes of an entry of the sample and the shuffle index,
+            and of a token; where entries begin in the index arrays, where pointers do in the
+            `.idx`; the extra token, 0 or 1.
         lengths: int32 [num_documents], tokens.
         out: uint8 [n, bytes of a sample], filled.
     """
@@ -65,7 +68,12 @@ def read_samples(
             entry = (position - first) % _ENTRIES
             if entry == 0:
                 size = 4 * min(_ENTRIES, last + 1 - position)
-                if pread(fds[0], pointer_at(documents.ctypes.data, size), size, start + 4 * position) != size:
+                if (
+                    pread(
+                        fds[0], pointer_at(documents.ctypes.data, size), size, start + 4 * position
+                    )
+                    != size
+                ):
                     return False
             document = np.int64(documents[entry])
             if document < 0 or document >= len(lengths):

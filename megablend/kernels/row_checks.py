@@ -1,7 +1,9 @@
-"""Checks of a table's rows: 4 bytes that follow from a row's number and its values, as stored next to the table.
+"""Checks of a table's rows: 4 bytes that follow from a row's number and its values, as stored next
+to the table.
 
-h = mix(number + GOLDEN); for each value h = mix(h ^ value); the check is the upper half of h. `mix` is one to one, so that rows
-that differ in one value never share h. Part of the format on disk: another formula needs another version.
+h = mix(number + GOLDEN); for each value h = mix(h ^ value); the check is the upper half of h. `mix`
+is one to one, so that rows that differ in one value never share h. Part of the format on disk:
+another formula needs another version.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ _32 = np.uint64(32)
 
 
 @kernel
-def row_checks(rows: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64], out: npt.NDArray[np.uint32]) -> None:
+def row_checks(
+    rows: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64], out: npt.NDArray[np.uint32]
+) -> None:
     """The checks of rows.
 
     Args:

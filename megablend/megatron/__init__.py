@@ -1,4 +1,5 @@
-"""Megatron-LM's datasets: its cache files, byte for byte, without waiting for one rank to make them; and its builder.
+"""Megatron-LM's datasets: its cache files, byte for byte, without waiting for one rank to make
+them; and its builder.
 
     megablend.megatron.prepare(config, sizes)               # on every rank: fills the cache that training will find
     MegablendDatasetBuilder(GPTDataset, sizes, is_built_on_rank, config).build()         # in the training script

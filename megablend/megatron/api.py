@@ -35,21 +35,30 @@ def prepare_on_ranks(
 
     Args:
         request: the same on all ranks, except for the location of the cache; this is checked.
-        shared_fs: as `ranks_sharing_folder` takes it; a dry run creates no folder, and assumes that all ranks share one.
+        shared_fs: as `ranks_sharing_folder` takes it; a dry run creates no folder, and assumes that
+            all ranks share one.
 
     Others as prepare_cache has them; `progress` is called on the first rank of each folder.
 
-    Raises: on all ranks the error of any: ConfigError, PlanError, DataError, CacheError, LaunchError.
+    Raises: on all ranks the error of any: ConfigError, PlanError, DataError, CacheError,
+        LaunchError.
     """
     cache = Path(request.path_to_cache).absolute()
     with job.members(range(job.size)) as world:
         try:
             check_same_settings(world, request.list_settings())
-            ranks = list(range(job.size)) if dry_run else ranks_sharing_folder(world, cache, shared_fs)
+            ranks = (
+                list(range(job.size)) if dry_run else ranks_sharing_folder(world, cache, shared_fs)
+            )
             with job.members(ranks) as group:
                 launch = Subgroup(group, world)
                 report = prepare_cache(
-                    request, launch=launch, storage=storage, dry_run=dry_run, max_memory=max_memory, progress=progress
+                    request,
+                    launch=launch,
+                    storage=storage,
+                    dry_run=dry_run,
+                    max_memory=max_memory,
+                    progress=progress,
                 )
             world.finish()  # a rank may fail at the very end
         except BaseException as error:
@@ -58,21 +67,29 @@ def prepare_on_ranks(
 
 
 def prepare(
-    config: DatasetConfig, sizes: Sequence[int | None], *, max_memory: int | None = None, shared_fs: str = AUTO
+    config: DatasetConfig,
+    sizes: Sequence[int | None],
+    *,
+    max_memory: int | None = None,
+    shared_fs: str = AUTO,
 ) -> CacheReport:
-    """Build what `config.path_to_cache` lacks for Megatron's builder to find all it looks for. Called on every rank.
+    """Build what `config.path_to_cache` lacks for Megatron's builder to find all it looks for.
+    Called on every rank.
 
     Args:
-        config: a GPTDatasetConfig. Object stores are accessed by its `storage` if it is a MegablendDatasetConfig, otherwise by
-            the settings that MEGABLEND_STORAGE names.
+        config: a GPTDatasetConfig. Object stores are accessed by its `storage` if it is a
+            MegablendDatasetConfig, otherwise by the settings that MEGABLEND_STORAGE names.
         sizes: samples of train, valid and test, as the builder takes them.
-        max_memory: bytes of arrays that the ranks of one node hold together; most of what is free there where None.
-        shared_fs: "yes" where all ranks share the cache's folder, "no" if only those of one machine may, "auto" to detect it.
+        max_memory: bytes of arrays that the ranks of one node hold together; most of what is free
+            there where None.
+        shared_fs: "yes" where all ranks share the cache's folder, "no" if only those of one machine
+            may, "auto" to detect it.
 
-    The ranks are those of torch.distributed where it is initialised, else those that an MPI launcher started, else this
-    process alone. Ranks that see one folder build it together.
+    The ranks are those of torch.distributed where it is initialised, else those that an MPI
+    launcher started, else this process alone. Ranks that see one folder build it together.
 
-    Raises: on all ranks the error of any: ConfigError, PlanError, DataError, CacheError, LaunchError.
+    Raises: on all ranks the error of any: ConfigError, PlanError, DataError, CacheError,
+        LaunchError.
     """
     job = this_job()
     try:
@@ -80,6 +97,10 @@ def prepare(
         objects = load_storage_settings(getattr(config, "storage", None))
     except BaseException as error:
         job.world.abort(error)
-    storage = ForkSafeStorage(make_storage(objects=objects))  # training forks its DataLoader's workers
+    storage = ForkSafeStorage(
+        make_storage(objects=objects)
+    )  # training forks its DataLoader's workers
     with closing_helper():
-        return prepare_on_ranks(request, job, storage=storage, shared_fs=shared_fs, max_memory=max_memory)
+        return prepare_on_ranks(
+            request, job, storage=storage, shared_fs=shared_fs, max_memory=max_memory
+        )

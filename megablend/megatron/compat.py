@@ -1,13 +1,14 @@
-"""Differences between versions of megatron-core, detected by what a version has; no other module depends on a version.
+"""Differences between versions of megatron-core, detected by what a version has; no other module
+depends on a version.
 
     0.12    a blend's surplus is 0.5 %, not a setting; no validation sets by themselves, no fast cache load
     0.14    multiple_validation_sets, full_validation
     0.16    fast_cache_load, defer_npy_index_mmap
     0.19    inter_document_masking: a dataset's query also returns the tokens of each of a sample's documents
 
-Whether the installed version is one that the plugin fits is found out by probe.py. A setting that is not known here, and is on,
-may change what a cache holds: the builder then leaves the work to Megatron.
-Nothing is imported of megatron-core: caches can be prepared where it is not installed.
+Whether the installed version is one that the plugin fits is found out by probe.py. A setting that
+is not known here, and is on, may change what a cache holds: the builder then leaves the work to
+Megatron. Nothing is imported of megatron-core: caches can be prepared where it is not installed.
 """
 
 from __future__ import annotations
@@ -77,7 +78,11 @@ def find_unknown_settings(config: Any, known_class: type[Any]) -> list[str]:
         config: of `known_class` or a class derived from it, whose own settings are not looked at.
         known_class: the installed GPTDatasetConfig.
     """
-    unknown = [field for field in fields(known_class) if field.name not in _OTHERS and field.name not in _DEFAULTS]
+    unknown = [
+        field
+        for field in fields(known_class)
+        if field.name not in _OTHERS and field.name not in _DEFAULTS
+    ]
     return [field.name for field in unknown if getattr(config, field.name, None) != _default(field)]
 
 
@@ -88,7 +93,8 @@ def _default(field: Field[Any]) -> Any:
 
 
 def setting(config: Any, name: str) -> Any:
-    """A setting of a Megatron config, or what Megatron does where the installed version has no such setting."""
+    """A setting of a Megatron config, or what Megatron does where the installed version has no such
+    setting."""
     found = getattr(config, name, None)
     return _DEFAULTS[name] if found is None else found
 
@@ -98,8 +104,11 @@ def assumes_whole_cache(config: Any) -> bool:
     return bool(setting(config, "fast_cache_load"))
 
 
-def query_result(config: Any, tokens: Any, documents: Any, document_tokens: list[int]) -> tuple[Any, ...]:
-    """What GPTDataset._query_document_sample_shuffle_indices returns in the version that `config` is of."""
+def query_result(
+    config: Any, tokens: Any, documents: Any, document_tokens: list[int]
+) -> tuple[Any, ...]:
+    """What GPTDataset._query_document_sample_shuffle_indices returns in the version that `config`
+    is of."""
     if hasattr(config, "inter_document_masking"):
         return tokens, documents, document_tokens
     return tokens, documents

@@ -1,7 +1,8 @@
-"""The files of a pair as they are on a local disk: whether they are still those that a job's datasets were built from.
+"""The files of a pair as they are on a local disk: whether they are still those that a job's
+datasets were built from.
 
-A dataset of a blend is opened when it is first used, perhaps hours after the cache was compared with the data. Inodes are not
-compared: some file systems (FUSE) make new ones for the same file.
+A dataset of a blend is opened when it is first used, perhaps hours after the cache was compared
+with the data. Inodes are not compared: some file systems (FUSE) make new ones for the same file.
 """
 
 from __future__ import annotations
@@ -49,14 +50,21 @@ def times_of(pair: PairState) -> list[int | None]:
 
 
 def check_pair(prefix: str, before: PairState) -> None:
-    """Check that a pair's files are as they were before. Raises: MissingFileError, ChangedFileError."""
+    """Check that a pair's files are as they were before. Raises: MissingFileError,
+    ChangedFileError."""
     for suffix, state, now in zip(_SUFFIXES, before, look_at_pair(prefix), strict=True):
         path = prefix + suffix
         if state is None or state == now:
             continue
         if now is None:
-            raise MissingFileError(path, "is missing, but was there when this job built its datasets: restore the file")
-        sizes = f"{now.size:,} bytes, {state.size:,} before" if now.size != state.size else "modified since"
+            raise MissingFileError(
+                path, "is missing, but was there when this job built its datasets: restore the file"
+            )
+        sizes = (
+            f"{now.size:,} bytes, {state.size:,} before"
+            if now.size != state.size
+            else "modified since"
+        )
         raise ChangedFileError(
             path,
             f"was replaced or written to after this job began to build its datasets ({sizes}): restart the job, which builds "

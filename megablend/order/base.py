@@ -1,4 +1,5 @@
-"""What an order is: a map from positions in a source's endless concatenation of epochs to tokens of its blocks."""
+"""What an order is: a map from positions in a source's endless concatenation of epochs to tokens of
+its blocks."""
 
 from __future__ import annotations
 
@@ -23,11 +24,13 @@ class Blocks(Protocol):
         ...
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
-        """Tokens of each group, int64 [num_groups]; block b belongs to group b // run % num_groups."""
+        """Tokens of each group, int64 [num_groups]; block b belongs to group b // run %
+        num_groups."""
         ...
 
     def keep_group_totals(self, num_groups: int, run: int) -> None:
-        """Store the result of `group_totals`, so that it is fast from now on in every process. Raises CacheError."""
+        """Store the result of `group_totals`, so that it is fast from now on in every process.
+        Raises CacheError."""
         ...
 
 
@@ -47,7 +50,8 @@ class Spans(NamedTuple):
     """Token ranges of a source, split at block boundaries: int64 [m] each; no span is empty."""
 
     rows: Int64s
-    """Number of the token range that the span belongs to; ascending, the spans of a range in order."""
+    """Number of the token range that the span belongs to; ascending, the spans of a range in
+    order."""
     epochs: Int64s
     blocks: Int64s
     starts: Int64s
@@ -71,26 +75,30 @@ class Placed(NamedTuple):
 
 
 class Order(Protocol):
-    """Decides in which order a source's tokens are read. Safe to share between threads and to pickle."""
+    """Decides in which order a source's tokens are read. Safe to share between threads and to
+    pickle."""
 
     memory_bytes: int
     """Upper estimate of the order's memory."""
 
     def precompute(self) -> None:
-        """Store with the index what is slow to compute when a run is opened. Called by `build`. Raises CacheError."""
+        """Store with the index what is slow to compute when a run is opened. Called by `build`.
+        Raises CacheError."""
         ...
 
     def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
         """Locate ranges of `length` tokens of the endless concatenation of the source's epochs.
 
         Args:
-            starts: int64 [n], first token of each range, 0 or more, in any order; start + length < 2^63.
+            starts: int64 [n], first token of each range, 0 or more, in any order; start + length <
+                2^63.
             length: of every range, or of each: int64 [n], 1 or more.
         """
         ...
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Where an epoch reads stored tokens [starts, stops), int64 [n] each, none empty: the inverse of `spans`."""
+        """Where an epoch reads stored tokens [starts, stops), int64 [n] each, none empty: the
+        inverse of `spans`."""
         ...
 
 
@@ -98,13 +106,16 @@ def join_spans(parts: Sequence[Spans]) -> Spans:
     """The spans of several passes, each of which continued the token ranges of the previous one."""
     if len(parts) == 1:
         return parts[0]
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)] or [np.zeros(0, np.int64)] * 5
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)] or [
+        np.zeros(0, np.int64)
+    ] * 5
     order = np.argsort(columns[0], kind="stable")
     return Spans(*(column[order] for column in columns))
 
 
 def by_value(values: npt.NDArray[Any]) -> Iterator[tuple[int, Int64s]]:
-    """Each distinct value, ascending, with the positions where it occurs: int64 [...], ascending."""
+    """Each distinct value, ascending, with the positions where it occurs: int64 [...],
+    ascending."""
     if len(values) == 1 or (len(values) and (values == values[0]).all()):  # the common cases
         yield int(values[0]), np.arange(len(values))
         return

@@ -1,13 +1,16 @@
-"""Blocks in a new random order every epoch; each block is read once per epoch, from its start to its end.
+"""Blocks in a new random order every epoch; each block is read once per epoch, from its start to
+its end.
 
-With up to THRESHOLD blocks, an epoch is one exact shuffle of the blocks, computed with cumulative token counts when the epoch
-begins. Larger sources are shuffled at two levels, so that memory and time stay bounded, for one source of 10^8 blocks as for a
-hundred of 10^6: blocks are assigned to GROUPS groups, whose token totals are stored with the index; the groups are shuffled when
-an epoch begins, and a group's blocks when the group begins. Neighbours on disk belong to different groups, so that each group is
-spread over the whole source. Beyond GROUPS * RUNS blocks, runs of neighbouring blocks are assigned together, so that a group
-consists of about RUNS runs and as many index lookups, however large the source is. GROUPS is a prime, so no group gets the same
-position of every file or row group. THRESHOLD, GROUPS and RUNS are part of the order: other values give another sequence of
-tokens.
+With up to THRESHOLD blocks, an epoch is one exact shuffle of the blocks, computed with cumulative
+token counts when the epoch begins. Larger sources are shuffled at two levels, so that memory and
+time stay bounded, for one source of 10^8 blocks as for a hundred of 10^6: blocks are assigned to
+GROUPS groups, whose token totals are stored with the index; the groups are shuffled when an epoch
+begins, and a group's blocks when the group begins. Neighbours on disk belong to different groups,
+so that each group is spread over the whole source. Beyond GROUPS * RUNS blocks, runs of
+neighbouring blocks are assigned together, so that a group consists of about RUNS runs and as many
+index lookups, however large the source is. GROUPS is a prime, so no group gets the same position of
+every file or row group. THRESHOLD, GROUPS and RUNS are part of the order: other values give another
+sequence of tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ THRESHOLD = 1 << 16
 GROUPS = 1021
 RUNS = 1 << 11
 _KEPT = 2
-"""How many epochs, and groups, have their shuffles cached: a cycle may mix the end of one with the start of the next."""
+"""How many epochs, and groups, have their shuffles cached: a cycle may mix the end of one with the
+start of the next."""
 
 
 class Shuffled(NamedTuple):
@@ -43,10 +47,17 @@ class Shuffled(NamedTuple):
 
 
 class BlockOrder:
-    """Every epoch is a permutation of the blocks, chosen by (key, epoch). Only tests change the keywords."""
+    """Every epoch is a permutation of the blocks, chosen by (key, epoch). Only tests change the
+    keywords."""
 
     def __init__(
-        self, blocks: Blocks, key: int, *, threshold: int = THRESHOLD, groups: int = GROUPS, runs: int = RUNS
+        self,
+        blocks: Blocks,
+        key: int,
+        *,
+        threshold: int = THRESHOLD,
+        groups: int = GROUPS,
+        runs: int = RUNS,
     ) -> None:
         self._blocks = blocks
         self._key = key & MASK
@@ -59,7 +70,8 @@ class BlockOrder:
         self.memory_bytes = _KEPT * entries * (8 + np.min_scalar_type(blocks.num_blocks).itemsize)
 
     def precompute(self) -> None:
-        """Store the groups' token totals with the index, where there are groups. Raises CacheError."""
+        """Store the groups' token totals with the index, where there are groups. Raises
+        CacheError."""
         if self._num_groups > 1:
             self._blocks.keep_group_totals(self._num_groups, self._run)
 
@@ -78,20 +90,25 @@ class BlockOrder:
         return join_spans(parts)
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see Order.find_tokens."""
+        """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see
+        Order.find_tokens."""
         spans = SequentialOrder(self._blocks, self._key).cut(starts, stops)
         first = np.empty(len(spans.blocks), np.int64)  # where each block begins in the epoch
         group_starts = _starts_of(self._groups(epoch))
         for group, inside in by_value(spans.blocks // self._run % self._num_groups):
             shuffled = self._members(epoch, group)
             members = self._members_of(group)
-            first[inside] = group_starts[group] + _starts_of(shuffled)[np.searchsorted(members, spans.blocks[inside])]
+            first[inside] = (
+                group_starts[group]
+                + _starts_of(shuffled)[np.searchsorted(members, spans.blocks[inside])]
+            )
         first += epoch * self._blocks.num_tokens
         stored = self._blocks.before(spans.blocks) + spans.starts
         return Placed(spans.rows, stored, first + spans.starts, first + spans.stops)
 
     def _groups_containing(self, starts: Int64s) -> Iterator[tuple[Int64s, int, int, Shuffled]]:
-        """The groups that contain tokens `starts`: positions in `starts`, epoch, the group's first token, its blocks."""
+        """The groups that contain tokens `starts`: positions in `starts`, epoch, the group's first
+        token, its blocks."""
         for epoch, in_epoch in by_value(starts // self._blocks.num_tokens):
             first = epoch * self._blocks.num_tokens
             if self._num_groups == 1:
@@ -105,7 +122,8 @@ class BlockOrder:
 
     def _groups(self, epoch: int) -> Shuffled:
         return self._epochs.get(
-            epoch, lambda: _shuffle(np.arange(self._num_groups), self._totals(), self._key, epoch, 0)
+            epoch,
+            lambda: _shuffle(np.arange(self._num_groups), self._totals(), self._key, epoch, 0),
         )
 
     def _members(self, epoch: int, group: int) -> Shuffled:
@@ -144,7 +162,8 @@ def _starts_of(shuffled: Shuffled) -> Int64s:
 
 
 def _shuffle(items: Int64s, tokens: Int64s, key: int, epoch: int, group: int) -> Shuffled:
-    """Shuffle ascending items [n] with `tokens` [n] tokens each, in the random order of (key, epoch, group)."""
+    """Shuffle ascending items [n] with `tokens` [n] tokens each, in the random order of (key,
+    epoch, group)."""
     order = np.arange(len(items))
     shuffle(order, key, epoch, group)
     entries = items[order].astype(np.min_scalar_type(items[-1] if len(items) else 0))
@@ -152,7 +171,8 @@ def _shuffle(items: Int64s, tokens: Int64s, key: int, epoch: int, group: int) ->
 
 
 def _cut(shuffled: Shuffled, epoch: int, rows: Int64s, starts: Int64s, stops: Int64s) -> Spans:
-    """Spans of tokens [starts, stops), int64 [n] each, of the shuffled blocks; they belong to token ranges `rows` int64 [n]."""
+    """Spans of tokens [starts, stops), int64 [n] each, of the shuffled blocks; they belong to token
+    ranges `rows` int64 [n]."""
     cuts = np.empty((4, count_cuts(shuffled.offsets, starts, stops)), np.int64)
     cut(shuffled.offsets, starts, stops, cuts)
     blocks = shuffled.entries[cuts[1]].astype(np.int64)

@@ -1,4 +1,5 @@
-"""An order that changes with an epoch: a source finishes its epoch in one order and begins the next in another."""
+"""An order that changes with an epoch: a source finishes its epoch in one order and begins the next
+in another."""
 
 from __future__ import annotations
 
@@ -46,6 +47,7 @@ class ChangingOrder:
         return join_spans(parts)
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see Order.find_tokens."""
+        """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see
+        Order.find_tokens."""
         order = next(order for first, order in reversed(self._orders) if epoch >= first)
         return order.find_tokens(epoch, starts, stops)

@@ -1,9 +1,11 @@
-"""Documents in a new random order every epoch, concatenated and split: a full shuffle, at the cost of a block read per document.
+"""Documents in a new random order every epoch, concatenated and split: a full shuffle, at the cost
+of a block read per document.
 
-Documents are shuffled as the block order shuffles blocks; the sequential order locates a document's tokens. With up to THRESHOLD
-documents, an epoch is one exact shuffle. Larger sources are assigned in turn to groups of about GROUP_DOCUMENTS, so that
-neighbours are never in the same group and the memory of an epoch stays bounded. Both numbers are part of the order: other values
-give another sequence of tokens.
+Documents are shuffled as the block order shuffles blocks; the sequential order locates a document's
+tokens. With up to THRESHOLD documents, an epoch is one exact shuffle. Larger sources are assigned
+in turn to groups of about GROUP_DOCUMENTS, so that neighbours are never in the same group and the
+memory of an epoch stays bounded. Both numbers are part of the order: other values give another
+sequence of tokens.
 """
 
 from __future__ import annotations
@@ -18,19 +20,28 @@ GROUP_DOCUMENTS = 1 << 15
 
 
 class DocumentOrder:
-    """Every epoch is a permutation of the documents, chosen by (key, epoch). Only tests change the keywords."""
+    """Every epoch is a permutation of the documents, chosen by (key, epoch). Only tests change the
+    keywords."""
 
     def __init__(
-        self, blocks: DocumentBlocks, key: int, *, threshold: int = THRESHOLD, group: int = GROUP_DOCUMENTS
+        self,
+        blocks: DocumentBlocks,
+        key: int,
+        *,
+        threshold: int = THRESHOLD,
+        group: int = GROUP_DOCUMENTS,
     ) -> None:
         self._documents = blocks.documents
         count = self._documents.num_blocks
-        self._shuffled = BlockOrder(self._documents, key, threshold=threshold, groups=-(-count // group), runs=count)
+        self._shuffled = BlockOrder(
+            self._documents, key, threshold=threshold, groups=-(-count // group), runs=count
+        )
         self._in_place = SequentialOrder(blocks, key)
         self.memory_bytes = self._shuffled.memory_bytes
 
     def precompute(self) -> None:
-        """Store the groups' token totals with the index, where there are groups. Raises CacheError."""
+        """Store the groups' token totals with the index, where there are groups. Raises
+        CacheError."""
         self._shuffled.precompute()
 
     def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
@@ -38,8 +49,11 @@ class DocumentOrder:
         samples, epochs, documents, first, stop = self._shuffled.spans(starts, length)
         before = self._documents.before(documents)
         spans = self._in_place.cut(before + first, before + stop)
-        return Spans(samples[spans.rows], epochs[spans.rows], spans.blocks, spans.starts, spans.stops)
+        return Spans(
+            samples[spans.rows], epochs[spans.rows], spans.blocks, spans.starts, spans.stops
+        )
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see Order.find_tokens."""
+        """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see
+        Order.find_tokens."""
         return self._shuffled.find_tokens(epoch, starts, stops)

@@ -1,4 +1,5 @@
-"""The orders by name, with their requirements. Imports are deferred until an order is made: configs are checked without NumPy."""
+"""The orders by name, with their requirements. Imports are deferred until an order is made: configs
+are checked without NumPy."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ class OrderKind:
 
     make: MakeOrder
     unit: Literal["block", "document"] = "block"
-    """The smallest unit that the order shuffles. For "document" the index needs a table of the documents' lengths."""
+    """The smallest unit that the order shuffles. For "document" the index needs a table of the
+    documents' lengths."""
     consumes_whole_blocks: bool = True
-    """Whether a lane reads a block to its end before it leaves it, so that each block is read once. Otherwise a block may be
-    needed again at any time, and keeping it is not worth the memory."""
+    """Whether a lane reads a block to its end before it leaves it, so that each block is read once.
+    Otherwise a block may be needed again at any time, and keeping it is not worth the memory."""
 
 
 def _make_block(blocks: DocumentBlocks, key: int) -> Order:
@@ -58,7 +60,8 @@ def current_name(name: str) -> str:
 
 
 def find_order(name: str) -> OrderKind:
-    """An order by its name in `ORDERS` or the one of release 0.1.0. Raises: ValueError for an unknown name."""
+    """An order by its name in `ORDERS` or the one of release 0.1.0. Raises: ValueError for an
+    unknown name."""
     kind = ORDERS.get(current_name(name))
     if kind is None:
         raise ValueError(f"found {name!r}, expected one of {', '.join(ORDERS)}")

@@ -8,8 +8,8 @@ from megablend.arrays import Int64s
 from megablend.order.base import Blocks, Placed, Spans, join_spans
 
 LISTED_BLOCKS = 1 << 15
-"""Of sources with up to this many blocks, all edges are looked up at once: that costs less than a binary search, whose every step
-looks up some."""
+"""Of sources with up to this many blocks, all edges are looked up at once: that costs less than a
+binary search, whose every step looks up some."""
 
 
 class SequentialOrder:
@@ -40,12 +40,14 @@ class SequentialOrder:
         return join_spans(parts)
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
-        """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see Order.find_tokens."""
+        """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see
+        Order.find_tokens."""
         first = epoch * self._blocks.num_tokens
         return Placed(np.arange(len(starts)), starts, first + starts, first + stops)
 
     def cut(self, starts: Int64s, stops: Int64s) -> Spans:
-        """Split tokens [starts, stops) of epoch 0, int64 [n] each, none empty, at block boundaries."""
+        """Split tokens [starts, stops) of epoch 0, int64 [n] each, none empty, at block
+        boundaries."""
         edges = None
         if self._is_listed:
             edges = self._blocks.before(np.arange(self._blocks.num_blocks + 1))
@@ -53,7 +55,10 @@ class SequentialOrder:
         counts = self._block_of(stops - 1, edges) + 1 - low
         which = np.repeat(np.arange(len(starts)), counts)
         blocks = low[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-        before, after = (self._blocks.before(each) if edges is None else edges[each] for each in (blocks, blocks + 1))
+        before, after = (
+            self._blocks.before(each) if edges is None else edges[each]
+            for each in (blocks, blocks + 1)
+        )
         columns = (
             which,
             np.zeros(len(which), np.int64),
@@ -64,13 +69,16 @@ class SequentialOrder:
         return Spans(*(column[after > before] for column in columns))
 
     def _block_of(self, tokens: Int64s, edges: Int64s | None) -> Int64s:
-        """The blocks that contain `tokens` of epoch 0: int64 [n]; `edges`: tokens before each block, if known."""
+        """The blocks that contain `tokens` of epoch 0: int64 [n]; `edges`: tokens before each
+        block, if known."""
         if edges is not None:
             found: Int64s = np.searchsorted(edges, tokens, side="right") - 1
             return found
         low = np.zeros(len(tokens), np.int64)
         high = np.full(len(tokens), self._blocks.num_blocks)
-        while (high - low > 1).any():  # binary search; finished entries do not change: their middle is `low`
+        while (
+            high - low > 1
+        ).any():  # binary search; finished entries do not change: their middle is `low`
             middle = (low + high) // 2
             left = self._blocks.before(middle) <= tokens
             low = np.where(left, middle, low)

@@ -15,7 +15,8 @@ MAX_CYCLES_PER_RUN = 32
 
 
 def largest_remainder(weights: Sequence[int | Fraction], total: int) -> list[int]:
-    """Divide `total` samples by weight: floor of each exact share, the rest to the largest remainders, ties by source order.
+    """Divide `total` samples by weight: floor of each exact share, the rest to the largest
+    remainders, ties by source order.
 
     Returns [D] integers that sum to `total`, each within 1 of weight * total / sum of weights.
 
@@ -25,12 +26,15 @@ def largest_remainder(weights: Sequence[int | Fraction], total: int) -> list[int
 
 
 def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list[list[int]]:
-    """Samples of each source in the stages of one blend, which end at `ends` samples from the blend's start: [stages][D].
+    """Samples of each source in the stages of one blend, which end at `ends` samples from the
+    blend's start: [stages][D].
 
-    Each stage corrects the rounding of earlier ones: it divides its samples in proportion to the residuals weight * end - given,
-    with negative residuals taken as 0. Appending ends does not change the totals of earlier stages.
+    Each stage corrects the rounding of earlier ones: it divides its samples in proportion to the
+    residuals weight * end - given, with negative residuals taken as 0. Appending ends does not
+    change the totals of earlier stages.
 
-    Raises: PlanError as largest_remainder does, and where `ends` is not strictly increasing from above 0.
+    Raises: PlanError as largest_remainder does, and where `ends` is not strictly increasing from
+        above 0.
     """
     wholes = _whole(weights)
     scale = sum(wholes)
@@ -39,8 +43,12 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
     totals = []
     for end in ends:
         if end <= start:
-            raise PlanError(f"a stage ends at sample {end}; expected more than its first sample, {start}")
-        residuals = [max(0, whole * end - had * scale) for whole, had in zip(wholes, given, strict=True)]
+            raise PlanError(
+                f"a stage ends at sample {end}; expected more than its first sample, {start}"
+            )
+        residuals = [
+            max(0, whole * end - had * scale) for whole, had in zip(wholes, given, strict=True)
+        ]
         stage = _divide(residuals, end - start)
         given = [had + more for had, more in zip(given, stage, strict=True)]
         totals.append(stage)
@@ -49,15 +57,18 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
 
 
 def divide_residuals(due: Sequence[Fraction], given: Sequence[int], total: int) -> list[int]:
-    """Divide `total` samples in proportion to what each source lacks: `due` less `given`, [D] each, at least 0."""
+    """Divide `total` samples in proportion to what each source lacks: `due` less `given`, [D] each,
+    at least 0."""
     lacking = [max(Fraction(0), owed - had) for owed, had in zip(due, given, strict=True)]
     return _divide(_whole(lacking), total)
 
 
 def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -> list[int]:
-    """Divide a drain of `total` samples by weight, [D], such that each source has at least the samples that it has left, [D].
+    """Divide a drain of `total` samples by weight, [D], such that each source has at least the
+    samples that it has left, [D].
 
-    What a source has left beyond its share is taken from the others, in proportion to their weights.
+    What a source has left beyond its share is taken from the others, in proportion to their
+    weights.
 
     Raises: PlanError if there are fewer samples than are left, or more and all weights are 0.
     """
@@ -71,7 +82,9 @@ def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -
     short = free
     while short:
         rest = total - sum(left[source] for source in range(len(left)) if source not in free)
-        shares = largest_remainder([weight if each in free else 0 for each, weight in enumerate(weights)], rest)
+        shares = largest_remainder(
+            [weight if each in free else 0 for each, weight in enumerate(weights)], rest
+        )
         short = {source for source in free if shares[source] < left[source]}
         free = free - short
         totals = [shares[source] if source in free else had for source, had in enumerate(left)]
@@ -79,20 +92,26 @@ def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -
 
 
 def drain_length(weights: Sequence[Fraction], left: Sequence[int], start: int, unit: int) -> int:
-    """The least samples of a drain which begins at sample `start` such that it ends at a multiple of `unit`, and each source's
-    share of it is what it has left, or more; see `divide_drain`. At most twice what is left, as far as `unit` allows."""
+    """The least samples of a drain which begins at sample `start` such that it ends at a multiple
+    of `unit`, and each source's share of it is what it has left, or more; see `divide_drain`. At
+    most twice what is left, as far as `unit` allows."""
     whole = sum(left)
     scale = sum(weights)
     pairs = list(zip(weights, left, strict=True))
     others = sum(had for weight, had in pairs if weight == 0)  # their share cannot be kept
-    length = others + max((math.ceil(had * scale / weight) for weight, had in pairs if weight > 0), default=0)
+    length = others + max(
+        (math.ceil(had * scale / weight) for weight, had in pairs if weight > 0), default=0
+    )
     length = min(length, 2 * whole)
     length += -(start + length) % unit
     return length - unit if 2 * whole < length and length - unit >= whole > 0 else length
 
 
-def cycles_per_run(block_tokens: int | Fraction, share: int | Fraction, sample_tokens: int, slots: int) -> int:
-    """Number of cycles that share each run of a source's ordinals, such that a lane's run spans about BLOCKS_PER_RUN blocks.
+def cycles_per_run(
+    block_tokens: int | Fraction, share: int | Fraction, sample_tokens: int, slots: int
+) -> int:
+    """Number of cycles that share each run of a source's ordinals, such that a lane's run spans
+    about BLOCKS_PER_RUN blocks.
 
     Args:
         block_tokens: mean tokens of the source's blocks.
@@ -102,11 +121,17 @@ def cycles_per_run(block_tokens: int | Fraction, share: int | Fraction, sample_t
 
     Returns: an integer from 1 to MAX_CYCLES_PER_RUN; 1 for a source without a share.
     """
-    lane_tokens = share.numerator * slots * sample_tokens  # in one cycle, times the share's denominator
+    lane_tokens = (
+        share.numerator * slots * sample_tokens
+    )  # in one cycle, times the share's denominator
     if lane_tokens <= 0:
         return 1
-    run_tokens = BLOCKS_PER_RUN * block_tokens.numerator * share.denominator  # times the denominator of block_tokens
-    return min(MAX_CYCLES_PER_RUN, max(1, -(-run_tokens // (block_tokens.denominator * lane_tokens))))
+    run_tokens = (
+        BLOCKS_PER_RUN * block_tokens.numerator * share.denominator
+    )  # times the denominator of block_tokens
+    return min(
+        MAX_CYCLES_PER_RUN, max(1, -(-run_tokens // (block_tokens.denominator * lane_tokens)))
+    )
 
 
 def _whole(weights: Sequence[int | Fraction]) -> list[int]:

@@ -1,4 +1,5 @@
-"""Amending a ledger: its last stage stops at the end of a cycle, and other stages follow. No sample before it changes."""
+"""Amending a ledger: its last stage stops at the end of a cycle, and other stages follow. No sample
+before it changes."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from megablend.plan.state import State
 
 
 def cut_ledger(ledger: Ledger, plan: StagesPlan, sample: int) -> Ledger:
-    """The ledger up to the first sample from `sample` on at which its stage can stop: the end of a cycle, or of the stage.
+    """The ledger up to the first sample from `sample` on at which its stage can stop: the end of a
+    cycle, or of the stage.
 
     What is left of a stage before it (a drain) is read to its end, and then one cycle.
 
@@ -32,17 +34,24 @@ def cut_ledger(ledger: Ledger, plan: StagesPlan, sample: int) -> Ledger:
     stretches = plan.list_stretches()
     stage = ledger.stages[number]
     # the steps of the stage, without a drain after it
-    steps = [which for which, each in enumerate(stretches) if each.stage == number and each.start < stage.stop]
+    steps = [
+        which
+        for which, each in enumerate(stretches)
+        if each.stage == number and each.start < stage.stop
+    ]
     which = next((which for which in steps if sample <= stretches[which].stop), steps[-1])
     start = stretches[which].start
     round_up = find_interleaving(stage.blend.interleaving).round_up
     stop = min(stage.stop, start + round_up(plan.plan_of(which), max(1, sample - start)))
     cut = None if stop == stage.end else stop
-    return dataclasses.replace(ledger, stages=(*ledger.stages[:number], dataclasses.replace(stage, cut=cut)))
+    return dataclasses.replace(
+        ledger, stages=(*ledger.stages[:number], dataclasses.replace(stage, cut=cut))
+    )
 
 
 def rewind_to(ledger: Ledger, state: State) -> Ledger:
-    """The ledger as a state knows it: without a cut that the state has passed, on the plan that was committed before.
+    """The ledger as a state knows it: without a cut that the state has passed, on the plan that was
+    committed before.
 
     Raises: StateError where the state is of another run.
     """
@@ -50,8 +59,12 @@ def rewind_to(ledger: Ledger, state: State) -> Ledger:
     if parting is None or not parting.by_cut or state.consumed_samples <= parting.sample:
         state.check(split="train", indices=ledger.indices, stages=ledger.links)
         return ledger
-    number = next(i for i, (x, y) in enumerate(zip(ledger.links, state.stages, strict=False)) if x != y)
-    if ledger.ends[number] != parting.sample:  # the state is of another amendment, which this ledger does not have
+    number = next(
+        i for i, (x, y) in enumerate(zip(ledger.links, state.stages, strict=False)) if x != y
+    )
+    if (
+        ledger.ends[number] != parting.sample
+    ):  # the state is of another amendment, which this ledger does not have
         state.check(split="train", indices=ledger.indices, stages=ledger.links)
     known = dataclasses.replace(ledger.stages[number], cut=state.stages[number].cut)
     rewound = dataclasses.replace(ledger, stages=(*ledger.stages[:number], known))
@@ -69,8 +82,8 @@ def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
     Args:
         committed: the ledger as it is; its stages after the cut are replaced.
 
-    Raises: PlanError where the blend of a sample before differs from the committed one, or nothing changes; ConfigError where
-        no stage is requested to begin there.
+    Raises: PlanError where the blend of a sample before differs from the committed one, or nothing
+        changes; ConfigError where no stage is requested to begin there.
     """
     at = cut.num_samples
     early = next((start for start in requested.starts if cut.starts[-1] < start < at), None)

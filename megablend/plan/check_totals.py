@@ -1,4 +1,5 @@
-"""Refuse blends in which a source gets no samples, or more than its cap; errors say which blend and length would do."""
+"""Refuse blends in which a source gets no samples, or more than its cap; errors say which blend and
+length would do."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ SHOWN = 5
 
 
 def check_limits(compiled: Compiled) -> None:
-    """Raises: PlanError where a source with a share gets no samples of the run, or one exceeds its caps."""
+    """Raises: PlanError where a source with a share gets no samples of the run, or one exceeds its
+    caps."""
     run = compiled.run
     if not run.is_blended:
         return
@@ -31,7 +33,9 @@ def check_limits(compiled: Compiled) -> None:
         check_stage_totals(compiled)
         return
     totals = run.plan.counts(run.num_samples).tolist()
-    check_totals(compiled.config, compiled.split, compiled.sources, compiled.weights, totals, run.tokens)
+    check_totals(
+        compiled.config, compiled.split, compiled.sources, compiled.weights, totals, run.tokens
+    )
 
 
 def check_totals(
@@ -47,7 +51,8 @@ def check_totals(
     Args:
         totals: samples of each source over the whole run.
 
-    Raises: PlanError that names the source, its numbers, the longest run that fits all sources, and the nearest blend that fits.
+    Raises: PlanError that names the source, its numbers, the longest run that fits all sources, and
+        the nearest blend that fits.
     """
     length = config.sequence_length
     extra = int(config.add_extra_token_to_sequence)
@@ -55,7 +60,9 @@ def check_totals(
     # From 1 / weight samples on, a source's share is at least one sample before rounding.
     needed = max((-(-1 // weight) for weight in weights if weight), default=1)
     fits = longest_stage(weights, caps, redistribute=False) if any(weights) else None
-    for source, weight, total, source_tokens, cap in zip(sources, weights, totals, tokens, caps, strict=True):
+    for source, weight, total, source_tokens, cap in zip(
+        sources, weights, totals, tokens, caps, strict=True
+    ):
         if weight > 0 and total == 0:
             raise PlanError(
                 f"source {source.name!r} gets none of {sum(totals):,} samples: its share is {float(weight):.3g}. "
@@ -110,7 +117,11 @@ def _redistribute(
     """The blend that `on_exhausted: redistribute` would give, or the longest run that it allows."""
     most = longest_stage(weights, caps, redistribute=True)
     if most is not None and most < total:
-        return f"; with `on_exhausted: redistribute` at most {most:,} samples fit all caps" if most else ""
+        return (
+            f"; with `on_exhausted: redistribute` at most {most:,} samples fit all caps"
+            if most
+            else ""
+        )
     shares = capped_shares(weights, caps, total)
     changed = [
         f"{source.name} {float(share):.6g}"
@@ -122,7 +133,8 @@ def _redistribute(
 
 
 def check_stage_totals(compiled: Compiled) -> None:
-    """Refuse a run of several stages in which a source with a share gets no samples, or one exceeds its caps.
+    """Refuse a run of several stages in which a source with a share gets no samples, or one exceeds
+    its caps.
 
     Raises: PlanError that names the stage, the source, and where the stage could end.
     """
@@ -141,13 +153,23 @@ def check_stage_totals(compiled: Compiled) -> None:
             )
     for stretch in stretches:
         is_drain = stretch.stage + 1 < len(starts) and stretch.start >= starts[stretch.stage + 1]
-        # what is left of stages before was begun where their caps allowed it; a drain with a length reads further
+        # what is left of stages before was begun where their caps allowed it; a drain with a length
+        # reads further
         if not is_drain or compiled.stage_at(stretch.start).drain is not None:
-            _check_caps(compiled, compiled.stage_at(starts[stretch.stage]), stretch, plan.epochs, is_drain=is_drain)
+            _check_caps(
+                compiled,
+                compiled.stage_at(starts[stretch.stage]),
+                stretch,
+                plan.epochs,
+                is_drain=is_drain,
+            )
 
 
-def _check_caps(compiled: Compiled, stage: RequestedStage, stretch: Stretch, epochs: Epochs, *, is_drain: bool) -> None:
-    """Raises: PlanError for the first source that the stage, or a drain after it, reads more often than its caps allow."""
+def _check_caps(
+    compiled: Compiled, stage: RequestedStage, stretch: Stretch, epochs: Epochs, *, is_drain: bool
+) -> None:
+    """Raises: PlanError for the first source that the stage, or a drain after it, reads more often
+    than its caps allow."""
     request = stretch.request
     extra = int(compiled.config.add_extra_token_to_sequence)
     length = request.sample_tokens
@@ -159,7 +181,9 @@ def _check_caps(compiled: Compiled, stage: RequestedStage, stretch: Stretch, epo
     most = find_most_tokens(sources, epochs, (stretch.cursor + stretch.read * length).tolist())
     left = [
         cap_of(source, tokens, length, extra, read=read, most=limit)
-        for source, tokens, read, limit in zip(sources, compiled.tokens_of(stage), before, most, strict=True)
+        for source, tokens, read, limit in zip(
+            sources, compiled.tokens_of(stage), before, most, strict=True
+        )
     ]
     for i, (source, total, cap) in enumerate(zip(sources, totals, left, strict=True)):
         if cap is None or total <= cap or (is_drain and stage.weights[i] == 0):
@@ -167,7 +191,11 @@ def _check_caps(compiled: Compiled, stage: RequestedStage, stretch: Stretch, epo
         place = f"stages[{compiled.stages.index(stage)}]"
         count = float(epochs.count(i, before[i] + total * length + extra))
         longest = longest_stage(stage.weights, left, redistribute=False)
-        ends = "" if not longest else f"end the stage at sample {stretch.start + longest:,} or before, "
+        ends = (
+            ""
+            if not longest
+            else f"end the stage at sample {stretch.start + longest:,} or before, "
+        )
         if is_drain:
             raise PlanError(
                 f"{place}: source {source.name!r} would have been read {count:.2f} times, more than {describe_caps(source)}, "

@@ -1,4 +1,5 @@
-"""What is committed with a run's ledger: what its config requests of the other splits, and what opening the run would compute."""
+"""What is committed with a run's ledger: what its config requests of the other splits, and what
+opening the run would compute."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from megablend.plan.run import Run
 
 
 def compile_others(train: Compiled) -> Iterator[tuple[str, Compiled | PlanError]]:
-    """For each split but train that has sources: its name, and what is requested of it, or why it cannot be opened."""
+    """For each split but train that has sources: its name, and what is requested of it, or why it
+    cannot be opened."""
     config = train.config
     for split in SPLITS[1:]:
         if not config.has_split(split) and split not in config.sources:
@@ -31,7 +33,8 @@ def compile_others(train: Compiled) -> Iterator[tuple[str, Compiled | PlanError]
 
 
 def keep_companion(compiled: Compiled) -> None:
-    """Store the companion of a ledger that is about to be committed, or was, with the config that requests it.
+    """Store the companion of a ledger that is about to be committed, or was, with the config that
+    requests it.
 
     Raises: CacheError where it cannot be written.
     """
@@ -42,13 +45,17 @@ def keep_companion(compiled: Compiled) -> None:
         others={split: other.ledger for split, other in found if isinstance(other, Compiled)},
         plan=run.plan,
     )
-    save_companion(run.runtime.cache.folder, compiled.ledger, compiled.config.request_digest, companion)
+    save_companion(
+        run.runtime.cache.folder, compiled.ledger, compiled.config.request_digest, companion
+    )
 
 
 def precompute_orders(compiled: Compiled) -> None:
-    """Store in the cache the totals that the orders of blended splits would otherwise compute on opening. Raises CacheError.
+    """Store in the cache the totals that the orders of blended splits would otherwise compute on
+    opening. Raises CacheError.
 
-    For a train split, these are the orders in which it reads each snapshot of the index: others may have no document table.
+    For a train split, these are the orders in which it reads each snapshot of the index: others may
+    have no document table.
     """
     config = compiled.config
     store = compiled.store
@@ -65,7 +72,11 @@ def precompute_orders(compiled: Compiled) -> None:
                 if blocks.num_tokens == 0:
                     continue  # opening the split raises the error
                 is_own = split == compiled.split
-                used = _list_orders(compiled.run, name, each.snapshot.digest) if is_own else {config.order}
+                used = (
+                    _list_orders(compiled.run, name, each.snapshot.digest)
+                    if is_own
+                    else {config.order}
+                )
                 for order in sorted(used):
                     find_order(order).make(blocks, 0).precompute()
 
@@ -73,4 +84,6 @@ def precompute_orders(compiled: Compiled) -> None:
 def _list_orders(run: Run, source: str, snapshot: str) -> set[str]:
     """The orders in which a run reads a source of a snapshot."""
     number = run.data.index_names.index(source)
-    return {segment.order for segment in run.epochs.segments[number] if segment.snapshot == snapshot}
+    return {
+        segment.order for segment in run.epochs.segments[number] if segment.snapshot == snapshot
+    }

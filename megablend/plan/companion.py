@@ -1,8 +1,10 @@
-"""What is kept beside a run's ledger so that it opens without computing: what its config requested, and the plan.
+"""What is kept beside a run's ledger so that it opens without computing: what its config requested,
+and the plan.
 
-A companion is named by the ledger's chain and the config's request, and stored with the splits of the run's last snapshot. It
-holds nothing that they and the index do not imply: where it is missing, damaged or of another ledger, the config is compiled, and
-the companion written again. Trees of sources, and what cuts leave of periods, are not stored, but made when a stage is needed.
+A companion is named by the ledger's chain and the config's request, and stored with the splits of
+the run's last snapshot. It holds nothing that they and the index do not imply: where it is missing,
+damaged or of another ledger, the config is compiled, and the companion written again. Trees of
+sources, and what cuts leave of periods, are not stored, but made when a stage is needed.
 
     checksum, bytes of the head (8), head (JSON), arrays (int64)
 """
@@ -58,7 +60,8 @@ class Companion:
 
 
 def load_companion(cache: Path, ledger: Ledger, request: str) -> Companion | None:
-    """The companion of a ledger and a config's request; None where it is missing, damaged, or not readable."""
+    """The companion of a ledger and a config's request; None where it is missing, damaged, or not
+    readable."""
     path = _path(cache, ledger, request)
     with contextlib.suppress(OSError, *_MALFORMED):
         whole = read_regular(path)
@@ -71,8 +74,13 @@ def load_companion(cache: Path, ledger: Ledger, request: str) -> Companion | Non
         edges = np.cumsum([0, *head["sizes"]]).tolist()
         numbers = np.frombuffer(data[8 + size :], "<i8")
         plan = _parse_plan(head["plan"], [numbers[start:stop] for start, stop in pairwise(edges)])
-        others = {split: _parse_other(ledger.run, record) for split, record in head["others"].items()}
-        is_whole = (plan.num_samples, plan.num_sources) == (ledger.num_samples, len(ledger.blend.sources))
+        others = {
+            split: _parse_other(ledger.run, record) for split, record in head["others"].items()
+        }
+        is_whole = (plan.num_samples, plan.num_sources) == (
+            ledger.num_samples,
+            len(ledger.blend.sources),
+        )
         is_whole &= all(type(start) is int for start in head["starts"])
         if is_whole and all(other.index in ledger.indices for other in others.values()):
             return Companion(starts=tuple(head["starts"]), others=others, plan=plan)
@@ -95,7 +103,11 @@ def save_companion(cache: Path, ledger: Ledger, request: str, companion: Compani
     }
     record = json.dumps(head, separators=(",", ":")).encode()
     record += b" " * (-len(record) % 8)  # so that arrays are aligned
-    parts = [len(record).to_bytes(8, "little"), record, *(array.astype("<i8").tobytes() for array in pool.arrays)]
+    parts = [
+        len(record).to_bytes(8, "little"),
+        record,
+        *(array.astype("<i8").tobytes() for array in pool.arrays),
+    ]
     contents = b"".join(parts)
     path = _path(cache, ledger, request)
     keep_computed(path, _checksum(contents, path.name) + contents)
@@ -144,7 +156,8 @@ class _Pool:
 
 
 def _dump_plan(plan: StagesPlan, pool: _Pool) -> dict[str, Any]:
-    """A plan as JSON, which refers to arrays by number. Raises: OverflowError where a number has more than 64 bits."""
+    """A plan as JSON, which refers to arrays by number. Raises: OverflowError where a number has
+    more than 64 bits."""
     stages = []
     for stage in plan.stages:
         request = stage.request
@@ -160,7 +173,11 @@ def _dump_plan(plan: StagesPlan, pool: _Pool) -> dict[str, Any]:
                 "length": stage.length,
             }
         )
-    return {"num_sources": plan.num_sources, "stages": stages, "epochs": _dump_epochs(plan.epochs, pool)}
+    return {
+        "num_sources": plan.num_sources,
+        "stages": stages,
+        "epochs": _dump_epochs(plan.epochs, pool),
+    }
 
 
 def _parse_plan(record: dict[str, Any], arrays: Sequence[Int64s]) -> StagesPlan:
@@ -203,7 +220,8 @@ def _parse_plan(record: dict[str, Any], arrays: Sequence[Int64s]) -> StagesPlan:
 
 
 def _dump_epochs(epochs: Epochs, pool: _Pool) -> dict[str, Any]:
-    """The segments of all sources: a table of the source and a Segment's fields, whose texts are numbers of listed ones."""
+    """The segments of all sources: a table of the source and a Segment's fields, whose texts are
+    numbers of listed ones."""
     pairs = dict[tuple[str, str], int]()
     withdrawn = dict[tuple[str, ...], int]()
     rows = [
@@ -219,14 +237,22 @@ def _dump_epochs(epochs: Epochs, pool: _Pool) -> dict[str, Any]:
         for source, segments in enumerate(epochs.segments)
         for each in segments
     ]
-    return {"names": list(pairs), "withdrawn": list(withdrawn), "segments": pool.add(np.array(rows, np.int64))}
+    return {
+        "names": list(pairs),
+        "withdrawn": list(withdrawn),
+        "segments": pool.add(np.array(rows, np.int64)),
+    }
 
 
-def _parse_epochs(table: Int64s, names: Sequence[Sequence[str]], withdrawn: Sequence[Sequence[str]]) -> Epochs:
+def _parse_epochs(
+    table: Int64s, names: Sequence[Sequence[str]], withdrawn: Sequence[Sequence[str]]
+) -> Epochs:
     segments: list[list[Segment]] = []
     for source, position, epoch, tokens, offset, pair, gone in table.tolist():
         if source == len(segments):
             segments.append([])
         snapshot, order = names[pair]
-        segments[source].append(Segment(position, epoch, snapshot, order, tokens, offset, tuple(withdrawn[gone])))
+        segments[source].append(
+            Segment(position, epoch, snapshot, order, tokens, offset, tuple(withdrawn[gone]))
+        )
     return Epochs(tuple(map(tuple, segments)))

@@ -1,7 +1,9 @@
-"""From a config and data, and perhaps a ledger, to a ledger: what a config requests of a split, and what a run commits to.
+"""From a config and data, and perhaps a ledger, to a ledger: what a config requests of a split, and
+what a run commits to.
 
-A run that has begun keeps what its ledger has fixed: the version of the plan, and how many cycles share each source's runs, which
-are chosen only once. Where the config requests other samples than were committed, it is refused with the difference.
+A run that has begun keeps what its ledger has fixed: the version of the plan, and how many cycles
+share each source's runs, which are chosen only once. Where the config requests other samples than
+were committed, it is refused with the difference.
 """
 
 from __future__ import annotations
@@ -55,14 +57,18 @@ class Compiled:
 
     @property
     def weights(self) -> tuple[Fraction, ...]:
-        """The sources' shares of all samples, [num_sources], sum 1; empty where the split is not blended."""
+        """The sources' shares of all samples, [num_sources], sum 1; empty where the split is not
+        blended."""
         return self._over_all_stages([stage.mean_weights for stage in self.stages])
 
     @property
     def requested(self) -> tuple[Fraction, ...]:
         """As `weights`, before `on_exhausted: redistribute` changes them."""
         return self._over_all_stages(
-            [stage.requested if stage.schedule is None else stage.mean_weights for stage in self.stages]
+            [
+                stage.requested if stage.schedule is None else stage.mean_weights
+                for stage in self.stages
+            ]
         )
 
     def _over_all_stages(self, shares: Sequence[tuple[Fraction, ...]]) -> tuple[Fraction, ...]:
@@ -71,7 +77,9 @@ class Compiled:
         lengths = [Fraction(stage.stop - stage.start, self.num_samples) for stage in self.stages]
         columns = zip(*shares, strict=True)
         return tuple(
-            sum((share * length for share, length in zip(column, lengths, strict=True)), Fraction(0))
+            sum(
+                (share * length for share, length in zip(column, lengths, strict=True)), Fraction(0)
+            )
             for column in columns
         )
 
@@ -80,7 +88,8 @@ class Compiled:
         return next((stage for stage in self.stages if sample < stage.stop), self.stages[-1])
 
     def tokens_of(self, stage: RequestedStage) -> list[int]:
-        """Tokens of each source in this split, in a stage's snapshot; 0 where it does not have the source."""
+        """Tokens of each source in this split, in a stage's snapshot; 0 where it does not have the
+        source."""
         return _data_of(self.data, stage).tokens
 
     @cached_property
@@ -97,17 +106,19 @@ class Compiled:
         )
 
     def continue_ledger(self, committed: Ledger) -> Compiled:
-        """The same with a committed ledger's stages, and further ones where more samples are requested.
+        """The same with a committed ledger's stages, and further ones where more samples are
+        requested.
 
         Raises: PlanError where a committed sample would change, or fewer samples are requested.
         """
         return replace(self, ledger=committed.extend(self.ledger))
 
     def follow_ledger(self, committed: Ledger) -> Compiled:
-        """The same with a committed ledger's stages; of a run that was lengthened since, as many as are requested: a job whose
-        config did not change keeps the order that it was promised.
+        """The same with a committed ledger's stages; of a run that was lengthened since, as many as
+        are requested: a job whose config did not change keeps the order that it was promised.
 
-        Raises: PlanError where a committed sample would change; CacheError where more samples are requested.
+        Raises: PlanError where a committed sample would change; CacheError where more samples are
+            requested.
         """
         promised = committed.until(self.num_samples)
         if promised.extend(self.ledger) != promised:
@@ -136,7 +147,8 @@ def compile_split(
         batch: of an amendment, `--batch`; see `request_stages`.
         keep: store the computed split ranges in the cache (`build` does).
 
-    Raises: PlanError where the split has no sources, or the blend is not possible; ConfigError for an unknown interleaving.
+    Raises: PlanError where the split has no sources, or the blend is not possible; ConfigError for
+        an unknown interleaving.
     """
     try:
         find_interleaving(config.interleaving)
@@ -186,7 +198,9 @@ class _Compiler:
         """The stages. Raises: PlanError."""
         tokens = [each.tokens for each in self.data.snapshots]
         if self.config.is_blended(self.split):
-            return request_stages(self.config, self.split, tokens, self.links, self._count_read, batch)
+            return request_stages(
+                self.config, self.split, tokens, self.links, self._count_read, batch
+            )
         return (_request_one_pass(self.config, self.split, tokens[0]),)
 
     def make_ledger(self, stages: Sequence[RequestedStage]) -> Ledger:
@@ -204,18 +218,32 @@ class _Compiler:
         )
         return Ledger(run=self.config.run, stages=tuple(made))
 
-    def _count_read(self, stages: Sequence[RequestedStage], following: Config, drain: Drain) -> ReadBefore:
+    def _count_read(
+        self, stages: Sequence[RequestedStage], following: Config, drain: Drain
+    ) -> ReadBefore:
         """What stages read before one with the settings `following`."""
         ledger = self.make_ledger(stages).with_links(self.links)
         if self.promised is not None and (drain.samples, drain.unit) != (None, None):
             ledger = ledger.in_version(self.promised.plan_version).with_cycles_of(self.promised)
         last = ledger.stages[-1]
         index = self.data.snapshots[following.snapshot].snapshot.digest
-        blend = replace(last.blend, order=current_name(following.order), sequence_length=following.sequence_length)
+        blend = replace(
+            last.blend,
+            order=current_name(following.order),
+            sequence_length=following.sequence_length,
+        )
         is_new = drain.whole_epochs is None
-        after = replace(last, index=index, blend=blend, drain=drain.samples, whole_epochs=bool(drain.whole_epochs))
+        after = replace(
+            last,
+            index=index,
+            blend=blend,
+            drain=drain.samples,
+            whole_epochs=bool(drain.whole_epochs),
+        )
         data_of = self.data.tokens_by_index, self.data.blocks
-        return count_before(ledger.stages, *data_of, stages[-1].stop, after, drain.unit, is_new=is_new)
+        return count_before(
+            ledger.stages, *data_of, stages[-1].stop, after, drain.unit, is_new=is_new
+        )
 
     def _make_blend(self, stage: RequestedStage) -> Blend:
         """The blend of a stage with the newest plan version."""
@@ -223,19 +251,24 @@ class _Compiler:
         data = _data_of(self.data, stage)
         shares: Sequence[Fraction | None] = stage.mean_weights or [None] * len(self.sources)
         known = self._count_sources(stage)
-        listed = list(zip(self.sources, _mean_unit_tokens(config, data.parts), shares, strict=True))[:known]
+        listed = list(
+            zip(self.sources, _mean_unit_tokens(config, data.parts), shares, strict=True)
+        )[:known]
         blend = Blend(
             split=f"{self.split} of {','.join(map(str, config.shares))}",
             sequence_length=config.sequence_length,
             add_extra_token_to_sequence=config.add_extra_token_to_sequence,
-            sources=tuple(_share(config, source, tokens, share) for source, tokens, share in listed),
+            sources=tuple(
+                _share(config, source, tokens, share) for source, tokens, share in listed
+            ),
         )
         if not stage.weights:
             return blend
         sources = blend.sources  # the cycles are those of the mean shares
         if stage.schedule is not None:
             sources = tuple(
-                replace(source, share=share) for source, share in zip(sources, stage.weights[:known], strict=True)
+                replace(source, share=share)
+                for source, share in zip(sources, stage.weights[:known], strict=True)
             )
         return replace(
             blend,
@@ -246,7 +279,9 @@ class _Compiler:
             seed=config.seed,
             lanes=config.lanes,
             shuffle_window=config.shuffle_window,
-            schedule=None if stage.schedule is None else _make_schedule(stage, stage.schedule, blend),
+            schedule=None
+            if stage.schedule is None
+            else _make_schedule(stage, stage.schedule, blend),
         )
 
     def _count_sources(self, stage: RequestedStage) -> int:
@@ -261,12 +296,15 @@ def _data_of(data: SplitSources, stage: RequestedStage) -> SplitData:
 
 
 def _make_schedule(stage: RequestedStage, requested: RequestedSchedule, blend: Blend) -> Schedule:
-    """The schedule of a stage whose sources have the cycles of `blend`. Raises: PlanError where the stage is too short."""
+    """The schedule of a stage whose sources have the cycles of `blend`. Raises: PlanError where the
+    stage is too short."""
     cycle = stage.config.lanes * stage.config.shuffle_window
     samples = stage.end - stage.first
     longest = max(source.cycles or 1 for source in blend.sources)
     start = requested.start[: len(blend.sources)]
-    schedule = make_schedule(requested.kind, requested.steps, start, samples=samples, cycle=cycle, longest=longest)
+    schedule = make_schedule(
+        requested.kind, requested.steps, start, samples=samples, cycle=cycle, longest=longest
+    )
     if schedule is None:
         raise PlanError(
             f"schedule: the stage from sample {stage.start:,} on has {samples:,} samples, fewer than two cycles of {cycle:,} "
@@ -276,27 +314,39 @@ def _make_schedule(stage: RequestedStage, requested: RequestedSchedule, blend: B
 
 
 def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> RequestedStage:
-    """The only stage of a split that is one pass over its sources. Raises: PlanError where it has no samples."""
+    """The only stage of a split that is one pass over its sources. Raises: PlanError where it has
+    no samples."""
     extra = int(config.add_extra_token_to_sequence)
     num_samples = sum(samples_of_one_pass(tokens, config.sequence_length, extra))
     if num_samples == 0:
-        remedy = "add data to its sources" if config.listed_by_split else "give it a larger share in `split`"
+        remedy = (
+            "add data to its sources"
+            if config.listed_by_split
+            else "give it a larger share in `split`"
+        )
         where = " in each of its sources" if sum(tokens) >= config.sequence_length + extra else ""
         raise PlanError(
             f"split {split!r} has fewer tokens than one sample of {config.sequence_length} tokens{where} ({sum(tokens):,} tokens "
             f"in all): {remedy}"
         )
-    return RequestedStage(config=config, weights=(), requested=(), start=0, end=num_samples, first=0)
+    return RequestedStage(
+        config=config, weights=(), requested=(), start=0, end=num_samples, first=0
+    )
 
 
 def _mean_unit_tokens(config: Config, parts: npt.NDArray[np.void]) -> list[Fraction]:
     """Mean tokens of what the order of each source moves: of its blocks, or of its documents."""
-    units = parts["documents"] if config.moves_documents else parts["stop_block"] - parts["first_block"]
+    units = (
+        parts["documents"] if config.moves_documents else parts["stop_block"] - parts["first_block"]
+    )
     return list(map(Fraction, parts["tokens"].tolist(), np.maximum(1, units).tolist()))
 
 
-def _share(config: Config, source: Source, unit_tokens: Fraction, share: Fraction | None) -> SourceShare:
-    """A source's share, and how many cycles share each of its runs, chosen so that a run spans whole blocks or documents."""
+def _share(
+    config: Config, source: Source, unit_tokens: Fraction, share: Fraction | None
+) -> SourceShare:
+    """A source's share, and how many cycles share each of its runs, chosen so that a run spans
+    whole blocks or documents."""
     if share is None:
         return SourceShare(name=source.name, append_eod=source.append_eod)
     cycles = cycles_per_run(unit_tokens, share, config.sequence_length, config.shuffle_window)

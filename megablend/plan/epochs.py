@@ -1,7 +1,9 @@
-"""Where the epochs of sources begin: not after equally many tokens, where a run's stages stand on several snapshots of the index.
+"""Where the epochs of sources begin: not after equally many tokens, where a run's stages stand on
+several snapshots of the index.
 
-The position of a token of a source counts the tokens of all its epochs before it. Where a stage changes snapshot or order, a
-source finishes the epoch that it has begun, and begins the next one in the new snapshot or order.
+The position of a token of a source counts the tokens of all its epochs before it. Where a stage
+changes snapshot or order, a source finishes the epoch that it has begun, and begins the next one in
+the new snapshot or order.
 """
 
 from __future__ import annotations
@@ -71,13 +73,19 @@ class Epochs:
     def count(self, source: int, tokens: int) -> Fraction:
         """How many epochs the first tokens of a source are; 0 for a source without tokens."""
         segment = _find_segment(self.segments[source], tokens)
-        return Fraction(segment.own_position(tokens), segment.tokens) if segment.tokens else Fraction(segment.epoch)
+        return (
+            Fraction(segment.own_position(tokens), segment.tokens)
+            if segment.tokens
+            else Fraction(segment.epoch)
+        )
 
     def find_position(self, source: int, epochs: Fraction, *, before: int | None = None) -> int:
-        """The position up to which the first tokens of a source are at most so many epochs: the inverse of `count`.
+        """The position up to which the first tokens of a source are at most so many epochs: the
+        inverse of `count`.
 
         Args:
-            before: epochs are those that were planned when the source was read to this position, whatever changed there.
+            before: epochs are those that were planned when the source was read to this position,
+                whatever changed there.
         """
         segments = self.segments[source]
         if before is not None:
@@ -85,18 +93,28 @@ class Epochs:
         number = max(0, bisect_right([each.epochs_before for each in segments], epochs) - 1)
         segment = segments[number]
         after = segments[number + 1 : number + 2]
-        position = segment.position - segment.offset + int((epochs - segment.epoch) * segment.tokens)
+        position = (
+            segment.position - segment.offset + int((epochs - segment.epoch) * segment.tokens)
+        )
         return min([position, *(each.position for each in after)])
 
     def count_withdrawn(self, source: int) -> int:
         """Tokens of epochs that were begun which are not read, since their files were withdrawn."""
-        return sum(_count_withdrawn(*pair) for pair in pairwise(self.segments[source]) if not _breaks_off(*pair))
+        return sum(
+            _count_withdrawn(*pair)
+            for pair in pairwise(self.segments[source])
+            if not _breaks_off(*pair)
+        )
 
     def list_unread(self, source: int) -> list[tuple[Segment, int]]:
-        """Segments within whose first epoch the one before ends, and how many tokens of it are not read, though their files are
-        there: see `Stage.whole_epochs`."""
+        """Segments within whose first epoch the one before ends, and how many tokens of it are not
+        read, though their files are there: see `Stage.whole_epochs`."""
         pairs = pairwise(self.segments[source])
-        return [(segment, _count_left(before, segment)) for before, segment in pairs if _breaks_off(before, segment)]
+        return [
+            (segment, _count_left(before, segment))
+            for before, segment in pairs
+            if _breaks_off(before, segment)
+        ]
 
 
 def _find_segment(segments: Sequence[Segment], position: int) -> Segment:
@@ -115,12 +133,14 @@ def _count_withdrawn(before: Segment, segment: Segment) -> int:
 
 
 def _count_left(before: Segment, segment: Segment) -> int:
-    """Tokens of the epoch in which a segment ends, which must have tokens, that come after its end."""
+    """Tokens of the epoch in which a segment ends, which must have tokens, that come after its
+    end."""
     return -before.own_position(segment.position) % before.tokens
 
 
 def _breaks_off(before: Segment, segment: Segment) -> bool:
-    """Whether an epoch is begun while another one of the same number is not over, of which no file is withdrawn."""
+    """Whether an epoch is begun while another one of the same number is not over, of which no file
+    is withdrawn."""
     if before.tokens == 0 or segment.withdrawn:
         return False
     return before.own_position(segment.position) > segment.epoch * before.tokens
@@ -134,8 +154,8 @@ class Withdrawals(Protocol):
         ...
 
     def count_left(self, segment: Segment, index: str, epoch: int, token: int) -> tuple[int, int]:
-        """Tokens of a segment's epochs without the files that a snapshot lacks; and how many of these come before a token of an
-        epoch, whose number is that of all files."""
+        """Tokens of a segment's epochs without the files that a snapshot lacks; and how many of
+        these come before a token of an epoch, whose number is that of all files."""
         ...
 
 
@@ -157,7 +177,8 @@ class EpochsBuilder:
     """The epochs of a run's sources, made while its stages are planned one after another.
 
     Args:
-        tokens: of an epoch of each source, [num_sources], by the snapshot's digest; 0 where it does not have the source.
+        tokens: of an epoch of each source, [num_sources], by the snapshot's digest; 0 where it does
+            not have the source.
         extra: tokens that a sample has in addition to those by which the next one is further.
     """
 
@@ -172,14 +193,18 @@ class EpochsBuilder:
         self._tokens = tokens
         self._extra = extra
         self._withdrawals = withdrawals
-        self._segments = [list(each) for each in Epochs.of_one(index, order, tokens[index]).segments]
+        self._segments = [
+            list(each) for each in Epochs.of_one(index, order, tokens[index]).segments
+        ]
         self._now = index, order
         self._shift = np.zeros(len(self._segments), np.int64)
         self._epoch_tokens = np.array(tokens[index], np.int64)
 
-    def loses_files(self, index: str, cursor: Int64s, *, begun: bool = True) -> npt.NDArray[np.bool_]:
-        """Whether each source has begun an epoch, by position `cursor` int64 [num_sources], of whose files a snapshot lacks some:
-        bool [num_sources].
+    def loses_files(
+        self, index: str, cursor: Int64s, *, begun: bool = True
+    ) -> npt.NDArray[np.bool_]:
+        """Whether each source has begun an epoch, by position `cursor` int64 [num_sources], of
+        whose files a snapshot lacks some: bool [num_sources].
 
         Args:
             begun: leave out sources of whose epoch nothing was read yet.
@@ -190,26 +215,34 @@ class EpochsBuilder:
         for source, each in enumerate(self._withdrawals):
             position = int(cursor[source])
             segment = _find_segment(self._segments[source], position)
-            is_begun = position > 0 and segment.tokens > 0 and segment.own_position(position) % segment.tokens
+            is_begun = (
+                position > 0
+                and segment.tokens > 0
+                and segment.own_position(position) % segment.tokens
+            )
             lost[source] = bool(is_begun or not begun) and each.loses_files(segment, index)
         return lost
 
     def leaves_rest(self, index: str, order: str, begun: Int64s, cursor: Int64s) -> bool:
-        """Whether `enter` would leave the rest of an epoch unread if it were not told to read epochs `whole`."""
+        """Whether `enter` would leave the rest of an epoch unread if it were not told to read
+        epochs `whole`."""
         if self._extra or (index, order) == self._now:
             return False
         lost = self.loses_files(index, cursor)
         for source in np.flatnonzero(~lost).tolist():
             begins = int(begun[source])
             known = self._segments[source]
-            old, new = (_end_of_epoch(known, begins, self._extra, whole=whole) for whole in (False, True))
+            old, new = (
+                _end_of_epoch(known, begins, self._extra, whole=whole) for whole in (False, True)
+            )
             if (old.position, old.epoch) != (new.position, new.epoch):
                 return True
         return False
 
     def enter(self, index: str, order: str, begun: Int64s, cursor: Int64s, *, whole: bool) -> None:
-        """A stage begins, with the sources at positions `cursor` int64 [num_sources]; stages before may have read tokens up to
-        positions `begun` int64 [num_sources], the same for sources that lose files.
+        """A stage begins, with the sources at positions `cursor` int64 [num_sources]; stages before
+        may have read tokens up to positions `begun` int64 [num_sources], the same for sources that
+        lose files.
 
         Args:
             whole: see `Stage.whole_epochs`.
@@ -228,25 +261,37 @@ class EpochsBuilder:
             while segments and segments[-1].position >= (added[0] if added else start).position:
                 segments.pop()
             tokens = int(self._tokens[index][source])
-            segments += [*added, start._replace(snapshot=index, order=order, tokens=tokens, offset=0, withdrawn=())]
+            segments += [
+                *added,
+                start._replace(snapshot=index, order=order, tokens=tokens, offset=0, withdrawn=()),
+            ]
         if is_other_index:
             self._epoch_tokens = np.array(self._tokens[index], np.int64)
             self._shift = np.array([last.own_position(0) for *_, last in self._segments], np.int64)
 
     def _leave_out(self, source: int, position: int, index: str) -> tuple[list[Segment], Segment]:
-        """What is left of an epoch without the files that a snapshot lacks, if anything; and where the next epoch begins."""
+        """What is left of an epoch without the files that a snapshot lacks, if anything; and where
+        the next epoch begins."""
         segment = _find_segment(self._segments[source], position)
         epoch, token = divmod(segment.own_position(position), segment.tokens)
         tokens, read = self._withdrawals[source].count_left(segment, index, epoch, token)
         left = segment._replace(
-            position=position, epoch=epoch, tokens=tokens, offset=read, withdrawn=(*segment.withdrawn, index)
+            position=position,
+            epoch=epoch,
+            tokens=tokens,
+            offset=read,
+            withdrawn=(*segment.withdrawn, index),
         )
-        return [left] if tokens > read else [], left._replace(position=position + tokens - read, epoch=epoch + 1)
+        return [left] if tokens > read else [], left._replace(
+            position=position + tokens - read, epoch=epoch + 1
+        )
 
     def place(self, cursor: Int64s) -> tuple[Int64s, Int64s]:
-        """Positions, and tokens of an epoch, for an interleaving, to which all epochs are equally long: int64 [num_sources] each.
+        """Positions, and tokens of an epoch, for an interleaving, to which all epochs are equally
+        long: int64 [num_sources] each.
 
-        Positions are shifted so that epochs end where they do from the last change of the snapshot on.
+        Positions are shifted so that epochs end where they do from the last change of the snapshot
+        on.
         """
         places = cursor + self._shift
         tokens = np.maximum(1, self._epoch_tokens)
@@ -258,17 +303,21 @@ class EpochsBuilder:
 
 
 def _end_of_epoch(segments: Sequence[Segment], begun: int, extra: int, *, whole: bool) -> Segment:
-    """Where the first epoch begins of which nothing was read, if tokens before position `begun`, and `extra` ones, were.
+    """Where the first epoch begins of which nothing was read, if tokens before position `begun`,
+    and `extra` ones, were.
 
     Args:
-        whole: of an epoch that files which are gone have made shorter from `begun` on, the end that it has now.
+        whole: of an epoch that files which are gone have made shorter from `begun` on, the end that
+            it has now.
     """
     if begun == 0:
         return segments[0]
     segment = _find_segment(segments, begun if whole else begun + extra - 1)
     if segment.tokens == 0:
         return segment
-    if segment.withdrawn:  # what is left of one epoch, perhaps all of its files that are still there
+    if (
+        segment.withdrawn
+    ):  # what is left of one epoch, perhaps all of its files that are still there
         end = segment.position + segment.tokens - segment.offset
         return segment._replace(position=end, epoch=segment.epoch + 1)
     epoch = -(-segment.own_position(begun + extra) // segment.tokens)

@@ -1,7 +1,8 @@
-"""Which steps fit a run: no batch has samples of two lengths or masks, and none has samples that are skipped.
+"""Which steps fit a run: no batch has samples of two lengths or masks, and none has samples that
+are skipped.
 
-A step is what all data-parallel ranks read at once. Steps are counted from a position; so whether they fit is known only when
-that is, and then for the whole run.
+A step is what all data-parallel ranks read at once. Steps are counted from a position; so whether
+they fit is known only when that is, and then for the whole run.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from megablend.plan.skips import Skips
 
 
 def fitting_unit(run: Run) -> int | None:
-    """The number that steps must divide so that the length and the masks of samples change between steps, counted from sample
-    0; None if they do not change."""
+    """The number that steps must divide so that the length and the masks of samples change between
+    steps, counted from sample 0; None if they do not change."""
     return math.gcd(*(section.stop for section in run.sections[:-1])) or None
 
 
@@ -38,15 +39,23 @@ def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | N
         if rest:
             break
         start = end
-    is_counted = start % step_samples == 0  # `skip` and `amend` round to steps that are counted from sample 0
+    is_counted = (
+        start % step_samples == 0
+    )  # `skip` and `amend` round to steps that are counted from sample 0
     from_here = f"steps of {step_samples:,} samples from sample {start:,} on"
     if is_skip and skip is not None:
-        again = f", or `megablend skip` the range again with --batch {step_samples}" if is_counted else ""
+        again = (
+            f", or `megablend skip` the range again with --batch {step_samples}"
+            if is_counted
+            else ""
+        )
         return (
             f"{from_here} would reach into samples {skip[0]:,} to {skip[1]:,}, which are skipped: use a micro batch and ranks "
             f"whose steps end at {skip[0]:,}{again}"
         )
-    nearest = end - rest if 2 * rest <= step_samples and end - rest > start else end - rest + step_samples
+    nearest = (
+        end - rest if 2 * rest <= step_samples and end - rest > start else end - rest + step_samples
+    )
     remedy = f"end the stage at the nearest end of a step, sample {nearest:,}"
     if end not in run.ledger.starts:  # where a drain ends
         at = max(sample for sample in run.ledger.starts if sample < end)

@@ -1,4 +1,5 @@
-"""A run's ledger: its stages. Committed samples never change; a run is extended by appending stages."""
+"""A run's ledger: its stages. Committed samples never change; a run is extended by appending
+stages."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Ledger:
     stages: tuple[Stage, ...]
     """At least one; their ends increase."""
     request: str | None = dataclasses.field(default=None, compare=False)
-    """Of train, the `request_digest` of the config of the last build; None where it is not known."""
+    """Of train, the `request_digest` of the config of the last build; None where it is not
+    known."""
     stored_digests: InitVar[tuple[str, ...] | None] = None
     """`digests`, where they are known."""
 
@@ -97,16 +99,21 @@ class Ledger:
         )
 
     def in_version(self, version: int) -> Ledger:
-        """A copy of the ledger with another version of the plan; unchanged where the split is not blended."""
+        """A copy of the ledger with another version of the plan; unchanged where the split is not
+        blended."""
         blends = [stage.blend for stage in self.stages]
         if all(blend.plan_version == version or not blend.is_blended for blend in blends):
             return self
         return self.with_blends(
-            [dataclasses.replace(blend, plan_version=version) if blend.is_blended else blend for blend in blends]
+            [
+                dataclasses.replace(blend, plan_version=version) if blend.is_blended else blend
+                for blend in blends
+            ]
         )
 
     def with_cycles_of(self, committed: Ledger) -> Ledger:
-        """A copy with the cycles of a committed ledger's sources, which are fixed, whatever would be chosen for them now."""
+        """A copy with the cycles of a committed ledger's sources, which are fixed, whatever would
+        be chosen for them now."""
         blends = []
         for stage, start in zip(self.stages, self.starts, strict=True):
             fixed = committed.stage_at(start).blend if start < committed.num_samples else None
@@ -116,7 +123,8 @@ class Ledger:
         return self.with_blends(blends)
 
     def until(self, num_samples: int) -> Ledger:
-        """The ledger as it was when it had `num_samples` samples; unchanged where it never had exactly that many."""
+        """The ledger as it was when it had `num_samples` samples; unchanged where it never had
+        exactly that many."""
         if num_samples == self.num_samples or num_samples not in self.ends:
             return self
         return dataclasses.replace(self, stages=self.stages[: self.ends.index(num_samples) + 1])
@@ -127,7 +135,8 @@ class Ledger:
         Args:
             requested: what the config requests, from the first sample on.
 
-        Raises: PlanError where the blend of a committed sample differs, or fewer samples are requested.
+        Raises: PlanError where the blend of a committed sample differs, or fewer samples are
+            requested.
         """
         self.check_past(requested, min(self.num_samples, requested.num_samples))
         if requested.num_samples < self.num_samples:
@@ -139,7 +148,8 @@ class Ledger:
         return dataclasses.replace(self, stages=(*self.stages, *added)) if added else self
 
     def with_links(self, links: Sequence[Link]) -> Ledger:
-        """The ledger with the stages of a chain, in the blends that it has there; what comes after the chain stays."""
+        """The ledger with the stages of a chain, in the blends that it has there; what comes after
+        the chain stays."""
         stages = list[Stage]()
         start = 0
         for link in links:
@@ -149,7 +159,8 @@ class Ledger:
         return dataclasses.replace(self, stages=(*stages, *self.list_after(start)))
 
     def list_after(self, sample: int) -> list[Stage]:
-        """The stages that end after a sample; the rest of one that has begun before it is without what begins a stage."""
+        """The stages that end after a sample; the rest of one that has begun before it is without
+        what begins a stage."""
         return [
             stage if start >= sample else dataclasses.replace(stage, drain=None, whole_epochs=False)
             for stage, start in zip(self.stages, self.starts, strict=True)
@@ -166,7 +177,8 @@ class Ledger:
         return Ledger(run=state.run, stages=tuple(stages))
 
     def check_past(self, requested: Ledger, stop: int) -> None:
-        """Refuse a request whose blend of any sample before `stop` differs from the committed one. Raises: PlanError."""
+        """Refuse a request whose blend of any sample before `stop` differs from the committed one.
+        Raises: PlanError."""
         for number, (stage, start) in enumerate(zip(self.stages, self.starts, strict=True)):
             other = requested.stage_at(start)
             where = f"in stage {number}, from sample {start:,} on, " if number else ""
@@ -198,21 +210,28 @@ class Ledger:
             return ""
         change = "sources: {NAME: {weight: NUMBER}}" if what == "share" else f"{what}: NUMBER"
         stages = "the change as a further stage"
-        if len(self.stages) == 1:  # else the config lists stages already, in words that the ledger does not know
+        if (
+            len(self.stages) == 1
+        ):  # else the config lists stages already, in words that the ledger does not know
             stages = f"`stages: [{{samples: {self.stages[0].end}}}, {{{change}}}]`"
         return f"; to change it from where training is, restore it, add {stages} and run `megablend amend CONFIG --at SAMPLE`"
 
 
 def _follow(stage: Stage, link: Link) -> Stage:
     """A stage of this blend, with what a link says of it."""
-    return dataclasses.replace(stage, end=link.end, cut=link.cut, drain=link.drain, whole_epochs=link.whole_epochs)
+    return dataclasses.replace(
+        stage, end=link.end, cut=link.cut, drain=link.drain, whole_epochs=link.whole_epochs
+    )
 
 
 def _with_cycles(blend: Blend, fixed: Blend) -> Blend:
     cycles = {source.name: source.cycles for source in fixed.sources}
     if all(cycles.get(source.name, source.cycles) == source.cycles for source in blend.sources):
         return blend
-    sources = (dataclasses.replace(source, cycles=cycles.get(source.name, source.cycles)) for source in blend.sources)
+    sources = (
+        dataclasses.replace(source, cycles=cycles.get(source.name, source.cycles))
+        for source in blend.sources
+    )
     return dataclasses.replace(blend, sources=tuple(sources))
 
 

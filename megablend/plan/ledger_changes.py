@@ -1,6 +1,8 @@
-"""Ledgers whose stages differ, as JSON: the sources' names once, then what each stage changes from the one before.
+"""Ledgers whose stages differ, as JSON: the sources' names once, then what each stage changes from
+the one before.
 
-A stage takes at most 200 bytes, and 40 bytes for each source whose share changes. Shares are numerators of a common denominator.
+A stage takes at most 200 bytes, and 40 bytes for each source whose share changes. Shares are
+numerators of a common denominator.
 """
 
 from __future__ import annotations
@@ -23,17 +25,21 @@ DATA_VERSION = 3
 DRAIN_VERSION = 4
 """Of ledgers with a stage whose drain has a length of its own; see `Stage.drain`."""
 NEWEST_VERSION = 5
-"""Of ledgers with a stage before which epochs that were made shorter are read to their end; see `Stage.whole_epochs`."""
+"""Of ledgers with a stage before which epochs that were made shorter are read to their end; see
+`Stage.whole_epochs`."""
 
 
 def changes_record(run: str, stages: Sequence[Stage], digests: Sequence[str]) -> dict[str, Any]:
-    """The ledger as a JSON-serializable dict. Raises: ValueError where a stage lacks sources of the one before."""
+    """The ledger as a JSON-serializable dict. Raises: ValueError where a stage lacks sources of the
+    one before."""
     sources = [[source.name, source.append_eod] for source in stages[-1].blend.sources]
     records = list[dict[str, Any]]()
     before = None
     for stage, digest in zip(stages, digests, strict=True):
         named = [[source.name, source.append_eod] for source in stage.blend.sources]
-        if named != sources[: len(named)] or (before is not None and len(named) < len(before.blend.sources)):
+        if named != sources[: len(named)] or (
+            before is not None and len(named) < len(before.blend.sources)
+        ):
             raise ValueError(f"run {run!r}: stages have different sources")
         record = _stage_record(stage, before) | {"digest": digest}
         if len(named) != (len(sources) if before is None else len(before.blend.sources)):
@@ -56,8 +62,12 @@ def dump_changes(record: dict[str, Any]) -> str:
 
 
 def parse_changes(record: dict[str, Any]) -> tuple[str, tuple[Stage, ...], list[str]]:
-    """The run's name, its stages, and the digests stored with them. Raises: KeyError, TypeError, ValueError where damaged."""
-    named = tuple(SourceShare(name=_text(name), append_eod=eod and _whole(eod)) for name, eod in record["sources"])
+    """The run's name, its stages, and the digests stored with them. Raises: KeyError, TypeError,
+    ValueError where damaged."""
+    named = tuple(
+        SourceShare(name=_text(name), append_eod=eod and _whole(eod))
+        for name, eod in record["sources"]
+    )
     stages = list[Stage]()
     digests = list[str]()
     blend = Blend(split="", sequence_length=0, add_extra_token_to_sequence=True, sources=named)
@@ -65,14 +75,26 @@ def parse_changes(record: dict[str, Any]) -> tuple[str, tuple[Stage, ...], list[
     count = len(named)
     for each in record["stages"]:
         count = _whole(each.get("num_sources", count))
-        blend = _parse_blend(each, replace(blend, sources=(*blend.sources[:count], *named[len(blend.sources) : count])))
+        blend = _parse_blend(
+            each,
+            replace(blend, sources=(*blend.sources[:count], *named[len(blend.sources) : count])),
+        )
         index = _text(each.get("index", index))
-        cut, drain = (None if each.get(key) is None else _whole(each[key]) for key in ("cut", "drain"))
+        cut, drain = (
+            None if each.get(key) is None else _whole(each[key]) for key in ("cut", "drain")
+        )
         whole = each.get("whole_epochs", False)
         if type(whole) is not bool:
             raise ValueError("not true or false")
         stages.append(
-            Stage(end=_whole(each["end"]), index=index, blend=blend, cut=cut, drain=drain, whole_epochs=whole)
+            Stage(
+                end=_whole(each["end"]),
+                index=index,
+                blend=blend,
+                cut=cut,
+                drain=drain,
+                whole_epochs=whole,
+            )
         )
         digests.append(_text(each["digest"]))
     return _text(record["run"]), tuple(stages), digests
@@ -92,7 +114,9 @@ def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
     blend = stage.blend
     old = None if before is None else before.blend
     record |= {
-        name: getattr(blend, name) for name in SETTINGS if old is None or getattr(blend, name) != getattr(old, name)
+        name: getattr(blend, name)
+        for name in SETTINGS
+        if old is None or getattr(blend, name) != getattr(old, name)
     }
     if blend.schedule is not None:
         record["schedule"] = schedule_record(blend.schedule)
@@ -132,7 +156,8 @@ def _parse_blend(record: dict[str, Any], before: Blend) -> Blend:
 
 
 def parse_cycles(value: object) -> int:
-    """How many cycles share a run of a source's ordinals. Raises: ValueError where no plan has so many."""
+    """How many cycles share a run of a source's ordinals. Raises: ValueError where no plan has so
+    many."""
     if _whole(value) not in range(1, MAX_CYCLES_PER_RUN + 1):
         raise ValueError("not a number of cycles")
     return _whole(value)

@@ -1,4 +1,5 @@
-"""Ledgers of runs: records of the cache (`runs/<name>.json` in a folder), written only by `build` and replaced atomically."""
+"""Ledgers of runs: records of the cache (`runs/<name>.json` in a folder), written only by `build`
+and replaced atomically."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from megablend.system.limited_json import parse_json
 def load_ledger(cache: CacheLike, run: str) -> Ledger | None:
     """The run's ledger, or None where the run was never built.
 
-    Raises: CacheError where the file cannot be read or is damaged, or where it or its plan has a newer version.
+    Raises: CacheError where the file cannot be read or is damaged, or where it or its plan has a
+        newer version.
     """
     store = find_store(cache)
     record = _read(store, run)
@@ -22,25 +24,32 @@ def load_ledger(cache: CacheLike, run: str) -> Ledger | None:
 
 
 def count_skips(cache: CacheLike, run: str) -> int:
-    """How many ranges the run's ledger says that it skips; 0 if there is no ledger, or it does not say. Raises: CacheError."""
+    """How many ranges the run's ledger says that it skips; 0 if there is no ledger, or it does not
+    say. Raises: CacheError."""
     store = find_store(cache)
     record = _read(store, run)
     return 0 if record is None else _open(store, run, record)[1] or 0
 
 
-def save_ledger(cache: CacheLike, ledger: Ledger, *, replaces: Ledger | None = None, skips: int | None = None) -> None:
+def save_ledger(
+    cache: CacheLike, ledger: Ledger, *, replaces: Ledger | None = None, skips: int | None = None
+) -> None:
     """Replace the run's ledger atomically.
 
     Args:
         replaces: the ledger that was loaded before; None for a run that had none.
         skips: how many ranges the run skips; as the ledger says that is replaced if None.
 
-    Raises: CacheError where it cannot be written; OvertakenError where another process has replaced it since, in a cache that
-        cannot be locked.
+    Raises: CacheError where it cannot be written; OvertakenError where another process has replaced
+        it since, in a cache that cannot be locked.
     """
     store = find_store(cache)
     record = _read(store, ledger.run)
-    if record is not None and record.number >= 0 and _parse(store, ledger.run, record) not in (replaces, ledger):
+    if (
+        record is not None
+        and record.number >= 0
+        and _parse(store, ledger.run, record) not in (replaces, ledger)
+    ):
         raise OvertakenError(
             f"{store.describe_record(RUNS, ledger.run)}: another process has changed run {ledger.run!r} meanwhile; repeat "
             "the command"
@@ -48,7 +57,10 @@ def save_ledger(cache: CacheLike, ledger: Ledger, *, replaces: Ledger | None = N
     if skips is None:
         skips = 0 if record is None else _open(store, ledger.run, record)[1] or 0
     store.write_record(
-        RUNS, ledger.run, seal_ledger(dump_ledger(ledger.run, ledger.stages, ledger.request), skips), record
+        RUNS,
+        ledger.run,
+        seal_ledger(dump_ledger(ledger.run, ledger.stages, ledger.request), skips),
+        record,
     )
 
 
@@ -85,7 +97,8 @@ def _parse(store: CacheStore, run: str, record: Record) -> Ledger:
 
 
 def _open(store: CacheStore, run: str, record: Record) -> tuple[str, int | None]:
-    """The ledger's text, and how many ranges the run skips. Raises: CacheError if it does not match its checksum."""
+    """The ledger's text, and how many ranges the run skips. Raises: CacheError if it does not match
+    its checksum."""
     try:
         return open_seal(record.data)
     except ValueError as error:
@@ -106,4 +119,6 @@ def _parse_text(store: CacheStore, run: str, record: Record) -> Ledger:
 
 
 def _unreadable(store: CacheStore, run: str, error: ValueError) -> CacheError:
-    return CacheError(f"{store.describe_record(RUNS, run)}: cannot read the run's ledger: {error}; {REMEDY}")
+    return CacheError(
+        f"{store.describe_record(RUNS, run)}: cannot read the run's ledger: {error}; {REMEDY}"
+    )

@@ -1,4 +1,5 @@
-"""The chain of a run's stages as states store it: where each stage ends, and the plan's digest after it."""
+"""The chain of a run's stages as states store it: where each stage ends, and the plan's digest
+after it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Link(NamedTuple):
         return self.end if self.cut is None else self.cut
 
     def to_list(self) -> list[int | str | None]:
-        """As states store it: end and digest, and the cut, the drain and `whole_epochs` as far as there are any."""
+        """As states store it: end and digest, and the cut, the drain and `whole_epochs` as far as
+        there are any."""
         if self.whole_epochs:
             return [self.end, self.digest, self.cut, self.drain, self.whole_epochs]
         if self.drain is not None:
@@ -62,6 +64,7 @@ def find_agreed_end(a: Sequence[Link], b: Sequence[Link]) -> int:
 
 
 def agree_until(a: Sequence[Link], b: Sequence[Link], sample: int) -> bool:
-    """Whether two chains have the same samples before `sample`, and at least the same first stage."""
+    """Whether two chains have the same samples before `sample`, and at least the same first
+    stage."""
     parting = find_parting(a, b)
     return parting is None or (parting.sample > 0 and sample <= parting.sample)

@@ -28,7 +28,8 @@ class Reading(NamedTuple):
     stop: int
     """Where they begin and end, see `Epochs`: perhaps within an epoch."""
     shift: int
-    """What is added to positions for those of `order`, to which all epochs before are like these."""
+    """What is added to positions for those of `order`, to which all epochs before are like
+    these."""
     blocks: SplitBlocks
     view: SplitBlocks | RemainingBlocks
     """The blocks as `order` counts them: without those of files that are withdrawn."""
@@ -36,8 +37,8 @@ class Reading(NamedTuple):
     first_block: int
     """See SourceRanges."""
     extra: int = 0
-    """Tokens after `stop` that are read here: the extra one of the sample that ends there, if it was promised before the files
-    changed."""
+    """Tokens after `stop` that are read here: the extra one of the sample that ends there, if it
+    was promised before the files changed."""
     extra_before: int = 0
     """Tokens from `position` on that this sample reads where the reading before does."""
 
@@ -46,7 +47,8 @@ class Reading(NamedTuple):
         return self.blocks.index_blocks(blocks) + self.first_block
 
     def count_remaining(self, start: int, stop: int) -> tuple[int, int]:
-        """A range of stored tokens of `blocks`, as `order` counts them; empty where they are withdrawn."""
+        """A range of stored tokens of `blocks`, as `order` counts them; empty where they are
+        withdrawn."""
         if isinstance(self.view, SplitBlocks):
             return start, stop
         return self.view.remaining_before(start), self.view.remaining_before(stop)
@@ -59,7 +61,8 @@ class Reading(NamedTuple):
         return range(first // tokens, -(-stop // tokens)) if tokens and first < stop else range(0)
 
     def find_tokens(self, epoch: int, start: int, stop: int) -> Placed:
-        """Where an epoch reads stored tokens [start, stop) as `order` counts them; positions are those of all readings."""
+        """Where an epoch reads stored tokens [start, stop) as `order` counts them; positions are
+        those of all readings."""
         found = self.order.find_tokens(epoch, np.array([start]), np.array([stop]))
         starts = np.maximum(found.starts - self.shift, self.position)
         stops = np.minimum(found.stops - self.shift, self.stop + self.extra)
@@ -79,7 +82,8 @@ class LocatedSource:
     segments: tuple[Segment, ...]
     """Its epochs."""
     is_promised: Callable[[Segment], bool]
-    """Whether the sample that ends where a segment begins comes before the stage with which its files changed."""
+    """Whether the sample that ends where a segment begins comes before the stage with which its
+    files changed."""
 
 
 class Locator:
@@ -95,7 +99,8 @@ class Locator:
         self._readings: dict[int, tuple[Reading, ...]] = {}
 
     def readings(self, source: int) -> tuple[Reading, ...]:
-        """What the epochs of a source read, in order; none of a source that no snapshot of this split has."""
+        """What the epochs of a source read, in order; none of a source that no snapshot of this
+        split has."""
         if source not in self._readings:
             self._readings[source] = tuple(_make_readings(self._sources[source], self._extra))
         return self._readings[source]
@@ -109,7 +114,10 @@ class Locator:
         return self.readings(source)[-1].order
 
     def locate_tokens(
-        self, sources: npt.NDArray[np.int32], starts: npt.NDArray[np.int64], lengths: int | npt.NDArray[np.int64]
+        self,
+        sources: npt.NDArray[np.int32],
+        starts: npt.NDArray[np.int64],
+        lengths: int | npt.NDArray[np.int64],
     ) -> Spans:
         """Where the tokens of samples are stored, including the extra one.
 
@@ -118,8 +126,8 @@ class Locator:
             starts: int64 [n], position of the first token of each sample.
             lengths: tokens of a sample, including the extra one: one number, or int64 [n].
 
-        Returns: spans of rows 0 to n - 1; `blocks` are block numbers of the index; `starts` and `stops` are positions in a
-            block's tokens as the store returns them.
+        Returns: spans of rows 0 to n - 1; `blocks` are block numbers of the index; `starts` and
+            `stops` are positions in a block's tokens as the store returns them.
         """
         parts = list[Spans]()
         for source, rows in by_value(sources):
@@ -135,11 +143,15 @@ class Locator:
                 begins = np.maximum(first, end if len(end) else reading.position)
                 end = np.full(len(rows), reading.stop)
                 if reading.extra:
-                    end += reading.extra * ((first < reading.stop) & (stop == reading.stop + reading.extra))
+                    end += reading.extra * (
+                        (first < reading.stop) & (stop == reading.stop + reading.extra)
+                    )
                 ends = np.minimum(stop, end)
                 inside = np.flatnonzero(begins < ends)
                 if len(inside):
-                    parts.append(_locate(reading, rows[inside], begins[inside], (ends - begins)[inside]))
+                    parts.append(
+                        _locate(reading, rows[inside], begins[inside], (ends - begins)[inside])
+                    )
         return join_spans(parts)
 
 
@@ -156,13 +168,16 @@ def _locate(
 
 
 def _make_readings(source: LocatedSource, extra: int) -> list[Reading]:
-    """A reading for each run of segments of one snapshot; snapshots without the source are not read.
+    """A reading for each run of segments of one snapshot; snapshots without the source are not
+    read.
 
     There is none where the split reads only such snapshots.
     """
     readings = list[Reading]()
     ranges = source.blocks.ranges
-    for (snapshot, _), segments in groupby(source.segments, lambda each: (each.snapshot, each.withdrawn)):
+    for (snapshot, _), segments in groupby(
+        source.segments, lambda each: (each.snapshot, each.withdrawn)
+    ):
         first, *others = segments
         if snapshot not in ranges or (first.tokens == 0 and readings):
             continue

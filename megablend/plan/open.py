@@ -1,4 +1,5 @@
-"""From a ledger to a run. No config is needed: it says where files are and what samples have besides tokens, not their order."""
+"""From a ledger to a run. No config is needed: it says where files are and what samples have
+besides tokens, not their order."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from megablend.storage.base import Storage
 
 
 def find_companion(runtime: Runtime, ledger: Ledger, request: str | None) -> Companion | None:
-    """The companion of a ledger and a config's request, if there is one on this node or in the cache."""
+    """The companion of a ledger and a config's request, if there is one on this node or in the
+    cache."""
     if request is None:
         return None
     runtime.cache.fetch_files("splits", [ledger.index])
@@ -37,10 +39,11 @@ def open_ledger(
     Args:
         ledger: of train.
         companion: of the ledger; without it, only train is known, and its plan is computed.
-        eods: by a source's name in the index, the token that follows each document; by default those of the known splits.
+        eods: by a source's name in the index, the token that follows each document; by default
+            those of the known splits.
 
-    Raises: ConfigError where the split is not known; CacheError where a snapshot cannot be opened, or lacks a source of the
-        ledger; PlanError where one lacks an extra column.
+    Raises: ConfigError where the split is not known; CacheError where a snapshot cannot be opened,
+        or lacks a source of the ledger; PlanError where one lacks an extra column.
     """
     known = {"train": ledger} | dict(companion.others if companion else {})
     if split not in known:
@@ -64,7 +67,9 @@ def open_ledger(
         }
     store = join_stores(ledger.run, snapshots, eods, runtime, storage)
     own = known[split]
-    sources = own.blend.sources if is_listed else ledger.blend.sources  # it may have been recorded before some came
+    sources = (
+        own.blend.sources if is_listed else ledger.blend.sources
+    )  # it may have been recorded before some came
     data = find_committed(split, sources, own.blend, store, is_listed=is_listed)
     if split != "train":
         data = data.of_snapshot(ledger.indices.index(own.index))
@@ -74,7 +79,9 @@ def open_ledger(
         ledger=own,
         store=store,
         data=data,
-        plan=companion.plan if companion and is_stored else plan_stages(own.stages, data.tokens_by_index, data.blocks),
+        plan=companion.plan
+        if companion and is_stored
+        else plan_stages(own.stages, data.tokens_by_index, data.blocks),
         runtime=runtime,
         starts=companion.starts if companion and is_stored else (0,),
     )

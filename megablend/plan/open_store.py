@@ -1,4 +1,5 @@
-"""The blocks of the snapshots of an index that a run reads, and whether they are what a config requests."""
+"""The blocks of the snapshots of an index that a run reads, and whether they are what a config
+requests."""
 
 from __future__ import annotations
 
@@ -38,10 +39,12 @@ _ORDER_REMEDY = (
 
 
 def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> BlockStore:
-    """Open the blocks of all snapshots of a run, in order, with the options and the paths of the config.
+    """Open the blocks of all snapshots of a run, in order, with the options and the paths of the
+    config.
 
-    Raises: as open_block_store, where no snapshot has a source of the config, or one does not have a source that one before had
-        and that the config does not withdraw; CacheError where a snapshot cannot be opened.
+    Raises: as open_block_store, where no snapshot has a source of the config, or one does not have
+        a source that one before had and that the config does not withdraw; CacheError where a
+        snapshot cannot be opened.
     """
     snapshots = [open_snapshot(config.cache_store, digest) for digest in digests]
     if len(snapshots) == 1 and not any(stage.changes_index for stage in config.stages):
@@ -52,15 +55,18 @@ def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> Blo
     return join_stores(config.run, snapshots, _list_eods(config), Runtime.of(config), storage)
 
 
-def open_block_store(config: Config, snapshot: Snapshot, storage: Storage, *, number: int | None = None) -> BlockStore:
+def open_block_store(
+    config: Config, snapshot: Snapshot, storage: Storage, *, number: int | None = None
+) -> BlockStore:
     """Open the blocks of an index snapshot with the options and the paths of the config.
 
     Args:
-        number: of the snapshot among those of the run, where it is one of several: it then need not have all sources of the
-            config, nor counts of documents for the order of stages that read others.
+        number: of the snapshot among those of the run, where it is one of several: it then need not
+            have all sources of the config, nor counts of documents for the order of stages that
+            read others.
 
-    Raises: PlanError where the snapshot lacks a source of the config, or indexed it with other options; ConfigError where a
-        source's append_eod does not fit its token dtype.
+    Raises: PlanError where the snapshot lacks a source of the config, or indexed it with other
+        options; ConfigError where a source's append_eod does not fit its token dtype.
     """
     _check_fit(config, snapshot, number)
     return join_stores(config.run, [snapshot], _list_eods(config), Runtime.of(config), storage)
@@ -78,7 +84,8 @@ def join_stores(
     Args:
         eods: by a source's name in the index: the token that follows each document.
 
-    Raises: PlanError where a snapshot lacks an extra column; ConfigError where one has several types.
+    Raises: PlanError where a snapshot lacks an extra column; ConfigError where one has several
+        types.
     """
     stores = [_open_store(run, each, eods, runtime, storage) for each in snapshots]
     if len(stores) == 1:
@@ -103,7 +110,11 @@ def _open_store(
 ) -> BlockStore:
     names = snapshot.sources.names
     listed = [eods.get(name) for name in names]
-    roots = {name: _root(snapshot, name, runtime.paths[name], storage) for name in names if name in runtime.paths}
+    roots = {
+        name: _root(snapshot, name, runtime.paths[name], storage)
+        for name in names
+        if name in runtime.paths
+    }
     extra_bytes = get_extra_bytes(runtime.memory)
     plain = BlockStore(snapshot, listed, roots, extra_bytes=extra_bytes, storage=storage)
     extra = dict[str, tuple[ExtraColumn, ...]]()
@@ -126,7 +137,11 @@ def _list_eods(config: Config) -> dict[str, int | None]:
 def _check_fit(config: Config, snapshot: Snapshot, number: int | None) -> None:
     """Raises: as `open_block_store`."""
     numbers = snapshot.sources.numbers
-    named = {name: source for name, source in config.all_sources.items() if name in numbers or number is None}
+    named = {
+        name: source
+        for name, source in config.all_sources.items()
+        if name in numbers or number is None
+    }
     if (misfit := find_misfit(config, snapshot, named, number)) is not None:
         raise _refuse(config.run, snapshot, misfit)
 
@@ -141,7 +156,8 @@ def _refuse(run: str, snapshot: Snapshot, misfit: Misfit) -> PlanError:
 def find_misfit(
     config: Config, snapshot: Snapshot, named: Mapping[str, Source], number: int | None = None
 ) -> Misfit | None:
-    """The first of the named sources that the snapshot lacks, or indexed with other options; None where it has them all.
+    """The first of the named sources that the snapshot lacks, or indexed with other options; None
+    where it has them all.
 
     Of thousands of sources most are requested and indexed alike: one of them is checked for all.
 
@@ -169,31 +185,44 @@ def find_misfit(
     return None
 
 
-def _find_misfit(config: Config, snapshot: Snapshot, name: str, source: Source, number: int | None) -> Misfit | None:
+def _find_misfit(
+    config: Config, snapshot: Snapshot, name: str, source: Source, number: int | None
+) -> Misfit | None:
     at = snapshot.sources.numbers.get(name)
     entry = None if at is None else snapshot.sources[at]
     if entry is None:
-        return Misfit(f"which has no source {name!r} (its sources: {', '.join(snapshot.sources.names)})")
+        return Misfit(
+            f"which has no source {name!r} (its sources: {', '.join(snapshot.sources.names)})"
+        )
     if (difference := entry.read.find_difference(config.read_spec(source))) is not None:
         field, indexed, requested = difference
-        return Misfit(f"in which source {name!r} has {field} {indexed!r}; the config has {requested!r}")
+        return Misfit(
+            f"in which source {name!r} has {field} {indexed!r}; the config has {requested!r}"
+        )
     if (misfit := _find_missing_column(entry, source.extra_columns)) is not None:
         return misfit
     if config.needs_documents(source, number) and not entry.documents:
         needed_by = "append_eod, split, extra_columns and order: document"
         remedy = _ORDER_REMEDY if not config.moves_documents and config.ever_moves_documents else ""
-        return Misfit(f"which has no document counts for source {name!r}, needed by {needed_by}", remedy)
+        return Misfit(
+            f"which has no document counts for source {name!r}, needed by {needed_by}", remedy
+        )
     _check_eod(source, snapshot.token_dtypes(entry.files))
     return None
 
 
 def _find_missing_column(entry: SourceEntry, columns: Sequence[str]) -> Misfit | None:
     missing = next((each for each in columns if entry.find_extra(each) is None), None)
-    return None if missing is None else Misfit(f"which lacks extra column {missing!r} of source {entry.name!r}")
+    return (
+        None
+        if missing is None
+        else Misfit(f"which lacks extra column {missing!r} of source {entry.name!r}")
+    )
 
 
 def _check_sources(config: Config, snapshots: Sequence[Snapshot]) -> None:
-    """Refuse sources that no snapshot has, or that a later one lacks though they are not withdrawn. Raises: PlanError."""
+    """Refuse sources that no snapshot has, or that a later one lacks though they are not withdrawn.
+    Raises: PlanError."""
     known = [each.sources.numbers for each in snapshots]
     for name in config.all_sources:
         having = [i for i, names in enumerate(known) if name in names]
@@ -211,7 +240,8 @@ def _check_sources(config: Config, snapshots: Sequence[Snapshot]) -> None:
 
 
 def _check_types(extra: Mapping[str, Sequence[ExtraColumn]]) -> None:
-    """Raises: ConfigError where a column has another type in another source of a split, which are listed one after another."""
+    """Raises: ConfigError where a column has another type in another source of a split, which are
+    listed one after another."""
     first: dict[str, str] = {}
     for name, columns in extra.items():
         other = first.setdefault(name.rpartition("/")[0], name)

@@ -1,4 +1,5 @@
-"""The stages of a plan, before their plans are made: ranges of samples with their requests, and what a cut leaves of each."""
+"""The stages of a plan, before their plans are made: ranges of samples with their requests, and
+what a cut leaves of each."""
 
 from __future__ import annotations
 
@@ -16,20 +17,23 @@ class PlannedStage:
     request: StageRequest
     """`first_sample` continues from the stages before it."""
     cursor: Int64s
-    """int64 [num_sources], where each source's first sample of the stage begins: a position, see `Epochs`."""
+    """int64 [num_sources], where each source's first sample of the stage begins: a position, see
+    `Epochs`."""
     interleaving: str
     """A name of `INTERLEAVINGS`."""
     number: int
-    """Number of the stage in the ledger: what is left of a stage that was cut may be a planned stage of its own."""
+    """Number of the stage in the ledger: what is left of a stage that was cut may be a planned
+    stage of its own."""
     length: int
     """Samples of the stage: fewer than the request's where it was cut."""
     plan: Plan | None = None
     """Its plan, if made already."""
     cut_edges: Int64s | None = None
-    """int64 [3, num_sources] of a stage that was cut: `first`, `read` and `stop` of its tails; see `Tails`. None of others."""
+    """int64 [3, num_sources] of a stage that was cut: `first`, `read` and `stop` of its tails; see
+    `Tails`. None of others."""
     dropped: Int64s | None = None
-    """int64 [num_sources], of sources that are read no more, the end of the samples that stages before it have begun; 0 of
-    others. None where there are none."""
+    """int64 [num_sources], of sources that are read no more, the end of the samples that stages
+    before it have begun; 0 of others. None where there are none."""
 
     @property
     def read(self) -> Int64s:

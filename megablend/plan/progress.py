@@ -1,4 +1,5 @@
-"""Where in a run each source begins, ends and repeats, and how evenly it is spread: from the plan, without walking the run."""
+"""Where in a run each source begins, ends and repeats, and how evenly it is spread: from the plan,
+without walking the run."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from megablend.arrays import Float64s, Int32s, Int64s
 from megablend.plan.stages_plan import StagesPlan
 
 SCANNED = 1 << 16
-"""Samples at each end of a run that are located one by one; sources that do not occur there are located by ordinal."""
+"""Samples at each end of a run that are located one by one; sources that do not occur there are
+located by ordinal."""
 _ORDINALS = 1 << 12
 """First or last ordinals of a source among which its first or last sample is sought."""
 NONE = -1
@@ -27,11 +29,13 @@ class Presence:
     """Number of its first sample; NONE where it has none."""
     last: Int64s
     worst_error: Float64s
-    """Largest distance, in samples, between what the source has given and its share, over the prefixes that were looked at."""
+    """Largest distance, in samples, between what the source has given and its share, over the
+    prefixes that were looked at."""
 
 
 def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCANNED) -> Presence:
-    """Where each source occurs in samples [start, stop), which should be one stage, or of one blend.
+    """Where each source occurs in samples [start, stop), which should be one stage, or of one
+    blend.
 
     Args:
         scanned: samples at each end that are located; prefix errors are those of the first ones.
@@ -49,7 +53,9 @@ def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCA
     for source in np.flatnonzero((counts > 0) & (first == NONE)).tolist():
         ordinals = range(before[source], min(after[source], before[source] + _ORDINALS))
         found = _samples_within(plan, source, ordinals, start, stop)
-        first[source] = min(found) if found else _seek(plan, source, int(before[source]) + 1, start, stop)
+        first[source] = (
+            min(found) if found else _seek(plan, source, int(before[source]) + 1, start, stop)
+        )
     for source in np.flatnonzero((counts > 0) & (last == NONE)).tolist():
         ordinals = range(max(before[source], after[source] - _ORDINALS), after[source])
         found = _samples_within(plan, source, ordinals, start, stop)
@@ -58,9 +64,11 @@ def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCA
 
 
 def find_epoch_ends(plan: StagesPlan, *, limit: int) -> list[list[int]]:
-    """For each source, the samples with which it has given an epoch's worth of samples, the first `limit` of them at most.
+    """For each source, the samples with which it has given an epoch's worth of samples, the first
+    `limit` of them at most.
 
-    That is within the cycle in which the last samples of the epoch are read, and the first ones of the next.
+    That is within the cycle in which the last samples of the epoch are read, and the first ones of
+    the next.
     """
     return [
         [
@@ -83,7 +91,8 @@ def _last_ordinals(plan: StagesPlan, source: int, limit: int) -> Int64s:
 
 
 def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | None:
-    """The first sample whose ordinal is at or above the limit of its source, and that source; None where there is none.
+    """The first sample whose ordinal is at or above the limit of its source, and that source; None
+    where there is none.
 
     Args:
         ordinals: int64 [num_sources], the limits.
@@ -99,8 +108,11 @@ def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | Non
     return first
 
 
-def _samples_within(plan: StagesPlan, source: int, ordinals: range, start: int, stop: int) -> list[int]:
-    """The samples in [start, stop) of ordinals; none after an amendment, where a stage first gives what the one before left."""
+def _samples_within(
+    plan: StagesPlan, source: int, ordinals: range, start: int, stop: int
+) -> list[int]:
+    """The samples in [start, stop) of ordinals; none after an amendment, where a stage first gives
+    what the one before left."""
     return [k for k in _samples_of(plan, source, ordinals) if start <= k < stop]
 
 
@@ -117,12 +129,15 @@ def _seek(plan: StagesPlan, source: int, count: int, start: int, stop: int) -> i
     high = stop - 1
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if int(plan.counts(middle + 1)[source]) >= count else (middle + 1, high)
+        low, high = (
+            (low, middle) if int(plan.counts(middle + 1)[source]) >= count else (middle + 1, high)
+        )
     return low
 
 
 def _worst_errors(sources: Int32s, shares: Float64s) -> Float64s:
-    """The largest |count - share * n| of each source over all prefixes n of these samples: [num_sources]."""
+    """The largest |count - share * n| of each source over all prefixes n of these samples:
+    [num_sources]."""
     places = np.argsort(sources, kind="stable")
     owners = sources[places]
     totals = np.bincount(sources, minlength=len(shares))

@@ -8,7 +8,8 @@ from megablend.config import Config
 
 
 def set_length(config: Config, split: str, samples: int, tokens: int) -> str:
-    """What to set so that a split has at least `samples` samples, in the unit of its configured length.
+    """What to set so that a split has at least `samples` samples, in the unit of its configured
+    length.
 
     Args:
         tokens: of all sources in the split, once.
@@ -24,14 +25,17 @@ def set_length(config: Config, split: str, samples: int, tokens: int) -> str:
 
 
 def fit_all_caps(config: Config, split: str, samples: int) -> str:
-    """What to set so that a split has at most `samples` samples, which its caps allow, and a comma; empty for 0."""
+    """What to set so that a split has at most `samples` samples, which its caps allow, and a comma;
+    empty for 0."""
     if samples < 1:
         return ""
     if split == "train" and config.tokens is not None:
         return f"set `tokens: {samples * config.sequence_length}` or less, "
     key = "samples" if split == "train" else f"{split}_samples"
     instead = (
-        f" instead of `epochs: {float(config.epochs):g}`" if split == "train" and config.epochs is not None else ""
+        f" instead of `epochs: {float(config.epochs):g}`"
+        if split == "train" and config.epochs is not None
+        else ""
     )
     return f"set `{key}: {samples}` or less{instead}, "
 

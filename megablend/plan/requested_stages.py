@@ -1,4 +1,5 @@
-"""The stages that a config requests for a blended split: their settings, shares and ends, in samples."""
+"""The stages that a config requests for a blended split: their settings, shares and ends, in
+samples."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ CountRead = Callable[[Sequence["RequestedStage"], Config, "Drain"], ReadBefore]
 
 
 class Drain(NamedTuple):
-    """Of a drain: the length that it has, see `Stage.drain`, or of what it is to end at a multiple; and what follows it."""
+    """Of a drain: the length that it has, see `Stage.drain`, or of what it is to end at a multiple;
+    and what follows it."""
 
     samples: int | None
     unit: int | None = None
@@ -54,7 +56,8 @@ class RequestedStage:
     end: int
     """Sample numbers of the run, [start, end)."""
     first: int
-    """The first sample in its own settings: after `start` where a drain comes first; see plan_stages."""
+    """The first sample in its own settings: after `start` where a drain comes first; see
+    plan_stages."""
     drain: int | None = None
     """See `Stage.drain`."""
     whole_epochs: bool = False
@@ -88,11 +91,13 @@ def request_stages(
     """The stages of a blended split: those that the config lists for train, otherwise one.
 
     Args:
-        by_snapshot: tokens of each source in this split, including end-of-document tokens, in each snapshot of the run.
-        links: what the run is committed to. Where an amendment cut a stage, the next one begins there, whether or not the
-            config says so (`from`).
+        by_snapshot: tokens of each source in this split, including end-of-document tokens, in each
+            snapshot of the run.
+        links: what the run is committed to. Where an amendment cut a stage, the next one begins
+            there, whether or not the config says so (`from`).
         count_read: what given stages read before one with these settings.
-        batch: the run is being amended: where samples get another length is a multiple of this, and `drain` is not the config's.
+        batch: the run is being amended: where samples get another length is a multiple of this, and
+            `drain` is not the config's.
 
     Raises: PlanError, naming the stage, where its shares or its end are not possible.
     """
@@ -103,21 +108,35 @@ def request_stages(
     tokens_before = 0
     first = 0
     following = [*config.stages[1:], None]
-    for i, (settings, own, after) in enumerate(zip(config.stages, config.stage_configs, following, strict=True)):
+    for i, (settings, own, after) in enumerate(
+        zip(config.stages, config.stage_configs, following, strict=True)
+    ):
         tokens = by_snapshot[own.snapshot]
         with _naming(f"stages[{i}]"):
             drain = _find_drain(settings, found, own, links, batch)
-            is_counted = drain.samples or _depends_on_read(found, own, is_new=drain.whole_epochs is None)
+            is_counted = drain.samples or _depends_on_read(
+                found, own, is_new=drain.whole_epochs is None
+            )
             read = count_read(found, own, drain) if is_counted else None
             chosen = None if read is None else read.drain
             if batch and settings.drain not in (None, chosen):
-                expected = "no `drain`" if chosen is None else f"{chosen:,} (or another `--batch`), or no `drain`"
+                expected = (
+                    "no `drain`"
+                    if chosen is None
+                    else f"{chosen:,} (or another `--batch`), or no `drain`"
+                )
                 raise PlanError(f"drain: found {settings.drain:,}, expected {expected}")
             if read is not None:
                 tokens_before += (read.first_sample - start) * found[-1].config.sequence_length
             first = start if read is None else read.first_sample
             length = _length(
-                config, settings, own.sequence_length, first, tokens_before, sum(tokens), is_last=after is None
+                config,
+                settings,
+                own.sequence_length,
+                first,
+                tokens_before,
+                sum(tokens),
+                is_last=after is None,
             )
             if length is None:
                 length = _request_stage(own, split, tokens, start, first).end - first
@@ -127,14 +146,19 @@ def request_stages(
             cut = None if after is None else _find_cut(after, first, first + length, links)
         with _naming(f"stages[{i}]"):
             if after is not None:
-                length = _end_with_lanes(length, settings, own.lanes, first, links, is_cut=cut is not None)
+                length = _end_with_lanes(
+                    length, settings, own.lanes, first, links, is_cut=cut is not None
+                )
             own = own.model_copy(update={"samples": length})
             stage = _request_stage(own, split, tokens, start, first, read)
             whole_epochs = bool(drain.whole_epochs) if read is None else read.whole_epochs
             stage = replace(stage, drain=chosen, whole_epochs=whole_epochs)
             if settings.schedule is not None:
                 before = found[-1] if found else _request_top_level(config, tokens, length)
-                stage = replace(stage, schedule=RequestedSchedule(settings.schedule, settings.steps, before.weights))
+                stage = replace(
+                    stage,
+                    schedule=RequestedSchedule(settings.schedule, settings.steps, before.weights),
+                )
         found.append(replace(stage, cut=cut))
         start = found[-1].stop
         tokens_before += (start - first) * own.sequence_length
@@ -151,8 +175,8 @@ def _naming(place: str) -> Iterator[None]:
 
 
 def _depends_on_read(found: Sequence[RequestedStage], own: Config, *, is_new: bool) -> bool:
-    """Whether a stage with these settings depends on what the stages before it have read: for its shares, its first sample, or,
-    where it is not committed, its `whole_epochs`."""
+    """Whether a stage with these settings depends on what the stages before it have read: for its
+    shares, its first sample, or, where it is not committed, its `whole_epochs`."""
     if not found or own.on_exhausted == "redistribute":
         return bool(found)
     last = found[-1].config
@@ -163,9 +187,14 @@ def _depends_on_read(found: Sequence[RequestedStage], own: Config, *, is_new: bo
 
 
 def _find_drain(
-    settings: StageSettings, found: Sequence[RequestedStage], own: Config, links: Sequence[Link], batch: int | None
+    settings: StageSettings,
+    found: Sequence[RequestedStage],
+    own: Config,
+    links: Sequence[Link],
+    batch: int | None,
 ) -> Drain:
-    """What a drain before a stage is to be: as it was committed, as the config says, or, in a run that was built, chosen.
+    """What a drain before a stage is to be: as it was committed, as the config says, or, in a run
+    that was built, chosen.
 
     Raises: PlanError where the config says otherwise than the run is committed to.
     """
@@ -186,7 +215,11 @@ def _find_drain(
 
 def _explain_empty(start: int, first: int, end: int) -> str:
     if start == first:
-        earlier = ", or let it begin earlier, where training is: `megablend amend CONFIG --at SAMPLE`" if start else ""
+        earlier = (
+            ", or let it begin earlier, where training is: `megablend amend CONFIG --at SAMPLE`"
+            if start
+            else ""
+        )
         return f"it ends at sample {end:,}, but begins at sample {start:,}; end it later{earlier}"
     return (
         f"it ends at sample {end:,}, but where an amendment changes the length of samples or withdraws files, the settings "
@@ -195,9 +228,15 @@ def _explain_empty(start: int, first: int, end: int) -> str:
 
 
 def _request_stage(
-    config: Config, split: str, tokens: Sequence[int], start: int, first: int, read: ReadBefore | None = None
+    config: Config,
+    split: str,
+    tokens: Sequence[int],
+    start: int,
+    first: int,
+    read: ReadBefore | None = None,
 ) -> RequestedStage:
-    """A stage as long as its config says, with sample `first` as the first one, when `read` was read of each source."""
+    """A stage as long as its config says, with sample `first` as the first one, when `read` was
+    read of each source."""
     shares = shares_of(config, split, tuple(config.sources_of(split).values()), tokens, read)
     return RequestedStage(
         config=config,
@@ -225,7 +264,8 @@ def _length(
     *,
     is_last: bool,
 ) -> int | None:
-    """Samples from a stage's start to the end that it is given; None where its sources' amounts decide it.
+    """Samples from a stage's start to the end that it is given; None where its sources' amounts
+    decide it.
 
     Args:
         start, tokens_before: samples and tokens of the stages before.
@@ -250,10 +290,17 @@ def _length(
 
 
 def _end_with_lanes(
-    length: int, settings: StageSettings, lanes: int, first: int, links: Sequence[Link], *, is_cut: bool
+    length: int,
+    settings: StageSettings,
+    lanes: int,
+    first: int,
+    links: Sequence[Link],
+    *,
+    is_cut: bool,
 ) -> int:
-    """The length of a stage that is followed by another: as many samples as its config says; of an end in other units, which is
-    rounded anyway, a multiple of its lanes, unless it is committed already or cut before.
+    """The length of a stage that is followed by another: as many samples as its config says; of an
+    end in other units, which is rounded anyway, a multiple of its lanes, unless it is committed
+    already or cut before.
 
     Raises: PlanError for a stage shorter than its lanes, if its end is in other units.
     """
@@ -264,16 +311,23 @@ def _end_with_lanes(
     if aligned == length or length in committed or (is_cut and aligned not in committed):
         return length
     if aligned == 0:
-        raise PlanError(f"it has {length:,} samples, fewer than its {lanes} lanes; end it later, or lower lanes")
+        raise PlanError(
+            f"it has {length:,} samples, fewer than its {lanes} lanes; end it later, or lower lanes"
+        )
     return aligned
 
 
 def _find_cut(after: StageSettings, first: int, end: int, links: Sequence[Link]) -> int | None:
-    """Where the next stage cuts a stage of samples [first, end): where the config says, or where the run was amended."""
-    committed = sorted(link.cut for link in links if link.cut is not None and first < link.cut <= end)
+    """Where the next stage cuts a stage of samples [first, end): where the config says, or where
+    the run was amended."""
+    committed = sorted(
+        link.cut for link in links if link.cut is not None and first < link.cut <= end
+    )
     cut = after.from_ if after.from_ is not None else next(iter(committed), None)
     if cut is None or cut == end:
         return None
     if not first < cut < end:
-        raise PlanError(f"from: found {cut:,}, expected a sample of the stage before it, {first + 1:,} to {end:,}")
+        raise PlanError(
+            f"from: found {cut:,}, expected a sample of the stage before it, {first + 1:,} to {end:,}"
+        )
     return cut

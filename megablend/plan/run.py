@@ -1,6 +1,7 @@
 """One split of a run: what the ledger fixed, and the plan and orders that locate samples.
 
-No array here is as long as the run. Apart from the split ranges, nothing is computed for a source before it is used.
+No array here is as long as the run. Apart from the split ranges, nothing is computed for a source
+before it is used.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from megablend.plan.stages_plan import StagesPlan
 
 
 class Section(NamedTuple):
-    """Consecutive samples of a run that all have the same length and masks, so that a batch may have any of them."""
+    """Consecutive samples of a run that all have the same length and masks, so that a batch may
+    have any of them."""
 
     start: int
     stop: int
@@ -53,7 +55,8 @@ class Run:
     split: str
     """train, valid or test."""
     ledger: Ledger
-    """Of train the committed one; of valid and test one of their own, with the run's plan version."""
+    """Of train the committed one; of valid and test one of their own, with the run's plan
+    version."""
     store: BlockStore
     data: SplitSources
     plan: StagesPlan
@@ -66,13 +69,16 @@ class Run:
 
     @cached_property
     def sections(self) -> tuple[Section, ...]:
-        """The parts of the run between which the length of samples, or a mask, changes; in order, at least one."""
+        """The parts of the run between which the length of samples, or a mask, changes; in order,
+        at least one."""
         masks = self.runtime.stage_masks if self.split == "train" else ()
         starts = self.starts if masks else (0,)
         masks = masks or (self.runtime.masks,)
         extra = self.ledger.blend.add_extra_token_to_sequence
         length = self.ledger.blend.sequence_length
-        if len(masks) == 1 and all(stage.blend.sequence_length == length for stage in self.ledger.stages):
+        if len(masks) == 1 and all(
+            stage.blend.sequence_length == length for stage in self.ledger.stages
+        ):
             return (Section(0, self.num_samples, length, extra, masks[0]),)
         lengths = {each.start: each.request.sample_tokens for each in self.plan.list_stretches()}
         edges = sorted({*lengths, *(start for start in starts if start < self.num_samples)})
@@ -87,10 +93,13 @@ class Run:
         return tuple(found)
 
     def view_at(self, sample: int) -> Run:
-        """The run with the settings that it has at a sample; the last ones for samples beyond its end."""
+        """The run with the settings that it has at a sample; the last ones for samples beyond its
+        end."""
         if len(self.sections) == 1:
             return self
-        return self.view(next((each for each in self.sections if sample < each.stop), self.sections[-1]))
+        return self.view(
+            next((each for each in self.sections if sample < each.stop), self.sections[-1])
+        )
 
     def view(self, section: Section) -> Run:
         """The run with the settings of a section; plan and orders are shared."""
@@ -103,7 +112,8 @@ class Run:
 
     @property
     def settings(self) -> Section:
-        """The length and masks of samples: of a view those of its section, otherwise those of the first samples."""
+        """The length and masks of samples: of a view those of its section, otherwise those of the
+        first samples."""
         return self.section or self.sections[0]
 
     @property
@@ -138,37 +148,53 @@ class Run:
 
     @property
     def extra_token(self) -> int:
-        """1 if a sample has one token more than those by which the next one is further, otherwise 0."""
+        """1 if a sample has one token more than those by which the next one is further, otherwise
+        0."""
         return int(self.ledger.blend.add_extra_token_to_sequence)
 
     @property
     def blends(self) -> tuple[Blend, ...]:
-        """The blends that the run's samples are read in, or those of a section; neighbours differ."""
+        """The blends that the run's samples are read in, or those of a section; neighbours
+        differ."""
         start, stop = (0, self.num_samples) if self.section is None else self.section[:2]
-        stretches = (each for each in self.plan.list_stretches() if each.start < stop and each.stop > start)
-        return tuple(blend for blend, _ in groupby(self.ledger.stages[each.stage].blend for each in stretches))
+        stretches = (
+            each for each in self.plan.list_stretches() if each.start < stop and each.stop > start
+        )
+        return tuple(
+            blend
+            for blend, _ in groupby(self.ledger.stages[each.stage].blend for each in stretches)
+        )
 
     @property
     def consumes_whole_blocks(self) -> bool:
-        """Whether a lane reads a block to its end before it leaves it, in all orders of the run; see OrderKind."""
-        return all(find_order(stage.blend.order).consumes_whole_blocks for stage in self.ledger.stages)
+        """Whether a lane reads a block to its end before it leaves it, in all orders of the run;
+        see OrderKind."""
+        return all(
+            find_order(stage.blend.order).consumes_whole_blocks for stage in self.ledger.stages
+        )
 
     @property
     def has_lanes(self) -> bool:
-        """Whether the samples are in lanes, each of which continues in the blocks that it reads from."""
+        """Whether the samples are in lanes, each of which continues in the blocks that it reads
+        from."""
         return find_interleaving(self.ledger.blend.interleaving).has_lanes
 
     @cached_property
     def locator(self) -> Locator:
         """(source, ordinal) -> tokens of blocks."""
         located = [
-            LocatedSource(blocks=blocks, segments=segments, is_promised=partial(self._is_promised, number))
-            for number, (blocks, segments) in enumerate(zip(self.data.blocks, self.plan.epochs.segments, strict=True))
+            LocatedSource(
+                blocks=blocks, segments=segments, is_promised=partial(self._is_promised, number)
+            )
+            for number, (blocks, segments) in enumerate(
+                zip(self.data.blocks, self.plan.epochs.segments, strict=True)
+            )
         ]
         return Locator(located, self.extra_token)
 
     def _is_promised(self, source: int, segment: Segment) -> bool:
-        """Whether the sample of a source that ends where a segment begins comes before the stage that reads its files."""
+        """Whether the sample of a source that ends where a segment begins comes before the stage
+        that reads its files."""
         ordinal = self.plan.ordinal_ending_at(source, segment.position)
         if ordinal is None:
             return False
@@ -191,7 +217,9 @@ class Run:
         """How the source's samples are arranged over its blocks."""
         return self.locator.order(source)
 
-    def locate_spans(self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]) -> Spans:
+    def locate_spans(
+        self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]
+    ) -> Spans:
         """Where the tokens of samples are stored; see `Locator.locate_tokens`."""
         starts, steps = self.plan.token_ranges(sources, ordinals)
         return self.locator.locate_tokens(sources, starts, steps + self.extra_token)

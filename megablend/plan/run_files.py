@@ -23,7 +23,8 @@ class RunFile(NamedTuple):
 
 
 def list_files(run: Run) -> list[RunFile]:
-    """The files of a split's sources: first those of its last snapshot, then, for train, those that only earlier ones have."""
+    """The files of a split's sources: first those of its last snapshot, then, for train, those that
+    only earlier ones have."""
     snapshot = run.store.snapshot
     names = run.data.index_names
     if not isinstance(snapshot, JoinedSnapshot):
@@ -34,12 +35,15 @@ def list_files(run: Run) -> list[RunFile]:
         return [RunFile(file) for file in snapshot.files_of(number, names)]
     stops = _find_stops(run)
     listed = [RunFile(number) for number in snapshot.files_of(last, names)]
-    gone = ((number, which) for number, which in snapshot.list_gone(names).items() if which < len(stops))
+    gone = (
+        (number, which) for number, which in snapshot.list_gone(names).items() if which < len(stops)
+    )
     return [*listed, *(RunFile(number, stops[which]) for number, which in gone)]
 
 
 def _find_stops(run: Run) -> list[int]:
-    """For each snapshot but the last one of a run, the first sample that stages of the next one read in their own settings."""
+    """For each snapshot but the last one of a run, the first sample that stages of the next one
+    read in their own settings."""
     ledger = run.ledger
     firsts = dict[int, int]()
     for each in run.plan.list_stretches():

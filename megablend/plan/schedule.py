@@ -1,7 +1,7 @@
 """Schedules: shares that go, in steps, from those of one stage to those of the next.
 
-Step i of n has the shares at (2i + 1) / 2n of the way. A cosine is rounded once, to 12 decimals, and stored in the ledger, since
-machines differ in its last digits.
+Step i of n has the shares at (2i + 1) / 2n of the way. A cosine is rounded once, to 12 decimals,
+and stored in the ledger, since machines differ in its last digits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from megablend.plan.allocate import divide_residuals
 
 _DIGITS = 10**12
 CYCLES_PER_STEP = 4
-"""The fewest cycles of a step, in periods of the source whose periods are longest, where the stage is long enough."""
+"""The fewest cycles of a step, in periods of the source whose periods are longest, where the stage
+is long enough."""
 MIN_STEPS = 2
 
 
@@ -26,7 +27,8 @@ class Schedule:
     kind: str
     """`linear` or `cosine`."""
     start: tuple[Fraction, ...]
-    """[num_sources], sum 1: the shares that the schedule begins at; it ends at those of the stage's blend."""
+    """[num_sources], sum 1: the shares that the schedule begins at; it ends at those of the stage's
+    blend."""
     samples: int
     """Length of the stage that it was made for."""
     cycle: int
@@ -51,7 +53,8 @@ class Schedule:
         return [[a + (b - a) * done for a, b in pairs] for done in self.done]
 
     def totals(self, target: Sequence[Fraction]) -> list[list[int]]:
-        """Samples of each source in each step: each corrects the rounding of those before it, [steps][num_sources]."""
+        """Samples of each source in each step: each corrects the rounding of those before it,
+        [steps][num_sources]."""
         due = [Fraction(0)] * len(target)
         given = [0] * len(target)
         before = 0
@@ -67,10 +70,12 @@ class Schedule:
 def make_schedule(
     kind: str, steps: int, start: Sequence[Fraction], *, samples: int, cycle: int, longest: int
 ) -> Schedule | None:
-    """Divide a stage into at most `steps` steps of whole cycles; None where it is too short for two.
+    """Divide a stage into at most `steps` steps of whole cycles; None where it is too short for
+    two.
 
     Args:
-        cycle: samples of a cycle; a step is at least CYCLES_PER_STEP * `longest` of them where that leaves two steps.
+        cycle: samples of a cycle; a step is at least CYCLES_PER_STEP * `longest` of them where that
+            leaves two steps.
     """
     cycles = samples // cycle
     number = min(steps, cycles, max(MIN_STEPS, cycles // (CYCLES_PER_STEP * longest)))

@@ -1,4 +1,5 @@
-"""From a config's weights or amounts to exact weights and a length. Impossible blends are refused; errors name the source."""
+"""From a config's weights or amounts to exact weights and a length. Impossible blends are refused;
+errors name the source."""
 
 from __future__ import annotations
 
@@ -20,21 +21,30 @@ class Shares(NamedTuple):
     """The weights and the length of a requested blend."""
 
     weights: tuple[Fraction, ...]
-    """[num_sources], summing to 1: with `on_exhausted: redistribute`, those that respect all caps."""
+    """[num_sources], summing to 1: with `on_exhausted: redistribute`, those that respect all
+    caps."""
     requested: tuple[Fraction, ...]
     """[num_sources], summing to 1: as the config gives them, whatever the caps."""
     num_samples: int
 
 
 def samples_in(tokens: Fraction | int, sequence_length: int, extra: int) -> int:
-    """The number of complete samples in `tokens` tokens: sample i takes tokens [i*S, i*S + S + extra)."""
+    """The number of complete samples in `tokens` tokens: sample i takes tokens [i*S, i*S + S +
+    extra)."""
     return max(0, int((Fraction(tokens) - extra) // sequence_length))
 
 
 def cap_of(
-    source: Source, tokens: int, sequence_length: int, extra: int, *, read: int = 0, most: int | None = None
+    source: Source,
+    tokens: int,
+    sequence_length: int,
+    extra: int,
+    *,
+    read: int = 0,
+    most: int | None = None,
 ) -> int | None:
-    """The most samples that a source may give, by its max_epochs and max_tokens; None where it has neither.
+    """The most samples that a source may give, by its max_epochs and max_tokens; None where it has
+    neither.
 
     Args:
         tokens: tokens of the source in the split, in one epoch.
@@ -60,25 +70,31 @@ def find_most_tokens(
     """
     stops = [None] * len(sources) if before is None else before
     return [
-        None if source.max_epochs is None else epochs.find_position(number, source.max_epochs, before=stop)
+        None
+        if source.max_epochs is None
+        else epochs.find_position(number, source.max_epochs, before=stop)
         for number, (source, stop) in enumerate(zip(sources, stops, strict=True))
     ]
 
 
 def shares_of(
-    config: Config, split: str, sources: Sequence[Source], tokens: Sequence[int], read: ReadBefore | None = None
+    config: Config,
+    split: str,
+    sources: Sequence[Source],
+    tokens: Sequence[int],
+    read: ReadBefore | None = None,
 ) -> Shares:
     """Weights and length of a blended split.
 
-    Where the config sets a length, the sources' numbers are relative to it; otherwise they are amounts and their sum is the
-    length.
+    Where the config sets a length, the sources' numbers are relative to it; otherwise they are
+    amounts and their sum is the length.
 
     Args:
         tokens: of each source in this split, including end-of-document tokens.
         read: what was read of each source before; nothing by default.
 
-    Raises: PlanError where a source with a share has no tokens or less than one sample, or the split would have no samples,
-        more than MAX_SAMPLES, or more than all caps together allow.
+    Raises: PlanError where a source with a share has no tokens or less than one sample, or the
+        split would have no samples, more than MAX_SAMPLES, or more than all caps together allow.
     """
     extra = int(config.add_extra_token_to_sequence)
     unit = sources[0].unit or "weight"
@@ -89,7 +105,9 @@ def shares_of(
         values = _amounts_in_samples(config, split, sources, unit, values)
         num_samples = int(sum(values))
     if num_samples < 1:
-        needed = max((-(-sum(values) // value) for value in values if value), default=1)  # one sample of each source
+        needed = max(
+            (-(-sum(values) // value) for value in values if value), default=1
+        )  # one sample of each source
         more = ", or add data" if config.epochs is not None else ""
         raise PlanError(
             f"{split} would have fewer tokens than one sample of {config.sequence_length} tokens: "
@@ -107,14 +125,18 @@ def shares_of(
     return Shares(weights, requested, num_samples)
 
 
-def _refuse_empty(config: Config, split: str, sources: Sequence[Source], tokens: Sequence[int]) -> None:
+def _refuse_empty(
+    config: Config, split: str, sources: Sequence[Source], tokens: Sequence[int]
+) -> None:
     named = [source.unit is None or getattr(source, source.unit) != 0 for source in sources]
     for source, source_tokens, is_named in zip(sources, tokens, named, strict=True):
         if source_tokens == 0 and is_named:
             remedies = _fill(config, split)
             if any(n > 0 and other for n, other in zip(tokens, named, strict=True)):
                 remedies.append(f"leave it out with `{source.unit or 'weight'}: 0`")
-            raise PlanError(f"source {source.name!r} has no tokens in {split}: {', or '.join(remedies)}")
+            raise PlanError(
+                f"source {source.name!r} has no tokens in {split}: {', or '.join(remedies)}"
+            )
 
 
 def _fill(config: Config, split: str) -> list[str]:
@@ -126,10 +148,14 @@ def _fill(config: Config, split: str) -> list[str]:
     return ["add files with tokens to it", *larger]
 
 
-def _values(config: Config, sources: Sequence[Source], unit: str, tokens: Sequence[int]) -> list[Fraction]:
+def _values(
+    config: Config, sources: Sequence[Source], unit: str, tokens: Sequence[int]
+) -> list[Fraction]:
     """The sources' numbers: weights relative to each other, or amounts in samples or tokens."""
     given = [getattr(source, unit) if source.unit else Fraction(1) for source in sources]
-    values = [Fraction(n) if value == SIZE else value for value, n in zip(given, tokens, strict=True)]
+    values = [
+        Fraction(n) if value == SIZE else value for value, n in zip(given, tokens, strict=True)
+    ]
     if config.temperature is not None or SIZE in given:
         return compute_weights(values, config.temperature)
     if unit == "epochs":
@@ -151,7 +177,9 @@ def _amounts_in_samples(
                 )
         return values
     if any(amount.denominator != 1 for amount in amounts):
-        raise PlanError("without a length in the config, `samples` of sources are counts: expected integers")
+        raise PlanError(
+            "without a length in the config, `samples` of sources are counts: expected integers"
+        )
     return amounts
 
 
@@ -192,7 +220,9 @@ def _redistribute(
         cap_of(source, n, config.sequence_length, extra, read=read_before, most=limit)
         for source, n, read_before, limit in zip(sources, tokens, before, most, strict=True)
     ]
-    capped = [cap for cap, share in zip(caps, requested, strict=True) if share > 0 and cap is not None]
+    capped = [
+        cap for cap, share in zip(caps, requested, strict=True) if share > 0 and cap is not None
+    ]
     if sum(capped) < num_samples and len(capped) == sum(share > 0 for share in requested):
         raise PlanError(
             f"{split} would have {num_samples:,} samples, but its sources' caps together allow {sum(capped):,}: "

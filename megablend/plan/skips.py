@@ -1,12 +1,12 @@
 """Ranges of a run's samples that training skips, for instance after a loss spike.
 
-Samplers apply them, not the plan: sample numbers, digests and lengths do not change, and a state is still one sample number.
-They are stored as a record of the cache (`runs/skips/<run>.json` in a folder), each with the digest of the plan that it was made
-for; it has no effect on other plans.
+Samplers apply them, not the plan: sample numbers, digests and lengths do not change, and a state is
+still one sample number. They are stored as a record of the cache (`runs/skips/<run>.json` in a
+folder), each with the digest of the plan that it was made for; it has no effect on other plans.
 
-The record has a checksum, and the run's ledger says how many ranges there are, so that neither is lost without a word. A range is
-added to the record first and counted afterwards, and removed the other way round: after a crash in between, more are skipped
-than are counted, never fewer.
+The record has a checksum, and the run's ledger says how many ranges there are, so that neither is
+lost without a word. A range is added to the record first and counted afterwards, and removed the
+other way round: after a crash in between, more are skipped than are counted, never fewer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _Entry = tuple[int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Skips:
-    """Ranges [start, stop) of samples that are not trained on, in ascending order; no two touch or overlap."""
+    """Ranges [start, stop) of samples that are not trained on, in ascending order; no two touch or
+    overlap."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
@@ -61,7 +62,9 @@ class Skips:
 
     def count_trained(self, position: int) -> int:
         """How many samples before `position` are not skipped: the inverse of `position()`."""
-        return position - sum(min(stop, position) - min(start, position) for start, stop in self.ranges)
+        return position - sum(
+            min(stop, position) - min(start, position) for start, stop in self.ranges
+        )
 
     def containing(self, position: int) -> tuple[int, int] | None:
         """The range with start < position < stop, or None."""
@@ -97,7 +100,8 @@ def load_skips(cache: CacheLike, ledger: Ledger) -> Skips:
 
 
 def lacks_checksum(cache: CacheLike, run: str) -> bool:
-    """Whether a run's record of skipped samples is of a release that wrote no checksum. Raises: CacheError if it is damaged."""
+    """Whether a run's record of skipped samples is of a release that wrote no checksum. Raises:
+    CacheError if it is damaged."""
     record = _read(find_store(cache), run)[1]
     return record is not None and "checksum" not in parse_json(record.data)
 
@@ -113,7 +117,8 @@ def save_skip(cache: CacheLike, ledger: Ledger, start: int, stop: int) -> None:
 
 
 def copy_skips(cache: CacheLike, ledger: Ledger, new: str) -> int:
-    """Give another run name the skips of a run's plan, in place of what an earlier run of that name left.
+    """Give another run name the skips of a run's plan, in place of what an earlier run of that name
+    left.
 
     Returns: how many ranges. Raises: CacheError.
     """
@@ -136,7 +141,8 @@ def forget_skips(cache: CacheLike, run: str) -> None:
 
 
 def remove_skips(cache: CacheLike, ledger: Ledger) -> None:
-    """Remove all skipped ranges of a run's plan, and a record of them that is damaged. Raises CacheError."""
+    """Remove all skipped ranges of a run's plan, and a record of them that is damaged. Raises
+    CacheError."""
     store = find_store(cache)
     try:
         entries, record = _read(store, ledger.run)
@@ -152,7 +158,8 @@ def remove_skips(cache: CacheLike, ledger: Ledger) -> None:
 
 
 def _read(store: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
-    """The ranges, each with the plan that it was made for, and the record that they were read from."""
+    """The ranges, each with the plan that it was made for, and the record that they were read
+    from."""
     place = store.describe_record(SKIPS, run)
     try:
         with reading(place):
@@ -161,7 +168,9 @@ def _read(store: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
             return [], None
         record = parse_json(found.data)
     except ValueError as error:
-        raise CacheError(f"{place}: cannot read the run's skipped samples: {error}; {_RESTORE}") from None
+        raise CacheError(
+            f"{place}: cannot read the run's skipped samples: {error}; {_RESTORE}"
+        ) from None
     if not isinstance(record, dict) or record.get("version") != VERSION:
         raise CacheError(
             f"{place}: not a list of skipped samples of version {VERSION}; use the version of megablend that wrote it, or "
@@ -174,8 +183,12 @@ def _read(store: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
     is_whole = all(0 <= start < stop < 1 << 63 for start, stop, _ in entries)
     if not is_whole or record.get("checksum", expected := _checksum(run, entries)) != expected:
         raise CacheError(f"{place}: damaged list of skipped samples; {_RESTORE}")
-    if "checksum" not in record and count_skips(store, run):  # it would have one since the ledger counts
-        raise CacheError(f"{place}: damaged list of skipped samples: it lacks its checksum; {_RESTORE}")
+    if "checksum" not in record and count_skips(
+        store, run
+    ):  # it would have one since the ledger counts
+        raise CacheError(
+            f"{place}: damaged list of skipped samples: it lacks its checksum; {_RESTORE}"
+        )
     return entries, found
 
 

@@ -1,4 +1,5 @@
-"""The blocks of a source in the snapshots of a run, and what is left of an epoch where files are withdrawn."""
+"""The blocks of a source in the snapshots of a run, and what is left of an epoch where files are
+withdrawn."""
 
 from __future__ import annotations
 
@@ -47,23 +48,32 @@ class SourceBlocks:
         return SplitBlocks(found.snapshot, found.ranges, has_eod=self.appends_eod)
 
     def view(self, segment: Segment) -> SplitBlocks | RemainingBlocks:
-        """The blocks as the segment's epochs read them: without those of files that are withdrawn."""
+        """The blocks as the segment's epochs read them: without those of files that are
+        withdrawn."""
         blocks = self.blocks(segment.snapshot)
         if not segment.withdrawn:
             return blocks
-        numbers = [i for index in segment.withdrawn for i in self._list_missing(segment.snapshot, index)]
+        numbers = [
+            i for index in segment.withdrawn for i in self._list_missing(segment.snapshot, index)
+        ]
         return self._leave_out(blocks, sorted(set(numbers)))
 
     def loses_files(self, segment: Segment, index: str) -> bool:
         """Whether a snapshot has the source, but not all files that the segment's epochs read."""
-        if segment.snapshot == index or index not in self.ranges or segment.snapshot not in self.ranges:
+        if (
+            segment.snapshot == index
+            or index not in self.ranges
+            or segment.snapshot not in self.ranges
+        ):
             return False
-        known = {i for each in segment.withdrawn for i in self._list_missing(segment.snapshot, each)}
+        known = {
+            i for each in segment.withdrawn for i in self._list_missing(segment.snapshot, each)
+        }
         return bool(set(self._list_missing(segment.snapshot, index)) - known)
 
     def count_left(self, segment: Segment, index: str, epoch: int, token: int) -> tuple[int, int]:
-        """Tokens of a segment's epochs without the files that a snapshot lacks; and how many of these come before a token of an
-        epoch, whose number is that of all files."""
+        """Tokens of a segment's epochs without the files that a snapshot lacks; and how many of
+        these come before a token of an epoch, whose number is that of all files."""
         now = self.view(segment)
         left = self.view(segment._replace(withdrawn=(*segment.withdrawn, index)))
         files = self._list_missing(segment.snapshot, index)
@@ -74,7 +84,11 @@ class SourceBlocks:
         starts = now.before(gone)
         stops = now.before(gone + 1)
         full = starts < stops
-        placed = find_order(segment.order).make(now, self.key).find_tokens(epoch, starts[full], stops[full])
+        placed = (
+            find_order(segment.order)
+            .make(now, self.key)
+            .find_tokens(epoch, starts[full], stops[full])
+        )
         stop = epoch * now.num_tokens + token
         read = np.clip(np.minimum(placed.stops, stop) - placed.starts, 0, None).sum()
         return left.num_tokens, token - int(read)
@@ -90,14 +104,20 @@ class SourceBlocks:
             rows = np.array([snapshot.file(i).rows for i in entry.files], np.int64)
             before = np.concatenate([[0], np.cumsum(rows)])
             numbers = np.array(files) - entry.files.start
-            return _drop_empty(blocks.documents.local_blocks(np.stack([before[numbers], before[numbers + 1]], axis=1)))
+            return _drop_empty(
+                blocks.documents.local_blocks(
+                    np.stack([before[numbers], before[numbers + 1]], axis=1)
+                )
+            )
 
         return RemainingBlocks(blocks, ranges, find_documents)
 
     def _find_blocks(self, blocks: SplitBlocks, files: list[int]) -> Int64s:
         """The local blocks of files, as ranges int64 [n, 2]."""
         listed = [blocks.snapshot.file(i) for i in files]
-        edges = np.array([[file.first_block, file.first_block + file.num_blocks] for file in listed], np.int64)
+        edges = np.array(
+            [[file.first_block, file.first_block + file.num_blocks] for file in listed], np.int64
+        )
         return _drop_empty(blocks.local_blocks(edges.reshape(-1, 2)))
 
     def _list_missing(self, snapshot: str, index: str) -> list[int]:
@@ -106,7 +126,11 @@ class SourceBlocks:
         other = self.ranges[index].snapshot
         known = set(other.file_keys(self._entry(other)))
         entry = self._entry(first)
-        return [i for i, key in zip(entry.files, first.file_keys(entry), strict=True) if key not in known]
+        return [
+            i
+            for i, key in zip(entry.files, first.file_keys(entry), strict=True)
+            if key not in known
+        ]
 
     def _entry(self, snapshot: Snapshot) -> SourceEntry:
         return next(each for each in snapshot.sources if each.name == self.name)

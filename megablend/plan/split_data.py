@@ -29,13 +29,15 @@ class SplitData:
     first_block: int
     """Number that its first block has among those of all snapshots of the run."""
     numbers: npt.NDArray[np.int64]
-    """int64 [num_sources]: the number of each source in the snapshot; -1 where the snapshot does not have it."""
+    """int64 [num_sources]: the number of each source in the snapshot; -1 where the snapshot does
+    not have it."""
     splits: SplitRanges
     column: int
     """Number of the split in `splits`."""
     parts: npt.NDArray[np.void]
-    """PART_DTYPE [num_sources]: the documents of each source that belong to the split, by blocks of the run, from the first
-    range's begin to the last one's end; zeros where the snapshot does not have the source."""
+    """PART_DTYPE [num_sources]: the documents of each source that belong to the split, by blocks of
+    the run, from the first range's begin to the last one's end; zeros where the snapshot does not
+    have the source."""
 
     @property
     def tokens(self) -> list[int]:
@@ -69,8 +71,8 @@ class SplitSources:
 
     @cached_property
     def parts(self) -> npt.NDArray[np.void]:
-        """PART_DTYPE [num_sources]: the documents of each source that belong to the split, in the last snapshot that has it; see
-        SplitData."""
+        """PART_DTYPE [num_sources]: the documents of each source that belong to the split, in the
+        last snapshot that has it; see SplitData."""
         if len(self.snapshots) == 1:
             return self.snapshots[0].parts
         parts: npt.NDArray[np.void] = self.snapshots[0].parts.copy()
@@ -80,14 +82,15 @@ class SplitSources:
 
     @cached_property
     def tokens(self) -> list[int]:
-        """Tokens of each source in this split, including end-of-document tokens, in the last snapshot that has it."""
+        """Tokens of each source in this split, including end-of-document tokens, in the last
+        snapshot that has it."""
         tokens: list[int] = self.parts["tokens"].tolist()
         return tokens
 
     @property
     def tokens_by_index(self) -> dict[str, list[int]]:
-        """Tokens of each source in this split, including end-of-document tokens, by the digest of the snapshot; 0 where it does
-        not have the source."""
+        """Tokens of each source in this split, including end-of-document tokens, by the digest of
+        the snapshot; 0 where it does not have the source."""
         return {each.snapshot.digest: each.tokens for each in self.snapshots}
 
     @cached_property
@@ -97,14 +100,18 @@ class SplitSources:
             SourceBlocks(
                 name=index_name,
                 ranges={
-                    each.snapshot.digest: SourceRanges(each.snapshot, each.ranges(number), each.first_block)
+                    each.snapshot.digest: SourceRanges(
+                        each.snapshot, each.ranges(number), each.first_block
+                    )
                     for each in self.snapshots
                     if each.has_source[number]
                 },
                 appends_eod=source.append_eod is not None,
                 key=int(digest_of([self.seed, self.split, source.name])[:16], 16),
             )
-            for number, (source, index_name) in enumerate(zip(self.sources, self.index_names, strict=True))
+            for number, (source, index_name) in enumerate(
+                zip(self.sources, self.index_names, strict=True)
+            )
         )
 
     def of_snapshot(self, number: int) -> SplitSources:
@@ -129,18 +136,28 @@ def find_committed(
     return _find_sources(committed, blend.fractions, store)
 
 
-def find_requested(config: Config, split: str, store: BlockStore, *, keep: bool = False) -> SplitSources:
-    """The sources that a config lists for a split, in the snapshots of its run; for valid and test in the one of its stage.
+def find_requested(
+    config: Config, split: str, store: BlockStore, *, keep: bool = False
+) -> SplitSources:
+    """The sources that a config lists for a split, in the snapshots of its run; for valid and test
+    in the one of its stage.
 
     Args:
         keep: store the computed ranges of documents in the cache.
 
-    Raises: PlanError where a snapshot that a stage of the config reads is not there, or sources are in another sequence.
+    Raises: PlanError where a snapshot that a stage of the config reads is not there, or sources are
+        in another sequence.
     """
     needed = config.num_snapshots - 1 if split == "train" else config.snapshot
     if needed >= len(store.stores):
-        others = "" if needed == len(store.stores) else "leave out all but the first stage of these for now, "
-        lacking = (i for i, each in enumerate(config.stage_settings) if each.snapshot == len(store.stores))
+        others = (
+            ""
+            if needed == len(store.stores)
+            else "leave out all but the first stage of these for now, "
+        )
+        lacking = (
+            i for i, each in enumerate(config.stage_settings) if each.snapshot == len(store.stores)
+        )
         place = next((f"stages[{i}]" for i in lacking), "stages")
         raise PlanError(
             f"{place}: new_data: run {config.run!r} has {len(store.stores)} of {needed + 1} versions of the index; "
@@ -151,7 +168,9 @@ def find_requested(config: Config, split: str, store: BlockStore, *, keep: bool 
     listed = config.sources_of(split)
     requested = SplitSources(
         split=split,
-        sources=tuple(SourceShare(name=each.name, append_eod=each.append_eod) for each in listed.values()),
+        sources=tuple(
+            SourceShare(name=each.name, append_eod=each.append_eod) for each in listed.values()
+        ),
         index_names=tuple(listed),
         seed=config.seed,
         snapshots=(),
@@ -192,9 +211,12 @@ def _find_sources(
 
 
 def _check_sequence(run: str, sources: SplitSources) -> None:
-    """Refuse sources that came with a later snapshot, but are listed before others. Raises: PlanError."""
+    """Refuse sources that came with a later snapshot, but are listed before others. Raises:
+    PlanError."""
     names = sources.index_names
-    arrivals = np.argmax([*(each.has_source for each in sources.snapshots), np.ones(len(names), np.bool_)], axis=0)
+    arrivals = np.argmax(
+        [*(each.has_source for each in sources.snapshots), np.ones(len(names), np.bool_)], axis=0
+    )
     earlier = np.minimum.accumulate(arrivals[::-1])[::-1]  # of the sources from each one on
     number = int(np.argmax(arrivals > earlier))
     if arrivals[number] > earlier[number]:

@@ -1,4 +1,5 @@
-"""A stage of a run: a range of its samples with one blend, and all that decides their order there."""
+"""A stage of a run: a range of its samples with one blend, and all that decides their order
+there."""
 
 from __future__ import annotations
 
@@ -29,14 +30,17 @@ class SourceShare:
     append_eod: int | None
     """The end-of-document token added after each document; None for none."""
     share: Fraction | None = None
-    """Fraction of the stage's samples; the shares of a blend sum to 1. None where the split is not blended."""
+    """Fraction of the stage's samples; the shares of a blend sum to 1. None where the split is not
+    blended."""
     cycles: int | None = None
-    """How many cycles share each run of the source's ordinals; chosen once, from the block sizes. None as above."""
+    """How many cycles share each run of the source's ordinals; chosen once, from the block sizes.
+    None as above."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blend:
-    """What decides the order of samples, together with the index and the stages' ends. Defaults are for unblended splits."""
+    """What decides the order of samples, together with the index and the stages' ends. Defaults are
+    for unblended splits."""
 
     split: str
     """Name and fractions, such as `train of 1,0,0`."""
@@ -68,13 +72,19 @@ class Blend:
 
     @property
     def shares(self) -> tuple[Fraction, ...]:
-        """The sources' shares of the samples, [num_sources]; empty where the split is not blended."""
+        """The sources' shares of the samples, [num_sources]; empty where the split is not
+        blended."""
         return tuple(source.share for source in self.sources if source.share is not None)
 
     @property
     def largest_shares(self) -> tuple[Fraction, ...]:
-        """The largest share of each source in the stage, [num_sources]; empty where the split is not blended."""
-        return self.shares if self.schedule is None else tuple(map(max, self.schedule.start, self.shares))
+        """The largest share of each source in the stage, [num_sources]; empty where the split is
+        not blended."""
+        return (
+            self.shares
+            if self.schedule is None
+            else tuple(map(max, self.schedule.start, self.shares))
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,19 +92,22 @@ class Stage:
     """A contiguous range of a run's samples with one blend and one index."""
 
     end: int
-    """Number of the sample after the stage's last one, as it was planned; a stage begins where the previous one stops."""
+    """Number of the sample after the stage's last one, as it was planned; a stage begins where the
+    previous one stops."""
     index: str
     """Digest of the index snapshot that the stage reads."""
     blend: Blend
     cut: int | None = None
-    """Where an amendment stops the stage before its end, at the end of a cycle; None where it continues to its end."""
+    """Where an amendment stops the stage before its end, at the end of a cycle; None where it
+    continues to its end."""
     drain: int | None = None
-    """How many of its first samples continue the stage before, in its settings and shares. None if what that one has left, if
-    anything, is all that is read so; see `plan_stages`."""
+    """How many of its first samples continue the stage before, in its settings and shares. None if
+    what that one has left, if anything, is all that is read so; see `plan_stages`."""
     whole_epochs: bool = False
-    """Whether epochs that files which are gone have made shorter, just where this stage begins, are read to the end that they
-    have now. Only where that makes a difference, and not in ledgers of before: an epoch then ends where it would have ended with
-    those files, within another epoch, whose rest is not read."""
+    """Whether epochs that files which are gone have made shorter, just where this stage begins, are
+    read to the end that they have now. Only where that makes a difference, and not in ledgers of
+    before: an epoch then ends where it would have ended with those files, within another epoch,
+    whose rest is not read."""
 
     @property
     def stop(self) -> int:

@@ -1,4 +1,5 @@
-"""From the stages of a ledger to their plans: each source's samples in a stage, and its position when the stage begins."""
+"""From the stages of a ledger to their plans: each source's samples in a stage, and its position
+when the stage begins."""
 
 from __future__ import annotations
 
@@ -21,23 +22,28 @@ from megablend.plan.stage import Blend, Stage
 from megablend.plan.stages_plan import StagesPlan
 
 TokensByIndex = Mapping[str, Sequence[int]]
-"""Tokens per epoch of each source, [num_sources], by the digest of a snapshot of the index; 0 where it lacks the source."""
+"""Tokens per epoch of each source, [num_sources], by the digest of a snapshot of the index; 0 where
+it lacks the source."""
 Step = tuple[int, Int64s]
-"""End of a step, as a sample number of the run; samples of each source in it, int64 [num_sources]."""
+"""End of a step, as a sample number of the run; samples of each source in it, int64
+[num_sources]."""
 
 
 def plan_stages(
-    stages: Sequence[Stage], tokens: Sequence[int] | TokensByIndex, withdrawals: Sequence[Withdrawals] = ()
+    stages: Sequence[Stage],
+    tokens: Sequence[int] | TokensByIndex,
+    withdrawals: Sequence[Withdrawals] = (),
 ) -> StagesPlan:
     """The plan of a run.
 
-    Before samples get another length, and before files are withdrawn, what stages that were cut have left of their periods is
-    read: a *drain*, in the settings of the stage before, since pieces that are not neighbours are never joined into one sample.
-    If the ledger gives its length (`Stage.drain`), it goes on in the shares of the stage before as well.
+    Before samples get another length, and before files are withdrawn, what stages that were cut
+    have left of their periods is read: a *drain*, in the settings of the stage before, since pieces
+    that are not neighbours are never joined into one sample. If the ledger gives its length
+    (`Stage.drain`), it goes on in the shares of the stage before as well.
 
     Args:
-        tokens: tokens per epoch of each source of the split, including end-of-document tokens; where stages read several
-            snapshots of the index, by the snapshot's digest.
+        tokens: tokens per epoch of each source of the split, including end-of-document tokens;
+            where stages read several snapshots of the index, by the snapshot's digest.
         withdrawals: of each source, needed where a snapshot may lack files that one before had.
 
     Raises: PlanError where the ends of stages do not increase, or a stage cannot be planned.
@@ -57,7 +63,8 @@ def count_before(
     *,
     is_new: bool,
 ) -> ReadBefore:
-    """What the first `stop` samples of these stages, and a drain, read before a following stage. Raises: as plan_stages.
+    """What the first `stop` samples of these stages, and a drain, read before a following stage.
+    Raises: as plan_stages.
 
     Args:
         unit: choose a length for the drain with which it ends at a multiple of this many samples.
@@ -69,7 +76,9 @@ def count_before(
     plan = planner.plan()
     if planner.start == stop:
         if unit is not None:
-            following = dataclasses.replace(following, drain=planner.choose_drain(before[-1], following, unit))
+            following = dataclasses.replace(
+                following, drain=planner.choose_drain(before[-1], following, unit)
+            )
         planner.drain_before(before[-1], following)
         read = planner.cursor
         stop = planner.start
@@ -78,7 +87,9 @@ def count_before(
     if is_new:
         following = dataclasses.replace(following, whole_epochs=planner.leaves_rest(following))
     planner.enter(following)
-    return ReadBefore(read.tolist(), planner.epochs.finish(), stop, following.drain, following.whole_epochs)
+    return ReadBefore(
+        read.tolist(), planner.epochs.finish(), stop, following.drain, following.whole_epochs
+    )
 
 
 class _Planner:
@@ -87,18 +98,23 @@ class _Planner:
     Attributes:
         cursor: tokens read.
         given: samples read.
-        reach: the end of the samples that stages before have begun, of which a cut may have left some.
+        reach: the end of the samples that stages before have begun, of which a cut may have left
+            some.
         dropped: the same of sources that left some and are read no more; 0 of others.
     """
 
-    def __init__(self, stages: Sequence[Stage], tokens: TokensByIndex, withdrawals: Sequence[Withdrawals]) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], tokens: TokensByIndex, withdrawals: Sequence[Withdrawals]
+    ) -> None:
         self.stages = stages
         self.tokens = tokens
         self.planned = list[PlannedStage]()
         self.start = 0
         size = len(next(iter(tokens.values())))
         first = stages[0].blend if stages else None
-        self.cursor, self.given, self.reach, self.dropped = (np.zeros(size, np.int64) for _ in range(4))
+        self.cursor, self.given, self.reach, self.dropped = (
+            np.zeros(size, np.int64) for _ in range(4)
+        )
         if first is not None:
             extra = int(first.add_extra_token_to_sequence)
             self.epochs = EpochsBuilder(tokens, stages[0].index, first.order, extra, withdrawals)
@@ -109,7 +125,9 @@ class _Planner:
         for group in _list_groups(self.stages):
             self._check_end(group[0], number)
             self.enter(group[0])
-            for stage, steps in zip(group, _divide(group, self.start, self.tokens[group[0].index]), strict=True):
+            for stage, steps in zip(
+                group, _divide(group, self.start, self.tokens[group[0].index]), strict=True
+            ):
                 for end, totals in steps:
                     self._add_step(stage, end, totals, number)
                     if self.start == stage.stop:
@@ -127,11 +145,19 @@ class _Planner:
 
     def enter(self, stage: Stage) -> None:
         """Begin a stage with its snapshot and order."""
-        self.epochs.enter(stage.index, stage.blend.order, self._find_begun(), self.cursor, whole=stage.whole_epochs)
+        self.epochs.enter(
+            stage.index,
+            stage.blend.order,
+            self._find_begun(),
+            self.cursor,
+            whole=stage.whole_epochs,
+        )
 
     def leaves_rest(self, stage: Stage) -> bool:
         """Whether a stage that begins here has to read epochs whole; see `Stage.whole_epochs`."""
-        return self.epochs.leaves_rest(stage.index, stage.blend.order, self._find_begun(), self.cursor)
+        return self.epochs.leaves_rest(
+            stage.index, stage.blend.order, self._find_begun(), self.cursor
+        )
 
     def _find_begun(self) -> Int64s:
         """Positions up to which stages before have begun the sources, int64 [num_sources]."""
@@ -155,10 +181,13 @@ class _Planner:
         self.given = self.given + part.read
 
     def drain_before(self, stage: Stage, following: Stage) -> None:
-        """Read what stages up to `stage` have left, of the sources that the following stage has, if that needs it."""
+        """Read what stages up to `stage` have left, of the sources that the following stage has, if
+        that needs it."""
         if not self._needs_drain(stage, following):
             if following.drain is not None:
-                raise PlanError("drain: found it at a stage with samples of the same length as before; remove it")
+                raise PlanError(
+                    "drain: found it at a stage with samples of the same length as before; remove it"
+                )
             return
         is_gone, totals = self._find_left(following)
         dropped = np.where(is_gone & (self.reach > self.given), self.reach, self.dropped)
@@ -180,8 +209,9 @@ class _Planner:
         self.dropped = dropped
 
     def choose_drain(self, stage: Stage, following: Stage, unit: int) -> int | None:
-        """How many samples continue a stage, such that they end at a multiple of `unit`. None where there are none, and where
-        samples keep their length or no source may be read further: then a drain is what is left."""
+        """How many samples continue a stage, such that they end at a multiple of `unit`. None where
+        there are none, and where samples keep their length or no source may be read further: then a
+        drain is what is left."""
         _, left = self._find_left(following)
         shares = self._find_shares(stage, following)
         is_same = stage.blend.sequence_length == following.blend.sequence_length
@@ -190,18 +220,29 @@ class _Planner:
         return drain_length(shares, left.tolist(), self.start, unit) or None
 
     def _find_left(self, following: Stage) -> tuple[npt.NDArray[np.bool_], Int64s]:
-        """Whether the following stage lacks each source: bool [num_sources]; and how many samples the others have left."""
+        """Whether the following stage lacks each source: bool [num_sources]; and how many samples
+        the others have left."""
         is_gone = np.array(self.tokens[following.index]) == 0
         return is_gone, np.where(is_gone, 0, np.maximum(0, self.reach - self.given))
 
     def _find_shares(self, stage: Stage, following: Stage) -> list[Fraction]:
-        """The shares with which a stage stopped, [num_sources]; 0 of sources that lose files, of which no more may be begun."""
-        totals = self.planned[-1].request.totals  # a step of a schedule has no other shares than these
-        shares = list(stage.blend.shares) if stage.blend.schedule is None else list(map(Fraction, totals.tolist()))
+        """The shares with which a stage stopped, [num_sources]; 0 of sources that lose files, of
+        which no more may be begun."""
+        totals = self.planned[
+            -1
+        ].request.totals  # a step of a schedule has no other shares than these
+        shares = (
+            list(stage.blend.shares)
+            if stage.blend.schedule is None
+            else list(map(Fraction, totals.tolist()))
+        )
         shares += [Fraction(0)] * (len(totals) - len(shares))
         lost = self.epochs.loses_files(following.index, self.cursor, begun=False)
         lost |= np.array(self.tokens[following.index]) == 0
-        return [Fraction(0) if is_lost else share for share, is_lost in zip(shares, lost.tolist(), strict=True)]
+        return [
+            Fraction(0) if is_lost else share
+            for share, is_lost in zip(shares, lost.tolist(), strict=True)
+        ]
 
     def _check_dropped(self, stage: Stage, totals: Int64s) -> None:
         """Raises: PlanError for a source that comes back after what it had left was dropped."""
@@ -214,10 +255,15 @@ class _Planner:
     def _needs_drain(self, stage: Stage, following: Stage) -> bool:
         if stage.blend.sequence_length != following.blend.sequence_length:
             return True
-        return bool((self.epochs.loses_files(following.index, self.cursor) & (self.reach > self.given)).any())
+        return bool(
+            (
+                self.epochs.loses_files(following.index, self.cursor) & (self.reach > self.given)
+            ).any()
+        )
 
     def _make_request(self, blend: Blend, totals: Int64s) -> StageRequest:
-        """The request of a stage. Raises: PlanError where the tokens that it reaches cannot be counted in 64 bits."""
+        """The request of a stage. Raises: PlanError where the tokens that it reaches cannot be
+        counted in 64 bits."""
         places, tokens = self.epochs.place(self.cursor)
         check_tokens(totals.tolist(), places.tolist(), tokens.tolist(), blend.sequence_length)
         cycles = np.array([source.cycles or 1 for source in blend.sources], np.int64)
@@ -235,7 +281,8 @@ class _Planner:
 
 
 def _pad(values: Int64s, num_sources: int, value: int = 0) -> Int64s:
-    """Values of a stage's sources, int64 [n], with those of sources that come later: int64 [num_sources]."""
+    """Values of a stage's sources, int64 [n], with those of sources that come later: int64
+    [num_sources]."""
     missing = num_sources - len(values)
     return values if missing == 0 else np.concatenate([values, np.full(missing, value, np.int64)])
 
@@ -255,7 +302,8 @@ def _list_groups(stages: Sequence[Stage]) -> Iterator[list[Stage]]:
 def _divide(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> list[list[Step]]:
     """The steps of each stage of one blend, had none been cut; one where its shares are constant.
 
-    Stages of constant shares are divided together, so that many short ones give the same as one long one.
+    Stages of constant shares are divided together, so that many short ones give the same as one
+    long one.
 
     Args:
         start: number of the first sample.
@@ -268,19 +316,30 @@ def _divide(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> list[l
     if blend.is_blended:
         divided = stage_totals(blend.shares, [end - start for end in ends])
     else:
-        divided = [samples_of_one_pass(tokens, blend.sequence_length, int(blend.add_extra_token_to_sequence))]
+        divided = [
+            samples_of_one_pass(
+                tokens, blend.sequence_length, int(blend.add_extra_token_to_sequence)
+            )
+        ]
     return [[(end, np.array(totals, np.int64))] for end, totals in zip(ends, divided, strict=True)]
 
 
-def _plan_step(stage: Stage, request: StageRequest, cursor: Int64s, end: int, number: int) -> PlannedStage:
-    """A step of stage number `number` of the ledger, which ends at sample `end` or where the stage was cut.
+def _plan_step(
+    stage: Stage, request: StageRequest, cursor: Int64s, end: int, number: int
+) -> PlannedStage:
+    """A step of stage number `number` of the ledger, which ends at sample `end` or where the stage
+    was cut.
 
     Raises: PlanError where it was cut and its interleaving cannot stop there.
     """
     name = stage.blend.interleaving
     if stage.cut is None or stage.cut >= end:
         return PlannedStage(
-            request=request, cursor=cursor, interleaving=name, number=number, length=request.num_samples
+            request=request,
+            cursor=cursor,
+            interleaving=name,
+            number=number,
+            length=request.num_samples,
         )
     kind = find_interleaving(name)
     length = stage.cut - request.first_sample

@@ -1,7 +1,8 @@
-"""The plan of a run: the plans of its stages, one after another. A stage's plan is created when it is first needed.
+"""The plan of a run: the plans of its stages, one after another. A stage's plan is created when it
+is first needed.
 
-Where an amendment cuts a stage, the ordinals that later stages count on from there are *next* ordinals; `Tails` says for which
-ordinals they stand.
+Where an amendment cuts a stage, the ordinals that later stages count on from there are *next*
+ordinals; `Tails` says for which ordinals they stand.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Stretch(NamedTuple):
     cursor: Int64s
     """int64 [num_sources], positions at which the sources begin."""
     read: Int64s
-    """int64 [num_sources], samples of each source: fewer than the request's totals where it was cut."""
+    """int64 [num_sources], samples of each source: fewer than the request's totals where it was
+    cut."""
 
 
 class TokenRange(NamedTuple):
@@ -59,12 +61,16 @@ class StagesPlan:
 
     Args:
         stages: in order.
-        epochs: of the sources, or what returns them; needed where positions are converted to epochs.
+        epochs: of the sources, or what returns them; needed where positions are converted to
+            epochs.
 
-    Raises: PlanError, naming the stage, where there are no stages, a stage has no samples, or there are too many samples.
+    Raises: PlanError, naming the stage, where there are no stages, a stage has no samples, or there
+        are too many samples.
     """
 
-    def __init__(self, stages: Sequence[PlannedStage], epochs: Epochs | Callable[[], Epochs] | None = None) -> None:
+    def __init__(
+        self, stages: Sequence[PlannedStage], epochs: Epochs | Callable[[], Epochs] | None = None
+    ) -> None:
         if not stages:
             raise PlanError("a plan needs at least one stage")
         self._stages = tuple(stages)
@@ -90,12 +96,15 @@ class StagesPlan:
         self._cuts = [number for number, stage in enumerate(stages) if stage.has_tails]
         self._tails = dict[int, Tails]()
         self._reach = self._given[-1].copy()
-        """int64 [num_sources]: the end of each source's ordinals; after a cut some before it may not be read any more."""
+        """int64 [num_sources]: the end of each source's ordinals; after a cut some before it may
+        not be read any more."""
         for number in self._cuts:
             np.maximum(self._reach, self._given[number] + self._tail_stops(number), out=self._reach)
         self.num_samples = self._stops[-1]
         if self.num_samples > MAX_SAMPLES:
-            raise PlanError(f"{self.num_samples} samples requested; a plan can have at most {MAX_SAMPLES}")
+            raise PlanError(
+                f"{self.num_samples} samples requested; a plan can have at most {MAX_SAMPLES}"
+            )
 
     @property
     def stages(self) -> tuple[PlannedStage, ...]:
@@ -111,7 +120,8 @@ class StagesPlan:
         return self._epochs
 
     def locate(self, k: int) -> tuple[int, int]:
-        """(source, ordinal over all stages and epochs) of sample k. Raises IndexError outside [0, num_samples)."""
+        """(source, ordinal over all stages and epochs) of sample k. Raises IndexError outside [0,
+        num_samples)."""
         sources, ordinals = self.locate_many([k])
         return int(sources[0]), int(ordinals[0])
 
@@ -139,7 +149,8 @@ class StagesPlan:
         return sources.reshape(numbers.shape), ordinals.reshape(numbers.shape)
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples come from each source: int64 [num_sources]. Raises IndexError."""
+        """How many of the first n samples come from each source: int64 [num_sources]. Raises
+        IndexError."""
         stage = self._stage_of(prefix_length(n, self.num_samples))
         if n == self.num_samples:  # known without a plan
             totals: Int64s = self._given[-1].copy()
@@ -148,20 +159,24 @@ class StagesPlan:
         return counts
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of `locate_many`.
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of
+        `locate_many`.
 
-        Fastest where consecutive entries have the same source and ascending ordinals. Raises: IndexError for a source or ordinal
-        that the plan does not have.
+        Fastest where consecutive entries have the same source and ascending ordinals. Raises:
+        IndexError for a source or ordinal that the plan does not have.
         """
         sources, ordinals = check_places(sources, ordinals, self._reach)
         ks = self.find_samples(sources, ordinals)
         if (ks < 0).any():
             first = int(np.argmax(ks < 0))
-            raise IndexError(f"the plan has no sample with source {sources[first]} and ordinal {ordinals[first]}")
+            raise IndexError(
+                f"the plan has no sample with source {sources[first]} and ordinal {ordinals[first]}"
+            )
         return ks
 
     def find_samples(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """Like `samples_of`, but -1 for ordinals that the plan does not have; all sources must be in the plan."""
+        """Like `samples_of`, but -1 for ordinals that the plan does not have; all sources must be
+        in the plan."""
         ks = np.full(len(ordinals), -1, np.int64)
         left = np.arange(len(ordinals))
         coming = ordinals  # of the entries in `left`: ordinals, and after a cut next ordinals
@@ -172,13 +187,18 @@ class StagesPlan:
             rows = left[~later]
             if len(rows):
                 local = coming[~later] - self._given[number][sources[rows]]
-                ks[rows] = self._starts[number] + self.plan_of(number).samples_of(sources[rows], local)
+                ks[rows] = self._starts[number] + self.plan_of(number).samples_of(
+                    sources[rows], local
+                )
             left = left[later]
             coming = following[later]
         return ks
 
-    def first_sample_from(self, source: int, ordinal: int, *, before: int | None = None) -> int | None:
-        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none (before `before`)."""
+    def first_sample_from(
+        self, source: int, ordinal: int, *, before: int | None = None
+    ) -> int | None:
+        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan
+        has none (before `before`)."""
         coming = np.array([max(0, ordinal)])
         owner = np.array([source], np.int32)
         for number, stage in enumerate(self._stages):
@@ -188,7 +208,9 @@ class StagesPlan:
                 return None
             if stage.has_tails or not later[0]:
                 sample = self.plan_of(number).first_sample_from(
-                    source, int(coming[0] - self._given[number, source]), before=before and before - start
+                    source,
+                    int(coming[0] - self._given[number, source]),
+                    before=before and before - start,
                 )
                 if sample is not None and sample < stage.length:
                     return start + sample
@@ -196,20 +218,23 @@ class StagesPlan:
         return None
 
     def sample_of_count(self, source: int, ordinal: int) -> int | None:
-        """The sample with which a source has given as many samples as it has ordinals up to `ordinal`, in whatever order it
-        gives them; None where the run does not get there."""
+        """The sample with which a source has given as many samples as it has ordinals up to
+        `ordinal`, in whatever order it gives them; None where the run does not get there."""
         stage = int((self._edges[1:, source] <= ordinal).sum())
         if stage == len(self._stages) or ordinal < self._edges[stage, source]:
             return None
         before = int(ordinal - self._edges[stage, source])
-        if before >= self._stages[stage].read[source]:  # what the stage had begun of a source that was withdrawn
+        if (
+            before >= self._stages[stage].read[source]
+        ):  # what the stage had begun of a source that was withdrawn
             return None
         return self._starts[stage] + self.plan_of(stage).nth_sample(source, before + 1)
 
     def _advance(
         self, number: int, stage: PlannedStage, sources: Int32s, ordinals: Int64s
     ) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """What ordinals int64 [n] are after a stage, next ordinals where it was cut; and whether they come after it: bool [n]."""
+        """What ordinals int64 [n] are after a stage, next ordinals where it was cut; and whether
+        they come after it: bool [n]."""
         if not stage.has_tails:
             return ordinals, ordinals >= self._given[number + 1][sources]
         first = self._given[number][sources]
@@ -217,8 +242,9 @@ class StagesPlan:
         return following + first, later
 
     def token_ranges(self, sources: Int32s, ordinals: Int64s) -> tuple[Int64s, int | Int64s]:
-        """First token of the samples (sources, ordinals) [n], counted over all epochs of the source: int64 [n]; and the tokens
-        from each to the source's next sample: one number where it is the same in all stages, otherwise int64 [n]."""
+        """First token of the samples (sources, ordinals) [n], counted over all epochs of the
+        source: int64 [n]; and the tokens from each to the source's next sample: one number where it
+        is the same in all stages, otherwise int64 [n]."""
         if len(self._starts) == 1:
             step = int(self._sample_tokens[0])
             return self._first_tokens[0].take(sources) + ordinals * step, step
@@ -229,9 +255,13 @@ class StagesPlan:
         return starts, int(self._sample_tokens[0]) if same else self._sample_tokens[stages]
 
     def count_tokens(self, n: int) -> Int64s:
-        """Tokens by which the first n samples advance each source, without extra tokens: int64 [num_sources]."""
+        """Tokens by which the first n samples advance each source, without extra tokens: int64
+        [num_sources]."""
         stage = self._stage_of(prefix_length(n, self.num_samples))
-        tokens: Int64s = self._first_tokens[stage] + (self.counts(n) - self._given[stage]) * self._sample_tokens[stage]
+        tokens: Int64s = (
+            self._first_tokens[stage]
+            + (self.counts(n) - self._given[stage]) * self._sample_tokens[stage]
+        )
         return tokens
 
     def list_stretches(self) -> list[Stretch]:
@@ -244,7 +274,8 @@ class StagesPlan:
         ]
 
     def count_within(self, source: int, tokens: int, extra: int) -> int:
-        """How many of a source's samples, by ordinal, end within its first `tokens` tokens, including `extra` tokens each."""
+        """How many of a source's samples, by ordinal, end within its first `tokens` tokens,
+        including `extra` tokens each."""
         count = 0
         for each in self.list_tokens(source):
             inside = (tokens - extra - each.token) // each.step
@@ -254,7 +285,8 @@ class StagesPlan:
         return count
 
     def ordinal_ending_at(self, source: int, position: int) -> int | None:
-        """The ordinal of a source's sample whose tokens, without extra ones, end at a position; None if there is none."""
+        """The ordinal of a source's sample whose tokens, without extra ones, end at a position;
+        None if there is none."""
         for each in self.list_tokens(source):
             samples, rest = divmod(position - each.token, each.step)
             if rest == 0 and 0 < samples <= each.stop - each.first:
@@ -262,7 +294,8 @@ class StagesPlan:
         return None
 
     def list_tokens(self, source: int) -> list[TokenRange]:
-        """How a source's samples cover its tokens, by ordinal; stages with samples of the same length are joined."""
+        """How a source's samples cover its tokens, by ordinal; stages with samples of the same
+        length are joined."""
         found = list[TokenRange]()
         for number, stage in enumerate(self._stages):
             first, stop = (int(self._edges[each, source]) for each in (number, number + 1))
@@ -317,9 +350,13 @@ class StagesPlan:
 
 def _check(number: int, stage: StageRequest, num_sources: int) -> None:
     if len(stage.totals) != num_sources:
-        raise PlanError(f"stage {number} has totals of {len(stage.totals)} sources; expected {num_sources}")
+        raise PlanError(
+            f"stage {number} has totals of {len(stage.totals)} sources; expected {num_sources}"
+        )
     if len(stage.totals) and stage.totals.min() < 0:
         source = int(stage.totals.argmin())
-        raise PlanError(f"stage {number} gives source {source} {stage.totals[source]} samples; expected 0 or more")
+        raise PlanError(
+            f"stage {number} gives source {source} {stage.totals[source]} samples; expected 0 or more"
+        )
     if stage.num_samples == 0:
         raise PlanError(f"stage {number} has no samples; expected at least one")

@@ -1,6 +1,8 @@
-"""The state stored in a checkpoint: one integer, and the digests of the index and plan that it refers to.
+"""The state stored in a checkpoint: one integer, and the digests of the index and plan that it
+refers to.
 
-Less than 1 KB of JSON plus at most 60 bytes per further stage; independent of world size, workers and micro batch.
+Less than 1 KB of JSON plus at most 60 bytes per further stage; independent of world size, workers
+and micro batch.
 """
 
 from __future__ import annotations
@@ -90,11 +92,14 @@ class State:
         return any(x != y for x, y in zip(self.indices, indices, strict=False))
 
     def check(self, *, split: str, indices: Sequence[str], stages: Sequence[Link]) -> None:
-        """Refuse to resume with another split, or where the plans or their indices differ before the state's position.
+        """Refuse to resume with another split, or where the plans or their indices differ before
+        the state's position.
 
-        What comes after it may differ: stages may have been appended or amended since, and read another index.
+        What comes after it may differ: stages may have been appended or amended since, and read
+        another index.
 
-        Raises: StateError with both digests, the sample from which the plans differ, and the remedy.
+        Raises: StateError with both digests, the sample from which the plans differ, and the
+            remedy.
         """
         if self.split != split:
             raise StateError(
@@ -109,7 +114,9 @@ class State:
                 "from this state on (`megablend amend CONFIG --state FILE`)"
             )
         differs = parting is not None and (parting.sample == 0 or consumed > parting.sample)
-        where = f" from sample {parting.sample:,} on" if parting is not None and parting.sample else ""
+        where = (
+            f" from sample {parting.sample:,} on" if parting is not None and parting.sample else ""
+        )
         if (differs or parting is None) and self.reads_other(indices):
             remedy = "open the state's index with megablend.open(config, state=state)"
             if parting is not None and parting.sample:
@@ -132,5 +139,7 @@ class State:
 
 def _parse_link(end: Any, digest: object, *more: Any) -> Link:
     """A link of a state's chain. Raises: TypeError where a number is not an integer."""
-    cut, drain = (None if each is None else operator.index(each) for each in (*more, None, None)[:2])
+    cut, drain = (
+        None if each is None else operator.index(each) for each in (*more, None, None)[:2]
+    )
     return Link(operator.index(end), str(digest), cut, drain, *map(bool, more[2:]))

@@ -26,10 +26,16 @@ class BlockTable:
         self.ids = ids
         self._owners: list[Any] = [None] * len(ids)
         self._offsets: list[Int64s | None] = [None] * len(ids)
-        self._extra: list[BlockTable] = []  # for each extra column, the bits of its values as if they were tokens
+        self._extra: list[
+            BlockTable
+        ] = []  # for each extra column, the bits of its values as if they were tokens
         self._kinds = np.zeros(len(ids), np.int8)
-        self._sizes = np.full(len(ids), -1)  # -1: not in the table; even an access to token 0 is then out of range
-        self._tokens, self._pieces, self._counts, self._bytes = (np.zeros(len(ids), np.int64) for _ in range(4))
+        self._sizes = np.full(
+            len(ids), -1
+        )  # -1: not in the table; even an access to token 0 is then out of range
+        self._tokens, self._pieces, self._counts, self._bytes = (
+            np.zeros(len(ids), np.int64) for _ in range(4)
+        )
         self._kinds_seen: set[int] = set()
 
     def put(self, places: Int64s, blocks: DecodedBlocks, sizes: Int64s) -> None:
@@ -71,7 +77,8 @@ class BlockTable:
         return np.flatnonzero(self._sizes >= 0)
 
     def move_to(self, ids: Int64s) -> BlockTable:
-        """A new table for blocks `ids` int64 [...], ascending, with the blocks of this one, all of which are among `ids`."""
+        """A new table for blocks `ids` int64 [...], ascending, with the blocks of this one, all of
+        which are among `ids`."""
         table = BlockTable(ids)
         occupied = self.occupied()
         places = np.searchsorted(ids, self.ids[occupied])
@@ -84,14 +91,17 @@ class BlockTable:
         table._extra = [column.move_to(ids) for column in self._extra]
         return table
 
-    def gather(self, places: Int64s, spans: Spans, width: int, tokens: Int64s, labels: Int64s) -> None:
+    def gather(
+        self, places: Int64s, spans: Spans, width: int, tokens: Int64s, labels: Int64s
+    ) -> None:
         """Copy the tokens of samples from the blocks.
 
         Args:
             places: int64 [m], the table slot of each span's block.
             spans: the samples' spans [m].
             width: tokens per sample.
-            tokens, labels: int64 [n, length], filled up to `width`: the samples' tokens, and the same from the second token on.
+            tokens, labels: int64 [n, length], filled up to `width`: the samples' tokens, and the
+                same from the second token on.
         """
         for kind in self._kinds_seen:
             columns = self._kinds, self._tokens, self._sizes, places, spans.starts, spans.stops
@@ -99,7 +109,12 @@ class BlockTable:
             assert wrong < 0, f"span {wrong} of {len(places)} is outside its block or sample"
 
     def gather_extra(
-        self, column: int, dtype: np.dtype[Any], places: Int64s, spans: Spans, shape: tuple[int, int]
+        self,
+        column: int,
+        dtype: np.dtype[Any],
+        places: Int64s,
+        spans: Spans,
+        shape: tuple[int, int],
     ) -> npt.NDArray[Any]:
         """The values of an extra column for samples: [n, tokens per sample], of `dtype`.
 
@@ -114,14 +129,20 @@ class BlockTable:
         return bits.astype(f"i{dtype.itemsize}").view(dtype)
 
     def begins(
-        self, places: Int64s, spans: Spans, num_tokens: int, width: int, continues: npt.NDArray[np.bool_]
+        self,
+        places: Int64s,
+        spans: Spans,
+        num_tokens: int,
+        width: int,
+        continues: npt.NDArray[np.bool_],
     ) -> npt.NDArray[np.bool_]:
         """Whether a document, or a sample, begins at each token.
 
         Args:
             places, spans: as in `gather`.
             width: tokens per sample.
-            continues: bool [num_blocks], whether a block's first piece continues the previous block's last document.
+            continues: bool [num_blocks], whether a block's first piece continues the previous
+                block's last document.
 
         Returns: bool [num_tokens].
         """

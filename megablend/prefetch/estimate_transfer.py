@@ -1,7 +1,9 @@
-"""What reading a run takes of object stores: requests, bytes and their price, found by planning the reads of its loaders.
+"""What reading a run takes of object stores: requests, bytes and their price, found by planning the
+reads of its loaders.
 
-What a read requests depends on the format: some files of each source are opened to find out. What is read while blocks are
-decoded (extra columns), and again after a failure or a restart, is not included.
+What a read requests depends on the format: some files of each source are opened to find out. What
+is read while blocks are decoded (extra columns), and again after a failure or a restart, is not
+included.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ _FEWEST_FILES = 4
 _TRIED_READS = 8
 """Reads of a source whose first requests are made, where the answers say what else is requested."""
 _TOLERANCE = 0.05
-"""Of what is not known exactly, for requests that are sent a second time, and files that are not opened."""
+"""Of what is not known exactly, for requests that are sent a second time, and files that are not
+opened."""
 
 
 class _Span(NamedTuple):
@@ -51,8 +54,11 @@ class _Span(NamedTuple):
     reads: Sequence[Read]
 
 
-def estimate_transfer(run: Run, *, micro_batch_size: int, data_parallel_size: int, num_workers: int) -> Transfer | None:
-    """Find what the loaders of a split of a run request of object stores from its first sample to its last.
+def estimate_transfer(
+    run: Run, *, micro_batch_size: int, data_parallel_size: int, num_workers: int
+) -> Transfer | None:
+    """Find what the loaders of a split of a run request of object stores from its first sample to
+    its last.
 
     Returns: None where no source is in an object store, or a file cannot be opened.
     Raises: ConfigError where memory is too small.
@@ -71,8 +77,11 @@ def estimate_transfer(run: Run, *, micro_batch_size: int, data_parallel_size: in
         return None
 
 
-def _plan_spans(run: Run, future: StepSequence, begins: range, num_batches: int) -> tuple[list[_Span], bool]:
-    """Plan all reads of all processes, or of some; or parts of them where a process has many. More where they differ much.
+def _plan_spans(
+    run: Run, future: StepSequence, begins: range, num_batches: int
+) -> tuple[list[_Span], bool]:
+    """Plan all reads of all processes, or of some; or parts of them where a process has many. More
+    where they differ much.
 
     Args:
         future: all steps of the run.
@@ -90,14 +99,19 @@ def _plan_spans(run: Run, future: StepSequence, begins: range, num_batches: int)
         count = len(begins) if is_all else count
         firsts = [begins[i * len(begins) // count] for i in range(count)]
         if is_long and not is_all:
-            step = (own - 2 * WINDOW_SAMPLES) // (count - 1) // future.micro_batch_size * future.stride
+            step = (
+                (own - 2 * WINDOW_SAMPLES) // (count - 1) // future.micro_batch_size * future.stride
+            )
             firsts = [first + i * step for i, first in enumerate(firsts)]
         is_whole = is_all or not is_long
         starts = [dataclasses.replace(future, first=first) for first in firsts]
         spans = [_plan_span(run, each, num_batches, is_whole=is_whole) for each in starts]
         if is_all:
             return spans, is_whole
-        sizes = [[len(span.reads), sum(map(_stored_bytes, span.reads))] / np.array([span.samples]) for span in spans]
+        sizes = [
+            [len(span.reads), sum(map(_stored_bytes, span.reads))] / np.array([span.samples])
+            for span in spans
+        ]
         least, most = extrapolate(np.array(sizes), future.stop if is_long else len(begins))
         if (most <= _WIDEST * least).all():
             return spans, is_whole
@@ -105,8 +119,8 @@ def _plan_spans(run: Run, future: StepSequence, begins: range, num_batches: int)
 
 
 def _plan_span(run: Run, future: StepSequence, num_batches: int, *, is_whole: bool) -> _Span:
-    """Plan all reads of a process; or those of the second window from `future.first` on, and of further ones where windows are
-    short: in the first one nothing is in memory."""
+    """Plan all reads of a process; or those of the second window from `future.first` on, and of
+    further ones where windows are short: in the first one nothing is in memory."""
     stride = future.stride
     batch_size = future.micro_batch_size
     dictionaries = Dictionaries(0)
@@ -116,7 +130,9 @@ def _plan_span(run: Run, future: StepSequence, num_batches: int, *, is_whole: bo
         view = run.view(section)
         begin = future.first % stride
         first = max(future.first, begin + -(-max(0, section.start - begin) // stride) * stride)
-        budget = budget_of(view, micro_batch_size=batch_size, stride=stride, num_batches=num_batches)
+        budget = budget_of(
+            view, micro_batch_size=batch_size, stride=stride, num_batches=num_batches
+        )
         dictionaries.resize(budget.dictionaries)
         coming = dataclasses.replace(future, first=first, stop=min(section.stop, future.stop))
         windows = plan_windows(view, coming, budget, FIRST_SAMPLES if is_whole else WINDOW_SAMPLES)
@@ -130,7 +146,9 @@ def _plan_span(run: Run, future: StepSequence, num_batches: int, *, is_whole: bo
     return _Span(samples, reads)
 
 
-def _list_reads(run: Run, window: Window, budget: Budget, dictionaries: Dictionaries) -> Iterator[Read]:
+def _list_reads(
+    run: Run, window: Window, budget: Budget, dictionaries: Dictionaries
+) -> Iterator[Read]:
     numbers, sizes = run.store.dictionaries(window.forecast.ids)
     for read in split_reads(run, window, budget):
         before = dictionaries.num_read
@@ -139,11 +157,16 @@ def _list_reads(run: Run, window: Window, budget: Budget, dictionaries: Dictiona
         yield read
 
 
-def _count_spans(run: Run, spans: Sequence[_Span], num_processes: int, num_samples: int, *, is_whole: bool) -> Transfer:
-    """What the run requests, from the reads of some of its processes, or in some places. Raises: as BlockStore.begin_read."""
+def _count_spans(
+    run: Run, spans: Sequence[_Span], num_processes: int, num_samples: int, *, is_whole: bool
+) -> Transfer:
+    """What the run requests, from the reads of some of its processes, or in some places. Raises: as
+    BlockStore.begin_read."""
     snapshot = run.store.snapshot
     storage = run.store.storage
-    state = run.store.__getstate__() | {"storage": storage.for_reading()}  # where nothing is known of the files
+    state = run.store.__getstate__() | {
+        "storage": storage.for_reading()
+    }  # where nothing is known of the files
     files = np.unique([read.file for span in spans for read in span.reads])
     columns = snapshot.file_columns[files]
     counted = defaultdict[StoreOptions, Float64s](lambda: np.zeros((len(spans), 3)))
@@ -156,27 +179,42 @@ def _count_spans(run: Run, spans: Sequence[_Span], num_processes: int, num_sampl
             continue
         options = run.runtime.objects.find(path)
         tried = max(_FEWEST_FILES, _OPENED_FILES // len(np.unique(columns)))
-        opened = mine[np.unique(np.linspace(0, len(mine) - 1, min(tried, len(mine))).astype(np.int64))]
+        opened = mine[
+            np.unique(np.linspace(0, len(mine) - 1, min(tried, len(mine))).astype(np.int64))
+        ]
         is_exact &= len(opened) == len(mine)
-        reads = [[each for each in span.reads if snapshot.file_columns[each.file] == column] for span in spans]
+        reads = [
+            [each for each in span.reads if snapshot.file_columns[each.file] == column]
+            for span in spans
+        ]
         source = _Source(type(run.store)(**state), {*opened.tolist()}, reads)
         counted[options] += [source.count(each) for each in reads]
         opening = source.opening
         if is_whole:
-            counted[options] += np.outer([len({each.file for each in those}) for those in reads], opening)
+            counted[options] += np.outer(
+                [len({each.file for each in those}) for those in reads], opening
+            )
             continue
         entry = snapshot.columns[column]
-        share = sum(len(each.ids) for those in reads for each in those) / sum(span.samples for span in spans)
+        share = sum(len(each.ids) for those in reads for each in those) / sum(
+            span.samples for span in spans
+        )
         share *= num_samples / num_processes / len(entry.blocks)
         expected = (
-            num_processes * len(entry.files) * (1 - (1 - min(1, share)) ** (len(entry.blocks) / len(entry.files)))
+            num_processes
+            * len(entry.files)
+            * (1 - (1 - min(1, share)) ** (len(entry.blocks) / len(entry.files)))
         )
         opened_later[options] += np.outer(
             [0.9 * expected, min(1.1 * expected, num_processes * len(entry.files))], opening
         )
     found = Transfer()
     for options, sums in counted.items():
-        each, units = (sums, num_processes) if is_whole else (sums / [[span.samples] for span in spans], num_samples)
+        each, units = (
+            (sums, num_processes)
+            if is_whole
+            else (sums / [[span.samples] for span in spans], num_samples)
+        )
         least, most = np.stack(extrapolate(each, units)) + opened_later[options]
         if not is_exact or (most > least).any():
             least = least * (1 - _TOLERANCE)
@@ -194,7 +232,9 @@ class _Source:
         reads: of each span.
     """
 
-    def __init__(self, store: BlockStore, opened: set[int], reads: Sequence[Sequence[Read]]) -> None:
+    def __init__(
+        self, store: BlockStore, opened: set[int], reads: Sequence[Sequence[Read]]
+    ) -> None:
         self._store = store
         self._opened = opened
         self._tried = self._later_requests = self._later_blocks = 0
@@ -202,7 +242,9 @@ class _Source:
         firsts = {each.file: each for those in reads for each in those if each.file in opened}
         before = count_requests()
         threads = store.storage.limits(next(iter(self._paths.values()))).max_files
-        parallel_map(lambda each: store.begin_read(each.ids[:1], each.rows[:1]), [*firsts.values()], threads)
+        parallel_map(
+            lambda each: store.begin_read(each.ids[:1], each.rows[:1]), [*firsts.values()], threads
+        )
         requests, size = np.subtract(count_requests(), before) / len(opened)
         self.opening = np.array([requests, size, size])
         """Requests and bytes of opening a file, as those of reads."""
@@ -210,7 +252,11 @@ class _Source:
         blocks = sum(len(each.ids) for each in known)
         stored = sum(map(_stored_bytes, known))
         self._known = {id(each): self._count(each) for each in known}
-        self._alike = np.sum(list(self._known.values()), axis=0) / [max(1, blocks), max(1, stored), max(1, stored)]
+        self._alike = np.sum(list(self._known.values()), axis=0) / [
+            max(1, blocks),
+            max(1, stored),
+            max(1, stored),
+        ]
 
     def count(self, reads: Sequence[Read]) -> Float64s:
         """Requests, and the least and the most of bytes, of the reads of a span: float64 [3]."""
@@ -231,7 +277,9 @@ class _Source:
         stored = _stored_bytes(read)
         is_first = True
         while ranges := file.next_ranges():
-            counted = np.sum([self._count_ranges(each, self._paths[read.file]) for each in ranges], axis=0)
+            counted = np.sum(
+                [self._count_ranges(each, self._paths[read.file]) for each in ranges], axis=0
+            )
             found += counted
             if not is_first:
                 self._later_requests += counted[0]
@@ -240,7 +288,12 @@ class _Source:
                 break
             if self._tried >= _TRIED_READS:  # what else is requested is known from the answers only
                 return np.array(
-                    [found[0] + len(read.ids) * self._later_requests / max(1, self._later_blocks), stored, stored]
+                    [
+                        found[0]
+                        + len(read.ids) * self._later_requests / max(1, self._later_blocks),
+                        stored,
+                        stored,
+                    ]
                 )
             self._tried = self._tried + 1
             is_first = False
@@ -251,9 +304,13 @@ class _Source:
     def _count_ranges(self, ranges: FileRanges, path: str) -> list[int]:
         if ranges.is_shared:  # a dictionary
             return [0, 0, 0]
-        parts = [plan_requests(*each, np.cumsum(each[1]) - each[1]) for each in plan_fetch(ranges, self._store.storage)]
+        parts = [
+            plan_requests(*each, np.cumsum(each[1]) - each[1])
+            for each in plan_fetch(ranges, self._store.storage)
+        ]
         size = sum(stop - start for part in parts for start, stop, _ in part)
-        # Of another file, such as a long .idx, less is requested when parts of it have been checked.
+        # Of another file, such as a long .idx, less is requested when parts of it have been
+        # checked.
         return [sum(map(len, parts)), size if ranges.path == path else 0, size]
 
 

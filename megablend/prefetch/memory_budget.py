@@ -1,7 +1,9 @@
-"""The memory budget of a process that reads a split, and whether it suffices for its lanes. `blocks.block_sizes` divides it.
+"""The memory budget of a process that reads a split, and whether it suffices for its lanes.
+`blocks.block_sizes` divides it.
 
-The budget does not cover what is independent of data and config: Python, its libraries, compiled kernels, the mapped part of the
-index (megablend.index.mapped_table), and memory that the allocator has not returned.
+The budget does not cover what is independent of data and config: Python, its libraries, compiled
+kernels, the mapped part of the index (megablend.index.mapped_table), and memory that the allocator
+has not returned.
 """
 
 from __future__ import annotations
@@ -53,10 +55,11 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
     Args:
         micro_batch_size: samples per step of the process.
         stride: samples from the start of a step to the start of the process's next step.
-        num_batches: batches that exist at once: the one in use and the next; in a worker, also those queued.
+        num_batches: batches that exist at once: the one in use and the next; in a worker, also
+            those queued.
 
-    Raises: ConfigError where `memory` is less than the lanes of the process need: for each source what a cycle reads from it,
-        and the block that the lane is in.
+    Raises: ConfigError where `memory` is less than the lanes of the process need: for each source
+        what a cycle reads from it, and the block that the lane is in.
     """
     budget = plan_budget(run, micro_batch_size=micro_batch_size, num_batches=num_batches)
     if not run.has_lanes or not run.consumes_whole_blocks:
@@ -78,12 +81,16 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
 
 
 def plan_budget(run: Run, *, micro_batch_size: int, num_batches: int) -> Budget:
-    """The memory budget of a process that reads steps of a run, whether or not it suffices; see `budget_of`."""
+    """The memory budget of a process that reads steps of a run, whether or not it suffices; see
+    `budget_of`."""
     extra = run.settings.sample_tokens * sum(
         16 + each.dtype.itemsize for each in run.extra_columns
     )  # the values, and int64 buffers to gather them
     return split_budget(
-        run, num_batches * micro_batch_size * (sample_bytes(run.sequence_length, run.settings.masks) + extra)
+        run,
+        num_batches
+        * micro_batch_size
+        * (sample_bytes(run.sequence_length, run.settings.masks) + extra),
     )
 
 
@@ -99,9 +106,15 @@ def batches_of(num_workers: int, prefetch_factor: int | None = None) -> int:
 
 def split_budget(run: Run, batches: int) -> Budget:
     """The budget of a process whose batches take `batches` bytes; no part is negative."""
-    orders = sum(each.order.memory_bytes for source in range(len(run.sources)) for each in run.locator.readings(source))
+    orders = sum(
+        each.order.memory_bytes
+        for source in range(len(run.sources))
+        for each in run.locator.readings(source)
+    )
     extra = run.store.extra_bytes if run.extra_columns else 0
-    return Budget(batches=batches, orders=orders, **divide_rest(run.runtime.memory - batches - orders - extra))
+    return Budget(
+        batches=batches, orders=orders, **divide_rest(run.runtime.memory - batches - orders - extra)
+    )
 
 
 def sample_bytes(length: int, masks: Masks) -> int:
@@ -139,7 +152,8 @@ def lanes_of(lanes: int, micro_batch_size: int, stride: int) -> int:
 
 
 def lane_bytes(run: Run) -> Int64s:
-    """Bytes of blocks that a lane keeps of each source, in the stage that needs most: int64 [num_sources]."""
+    """Bytes of blocks that a lane keeps of each source, in the stage that needs most: int64
+    [num_sources]."""
     block_tokens = np.maximum(1, run.parts["tokens"]) / _num_blocks(run)
     blocks = np.zeros(len(run.parts))
     for blend in run.blends:
@@ -147,13 +161,18 @@ def lane_bytes(run: Run) -> Int64s:
         shares[: len(blend.sources)] = [float(share) for share in blend.largest_shares]
         cycle_tokens = blend.shuffle_window * blend.sequence_length
         blocks = np.maximum(blocks, shares * cycle_tokens / block_tokens + (shares > 0))
-    sizes: Int64s = np.ceil(blocks * (block_tokens * _token_bytes(run) + BLOCK_OVERHEAD_BYTES)).astype(np.int64)
+    sizes: Int64s = np.ceil(
+        blocks * (block_tokens * _token_bytes(run) + BLOCK_OVERHEAD_BYTES)
+    ).astype(np.int64)
     return sizes
 
 
 def _source_bytes(run: Run) -> Int64s:
     """Bytes of all of each source's blocks: int64 [num_sources]."""
-    return np.asarray(run.tokens, np.int64) * _token_bytes(run) + _num_blocks(run) * BLOCK_OVERHEAD_BYTES
+    return (
+        np.asarray(run.tokens, np.int64) * _token_bytes(run)
+        + _num_blocks(run) * BLOCK_OVERHEAD_BYTES
+    )
 
 
 def _num_blocks(run: Run) -> Int64s:
@@ -164,7 +183,9 @@ def _num_blocks(run: Run) -> Int64s:
 def _token_bytes(run: Run) -> Int64s:
     snapshot = run.store.snapshot
     files = snapshot.file_of(run.parts["first_block"])
-    sizes: Int64s = snapshot.file_token_bytes[files] + sum(each.dtype.itemsize for each in run.extra_columns)
+    sizes: Int64s = snapshot.file_token_bytes[files] + sum(
+        each.dtype.itemsize for each in run.extra_columns
+    )
     return sizes
 
 

@@ -1,4 +1,5 @@
-"""How much memory the processes of a rank need for a run, and how many lanes the config's `memory` would be enough for."""
+"""How much memory the processes of a rank need for a run, and how many lanes the config's `memory`
+would be enough for."""
 
 from __future__ import annotations
 
@@ -8,7 +9,13 @@ from dataclasses import dataclass
 from megablend.blocks.block_sizes import NUM_SHARES, SHARES
 from megablend.plan.interleavings.lanes import MAX_LANES
 from megablend.plan.run import Run
-from megablend.prefetch.memory_budget import Budget, batches_of, blocks_of_lanes, lanes_of, plan_budget
+from megablend.prefetch.memory_budget import (
+    Budget,
+    batches_of,
+    blocks_of_lanes,
+    lanes_of,
+    plan_budget,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +27,13 @@ class MemoryNeed:
     limit_per_rank: int
     """What `memory` allows them together."""
     most_lanes: int | None
-    """The most lanes that suit the loaders and the run's length and for which `memory` is enough; None if memory does not
-    depend on lanes."""
+    """The most lanes that suit the loaders and the run's length and for which `memory` is enough;
+    None if memory does not depend on lanes."""
 
 
-def find_memory_need(run: Run, *, micro_batch_size: int, data_parallel_size: int, num_workers: int) -> MemoryNeed:
+def find_memory_need(
+    run: Run, *, micro_batch_size: int, data_parallel_size: int, num_workers: int
+) -> MemoryNeed:
     """The memory of a rank whose loaders have these sizes."""
     processes = max(1, num_workers)
     turn = micro_batch_size * data_parallel_size * processes
@@ -40,11 +49,16 @@ def find_memory_need(run: Run, *, micro_batch_size: int, data_parallel_size: int
         most = turn * _count_rounds(run, budget, micro_batch_size, useful // turn)
         lanes = max(lanes_of(blend.lanes, micro_batch_size, turn) for blend in run.blends)
         needed += math.ceil(blocks_of_lanes(run, lanes).sum() / SHARES["blocks"] * NUM_SHARES)
-    return MemoryNeed(bytes_per_rank=processes * needed, limit_per_rank=processes * run.runtime.memory, most_lanes=most)
+    return MemoryNeed(
+        bytes_per_rank=processes * needed,
+        limit_per_rank=processes * run.runtime.memory,
+        most_lanes=most,
+    )
 
 
 def _count_rounds(run: Run, budget: Budget, micro_batch_size: int, most: int) -> int:
-    """How many micro batches of lanes each process may read, so that their blocks fit in its budget; never more than `most`."""
+    """How many micro batches of lanes each process may read, so that their blocks fit in its
+    budget; never more than `most`."""
     low = 0
     high = most + 1
     while high - low > 1:

@@ -53,14 +53,17 @@ class RangeRequests:
         """Request the ranges that files need next; None if they need no more.
 
         Args:
-            owned: receives the shared ranges that this read requests, and `release`s when it is done.
+            owned: receives the shared ranges that this read requests, and `release`s when it is
+                done.
         """
         with self._claiming:
             needed = [(file, ranges) for file in files for ranges in file.next_ranges()]
             claims = [self._claim(ranges, owned) for _, ranges in needed]
         if not needed:
             return None
-        if not any(claims) and all(self._storage.limits(ranges.path).is_synchronous for _, ranges in needed):
+        if not any(claims) and all(
+            self._storage.limits(ranges.path).is_synchronous for _, ranges in needed
+        ):
             self._fetch_now(needed)
             return _COMPLETE
         fetching = self._start([ranges for _, ranges in needed], claims)
@@ -72,7 +75,9 @@ class RangeRequests:
         for file, ranges in needed:
             file.add(fetch_now(ranges, self._storage))
         size = sum(int(ranges.sizes.sum()) for _, ranges in needed)
-        self._meter.add(ReadCounts(requests=len(needed), bytes=size, reading_seconds=perf_counter() - started))
+        self._meter.add(
+            ReadCounts(requests=len(needed), bytes=size, reading_seconds=perf_counter() - started)
+        )
 
     def release(self, owned: Sequence[RangeKey]) -> None:
         """Forget shared ranges, whose read is done: others may have to request them again."""
@@ -81,10 +86,11 @@ class RangeRequests:
                 self._shared.pop(key, None)
 
     def _claim(self, ranges: FileRanges, owned: list[RangeKey]) -> _Claim | None:
-        """Take over the request of ranges that several reads need, or share that of another read; None for other ranges.
+        """Take over the request of ranges that several reads need, or share that of another read;
+        None for other ranges.
 
-        The caller holds `_claiming`, and has found the ranges missing since it took it: otherwise the read that requested them
-        could finish in between, and they would be requested again.
+        The caller holds `_claiming`, and has found the ranges missing since it took it: otherwise
+        the read that requested them could finish in between, and they would be requested again.
         """
         if not ranges.is_shared:
             return None
@@ -95,7 +101,9 @@ class RangeRequests:
         owned.append(key)
         return _Claim(created, is_owner=True)
 
-    def _start(self, requests: Sequence[FileRanges], claims: Sequence[_Claim | None]) -> list[Future[FetchedRanges]]:
+    def _start(
+        self, requests: Sequence[FileRanges], claims: Sequence[_Claim | None]
+    ) -> list[Future[FetchedRanges]]:
         """Request ranges from the storage, except those that another read requests."""
         fetching = list[Future[FetchedRanges]]()
         owned = [each.future for each in claims if each and each.is_owner]
@@ -119,7 +127,9 @@ class RangeRequests:
         size = int(ranges.sizes.sum())
         fetched = start_fetch(ranges, self._storage)
         self._waits.add(fetched)
-        fetched.add_done_callback(lambda done: self._meter.add_fetch(done, size, perf_counter() - started))
+        fetched.add_done_callback(
+            lambda done: self._meter.add_fetch(done, size, perf_counter() - started)
+        )
         return fetched
 
 

@@ -1,7 +1,9 @@
-"""Reading ahead: the blocks of coming windows are fetched and decoded as memory allows, and each step is gathered from them.
+"""Reading ahead: the blocks of coming windows are fetched and decoded as memory allows, and each
+step is gathered from them.
 
-The loop that requests steps drives everything: it submits reads to a pipeline, waits for those that its step needs and releases
-blocks that are no longer needed, which makes room for further reads. Memory is counted block by block, as in the read schedule.
+The loop that requests steps drives everything: it submits reads to a pipeline, waits for those that
+its step needs and releases blocks that are no longer needed, which makes room for further reads.
+Memory is counted block by block, as in the read schedule.
 """
 
 from __future__ import annotations
@@ -84,9 +86,12 @@ class ReadAhead:
     def next(self) -> Samples | None:
         """The samples of the next step; None after the last one.
 
-        Raises: MissingFileError, ChangedFileError, CorruptFileError from reading; ConfigError where memory is too small.
+        Raises: MissingFileError, ChangedFileError, CorruptFileError from reading; ConfigError where
+            memory is too small.
         """
-        if (not self._in_flight or self._step == self._in_flight[0].window.forecast.num_steps) and not self._advance():
+        if (
+            not self._in_flight or self._step == self._in_flight[0].window.forecast.num_steps
+        ) and not self._advance():
             return None
         current = self._in_flight[0]
         self._wait_for_blocks(current)
@@ -115,14 +120,18 @@ class ReadAhead:
         self._bytes -= self._table.drop(np.searchsorted(self._table.ids, window.forgets))
         waiting = self._table.ids[self._table.occupied()]
         self._table = self._table.move_to(np.union1d(now.ids, waiting))
-        self._places = np.searchsorted(self._table.ids, now.ids)  # table slots of the schedule's blocks
+        self._places = np.searchsorted(
+            self._table.ids, now.ids
+        )  # table slots of the schedule's blocks
         self._span_places = self._places[now.places]
         self._span_offsets = now.span_offsets.tolist()
         self._step_offsets = now.step_offsets.tolist()
         order = np.argsort(now.last_use, kind="stable")
         order = order[~window.keeps[order]]
         self._leaving = self._places[order]
-        self._left = np.searchsorted(now.last_use[order], np.arange(-1, now.num_steps), side="right").tolist()
+        self._left = np.searchsorted(
+            now.last_use[order], np.arange(-1, now.num_steps), side="right"
+        ).tolist()
         self._step = 0
         self._continues = None
         if self._run.settings.masks.inter_document_masking:
@@ -136,12 +145,15 @@ class ReadAhead:
         if window is None:
             return False
         self._coming = self._pipeline.compute(next, self._windows, None)
-        self._in_flight.append(InFlightWindow(window, deque(split_reads(self._run, window, self._budget))))
+        self._in_flight.append(
+            InFlightWindow(window, deque(split_reads(self._run, window, self._budget)))
+        )
         self._max_bytes = min(each.window.max_bytes for each in self._in_flight)
         return True
 
     def _submit_reads(self) -> None:
-        """Submit reads while there is memory; those of the next window after all of the current one's."""
+        """Submit reads while there is memory; those of the next window after all of the current
+        one's."""
         while True:
             for each in self._in_flight:
                 while each.unissued:
@@ -172,7 +184,9 @@ class ReadAhead:
                 blocks = read_or_replace(self._run.store, read.ids, pieces=pieces)
             if blocks is None:
                 raise RuntimeError("the interpreter is shutting down: nothing more can be read")
-            self._table.put(self._places[read.places], blocks, current.window.forecast.sizes[read.places])
+            self._table.put(
+                self._places[read.places], blocks, current.window.forecast.sizes[read.places]
+            )
             current.unfinished.popleft()
 
     def _gather(self, now: ReadSchedule) -> Samples:
@@ -183,7 +197,12 @@ class ReadAhead:
         rows, epochs, blocks, starts, stops = now.spans
         spans = Spans(rows[here], epochs[here], blocks[here], starts[here], stops[here])
         samples = gather(
-            self._run, self._table, self._span_places[here], spans, now.sources[begin:end], self._continues
+            self._run,
+            self._table,
+            self._span_places[here],
+            spans,
+            now.sources[begin:end],
+            self._continues,
         )
         if samples.masked is not None and self._meter is not None:
             self._meter.add(ReadCounts(masked_samples=int(samples.masked.sum())))

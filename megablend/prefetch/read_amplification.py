@@ -1,7 +1,9 @@
-"""Read amplification, computed without reading: stored bytes that all processes read / stored bytes of the blocks used.
+"""Read amplification, computed without reading: stored bytes that all processes read / stored bytes
+of the blocks used.
 
-In document order, which reads single documents out of blocks, a block counts as used in proportion to its tokens used.
-Dictionaries count as read whenever they are no longer cached, and as used once. Reads to open files are not counted.
+In document order, which reads single documents out of blocks, a block counts as used in proportion
+to its tokens used. Dictionaries count as read whenever they are no longer cached, and as used once.
+Reads to open files are not counted.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ from megablend.prefetch.windows import plan_windows
 
 
 def read_amplification(
-    run: Run, *, micro_batch_size: int, data_parallel_size: int, num_workers: int, first: int, stop: int
+    run: Run,
+    *,
+    micro_batch_size: int,
+    data_parallel_size: int,
+    num_workers: int,
+    first: int,
+    stop: int,
 ) -> float:
     """Compute the read amplification of samples [first, stop).
 
@@ -33,13 +41,17 @@ def read_amplification(
     step_samples = micro_batch_size * data_parallel_size
     processes = max(1, num_workers)
     stride = step_samples * processes
-    budget = budget_of(run, micro_batch_size=micro_batch_size, stride=stride, num_batches=batches_of(num_workers))
+    budget = budget_of(
+        run, micro_batch_size=micro_batch_size, stride=stride, num_batches=batches_of(num_workers)
+    )
     read = 0
     useful = 0.0
     used = list[Int64s]()
     all_dictionaries: dict[int, int] = {}
     for begin in range(first, min(first + stride, stop), micro_batch_size):
-        future = StepSequence(first=begin, micro_batch_size=micro_batch_size, stride=stride, stop=stop)
+        future = StepSequence(
+            first=begin, micro_batch_size=micro_batch_size, stride=stride, stop=stop
+        )
         dictionaries = Dictionaries(budget.dictionaries)
         for window in plan_windows(run, future, budget):
             now = window.forecast
@@ -76,7 +88,8 @@ class Dictionaries:
         self._max_bytes = max_bytes
 
     def read(self, numbers: Int64s, sizes: Int64s) -> int:
-        """Bytes read when dictionaries with these numbers and sizes, int64 [n] each, are requested in turn; size 0: none."""
+        """Bytes read when dictionaries with these numbers and sizes, int64 [n] each, are requested
+        in turn; size 0: none."""
         total = 0
         changes = np.flatnonzero(np.diff(numbers, prepend=-1) != 0)
         for number, size in zip(numbers[changes].tolist(), sizes[changes].tolist(), strict=True):
@@ -93,7 +106,8 @@ class Dictionaries:
 
 
 def _as_read(run: Run, now: ReadSchedule, reads: Int64s) -> Int64s:
-    """The blocks that a window reads, approximately in the order in which they are read: by file, then by first use."""
+    """The blocks that a window reads, approximately in the order in which they are read: by file,
+    then by first use."""
     ids = now.ids[reads]
     return ids[np.argsort(run.store.snapshot.file_of(ids), kind="stable")]
 

@@ -20,13 +20,15 @@ class ReadCounts(NamedTuple):
     """Stored bytes requested, before decompression."""
     blocks: int = 0
     reading_seconds: float = 0.0
-    """Time from each request to its response. Requests overlap, so the sum may exceed the elapsed time."""
+    """Time from each request to its response. Requests overlap, so the sum may exceed the elapsed
+    time."""
     decoding_seconds: float = 0.0
     """Summed over threads."""
     masked_samples: int = 0
     """Samples whose loss mask is 0 because their bytes are damaged."""
     retries: int = 0
-    """Requests to object stores and web servers that were tried again, by all readers of the process."""
+    """Requests to object stores and web servers that were tried again, by all readers of the
+    process."""
 
     def plus(self, other: ReadCounts) -> ReadCounts:
         """The sum of both."""
@@ -47,7 +49,8 @@ class ReadMeter:
         unlock_in_children(self)
 
     def unlock_after_fork(self) -> None:
-        """Replace the lock, which another thread may have held; the parent's retries are not counted."""
+        """Replace the lock, which another thread may have held; the parent's retries are not
+        counted."""
         self._lock = threading.Lock()
         self._retries = get_retries()
 

@@ -1,9 +1,11 @@
-"""The pipeline of block reads: some threads fetch bytes, others decode them, as many reads at a time as memory allows.
+"""The pipeline of block reads: some threads fetch bytes, others decode them, as many reads at a
+time as memory allows.
 
-There is one fetching thread per request that a storage with synchronous reads may have in flight; a storage with an event loop
-returns at once, so that these threads only open files. There is one decoding thread per CPU. Where no more threads fetch than
-decode, as for local files, all threads do both, and decode what they have fetched: it is still in the CPU's caches, and no thread
-has to be woken.
+There is one fetching thread per request that a storage with synchronous reads may have in flight; a
+storage with an event loop returns at once, so that these threads only open files. There is one
+decoding thread per CPU. Where no more threads fetch than decode, as for local files, all threads do
+both, and decode what they have fetched: it is still in the CPU's caches, and no thread has to be
+woken.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ class ReadPipeline:
         self._is_abandoned = False
 
     def submit(self, read: Read) -> None:
-        """Request the blocks of a read: `read.blocks` receives them, or the exceptions of BlockStore.read."""
+        """Request the blocks of a read: `read.blocks` receives them, or the exceptions of
+        BlockStore.read."""
         with self._lock:
             self._waiting.append(read)
         self._start_reads()
@@ -79,7 +82,8 @@ class ReadPipeline:
         return self._decoding.submit(work, *arguments)
 
     def close(self) -> None:
-        """Stop the threads; pending requests are dropped. Does nothing in a forked child, which has none of the threads."""
+        """Stop the threads; pending requests are dropped. Does nothing in a forked child, which has
+        none of the threads."""
         if self._process != os.getpid():
             return
         with self._lock:
@@ -89,10 +93,11 @@ class ReadPipeline:
         self._decoding.shutdown(wait=True, cancel_futures=True)
 
     def abandon(self) -> None:
-        """Start no more reads, and cancel requests; the threads end when nobody refers to the pipeline.
+        """Start no more reads, and cancel requests; the threads end when nobody refers to the
+        pipeline.
 
-        For the garbage collector, which may run in any thread, also one of the pipeline's own, and between any two instructions:
-        it must not need a lock or wait for a thread.
+        For the garbage collector, which may run in any thread, also one of the pipeline's own, and
+        between any two instructions: it must not need a lock or wait for a thread.
         """
         self._is_abandoned = True
         self._waits.cancel_soon()
@@ -114,13 +119,16 @@ class ReadPipeline:
         for read in started:
             self._submit(self._fetching, self._fetch, read)
 
-    def _submit(self, threads: ThreadPoolExecutor, work: Callable[[Read], None], read: Read) -> None:
+    def _submit(
+        self, threads: ThreadPoolExecutor, work: Callable[[Read], None], read: Read
+    ) -> None:
         turns = itertools.count()  # whoever takes the first one handles the read
 
         def attempt() -> None:
             if next(turns):
                 return None
-            # A thread that is not the main one runs on while the interpreter shuts down, and waits for all threads.
+            # A thread that is not the main one runs on while the interpreter shuts down, and waits
+            # for all threads.
             if self._is_abandoned or not threading.main_thread().is_alive():
                 return self._give_up(read)
             try:
@@ -131,14 +139,13 @@ class ReadPipeline:
 
         try:
             threads.submit(attempt)
-        except (
-            RuntimeError
-        ) as error:  # closed in the meantime, the interpreter is shutting down, or no thread can be started
+        except RuntimeError as error:  # closed in the meantime, the interpreter is shutting down, or no thread can be started
             if not next(turns):  # unless a thread has begun
                 self._give_up(read, translate(error, str(self._store.snapshot.folder)))
 
     def _give_up(self, read: Read, error: MegablendError | None = None) -> None:
-        """Drop this read and all waiting ones; with an error, that is what their blocks are awaited with."""
+        """Drop this read and all waiting ones; with an error, that is what their blocks are awaited
+        with."""
         with self._lock:
             reads = [read, *self._waiting]
             self._waiting.clear()
@@ -164,7 +171,11 @@ class ReadPipeline:
             self._decode(read)
             return
         # Extra columns are read while blocks are decoded, so decoding may block on reads.
-        self._submit(self._fetching if self._store.reads_more(read.files) else self._decoding, self._decode, read)
+        self._submit(
+            self._fetching if self._store.reads_more(read.files) else self._decoding,
+            self._decode,
+            read,
+        )
 
     def _continue_when_fetched(self, read: Read, requested: RequestedRanges) -> None:
         """Continue a read when its requests are complete."""

@@ -1,4 +1,5 @@
-"""What a loader's coming steps need: samples, where their tokens are stored, blocks and when each is used. Nothing is read here.
+"""What a loader's coming steps need: samples, where their tokens are stored, blocks and when each
+is used. Nothing is read here.
 
 A sample number determines the blocks that the sample needs, so future reads are known.
 """
@@ -18,7 +19,8 @@ from megablend.order.base import Spans
 from megablend.plan.run import Run
 
 DICTIONARY_GROWTH = 3
-"""Memory for reading a dictionary, in its stored bytes: these, and decompressed, which is not indexed, up to twice as many."""
+"""Memory for reading a dictionary, in its stored bytes: these, and decompressed, which is not
+indexed, up to twice as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +31,28 @@ class StepSequence:
     """First sample of the first step."""
     micro_batch_size: int
     stride: int
-    """Samples from the start of a step to the start of the next: samples of a step over all ranks, times workers."""
+    """Samples from the start of a step to the start of the next: samples of a step over all ranks,
+    times workers."""
     stop: int
     """Samples of the run; the last step may be shorter."""
 
     def samples(self, step: int, num_steps: int) -> tuple[Int64s, Int64s]:
-        """Sample numbers of `num_steps` steps from `step` on, int64 [n], and the offsets of the steps in them, int64 [steps + 1].
+        """Sample numbers of `num_steps` steps from `step` on, int64 [n], and the offsets of the
+        steps in them, int64 [steps + 1].
 
         Steps beyond the end of the run are omitted.
         """
         begin = self.first + step * self.stride
-        firsts = np.arange(begin, min(self.stop, begin + num_steps * self.stride), self.stride)  # not of the whole run
-        numbers = firsts[:, np.newaxis] + np.arange(self.micro_batch_size)  # [steps, samples per step]
+        firsts = np.arange(
+            begin, min(self.stop, begin + num_steps * self.stride), self.stride
+        )  # not of the whole run
+        numbers = firsts[:, np.newaxis] + np.arange(
+            self.micro_batch_size
+        )  # [steps, samples per step]
         inside = numbers < self.stop
-        return numbers[inside], np.concatenate([np.zeros(1, np.int64), np.cumsum(inside.sum(axis=1))])
+        return numbers[inside], np.concatenate(
+            [np.zeros(1, np.int64), np.cumsum(inside.sum(axis=1))]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +86,8 @@ class ReadSchedule:
     used: Int64s
     """int64 [num_blocks], tokens of each block that the samples use, without their extra tokens."""
     pending_boundary_tokens: Int64s
-    """int64 [num_blocks]: samples that begin in the block minus samples that end in it. The first token of a sample is the extra
-    token of the sample before it, which may be read later."""
+    """int64 [num_blocks]: samples that begin in the block minus samples that end in it. The first
+    token of a sample is the extra token of the sample before it, which may be read later."""
 
     @property
     def num_steps(self) -> int:
@@ -110,7 +120,9 @@ class LocatedSteps(NamedTuple):
 def locate_steps(run: Run, samples: Int64s, step_offsets: Int64s) -> LocatedSteps:
     """Locate the samples, int64 [n], of the steps at `step_offsets`, int64 [num_steps + 1]."""
     sources, ordinals = run.plan.locate_many(samples)
-    return LocatedSteps(samples, step_offsets, sources, ordinals, run.locate_spans(sources, ordinals))
+    return LocatedSteps(
+        samples, step_offsets, sources, ordinals, run.locate_spans(sources, ordinals)
+    )
 
 
 def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
@@ -120,9 +132,13 @@ def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
     span_offsets = np.searchsorted(spans.rows, step_offsets)
     steps = np.repeat(np.arange(len(step_offsets) - 1), np.diff(span_offsets))
     rows = run.store.snapshot.blocks(ids)
-    sizes, reading = run.store.memory_bytes(ids, rows, documents=run.settings.masks.inter_document_masking)
+    sizes, reading = run.store.memory_bytes(
+        ids, rows, documents=run.settings.masks.inter_document_masking
+    )
     first_use = steps[firsts]
-    if is_by_dictionary(rows["encoding"]).any():  # a dictionary is read with the first block that needs it
+    if is_by_dictionary(
+        rows["encoding"]
+    ).any():  # a dictionary is read with the first block that needs it
         order = np.argsort(first_use, kind="stable")
         numbers, stored = run.store.dictionaries(ids[order])
         _, chunks = np.unique(np.where(stored > 0, numbers, -1), return_index=True)
@@ -130,11 +146,17 @@ def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
     last_use = np.zeros(len(ids), np.int64)
     last_use[places] = steps  # steps ascend, so the last assignment wins
     advances = spans.stops - spans.starts
-    begins, ends = (np.flatnonzero(np.diff(spans.rows, **edge)) for edge in ({"prepend": -1}, {"append": -1}))
+    begins, ends = (
+        np.flatnonzero(np.diff(spans.rows, **edge)) for edge in ({"prepend": -1}, {"append": -1})
+    )
     extra = run.extra_token
     advances[ends] -= extra
-    pending_boundary_tokens = np.bincount(places[begins], extra * (ordinals > 0), minlength=len(ids))
-    pending_boundary_tokens -= np.bincount(places[ends], np.full(len(ends), extra), minlength=len(ids))
+    pending_boundary_tokens = np.bincount(
+        places[begins], extra * (ordinals > 0), minlength=len(ids)
+    )
+    pending_boundary_tokens -= np.bincount(
+        places[ends], np.full(len(ends), extra), minlength=len(ids)
+    )
     return ReadSchedule(
         samples=samples,
         step_offsets=step_offsets,

@@ -17,7 +17,8 @@ from megablend.prefetch.memory_budget import Budget
 from megablend.prefetch.windows import Window
 
 READ_BYTES = 4 << 20
-"""Decoded bytes of the blocks that are read and decoded together, or one block; less where memory is scarce."""
+"""Decoded bytes of the blocks that are read and decoded together, or one block; less where memory
+is scarce."""
 READS_AHEAD = 16
 """The fewest reads per window, so that threads can share even a short one."""
 RangeKey = tuple[str, int]
@@ -43,7 +44,8 @@ class Read:
     file: int
     """Number of the file of the first of them; of all where storages do not answer at once."""
     dictionaries: tuple[int, int] = (0, 0)
-    """How many dictionaries are read with them, and their bytes, where it is planned what a run requests."""
+    """How many dictionaries are read with them, and their bytes, where it is planned what a run
+    requests."""
     blocks: Future[DecodedBlocks | None] = field(default_factory=Future)
     """The blocks, once the read was submitted; None where the interpreter is shutting down."""
     files: list[FileRead] = field(default_factory=list)
@@ -55,8 +57,9 @@ class Read:
 def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
     """Split a window's blocks into reads, by first use.
 
-    Blocks of one file that are used after each other make a portion. Where storages answer at once, as local disks do, portions
-    of several files are read together, since a read costs more than a file of it; elsewhere a read waits for its slowest request.
+    Blocks of one file that are used after each other make a portion. Where storages answer at once,
+    as local disks do, portions of several files are read together, since a read costs more than a
+    file of it; elsewhere a read waits for its slowest request.
     """
     now = window.forecast
     files = run.store.snapshot.file_of(now.ids[window.reads])
@@ -67,7 +70,9 @@ def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
     files = files[order]
     total = np.cumsum(now.sizes[places])
     begins = np.diff(files, prepend=-1) != 0
-    before = np.maximum.accumulate(np.where(begins, total - now.sizes[places], 0))  # bytes of the files in front
+    before = np.maximum.accumulate(
+        np.where(begins, total - now.sizes[places], 0)
+    )  # bytes of the files in front
     edges = begins | (np.diff((total - before - 1) // read_bytes, prepend=-1) != 0)
     firsts = np.flatnonzero(edges)
     portions = [places[start:stop] for start, stop in pairwise([*firsts.tolist(), len(places)])]

@@ -35,7 +35,8 @@ class Sample:
     tokens: npt.NDArray[np.int64]
     """int64 [sequence_length + 1] (without the extra token: [sequence_length])."""
     starts: npt.NDArray[np.int64]
-    """int64 [num_pieces]: positions in `tokens` where a document, or its continuation in another block, begins; first is 0."""
+    """int64 [num_pieces]: positions in `tokens` where a document, or its continuation in another
+    block, begins; first is 0."""
     extra: dict[str, npt.NDArray[Any]]
     """By extra column, one value per token: [num_tokens]."""
 
@@ -60,7 +61,8 @@ class Samples(NamedTuple):
     labels: npt.NDArray[np.int64]
     """int64 [n, sequence_length], the next token of each; 0 where the sample has none."""
     begins: npt.NDArray[np.bool_] | None
-    """bool [n, tokens per sample]: where a document, or its continuation in another block, begins; None if not requested."""
+    """bool [n, tokens per sample]: where a document, or its continuation in another block, begins;
+    None if not requested."""
     extra: dict[str, npt.NDArray[Any]]
     """By extra column, one value per token: [n, tokens per sample]."""
     masked: npt.NDArray[np.bool_] | None = None
@@ -70,13 +72,15 @@ class Samples(NamedTuple):
 def read_sample(run: Run, window: BlockCache, k: int) -> Sample:
     """Locate sample k and read its blocks.
 
-    Raises: IndexError for k outside the run; MissingFileError, ChangedFileError, CorruptFileError from its files.
+    Raises: IndexError for k outside the run; MissingFileError, ChangedFileError, CorruptFileError
+        from its files.
     """
     return read_each(run, window, [k])[0]
 
 
 def read_each(run: Run, window: BlockCache, ks: Sequence[int]) -> list[Sample]:
-    """Locate samples `ks`, at least one, and read the blocks of all together. Raises as `read_sample`."""
+    """Locate samples `ks`, at least one, and read the blocks of all together. Raises as
+    `read_sample`."""
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
     samples = _read(run, window, sources, spans, documents=True)
@@ -101,13 +105,16 @@ def read_each(run: Run, window: BlockCache, ks: Sequence[int]) -> list[Sample]:
 
 
 def read_samples(run: Run, window: BlockCache, ks: npt.ArrayLike) -> Samples:
-    """Locate samples `ks`, at least one, and read their blocks; `begins` only if the config needs it. Raises as `read_sample`."""
+    """Locate samples `ks`, at least one, and read their blocks; `begins` only if the config needs
+    it. Raises as `read_sample`."""
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
     return _read(run, window, sources, spans, documents=run.settings.masks.inter_document_masking)
 
 
-def _read(run: Run, window: BlockCache, sources: npt.NDArray[np.int32], spans: Spans, *, documents: bool) -> Samples:
+def _read(
+    run: Run, window: BlockCache, sources: npt.NDArray[np.int32], spans: Spans, *, documents: bool
+) -> Samples:
     ids, places = np.unique(spans.blocks, return_inverse=True)
     table = BlockTable(ids)
     try:
@@ -135,7 +142,8 @@ def gather(
         places: int64 [m], table slot of each span's block.
         spans: the samples' spans, [m].
         sources: int32 [n], the samples' sources.
-        continues: bool [num_blocks], as `find_continued` returns it for the table's blocks; None where `begins` is not needed.
+        continues: bool [num_blocks], as `find_continued` returns it for the table's blocks; None
+            where `begins` is not needed.
     """
     width = run.settings.sample_tokens
     shape = len(sources), run.sequence_length
@@ -146,17 +154,23 @@ def gather(
         labels[:, -1] = 0
     columns = run.extra_columns
     size = len(sources), width
-    extra = {each.column: table.gather_extra(i, each.dtype, places, spans, size) for i, each in enumerate(columns)}
+    extra = {
+        each.column: table.gather_extra(i, each.dtype, places, spans, size)
+        for i, each in enumerate(columns)
+    }
     masked = None
     if run.store.damaged:
         masked = find_masked(run.store, spans.rows - spans.rows[0], spans.blocks, len(sources))
     if continues is None:
         return Samples(sources, tokens, labels, None, extra, masked)
-    begins = table.begins(places, spans, len(sources) * width, width, continues).reshape(len(sources), width)
+    begins = table.begins(places, spans, len(sources) * width, width, continues).reshape(
+        len(sources), width
+    )
     return Samples(sources, tokens, labels, begins, extra, masked)
 
 
 def find_continued(snapshot: Snapshot, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Whether the first piece of each of blocks `ids` int64 [n] continues the previous block's last document: bool [n]."""
+    """Whether the first piece of each of blocks `ids` int64 [n] continues the previous block's last
+    document: bool [n]."""
     continues: npt.NDArray[np.bool_] = (snapshot.blocks(ids)["flags"] & STARTS_MID_DOCUMENT) != 0
     return continues

@@ -1,12 +1,14 @@
 """What a loader will read, divided into windows whose blocks fit into memory.
 
-A *window* is a range of steps (of one loader, or of one of its workers) whose distinct blocks are all in memory at once, each
-read once. A block is kept after its window if the next window uses it, or if some of its tokens are still unused: its lane will
-continue there, perhaps several windows later. If memory runs out, blocks that have been unused the longest are dropped first.
-(In document order no block is kept for its unused tokens.)
+A *window* is a range of steps (of one loader, or of one of its workers) whose distinct blocks are
+all in memory at once, each read once. A block is kept after its window if the next window uses it,
+or if some of its tokens are still unused: its lane will continue there, perhaps several windows
+later. If memory runs out, blocks that have been unused the longest are dropped first. (In document
+order no block is kept for its unused tokens.)
 
-Long windows read many blocks of a file together and cost less to plan; the first ones are short, so that the first step is ready
-soon. A window takes up to half of the memory for blocks: the other half is for reading ahead and for blocks that are kept.
+Long windows read many blocks of a file together and cost less to plan; the first ones are short, so
+that the first step is ready soon. A window takes up to half of the memory for blocks: the other
+half is for reading ahead and for blocks that are kept.
 """
 
 from __future__ import annotations
@@ -22,13 +24,20 @@ from megablend.arrays import Int64s
 from megablend.errors import ConfigError
 from megablend.plan.run import Run
 from megablend.prefetch.memory_budget import Budget, format_bytes
-from megablend.prefetch.read_schedule import ReadSchedule, StepSequence, locate_steps, schedule_reads
+from megablend.prefetch.read_schedule import (
+    ReadSchedule,
+    StepSequence,
+    locate_steps,
+    schedule_reads,
+)
 
 FIRST_SAMPLES = 1 << 8
 WINDOW_SAMPLES = 1 << 14
-"""Samples of the first and of the longest window; each window is twice as long as the previous one."""
+"""Samples of the first and of the longest window; each window is twice as long as the previous
+one."""
 STRETCH_BYTES = 640
-"""Memory for planning per span of a window: three windows exist at once, and the arrays from which one is made."""
+"""Memory for planning per span of a window: three windows exist at once, and the arrays from which
+one is made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,26 +46,30 @@ class Window:
 
     forecast: ReadSchedule
     reads: Int64s
-    """int64 [...], positions in `forecast.ids` of the blocks to read, by first use; the others are already in memory."""
+    """int64 [...], positions in `forecast.ids` of the blocks to read, by first use; the others are
+    already in memory."""
     keeps: npt.NDArray[np.bool_]
     """bool [num_blocks], whether the block is kept after its last step of the window."""
     forgets: Int64s
     """int64 [...], block numbers of kept blocks that are dropped when the window begins."""
     max_bytes: int
-    """Limit for blocks in memory, including those being read, while this window's blocks are read."""
+    """Limit for blocks in memory, including those being read, while this window's blocks are
+    read."""
 
 
 def plan_windows(
     run: Run, future: StepSequence, budget: Budget, first_samples: int = FIRST_SAMPLES
 ) -> Iterator[Window]:
-    """Plan the windows in which a process reads its coming steps. Raises: ConfigError where memory is too small."""
+    """Plan the windows in which a process reads its coming steps. Raises: ConfigError where memory
+    is too small."""
     return make_windows(run, make_schedules(run, future, budget, first_samples), budget)
 
 
 def make_schedules(
     run: Run, future: StepSequence, budget: Budget, first_samples: int = FIRST_SAMPLES
 ) -> Iterator[ReadSchedule]:
-    """Divide all steps into schedules whose blocks take up to half of the memory for blocks; single steps may take all of it.
+    """Divide all steps into schedules whose blocks take up to half of the memory for blocks; single
+    steps may take all of it.
 
     Raises: ConfigError where the blocks of a single step take more.
     """
@@ -66,13 +79,19 @@ def make_schedules(
     while len((numbers := future.samples(step, max(1, samples // future.micro_batch_size)))[0]):
         steps = locate_steps(run, *numbers)
         schedule = schedule_reads(run, steps)
-        plannable = int(budget.planning / STRETCH_BYTES * len(schedule.samples) / len(schedule.places))
+        plannable = int(
+            budget.planning / STRETCH_BYTES * len(schedule.samples) / len(schedule.places)
+        )
         samples = min(2 * samples, WINDOW_SAMPLES, plannable)
         max_bytes = block_budget(schedule, budget)
         order = np.argsort(schedule.first_use, kind="stable")
-        fitting = int(np.searchsorted(np.cumsum(schedule.sizes[order]), max_bytes // 2, side="right"))
+        fitting = int(
+            np.searchsorted(np.cumsum(schedule.sizes[order]), max_bytes // 2, side="right")
+        )
         if fitting < len(order) and schedule.num_steps > 1:
-            schedule = schedule_reads(run, steps.until(max(1, int(schedule.first_use[order[fitting]]))))
+            schedule = schedule_reads(
+                run, steps.until(max(1, int(schedule.first_use[order[fitting]])))
+            )
         if (needed := int(schedule.sizes.sum())) > (max_bytes := block_budget(schedule, budget)):
             largest = int(schedule.reading.argmax())
             raise ConfigError(
@@ -92,12 +111,14 @@ def estimate_spans_per_sample(run: Run) -> float:
 
 
 def block_budget(schedule: ReadSchedule, budget: Budget) -> int:
-    """Bytes for blocks while a schedule's are read: less where reading its largest block exceeds the memory for reads."""
+    """Bytes for blocks while a schedule's are read: less where reading its largest block exceeds
+    the memory for reads."""
     return budget.blocks - max(0, int(schedule.reading.max()) - budget.reads)
 
 
 def make_windows(run: Run, schedules: Iterator[ReadSchedule], budget: Budget) -> Iterator[Window]:
-    """Decide what to read for each schedule and what to keep, so that together they fit the memory for blocks."""
+    """Decide what to read for each schedule and what to keep, so that together they fit the memory
+    for blocks."""
     kept = _KeptBlocks(*(np.zeros(0, np.int64) for _ in range(5)))
     for number, (now, after) in enumerate(pairwise(chain(schedules, [None]))):
         assert now is not None
@@ -108,8 +129,12 @@ def make_windows(run: Run, schedules: Iterator[ReadSchedule], budget: Budget) ->
         forgets, kept = kept.drop_oldest(now, max_bytes)
         kept = kept.with_used(now, number)
         ahead = np.zeros(0, np.int64) if after is None else after.ids
-        unfinished = (kept.used < run.store.num_tokens(kept.ids)) | (kept.pending_boundary_tokens > 0)
-        if not run.consumes_whole_blocks:  # may be needed again at any time: the memory is for reading ahead
+        unfinished = (kept.used < run.store.num_tokens(kept.ids)) | (
+            kept.pending_boundary_tokens > 0
+        )
+        if (
+            not run.consumes_whole_blocks
+        ):  # may be needed again at any time: the memory is for reading ahead
             unfinished[:] = False
         kept = kept.select(unfinished | np.isin(kept.ids, ahead))
         keeps = np.isin(now.ids, kept.ids)
@@ -134,7 +159,8 @@ class _KeptBlocks:
         return _KeptBlocks(*(column[mask] for column in columns))
 
     def drop_oldest(self, now: ReadSchedule, max_bytes: int) -> tuple[Int64s, _KeptBlocks]:
-        """Drop blocks that do not fit in memory next to a window: the numbers of the dropped ones, and the remaining blocks."""
+        """Drop blocks that do not fit in memory next to a window: the numbers of the dropped ones,
+        and the remaining blocks."""
         needed = np.isin(self.ids, now.ids)
         available = max_bytes - int(now.sizes.sum())
         newest_first = np.lexsort((-self.window, ~needed))

@@ -1,4 +1,5 @@
-"""Batches by step, for a DataLoader's workers: after a request for one step, the following steps are read ahead."""
+"""Batches by step, for a DataLoader's workers: after a request for one step, the following steps
+are read ahead."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ MAX_DECODING = 8
 
 
 class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Batches of a dataset, by the numbers of their samples; reads ahead in the process that uses it.
+    """Batches of a dataset, by the numbers of their samples; reads ahead in the process that uses
+    it.
 
     Where the length of samples changes, reading ahead begins again.
 
@@ -35,7 +37,9 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         num_batches: batches that exist at once; see `budget_of`.
     """
 
-    def __init__(self, dataset: Dataset, *, micro_batch_size: int, step_samples: int, num_batches: int = 2) -> None:
+    def __init__(
+        self, dataset: Dataset, *, micro_batch_size: int, step_samples: int, num_batches: int = 2
+    ) -> None:
         self._dataset = dataset
         self._micro_batch_size = micro_batch_size
         self._step_samples = step_samples
@@ -48,9 +52,12 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         """Counts the reads of this process."""
 
     def __getitem__(self, ks: list[int]) -> dict[str, torch.Tensor]:
-        """The batch of consecutive samples `ks`; for an empty list, a padding sample. Raises as ReadAhead.next."""
+        """The batch of consecutive samples `ks`; for an empty list, a padding sample. Raises as
+        ReadAhead.next."""
         if not ks:
-            padding: dict[str, torch.Tensor] = torch.utils.data.default_collate([self._dataset.untransformed(None)])
+            padding: dict[str, torch.Tensor] = torch.utils.data.default_collate(
+                [self._dataset.untransformed(None)]
+            )
             return padding
         try:
             samples = self._at(ks[0]).next()
@@ -102,8 +109,12 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self._section = run.settings
         batch_size = self._micro_batch_size
         stride = self._stride()
-        future = StepSequence(first=first, micro_batch_size=batch_size, stride=stride, stop=self._section.stop)
-        budget = budget_of(run, micro_batch_size=batch_size, stride=stride, num_batches=self._num_batches)
+        future = StepSequence(
+            first=first, micro_batch_size=batch_size, stride=stride, stop=self._section.stop
+        )
+        budget = budget_of(
+            run, micro_batch_size=batch_size, stride=stride, num_batches=self._num_batches
+        )
         self._dataset.window.resize(min(budget.window, self._dataset.window_bytes))
         bound_caches(budget.dictionaries)
         return ReadAhead(

@@ -1,7 +1,9 @@
-"""Detects code of other libraries with which a run would be read wrongly, from the call stack: there is no other way to tell.
+"""Detects code of other libraries with which a run would be read wrongly, from the call stack:
+there is no other way to tell.
 
-Frames are inspected, never stored. Local variables are read only in frames of those libraries: `f_locals` creates a dict that
-lives as long as its frame, and would keep a user's loader alive after its name is deleted.
+Frames are inspected, never stored. Local variables are read only in frames of those libraries:
+`f_locals` creates a dict that lives as long as its frame, and would keep a user's loader alive
+after its name is deleted.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _DEPTH = 4
 
 
 def warn_if_shuffled() -> bool:
-    """Warn where the caller's caller is a sampler that shuffles, such as that of DataLoader(shuffle=True).
+    """Warn where the caller's caller is a sampler that shuffles, such as that of
+    DataLoader(shuffle=True).
 
     Called by a dataset's `__len__`, which such samplers call before they shuffle.
 
@@ -66,7 +69,8 @@ def refuse_second_split() -> None:
 
 
 def count_of_lightning(default: int) -> int:
-    """How many batches Lightning has counted, where it loads a state of its own checkpoint into the caller; 0 elsewhere.
+    """How many batches Lightning has counted, where it loads a state of its own checkpoint into the
+    caller; 0 elsewhere.
 
     Lightning goes on counting there, and ends when it has counted the length of its loader.
 
@@ -86,7 +90,8 @@ def count_of_lightning(default: int) -> int:
 
 
 def _self_of(frame: FrameType | None, package: str) -> Any:
-    """The object whose method a frame runs, if the method belongs to this package; None otherwise."""
+    """The object whose method a frame runs, if the method belongs to this package; None
+    otherwise."""
     if frame is None or not frame.f_globals.get("__name__", "").startswith(f"{package}."):
         return None
     return frame.f_locals.get("self")

@@ -1,4 +1,5 @@
-"""The map-style dataset: sample number -> GPTDataset's dict; the same on every rank, in every worker, after every restart."""
+"""The map-style dataset: sample number -> GPTDataset's dict; the same on every rank, in every
+worker, after every restart."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ _NAMED = 8
 class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
     """One split of a run. Made by `megablend.open`.
 
-    Safe to share between threads, to pickle (spawned workers) and to fork; opens a file when one of its blocks is first read.
+    Safe to share between threads, to pickle (spawned workers) and to fork; opens a file when one of
+    its blocks is first read.
     """
 
     def __init__(
@@ -55,7 +57,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._window_bytes = window_bytes
         self._warned_of_shuffling = False
         self.consumed_samples = self.check_position(consumed_samples)
-        """Samples that training has consumed: where new loaders begin. Neither the dataset nor its loaders update it."""
+        """Samples that training has consumed: where new loaders begin. Neither the dataset nor its
+        loaders update it."""
 
     def __len__(self) -> int:
         if not self._warned_of_shuffling:
@@ -86,11 +89,11 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return BlockCache(self.run.store, self.window_bytes)
 
     def __getitem__(self, k: int | None) -> Any:
-        """Sample k; for None, one with a loss mask of zeros, to pad the last batch (as GPTDataset does): sample 0, or the first
-        that is as long as the last ones.
+        """Sample k; for None, one with a loss mask of zeros, to pad the last batch (as GPTDataset
+        does): sample 0, or the first that is as long as the last ones.
 
-        Raises: IndexError outside [0, len); TypeError if k is not an integer; MissingFileError, ChangedFileError,
-            CorruptFileError from its files; TransformError.
+        Raises: IndexError outside [0, len); TypeError if k is not an integer; MissingFileError,
+            ChangedFileError, CorruptFileError from its files; TransformError.
         """
         sample = self.untransformed(k)
         return sample if self.transform is None else apply(self.transform, sample, k)
@@ -109,16 +112,19 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return sample
 
     def __getitems__(self, ks: Sequence[int]) -> list[Any]:
-        """Samples `ks`, for a DataLoader to collate; a padding sample if a short last step has none for this rank."""
+        """Samples `ks`, for a DataLoader to collate; a padding sample if a short last step has none
+        for this rank."""
         return [self[k] for k in ks] or [self[None]]
 
     def sample(self, k: int) -> Sample:
-        """The provenance of sample k: source, ordinal, blocks, tokens, document starts. Raises as indexing does."""
+        """The provenance of sample k: source, ordinal, blocks, tokens, document starts. Raises as
+        indexing does."""
         with translating(f"sample {k}"):
             return read_sample(self.run.view_at(operator.index(k)), self.window, operator.index(k))
 
     def samples(self, ks: Sequence[int]) -> list[Sample]:
-        """The provenance of samples `ks`, whose blocks are read together. Raises as indexing does."""
+        """The provenance of samples `ks`, whose blocks are read together. Raises as indexing
+        does."""
         found = list[Sample]()
         with translating("samples"):
             for _, group in groupby(ks, key=lambda k: self.run.view_at(k).section):
@@ -127,7 +133,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return found
 
     def with_transform(self, transform: Transform | None) -> Dataset:
-        """A copy of the dataset with another transform, or none. Raises ConfigError where it is not callable."""
+        """A copy of the dataset with another transform, or none. Raises ConfigError where it is not
+        callable."""
         # both share the cache
         window = self.window
         dataset = copy(self)
@@ -136,40 +143,51 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return dataset
 
     def read_blocks(self, block_ids: npt.ArrayLike) -> BlockBatch:
-        """The tokens and document pieces of any blocks of the index. Raises IndexError, DataError."""
+        """The tokens and document pieces of any blocks of the index. Raises IndexError,
+        DataError."""
         return self.run.store.read_blocks(block_ids)
 
     def state_dict(self, consumed_samples: int | None = None) -> dict[str, Any]:
-        """The state after `consumed_samples` samples (default: `self.consumed_samples`), as a JSON-serializable dict."""
+        """The state after `consumed_samples` samples (default: `self.consumed_samples`), as a
+        JSON-serializable dict."""
         ledger = self.run.ledger
         return State(
             run=ledger.run,
             split=self.run.split,
             indices=ledger.indices,
             stages=ledger.links,
-            consumed_samples=self.consumed_samples if consumed_samples is None else operator.index(consumed_samples),
+            consumed_samples=self.consumed_samples
+            if consumed_samples is None
+            else operator.index(consumed_samples),
         ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let new loaders begin where a state was saved. Raises StateError where its index or plan differs."""
+        """Let new loaders begin where a state was saved. Raises StateError where its index or plan
+        differs."""
         self.consumed_samples = self.check_state(state)
 
     def check_state(self, state: Mapping[str, Any]) -> int:
-        """Check a state, and return its consumed samples. Raises StateError where its index or plan differs."""
+        """Check a state, and return its consumed samples. Raises StateError where its index or plan
+        differs."""
         saved = State.from_dict(state)
         ledger = self.run.ledger
         saved.check(split=self.run.split, indices=ledger.indices, stages=ledger.links)
         return self.check_position(saved.consumed_samples)
 
     def position(self, trained_samples: int) -> int:
-        """The number of the sample that comes after so many were trained on: more, by the samples skipped before it.
+        """The number of the sample that comes after so many were trained on: more, by the samples
+        skipped before it.
 
-        For loops that count by themselves: `consumed_samples=dataset.position(trained)`. Raises as `check_position`.
+        For loops that count by themselves: `consumed_samples=dataset.position(trained)`. Raises as
+        `check_position`.
         """
-        return self.check_position(self.skips.position(whole_number("trained_samples", trained_samples, least=0)))
+        return self.check_position(
+            self.skips.position(whole_number("trained_samples", trained_samples, least=0))
+        )
 
     def check_position(self, consumed_samples: int) -> int:
-        """`consumed_samples` as an int. Raises: ConfigError if it is not a whole number; StateError outside the run."""
+        """`consumed_samples` as an int. Raises: ConfigError if it is not a whole number; StateError
+        outside the run."""
         consumed_samples = whole_number("consumed_samples", consumed_samples)
         if not 0 <= consumed_samples <= self.run.num_samples:
             raise StateError(

@@ -1,4 +1,5 @@
-"""Checks a run's files in the background during training, to detect a missing or changed file before a sample needs it."""
+"""Checks a run's files in the background during training, to detect a missing or changed file
+before a sample needs it."""
 
 from __future__ import annotations
 
@@ -58,10 +59,12 @@ class _End:
 
 
 class FileWatch:
-    """Checks files one after another, repeatedly, from `start` until `stop` or `close`; it can be started again.
+    """Checks files one after another, repeatedly, from `start` until `stop` or `close`; it can be
+    started again.
 
-    It ends also when it is garbage-collected. That may happen in any thread, between any two instructions, so that ending it must
-    not need a lock or wait for the thread: `SimpleQueue.put` needs none.
+    It ends also when it is garbage-collected. That may happen in any thread, between any two
+    instructions, so that ending it must not need a lock or wait for the thread: `SimpleQueue.put`
+    needs none.
 
     Args:
         checker: checks files of the index snapshot.
@@ -69,7 +72,9 @@ class FileWatch:
         per_second: files checked per second; 0 checks none.
     """
 
-    def __init__(self, checker: FileChecker, files: Sequence[RunFile], *, per_second: float) -> None:
+    def __init__(
+        self, checker: FileChecker, files: Sequence[RunFile], *, per_second: float
+    ) -> None:
         self._checker = checker
         self._files = list(files)
         self._pause = 1 / per_second if per_second else 0.0
@@ -83,7 +88,8 @@ class FileWatch:
         self._process = os.getpid()
 
     def start(self, position: int = 0) -> None:
-        """Start checking, unless it is already running in this process. A file that an error was raised for is checked again.
+        """Start checking, unless it is already running in this process. A file that an error was
+        raised for is checked again.
 
         Args:
             position: the next sample that is read.
@@ -94,8 +100,18 @@ class FileWatch:
         self._end = _End()
         self._found = []
         self._process = os.getpid()
-        arguments = (self._checker, self._files, self._pause, self._end, self._found, self._place, self._position)
-        self._thread = threading.Thread(target=_look, args=arguments, name="megablend-watch", daemon=True)
+        arguments = (
+            self._checker,
+            self._files,
+            self._pause,
+            self._end,
+            self._found,
+            self._place,
+            self._position,
+        )
+        self._thread = threading.Thread(
+            target=_look, args=arguments, name="megablend-watch", daemon=True
+        )
         self._thread.start()
         _running[self._thread] = self._end
         if self._finalizer is not None:
@@ -104,7 +120,8 @@ class FileWatch:
         self._is_stopped = False
 
     def _is_busy(self) -> bool:
-        """Whether no thread is to be started: one is running, or one that was stopped has found something meanwhile.
+        """Whether no thread is to be started: one is running, or one that was stopped has found
+        something meanwhile.
 
         A thread that is still in the check during which it was stopped continues.
         """
@@ -115,7 +132,8 @@ class FileWatch:
         return not self._is_stopped
 
     def raise_found(self) -> None:
-        """Raise the error that a check found, if any. Raises: MissingFileError, ChangedFileError, CacheError."""
+        """Raise the error that a check found, if any. Raises: MissingFileError, ChangedFileError,
+        CacheError."""
         if not self._found:
             return
         self.stop()
@@ -125,7 +143,8 @@ class FileWatch:
             raise error
 
     def stop(self) -> None:
-        """Stop checking after the check in progress, without waiting for it; may be called by the garbage collector."""
+        """Stop checking after the check in progress, without waiting for it; may be called by the
+        garbage collector."""
         if not self._is_stopped:
             self._is_stopped = True
             self._end.request_soon()
@@ -144,15 +163,17 @@ class FileWatch:
 def _end_all() -> None:
     """Wait until no thread checks files.
 
-    One that runs while the interpreter shuts down ends in the middle of a call of a C++ library, or of freeing a mapped table of
-    the cache: the process would abort.
+    One that runs while the interpreter shuts down ends in the middle of a call of a C++ library, or
+    of freeing a mapped table of the cache: the process would abort.
     """
     running = list(_running.items())
     for _, end in running:
         end.request_now()
     deadline = time.monotonic() + _JOIN_SECONDS
     for thread, _ in running:
-        thread.join(max(0.0, deadline - time.monotonic()))  # it may be waiting for a file system that hangs
+        thread.join(
+            max(0.0, deadline - time.monotonic())
+        )  # it may be waiting for a file system that hangs
 
 
 def _look(

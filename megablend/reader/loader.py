@@ -1,4 +1,5 @@
-"""A torch DataLoader whose state counts the batches that were yielded, not those that workers have read ahead."""
+"""A torch DataLoader whose state counts the batches that were yielded, not those that workers have
+read ahead."""
 
 from __future__ import annotations
 
@@ -52,21 +53,25 @@ class _Pass:
 class Loader:
     """The batches of one data-parallel rank, from the run's current position.
 
-    Iteration continues after the last batch yielded, also in a new iterator. `state_dict()` and `load_state_dict()` follow the
-    Stateful protocol of torchdata and torch.distributed.checkpoint. Loaders over the same dataset are independent.
+    Iteration continues after the last batch yielded, also in a new iterator. `state_dict()` and
+    `load_state_dict()` follow the Stateful protocol of torchdata and torch.distributed.checkpoint.
+    Loaders over the same dataset are independent.
 
-    accelerate.prepare leaves a Loader unchanged. It has what accelerate's skip_first_batches, and therefore Hugging Face's
-    Trainer on resuming, requires: a DataLoader's settings, and `batch_sampler`. They make a plain DataLoader, which does not read
-    ahead; it is faster to load the Loader's own state, with Trainer's ignore_data_skip.
+    accelerate.prepare leaves a Loader unchanged. It has what accelerate's skip_first_batches, and
+    therefore Hugging Face's Trainer on resuming, requires: a DataLoader's settings, and
+    `batch_sampler`. They make a plain DataLoader, which does not read ahead; it is faster to load
+    the Loader's own state, with Trainer's ignore_data_skip.
 
     Args:
-        dataset, micro_batch_size, data_parallel_rank, data_parallel_size, data_parallel_group, consumed_samples, drop_last,
-            replicas: as for PretrainingSampler.
-        transform: applied to each sample's dict as the final step, in threads, or in the workers (then it is pickled if they are
-            spawned). Its return values are collated as torch does.
-        **options: options of torch.utils.data.DataLoader, such as num_workers, pin_memory, multiprocessing_context.
+        dataset, micro_batch_size, data_parallel_rank, data_parallel_size, data_parallel_group,
+            consumed_samples, drop_last, replicas: as for PretrainingSampler.
+        transform: applied to each sample's dict as the final step, in threads, or in the workers
+            (then it is pickled if they are spawned). Its return values are collated as torch does.
+        **options: options of torch.utils.data.DataLoader, such as num_workers, pin_memory,
+            multiprocessing_context.
 
-    Raises: ConfigError for arguments that cannot work; StateError where `consumed_samples` is out of range.
+    Raises: ConfigError for arguments that cannot work; StateError where `consumed_samples` is out
+        of range.
     """
 
     def __init__(
@@ -86,7 +91,9 @@ class Loader:
         if transform is not None:
             check_dataset(dataset)
             if dataset.transform is not None:
-                raise ConfigError("transform: both the dataset and the loader have one; pass it to only one of them")
+                raise ConfigError(
+                    "transform: both the dataset and the loader have one; pass it to only one of them"
+                )
             dataset = dataset.with_transform(transform)
         self.sampler = PretrainingSampler(
             dataset,
@@ -102,13 +109,16 @@ class Loader:
         self.batch_size = self.sampler.micro_batch_size
         self.drop_last = drop_last
         self.collate_fn: Callable[[list[Any]], Any] | None = options.get("collate_fn")
-        """Collates single samples, in a DataLoader that other code makes from `dataset` and `batch_sampler`; None: torch's."""
+        """Collates single samples, in a DataLoader that other code makes from `dataset` and
+        `batch_sampler`; None: torch's."""
         self.consumed_samples = self.sampler.consumed_samples
         """Samples, over all ranks, of the batches yielded so far."""
         self._counts = LoaderCounts()
         self._steps: BatchDataset | None = None
         self._threads = Threads()
-        self._watch = _watch_of(dataset, self.sampler.data_parallel_rank, self.sampler.data_parallel_size)
+        self._watch = _watch_of(
+            dataset, self.sampler.data_parallel_rank, self.sampler.data_parallel_size
+        )
         self._position_lost = False
         self._pass: _Pass | None = None
         self._counted_before = 0
@@ -128,15 +138,21 @@ class Loader:
         for section in dataset.run.sections:  # raise errors here, not in a worker
             budget_of(dataset.run.view(section), stride=step_samples * max(1, num_workers), **sizes)
         self._steps = BatchDataset(dataset, step_samples=step_samples, **sizes)
-        made = self._steps if dataset.transform is None else TransformedSteps(self._steps, dataset.transform)
+        made = (
+            self._steps
+            if dataset.transform is None
+            else TransformedSteps(self._steps, dataset.transform)
+        )
         counted: Any = made if num_workers == 0 else CountedSteps(made, self._steps)
         self._loader = DataLoader(counted, batch_size=None, sampler=self.sampler, **options)
 
     def __len__(self) -> int:
-        """The number of batches that the next iteration yields; while one is under way, what it yields in all.
+        """The number of batches that the next iteration yields; while one is under way, what it
+        yields in all.
 
-        After `load_state_dict` these are the batches that are left; `batches_total` is the number of the whole run. Where
-        Lightning has loaded the state from its checkpoint, those that it has counted before are added.
+        After `load_state_dict` these are the batches that are left; `batches_total` is the number
+        of the whole run. Where Lightning has loaded the state from its checkpoint, those that it
+        has counted before are added.
         """
         if self._pass is not None:
             return self._pass.num_batches
@@ -155,10 +171,12 @@ class Loader:
 
     @property
     def batch_sampler(self) -> LentSampler:
-        """The sample numbers of each remaining batch, for a DataLoader over `dataset` that other code makes.
+        """The sample numbers of each remaining batch, for a DataLoader over `dataset` that other
+        code makes.
 
-        The Loader's position advances as batches are requested. If that DataLoader has workers, which request batches in advance,
-        the position is no longer known, and `state_dict` raises StateError.
+        The Loader's position advances as batches are requested. If that DataLoader has workers,
+        which request batches in advance, the position is no longer known, and `state_dict` raises
+        StateError.
         """
         return LentSampler(self)
 
@@ -187,7 +205,9 @@ class Loader:
         self.sampler.consumed_samples = self.consumed_samples
         try:
             for batch in self._counts.watch(self._batches()):
-                self._watch.start(self.consumed_samples)  # only after a DataLoader's workers were forked
+                self._watch.start(
+                    self.consumed_samples
+                )  # only after a DataLoader's workers were forked
                 self._watch.raise_found()
                 self.consumed_samples = self.sampler.next_step(self.consumed_samples)[1]
                 yield batch
@@ -222,21 +242,24 @@ class Loader:
             yield _pinned(batch) if self._loader.pin_memory else batch
 
     def close(self) -> None:
-        """Stop reading and transforming ahead in this process, and free its memory; iteration can be continued later."""
+        """Stop reading and transforming ahead in this process, and free its memory; iteration can
+        be continued later."""
         self._watch.close()
         self._threads.close()
         if self._steps is not None:
             self._steps.close()
 
     def stats(self) -> dict[str, Any]:
-        """How far the run is, by source, and what reading has taken on this rank since the Loader was made; JSON-able.
+        """How far the run is, by source, and what reading has taken on this rank since the Loader
+        was made; JSON-able.
 
-        Returns: as `describe_progress`, exact over all ranks and restarts: consumed_samples (the position, after skipped ones,
-            too), num_samples, and sources (name, dataset_id, samples, tokens, epochs, share, planned_share; without skipped
-            samples). Of this rank: rank, batches, waiting_seconds (in which the next batch was not ready), and reads, of this
-            process and the workers, as far as their batches have arrived:
-            requests, bytes, blocks, reading_seconds, decoding_seconds (summed over what overlaps), masked_samples, retries; None
-            with a `collate_fn`, where samples are not read ahead.
+        Returns: as `describe_progress`, exact over all ranks and restarts: consumed_samples (the
+            position, after skipped ones, too), num_samples, and sources (name, dataset_id, samples,
+            tokens, epochs, share, planned_share; without skipped samples). Of this rank: rank,
+            batches, waiting_seconds (in which the next batch was not ready), and reads, of this
+            process and the workers, as far as their batches have arrived: requests, bytes, blocks,
+            reading_seconds, decoding_seconds (summed over what overlaps), masked_samples, retries;
+            None with a `collate_fn`, where samples are not read ahead.
         """
         counts = self._counts
         return describe_progress(self.dataset.run, self.consumed_samples, self.dataset.skips) | {
@@ -249,7 +272,8 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """The state after the batches yielded so far.
 
-        Raises: StateError where a DataLoader with workers, made over `batch_sampler`, took the batches.
+        Raises: StateError where a DataLoader with workers, made over `batch_sampler`, took the
+            batches.
         """
         if self._position_lost:
             raise StateError(
@@ -260,7 +284,8 @@ class Loader:
         return self.dataset.state_dict(self.consumed_samples)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a state was saved, with any number of ranks and any micro batch. Raises StateError."""
+        """Continue where a state was saved, with any number of ranks and any micro batch. Raises
+        StateError."""
         self.sampler.load_state_dict(state)
         self.consumed_samples = self.sampler.consumed_samples
         self._position_lost = False
@@ -292,7 +317,8 @@ class LentSampler(Sampler[list[int]]):
         self.drop_last = loader.drop_last
 
     def __len__(self) -> int:
-        """Batches that remained when this was created; constant, since code that skips batches subtracts from it."""
+        """Batches that remained when this was created; constant, since code that skips batches
+        subtracts from it."""
         return self._num_batches
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -304,7 +330,9 @@ def _watch_of(dataset: Dataset, rank: int, size: int) -> FileWatch:
     run = dataset.run
     store = dataset.run.store
     checker = FileChecker(store.snapshot, store.roots, store.storage)
-    return FileWatch(checker, list_files(run)[rank::size], per_second=run.runtime.file_checks_per_second)
+    return FileWatch(
+        checker, list_files(run)[rank::size], per_second=run.runtime.file_checks_per_second
+    )
 
 
 def _pinned(value: Any) -> Any:
@@ -313,7 +341,9 @@ def _pinned(value: Any) -> Any:
         return value.pin_memory()
     if isinstance(value, Mapping):
         return {name: _pinned(item) for name, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple, which torch keeps, too
+    if isinstance(value, tuple) and hasattr(
+        value, "_fields"
+    ):  # a named tuple, which torch keeps, too
         return type(value)(*(_pinned(item) for item in value))
     if isinstance(value, list | tuple):
         return [_pinned(item) for item in value]

@@ -1,4 +1,5 @@
-"""Statistics of a Loader: progress by source, from the plan in closed form; reads of its own process and its workers."""
+"""Statistics of a Loader: progress by source, from the plan in closed form; reads of its own
+process and its workers."""
 
 from __future__ import annotations
 
@@ -69,19 +70,24 @@ class LoaderCounts:
             yield batch
 
 
-def describe_progress(run: Run, consumed_samples: int, skips: Skips | None = None) -> dict[str, Any]:
-    """The composition of the first samples of a run, over all ranks and restarts; exact, since it is computed from the plan.
+def describe_progress(
+    run: Run, consumed_samples: int, skips: Skips | None = None
+) -> dict[str, Any]:
+    """The composition of the first samples of a run, over all ranks and restarts; exact, since it
+    is computed from the plan.
 
     Args:
         skips: ranges of samples that are not trained on, and not counted by source.
 
-    Returns: run, split, consumed_samples, num_samples, and sources: for each name, dataset_id, samples, tokens, epochs, share (of
-        the samples trained on so far; 0 before the first) and planned_share (what the stages so far plan for them; before the
-        first, what the first stage plans).
+    Returns: run, split, consumed_samples, num_samples, and sources: for each name, dataset_id,
+        samples, tokens, epochs, share (of the samples trained on so far; 0 before the first) and
+        planned_share (what the stages so far plan for them; before the first, what the first stage
+        plans).
     """
     skips = skips or Skips()
     samples, tokens_read = (
-        _count_trained(count, consumed_samples, skips).tolist() for count in (run.plan.counts, run.plan.count_tokens)
+        _count_trained(count, consumed_samples, skips).tolist()
+        for count in (run.plan.counts, run.plan.count_tokens)
     )
     trained = skips.count_trained(consumed_samples)
     planned = _plan_shares(run, max(1, consumed_samples)).tolist()
@@ -108,7 +114,8 @@ def describe_progress(run: Run, consumed_samples: int, skips: Skips | None = Non
 def _plan_shares(run: Run, count: int) -> Float64s:
     """The shares that the stages plan for the first `count` samples, float64 [num_sources].
 
-    Stages before the last of them count with what they gave; that one with its share of the whole stage.
+    Stages before the last of them count with what they gave; that one with its share of the whole
+    stage.
     """
     number = bisect.bisect_left(run.ledger.ends, count)
     number = min(number, len(run.ledger.ends) - 1)
@@ -121,7 +128,8 @@ def _plan_shares(run: Run, count: int) -> Float64s:
 
 
 def _count_trained(count: Callable[[int], Int64s], consumed_samples: int, skips: Skips) -> Int64s:
-    """What `count` returns for a number of first samples, int64 [num_sources], without the skipped ones."""
+    """What `count` returns for a number of first samples, int64 [num_sources], without the skipped
+    ones."""
     total = count(consumed_samples)
     for start, stop in skips.ranges:
         if start < consumed_samples:
@@ -130,27 +138,39 @@ def _count_trained(count: Callable[[int], Int64s], consumed_samples: int, skips:
 
 
 def append_stats(stats: dict[str, Any], path: str | Path) -> None:
-    """Append the result of `Loader.stats` to a JSON Lines file. Raises OSError where it cannot be written."""
+    """Append the result of `Loader.stats` to a JSON Lines file. Raises OSError where it cannot be
+    written."""
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(json.dumps(stats, separators=(",", ":")) + "\n")
 
 
 def write_prometheus(stats: dict[str, Any], path: str | Path) -> None:
-    """Write the result of `Loader.stats` to `path` atomically in Prometheus text format, for node_exporter's textfile collector.
+    """Write the result of `Loader.stats` to `path` atomically in Prometheus text format, for
+    node_exporter's textfile collector.
 
-    Raises: ConfigError where prometheus_client is not installed; CacheError where the file cannot be written.
+    Raises: ConfigError where prometheus_client is not installed; CacheError where the file cannot
+        be written.
     """
     try:
         from prometheus_client import CollectorRegistry, Gauge, generate_latest
     except ImportError:
-        raise ConfigError("write_prometheus needs prometheus_client: pip install 'megablend[prometheus]'") from None
+        raise ConfigError(
+            "write_prometheus needs prometheus_client: pip install 'megablend[prometheus]'"
+        ) from None
     registry = CollectorRegistry()
     of_run = {"run": stats["run"], "split": stats["split"], "rank": str(stats["rank"])}
     for name in ("consumed_samples", "num_samples", "batches", "waiting_seconds"):
-        gauge = Gauge(f"megablend_{name}", f"{name} of megablend.Loader.stats", of_run, registry=registry)
+        gauge = Gauge(
+            f"megablend_{name}", f"{name} of megablend.Loader.stats", of_run, registry=registry
+        )
         gauge.labels(**of_run).set(stats[name])
     for name, value in (stats["reads"] or {}).items():
-        gauge = Gauge(f"megablend_read_{name}", f"reads.{name} of megablend.Loader.stats", of_run, registry=registry)
+        gauge = Gauge(
+            f"megablend_read_{name}",
+            f"reads.{name} of megablend.Loader.stats",
+            of_run,
+            registry=registry,
+        )
         gauge.labels(**of_run).set(value)
     for name in ("samples", "tokens", "epochs", "share", "planned_share"):
         labels = [*of_run, "source"]

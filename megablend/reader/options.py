@@ -1,4 +1,5 @@
-"""Which options may be passed on to torch's DataLoader: not those that a Loader sets itself, nor those that cannot work."""
+"""Which options may be passed on to torch's DataLoader: not those that a Loader sets itself, nor
+those that cannot work."""
 
 from __future__ import annotations
 
@@ -22,24 +23,35 @@ OURS = {
 
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check options for a DataLoader and set `pin_memory` and `num_workers`. Raises: ConfigError."""
+    """Check options for a DataLoader and set `pin_memory` and `num_workers`. Raises:
+    ConfigError."""
     known = list(inspect.signature(DataLoader).parameters) if options else []
     for name, value in options.items():
         if name in OURS:
-            raise ConfigError(f"{name}: found {value!r}, but a Loader does not take this option: {OURS[name]}")
+            raise ConfigError(
+                f"{name}: found {value!r}, but a Loader does not take this option: {OURS[name]}"
+            )
         if name not in known:
             hint = did_you_mean(name, [*known, "micro_batch_size", "consumed_samples"])
-            raise ConfigError(f"{name}: found {value!r}: {hint or 'torch.utils.data.DataLoader has no such option'}")
-    checked = {name: value for name, value in options.items() if name != "collate_fn" or value is not None}
+            raise ConfigError(
+                f"{name}: found {value!r}: {hint or 'torch.utils.data.DataLoader has no such option'}"
+            )
+    checked = {
+        name: value for name, value in options.items() if name != "collate_fn" or value is not None
+    }
     checked["num_workers"] = whole_number("num_workers", checked.get("num_workers", 0), least=0)
     if checked.get("prefetch_factor") is not None:
         whole_number("prefetch_factor", checked["prefetch_factor"], least=1)
     if "collate_fn" in checked and not callable(checked["collate_fn"]):
-        raise ConfigError(f"collate_fn: found {checked['collate_fn']!r}, expected a function of a list of samples")
+        raise ConfigError(
+            f"collate_fn: found {checked['collate_fn']!r}, expected a function of a list of samples"
+        )
     if not checked.get("in_order", True):
         raise ConfigError("in_order: found False, expected True: a state counts batches in order")
     if checked.get("pin_memory") and not _can_pin():
-        raise ConfigError("pin_memory: found True, but torch finds no CUDA device; remove the option")
+        raise ConfigError(
+            "pin_memory: found True, but torch finds no CUDA device; remove the option"
+        )
     checked.setdefault("pin_memory", torch.cuda.is_available())
     return checked
 

@@ -1,6 +1,8 @@
-"""The data-parallel rank that a loader reads for: given explicitly or by a process group, never guessed from the world size.
+"""The data-parallel rank that a loader reads for: given explicitly or by a process group, never
+guessed from the world size.
 
-Ranks of tensor and pipeline parallelism read the same samples, so the number of processes does not imply data parallelism.
+Ranks of tensor and pipeline parallelism read the same samples, so the number of processes does not
+imply data parallelism.
 """
 
 from __future__ import annotations
@@ -34,15 +36,16 @@ def resolve_rank(
     *,
     replicas: int = 1,
 ) -> tuple[int, int]:
-    """The data-parallel (rank, size). In a single-process job, the default is rank 0 of 1, and it may play any other.
+    """The data-parallel (rank, size). In a single-process job, the default is rank 0 of 1, and it
+    may play any other.
 
     Args:
         replicas: how many jobs, each of as many processes as this one, read the run together.
 
     Warns: where the processes of a job are not a multiple of the size.
-    Raises: ConfigError if both are missing in a job of several processes, if one is given without the other or together with a
-        group, if they are out of range, or if there are fewer processes than ranks; LaunchError if a launcher's variable is not
-        a number.
+    Raises: ConfigError if both are missing in a job of several processes, if one is given without
+        the other or together with a group, if they are out of range, or if there are fewer
+        processes than ranks; LaunchError if a launcher's variable is not a number.
     """
     rank = data_parallel_rank
     size = data_parallel_size
@@ -54,7 +57,11 @@ def resolve_rank(
         return _place_in(data_parallel_group)
     job = _processes_of_job(environ)
     if size is None and job is not None:
-        missing = "data_parallel_size is" if rank is not None else "data_parallel_rank and data_parallel_size are"
+        missing = (
+            "data_parallel_size is"
+            if rank is not None
+            else "data_parallel_rank and data_parallel_size are"
+        )
         raise ConfigError(
             f"{missing} missing, and this process is one of {job}, all of which would read "
             f"the same samples; {_ADVICE}. They cannot be derived from the number of processes, since ranks of tensor and "
@@ -67,7 +74,9 @@ def resolve_rank(
     rank = 0 if rank is None else whole_number("data_parallel_rank", rank)
     if not 0 <= rank < size:
         expected = "0" if size == 1 else f"0 to {size - 1}"
-        raise ConfigError(f"found data_parallel_rank {rank}, expected {expected}: data_parallel_size is {size}")
+        raise ConfigError(
+            f"found data_parallel_rank {rank}, expected {expected}: data_parallel_size is {size}"
+        )
     if job is not None:
         _check_size(size, job, replicas)
     return rank, size
@@ -115,7 +124,8 @@ class _Processes(NamedTuple):
 
 
 def _processes_of_job(environ: Mapping[str, str]) -> _Processes | None:
-    """The number of processes of the job; None for one process. Raises: LaunchError for a variable that is not a number."""
+    """The number of processes of the job; None for one process. Raises: LaunchError for a variable
+    that is not a number."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         size = torch.distributed.get_world_size()
         return _Processes(size, True, "torch.distributed") if size > 1 else None
@@ -129,7 +139,8 @@ def _processes_of_job(environ: Mapping[str, str]) -> _Processes | None:
 
 
 def _check_size(size: int, job: _Processes, replicas: int) -> None:
-    """Raises: ConfigError if there are fewer processes than data-parallel ranks, so that some samples were never read."""
+    """Raises: ConfigError if there are fewer processes than data-parallel ranks, so that some
+    samples were never read."""
     processes = job.number * replicas
     jobs = f", of which {replicas} make up the run" if replicas > 1 else ""
     if size > processes and job.is_exact:

@@ -1,7 +1,9 @@
-"""Assigns samples to batches, split over data-parallel ranks exactly as Megatron's pretraining sampler does.
+"""Assigns samples to batches, split over data-parallel ranks exactly as Megatron's pretraining
+sampler does.
 
-Source: Megatron-LM, MegatronPretrainingSampler: each micro step is micro_batch_size * data_parallel_size consecutive sample
-numbers, of which rank r takes the r-th run of micro_batch_size.
+Source: Megatron-LM, MegatronPretrainingSampler: each micro step is micro_batch_size *
+data_parallel_size consecutive sample numbers, of which rank r takes the r-th run of
+micro_batch_size.
 """
 
 from __future__ import annotations
@@ -23,22 +25,26 @@ from megablend.reader.ranks import DataParallelGroup, resolve_rank
 class PretrainingSampler(Sampler[list[int]]):
     """A stateful batch sampler: pass it to a DataLoader as `batch_sampler`.
 
-    Iteration continues from `consumed_samples`, which counts the samples of all ranks in the batches yielded so far. It ends with
-    the run; for validation and test, the next iteration starts again at 0. It cannot be used with accelerate.prepare, which would
-    split its batches among processes a second time: iterating it there is an error (use megablend.Loader instead).
+    Iteration continues from `consumed_samples`, which counts the samples of all ranks in the
+    batches yielded so far. It ends with the run; for validation and test, the next iteration starts
+    again at 0. It cannot be used with accelerate.prepare, which would split its batches among
+    processes a second time: iterating it there is an error (use megablend.Loader instead).
 
     Args:
         dataset: made by `megablend.open`.
         consumed_samples: where to begin; default: the dataset's `consumed_samples`.
-        data_parallel_rank, data_parallel_size: of this process; both are required in a job of several processes.
+        data_parallel_rank, data_parallel_size: of this process; both are required in a job of
+            several processes.
         data_parallel_group: instead of both, a torch ProcessGroup or one dimension of a DeviceMesh.
-        drop_last: omit a last step of less than micro_batch_size * data_parallel_size samples. Otherwise a rank that gets none of
-            its samples has an empty batch, for which the dataset returns one sample whose loss mask is 0.
-        replicas: how many jobs of as many processes read the run together; then data_parallel_size is of all of them.
+        drop_last: omit a last step of less than micro_batch_size * data_parallel_size samples.
+            Otherwise a rank that gets none of its samples has an empty batch, for which the dataset
+            returns one sample whose loss mask is 0.
+        replicas: how many jobs of as many processes read the run together; then data_parallel_size
+            is of all of them.
 
-    Raises: ConfigError if sizes or rank are out of range, not integers, missing in a job of several processes, or if the job has
-        fewer processes than there are data-parallel ranks, whose samples would never be read; StateError
-        where `consumed_samples` is out of range.
+    Raises: ConfigError if sizes or rank are out of range, not integers, missing in a job of several
+        processes, or if the job has fewer processes than there are data-parallel ranks, whose
+        samples would never be read; StateError where `consumed_samples` is out of range.
     """
 
     def __init__(
@@ -55,7 +61,9 @@ class PretrainingSampler(Sampler[list[int]]):
     ) -> None:
         check_dataset(dataset)
         micro_batch_size = whole_number("micro_batch_size", micro_batch_size, least=1)
-        rank, size = resolve_rank(data_parallel_rank, data_parallel_size, data_parallel_group, replicas=replicas)
+        rank, size = resolve_rank(
+            data_parallel_rank, data_parallel_size, data_parallel_group, replicas=replicas
+        )
         self.dataset = dataset
         self.micro_batch_size = micro_batch_size
         self.data_parallel_rank = rank
@@ -71,25 +79,31 @@ class PretrainingSampler(Sampler[list[int]]):
                 stacklevel=2,
             )
         self.consumed_samples = (
-            dataset.consumed_samples if consumed_samples is None else dataset.check_position(consumed_samples)
+            dataset.consumed_samples
+            if consumed_samples is None
+            else dataset.check_position(consumed_samples)
         )
         # A position that nobody gave may still come from `load_state_dict`.
         if consumed_samples is not None or dataset.consumed_samples:
             self.check_steps()
 
     def check_steps(self) -> None:
-        """Refuse steps, from the position on, that would have samples of two lengths or that are skipped. Raises: ConfigError."""
+        """Refuse steps, from the position on, that would have samples of two lengths or that are
+        skipped. Raises: ConfigError."""
         dataset = self.dataset
         problem = unfit_step(dataset.run, dataset.skips, self.next_start(), self.step_samples)
         if problem is not None:
-            raise ConfigError(f"micro batch {self.micro_batch_size} x {self.data_parallel_size} ranks: {problem}")
+            raise ConfigError(
+                f"micro batch {self.micro_batch_size} x {self.data_parallel_size} ranks: {problem}"
+            )
 
     def __len__(self) -> int:
         """The number of batches that the next iteration yields."""
         return self.steps_after(self.next_start())
 
     def next_start(self) -> int:
-        """The sample number at which the next iteration begins: a validation split that is through begins anew."""
+        """The sample number at which the next iteration begins: a validation split that is through
+        begins anew."""
         if self.dataset.run.split != "train" and self.steps_after(self.consumed_samples) == 0:
             return 0
         return self.consumed_samples
@@ -97,11 +111,14 @@ class PretrainingSampler(Sampler[list[int]]):
     def steps_after(self, consumed_samples: int) -> int:
         """The number of micro steps from a sample number to the end of the run."""
         skips = self.dataset.skips
-        left = skips.count_trained(self.dataset.run.num_samples) - skips.count_trained(consumed_samples)
+        left = skips.count_trained(self.dataset.run.num_samples) - skips.count_trained(
+            consumed_samples
+        )
         return left // self.step_samples if self.drop_last else -(-left // self.step_samples)
 
     def next_step(self, consumed_samples: int) -> tuple[int, int]:
-        """The samples [start, stop) of the next step of all ranks; the next one follows from `stop`."""
+        """The samples [start, stop) of the next step of all ranks; the next one follows from
+        `stop`."""
         skips = self.dataset.skips
         num_samples = self.dataset.run.num_samples
         if not skips.ranges:  # called for each batch
@@ -117,7 +134,9 @@ class PretrainingSampler(Sampler[list[int]]):
         for _ in range(self.steps_after(start)):
             first, start = self.next_step(start)
             begin = first + self.data_parallel_rank * self.micro_batch_size
-            self.consumed_samples = start  # before the yield: the state includes the batch that was just yielded
+            self.consumed_samples = (
+                start  # before the yield: the state includes the batch that was just yielded
+            )
             yield list(range(begin, min(begin + self.micro_batch_size, start)))
 
     def state_dict(self) -> dict[str, Any]:
@@ -125,7 +144,8 @@ class PretrainingSampler(Sampler[list[int]]):
         return self.dataset.state_dict(self.consumed_samples)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a state was saved, with any number of ranks and any micro batch. Raises StateError."""
+        """Continue where a state was saved, with any number of ranks and any micro batch. Raises
+        StateError."""
         self.consumed_samples = self.dataset.check_state(state)
         self.check_steps()
 
@@ -133,4 +153,6 @@ class PretrainingSampler(Sampler[list[int]]):
 def check_dataset(dataset: object) -> None:
     """Raises: ConfigError where it is not a megablend dataset."""
     if not isinstance(dataset, Dataset):
-        raise ConfigError(f"found {type(dataset).__name__}, expected a dataset returned by megablend.open")
+        raise ConfigError(
+            f"found {type(dataset).__name__}, expected a dataset returned by megablend.open"
+        )

@@ -1,10 +1,10 @@
 """How a DataLoader's workers start and end.
 
-They do not start by fork if files or the cache are in an object store, since its client does not survive that. They end with the
-trainer, however that ends.
+They do not start by fork if files or the cache are in an object store, since its client does not
+survive that. They end with the trainer, however that ends.
 
-Workers that a fork server has started are not children of the trainer, so that neither torch nor the system ends them when it is
-killed; they would wait for it for ever, with all their memory.
+Workers that a fork server has started are not children of the trainer, so that neither torch nor
+the system ends them when it is killed; they would wait for it for ever, with all their memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _POLL_SECONDS = 5.0
 
 
 class WorkerStart:
-    """A `worker_init_fn`: the worker ends when its parent does, also while it is blocked in a read. Picklable.
+    """A `worker_init_fn`: the worker ends when its parent does, also while it is blocked in a read.
+    Picklable.
 
     Args:
         own: the user's `worker_init_fn`.
@@ -41,13 +42,16 @@ class WorkerStart:
         parent = multiprocessing.parent_process()
         if parent is not None and parent.pid is not None:
             arguments = (parent.sentinel, parent.pid, _find_start(parent.pid))
-            threading.Thread(target=_end_with, args=arguments, name="megablend-parent", daemon=True).start()
+            threading.Thread(
+                target=_end_with, args=arguments, name="megablend-parent", daemon=True
+            ).start()
         if self._own is not None:
             self._own(worker_id)
 
 
 def _end_with(sentinel: int, pid: int, started: str | None) -> None:
-    """End this process when its parent has ended: its sentinel is ready then, and its number is nobody's, or another's."""
+    """End this process when its parent has ended: its sentinel is ready then, and its number is
+    nobody's, or another's."""
     while not multiprocessing.connection.wait([sentinel], timeout=_POLL_SECONDS):
         if _find_start(pid) != started:
             break
@@ -55,7 +59,8 @@ def _end_with(sentinel: int, pid: int, started: str | None) -> None:
 
 
 def _find_start(pid: int) -> str | None:
-    """When a process was started, in the kernel's ticks; None if there is none, or the kernel does not say."""
+    """When a process was started, in the kernel's ticks; None if there is none, or the kernel does
+    not say."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -67,9 +72,12 @@ def _find_start(pid: int) -> str | None:
 def choose_start_method(options: Mapping[str, Any], run: Run) -> dict[str, Any]:
     """Options for a DataLoader, with the `multiprocessing_context` that the sources require.
 
-    Raises: ConfigError where `fork` is requested but cannot work, or where a worker runs the script that started it.
+    Raises: ConfigError where `fork` is requested but cannot work, or where a worker runs the script
+        that started it.
     """
-    remote = next((path for path in _list_locations(run) if find_scheme(path) in OBJECT_SCHEMES), None)
+    remote = next(
+        (path for path in _list_locations(run) if find_scheme(path) in OBJECT_SCHEMES), None
+    )
     if not options["num_workers"] or remote is None:
         return dict(options)
     if getattr(multiprocessing.current_process(), "_inheriting", False):

@@ -1,6 +1,7 @@
 """The dict of GPTDataset: tokens, labels, masks and position ids of samples.
 
-Source: megatron-core, megatron/core/datasets/gpt_dataset.py (GPTDataset.__getitem__, _get_ltor_masks_and_position_ids).
+Source: megatron-core, megatron/core/datasets/gpt_dataset.py (GPTDataset.__getitem__,
+    _get_ltor_masks_and_position_ids).
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from megablend.reader.transform import sample_of
 
 
 def batch_dict(settings: Section, samples: Samples) -> dict[str, Any]:
-    """A batch of samples like GPTDataset's, collated. No tensor shares memory with another, so users may modify any of them.
+    """A batch of samples like GPTDataset's, collated. No tensor shares memory with another, so
+    users may modify any of them.
 
-    Returns: tokens, labels, position_ids int64 [n, sequence_length]; loss_mask float32 [n, sequence_length]; dataset_id int64
-        [n]; with `create_attention_mask`, attention_mask bool [n, 1, sequence_length, sequence_length], True where attention is
-        masked out; with `inter_document_masking`, cu_seqlens int32 [n, sequence_length + 1] padded with sequence_length, and
-        max_seqlen int32 [n]; with extra columns, extra: a dict of tensors [n, tokens per sample] by column, in which value j
-        belongs to token j of the sample, so that [:, :-1] belong to tokens and [:, 1:] to labels.
+    Returns: tokens, labels, position_ids int64 [n, sequence_length]; loss_mask float32 [n,
+        sequence_length]; dataset_id int64 [n]; with `create_attention_mask`, attention_mask bool
+        [n, 1, sequence_length, sequence_length], True where attention is masked out; with
+        `inter_document_masking`, cu_seqlens int32 [n, sequence_length + 1] padded with
+        sequence_length, and max_seqlen int32 [n]; with extra columns, extra: a dict of tensors [n,
+        tokens per sample] by column, in which value j belongs to token j of the sample, so that [:,
+        :-1] belong to tokens and [:, 1:] to labels.
     """
     masks = settings.masks
     tokens = samples.tokens
@@ -38,7 +42,11 @@ def batch_dict(settings: Section, samples: Samples) -> dict[str, Any]:
         loss_mask[:, -1] = 0.0
     if samples.masked is not None:
         loss_mask[samples.masked] = 0.0
-    arrays: dict[str, npt.NDArray[Any]] = {"tokens": tokens, "labels": samples.labels, "loss_mask": loss_mask}
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "tokens": tokens,
+        "labels": samples.labels,
+        "loss_mask": loss_mask,
+    }
     after_eod = _after(tokens, masks.eod) if masks.needs_eod and masks.eod is not None else None
     positions_from = after_eod if masks.reset_position_ids else None
     if masks.inter_document_masking:
@@ -53,18 +61,25 @@ def batch_dict(settings: Section, samples: Samples) -> dict[str, Any]:
     else:
         count_positions(positions_from, positions)
     if masks.create_attention_mask:
-        masked_before = after_eod if masks.reset_attention_mask and after_eod is not None else np.zeros(shape, np.bool_)
+        masked_before = (
+            after_eod
+            if masks.reset_attention_mask and after_eod is not None
+            else np.zeros(shape, np.bool_)
+        )
         arrays["attention_mask"] = np.empty((shape[0], 1, shape[1], shape[1]), np.bool_)
         fill_causal_mask(masked_before, arrays["attention_mask"])
     arrays["dataset_id"] = samples.sources.astype(np.int64)
     batch: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
     if samples.extra:
-        batch["extra"] = {name: torch.from_numpy(_signed(array)) for name, array in samples.extra.items()}
+        batch["extra"] = {
+            name: torch.from_numpy(_signed(array)) for name, array in samples.extra.items()
+        }
     return batch
 
 
 def sample_dict(settings: Section, samples: Samples) -> dict[str, Any]:
-    """The first of the samples as GPTDataset returns it: without the batch dimension, dataset_id an int."""
+    """The first of the samples as GPTDataset returns it: without the batch dimension, dataset_id an
+    int."""
     return sample_of(batch_dict(settings, samples), 0)
 
 

@@ -1,4 +1,5 @@
-"""A user's function on each sample: the final step, run in threads in parallel with training, or in a DataLoader's workers."""
+"""A user's function on each sample: the final step, run in threads in parallel with training, or in
+a DataLoader's workers."""
 
 from __future__ import annotations
 
@@ -32,11 +33,14 @@ def apply(transform: Transform, sample: dict[str, Any], k: int | None) -> Any:
         return transform(sample)
     except Exception as error:
         name = "the sample that pads a short step" if k is None else f"sample {k}"
-        raise TransformError(f"transform failed on {name}: {type(error).__name__}: {error}") from error
+        raise TransformError(
+            f"transform failed on {name}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def apply_to_batch(transform: Transform, batch: Mapping[str, Any], ks: list[int]) -> Any:
-    """Transform the samples `ks` of a batch (empty: a padding sample) one by one, and collate them. Raises: TransformError."""
+    """Transform the samples `ks` of a batch (empty: a padding sample) one by one, and collate them.
+    Raises: TransformError."""
     numbers: list[int | None] = [*ks] or [None]
     samples = [apply(transform, sample_of(batch, i), k) for i, k in enumerate(numbers)]
     try:
@@ -51,7 +55,8 @@ def apply_to_batch(transform: Transform, batch: Mapping[str, Any], ks: list[int]
 def sample_of(batch: Mapping[str, Any], i: int) -> dict[str, Any]:
     """The i-th sample of a batch as `dataset[k]` returns it: dataset_id is an int."""
     sample: dict[str, Any] = {
-        name: sample_of(value, i) if isinstance(value, Mapping) else value[i] for name, value in batch.items()
+        name: sample_of(value, i) if isinstance(value, Mapping) else value[i]
+        for name, value in batch.items()
     }
     return sample | {"dataset_id": int(sample["dataset_id"])} if "dataset_id" in sample else sample
 
@@ -69,21 +74,26 @@ class TransformedSteps(torch.utils.data.Dataset[Any]):
 
 
 class Threads:
-    """The transform threads. They are started on demand, also after `close` and in a forked child."""
+    """The transform threads. They are started on demand, also after `close` and in a forked
+    child."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
         self.generation = os.getpid(), 0
-        """Process id and number of closes; work submitted in another generation is not done any more."""
+        """Process id and number of closes; work submitted in another generation is not done any
+        more."""
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Call `function(*args)` in a thread."""
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(min(AHEAD, os.cpu_count() or 1), thread_name_prefix="megablend-transform")
+            self._pool = ThreadPoolExecutor(
+                min(AHEAD, os.cpu_count() or 1), thread_name_prefix="megablend-transform"
+            )
         return self._pool.submit(function, *args)
 
     def get_current(self) -> tuple[int, int]:
-        """The current generation; a forked child, which does not have its parent's threads, starts a new one."""
+        """The current generation; a forked child, which does not have its parent's threads, starts
+        a new one."""
         if self.generation[0] != os.getpid():
             self._pool = None
             self.generation = (os.getpid(), 0)
@@ -103,9 +113,13 @@ class Threads:
 
 
 def transformed(
-    steps: torch.utils.data.Dataset[Any], transform: Transform, batches: Iterable[list[int]], threads: Threads
+    steps: torch.utils.data.Dataset[Any],
+    transform: Transform,
+    batches: Iterable[list[int]],
+    threads: Threads,
 ) -> Iterator[Any]:
-    """Yield the batches of samples `batches`, transformed by threads: while one is used, the next AHEAD are transformed.
+    """Yield the batches of samples `batches`, transformed by threads: while one is used, the next
+    AHEAD are transformed.
 
     Raises as the steps do, and TransformError, when the failing batch is due.
     """
@@ -114,24 +128,27 @@ def transformed(
     generation = threads.get_current()
     try:
         while True:
-            if generation != (generation := threads.get_current()):  # closed or forked: start pending batches again
+            if generation != (
+                generation := threads.get_current()
+            ):  # closed or forked: start pending batches again
                 pending = deque([(ks, _begin(threads, steps, transform, ks)) for ks, _ in pending])
             while len(pending) <= AHEAD and (ks := next(coming, None)) is not None:
                 pending.append((ks, _begin(threads, steps, transform, ks)))
             if not pending:
                 return threads.close()
             yield pending.popleft()[1].result()
-    except (
-        GeneratorExit
-    ):  # perhaps from the garbage collector, in any thread: it must not wait for threads; `close` does
+    except GeneratorExit:  # perhaps from the garbage collector, in any thread: it must not wait for threads; `close` does
         raise
     except BaseException:
         threads.close()
         raise
 
 
-def _begin(threads: Threads, steps: torch.utils.data.Dataset[Any], transform: Transform, ks: list[int]) -> Future[Any]:
-    """Read a batch and start to transform it; an error of reading is raised when the batch is due."""
+def _begin(
+    threads: Threads, steps: torch.utils.data.Dataset[Any], transform: Transform, ks: list[int]
+) -> Future[Any]:
+    """Read a batch and start to transform it; an error of reading is raised when the batch is
+    due."""
     try:
         batch = steps[ks]
     except Exception as error:

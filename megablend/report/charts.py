@@ -1,4 +1,5 @@
-"""Charts of a run: for each a wide drawing and a narrow one, so that text keeps its size on small screens."""
+"""Charts of a run: for each a wide drawing and a narrow one, so that text keeps its size on small
+screens."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _NARROW = 3.6
 """Widths in inches, at 96 pixels each."""
 _ROW = 0.24
 _HEIGHT = 2.6
-"""Heights in inches, without what is around the axes: of one row in a chart of sources, and of other charts."""
+"""Heights in inches, without what is around the axes: of one row in a chart of sources, and of
+other charts."""
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: small, sharp, searchable
     "svg.hashsalt": "megablend",  # the same page for the same run
@@ -75,10 +77,16 @@ class Chart:
         full = top + height + bottom
         with mpl.rc_context(style):
             figure = Figure(figsize=(width, full), dpi=96)
-            axes = figure.add_axes((left / width, bottom / full, 1 - (left + right) / width, height / full))
+            axes = figure.add_axes(
+                (left / width, bottom / full, 1 - (left + right) / width, height / full)
+            )
             self.draw(axes, narrow)
             drawn = io.StringIO()
-            figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+            figure.savefig(
+                drawn,
+                format="svg",
+                metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+            )
         text = drawn.getvalue()
         text = _ID.sub(rf"\g<1>{key}-", text[text.index("<svg") :])
         head, _, body = text.partition(">")
@@ -97,7 +105,9 @@ def require_matplotlib() -> None:
 
 def list_charts(split: SplitDescription) -> list[Chart]:
     """The charts of a split's sources."""
-    sources = sorted((each for each in split.sources if each.samples), key=lambda each: -each.tokens_read)[:DRAWN]
+    sources = sorted(
+        (each for each in split.sources if each.samples), key=lambda each: -each.tokens_read
+    )[:DRAWN]
     return list(_list_charts(split, sources)) if sources else []
 
 
@@ -137,7 +147,9 @@ def _list_charts(split: SplitDescription, sources: Sequence[SourceDescription]) 
     yield Chart(
         title="Exhaustion",
         text=f"First and last sample of {of}. Marks show where epochs end, up to 32 for each source.",
-        draw=lambda axes, narrow: drawings.draw_exhaustion(axes, sources, split.samples, narrow=narrow),
+        draw=lambda axes, narrow: drawings.draw_exhaustion(
+            axes, sources, split.samples, narrow=narrow
+        ),
         rows=rows,
     )
     if listed := [each for each in sources if each.document_lengths]:

@@ -1,4 +1,5 @@
-"""What the charts show, drawn on matplotlib's axes. Lines stand for bars: one element for all, which keeps the page small."""
+"""What the charts show, drawn on matplotlib's axes. Lines stand for bars: one element for all,
+which keeps the page small."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ TALL = 40
 """Rows from which a chart's numbers are at its top."""
 
 
-def draw_shares(axes: Any, split: SplitDescription, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
+def draw_shares(
+    axes: Any, split: SplitDescription, sources: Sequence[SourceDescription], *, narrow: bool
+) -> None:
     """Shares of the samples, stage by stage: the largest sources and the others together."""
     if split.stages is None:
         edges = [0, split.samples]
@@ -75,9 +78,13 @@ def draw_epochs(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool
     axes.set_xlabel("epochs")
 
 
-def draw_exhaustion(axes: Any, sources: Sequence[SourceDescription], samples: int, *, narrow: bool) -> None:
+def draw_exhaustion(
+    axes: Any, sources: Sequence[SourceDescription], samples: int, *, narrow: bool
+) -> None:
     """From each source's first sample to its last, with marks where epochs end."""
-    firsts, lasts = ([getattr(each, name) or 0 for each in sources] for name in ("first_sample", "last_sample"))
+    firsts, lasts = (
+        [getattr(each, name) or 0 for each in sources] for name in ("first_sample", "last_sample")
+    )
     axes.hlines(range(len(sources)), firsts, lasts, color=_GREY, linewidth=5)
     _draw_marks(axes, [(end, row) for row, each in enumerate(sources) for end in each.epoch_ends])
     _name_rows(axes, sources, narrow=narrow)
@@ -110,12 +117,16 @@ def draw_lengths(axes: Any, sources: Sequence[SourceDescription], *, narrow: boo
 
 def draw_means(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
     """The mean length of each source's documents."""
-    _draw_bars(axes, sources, [each.tokens / max(1, each.documents) for each in sources], narrow=narrow)
+    _draw_bars(
+        axes, sources, [each.tokens / max(1, each.documents) for each in sources], narrow=narrow
+    )
     _count_along(axes)
     axes.set_xlabel("tokens of a document, mean")
 
 
-def _draw_bars(axes: Any, sources: Sequence[SourceDescription], values: Sequence[float], *, narrow: bool) -> None:
+def _draw_bars(
+    axes: Any, sources: Sequence[SourceDescription], values: Sequence[float], *, narrow: bool
+) -> None:
     axes.hlines(range(len(sources)), 0, values, color=_BLUE, linewidth=_BAR)
     _name_rows(axes, sources, narrow=narrow)
     axes.set_xlim(0, 1.05 * max(values) or 1)
@@ -124,7 +135,11 @@ def _draw_bars(axes: Any, sources: Sequence[SourceDescription], values: Sequence
 def _draw_marks(axes: Any, places: Sequence[tuple[float, int]]) -> None:
     rows = [row for _, row in places]
     axes.vlines(
-        [x for x, _ in places], [row - 0.4 for row in rows], [row + 0.4 for row in rows], color=_ORANGE, linewidth=2
+        [x for x, _ in places],
+        [row - 0.4 for row in rows],
+        [row + 0.4 for row in rows],
+        color=_ORANGE,
+        linewidth=2,
     )
 
 
@@ -143,7 +158,12 @@ def _name_rows(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool)
 def _add_legend(axes: Any, *, narrow: bool) -> None:
     place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
     if narrow:
-        place = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.2), "ncols": 2, "columnspacing": 1.0}
+        place = {
+            "loc": "upper center",
+            "bbox_to_anchor": (0.45, -0.2),
+            "ncols": 2,
+            "columnspacing": 1.0,
+        }
     axes.legend(frameon=False, fontsize=8, **place)
 
 

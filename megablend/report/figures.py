@@ -17,11 +17,14 @@ class Figure(NamedTuple):
     digits: str = ","
     """How `format` writes it."""
     of_blends: bool = False
-    """Whether only blended splits have it: in others nobody requested shares, and the sources follow one another."""
+    """Whether only blended splits have it: in others nobody requested shares, and the sources
+    follow one another."""
 
     def find(self, source: SourceDescription) -> float | None:
         """The number; None if the source has none."""
-        number: float | None = getattr(source, self.number) if isinstance(self.number, str) else self.number(source)
+        number: float | None = (
+            getattr(source, self.number) if isinstance(self.number, str) else self.number(source)
+        )
         return number
 
     def write(self, source: SourceDescription) -> str:

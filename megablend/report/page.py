@@ -1,7 +1,8 @@
-"""The page: facts, warnings, charts of each split, and tables of all sources that can be searched and sorted.
+"""The page: facts, warnings, charts of each split, and tables of all sources that can be searched
+and sorted.
 
-Everything is in the file: the page's own policy forbids the browser any request. Without JavaScript the tables are complete, but
-cannot be searched.
+Everything is in the file: the page's own policy forbids the browser any request. Without JavaScript
+the tables are complete, but cannot be searched.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from megablend.report.figures import list_figures
 
 
 def write_html(described: RunDescription, path: str | Path) -> None:
-    """Write a description of a run as one HTML page with charts; it replaces the file atomically and needs no network.
+    """Write a description of a run as one HTML page with charts; it replaces the file atomically
+    and needs no network.
 
     Args:
-        described: from `megablend.describe`; with `document_lengths=True` their distribution is drawn.
+        described: from `megablend.describe`; with `document_lengths=True` their distribution is
+            drawn.
 
     Raises: ConfigError where matplotlib is not installed, or the path is not that of a file;
         CacheError where the file cannot be written.
@@ -43,7 +46,10 @@ def make_page(described: RunDescription, charts: Mapping[str, Sequence[Chart]]) 
         charts: of each split, by its name.
     """
     title = f"Run {described.run}"
-    style, script = (files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style, script = (
+        files(__package__).joinpath(name).read_text(encoding="utf-8")
+        for name in ("page.css", "page.js")
+    )
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src '{_hash_of(script)}'"
     body = [
         '<a class="skip" href="#sources-train">Skip to the table of sources</a>',
@@ -52,7 +58,11 @@ def make_page(described: RunDescription, charts: Mapping[str, Sequence[Chart]]) 
         *_facts(described),
         *_notes("Warnings", described.warnings),
         *_notes("Problems", described.problems),
-        *(line for name, split in described.splits.items() for line in _split(name, split, charts.get(name, ()))),
+        *(
+            line
+            for name, split in described.splits.items()
+            for line in _split(name, split, charts.get(name, ()))
+        ),
         *_full_shares(described.full_share_stages),
         "</main>",
     ]
@@ -138,7 +148,8 @@ def _split(name: str, split: SplitDescription, charts: Sequence[Chart]) -> Itera
         yield f"<p>{escape(repeat.source)} {again}, at sample {repeat.sample:,}.</p>"
     for number, chart in enumerate(charts):
         wide, narrow = (
-            chart.to_svg(key=f"{name}-{number}-{size}", narrow=size == "narrow") for size in ("wide", "narrow")
+            chart.to_svg(key=f"{name}-{number}-{size}", narrow=size == "narrow")
+            for size in ("wide", "narrow")
         )
         yield f"<figure><h3>{escape(chart.title)}</h3><figcaption>{escape(chart.text)}</figcaption>"
         yield f'<div class="drawing" tabindex="0" role="group" aria-label="{escape(chart.title)}">'
@@ -155,7 +166,10 @@ def _table(name: str, split: SplitDescription) -> Iterator[str]:
     yield f'<input id="search-{name}" type="search" autocomplete="off"><span role="status">{count}</span></div>'
     yield f'<div class="scroll" tabindex="0" role="region" aria-label="Sources of {name}"><table>'
     yield f"<caption>All {count} of {name}</caption><thead><tr>"
-    yield "".join(f'<th scope="col">{title}</th>' for title in ("source", *(figure.title for figure in figures)))
+    yield "".join(
+        f'<th scope="col">{title}</th>'
+        for title in ("source", *(figure.title for figure in figures))
+    )
     yield "</tr></thead><tbody>"
     for source in split.sources:
         title = escape(source.name, quote=True)

@@ -1,4 +1,5 @@
-"""The interface of a storage: list names, return a file's size and identity, read ranges of bytes."""
+"""The interface of a storage: list names, return a file's size and identity, read ranges of
+bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class FileStat:
     size: int
     """Bytes."""
     etag: str
-    """Changes whenever the file may have changed; on a local disk made of mtime_ns, ctime_ns and inode."""
+    """Changes whenever the file may have changed; on a local disk made of mtime_ns, ctime_ns and
+    inode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,23 +41,26 @@ class ReadLimits:
     max_merged_bytes: int
     """Nearby ranges are read together up to this many bytes; a single range may be larger."""
     separate_bytes: int | None = None
-    """Ranges of at least this size that different blocks keep are not read together: copying them out of what was read costs more
-    than another read. None: they are."""
+    """Ranges of at least this size that different blocks keep are not read together: copying them
+    out of what was read costs more than another read. None: they are."""
     max_reads: int
-    """Reads of a process that may be in flight at a time; as many threads fetch if `fetch` waits for the bytes."""
+    """Reads of a process that may be in flight at a time; as many threads fetch if `fetch` waits
+    for the bytes."""
     is_synchronous: bool = False
-    """Whether `fetch` reads before it returns: `read_ranges` then does the same without a future."""
+    """Whether `fetch` reads before it returns: `read_ranges` then does the same without a
+    future."""
     max_files: int = 1
-    """Files that a process indexes at a time. More than 1 where a read mostly waits for a network: the reads of a file are then
-    requested together, before they are needed (`storage.prefetched`)."""
+    """Files that a process indexes at a time. More than 1 where a read mostly waits for a network:
+    the reads of a file are then requested together, before they are needed
+    (`storage.prefetched`)."""
 
 
 class Storage(Protocol):
-    """Ranges of bytes from files named by strings (`storage.location`). Thread-safe, picklable, and usable
-    after a fork. See `storage.head_and_tail` for what a storage may do in addition.
+    """Ranges of bytes from files named by strings (`storage.location`). Thread-safe, picklable, and
+    usable after a fork. See `storage.head_and_tail` for what a storage may do in addition.
 
-    Made once, by `make_storage`, and passed to everything that reads. A storage that changes or records another storage's results
-    derives from `storage.wrapper.WrapperStorage`.
+    Made once, by `make_storage`, and passed to everything that reads. A storage that changes or
+    records another storage's results derives from `storage.wrapper.WrapperStorage`.
     """
 
     def limits(self, path: str) -> ReadLimits:
@@ -63,24 +68,28 @@ class Storage(Protocol):
         ...
 
     def for_checking(self) -> Storage:
-        """A view of the storage without caches, for checking files while others read them: requesting a file's
-        state from it has no effect on the readers of this one."""
+        """A view of the storage without caches, for checking files while others read them:
+        requesting a file's state from it has no effect on the readers of this one."""
         ...
 
     def for_reading(self) -> Storage:
-        """A view of the storage for one reader, such as an open run: it stays with the files that it opens first, whatever
-        else this storage finds or opens before or after, for others that read from it."""
+        """A view of the storage for one reader, such as an open run: it stays with the files that
+        it opens first, whatever else this storage finds or opens before or after, for others that
+        read from it."""
         ...
 
     def find(self, pattern: str) -> Found:
-        """Files that match `pattern` (`*`, `?`, `[]`, `**`), sorted, links resolved; and folders that could not be read.
+        """Files that match `pattern` (`*`, `?`, `[]`, `**`), sorted, links resolved; and folders
+        that could not be read.
 
-        Readers of this object stay with the version of a file that they read first; `find` accepts the version that is there now.
+        Readers of this object stay with the version of a file that they read first; `find` accepts
+        the version that is there now.
         """
         ...
 
     def glob(self, pattern: str) -> list[str]:
-        """Paths of files that match `pattern` (`*`, `?`, `[]`, `**`), sorted; a plain existing path matches itself."""
+        """Paths of files that match `pattern` (`*`, `?`, `[]`, `**`), sorted; a plain existing path
+        matches itself."""
         ...
 
     def is_folder(self, path: str) -> bool:
@@ -88,35 +97,41 @@ class Storage(Protocol):
         ...
 
     def is_readable(self, path: str) -> bool:
-        """Whether this process is permitted to read the file at `path`, as far as that is known beforehand."""
+        """Whether this process is permitted to read the file at `path`, as far as that is known
+        beforehand."""
         ...
 
     def stat(self, path: str) -> FileStat:
-        """Size and identity. Raises MissingFileError; ChangedFileError where it is not the file that is being read."""
+        """Size and identity. Raises MissingFileError; ChangedFileError where it is not the file
+        that is being read."""
         ...
 
     def stat_opened(self, path: str) -> FileStat:
-        """The same for the file that reads of `path` use, even if `path` now refers to another file. Raises as `read` does."""
+        """The same for the file that reads of `path` use, even if `path` now refers to another
+        file. Raises as `read` does."""
         ...
 
     def known_files(self) -> KnownFiles:
-        """What was found out about files since the last call, from listings and requests, for `add_known_files` in other
-        processes. Empty where finding out costs little."""
+        """What was found out about files since the last call, from listings and requests, for
+        `add_known_files` in other processes. Empty where finding out costs little."""
         ...
 
     def add_known_files(self, known: KnownFiles) -> None:
-        """Take over what another process of the same job found out, so that files are not requested for it again."""
+        """Take over what another process of the same job found out, so that files are not requested
+        for it again."""
         ...
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from `offset`.
 
-        Raises: MissingFileError; ChangedFileError if it was replaced since it was first read, as far as that is detected;
-            CorruptFileError if it ends before.
+        Raises: MissingFileError; ChangedFileError if it was replaced since it was first read, as
+            far as that is detected; CorruptFileError if it ends before.
         """
         ...
 
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+    def read_ranges(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
         """Read several ranges in one call.
 
         Args:
@@ -128,19 +143,24 @@ class Storage(Protocol):
         """
         ...
 
-    def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
-        """`read_ranges`, without waiting if the storage supports it: many such calls are in flight at a time, from any thread.
+    def fetch(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> Future[tuple[Bytes, Int64s]]:
+        """`read_ranges`, without waiting if the storage supports it: many such calls are in flight
+        at a time, from any thread.
 
-        A storage with synchronous reads reads before it returns (`storage.futures.call_now`); callers use one thread for each of
-        the `max_reads` that may be in flight. One with an event loop returns at once; how many requests it has in flight is then
-        up to the storage. Cancelling the future is a hint that the result is no longer needed.
+        A storage with synchronous reads reads before it returns (`storage.futures.call_now`);
+        callers use one thread for each of the `max_reads` that may be in flight. One with an event
+        loop returns at once; how many requests it has in flight is then up to the storage.
+        Cancelling the future is a hint that the result is no longer needed.
 
         Args and result: as in `read_ranges`. The future has the exceptions that `read` raises.
         """
         ...
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:
-        """A descriptor of the file, for kernels that read by themselves; -1 if the storage has none.
+        """A descriptor of the file, for kernels that read by themselves; -1 if the storage has
+        none.
 
         Raises: MissingFileError; DataError if it cannot be opened.
         """

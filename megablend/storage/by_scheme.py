@@ -1,4 +1,5 @@
-"""`make_storage` creates the storage of a config: it finds and reads each location through the storage of its scheme."""
+"""`make_storage` creates the storage of a config: it finds and reads each location through the
+storage of its scheme."""
 
 from __future__ import annotations
 
@@ -16,17 +17,21 @@ from megablend.storage.wrapper import RoutingStorage
 def make_storage(
     *, direct: bool = False, max_open_files: int | None = None, objects: ObjectOptions | None = None
 ) -> Storage:
-    """Create the storage of a config, for locations of any scheme; the storage of a scheme is created on first use.
+    """Create the storage of a config, for locations of any scheme; the storage of a scheme is
+    created on first use.
 
     Called once by each command or public function; everything else receives the result.
 
     Args:
         direct: read blocks without the system's page cache.
         max_open_files: descriptors of local files that the process keeps open; None for no change.
-        objects: how object stores and web servers are accessed; None for the environment's settings.
+        objects: how object stores and web servers are accessed; None for the environment's
+            settings.
     """
     objects = ObjectOptions() if objects is None else objects
-    return StorageByScheme(StorageOptions(direct=direct, max_open_files=max_open_files, objects=objects))
+    return StorageByScheme(
+        StorageOptions(direct=direct, max_open_files=max_open_files, objects=objects)
+    )
 
 
 class StorageByScheme(RoutingStorage):
@@ -54,7 +59,11 @@ class StorageByScheme(RoutingStorage):
 
     def known_files(self) -> KnownFiles:
         """See Storage.known_files: by scheme."""
-        known = {scheme: each.known_files() for scheme, each in self._made.items() if hasattr(each, "known_files")}
+        known = {
+            scheme: each.known_files()
+            for scheme, each in self._made.items()
+            if hasattr(each, "known_files")
+        }
         return {scheme: files for scheme, files in known.items() if files}
 
     def add_known_files(self, known: KnownFiles) -> None:

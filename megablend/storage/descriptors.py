@@ -1,11 +1,13 @@
-"""A bounded pool of open files: opening a file for each read costs more than the read, and open files are limited.
+"""A bounded pool of open files: opening a file for each read costs more than the read, and open
+files are limited.
 
 A descriptor in use by a thread is never closed: eviction only marks it, and its last user closes
 it. Reads are positioned, so threads, and a forked child, may share a descriptor.
 
-A descriptor belongs to a path and the file that it referred to when it was opened. Each storage records which file it opened
-at a path first (`OpenedFiles`), and only ever gets descriptors of that one: if the path refers to another file when it is opened
-again, that is an error. Readers of the old file and of the new one do not disturb each other.
+A descriptor belongs to a path and the file that it referred to when it was opened. Each storage
+records which file it opened at a path first (`OpenedFiles`), and only ever gets descriptors of that
+one: if the path refers to another file when it is opened again, that is an error. Readers of the
+old file and of the new one do not disturb each other.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ OpenedFiles: TypeAlias = dict[str, FileIdentity]
 def default_capacity() -> int:
     """A quarter of the descriptors that this process may open: the rest is for other uses."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MAX_DESCRIPTORS if limit == resource.RLIM_INFINITY else min(_MAX_DESCRIPTORS, limit // 4)
+    return (
+        _MAX_DESCRIPTORS if limit == resource.RLIM_INFINITY else min(_MAX_DESCRIPTORS, limit // 4)
+    )
 
 
 @dataclass(slots=True)
@@ -74,15 +78,19 @@ class DescriptorPool:
 
     def __reduce__(self) -> tuple[Callable[..., DescriptorPool], tuple[str, int]]:
         if not self._name:
-            raise TypeError("only a named pool of descriptors, shared by the process, can be pickled")
+            raise TypeError(
+                "only a named pool of descriptors, shared by the process, can be pickled"
+            )
         return shared_pool, (self._name, self._capacity)
 
     def unlock_after_fork(self) -> None:
-        """Replace the lock: a thread that does not exist in the child may have held it. Descriptors stay valid."""
+        """Replace the lock: a thread that does not exist in the child may have held it. Descriptors
+        stay valid."""
         self._lock = threading.Lock()
 
     def borrow(self, path: str, opened: OpenedFiles) -> AbstractContextManager[int]:
-        """Borrow a descriptor of the file at `path`, until the end of the context, which must be entered.
+        """Borrow a descriptor of the file at `path`, until the end of the context, which must be
+        entered.
 
         Args:
             opened: the files that the caller has opened before; the one at `path` is added.
@@ -107,13 +115,18 @@ class DescriptorPool:
         if opened.setdefault(path, identity) != identity:
             os.close(fd)
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
-        if held := self._find(path, identity):  # another thread was faster, or another storage has opened it
+        if held := self._find(
+            path, identity
+        ):  # another thread was faster, or another storage has opened it
             os.close(fd)
             return held
         new = _Descriptor(fd, holders=1)
         closable: list[_Descriptor | None] = []
         with self._lock:
-            if (path, identity) in self._pool:  # another thread was faster; either descriptor will do
+            if (
+                path,
+                identity,
+            ) in self._pool:  # another thread was faster; either descriptor will do
                 closable.append(self._retire((path, identity)))
             self._pool[path, identity] = new
             closable += self._excess()
@@ -130,10 +143,13 @@ class DescriptorPool:
 
     def _excess(self) -> list[_Descriptor | None]:
         """Evict descriptors above the capacity, least recently used first (the lock is held)."""
-        return [self._retire(next(iter(self._pool))) for _ in range(len(self._pool) - self._capacity)]
+        return [
+            self._retire(next(iter(self._pool))) for _ in range(len(self._pool) - self._capacity)
+        ]
 
     def _retire(self, key: tuple[str, FileIdentity]) -> _Descriptor | None:
-        """Remove a descriptor from the pool (the lock is held); returned if it is not in use and can be closed."""
+        """Remove a descriptor from the pool (the lock is held); returned if it is not in use and
+        can be closed."""
         retired = self._pool.pop(key)
         retired.pooled = False
         return None if retired.holders else retired
@@ -145,7 +161,8 @@ class DescriptorPool:
 
 
 class _Loan:
-    """A borrowed descriptor; a generator's context takes several times as long, which shows where reads are small."""
+    """A borrowed descriptor; a generator's context takes several times as long, which shows where
+    reads are small."""
 
     __slots__ = ("_held", "_pool")
 
@@ -157,7 +174,10 @@ class _Loan:
         return self._held.fd
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._pool.give_back(self._held)
 
@@ -177,8 +197,8 @@ for _pool in _SHARED.values():
 
 
 def shared_pool(name: str, capacity: int | None = None) -> DescriptorPool:
-    """A pool shared by all storages of the process, since descriptors are limited per process: "local", "direct" (without the
-    page cache) or "checking".
+    """A pool shared by all storages of the process, since descriptors are limited per process:
+    "local", "direct" (without the page cache) or "checking".
 
     Args:
         capacity: its new capacity; None for no change.

@@ -1,7 +1,8 @@
-"""Reading ranges of local files without the page cache (O_DIRECT): this evicts nothing from the cache, and saves a copy.
+"""Reading ranges of local files without the page cache (O_DIRECT): this evicts nothing from the
+cache, and saves a copy.
 
-The system requires that offset, size and memory are multiples of ALIGNMENT, so each range is extended to such
-boundaries. Small reads, such as those of footers, use the page cache as usual.
+The system requires that offset, size and memory are multiples of ALIGNMENT, so each range is
+extended to such boundaries. Small reads, such as those of footers, use the page cache as usual.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from megablend.arrays import Int64s
 from megablend.errors import DataError
 from megablend.kernels.file_ranges import read_ranges
 from megablend.storage.base import Allocate, Bytes, FileStat, ReadLimits
-from megablend.storage.local import MAX_READS, LocalStorage, data_error, ends_early, file_stat, replaced_error
+from megablend.storage.local import (
+    MAX_READS,
+    LocalStorage,
+    data_error,
+    ends_early,
+    file_stat,
+    replaced_error,
+)
 
 ALIGNMENT = 4096
 """Bytes; logical blocks have 512 or 4096."""
@@ -33,7 +41,8 @@ class DirectStorage(LocalStorage):
         return replace(LocalStorage.limits(self, path), max_reads=MAX_READS, separate_bytes=None)
 
     def stat_opened(self, path: str) -> FileStat:
-        """See Storage.stat_opened. Pages and footers are read through two descriptors, which must refer to the same file."""
+        """See Storage.stat_opened. Pages and footers are read through two descriptors, which must
+        refer to the same file."""
         found = LocalStorage.stat_opened(self, path)
         try:
             with self.direct_pool.borrow(path, self.opened) as fd:
@@ -44,7 +53,9 @@ class DirectStorage(LocalStorage):
             raise replaced_error(path)
         return found
 
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+    def read_ranges(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
         """Read several ranges, each extended to aligned boundaries; see Storage.read_ranges.
 
         Raises: as `read` does; DataError if the file system does not support this.
@@ -59,14 +70,18 @@ class DirectStorage(LocalStorage):
             with self.direct_pool.borrow(path, self.opened) as fd:
                 done = 0
                 while True:
-                    done += read_ranges(fd, starts[done:], lengths[done:], begins[done:], False, out)
+                    done += read_ranges(
+                        fd, starts[done:], lengths[done:], begins[done:], False, out
+                    )
                     if done == len(starts):
                         return out, begins + (offsets - starts)
                     begin = int(begins[done])
                     room = out[begin : begin + int(lengths[done])].data
                     got = _read_to_end(fd, int(starts[done]), room)
                     if got < needed[done]:
-                        raise ends_early(path, int(offsets[done]), int(sizes[done]), os.fstat(fd).st_size)
+                        raise ends_early(
+                            path, int(offsets[done]), int(sizes[done]), os.fstat(fd).st_size
+                        )
                     done += 1
         except OSError as error:
             raise _direct_error(path, error, self.opened) from error

@@ -1,4 +1,5 @@
-"""Reads that are counted, and made only where they are of a file's description: what indexing a file takes is found by trying."""
+"""Reads that are counted, and made only where they are of a file's description: what indexing a
+file takes is found by trying."""
 
 from __future__ import annotations
 
@@ -21,11 +22,13 @@ _PROBE_BYTES = 64 << 10
 
 
 class LongReadError(Exception):
-    """Raised in place of a read of data, with which all that is known to follow has been counted."""
+    """Raised in place of a read of data, with which all that is known to follow has been
+    counted."""
 
 
 class DryStorage(PrefetchedStorage):
-    """Counts requests and bytes as a PrefetchedStorage around `inner` makes them. Used by one thread.
+    """Counts requests and bytes as a PrefetchedStorage around `inner` makes them. Used by one
+    thread.
 
     Raises, from any read: LongReadError.
     """
@@ -33,7 +36,9 @@ class DryStorage(PrefetchedStorage):
     def __init__(self, inner: Storage, reads: RequestedReads) -> None:
         super().__init__(inner, reads)
         self.requests = self.bytes = 0
-        self._coming = deque[tuple[str, Int64s, Int64s]]()  # portions of a stream that are not yet counted
+        self._coming = deque[
+            tuple[str, Int64s, Int64s]
+        ]()  # portions of a stream that are not yet counted
 
     def stream(self, path: str, portions: Sequence[tuple[Int64s, Int64s]]) -> Iterator[int]:
         """See PrefetchedStorage.stream; nothing is requested."""

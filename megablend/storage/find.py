@@ -1,9 +1,10 @@
 """Finding the files that match a pattern, and reporting folders and links that could not be read.
 
-Patterns have the same meaning as in `glob`: `*`, `?` and `[]` within a name, `**` for any number of folders, names that
-begin with a dot only if the pattern has one. Unlike `glob`, nothing is left out silently: folders that cannot be listed and
-dangling links are reported. Links are followed, but each folder is visited once per part of the pattern, so cyclic links
-terminate. Folders reached through fewer links come first, so a file is known by its own name if the pattern matches that.
+Patterns have the same meaning as in `glob`: `*`, `?` and `[]` within a name, `**` for any number of
+folders, names that begin with a dot only if the pattern has one. Unlike `glob`, nothing is left out
+silently: folders that cannot be listed and dangling links are reported. Links are followed, but
+each folder is visited once per part of the pattern, so cyclic links terminate. Folders reached
+through fewer links come first, so a file is known by its own name if the pattern matches that.
 """
 
 from __future__ import annotations
@@ -43,13 +44,15 @@ class Found:
     unreadable: dict[str, str]
     """Folders that could not be listed and dangling links -> the reason."""
     folders: tuple[str, ...] = ()
-    """Folders that a pattern with wildcards matches as it does files; what is in them is not listed."""
+    """Folders that a pattern with wildcards matches as it does files; what is in them is not
+    listed."""
     links: tuple[str, ...] = ()
     """Links to folders that are listed under another name."""
 
 
 def find_files(pattern: str) -> Found:
-    """Find the files that match `pattern`; a plain path of an existing file matches itself, whatever characters it has."""
+    """Find the files that match `pattern`; a plain path of an existing file matches itself,
+    whatever characters it has."""
     folder, name = os.path.split(pattern)
     with contextlib.suppress(OSError):  # a source may have hundreds of thousands of files
         if stat.S_ISREG(Path(pattern).lstat().st_mode):
@@ -60,7 +63,10 @@ def find_files(pattern: str) -> Found:
         walk = _Walk(_parts_of(pattern))
         walk.run(_root_of(pattern))
     return Found(
-        sorted(walk.files, key=lambda match: match.path), walk.unreadable, tuple(walk.folders), tuple(walk.links)
+        sorted(walk.files, key=lambda match: match.path),
+        walk.unreadable,
+        tuple(walk.folders),
+        tuple(walk.links),
     )
 
 
@@ -138,7 +144,9 @@ class _Walk:
             and (i in self._any or self._expressions[i].match(name))
         }
 
-    def _enter(self, links: int, folder: str, real: str, entry: os.DirEntry[str], matched: set[int]) -> None:
+    def _enter(
+        self, links: int, folder: str, real: str, entry: os.DirEntry[str], matched: set[int]
+    ) -> None:
         if entry.is_symlink():
             self.look_up(links, folder, real, entry.name, matched)
         elif entry.is_dir(follow_symlinks=False):
@@ -160,7 +168,11 @@ class _Walk:
             try:
                 state = Path(path).stat()
             except OSError as error:
-                there = "a symbolic link to nothing" if isinstance(error, _NOT_THERE) else error.strerror
+                there = (
+                    "a symbolic link to nothing"
+                    if isinstance(error, _NOT_THERE)
+                    else error.strerror
+                )
                 self.unreadable[path] = f"{there}: {Path(path).readlink()}"
                 return
         place = os.path.realpath(path) if is_link else _join(real, name)
@@ -175,5 +187,7 @@ class _Walk:
         """Continue in a folder, with the parts after those that its name matched."""
         if self.last in matched & self._magic and not matched & self._any:
             self.folders.append(folder)
-        if wanted := {i if i in self._any else i + 1 for i in matched if i in self._any or i < self.last}:
+        if wanted := {
+            i if i in self._any else i + 1 for i in matched if i in self._any or i < self.last
+        }:
             heapq.heappush(self._folders, (links, folder, real, wanted))

@@ -12,7 +12,8 @@ R = TypeVar("R")
 
 
 def call_now(function: Callable[..., T], *arguments: Any) -> Future[T]:
-    """Call a function now; return a future with its result or exception. KeyboardInterrupt is raised at once."""
+    """Call a function now; return a future with its result or exception. KeyboardInterrupt is
+    raised at once."""
     found = Future[T]()
     try:
         found.set_result(function(*arguments))
@@ -29,7 +30,8 @@ def fail_now(error: Exception) -> Future[Any]:
 
 
 def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -> Future[R]:
-    """Return a future of `make` applied to the results of all futures, or of the first exception. Cancelling it cancels them.
+    """Return a future of `make` applied to the results of all futures, or of the first exception.
+    Cancelling it cancels them.
 
     `make` is called by the thread that completes the last one; by this thread if all are done.
     """
@@ -42,7 +44,9 @@ def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -
             return
         try:
             found.set_result(make([future.result() for future in futures]))
-        except BaseException as error:  # also from a cancelled future: the waiting caller must see it
+        except (
+            BaseException
+        ) as error:  # also from a cancelled future: the waiting caller must see it
             found.set_exception(error)
 
     def count(_: Future[T]) -> None:
@@ -74,7 +78,9 @@ def forward_result(source: Future[T], target: Future[T]) -> None:
             return
         try:
             target.set_result(done.result())
-        except BaseException as error:  # also from a cancelled future: the waiting caller must see it
+        except (
+            BaseException
+        ) as error:  # also from a cancelled future: the waiting caller must see it
             target.set_exception(error)
 
     source.add_done_callback(forward)

@@ -1,7 +1,9 @@
-"""The beginning and the end of a file, which a storage may read along with the file's state: they say where everything else is.
+"""The beginning and the end of a file, which a storage may read along with the file's state: they
+say where everything else is.
 
-Code that indexes a file begins with these. Over a network they take no round of requests of their own if they are requested
-together with the state, at a time when the size of the file is not known yet.
+Code that indexes a file begins with these. Over a network they take no round of requests of their
+own if they are requested together with the state, at a time when the size of the file is not known
+yet.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class HeadAndTail(NamedTuple):
     """Bytes of the file."""
     head: bytes
     tail: bytes
-    """Its last bytes; empty where the server does not send them without knowing where they begin."""
+    """Its last bytes; empty where the server does not send them without knowing where they
+    begin."""
 
     @property
     def tail_start(self) -> int:
@@ -46,11 +49,13 @@ class HeadAndTailStorage(Storage, Protocol):
     """A storage that reads the ends of files along with their state."""
 
     def get_ends(self, path: str) -> HeadAndTail | None:
-        """What is known of a file's ends, of the version that reads are answered from; None if nothing is. Requests nothing."""
+        """What is known of a file's ends, of the version that reads are answered from; None if
+        nothing is. Requests nothing."""
         ...
 
     def read_ends(self, path: str) -> None:
-        """Read a file's ends, and its state if that is not known, in one round of requests; nothing if they are known.
+        """Read a file's ends, and its state if that is not known, in one round of requests; nothing
+        if they are known.
 
         Raises: as Storage.read does.
         """
@@ -83,7 +88,10 @@ class KeptHeadsAndTails:
         """Keep the ends of a file, if there is room."""
         self.remove(path)
         with self._lock:
-            while self._bytes + ends.shorten(self._most).num_bytes > self.max_bytes and self._most > _MIN_BYTES:
+            while (
+                self._bytes + ends.shorten(self._most).num_bytes > self.max_bytes
+                and self._most > _MIN_BYTES
+            ):
                 self._most //= 2
                 self._ends = {each: kept.shorten(self._most) for each, kept in self._ends.items()}
                 self._bytes = sum(each.num_bytes for each in self._ends.values())

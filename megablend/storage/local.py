@@ -1,4 +1,5 @@
-"""Files of a local or mounted file system: positioned reads on a pool of descriptors shared by the process."""
+"""Files of a local or mounted file system: positioned reads on a pool of descriptors shared by the
+process."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from megablend.arrays import Int64s
-from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, DataError, MissingFileError
+from megablend.errors import (
+    CHANGED_REMEDY,
+    ChangedFileError,
+    CorruptFileError,
+    DataError,
+    MissingFileError,
+)
 from megablend.kernels.file_ranges import read_ranges
 from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, ReadLimits, Storage
 from megablend.storage.descriptors import DescriptorPool, OpenedFiles, identity_of, shared_pool
@@ -24,11 +31,13 @@ from megablend.storage.futures import call_now
 from megablend.system.failures import cause_of, remedy_of
 
 _UNCHECKED_BYTES = 1 << 20
-"""Larger reads are checked against the file's size first, since a read allocates its requested size."""
+"""Larger reads are checked against the file's size first, since a read allocates its requested
+size."""
 
 
 MAX_READS = 8
-"""Reads in flight that a disk profits from; those through the page cache also copy, so that more than CPUs only take memory."""
+"""Reads in flight that a disk profits from; those through the page cache also copy, so that more
+than CPUs only take memory."""
 _LIMITS = ReadLimits(
     separate_bytes=32 << 10,
     max_gap_bytes=2 << 10,  # less than a page
@@ -42,7 +51,8 @@ _LIMITS = ReadLimits(
 class LocalStorage:
     """Files named by plain paths: thread-safe, picklable, usable after a fork.
 
-    It reads the file that it opened first at each path. Another file that replaces it is an error, until `find` returns the path.
+    It reads the file that it opened first at each path. Another file that replaces it is an error,
+    until `find` returns the path.
     """
 
     pool: DescriptorPool = field(default_factory=partial(shared_pool, "local"))
@@ -67,7 +77,8 @@ class LocalStorage:
         return replace(self, opened={})
 
     def find(self, pattern: str) -> Found:
-        """Files that match `pattern`, and folders that could not be read; see Storage.find. Replaced files are accepted."""
+        """Files that match `pattern`, and folders that could not be read; see Storage.find.
+        Replaced files are accepted."""
         found = find_files(pattern)
         if self.opened:
             for match in found.files:
@@ -75,7 +86,8 @@ class LocalStorage:
         return found
 
     def glob(self, pattern: str) -> list[str]:
-        """Paths of files that match `pattern`, sorted; see Storage.glob. Directories are not included."""
+        """Paths of files that match `pattern`, sorted; see Storage.glob. Directories are not
+        included."""
         return [match.path for match in self.find(pattern).files]
 
     def is_folder(self, path: str) -> bool:
@@ -89,8 +101,8 @@ class LocalStorage:
     def stat(self, path: str) -> FileStat:
         """Size and identity of a file.
 
-        Raises: MissingFileError; ChangedFileError if it replaced the file that is being read; DataError if it is not a file or
-            cannot be accessed.
+        Raises: MissingFileError; ChangedFileError if it replaced the file that is being read;
+            DataError if it is not a file or cannot be accessed.
         """
         state = _stat_file(path, self.opened)
         if self.opened and self.opened.get(path, identity := identity_of(state)) != identity:
@@ -115,8 +127,9 @@ class LocalStorage:
     def read(self, path: str, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from `offset`.
 
-        Raises: MissingFileError; ChangedFileError if `path` refers to another file than before, without a `find`
-            in between; CorruptFileError if the file ends before; DataError if it cannot be read.
+        Raises: MissingFileError; ChangedFileError if `path` refers to another file than before,
+            without a `find` in between; CorruptFileError if the file ends before; DataError if it
+            cannot be read.
         """
         if offset < 0 or size < 0 or offset + size >= 1 << 63:
             raise CorruptFileError(path, f"invalid range: offset {offset}, length {size}")
@@ -131,7 +144,9 @@ class LocalStorage:
         except OSError as error:
             raise data_error(path, error, self.opened) from error
 
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+    def read_ranges(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
         """Read several ranges into one array; see Storage.read_ranges. Raises as `read` does."""
         ends = sizes.cumsum()
         begins = ends - sizes
@@ -144,12 +159,15 @@ class LocalStorage:
             raise data_error(path, error, self.opened) from error
         return out, begins
 
-    def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
+    def fetch(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> Future[tuple[Bytes, Int64s]]:
         """See Storage.fetch: the ranges are read before this returns."""
         return call_now(self.read_ranges, path, offsets, sizes, allocate)
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:
-        """The pool's descriptor of a file. Raises: MissingFileError; DataError if it cannot be opened."""
+        """The pool's descriptor of a file. Raises: MissingFileError; DataError if it cannot be
+        opened."""
         try:
             return self.pool.borrow(path, self.opened)
         except OSError as error:
@@ -157,7 +175,8 @@ class LocalStorage:
 
 
 class _CheckingStorage(LocalStorage):
-    """Local files through separate descriptors, so that their readers keep the files that they opened."""
+    """Local files through separate descriptors, so that their readers keep the files that they
+    opened."""
 
     __slots__ = ()
 
@@ -170,7 +189,8 @@ class _CheckingStorage(LocalStorage):
 
 
 def _stat_file(path: str, opened: Container[str]) -> os.stat_result:
-    """The state of a regular file. Raises: MissingFileError; DataError if it is not a file or cannot be accessed."""
+    """The state of a regular file. Raises: MissingFileError; DataError if it is not a file or
+    cannot be accessed."""
     try:
         state = os.stat(path)  # noqa: PTH116  (of 100,000 files, a Path of each takes as long as its stat)
     except OSError as error:
@@ -178,18 +198,22 @@ def _stat_file(path: str, opened: Container[str]) -> os.stat_result:
     if not stat.S_ISREG(state.st_mode):
         found = "a folder" if stat.S_ISDIR(state.st_mode) else "a pipe, a socket or a device"
         raise DataError(
-            path, f"is {found}, not a regular file: put the file back in its place, or leave it out of the config"
+            path,
+            f"is {found}, not a regular file: put the file back in its place, or leave it out of the config",
         )
     return state
 
 
 def file_stat(state: os.stat_result) -> FileStat:
     """Size and identity of a file in this state."""
-    return FileStat(size=state.st_size, etag=f"{state.st_mtime_ns:x}-{state.st_ctime_ns:x}-{state.st_ino:x}")
+    return FileStat(
+        size=state.st_size, etag=f"{state.st_mtime_ns:x}-{state.st_ctime_ns:x}-{state.st_ino:x}"
+    )
 
 
 def _fill(path: str, fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> None:
-    """Read ranges; a read that stops early (at 2 GiB on Linux, or at a signal) is completed here."""
+    """Read ranges; a read that stops early (at 2 GiB on Linux, or at a signal) is completed
+    here."""
     done = 0
     while True:
         # For a single range nothing is gained, and the system's own read-ahead is lost.
@@ -205,7 +229,8 @@ def _fill(path: str, fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, ou
 
 
 def _read_rest(path: str, fd: int, offset: int, size: int, data: bytes) -> bytes:
-    """Complete a read that stopped early (at 2 GiB on Linux, or at a signal). Raises: CorruptFileError if the file ends."""
+    """Complete a read that stopped early (at 2 GiB on Linux, or at a signal). Raises:
+    CorruptFileError if the file ends."""
     parts = [data]
     got = len(data)
     while got < size:
@@ -227,12 +252,15 @@ def ends_early(path: str, offset: int, size: int, found: int) -> CorruptFileErro
 
 
 def data_error(path: str, error: OSError, opened: Container[str] = ()) -> DataError:
-    """The error for a file that the system cannot open or read. `opened`: the files that were opened before."""
+    """The error for a file that the system cannot open or read. `opened`: the files that were
+    opened before."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return MissingFileError(path, "no such file")
     if error.errno == errno.ESTALE and path in opened:
         return replaced_error(path)
-    remedy = remedy_of(error.errno).removesuffix(", or use another folder")  # which is for files to be written
+    remedy = remedy_of(error.errno).removesuffix(
+        ", or use another folder"
+    )  # which is for files to be written
     return DataError(path, f"cannot be read: {cause_of(error)}: {remedy}")
 
 

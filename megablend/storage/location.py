@@ -1,7 +1,8 @@
 """Locations of data files, as strings: plain paths, and `scheme://` locations of other storages.
 
-Plain paths are normalised as `pathlib` does it. What follows `scheme://` is not normalised, since keys of object stores may
-have empty or dotted parts; `scheme://` itself is the root of all locations with this scheme.
+Plain paths are normalised as `pathlib` does it. What follows `scheme://` is not normalised, since
+keys of object stores may have empty or dotted parts; `scheme://` itself is the root of all
+locations with this scheme.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def find_scheme(location: str) -> str:
 
 
 def lower_scheme(location: str) -> str:
-    """The location with its scheme in lower case, as storages write the locations that they find."""
+    """The location with its scheme in lower case, as storages write the locations that they
+    find."""
     scheme = find_scheme(location)
     return scheme + location[len(scheme) :] if scheme else location
 
@@ -56,7 +58,8 @@ def get_name(location: str) -> str:
 
 
 def make_relative(location: str, folder: str) -> str:
-    """The location relative to a folder; the inverse of `join`. Raises: ValueError if it is not in the folder."""
+    """The location relative to a folder; the inverse of `join`. Raises: ValueError if it is not in
+    the folder."""
     if not find_scheme(folder):
         return _relative_path(location, folder)
     start = folder if folder.endswith("/") else f"{folder}/"
@@ -86,11 +89,14 @@ def check_schemes(locations: Sequence[str]) -> None:
     schemes = sorted({find_scheme(each) for each in locations})
     if len(schemes) > 1:
         listed = ", ".join(f"{scheme}://" if scheme else "plain paths" for scheme in schemes)
-        raise ValueError(f"its paths are of different storages ({listed}): use a separate source for each")
+        raise ValueError(
+            f"its paths are of different storages ({listed}): use a separate source for each"
+        )
 
 
 def find_root(patterns: Sequence[str]) -> str:
-    """The folder that all patterns share before their first wildcard. Raises: ValueError if their schemes differ."""
+    """The folder that all patterns share before their first wildcard. Raises: ValueError if their
+    schemes differ."""
     check_schemes(patterns)
     folders = [_folder_of(pattern) for pattern in patterns]
     if not find_scheme(patterns[0]):
@@ -129,6 +135,10 @@ def _split(location: str) -> tuple[str, list[str]]:
 def _relative_path(path: str, folder: str) -> str:
     """The part of a plain path after the folder that contains it; much faster than relpath."""
     inside = path[len(folder) + 1 :]
-    if path.startswith(f"{folder}/") and os.path.normpath(inside) == inside and not inside.startswith(("..", "/")):
+    if (
+        path.startswith(f"{folder}/")
+        and os.path.normpath(inside) == inside
+        and not inside.startswith(("..", "/"))
+    ):
         return inside
     return os.path.relpath(path, folder)

@@ -1,4 +1,5 @@
-"""Matching names with patterns, for storages that list names themselves. As on a local disk: see `storage.find`."""
+"""Matching names with patterns, for storages that list names themselves. As on a local disk: see
+`storage.find`."""
 
 from __future__ import annotations
 
@@ -20,10 +21,15 @@ def matches_parts(names: Sequence[str], parts: tuple[str, ...]) -> bool:
     if not parts:
         return not names
     if parts[0] != ANY_FOLDERS:
-        return bool(names) and matches_part(names[0], parts[0]) and matches_parts(names[1:], parts[1:])
+        return (
+            bool(names) and matches_part(names[0], parts[0]) and matches_parts(names[1:], parts[1:])
+        )
     if len(parts) == 1:
         return bool(names) and not _any_hidden(names)
-    return any(matches_parts(names[i:], parts[1:]) and not _any_hidden(names[:i]) for i in range(len(names)))
+    return any(
+        matches_parts(names[i:], parts[1:]) and not _any_hidden(names[:i])
+        for i in range(len(names))
+    )
 
 
 def matches_part(name: str, part: str) -> bool:

@@ -33,7 +33,8 @@ class StoreOptions:
     """URL of a server that speaks the store's protocol, without the bucket."""
     region: str | None = None
     path_style: bool | None = None
-    """S3: the bucket is part of the path (True) or of the host (False); None for path style where there is an endpoint."""
+    """S3: the bucket is part of the path (True) or of the host (False); None for path style where
+    there is an endpoint."""
     account: str | None = None
     """Azure: the storage account."""
     profile: str | None = None
@@ -70,8 +71,8 @@ class ObjectOptions:
     by_prefix: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
     """Prefixes and their settings, the shortest prefix first."""
     urls: tuple[tuple[str, str | None], ...] = field(default=(), repr=False)
-    """URLs of web servers without their query, and the query (or ""), which is sent with requests and stored nowhere else; None
-    if it was left out of the pickle that these options come from."""
+    """URLs of web servers without their query, and the query (or ""), which is sent with requests
+    and stored nowhere else; None if it was left out of the pickle that these options come from."""
 
     def __reduce__(self) -> tuple[type[ObjectOptions], tuple[Any, ...]]:
         urls = self.urls
@@ -96,7 +97,8 @@ class ObjectOptions:
 
 @contextlib.contextmanager
 def carrying_queries() -> Iterator[None]:
-    """Pickles that this thread makes have the queries of URLs: for a process of this program, through memory alone."""
+    """Pickles that this thread makes have the queries of URLs: for a process of this program,
+    through memory alone."""
     _pickling.carries_queries = True
     try:
         yield
@@ -106,14 +108,17 @@ def carrying_queries() -> Iterator[None]:
 
 def _is_starting_process() -> bool:
     """Whether what is pickled now goes to a process that is being started, and nowhere else."""
-    return multiprocessing.context.get_spawning_popen() is not None or getattr(_pickling, "carries_queries", False)
+    return multiprocessing.context.get_spawning_popen() is not None or getattr(
+        _pickling, "carries_queries", False
+    )
 
 
 _pickling = threading.local()
 
 
 def check_signature(location: str) -> None:
-    """Refuse a signed URL that is written with the scheme of a store. Raises: ValueError, without the signature."""
+    """Refuse a signed URL that is written with the scheme of a store. Raises: ValueError, without
+    the signature."""
     plain, _, query = location.partition("?")
     if _SIGNATURE.search(query) is not None:
         raise ValueError(
@@ -123,26 +128,31 @@ def check_signature(location: str) -> None:
 
 
 def has_prefix(location: str, prefix: str) -> bool:
-    """Whether a location is in `prefix`: only complete parts between slashes match; schemes in capitals or not are the same."""
+    """Whether a location is in `prefix`: only complete parts between slashes match; schemes in
+    capitals or not are the same."""
     location = lower_scheme(location)
     prefix = lower_scheme(prefix)
-    return location == prefix or location.startswith(prefix if prefix.endswith("/") else f"{prefix}/")
+    return location == prefix or location.startswith(
+        prefix if prefix.endswith("/") else f"{prefix}/"
+    )
 
 
 def is_server_url(url: str) -> bool:
-    """Whether this is the URL of a server, with or without a port and a path. The client panics at what is not."""
+    """Whether this is the URL of a server, with or without a port and a path. The client panics at
+    what is not."""
     found = _SERVER.fullmatch(url)
     return found is not None and int(found["port"] or 0) < 1 << 16
 
 
 def is_region(name: str) -> bool:
-    """Whether this can be the name of a region. It is part of the host's name where no endpoint is set: at other characters the
-    client panics, or connects to another host."""
+    """Whether this can be the name of a region. It is part of the host's name where no endpoint is
+    set: at other characters the client panics, or connects to another host."""
     return _REGION.fullmatch(name) is not None
 
 
 def parse_options(given: object) -> ObjectOptions:
-    """The `storage` setting of a config: prefixes to settings. Raises: ValueError, which names the key."""
+    """The `storage` setting of a config: prefixes to settings. Raises: ValueError, which names the
+    key."""
     if isinstance(given, ObjectOptions):
         return given
     if not isinstance(given, Mapping):
@@ -151,9 +161,13 @@ def parse_options(given: object) -> ObjectOptions:
     for prefix, settings in given.items():
         scheme, mark, _ = str(prefix).partition("://")
         if not mark or scheme.lower() not in _SCHEMES:
-            raise ValueError(f"{prefix}: expected a URL prefix such as s3://bucket/ ({', '.join(_SCHEMES)})")
+            raise ValueError(
+                f"{prefix}: expected a URL prefix such as s3://bucket/ ({', '.join(_SCHEMES)})"
+            )
         if not isinstance(settings, Mapping):
-            raise ValueError(f"{prefix}: found {settings!r}, expected settings such as `endpoint: https://...`")
+            raise ValueError(
+                f"{prefix}: found {settings!r}, expected settings such as `endpoint: https://...`"
+            )
         parsed.append((str(prefix), tuple(sorted(_parse_settings(str(prefix), settings).items()))))
     return ObjectOptions(tuple(sorted(parsed, key=lambda item: len(item[0]))))
 
@@ -163,7 +177,10 @@ def make_files_absolute(options: ObjectOptions, base: Path) -> ObjectOptions:
     by_prefix = tuple(
         (
             prefix,
-            tuple((name, str(base / Path(value).expanduser()) if name == "ca_file" else value) for name, value in each),
+            tuple(
+                (name, str(base / Path(value).expanduser()) if name == "ca_file" else value)
+                for name, value in each
+            ),
         )
         for prefix, each in options.by_prefix
     )
@@ -183,7 +200,9 @@ def _parse_settings(prefix: str, settings: Mapping[Any, object]) -> dict[str, An
                 raise ValueError(
                     f"{prefix}: {name}: credentials do not belong in configs; use environment variables or a profile"
                 )
-            raise ValueError(f"{prefix}: {name}: unknown setting{did_you_mean(str(name), _FIELDS, before='; ')}")
+            raise ValueError(
+                f"{prefix}: {name}: unknown setting{did_you_mean(str(name), _FIELDS, before='; ')}"
+            )
         if value is not None or "None" not in kind:
             parsed[str(name)] = _parse_value(f"{prefix}: {name}", kind, value)
     return parsed
@@ -204,7 +223,9 @@ def _parse_value(place: str, kind: str, value: object) -> object:
         if place.endswith((": endpoint", ": proxy")) and not is_server_url(value):
             raise ValueError(f"{place}: found {value!r}, expected a URL such as https://host:port")
         if place.endswith(": region") and not is_region(value):
-            raise ValueError(f"{place}: found {value!r}, expected the name of a region such as us-east-1")
+            raise ValueError(
+                f"{place}: found {value!r}, expected the name of a region such as us-east-1"
+            )
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         unit = "bytes per second" if place.endswith(": max_source_rate") else "seconds"

@@ -12,13 +12,15 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _RUN = 32
-"""Items that a thread takes at once: handing them out one by one costs more than reading small files from memory."""
+"""Items that a thread takes at once: handing them out one by one costs more than reading small
+files from memory."""
 _WAITING = 2
 """A run that takes so many times its processor time has waited for files."""
 
 
 def parallel_map(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> list[R]:
-    """Apply `work` to each item with `in_flight` threads; results in order. One thread, or one item, runs in the caller."""
+    """Apply `work` to each item with `in_flight` threads; results in order. One thread, or one
+    item, runs in the caller."""
     if in_flight < 2 or len(items) < 2:
         return list(map(work, items))
     with ThreadPoolExecutor(min(in_flight, len(items))) as threads:
@@ -36,9 +38,11 @@ def map_waiting(
     in_flight: int,
     clocks: Callable[[], tuple[float, float]] = read_clocks,
 ) -> list[R]:
-    """Apply `work`, which reads files, to each item: in the caller until reading blocks, from then on with `in_flight` threads.
+    """Apply `work`, which reads files, to each item: in the caller until reading blocks, from then
+    on with `in_flight` threads.
 
-    Where files are in the page cache, threads would only wait for Python's lock. Results are in order.
+    Where files are in the page cache, threads would only wait for Python's lock. Results are in
+    order.
     """
     bounds = [0, *range(1, len(items), _RUN), len(items)]  # one at first, which may take long
     runs = [items[first:stop] for first, stop in pairwise(bounds)]

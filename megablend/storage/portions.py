@@ -1,4 +1,5 @@
-"""A file from its beginning to its end, in portions, of which several are requested at a time where reads wait for a network."""
+"""A file from its beginning to its end, in portions, of which several are requested at a time where
+reads wait for a network."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from megablend.storage.base import Bytes, Storage
 PORTIONS_AHEAD = 16
 
 
-def read_portions(storage: Storage, path: str, size: int, portion_bytes: int) -> Iterator[tuple[int, memoryview]]:
+def read_portions(
+    storage: Storage, path: str, size: int, portion_bytes: int
+) -> Iterator[tuple[int, memoryview]]:
     """Read the `size` bytes of a file in order.
 
     Yields: the first byte of each portion, and its bytes.
@@ -29,7 +32,10 @@ def read_portions(storage: Storage, path: str, size: int, portion_bytes: int) ->
                 start = starts.popleft()
                 length = min(portion_bytes, size - start)
                 read = storage.fetch(
-                    path, np.array([start]), np.array([length]), lambda total: np.empty(total, np.uint8)
+                    path,
+                    np.array([start]),
+                    np.array([length]),
+                    lambda total: np.empty(total, np.uint8),
                 )
                 pending.append((start, read))
             start, read = pending.popleft()

@@ -1,8 +1,10 @@
-"""Ranges of files that are requested together, before the code that needs them reads one after the other.
+"""Ranges of files that are requested together, before the code that needs them reads one after the
+other.
 
-Code that indexes a file reads small ranges in turn: a footer, then what the footer refers to. On a local disk that costs nothing;
-over a network each read waits for a round trip. Such code announces what it will read as soon as that is known
-(`request_ranges`), and then reads as it does on a local disk.
+Code that indexes a file reads small ranges in turn: a footer, then what the footer refers to. On a
+local disk that costs nothing; over a network each read waits for a round trip. Such code announces
+what it will read as soon as that is known (`request_ranges`), and then reads as it does on a local
+disk.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class _Held(NamedTuple):
 
 
 class PrefetchedStorage(WrapperStorage):
-    """Serves reads from ranges that were requested before; other reads go to `inner`. Used by one thread.
+    """Serves reads from ranges that were requested before; other reads go to `inner`. Used by one
+    thread.
 
     Args:
         reads: all that is requested is added to these.
@@ -58,7 +61,8 @@ class PrefetchedStorage(WrapperStorage):
         self._is_streaming = False
 
     def request(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
-        """Request ranges, int64 [n] each, all at the same time. Errors are raised by the reads that need them."""
+        """Request ranges, int64 [n] each, all at the same time. Errors are raised by the reads that
+        need them."""
         self._request(path, offsets, sizes)
 
     def is_requested(self, path: str, offset: int, size: int) -> bool:
@@ -66,12 +70,14 @@ class PrefetchedStorage(WrapperStorage):
         return self._cover(path, offset, size) is not None
 
     def stream(self, path: str, portions: Sequence[tuple[Int64s, Int64s]]) -> Iterator[int]:
-        """Request large portions of a file, each while the one before it is processed, as memory allows.
+        """Request large portions of a file, each while the one before it is processed, as memory
+        allows.
 
         Args:
             portions: the offsets and sizes of the ranges of each, int64 [n].
 
-        Yields: the number of each portion, whose reads are served from memory until the next number is requested.
+        Yields: the number of each portion, whose reads are served from memory until the next number
+            is requested.
         """
         if self._is_streaming:  # within a larger portion, which contains these
             yield from range(len(portions))
@@ -110,9 +116,13 @@ class PrefetchedStorage(WrapperStorage):
         out, begins = self.read_ranges(path, np.array([offset]), np.array([size]), _allocate)
         return out[begins[0] : begins[0] + size].tobytes()
 
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+    def read_ranges(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
         """See Storage.read_ranges."""
-        covers = [self._cover(path, *each) for each in zip(offsets.tolist(), sizes.tolist(), strict=True)]
+        covers = [
+            self._cover(path, *each) for each in zip(offsets.tolist(), sizes.tolist(), strict=True)
+        ]
         missing = np.array([each is None for each in covers], np.bool_)
         if missing.all():
             return self._start(path, offsets, sizes, allocate).result()
@@ -120,7 +130,9 @@ class PrefetchedStorage(WrapperStorage):
         ends = np.cumsum(sizes, dtype=np.int64)
         begins = ends - sizes
         out = allocate(int(ends[-1]))
-        for cover, offset, begin, end in zip(covers, offsets.tolist(), begins.tolist(), ends.tolist(), strict=True):
+        for cover, offset, begin, end in zip(
+            covers, offsets.tolist(), begins.tolist(), ends.tolist(), strict=True
+        ):
             if cover is not None:
                 _copy(cover, offset, out[begin:end])
         if others is not None:
@@ -129,7 +141,9 @@ class PrefetchedStorage(WrapperStorage):
                 out[int(begins[i]) : int(ends[i])] = data[first : first + int(sizes[i])]
         return out, begins
 
-    def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
+    def fetch(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> Future[tuple[Bytes, Int64s]]:
         """See Storage.fetch."""
         return call_now(self.read_ranges, path, offsets, sizes, allocate)
 
@@ -147,7 +161,9 @@ class PrefetchedStorage(WrapperStorage):
             return []
         read = self._start(path, starts, sizes)
         ranges = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
-        added = [_Held(path, start, stop, read, number) for number, (start, stop) in enumerate(ranges)]
+        added = [
+            _Held(path, start, stop, read, number) for number, (start, stop) in enumerate(ranges)
+        ]
         for each in added:
             bisect.insort(self._list_of(each), each, key=_start_of)
         return added
@@ -159,7 +175,9 @@ class PrefetchedStorage(WrapperStorage):
         known = self._find_tail(path)  # what a longer range contains of it is not requested
         parts = [(start, known if start < known < stop else stop) for start, stop in runs]
         missing = [
-            each for each in parts if each[1] > each[0] and self._cover(path, each[0], each[1] - each[0]) is None
+            each
+            for each in parts
+            if each[1] > each[0] and self._cover(path, each[0], each[1] - each[0]) is None
         ]
         starts, stops = np.array(missing, np.int64).reshape(-1, 2).T.copy()
         return starts, stops - starts
@@ -168,7 +186,8 @@ class PrefetchedStorage(WrapperStorage):
         return self._large if held.stop - held.start >= _LARGE_BYTES else self._small_of(held.path)
 
     def _small_of(self, path: str) -> list[_Held]:
-        """Small ranges of a file, sorted by start: at first those that the storage has read along with its state."""
+        """Small ranges of a file, sorted by start: at first those that the storage has read along
+        with its state."""
         if (found := self._held.get(path)) is None:
             ends = get_ends(self.inner, path)
             read = [] if ends is None else [(0, ends.head), (ends.tail_start, ends.tail)]
@@ -196,8 +215,11 @@ class PrefetchedStorage(WrapperStorage):
         return found if size > 0 else None
 
 
-def request_ranges(storage: Storage, path: str, offsets: Sequence[int] | Int64s, sizes: Sequence[int] | Int64s) -> None:
-    """Announce that ranges will be read: a PrefetchedStorage requests them at once, any other storage does nothing.
+def request_ranges(
+    storage: Storage, path: str, offsets: Sequence[int] | Int64s, sizes: Sequence[int] | Int64s
+) -> None:
+    """Announce that ranges will be read: a PrefetchedStorage requests them at once, any other
+    storage does nothing.
 
     Args:
         offsets, sizes: int64 [n], in bytes; within the file.
@@ -207,7 +229,8 @@ def request_ranges(storage: Storage, path: str, offsets: Sequence[int] | Int64s,
 
 
 def request_tail(storage: Storage, path: str, size: int) -> int:
-    """Announce that the end of a file of `size` bytes will be read: more of large files, whose footers are often larger.
+    """Announce that the end of a file of `size` bytes will be read: more of large files, whose
+    footers are often larger.
 
     Returns: the number of bytes.
     """
@@ -216,9 +239,15 @@ def request_tail(storage: Storage, path: str, size: int) -> int:
     return tail_bytes
 
 
-def stream_portions(storage: Storage, path: str, portions: Sequence[tuple[Int64s, Int64s]]) -> Iterator[int]:
+def stream_portions(
+    storage: Storage, path: str, portions: Sequence[tuple[Int64s, Int64s]]
+) -> Iterator[int]:
     """See PrefetchedStorage.stream; with any other storage, just the numbers of the portions."""
-    return storage.stream(path, portions) if isinstance(storage, PrefetchedStorage) else iter(range(len(portions)))
+    return (
+        storage.stream(path, portions)
+        if isinstance(storage, PrefetchedStorage)
+        else iter(range(len(portions)))
+    )
 
 
 def is_prefetched(storage: Storage) -> bool:

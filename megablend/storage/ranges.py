@@ -1,4 +1,5 @@
-"""Ranges of bytes in files: requested, fetched, and merged into larger reads. Pure functions: nothing is read here."""
+"""Ranges of bytes in files: requested, fetched, and merged into larger reads. Pure functions:
+nothing is read here."""
 
 from __future__ import annotations
 
@@ -22,10 +23,12 @@ class FileRanges(NamedTuple):
     sizes: Int64s
     """int64 [n], in bytes."""
     owners: Int64s | None = None
-    """int64 [n]: which block keeps a range's bytes after decoding. Ranges of different owners are in separate memory,
-    so that one block does not keep another's bytes alive. None if the bytes are released after decoding."""
+    """int64 [n]: which block keeps a range's bytes after decoding. Ranges of different owners are
+    in separate memory, so that one block does not keep another's bytes alive. None if the bytes are
+    released after decoding."""
     is_shared: bool = False
-    """Other blocks in flight are likely to need exactly the same ranges: they are fetched once for all."""
+    """Other blocks in flight are likely to need exactly the same ranges: they are fetched once for
+    all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,9 @@ class MergedRanges(NamedTuple):
     """int64 [n], the run that each range is in."""
 
 
-def merge_ranges(offsets: Int64s, sizes: Int64s, limits: ReadLimits, loads: Int64s | None = None) -> MergedRanges:
+def merge_ranges(
+    offsets: Int64s, sizes: Int64s, limits: ReadLimits, loads: Int64s | None = None
+) -> MergedRanges:
     """Merge ranges with at most `max_gap_bytes` between them, up to `max_merged_bytes` in total.
 
     Args:
@@ -86,7 +91,8 @@ def merge_ranges(offsets: Int64s, sizes: Int64s, limits: ReadLimits, loads: Int6
 
 
 def portions(sizes: Int64s, max_bytes: int) -> list[slice]:
-    """Split items of `sizes` int64 [n] into consecutive batches of about `max_bytes`, or one larger item."""
+    """Split items of `sizes` int64 [n] into consecutive batches of about `max_bytes`, or one larger
+    item."""
     total = sizes.cumsum(dtype=np.int64)
     if len(total) and total[-1] <= max_bytes:
         return [slice(0, len(total))]

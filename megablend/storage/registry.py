@@ -1,6 +1,8 @@
-"""The available storages, by the scheme of their locations: megablend's own, and those of other packages.
+"""The available storages, by the scheme of their locations: megablend's own, and those of other
+packages.
 
-Another package adds one by an entry point of the group `megablend.storages`, whose name is the scheme:
+Another package adds one by an entry point of the group `megablend.storages`, whose name is the
+scheme:
 
     [project.entry-points."megablend.storages"]
     zip = "my_package:make_zip_storage"
@@ -25,7 +27,9 @@ StorageFactory: TypeAlias = "Callable[[StorageOptions], Storage]"
 
 def _make_local(options: StorageOptions) -> Storage:
     from megablend.storage.descriptors import shared_pool
-    from megablend.storage.direct import DirectStorage  # compiled kernels: a config is read without them
+    from megablend.storage.direct import (
+        DirectStorage,
+    )  # compiled kernels: a config is read without them
     from megablend.storage.local import LocalStorage
 
     kind = DirectStorage if options.direct else LocalStorage
@@ -40,7 +44,10 @@ def _make_objects(options: StorageOptions) -> Storage:
 
 OBJECT_SCHEMES = ("s3", "gs", "az", "http", "https")
 """Schemes read through a client that does not work after a fork."""
-STORAGES: dict[str, StorageFactory] = {"": _make_local, **dict.fromkeys(OBJECT_SCHEMES, _make_objects)}
+STORAGES: dict[str, StorageFactory] = {
+    "": _make_local,
+    **dict.fromkeys(OBJECT_SCHEMES, _make_objects),
+}
 """By scheme, in lower case; "" is that of plain paths."""
 
 _INSTEAD = {

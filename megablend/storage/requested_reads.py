@@ -1,4 +1,5 @@
-"""What the threads of a process have requested of storages: cancelled together, and within a limit of memory."""
+"""What the threads of a process have requested of storages: cancelled together, and within a limit
+of memory."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ MAX_HELD_BYTES = 512 << 20
 
 
 class RequestedReads:
-    """What the threads of a process request: can be cancelled by another thread, and limits the memory for large ranges."""
+    """What the threads of a process request: can be cancelled by another thread, and limits the
+    memory for large ranges."""
 
     def __init__(self, max_bytes: int = MAX_HELD_BYTES) -> None:
         self._lock = threading.RLock()  # a future that is already done calls back at once
@@ -74,8 +76,8 @@ class RequestedReads:
 def run_in_threads(
     work: Callable[[T, RequestedReads], R], items: Sequence[T], num_threads: int
 ) -> Iterator[tuple[T, R]]:
-    """Apply `work` to items, `num_threads` at a time; with one thread, in the caller. After an error, and where the iterator is
-    closed, what was requested of storages is cancelled.
+    """Apply `work` to items, `num_threads` at a time; with one thread, in the caller. After an
+    error, and where the iterator is closed, what was requested of storages is cancelled.
 
     Yields: each item with its result, as they are done.
     Raises: what `work` raises.
@@ -85,7 +87,9 @@ def run_in_threads(
         for item in items:
             yield item, work(item, reads)
         return
-    with ThreadPoolExecutor(min(num_threads, len(items)), thread_name_prefix="megablend-files") as threads:
+    with ThreadPoolExecutor(
+        min(num_threads, len(items)), thread_name_prefix="megablend-files"
+    ) as threads:
         running = {threads.submit(work, item, reads): item for item in items}
         try:
             for done in as_completed(running):

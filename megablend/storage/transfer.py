@@ -1,4 +1,5 @@
-"""What reading from object stores takes: requests, bytes, and their price where the config gives prices."""
+"""What reading from object stores takes: requests, bytes, and their price where the config gives
+prices."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _DEVIATIONS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """What will be requested of object stores: at least, and at most; the same where it is known exactly."""
+    """What will be requested of object stores: at least, and at most; the same where it is known
+    exactly."""
 
     requests: int = 0
     bytes: int = 0
@@ -57,7 +59,8 @@ def price_transfer(least: Counted, most: Counted, options: StoreOptions) -> Tran
 
 
 def extrapolate(counted: Float64s, num_all: int) -> tuple[Float64s, Float64s]:
-    """The least and the most of all, float64 [k] each, from what was counted of evenly spaced ones, float64 [n, k].
+    """The least and the most of all, float64 [k] each, from what was counted of evenly spaced ones,
+    float64 [n, k].
 
     How much it may be wrong is seen from how much neighbours differ.
     """
@@ -75,7 +78,9 @@ def _price(counted: Counted, options: StoreOptions) -> float | None:
     per_gb = options.price_per_gb
     if per_request is None and per_gb is None:
         return None
-    return round(counted.requests) / 1000 * (per_request or 0.0) + round(counted.bytes) / 1e9 * (per_gb or 0.0)
+    return round(counted.requests) / 1000 * (per_request or 0.0) + round(counted.bytes) / 1e9 * (
+        per_gb or 0.0
+    )
 
 
 def _add_costs(first: float | None, second: float | None) -> float | None:

@@ -1,7 +1,8 @@
-"""HeadAndTail what the threads of a group wait for, such as a file's first request to a source that does not answer.
+"""HeadAndTail what the threads of a group wait for, such as a file's first request to a source that
+does not answer.
 
-A thread that reads synchronously from an object store waits as long as its request is tried again. Whoever started the thread may
-no longer need it.
+A thread that reads synchronously from an object store waits as long as its request is tried again.
+Whoever started the thread may no longer need it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ T = TypeVar("T")
 
 
 class Waits:
-    """What the threads of a group wait for in synchronous calls of storages. Works without a lock."""
+    """What the threads of a group wait for in synchronous calls of storages. Works without a
+    lock."""
 
     def __init__(self) -> None:
         self._pending = set[Future[Any]]()
@@ -35,22 +37,28 @@ class Waits:
             each.cancel()
 
     def cancel_soon(self) -> None:
-        """The same for the garbage collector, which must not need a lock: in a thread that `threading` does not know."""
+        """The same for the garbage collector, which must not need a lock: in a thread that
+        `threading` does not know."""
         self._is_cancelled = True
         if self._pending and self._process == os.getpid():
-            with contextlib.suppress(RuntimeError):  # the interpreter ends, or the system refuses another thread
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the interpreter ends, or the system refuses another thread
                 _thread.start_new_thread(self.cancel, ())
 
     def add(self, awaited: Future[Any]) -> None:
         """Include a future until it is done."""
         self._pending.add(awaited)
         awaited.add_done_callback(self._pending.discard)
-        if self._is_cancelled:  # looked at after it was added: `cancel` looks at what is added after it has set this
+        if (
+            self._is_cancelled
+        ):  # looked at after it was added: `cancel` looks at what is added after it has set this
             awaited.cancel()
 
 
 def wait_for(awaited: Future[T]) -> T:
-    """The result of a future. It is cancelled if the wait is interrupted. Raises: its exception; CancelledError."""
+    """The result of a future. It is cancelled if the wait is interrupted. Raises: its exception;
+    CancelledError."""
     waits: Waits | None = getattr(_current, "waits", None)
     if waits is not None:
         waits.add(awaited)

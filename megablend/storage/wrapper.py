@@ -1,4 +1,5 @@
-"""Storages in front of others: one that chooses among several, and one around another, which caches and meters derive from."""
+"""Storages in front of others: one that chooses among several, and one around another, which caches
+and meters derive from."""
 
 from __future__ import annotations
 
@@ -62,11 +63,15 @@ class RoutingStorage:
         """See Storage.read."""
         return self.route(path).read(path, offset, size)
 
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+    def read_ranges(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
         """See Storage.read_ranges."""
         return self.route(path).read_ranges(path, offsets, sizes, allocate)
 
-    def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
+    def fetch(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> Future[tuple[Bytes, Int64s]]:
         """See Storage.fetch. A subclass that overrides `read_ranges` alone has that called."""
         if type(self).read_ranges is RoutingStorage.read_ranges:
             return self.route(path).fetch(path, offsets, sizes, allocate)
@@ -80,11 +85,16 @@ class RoutingStorage:
 class WrapperStorage(RoutingStorage):
     """Passes every call on to `inner`. Picklable if `inner` and what a subclass adds are.
 
-    A subclass that must see all reads also overrides `descriptor` to return -1: kernels read directly through descriptors. One
-    that keeps what it has read of a file overrides `for_reading`, so that its views do not share that.
+    A subclass that must see all reads also overrides `descriptor` to return -1: kernels read
+    directly through descriptors. One that keeps what it has read of a file overrides `for_reading`,
+    so that its views do not share that.
     """
 
-    __slots__ = ("__dict__", "__weakref__", "inner")  # `inner` is a slot so that views may share all other attributes
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "inner",
+    )  # `inner` is a slot so that views may share all other attributes
 
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
@@ -98,7 +108,8 @@ class WrapperStorage(RoutingStorage):
         return self.inner.for_checking()
 
     def for_reading(self) -> Storage:
-        """See Storage.for_reading: a view with all attributes of this object (what one counts is counted in both) but `inner`."""
+        """See Storage.for_reading: a view with all attributes of this object (what one counts is
+        counted in both) but `inner`."""
         view = copy(self)
         view.__dict__ = self.__dict__
         view.inner = self.inner.for_reading()

@@ -1,4 +1,5 @@
-"""Translates errors of the operating system (no permission, failing disk, no memory) into megablend's: path, cause, remedy."""
+"""Translates errors of the operating system (no permission, failing disk, no memory) into
+megablend's: path, cause, remedy."""
 
 from __future__ import annotations
 
@@ -30,8 +31,13 @@ _FEW_FILES = 1024
 _NO_THREAD = "can't start new thread"
 _NOT_STORED = "no locator available"
 """In numba's message if it can make no file in the folder of the kernel cache."""
-_NOT_LOADED = ("failed to map segment", "cannot allocate memory", "Could not find/load shared object")
-"""Messages of Python's loader, glibc and llvmlite if there is no memory for a library; they come without an errno."""
+_NOT_LOADED = (
+    "failed to map segment",
+    "cannot allocate memory",
+    "Could not find/load shared object",
+)
+"""Messages of Python's loader, glibc and llvmlite if there is no memory for a library; they come
+without an errno."""
 
 
 def remedy_of(number: int | None) -> str:
@@ -51,7 +57,9 @@ def _raise_open_files(limit: int, hard: int) -> str:
 
 
 def _store_kernels() -> str:
-    elsewhere = "make the kernel cache's folder writable, or set MEGABLEND_KERNEL_CACHE to a folder that is"
+    elsewhere = (
+        "make the kernel cache's folder writable, or set MEGABLEND_KERNEL_CACHE to a folder that is"
+    )
     if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _FEW_FILES:
         return f"{remedy_of(errno.EMFILE)}; if that does not help, {elsewhere}"
     return elsewhere
@@ -63,7 +71,8 @@ def cause_of(error: OSError) -> str:
 
 
 def translate(error: BaseException, place: str) -> MegablendError | None:
-    """The system's error as a megablend error; None for errors of other kinds, and for megablend's own.
+    """The system's error as a megablend error; None for errors of other kinds, and for megablend's
+    own.
 
     Args:
         place: the file, folder or command concerned, if the error itself does not name a file.
@@ -75,12 +84,20 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
         return ResourceError(
             f"{place}: out of memory{cause}: {_REMEDIES[errno.ENOMEM]}; lower `memory:` where it is set"
         )
-    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, BrokenPipeError):
+    if (
+        isinstance(error, OSError)
+        and error.errno is not None
+        and not isinstance(error, BrokenPipeError)
+    ):
         return ResourceError(f"{_name(error, place)}: {cause_of(error)}: {remedy_of(error.errno)}")
     if isinstance(error, ImportError | OSError) and any(text in str(error) for text in _NOT_LOADED):
-        return ResourceError(f"{place}: a library cannot be loaded ({error}): {_REMEDIES[errno.ENOMEM]}")
+        return ResourceError(
+            f"{place}: a library cannot be loaded ({error}): {_REMEDIES[errno.ENOMEM]}"
+        )
     if isinstance(error, RuntimeError) and _NOT_STORED in str(error):
-        return ResourceError(f"{place}: compiled kernels cannot be stored ({error}): {_store_kernels()}")
+        return ResourceError(
+            f"{place}: compiled kernels cannot be stored ({error}): {_store_kernels()}"
+        )
     if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
         return ResourceError(
             f"{place}: the system refuses to start more threads: raise the limit (`ulimit -u`), or stop other processes"

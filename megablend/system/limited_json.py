@@ -1,4 +1,5 @@
-"""Parsing untrusted JSON, with a limit on nesting, so that code that walks through it does not overflow the stack."""
+"""Parsing untrusted JSON, with a limit on nesting, so that code that walks through it does not
+overflow the stack."""
 
 from __future__ import annotations
 
@@ -11,12 +12,17 @@ MAX_DEPTH = 64
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON text. Raises: ValueError if it is not JSON, or nested more than MAX_DEPTH deep."""
+    """Parse a JSON text. Raises: ValueError if it is not JSON, or nested more than MAX_DEPTH
+    deep."""
     try:
         value = json.loads(text)
     except RecursionError:
         raise _too_deep() from None
-    opened = text.count("{") + text.count("[") if isinstance(text, str) else text.count(b"{") + text.count(b"[")
+    opened = (
+        text.count("{") + text.count("[")
+        if isinstance(text, str)
+        else text.count(b"{") + text.count(b"[")
+    )
     if opened <= MAX_DEPTH:
         return value
     level = [value] if type(value) in _NESTED else []
@@ -28,7 +34,8 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def missing_field(value: object, fields: Mapping[str, type | tuple[type, ...]]) -> str | None:
-    """The first of `fields` (name -> type) that is missing from an object, or has another type; None if all are valid."""
+    """The first of `fields` (name -> type) that is missing from an object, or has another type;
+    None if all are valid."""
     if not isinstance(value, dict):
         return "the structure of an object"
     for name, kind in fields.items():

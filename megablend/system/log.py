@@ -1,4 +1,5 @@
-"""The package's logger, silent unless the program configures logging. `import megablend` alone does not load `logging`."""
+"""The package's logger, silent unless the program configures logging. `import megablend` alone does
+not load `logging`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Contract test suites for extensions in other packages. Subclass one in a pytest file and set its class attributes."""
+"""Contract test suites for extensions in other packages. Subclass one in a pytest file and set its
+class attributes."""

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 
 def run_threads(work: Callable[[int], None], count: int = 4) -> None:
-    """Run `work` with the numbers of `count` threads, and wait for them for at most a minute each."""
+    """Run `work` with the numbers of `count` threads, and wait for them for at most a minute
+    each."""
     threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()

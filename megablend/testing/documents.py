@@ -20,13 +20,16 @@ from megablend.formats.fetch import read_blocks
 from megablend.storage.base import Storage
 
 Documents: TypeAlias = Sequence[Sequence[int] | None]
-"""Tokens of each document; None is a null document, which formats without null values store as an empty one."""
+"""Tokens of each document; None is a null document, which formats without null values store as an
+empty one."""
 
 
 def _draw_mixed() -> Documents:
     rng = random.Random(7)
     return [
-        None if i % 17 == 3 else [rng.randrange(-9, 50_000) for _ in range(rng.choice([0, 1, 2, 5, 30, 90]))]
+        None
+        if i % 17 == 3
+        else [rng.randrange(-9, 50_000) for _ in range(rng.choice([0, 1, 2, 5, 30, 90]))]
         for i in range(120)
     ]
 
@@ -43,16 +46,21 @@ DOCUMENTS: dict[str, Documents] = {
 MIXED = DOCUMENTS["mixed"]
 
 
-def list_pieces(reader: BlockReader, blocks: Array, chunks: Array, storage: Storage) -> list[list[list[int]]]:
+def list_pieces(
+    reader: BlockReader, blocks: Array, chunks: Array, storage: Storage
+) -> list[list[list[int]]]:
     """Read blocks: the tokens of each block's pieces of documents."""
     return [
-        [piece.tolist() for piece in np.split(block.tokens, block.offsets[1:-1])] if len(block.offsets) > 1 else []
+        [piece.tolist() for piece in np.split(block.tokens, block.offsets[1:-1])]
+        if len(block.offsets) > 1
+        else []
         for block in read_blocks(reader, blocks, chunks, storage)
     ]
 
 
 def join_pieces(index: FileIndex, pieces: list[list[list[int]]]) -> Iterator[list[int]]:
-    """Join the pieces of all blocks of a file to its documents, by the blocks' flags; rows and flags must agree."""
+    """Join the pieces of all blocks of a file to its documents, by the blocks' flags; rows and
+    flags must agree."""
     document: list[int] | None = None
     for block, parts in zip(index.blocks, pieces, strict=True):
         assert bool(block["flags"] & STARTS_MID_DOCUMENT) == (document is not None)

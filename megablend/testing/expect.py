@@ -1,4 +1,5 @@
-"""Expecting errors, for contract suites: without pytest, which is not a dependency of the package."""
+"""Expecting errors, for contract suites: without pytest, which is not a dependency of the
+package."""
 
 from __future__ import annotations
 
@@ -15,8 +16,11 @@ def raises(error: type[Exception], call: Callable[..., object], *arguments: obje
     return False
 
 
-def expect_error(error: type[Exception], pattern: str, call: Callable[..., object], *arguments: object) -> None:
-    """Require that a call raises an error of that type whose message contains a match of the regular expression.
+def expect_error(
+    error: type[Exception], pattern: str, call: Callable[..., object], *arguments: object
+) -> None:
+    """Require that a call raises an error of that type whose message contains a match of the
+    regular expression.
 
     Raises: AssertionError otherwise; other errors of the call as they are.
     """

@@ -1,4 +1,5 @@
-"""The second half of the contract of formats: files that are not what was indexed, and requests that do not fit them."""
+"""The second half of the contract of formats: files that are not what was indexed, and requests
+that do not fit them."""
 
 from __future__ import annotations
 
@@ -6,7 +7,13 @@ import os
 import re
 from pathlib import Path
 
-from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, DataError, MissingFileError
+from megablend.errors import (
+    ChangedFileError,
+    ConfigError,
+    CorruptFileError,
+    DataError,
+    MissingFileError,
+)
 from megablend.formats.base import Array
 from megablend.formats.fetch import read_blocks
 from megablend.storage.by_scheme import make_storage
@@ -26,7 +33,9 @@ class FormatFailures(FormatFiles):
         for name in self.format.files(str(path)):
             hidden = Path(name).rename(f"{name}.hidden")
             expect_error(MissingFileError, f"{re.escape(name)}: no such file", self.index, path)
-            expect_error(MissingFileError, f"{re.escape(name)}: no such file", self.open, path, found, size)
+            expect_error(
+                MissingFileError, f"{re.escape(name)}: no such file", self.open, path, found, size
+            )
             hidden.rename(name)
 
     def test_a_truncated_file(self, tmp_path: Path) -> None:
@@ -40,7 +49,9 @@ class FormatFailures(FormatFiles):
                 Path(name).write_bytes(whole[: int(len(whole) * share)])
                 if self.truncation_is_visible:
                     expect_error(CorruptFileError, rf"{re.escape(path.stem)}\.", self.index, path)
-                expect_error(ChangedFileError, f"{re.escape(name)}.*indexed", self.open, path, found, size)
+                expect_error(
+                    ChangedFileError, f"{re.escape(name)}.*indexed", self.open, path, found, size
+                )
             Path(name).write_bytes(whole)
 
     def test_a_file_that_was_replaced_or_grew(self, tmp_path: Path) -> None:
@@ -48,13 +59,18 @@ class FormatFailures(FormatFiles):
         path = self.write_mixed(tmp_path)
         found = self.index(path)
         size = path.stat().st_size
-        other = [document if i != 60 else [*(document or []), *range(50)] for i, document in enumerate(MIXED)]
+        other = [
+            document if i != 60 else [*(document or []), *range(50)]
+            for i, document in enumerate(MIXED)
+        ]
         (tmp_path / "other").mkdir()
         replacement = tmp_path / "other" / path.name
         self.write(replacement, other)
         for name in self.format.files(str(replacement)):
             Path(name).replace(path.parent / Path(name).name)
-        expect_error(ChangedFileError, f"{re.escape(path.stem)}.*indexed", self.open, path, found, size)
+        expect_error(
+            ChangedFileError, f"{re.escape(path.stem)}.*indexed", self.open, path, found, size
+        )
 
     def test_a_file_that_is_cut_under_its_reader(self, tmp_path: Path) -> None:
         """An error, not missing tokens."""
@@ -84,7 +100,15 @@ class FormatFailures(FormatFiles):
             wrong: Array = found.blocks[1:2].copy()
             wrong[field] += change
             if field != "offset" or self.blocks_are_marked:
-                expect_error(DataError, re.escape(str(path)), read_blocks, reader, wrong, found.chunks, storage)
+                expect_error(
+                    DataError,
+                    re.escape(str(path)),
+                    read_blocks,
+                    reader,
+                    wrong,
+                    found.chunks,
+                    storage,
+                )
 
     def test_the_column_is_named_or_found(self, tmp_path: Path) -> None:
         """Without `column:` the token column is found; another name than the file's is refused."""

@@ -34,12 +34,14 @@ class FormatFiles:
     lengths_are_stored = False
     """Whether documents in a block are found without reading any data."""
     truncation_is_visible = True
-    """Whether a file that was cut short before it was ever indexed is recognised by its own content."""
+    """Whether a file that was cut short before it was ever indexed is recognised by its own
+    content."""
     blocks_are_marked = True
     """Whether a block's bytes show that they are a block, so that a wrong offset is recognised."""
 
     def write(self, path: Path, documents: Documents) -> None:
-        """Write documents to a file, and to the other files that belong to `path` if there are any; deterministic."""
+        """Write documents to a file, and to the other files that belong to `path` if there are any;
+        deterministic."""
         raise NotImplementedError
 
     def as_read(self, documents: Documents) -> list[list[int]]:
@@ -47,7 +49,12 @@ class FormatFiles:
         return [[*(document or []), *self.separator] for document in documents]
 
     def index(
-        self, path: Path | str, *, documents: bool = True, column: str | None = None, storage: Storage | None = None
+        self,
+        path: Path | str,
+        *,
+        documents: bool = True,
+        column: str | None = None,
+        storage: Storage | None = None,
     ) -> FileIndex:
         """Index a file; `column` None is the contract's."""
         read = self.make_spec(column or self.column, documents)
@@ -56,9 +63,15 @@ class FormatFiles:
         return dataclasses.replace(found, blocks=place_blocks(found.blocks))
 
     def open(
-        self, path: Path | str, found: FileIndex, size: int | None = None, *, storage: Storage | None = None
+        self,
+        path: Path | str,
+        found: FileIndex,
+        size: int | None = None,
+        *,
+        storage: Storage | None = None,
     ) -> BlockReader:
-        """Open an indexed file, which had `size` bytes when it was indexed (None: its present size)."""
+        """Open an indexed file, which had `size` bytes when it was indexed (None: its present
+        size)."""
         storage = storage or make_storage()
         file = OpenedFile(
             size=storage.stat(str(path)).size if size is None else size,

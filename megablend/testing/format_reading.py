@@ -1,4 +1,5 @@
-"""The first half of the contract of formats: what is written comes back, in any order, from any thread or process."""
+"""The first half of the contract of formats: what is written comes back, in any order, from any
+thread or process."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from megablend.errors import DataError
-from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE, Array, BlockReader, FileIndex, is_divisible
+from megablend.formats.base import (
+    CHUNK_DTYPE,
+    PLACED_BLOCK_DTYPE,
+    Array,
+    BlockReader,
+    FileIndex,
+    is_divisible,
+)
 from megablend.formats.fetch import read_blocks, read_pieces
 from megablend.index.file_tasks import join, part_span
 from megablend.storage.by_scheme import make_storage
@@ -43,7 +51,12 @@ class FormatReading(FormatFiles):
         assert path.name.endswith(tuple(self.format.suffixes))
         assert self.format.recognizes(str(path), make_storage())
         assert self.format.files(str(path))[0] == str(path)
-        assert self.format.describe_unused_bytes(str(path), self.index(path).blocks, path.stat().st_size) is None
+        assert (
+            self.format.describe_unused_bytes(
+                str(path), self.index(path).blocks, path.stat().st_size
+            )
+            is None
+        )
 
     def test_the_block_table_adds_up(self, tmp_path: Path) -> None:
         """Counts, running sums, and bytes within the file."""
@@ -56,7 +69,9 @@ class FormatReading(FormatFiles):
         assert blocks["rows"].sum() == found.rows
         assert blocks["ends"].sum() == sum(1 for document in self.as_read(MIXED) if document)
         assert (blocks["first_token"] == np.cumsum(blocks["tokens"]) - blocks["tokens"]).all()
-        assert ((blocks["tokens"] > 0) | (blocks["rows"] > 0)).all(), "a block has tokens or documents"
+        assert ((blocks["tokens"] > 0) | (blocks["rows"] > 0)).all(), (
+            "a block has tokens or documents"
+        )
         assert (np.diff(blocks["offset"]) >= 0).all(), "blocks are in file order"
         assert (blocks["offset"] + blocks["stored_bytes"] <= path.stat().st_size).all()
         assert blocks["chunk"].max() < len(found.chunks)
@@ -70,7 +85,9 @@ class FormatReading(FormatFiles):
         assert not self.format.documents_known or (quick.blocks["rows"] >= 0).all()
         # Where rows are not known, blocks without tokens are not listed.
         ours, theirs = (each.blocks[each.blocks["tokens"] > 0] for each in (quick, exact))
-        assert (ours[["offset", "tokens", "first_token"]] == theirs[["offset", "tokens", "first_token"]]).all()
+        assert (
+            ours[["offset", "tokens", "first_token"]] == theirs[["offset", "tokens", "first_token"]]
+        ).all()
         known = ours["rows"] >= 0
         assert (ours[known] == theirs[known]).all()
 
@@ -99,7 +116,10 @@ class FormatReading(FormatFiles):
         size = path.stat().st_size
         for count in (1, 2, 7):
             spans = [part_span(size, part, count) for part in range(count)]
-            parts = [self.format.index_part(str(path), read, span=span, storage=storage) for span in spans]
+            parts = [
+                self.format.index_part(str(path), read, span=span, storage=storage)
+                for span in spans
+            ]
             joined = join(parts)
             assert joined.blocks.tobytes() == whole.blocks.tobytes(), count
             assert joined.chunks.tobytes() == whole.chunks.tobytes(), count
@@ -112,7 +132,9 @@ class FormatReading(FormatFiles):
         reader = self.open(path, found)
         whole = list_pieces(reader, found.blocks, found.chunks, make_storage())
         ids = np.random.default_rng(3).integers(0, len(found.blocks), 50)
-        assert list_pieces(reader, found.blocks[ids], found.chunks, make_storage()) == [whole[i] for i in ids]
+        assert list_pieces(reader, found.blocks[ids], found.chunks, make_storage()) == [
+            whole[i] for i in ids
+        ]
         assert list(read_blocks(reader, found.blocks[:0], found.chunks, make_storage())) == []
 
     def test_pieces_alone_are_those_of_the_decoded_blocks(self, tmp_path: Path) -> None:
@@ -128,20 +150,25 @@ class FormatReading(FormatFiles):
         assert (scanned_bytes == 0) == self.lengths_are_stored
         wrong: Array = found.blocks[1:2].copy()
         wrong["tokens"] += 1
-        expect_error(DataError, re.escape(str(path)), read_pieces, reader, wrong, found.chunks, storage)
+        expect_error(
+            DataError, re.escape(str(path)), read_pieces, reader, wrong, found.chunks, storage
+        )
 
     def test_decoded_blocks_are_read_only_and_typed(self, tmp_path: Path) -> None:
         """Readers share decoded blocks."""
         path = self.write_mixed(tmp_path)
         found = self.index(path)
-        for block in read_blocks(self.open(path, found), found.blocks, found.chunks, make_storage()):
+        for block in read_blocks(
+            self.open(path, found), found.blocks, found.chunks, make_storage()
+        ):
             assert block.tokens.dtype == np.dtype(self.token_dtype)
             assert block.offsets.dtype == np.dtype("int64")
             assert (block.offsets[0], block.offsets[-1]) == (0, len(block.tokens))
             assert not block.tokens.flags.writeable
 
     def test_bytes_come_from_the_storage_only(self, tmp_path: Path) -> None:
-        """The format opens nothing itself: locations of another storage, without descriptors, give the same."""
+        """The format opens nothing itself: locations of another storage, without descriptors, give
+        the same."""
         path = self.write_mixed(tmp_path)
         moved = MovedStorage(make_storage())
         location = f"{SCHEME}{path}"
@@ -149,7 +176,9 @@ class FormatReading(FormatFiles):
         found = self.index(location, storage=moved)
         assert found.blocks.tobytes() == local.blocks.tobytes()
         assert found.structure == local.structure
-        pieces = list_pieces(self.open(location, found, storage=moved), found.blocks, found.chunks, moved)
+        pieces = list_pieces(
+            self.open(location, found, storage=moved), found.blocks, found.chunks, moved
+        )
         assert list(join_pieces(found, pieces)) == self.as_read(MIXED)
 
     def test_threads_share_a_reader(self, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The contract of every format: the same documents give the same tokens, rows and ends, and errors name the file.
+"""The contract of every format: the same documents give the same tokens, rows and ends, and errors
+name the file.
 
 class TestMyFormat(FormatContract):
     format = MyFormat()
@@ -16,4 +17,5 @@ from megablend.testing.format_reading import FormatReading
 
 
 class FormatContract(FormatReading, FormatFailures):
-    """Subclass it, set `format`, `suffix` and what differs from the defaults of `FormatFiles`, and override `write`."""
+    """Subclass it, set `format`, `suffix` and what differs from the defaults of `FormatFiles`, and
+    override `write`."""

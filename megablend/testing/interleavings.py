@@ -1,4 +1,5 @@
-"""The contract of every interleaving: exact totals, each ordinal once, and counts that agree with a walk over all samples.
+"""The contract of every interleaving: exact totals, each ordinal once, and counts that agree with a
+walk over all samples.
 
 class TestMyInterleaving(InterleavingContract):
     kind = InterleavingKind(plan_my_stage)
@@ -26,7 +27,8 @@ class InterleavingContract:
     """Number of random stages per test."""
 
     def draw_stages(self, name: str) -> Iterator[tuple[random.Random, StageRequest]]:
-        """Yield a random generator, and stages of one or several sources, some without samples, at a run's start or later."""
+        """Yield a random generator, and stages of one or several sources, some without samples, at
+        a run's start or later."""
         for number in range(self.examples):
             rng = random.Random(f"{name} {number}")
             size = rng.randrange(1, 7)
@@ -65,7 +67,9 @@ class InterleavingContract:
             plan = self.kind.plan(stage)
             walk = [plan.locate(k) for k in range(plan.num_samples)]
             ks = np.array([rng.randrange(plan.num_samples) for _ in range(30)])
-            located = zip(*(column.tolist() for column in self.kind.plan(stage).locate_many(ks)), strict=True)
+            located = zip(
+                *(column.tolist() for column in self.kind.plan(stage).locate_many(ks)), strict=True
+            )
             assert list(located) == [walk[k] for k in ks], stage
             none = plan.locate_many(np.zeros(0, np.int64))
             assert [len(column) for column in none] == [0, 0]
@@ -87,12 +91,29 @@ class InterleavingContract:
             walk = [plan.locate(k) for k in range(plan.num_samples)]
             for source, total in enumerate(stage.totals.tolist()):
                 for ordinal in {-1, 0, total // 2, total - 1, total, rng.randrange(100)}:
-                    hits = (k for k, (which, other) in enumerate(walk) if which == source and other >= ordinal)
+                    hits = (
+                        k
+                        for k, (which, other) in enumerate(walk)
+                        if which == source and other >= ordinal
+                    )
                     first = next(hits, None)
-                    assert plan.first_sample_from(source, ordinal) == first, (stage, source, ordinal)
-                    for before in (0, 1, rng.randrange(len(walk) + 1), first or 0, (first or 0) + 1):
+                    assert plan.first_sample_from(source, ordinal) == first, (
+                        stage,
+                        source,
+                        ordinal,
+                    )
+                    for before in (
+                        0,
+                        1,
+                        rng.randrange(len(walk) + 1),
+                        first or 0,
+                        (first or 0) + 1,
+                    ):
                         found = plan.first_sample_from(source, ordinal, before=before)
-                        assert found == (first if first is not None and first < before else None), (stage, before)
+                        assert found == (first if first is not None and first < before else None), (
+                            stage,
+                            before,
+                        )
 
     def test_nth_samples_agree_with_a_walk(self) -> None:
         """The samples of a source, in the sequence in which they come."""

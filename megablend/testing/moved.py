@@ -13,7 +13,8 @@ SCHEME = "moved:/"
 
 
 class MovedStorage(WrapperStorage):
-    """`moved://x` is the file `/x` of `inner`. It has no descriptors: everything is read by calls of the storage."""
+    """`moved://x` is the file `/x` of `inner`. It has no descriptors: everything is read by calls
+    of the storage."""
 
     def limits(self, path: str) -> ReadLimits:
         """See Storage.limits."""
@@ -26,7 +27,10 @@ class MovedStorage(WrapperStorage):
     def find(self, pattern: str) -> Found:
         """See Storage.find."""
         found = self.inner.find(_path(pattern))
-        files = [Match(each.links, f"{SCHEME}{each.path}", f"{SCHEME}{each.real}") for each in found.files]
+        files = [
+            Match(each.links, f"{SCHEME}{each.path}", f"{SCHEME}{each.real}")
+            for each in found.files
+        ]
         return Found(files, found.unreadable, tuple(f"{SCHEME}{each}" for each in found.folders))
 
     def glob(self, pattern: str) -> list[str]:
@@ -53,7 +57,9 @@ class MovedStorage(WrapperStorage):
         """See Storage.read."""
         return self.inner.read(_path(path), offset, size)
 
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+    def read_ranges(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
         """See Storage.read_ranges."""
         return self.inner.read_ranges(_path(path), offsets, sizes, allocate)
 

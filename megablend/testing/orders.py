@@ -1,4 +1,5 @@
-"""The contract of every order: each token of each epoch exactly once, and reading can start at any token.
+"""The contract of every order: each token of each epoch exactly once, and reading can start at any
+token.
 
 class TestMyOrder(OrderContract):
     kind = OrderKind(MyOrder)
@@ -22,7 +23,8 @@ Token = tuple[int, int, int]
 
 
 class ListedBlocks:
-    """Blocks with listed token counts; each block is one document, unless document lengths are given."""
+    """Blocks with listed token counts; each block is one document, unless document lengths are
+    given."""
 
     def __init__(self, sizes: Sequence[int], documents: Sequence[int] | None = None) -> None:
         self.listed = list(sizes)
@@ -41,7 +43,8 @@ class ListedBlocks:
         return running[blocks]
 
     def group_totals(self, num_groups: int, run: int) -> Int64s:
-        """Tokens of each group, int64 [num_groups]; block b belongs to group b // run % num_groups."""
+        """Tokens of each group, int64 [num_groups]; block b belongs to group b // run %
+        num_groups."""
         totals = np.zeros(num_groups, np.int64)
         for block, size in enumerate(self.listed):
             totals[block // run % num_groups] += size
@@ -57,7 +60,9 @@ def list_tokens(order: Order, start: int, stop: int) -> list[Token]:
     assert not rows.any(), "spans of a single range have row 0"
     spans = list(zip(*(column.tolist() for column in columns), strict=True))
     assert all(first < last for _, _, first, last in spans), "no span is empty"
-    return [(epoch, block, token) for epoch, block, first, last in spans for token in range(first, last)]
+    return [
+        (epoch, block, token) for epoch, block, first, last in spans for token in range(first, last)
+    ]
 
 
 class OrderContract:
@@ -87,7 +92,9 @@ class OrderContract:
         for rng, sizes in self.draw_sizes("once"):
             walk = list_tokens(self.make(sizes, rng.randrange(2**63)), 0, 3 * sum(sizes))
             total = sum(sizes)
-            everything = [(block, token) for block, size in enumerate(sizes) for token in range(size)]
+            everything = [
+                (block, token) for block, size in enumerate(sizes) for token in range(size)
+            ]
             for epoch in range(3):
                 part = walk[epoch * total : (epoch + 1) * total]
                 assert sorted(part) == [(epoch, *token) for token in everything], sizes
@@ -99,22 +106,34 @@ class OrderContract:
             walk = list_tokens(self.make(sizes, key), 0, 3 * sum(sizes))
             start = rng.randrange(len(walk))
             stop = rng.randrange(start, len(walk) + 1)
-            assert list_tokens(self.make(sizes, key), start, stop) == walk[start:stop], (sizes, start, stop)
+            assert list_tokens(self.make(sizes, key), start, stop) == walk[start:stop], (
+                sizes,
+                start,
+                stop,
+            )
 
     def test_many_ranges_at_once_equal_single_ones(self) -> None:
-        """In any sequence, including repeated and overlapping ranges; all of one length, or each of its own."""
+        """In any sequence, including repeated and overlapping ranges; all of one length, or each of
+        its own."""
         for rng, sizes in self.draw_sizes("many"):
             order = self.make(sizes)
             length = rng.randrange(1, 9)
             starts = np.array([rng.randrange(3 * sum(sizes)) for _ in range(20)])
-            for lengths in (np.full(20, length), np.array([rng.randrange(1, 9) for _ in range(20)])):
+            for lengths in (
+                np.full(20, length),
+                np.array([rng.randrange(1, 9) for _ in range(20)]),
+            ):
                 spans = order.spans(starts, length if (lengths == length).all() else lengths)
                 assert (np.diff(spans.rows) >= 0).all(), "rows ascend"
                 for row, start in enumerate(starts.tolist()):
                     in_row = spans.rows == row
                     single = order.spans(np.array([start]), int(lengths[row]))
                     for column, expected in zip(spans[1:], single[1:], strict=True):
-                        assert column[in_row].tolist() == expected.tolist(), (sizes, start, lengths[row])
+                        assert column[in_row].tolist() == expected.tolist(), (
+                            sizes,
+                            start,
+                            lengths[row],
+                        )
 
     def test_find_tokens_is_the_inverse(self) -> None:
         """It gives the position in an epoch of every stored token of a range, each once."""
@@ -124,7 +143,9 @@ class OrderContract:
             epoch = rng.randrange(3)
             before = [sum(sizes[:block]) for block in range(len(sizes))]
             walk = list_tokens(order, epoch * total, (epoch + 1) * total)
-            expected = {before[block] + token: epoch * total + i for i, (_, block, token) in enumerate(walk)}
+            expected = {
+                before[block] + token: epoch * total + i for i, (_, block, token) in enumerate(walk)
+            }
             starts = np.array([rng.randrange(total) for _ in range(5)])
             stops = np.array([rng.randrange(start, total) + 1 for start in starts.tolist()])
             placed = order.find_tokens(epoch, starts, stops)
@@ -137,13 +158,17 @@ class OrderContract:
                     for i in range(last - first)
                     if which == row
                 ]
-                assert sorted(positions) == [(token, expected[token]) for token in range(start, stop)], (sizes, epoch)
+                assert sorted(positions) == [
+                    (token, expected[token]) for token in range(start, stop)
+                ], (sizes, epoch)
 
     def test_consumes_whole_blocks_as_declared(self) -> None:
         """An order that consumes whole blocks reads each block to its end."""
         if self.kind.consumes_whole_blocks:
             for _, sizes in self.draw_sizes("whole"):
-                _, _, blocks, starts, stops = self.make(sizes).spans(np.zeros(1, np.int64), sum(sizes))
+                _, _, blocks, starts, stops = self.make(sizes).spans(
+                    np.zeros(1, np.int64), sum(sizes)
+                )
                 assert not starts.any()
                 assert [sizes[block] for block in blocks] == stops.tolist()
 

@@ -12,7 +12,16 @@ from megablend.storage.location import escape_wildcards
 from megablend.testing.expect import expect_error
 from megablend.testing.storage_files import A_FILE, StorageFiles, make_content
 
-IN_T = ("t/a.bin", "t/b.bin", "t/ sp ace.bin", "t/%20.bin", "t/[1].bin", "t/é.bin", "t/q?.bin", "t/+&#=;.bin")
+IN_T = (
+    "t/a.bin",
+    "t/b.bin",
+    "t/ sp ace.bin",
+    "t/%20.bin",
+    "t/[1].bin",
+    "t/é.bin",
+    "t/q?.bin",
+    "t/+&#=;.bin",
+)
 PATTERNS: Mapping[str, Iterable[str]] = {
     "t/*.bin": (*IN_T, "t/'\"<>.bin", "t/empty.bin"),
     "t/a.bin": ["t/a.bin"],
@@ -117,14 +126,17 @@ class StorageFinding(StorageFiles):
         expect_error(MissingFileError, pattern, storage.read, path, 0, 1)
 
     def test_a_replaced_file(self, tmp_path: Path) -> None:
-        """Readers get the old bytes or an error, until the file is found again; then the new ones."""
+        """Readers get the old bytes or an error, until the file is found again; then the new
+        ones."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         path = self.locate(root, A_FILE)
         content = make_content(A_FILE)
         before = storage.stat(path)
         assert storage.read(path, 0, 100) == content[:100]
-        replaced = {name: make_content(name)[::-1] for name in self.names} | {A_FILE: content[::-1] + b"more"}
+        replaced = {name: make_content(name)[::-1] for name in self.names} | {
+            A_FILE: content[::-1] + b"more"
+        }
         assert self.write_files(tmp_path, replaced) == root
         try:
             assert storage.read(path, 0, 100) == content[:100]
@@ -139,7 +151,8 @@ class StorageFinding(StorageFiles):
         assert storage.read(path, 0, 100) == content[::-1][:100]
 
     def test_a_view_for_reading_keeps_its_own_files(self, tmp_path: Path) -> None:
-        """A file that is replaced and found again by the storage is not what a view reads that has read the old one."""
+        """A file that is replaced and found again by the storage is not what a view reads that has
+        read the old one."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         path = self.locate(root, A_FILE)
@@ -147,7 +160,9 @@ class StorageFinding(StorageFiles):
         view = storage.for_reading()
         before = view.stat(path)
         assert view.read(path, 0, 100) == content[:100]
-        replaced = {name: make_content(name)[::-1] for name in self.names} | {A_FILE: content[::-1] + b"more"}
+        replaced = {name: make_content(name)[::-1] for name in self.names} | {
+            A_FILE: content[::-1] + b"more"
+        }
         assert self.write_files(tmp_path, replaced) == root
         assert [match.path for match in storage.find(path).files] == [path]
         for other in (storage, storage.for_reading()):

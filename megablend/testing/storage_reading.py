@@ -1,4 +1,5 @@
-"""The second half of the contract of storages: exactly the requested bytes, or an error that names file and place."""
+"""The second half of the contract of storages: exactly the requested bytes, or an error that names
+file and place."""
 
 from __future__ import annotations
 
@@ -88,7 +89,9 @@ class StorageReading(StorageFiles):
         sizes = np.array([9, 4])
         expect_error(CorruptFileError, pattern, storage.read, path, offset, 4)
         expect_error(CorruptFileError, pattern, storage.read_ranges, path, offsets, sizes, allocate)
-        expect_error(CorruptFileError, pattern, storage.fetch(path, offsets, sizes, allocate).result)
+        expect_error(
+            CorruptFileError, pattern, storage.fetch(path, offsets, sizes, allocate).result
+        )
         expect_error(CorruptFileError, re.escape(path), storage.read, path, 0, 1 << 50)
         for start, size in ((-1, 1), (0, -1), (1 << 62, 1 << 62)):
             expect_error(CorruptFileError, re.escape(path), storage.read, path, start, size)
@@ -101,7 +104,9 @@ class StorageReading(StorageFiles):
         sizes = np.array([1])
         pattern = f"{re.escape(path)}.*{self.missing}"
         expect_error(MissingFileError, pattern, storage.read_ranges, path, offsets, sizes, allocate)
-        expect_error(MissingFileError, pattern, storage.fetch(path, offsets, sizes, allocate).result)
+        expect_error(
+            MissingFileError, pattern, storage.fetch(path, offsets, sizes, allocate).result
+        )
         try:
             with storage.descriptor(path) as fd:
                 assert fd == -1
@@ -134,7 +139,8 @@ class StorageReading(StorageFiles):
 
 
 def draw_ranges(seed: int, count: int) -> list[tuple[int, int]]:
-    """Random ranges (offset, size) of the file; among the first are an empty one at the end, and the whole file."""
+    """Random ranges (offset, size) of the file; among the first are an empty one at the end, and
+    the whole file."""
     rng = random.Random(seed)
     size = len(WHOLE)
     fixed = [(size, 0), (0, size), (0, 0), (1, 4096), (4095, 2), (size - 1, 1)]
@@ -161,7 +167,10 @@ def list_ranges(data: Bytes, begins: Int64s, ranges: list[tuple[int, int]]) -> l
     """The bytes of each range, from what a storage returned."""
     assert (data.dtype, begins.dtype) == (np.dtype(np.uint8), np.dtype(np.int64))
     assert len(begins) == len(ranges)
-    return [data[begin : begin + size].tobytes() for begin, (_, size) in zip(begins.tolist(), ranges, strict=True)]
+    return [
+        data[begin : begin + size].tobytes()
+        for begin, (_, size) in zip(begins.tolist(), ranges, strict=True)
+    ]
 
 
 def slices(ranges: list[tuple[int, int]]) -> list[bytes]:
@@ -172,5 +181,9 @@ def slices(ranges: list[tuple[int, int]]) -> list[bytes]:
 def check_ranges(storage: Storage, path: str, ranges: list[tuple[int, int]]) -> None:
     """Require that `read_ranges` and `fetch` return the expected bytes."""
     offsets, sizes = as_arrays(ranges)
-    assert list_ranges(*storage.read_ranges(path, offsets, sizes, allocate), ranges) == slices(ranges)
-    assert list_ranges(*storage.fetch(path, offsets, sizes, allocate).result(60), ranges) == slices(ranges)
+    assert list_ranges(*storage.read_ranges(path, offsets, sizes, allocate), ranges) == slices(
+        ranges
+    )
+    assert list_ranges(*storage.fetch(path, offsets, sizes, allocate).result(60), ranges) == slices(
+        ranges
+    )

@@ -1,4 +1,5 @@
-"""The contract of every storage: files are found by patterns as on a local disk, and ranges of their bytes are exact.
+"""The contract of every storage: files are found by patterns as on a local disk, and ranges of
+their bytes are exact.
 
 class TestMyStorage(StorageContract):
     def write_files(self, folder, files):
@@ -16,4 +17,5 @@ from megablend.testing.storage_reading import StorageReading
 
 
 class StorageContract(StorageFinding, StorageReading):
-    """Subclass it, override `write_files` and `make_storage`, and set what differs from the defaults of `StorageFiles`."""
+    """Subclass it, override `write_files` and `make_storage`, and set what differs from the
+    defaults of `StorageFiles`."""

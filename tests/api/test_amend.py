@@ -61,7 +61,8 @@ def test_a_job_goes_through_an_amendment(config: dict[str, Any]) -> None:
     loader.close()
     resumed = megablend.open(edited, state=state)
     ranks = [
-        megablend.Loader(resumed, micro_batch_size=4, data_parallel_rank=rank, data_parallel_size=2) for rank in (0, 1)
+        megablend.Loader(resumed, micro_batch_size=4, data_parallel_rank=rank, data_parallel_size=2)
+        for rank in (0, 1)
     ]
     for pair in zip(*ranks, strict=True):
         seen += [row for batch in pair for row in batch["tokens"].tolist()]
@@ -69,7 +70,9 @@ def test_a_job_goes_through_an_amendment(config: dict[str, Any]) -> None:
     assert seen == read(megablend.open(edited))
     sources = [each.source for each in read_samples(resumed, range(640))]
     assert Counter(sources[48:]) == {0: 148, 1: 148, 2: 296}
-    for number in range(3):  # what was begun is read to its end, each token as often as any other before the next epoch
+    for number in range(
+        3
+    ):  # what was begun is read to its end, each token as often as any other before the next epoch
         counts = Counter(t for k, tokens in enumerate(seen) if sources[k] == number for t in tokens)
         assert set(counts) <= set(stream(number))
         assert max(counts.values()) - min(counts[t] for t in stream(number)) <= 1
@@ -89,7 +92,9 @@ def test_no_token_is_lost_when_the_length_changes(config: dict[str, Any]) -> Non
     for number in range(3):
         ordinals = sorted(sample.ordinal for sample in samples if sample.source == number)
         assert ordinals == list(range(len(ordinals)))
-        counts = Counter(t for sample in samples if sample.source == number for t in sample.tokens.tolist()[:-1])
+        counts = Counter(
+            t for sample in samples if sample.source == number for t in sample.tokens.tolist()[:-1]
+        )
         assert max(counts.values()) - min(counts[t] for t in stream(number)) <= 1
 
 
@@ -110,7 +115,9 @@ def test_states_before_are_good_and_those_past_it_say_what_to_do(config: dict[st
             amended.load_state_dict(states[k])
         with pytest.raises(megablend.StateError, match=says):
             megablend.open(config, state=states[k])  # not even with the config as it was
-    with pytest.raises(megablend.PlanError, match="in stage 1, from sample 112 on, share of source 's0' was 1/4"):
+    with pytest.raises(
+        megablend.PlanError, match="in stage 1, from sample 112 on, share of source 's0' was 1/4"
+    ):
         megablend.open(config)
     later = megablend.amend(edited, state=states[200], after=1)
     assert (later.at, later.requested) == (208, 201)
@@ -121,7 +128,9 @@ def test_states_before_are_good_and_those_past_it_say_what_to_do(config: dict[st
     assert megablend.open(edited, state=amended.state_dict(112)).consumed_samples == 112
 
 
-def test_config_data_and_state_alone_rebuild_an_amended_run(config: dict[str, Any], tmp_path: Path) -> None:
+def test_config_data_and_state_alone_rebuild_an_amended_run(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     edited = config | {"stages": [FIRST, NEXT, {"samples": 960, "sequence_length": 12}]}
     found = megablend.amend(edited, at=100)
     assert found.drain_settings == ({"from": 640, "drain": 196},)
@@ -135,7 +144,9 @@ def test_config_data_and_state_alone_rebuild_an_amended_run(config: dict[str, An
     assert rebuilt.consumed_samples == 300
     written = [FIRST, NEXT | {"from": 112}, edited["stages"][2] | {"drain": 196}]
     assert megablend.build(elsewhere | {"stages": written}).ledger == ledger
-    assert megablend.build(edited | {"stages": written}).ledger == ledger  # as the amended config may say
+    assert (
+        megablend.build(edited | {"stages": written}).ledger == ledger
+    )  # as the amended config may say
     assert megablend.show(config["cache"], 400, run="default") == megablend.show(edited, 400)
 
 
@@ -162,7 +173,9 @@ def test_amended_again_and_again(config: dict[str, Any]) -> None:
         sources = [each.source for each in read_samples(dataset)]
         assert now[: found.at] == past[: found.at]
         for number in range(3):
-            tokens = Counter(t for source, row in zip(sources, now, strict=True) if source == number for t in row)
+            tokens = Counter(
+                t for source, row in zip(sources, now, strict=True) if source == number for t in row
+            )
             if tokens:
                 assert max(tokens.values()) - min(tokens.values()) <= 1 + (min(tokens.values()) > 1)
         past = now
@@ -174,7 +187,9 @@ def test_amended_again_and_again(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("extended", [False, True])
-def test_a_config_without_stages(tmp_path: Path, data: list[dict[str, Any]], extended: bool) -> None:
+def test_a_config_without_stages(
+    tmp_path: Path, data: list[dict[str, Any]], extended: bool
+) -> None:
     """The form that the message prints works at once."""
     config = make_config(tmp_path, data, samples=640)
     if extended:
@@ -218,7 +233,10 @@ CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
         {"at": 100},
         "begins at sample 100, expected 112: give the stage before it the end that was built, `samples: 640`, and the next one "
         "`from: 112` or no `from`$",
-        [({"stages": [FIRST, NEXT | {"from": 112}]}, {"at": 100}), ({"stages": [FIRST, NEXT]}, {"at": 100})],
+        [
+            ({"stages": [FIRST, NEXT | {"from": 112}]}, {"at": 100}),
+            ({"stages": [FIRST, NEXT]}, {"at": 100}),
+        ],
     ),
     (
         {"stages": [{"samples": 100}, NEXT]},
@@ -261,7 +279,9 @@ CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "arguments", "says", "remedies"), CHANGES, ids=[each[2][:40] for each in CHANGES])
+@pytest.mark.parametrize(
+    ("change", "arguments", "says", "remedies"), CHANGES, ids=[each[2][:40] for each in CHANGES]
+)
 def test_what_cannot_be_amended(
     config: dict[str, Any], change: Any, arguments: Any, says: str, remedies: list[tuple[Any, Any]]
 ) -> None:
@@ -279,7 +299,8 @@ def test_before_the_first_sample_a_run_is_reset(config: dict[str, Any], tmp_path
     path = tmp_path / "run.json"
     path.write_text(json.dumps(edited))
     with pytest.raises(
-        megablend.ConfigError, match=r"before the first one, plan the run again \(`megablend runs reset CONFIG`\)"
+        megablend.ConfigError,
+        match=r"before the first one, plan the run again \(`megablend runs reset CONFIG`\)",
     ):
         megablend.amend(edited, at=0)
     done = CliRunner().invoke(cli, ["runs", "reset", str(path)])
@@ -292,7 +313,12 @@ def test_a_dry_run_changes_nothing_and_says_what_would(config: dict[str, Any]) -
     edited = config | {"stages": [FIRST, NEXT | {"samples": 1600}]}
     found = megablend.amend(edited, at=97, dry_run=True)
     assert load_ledger(config["cache"], "default") == ledger
-    assert (found.at, found.samples_before, found.samples, found.committed) == (112, 640, 1600, False)
+    assert (found.at, found.samples_before, found.samples, found.committed) == (
+        112,
+        640,
+        1600,
+        False,
+    )
     assert {"what": "share of source 's0'", "before": "3/4", "after": "1/4"} in found.changes
     assert [round(each.before.share, 2) for each in found.sources] == [0.75, 0.25, 0.0]
     assert [round(each.after.share, 2) for each in found.sources] == [0.25, 0.25, 0.5]
@@ -335,7 +361,10 @@ def test_the_command(config: dict[str, Any], tmp_path: Path) -> None:
     assert "give either --at SAMPLE or --state FILE" in run(code=2)
     assert "--plus needs --state" in run("--at", "9", "--plus", "3", code=2)
     printed = run("--state", str(state), "--plus", "2", "--dry-run")
-    assert "run 'default' would continue with other settings from sample 96 on (92 rounded up" in printed
+    assert (
+        "run 'default' would continue with other settings from sample 96 on (92 rounded up"
+        in printed
+    )
     assert "share of source 's0': 3/4 -> 1/4" in printed
     assert json.loads(run("--at", "97", "--json"))["at"] == 112
     assert torch.tensor(megablend.open(str(path)).run.ledger.ends).tolist() == [112, 640]
@@ -349,7 +378,9 @@ def test_a_run_of_any_length_can_be_amended(tmp_path: Path, data: list[dict[str,
     assert len(megablend.open(edited)) == 640
 
 
-def test_a_run_that_is_amended_while_it_is_shown(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_amended_while_it_is_shown(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The ledger is read once: what is shown is of the plan before, or of the plan after."""
     edited = config | {"stages": [FIRST, NEXT]}
     before = list(megablend.show(config["cache"], 150, run=config.get("run", "default")).tokens)

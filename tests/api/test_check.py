@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 
 import megablend
-from megablend.errors import CHANGED_REMEDY, MISSING_REMEDY, CacheError, ChangedFileError, MissingFileError
+from megablend.errors import (
+    CHANGED_REMEDY,
+    MISSING_REMEDY,
+    CacheError,
+    ChangedFileError,
+    MissingFileError,
+)
 from megablend.index.build import Progress
 from megablend.reader import file_watch as watch
 from megablend.storage.descriptors import default_capacity, shared_pool
@@ -27,7 +33,8 @@ from tests.storage.test_contract import skip_without_direct_reads
 @pytest.fixture
 def config(tmp_path: Path) -> dict[str, Any]:
     sources = [
-        write_source(tmp_path, number, kind, documents(number, 40, 30, 1), num_files=4) | {"weight": 1}
+        write_source(tmp_path, number, kind, documents(number, 40, 30, 1), num_files=4)
+        | {"weight": 1}
         for number, kind in enumerate(("arrow", "megatron"))
     ]
     config = make_config(tmp_path, sources, samples=40)
@@ -36,7 +43,9 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 
 def files(tmp_path: Path, source: int) -> list[Path]:
-    return sorted(path for path in (tmp_path / f"source{source}").iterdir() if path.suffix != ".idx")
+    return sorted(
+        path for path in (tmp_path / f"source{source}").iterdir() if path.suffix != ".idx"
+    )
 
 
 def command(tmp_path: Path, config: dict[str, Any], *args: str) -> subprocess.CompletedProcess[str]:
@@ -53,7 +62,9 @@ def test_all_files_as_indexed(config: dict[str, Any]) -> None:
     assert megablend.describe(config)["problems"] == []
 
 
-def test_a_missing_a_replaced_and_a_shorter_file_are_listed(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_missing_a_replaced_and_a_shorter_file_are_listed(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     missing, shorter, touched, _ = files(tmp_path, 0)
     missing.rename(tmp_path / "aside")
     os.truncate(shorter, shorter.stat().st_size - 8)
@@ -76,7 +87,9 @@ def test_a_missing_a_replaced_and_a_shorter_file_are_listed(config: dict[str, An
 
 @pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize("fault", ["missing", "shorter"])
-def test_what_a_problem_says_to_do(config: dict[str, Any], tmp_path: Path, fault: str, is_named: bool) -> None:
+def test_what_a_problem_says_to_do(
+    config: dict[str, Any], tmp_path: Path, fault: str, is_named: bool
+) -> None:
     source = config["sources"][0]
     path = files(tmp_path, 0)[1]
     if is_named:
@@ -114,7 +127,9 @@ def test_the_command(config: dict[str, Any], tmp_path: Path) -> None:
     path.unlink()
     done = command(tmp_path, config, "check", "--json")
     assert done.returncode == 3
-    assert json.loads(done.stdout)["problems"] == [f"{path}: no such file (source 's0'); {MISSING_REMEDY}"]
+    assert json.loads(done.stdout)["problems"] == [
+        f"{path}: no such file (source 's0'); {MISSING_REMEDY}"
+    ]
     done = command(tmp_path, config, "describe")
     assert f"problem: {path}: no such file (source 's0')" in " ".join(done.stdout.split())
 
@@ -125,7 +140,9 @@ def test_what_was_not_built_cannot_be_checked(tmp_path: Path) -> None:
         megablend.check(make_config(tmp_path, [source], samples=5))
 
 
-def test_a_build_says_what_the_older_index_of_its_run_lacks(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_build_says_what_the_older_index_of_its_run_lacks(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     path = files(tmp_path, 0)[1]
     path.unlink()
     built = megablend.build(config)
@@ -144,12 +161,14 @@ def test_an_error_while_reading_names_the_sample_and_its_source(
     index = dataset.run.store.snapshot
     other = megablend.open(config)
     number = next(i for i in range(index.num_files) if index.path(i) == str(path))
-    needing = [k for k in range(len(dataset)) if number in index.file_of(other.sample(k).spans.blocks)]
+    needing = [
+        k for k in range(len(dataset)) if number in index.file_of(other.sample(k).spans.blocks)
+    ]
     path.unlink()
-    message = (
-        rf"{path}: no such file \(needed for sample {needing[0]} of train, source 's1'; restore the file and resume; "
+    message = rf"{path}: no such file \(needed for sample {needing[0]} of train, source 's1'; restore the file and resume; "
+    loader = megablend.Loader(
+        dataset, micro_batch_size=1, data_parallel_rank=0, data_parallel_size=1
     )
-    loader = megablend.Loader(dataset, micro_batch_size=1, data_parallel_rank=0, data_parallel_size=1)
     samples = map(dataset.__getitem__, range(len(dataset))) if how == "dataset" else loader
     with pytest.raises(MissingFileError, match=message + "`megablend check CONFIG` lists"):
         list(samples)
@@ -172,14 +191,17 @@ def test_a_file_that_went_is_an_error_at_the_next_batch(
 ) -> None:
     monkeypatch.setattr(watch, "ROUND_SECONDS", 0.05)
     dataset = megablend.open(config | {"file_checks_per_second": 1000})
-    loader = megablend.Loader(dataset, micro_batch_size=2, data_parallel_rank=0, data_parallel_size=1)
+    loader = megablend.Loader(
+        dataset, micro_batch_size=2, data_parallel_rank=0, data_parallel_size=1
+    )
     assert len(list(loader)) == 20
     loader.load_state_dict(dataset.state_dict(0))
     # All blocks of it stay in memory, or are read through the descriptor: reading alone would not notice.
     path = files(tmp_path, 0)[1]
     path.rename(tmp_path / "aside")
     with pytest.raises(
-        MissingFileError, match=rf"{path}: no such file \(source 's0'\): found by the background check of"
+        MissingFileError,
+        match=rf"{path}: no such file \(source 's0'\): found by the background check of",
     ):
         batches_until_error(loader)
     loader.close()
@@ -190,7 +212,9 @@ def test_files_are_checked_for_a_data_loader_of_others_too(
 ) -> None:
     monkeypatch.setattr(watch, "ROUND_SECONDS", 0.05)
     dataset = megablend.open(config | {"file_checks_per_second": 1000})
-    loader = megablend.Loader(dataset, micro_batch_size=2, data_parallel_rank=0, data_parallel_size=1)
+    loader = megablend.Loader(
+        dataset, micro_batch_size=2, data_parallel_rank=0, data_parallel_size=1
+    )
     files(tmp_path, 0)[1].rename(tmp_path / "aside")
 
     def take_until_it_is_found() -> None:
@@ -230,13 +254,17 @@ def test_a_check_leaves_readers_their_files(config: dict[str, Any], tmp_path: Pa
 
 
 @pytest.mark.parametrize("direct_io", [False, True])
-def test_a_replaced_file_that_others_open_does_not_reach_open_datasets(tmp_path: Path, direct_io: bool) -> None:
+def test_a_replaced_file_that_others_open_does_not_reach_open_datasets(
+    tmp_path: Path, direct_io: bool
+) -> None:
     """Neither another dataset nor a build makes an open one read the new file by the old index."""
     path = tmp_path / "x.npy"
     other = tmp_path / "y.npy"
     np.save(path, np.arange(2000, dtype=np.uint16))
     source = {"name": "a", "path": str(path), "weight": 1}
-    config = make_config(tmp_path, [source], samples=60, sequence_length=16, file_checks_per_second=0)
+    config = make_config(
+        tmp_path, [source], samples=60, sequence_length=16, file_checks_per_second=0
+    )
     config["direct_io"] = direct_io
     if direct_io:
         skip_without_direct_reads(tmp_path)

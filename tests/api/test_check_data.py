@@ -23,7 +23,13 @@ from megablend.storage.local import data_error
 from tests.cli.commands import runner_with_stderr
 from tests.formats.writers import write_megatron
 
-ROWS: list[list[int] | None] = [[1, 2, 3], [], None, *([i % 90] * (i % 30) for i in range(3, 200)), [5, 6]]
+ROWS: list[list[int] | None] = [
+    [1, 2, 3],
+    [],
+    None,
+    *([i % 90] * (i % 30) for i in range(3, 200)),
+    [5, 6],
+]
 
 
 def write(folder: Path, kind: str, rows: list[list[int] | None]) -> str:
@@ -45,16 +51,26 @@ def write(folder: Path, kind: str, rows: list[list[int] | None]) -> str:
 
 def config(folder: Path, *sources: dict[str, Any], **settings: Any) -> dict[str, Any]:
     named = [{"name": f"s{i}", **source} for i, source in enumerate(sources)]
-    return {"cache": str(folder / "cache"), "sequence_length": 8, "epochs": 1, "sources": named, **settings}
+    return {
+        "cache": str(folder / "cache"),
+        "sequence_length": 8,
+        "epochs": 1,
+        "sources": named,
+        **settings,
+    }
 
 
 @pytest.mark.parametrize("documents", [True, False])
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "bin"])
 @pytest.mark.parametrize("token", [-5, 100, 1 << 40])
-def test_a_wrong_token_is_named_with_file_and_row(tmp_path: Path, kind: str, token: int, documents: bool) -> None:
+def test_a_wrong_token_is_named_with_file_and_row(
+    tmp_path: Path, kind: str, token: int, documents: bool
+) -> None:
     rows = [*ROWS[:150], [7, token, token], *ROWS[150:]]
     path = write(tmp_path, kind, rows)
-    given = config(tmp_path, {"path": path}, vocab_size=100, split="90,10,0" if documents else "1,0,0")
+    given = config(
+        tmp_path, {"path": path}, vocab_size=100, split="90,10,0" if documents else "1,0,0"
+    )
     build(given)
     checked = check_data(given)
     (source,) = checked.sources
@@ -69,7 +85,11 @@ def test_a_wrong_token_is_named_with_file_and_row(tmp_path: Path, kind: str, tok
 def test_sources_have_vocabularies_of_their_own(tmp_path: Path) -> None:
     path = write(tmp_path, "parquet", ROWS)
     other = write(tmp_path / "other", "parquet", [[-1], [1 << 32]])
-    sources = {"path": path, "vocab_size": 90, "weight": 1}, {"path": path, "weight": 1}, {"path": other, "weight": 1}
+    sources = (
+        {"path": path, "vocab_size": 90, "weight": 1},
+        {"path": path, "weight": 1},
+        {"path": other, "weight": 1},
+    )
     given = config(tmp_path, *sources)
     build(given)
     seen: list[Progress] = []
@@ -77,8 +97,14 @@ def test_sources_have_vocabularies_of_their_own(tmp_path: Path) -> None:
     assert [(each.files, each.num_files) for each in seen] == [(1, 3), (2, 3), (3, 3)]
     assert 0 < seen[0].bytes < seen[-1].bytes == seen[0].num_bytes
     assert [source.vocab_size for source in checked.sources] == [90, None, None]
-    assert [(source.smallest, source.largest) for source in checked.sources] == [(1, 89), (1, 89), (-1, 1 << 32)]
-    assert [problem.partition(",")[0] for problem in checked.problems] == [f"{other}: row 0 (row group 0): token -1"]
+    assert [(source.smallest, source.largest) for source in checked.sources] == [
+        (1, 89),
+        (1, 89),
+        (-1, 1 << 32),
+    ]
+    assert [problem.partition(",")[0] for problem in checked.problems] == [
+        f"{other}: row 0 (row group 0): token -1"
+    ]
     assert "2 tokens of the file are out of range" in checked.problems[0]
 
 
@@ -113,7 +139,10 @@ def test_a_file_that_cannot_be_read_does_not_end_the_check(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("vocab_size", "says"),
-    [(90, "1 files cannot be read"), (89, "1 files cannot be read; 1 files have token ids out of range")],
+    [
+        (90, "1 files cannot be read"),
+        (89, "1 files cannot be read; 1 files have token ids out of range"),
+    ],
 )
 def test_files_that_cannot_be_read_are_not_said_to_be_out_of_range(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab_size: int, says: str
@@ -133,7 +162,10 @@ def test_files_that_cannot_be_read_are_not_said_to_be_out_of_range(
     monkeypatch.setattr(BlockStore, "read_blocks", fail)
     done = runner_with_stderr().invoke(cli, ["check", str(path), "--data"])
     assert done.exit_code == 3
-    assert f"{first}: cannot be read: Input/output error: the disk or the file server is failing" in done.output
+    assert (
+        f"{first}: cannot be read: Input/output error: the disk or the file server is failing"
+        in done.output
+    )
     assert done.output.splitlines()[-1] == says
     done = runner_with_stderr().invoke(cli, ["check", str(path), "--data", "--json"])
     assert json.loads(done.stdout)["data"]["unread"] == 1
@@ -147,29 +179,37 @@ def test_files_that_cannot_be_read_are_not_said_to_be_out_of_range(
         ({"model": {"vocab": [["a", -1.0], ["b", -2.0]]}, "added_tokens": []}, 2),
     ],
 )
-def test_a_tokenizer_says_how_many_ids_it_has(tmp_path: Path, tokenizer: dict[str, Any], size: int) -> None:
+def test_a_tokenizer_says_how_many_ids_it_has(
+    tmp_path: Path, tokenizer: dict[str, Any], size: int
+) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert read_vocab_size(str(tmp_path / "tokenizer.json")) == size
-    given = config(tmp_path, {"path": write(tmp_path, "parquet", ROWS)}, vocab_size=tmp_path / "tokenizer.json")
+    given = config(
+        tmp_path, {"path": write(tmp_path, "parquet", ROWS)}, vocab_size=tmp_path / "tokenizer.json"
+    )
     build(given)
     assert check_data(given).sources[0].vocab_size == size
 
 
 def test_a_tokenizer_of_the_library(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(50)}, unk_token="w0"))
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({f"w{i}": i for i in range(50)}, unk_token="w0")
+    )
     words.add_special_tokens(["<s>"])
     words.save(str(tmp_path / "t.json"))
     assert read_vocab_size(str(tmp_path / "t.json")) == words.get_vocab_size() == 51
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"model": {"vocab": {}}}', '{"model": {"vocab": {"a": "b"}}}', "[" * 9999]
+    "text",
+    ["", "[]", "{}", '{"model": {"vocab": {}}}', '{"model": {"vocab": {"a": "b"}}}', "[" * 9999],
 )
 def test_what_is_no_tokenizer(tmp_path: Path, text: str) -> None:
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(
-        ConfigError, match=r"vocab_size: .*t\.json: not a tokenizer\.json .* give the number of token ids instead"
+        ConfigError,
+        match=r"vocab_size: .*t\.json: not a tokenizer\.json .* give the number of token ids instead",
     ):
         read_vocab_size(str(tmp_path / "t.json"))
     with pytest.raises(ConfigError, match="cannot read the tokenizer: No such file"):
@@ -187,7 +227,11 @@ def test_what_is_no_tokenizer(tmp_path: Path, text: str) -> None:
             {"append_eod": 50},
             r"sources\[0\]: append_eod 50 is not in a vocabulary of 50; expected 0 to 49",
         ),
-        ({"vocab_size": 99}, {"append_eod": 50, "vocab_size": 50}, "append_eod 50 is not in a vocabulary of 50"),
+        (
+            {"vocab_size": 99},
+            {"append_eod": 50, "vocab_size": 50},
+            "append_eod 50 is not in a vocabulary of 50",
+        ),
         ({"vocab_size": 50, "eod_token": 51}, {}, "eod_token: 51 is not in a vocabulary of 50"),
     ],
 )

@@ -22,7 +22,11 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 def test_files_are_read_as_the_edited_config_says(config: dict[str, Any]) -> None:
     megablend.build(config)
-    edited = config | {"seed": 99, "direct_io": True, "storage": {"s3://bucket/": {"region": "eu-north-1"}}}
+    edited = config | {
+        "seed": 99,
+        "direct_io": True,
+        "storage": {"s3://bucket/": {"region": "eu-north-1"}},
+    }
     storage = Session(edited).open().store.storage
     assert isinstance(storage, StorageByScheme)
     assert storage._options.direct
@@ -35,4 +39,6 @@ def test_a_cache_alone_gives_the_run(config: dict[str, Any], interleaving: str) 
     megablend.build(config)
     dataset = megablend.open(config)
     shown = [megablend.show(config["cache"], k, run="demo") for k in (0, 39)]
-    assert [list(each.tokens[:-1]) for each in shown] == [dataset[k]["tokens"].tolist() for k in (0, 39)]
+    assert [list(each.tokens[:-1]) for each in shown] == [
+        dataset[k]["tokens"].tolist() for k in (0, 39)
+    ]

@@ -76,10 +76,15 @@ def test_settings_that_part_runs(tmp_path: Path) -> None:
 
 def test_other_shares_and_sources(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path)
-    weights = [source | {"weight": weight} for source, weight in zip(config["sources"], (400, 301, 200), strict=True)]
+    weights = [
+        source | {"weight": weight}
+        for source, weight in zip(config["sources"], (400, 301, 200), strict=True)
+    ]
     found = compared(tmp_path, config, config | {"run": "weights", "sources": weights})
     assert "share of source 's1'" in named(found)
-    turned = compared(tmp_path, config, config | {"run": "turned", "sources": config["sources"][::-1]})
+    turned = compared(
+        tmp_path, config, config | {"run": "turned", "sources": config["sources"][::-1]}
+    )
     assert named(turned)["sequence of sources"] == (["s0", "s1", "s2"], ["s2", "s1", "s0"])
     fewer = compared(tmp_path, config, config | {"run": "fewer", "sources": config["sources"][:2]})
     assert named(fewer)["source 's2'"] == ("present", None)
@@ -132,7 +137,10 @@ def test_states_are_compared_by_their_digests(tmp_path: Path) -> None:
 
 def test_an_amended_run_and_a_state_of_before(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path)
-    stages = [{"samples": 200}, {"samples": 200, "sources": {config["sources"][0]["name"]: {"weight": 9}}}]
+    stages = [
+        {"samples": 200},
+        {"samples": 200, "sources": {config["sources"][0]["name"]: {"weight": 9}}},
+    ]
     before = config | {"stages": stages[:1]}
     before.pop("samples")
     megablend.build(before | {"run": "amended"})
@@ -149,9 +157,14 @@ def test_an_amended_run_and_a_state_of_before(tmp_path: Path) -> None:
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path)
     path = saved(tmp_path, "a", config)
-    with pytest.raises(ConfigError, match=r"^s3://\S+: is in an object store; give the run.s config"):
+    with pytest.raises(
+        ConfigError, match=r"^s3://\S+: is in an object store; give the run.s config"
+    ):
         megablend.diff("s3://bucket/cache/runs/x/0000.json", path)
-    with pytest.raises(ConfigError, match=r"is a folder; give a config, a run's ledger \(runs/NAME.json of a cache\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"is a folder; give a config, a run's ledger \(runs/NAME.json of a cache\)",
+    ):
         megablend.diff(path, tmp_path / "cache")
     empty = saved(tmp_path, "empty", config | {"cache": str(tmp_path / "none")})
     with pytest.raises(ConfigError, match=r"empty.yaml: .*holds no index"):
@@ -166,6 +179,9 @@ def test_a_ledger_outside_its_cache_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "runs").mkdir(parents=True)
     for copy in (tmp_path / "copy.json", tmp_path / "elsewhere" / "runs" / "default.json"):
         shutil.copy(ledger, copy)
-        with pytest.raises(ConfigError, match=rf"{copy}: is a run's ledger, but not in its cache; give the ledger in"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"{copy}: is a run's ledger, but not in its cache; give the ledger in",
+        ):
             megablend.diff(ledger, copy)
     assert megablend.diff(ledger, ledger)["parts_at"] is None

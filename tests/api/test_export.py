@@ -29,7 +29,9 @@ def test_rows_are_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(export_module, "CHUNK", 16)
     target = tmp_path / "order.parquet"
     seen = list[tuple[int, int]]()
-    written = megablend.export(config, target, start=30, stop=71, progress=lambda done, of: seen.append((done, of)))
+    written = megablend.export(
+        config, target, start=30, stop=71, progress=lambda done, of: seen.append((done, of))
+    )
     assert seen == [(16, 41), (32, 41), (41, 41)]
     assert written["bytes"] == target.stat().st_size
     assert pq.ParquetFile(target).num_row_groups == 3
@@ -44,19 +46,32 @@ def test_rows_are_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             shown["ordinal"],
             shown["pieces"][0]["epoch"],
         )
-        firsts = [dataset.run.store.snapshot.file(files[piece["file"]]).first_block for piece in row["pieces"]]
-        numbers = [first + piece["block"] for first, piece in zip(firsts, row["pieces"], strict=True)]
+        firsts = [
+            dataset.run.store.snapshot.file(files[piece["file"]]).first_block
+            for piece in row["pieces"]
+        ]
+        numbers = [
+            first + piece["block"] for first, piece in zip(firsts, row["pieces"], strict=True)
+        ]
         parts = [
             dataset.read_blocks([number]).tokens[piece["start"] : piece["stop"]]
             for number, piece in zip(numbers, row["pieces"], strict=True)
         ]
         assert np.concatenate(parts).tolist() == shown["tokens"]
-        assert [piece["byte_offset"] for piece in row["pieces"]] == [each["byte_offset"] for each in shown["pieces"]]
-        assert [piece["epoch"] for piece in row["pieces"]] == [each["epoch"] for each in shown["pieces"]]
+        assert [piece["byte_offset"] for piece in row["pieces"]] == [
+            each["byte_offset"] for each in shown["pieces"]
+        ]
+        assert [piece["epoch"] for piece in row["pieces"]] == [
+            each["epoch"] for each in shown["pieces"]
+        ]
 
 
-@pytest.mark.parametrize(("order", "split"), [("document", "train"), ("document", "valid"), ("block", "train")])
-def test_pieces_name_rows_where_the_index_knows_them(tmp_path: Path, order: str, split: str) -> None:
+@pytest.mark.parametrize(
+    ("order", "split"), [("document", "train"), ("document", "valid"), ("block", "train")]
+)
+def test_pieces_name_rows_where_the_index_knows_them(
+    tmp_path: Path, order: str, split: str
+) -> None:
     config, listed = make_run(tmp_path, order=order, valid_samples=60)
     target = tmp_path / "order.parquet"
     num_pieces = 0
@@ -87,7 +102,9 @@ def test_the_file_says_which_run_it_is_of(tmp_path: Path) -> None:
     ledger = megablend.open(config).run.ledger
     assert (kept["run"], kept["plan"], kept["index"]) == ("demo", ledger.digest, ledger.index)
     megablend.export(config, target, split="valid")
-    assert [row["sample"] for row in rows_of(target)] == list(range(len(megablend.open(config, "valid"))))
+    assert [row["sample"] for row in rows_of(target)] == list(
+        range(len(megablend.open(config, "valid")))
+    )
     megablend.export(config, target, start=7, stop=7)
     assert rows_of(target) == []
 
@@ -105,7 +122,9 @@ def test_nothing_half_written_is_left(tmp_path: Path) -> None:
         megablend.export(config, target, progress=stop)
     assert [path.name for path in target.parent.iterdir()] == ["order.parquet"]
     assert target.read_text() == "before"
-    with pytest.raises(ConfigError, match="found samples 0 to 201, expected a range within 0 to 200"):
+    with pytest.raises(
+        ConfigError, match="found samples 0 to 201, expected a range within 0 to 200"
+    ):
         megablend.export(config, target, stop=201)
     with pytest.raises(MegablendError, match="missing"):
         megablend.export(config, tmp_path / "missing" / "order.parquet")
@@ -117,7 +136,10 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
     try:
-        with pytest.raises(ResourceError, match=rf"^{target}: .*File too large.*: allow larger files \(`ulimit -f`\)"):
+        with pytest.raises(
+            ResourceError,
+            match=rf"^{target}: .*File too large.*: allow larger files \(`ulimit -f`\)",
+        ):
             megablend.export(config, target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -16,13 +16,17 @@ from tests.runs import EOD, documents, make_config, read_samples, write_source
 KINDS = ("parquet", "megatron", "arrow")
 
 
-def make_run(folder: Path, *, eod: bool = True, **settings: Any) -> tuple[dict[str, Any], list[list[list[int] | None]]]:
+def make_run(
+    folder: Path, *, eod: bool = True, **settings: Any
+) -> tuple[dict[str, Any], list[list[list[int] | None]]]:
     """A built run whose sources are read a few times, and the documents of its sources."""
     listed = [documents(d, 40, 20, 5) for d in range(len(KINDS))]
     sources = [write_source(folder, d, kind, listed[d]) for d, kind in enumerate(KINDS)]
     for d, source in enumerate(sources):
         source |= {"weight": 4 - d} | ({"append_eod": EOD} if eod else {})
-    config = make_config(folder, sources, **{"samples": 200, "run": "demo", "split": "80,20,0"} | settings)
+    config = make_config(
+        folder, sources, **{"samples": 200, "run": "demo", "split": "80,20,0"} | settings
+    )
     megablend.build(config)
     return config, listed
 
@@ -35,7 +39,10 @@ def read_split(config: dict[str, Any], split: str) -> list[np.ndarray[Any, Any]]
 
 def occurrences(samples: list[np.ndarray[Any, Any]], wanted: set[int]) -> dict[int, list[int]]:
     """For each sample that has some of the tokens, the places at which it has them."""
-    found = {k: np.flatnonzero(np.isin(tokens, list(wanted))).tolist() for k, tokens in enumerate(samples)}
+    found = {
+        k: np.flatnonzero(np.isin(tokens, list(wanted))).tolist()
+        for k, tokens in enumerate(samples)
+    }
     return {k: places for k, places in found.items() if places}
 
 
@@ -75,7 +82,9 @@ def test_a_whole_file_and_steps(tmp_path: Path) -> None:
     samples = read_split(config, "train")
     for d, rows in enumerate(listed):
         tokens = [token for row in rows[20:] for token in row or []]
-        (found,) = megablend.find(config, f"source{d}/1.{('parquet', 'bin', 'arrow')[d]}", batch_size=8)["found"]
+        (found,) = megablend.find(
+            config, f"source{d}/1.{('parquet', 'bin', 'arrow')[d]}", batch_size=8
+        )["found"]
         assert found_places(found, tokens, eod=False) == occurrences(samples, set(tokens))
         assert found["tokens"] == len(tokens)
         assert all(sample["step"] == sample["sample"] // 8 for sample in found["samples"])
@@ -103,7 +112,9 @@ def test_the_ledger_alone_says_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("split", [None, "2,1,0"])
 def test_the_ledger_alone_of_other_configs(tmp_path: Path, split: str | None) -> None:
-    config, _ = make_run(tmp_path, split=split, order="row", add_extra_token_to_sequence=False, eod=split is not None)
+    config, _ = make_run(
+        tmp_path, split=split, order="row", add_extra_token_to_sequence=False, eod=split is not None
+    )
     whole = megablend.find(config, "source1/0.bin")
     assert megablend.find(config["cache"], "source1/0.idx", run="demo") == whole
     by_split = {"train": config["sources"][:2], "valid": config["sources"][2:]}
@@ -139,14 +150,20 @@ def test_what_cannot_be_found(tmp_path: Path) -> None:
     twin = config["sources"][0] | {"name": "twin", "path": str(tmp_path / "source0" / "*.parquet")}
     more = config | {"sources": [*config["sources"], twin], "run": "more"}
     megablend.build(more)
-    with pytest.raises(ConfigError, match=r"2 files have this ending \(.*\); give more of the path"):
+    with pytest.raises(
+        ConfigError, match=r"2 files have this ending \(.*\); give more of the path"
+    ):
         megablend.find(more, "source0/0.parquet")
 
 
-def test_a_path_is_found_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_found_however_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "cfg").mkdir()
     listed = [documents(d, 40, 20, 5) for d in range(2)]
-    sources = [write_source(tmp_path, d, kind, listed[d]) for d, kind in enumerate(("parquet", "megatron"))]
+    sources = [
+        write_source(tmp_path, d, kind, listed[d]) for d, kind in enumerate(("parquet", "megatron"))
+    ]
     for source in sources:
         source |= {"path": source["path"].replace(str(tmp_path), f"{tmp_path}/cfg/.."), "weight": 1}
     config = make_config(tmp_path, sources, samples=50)
@@ -177,10 +194,16 @@ def test_a_link_is_found_by_its_own_path(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "0.parquet").symlink_to(tmp_path / "source0" / "0.parquet")
-        sources.append(written | {"name": name, "path": f"{tmp_path}/{name}/0.parquet", "weight": 1})
+        sources.append(
+            written | {"name": name, "path": f"{tmp_path}/{name}/0.parquet", "weight": 1}
+        )
     config = make_config(tmp_path, sources, samples=9)
     megablend.build(config)
-    for path, names in (("a/0.parquet", ["a"]), ("b/0.parquet", ["b"]), ("source0/0.parquet", ["a", "b"])):
+    for path, names in (
+        ("a/0.parquet", ["a"]),
+        ("b/0.parquet", ["b"]),
+        ("source0/0.parquet", ["a", "b"]),
+    ):
         found = megablend.find(config, f"{tmp_path}/{path}")["found"]
         assert [each["source"] for each in found] == names
 

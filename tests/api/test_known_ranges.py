@@ -18,7 +18,9 @@ from megablend.index.snapshot import open_snapshot
 ROWS = [[i % 90] * (1 + i % 9) for i in range(200)]
 
 
-def write(path: Path, rows: list[Any], kind: Any = None, *, name: str = "ids", statistics: bool = True) -> str:
+def write(
+    path: Path, rows: list[Any], kind: Any = None, *, name: str = "ids", statistics: bool = True
+) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table({name: pa.array(rows, pa.list_(kind or pa.int32()))})
     pq.write_table(table, path, row_group_size=64, write_statistics=statistics)
@@ -27,7 +29,13 @@ def write(path: Path, rows: list[Any], kind: Any = None, *, name: str = "ids", s
 
 def config(folder: Path, *sources: dict[str, Any], **settings: Any) -> dict[str, Any]:
     named = [{"name": f"s{i}", **source} for i, source in enumerate(sources)]
-    return {"cache": str(folder / "cache"), "sequence_length": 8, "samples": 20, "sources": named, **settings}
+    return {
+        "cache": str(folder / "cache"),
+        "sequence_length": 8,
+        "samples": 20,
+        "sources": named,
+        **settings,
+    }
 
 
 @pytest.mark.parametrize("token", [-1, 100, 4_000_000])
@@ -50,19 +58,25 @@ def test_a_build_names_file_and_row(tmp_path: Path, token: int, command: Any) ->
 def test_a_file_of_one_token_only(tmp_path: Path) -> None:
     write(tmp_path / "data" / "a.parquet", ROWS)
     write(tmp_path / "data" / "b.parquet", [[100] * 5] * 10)
-    with pytest.raises(DataError, match=r"b\.parquet: row 0 \(row group 0\): token 100, expected 0 to 99"):
+    with pytest.raises(
+        DataError, match=r"b\.parquet: row 0 \(row group 0\): token 100, expected 0 to 99"
+    ):
         build(config(tmp_path, {"path": f"{tmp_path}/data/*.parquet"}, vocab_size=100))
 
 
 def test_negative_ids_need_no_vocabulary(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", [*ROWS, [-100]])
-    with pytest.raises(DataError, match=r"row 200 \(row group 3\): token -100, expected 0 to 4294967295; 1 tokens"):
+    with pytest.raises(
+        DataError, match=r"row 200 \(row group 3\): token -100, expected 0 to 4294967295; 1 tokens"
+    ):
         build(config(tmp_path, {"path": path}))
 
 
 @pytest.mark.parametrize("kind", [pa.uint32(), pa.uint16(), pa.int64(), pa.int16()], ids=str)
 def test_other_types(tmp_path: Path, kind: pa.DataType) -> None:
-    largest = {"uint32": 4_000_000_000, "uint16": 65_535, "int64": 1 << 40, "int16": 32_767}[str(kind)]
+    largest = {"uint32": 4_000_000_000, "uint16": 65_535, "int64": 1 << 40, "int16": 32_767}[
+        str(kind)
+    ]
     path = write(tmp_path / "a.parquet", [*ROWS, [largest]], kind)
     with pytest.raises(DataError, match=f"token {largest}, expected 0 to 99"):
         build(config(tmp_path, {"path": path}, vocab_size=100))
@@ -84,7 +98,13 @@ def test_without_statistics_a_build_says_nothing(tmp_path: Path) -> None:
 def test_sources_have_vocabularies_of_their_own_and_extra_columns_have_none(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"ids": ROWS, "mask": [[-1] * len(row) for row in ROWS]}), path)
-    first = {"path": str(path), "column": "ids", "extra_columns": ["mask"], "weight": 1, "vocab_size": 90}
+    first = {
+        "path": str(path),
+        "column": "ids",
+        "extra_columns": ["mask"],
+        "weight": 1,
+        "vocab_size": 90,
+    }
     build(config(tmp_path, first, first | {"vocab_size": 1000}))
     with pytest.raises(DataError, match=r"token 89, expected 0 to 88 \(vocab_size 89\)"):
         build(config(tmp_path, first, first | {"vocab_size": 89}, run="other"))
@@ -98,10 +118,15 @@ def test_wrong_statistics_stop_nothing(tmp_path: Path) -> None:
     places = [i for i in range(len(data)) if data.startswith(value, i)]
     body = places[0]  # in the page, or its dictionary; the statistics follow
     assert len(places) > 2
-    path.write_bytes(data[:body] + (5).to_bytes(4, "little") + data[body + 4 :].replace(value, other))
+    path.write_bytes(
+        data[:body] + (5).to_bytes(4, "little") + data[body + 4 :].replace(value, other)
+    )
     given = config(tmp_path, {"path": str(path)}, vocab_size=100)
     build(given)
-    assert open_snapshot(given["cache"], build(given).index.digest).token_ranges[0].tolist() == [0, 600_000]
+    assert open_snapshot(given["cache"], build(given).index.digest).token_ranges[0].tolist() == [
+        0,
+        600_000,
+    ]
 
 
 def test_an_index_without_ranges_is_as_good(tmp_path: Path) -> None:
@@ -125,7 +150,9 @@ def test_an_index_without_ranges_is_as_good(tmp_path: Path) -> None:
     assert build(given).index.digest == digest
 
 
-def test_ranges_come_through_packs_and_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_come_through_packs_and_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("megablend.index.packs.PACK_MIN_FILES", 2)
     monkeypatch.setattr("megablend.index.file_tasks.PART_BYTES", 512)
     for number in range(3):
@@ -133,11 +160,19 @@ def test_ranges_come_through_packs_and_parts(tmp_path: Path, monkeypatch: pytest
     given = config(tmp_path, {"path": f"{tmp_path}/data/*.parquet"})
     for _ in range(2):  # the second build takes what the first one found
         digest = build(given).index.digest
-        assert open_snapshot(given["cache"], digest).token_ranges.tolist() == [[0, 7], [1, 8], [2, 9]]
+        assert open_snapshot(given["cache"], digest).token_ranges.tolist() == [
+            [0, 7],
+            [1, 8],
+            [2, 9],
+        ]
 
 
 def test_a_tokenizer_is_read_only_where_something_is_known(tmp_path: Path) -> None:
-    given = config(tmp_path, {"path": write(tmp_path / "a.parquet", ROWS, statistics=False)}, vocab_size="gone.json")
+    given = config(
+        tmp_path,
+        {"path": write(tmp_path / "a.parquet", ROWS, statistics=False)},
+        vocab_size="gone.json",
+    )
     build(given)
     write(tmp_path / "a.parquet", ROWS)
     with pytest.raises(ConfigError, match=r"gone\.json: cannot read the tokenizer"):
@@ -147,7 +182,12 @@ def test_a_tokenizer_is_read_only_where_something_is_known(tmp_path: Path) -> No
 def write_raw(path: Path, tokens: list[int]) -> dict[str, Any]:
     """A raw file whose documents end with token 0, and its source."""
     path.write_bytes(np.array(tokens, "<u4").tobytes())
-    return {"path": str(path), "format": "raw", "format_options": {"dtype": "uint32", "eod_token": 0}, "weight": 1}
+    return {
+        "path": str(path),
+        "format": "raw",
+        "format_options": {"dtype": "uint32", "eod_token": 0},
+        "weight": 1,
+    }
 
 
 @pytest.mark.parametrize("part_bytes", [1 << 30, 512])
@@ -158,10 +198,16 @@ def test_tokens_that_are_read_for_their_separator_are_looked_at(
     tokens = [1 + i % 90 if i % 10 else 0 for i in range(2000)]
     source = write_raw(tmp_path / "a.bin", tokens)
     given = config(tmp_path, source, vocab_size=91, block_bytes=256)
-    assert open_snapshot(given["cache"], build(given).index.digest).token_ranges.tolist() == [[0, 90]]
+    assert open_snapshot(given["cache"], build(given).index.digest).token_ranges.tolist() == [
+        [0, 90]
+    ]
     write_raw(tmp_path / "b.bin", [*tokens[:1234], 100_000, *tokens[1234:]])
-    both = config(tmp_path, source, source | {"path": str(tmp_path / "b.bin")}, vocab_size=91, run="other")
-    with pytest.raises(DataError, match=r"b\.bin: row 124: token 100000, expected 0 to 90 \(vocab_size 91\)"):
+    both = config(
+        tmp_path, source, source | {"path": str(tmp_path / "b.bin")}, vocab_size=91, run="other"
+    )
+    with pytest.raises(
+        DataError, match=r"b\.bin: row 124: token 100000, expected 0 to 90 \(vocab_size 91\)"
+    ):
         build(both)
 
 

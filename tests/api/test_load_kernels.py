@@ -87,7 +87,9 @@ def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 def run(script: str, path: Path) -> str:
     """What a new process prints."""
     command = [*python("torch"), "-c", script, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=os.environ)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, env=os.environ
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -14,7 +14,9 @@ from tests.api.test_find import make_run
 from tests.cli.commands import run
 
 
-def read_samples(config: dict[str, Any], *, rank: int = 0, size: int = 1, micro: int = 4, **options: Any) -> list[int]:
+def read_samples(
+    config: dict[str, Any], *, rank: int = 0, size: int = 1, micro: int = 4, **options: Any
+) -> list[int]:
     """Sample numbers that a loader gives, looked up by their tokens, which no other sample has at that place."""
     dataset = megablend.open(config)
     known = {tuple(dataset[k]["tokens"].tolist()): k for k in range(len(dataset))}
@@ -41,7 +43,9 @@ def test_loaders_jump(config: dict[str, Any], options: dict[str, Any]) -> None:
     digest = megablend.open(config).run.ledger.digest
     length = len(megablend.open(config))
     found = megablend.skip(config, 42, 70, batch_size=8)
-    assert [(each["start"], each["stop"]) for each in found["skips"]] == [(40, 72)]  # whole steps of 8
+    assert [(each["start"], each["stop"]) for each in found["skips"]] == [
+        (40, 72)
+    ]  # whole steps of 8
     left = [*range(40), *range(72, 200)]
     assert read_samples(config, micro=8, **options) == left
     ranks = [read_samples(config, rank=rank, size=2, **options) for rank in range(2)]
@@ -54,7 +58,9 @@ def test_loaders_jump(config: dict[str, Any], options: dict[str, Any]) -> None:
     assert megablend.describe(config)["skips"] == found["skips"]
     (skipped,) = found["skips"]
     read = [dataset.run.sources[dataset.run.plan.locate(k)[0]].name for k in range(40, 72)]
-    assert skipped["by_source"] == {name: read.count(name) for name in set(read)}  # samples are of one token
+    assert skipped["by_source"] == {
+        name: read.count(name) for name in set(read)
+    }  # samples are of one token
     assert skipped["tokens"] == 32
 
 
@@ -67,7 +73,10 @@ def test_states_are_one_sample_number(config: dict[str, Any]) -> None:
         next(iter(loader))
         assert loader.state_dict()["consumed_samples"] == first + 8
         assert loader.state_dict().keys() == old[0].keys()
-    with pytest.raises(StateError, match="sample 48 is within samples 40 to 72, which run 'demo' skips; resume from a"):
+    with pytest.raises(
+        StateError,
+        match="sample 48 is within samples 40 to 72, which run 'demo' skips; resume from a",
+    ):
         megablend.open(config, state=old[48])
     megablend.unskip(config)
     assert megablend.open(config, state=old[48]).consumed_samples == 48
@@ -101,7 +110,9 @@ def test_find_knows_what_is_skipped(config: dict[str, Any]) -> None:
 def test_steps_that_do_not_end_there(config: dict[str, Any]) -> None:
     megablend.skip(config, 40, 72, batch_size=8)
     loader = megablend.Loader(megablend.open(config), micro_batch_size=6)
-    with pytest.raises(ConfigError, match=r"steps of 6 .* would reach into samples 40 to 72.*with --batch 6"):
+    with pytest.raises(
+        ConfigError, match=r"steps of 6 .* would reach into samples 40 to 72.*with --batch 6"
+    ):
         iter(loader)  # before the first batch
 
 
@@ -128,10 +139,14 @@ def test_steps_are_compared_when_the_position_is_known(config: dict[str, Any]) -
         next(iter(sampler))
 
 
-def test_describe_and_check_compare_steps_before_a_job(config: dict[str, Any], tmp_path: Path) -> None:
+def test_describe_and_check_compare_steps_before_a_job(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     megablend.skip(config, 40, 72, batch_size=8)
     says = "steps of 6 samples from sample 0 on would reach into samples 40 to 72"
-    assert says in "".join(megablend.describe(config, micro_batch_size=3, data_parallel_size=2)["warnings"])
+    assert says in "".join(
+        megablend.describe(config, micro_batch_size=3, data_parallel_size=2)["warnings"]
+    )
     assert says not in "".join(megablend.describe(config, micro_batch_size=8)["warnings"])
     assert says in str(megablend.check(config, micro_batch_size=6).unfit_steps)
     state = megablend.open(config).state_dict(4)
@@ -149,7 +164,9 @@ def test_ranges_that_together_are_the_whole_run_are_refused(config: dict[str, An
     for dry_run in (False, True):
         with pytest.raises(ConfigError, match=says):
             megablend.skip(config, 80, 200, batch_size=4, dry_run=dry_run)
-    assert [(each["start"], each["stop"]) for each in megablend.list_skips(config)["skips"]] == [(0, 100)]
+    assert [(each["start"], each["stop"]) for each in megablend.list_skips(config)["skips"]] == [
+        (0, 100)
+    ]
 
 
 def test_ranges_add_up_and_are_checked(config: dict[str, Any], tmp_path: Path) -> None:
@@ -161,16 +178,22 @@ def test_ranges_add_up_and_are_checked(config: dict[str, Any], tmp_path: Path) -
     found = megablend.skip(config, 190, 200, batch_size=4)
     assert [(each["start"], each["stop"]) for each in found["skips"]] == [(8, 20), (188, 200)]
     with pytest.raises(
-        ConfigError, match=r"multiples of 256 .lanes and samples of a step., are the whole run of 200 samples"
+        ConfigError,
+        match=r"multiples of 256 .lanes and samples of a step., are the whole run of 200 samples",
     ):
         megablend.skip(config, 5, 9, batch_size=256)
-    with pytest.raises(ConfigError, match="found samples 5 to 201, expected a range within the 200 samples"):
+    with pytest.raises(
+        ConfigError, match="found samples 5 to 201, expected a range within the 200 samples"
+    ):
         megablend.skip(config, 5, 201, batch_size=4)
     path = Path(config["cache"], "runs", "skips", "demo.json")
     kept = path.read_bytes()
     for damage, says in (
         ('{"version": 1, "skips": [[9, 3, "x"]]}', "damaged list of skipped samples"),
-        ('{"version": 1, "skips": [[3, 1000000000000000000000000000000, "x"]]}', "damaged list of skipped samples"),
+        (
+            '{"version": 1, "skips": [[3, 1000000000000000000000000000000, "x"]]}',
+            "damaged list of skipped samples",
+        ),
         ('{"version": 1, "skips": [[3, Infinity, "x"]]}', "damaged list of skipped samples"),
         ("{", "cannot read the run's skipped samples: .*"),
     ):

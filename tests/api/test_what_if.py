@@ -20,7 +20,8 @@ from tests.runs import EOD, documents, make_config, write_source
 @pytest.fixture
 def config(tmp_path: Path) -> dict[str, Any]:
     sources = [
-        write_source(tmp_path / "data", d, kind, documents(d, 60, 30, 5)) | {"weight": 3 - 2 * d, "append_eod": EOD}
+        write_source(tmp_path / "data", d, kind, documents(d, 60, 30, 5))
+        | {"weight": 3 - 2 * d, "append_eod": EOD}
         for d, kind in enumerate(["parquet", "arrow"])
     ]
     return make_config(tmp_path, sources, samples=100, run="demo")
@@ -34,15 +35,26 @@ def test_without_an_index_it_tells_what_there_is(tmp_path: Path, config: dict[st
     found = megablend.describe(config)
     assert not found["committed"]
     remedy = "`megablend index CONFIG` indexes the files and commits no run"
-    assert found["note"].endswith(f"holds no index, so the numbers of tokens are not known: {remedy}")
+    assert found["note"].endswith(
+        f"holds no index, so the numbers of tokens are not known: {remedy}"
+    )
     first, second = found["files"]
-    assert (first["name"], first["format"], first["files"], first["share"]) == ("s0", "parquet", 2, {"weight": 3.0})
-    assert second["bytes"] == sum(path.stat().st_size for path in (tmp_path / "data" / "source1").iterdir())
+    assert (first["name"], first["format"], first["files"], first["share"]) == (
+        "s0",
+        "parquet",
+        2,
+        {"weight": 3.0},
+    )
+    assert second["bytes"] == sum(
+        path.stat().st_size for path in (tmp_path / "data" / "source1").iterdir()
+    )
     assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("order", ["page", "row"])
-def test_an_index_alone_says_just_what_the_build_commits(tmp_path: Path, config: dict[str, Any], order: str) -> None:
+def test_an_index_alone_says_just_what_the_build_commits(
+    tmp_path: Path, config: dict[str, Any], order: str
+) -> None:
     config |= {"order": order, "split": "80,20,0"}
     built = megablend.build_index(config)
     assert built.index.read == 4
@@ -63,11 +75,16 @@ def test_an_index_alone_says_just_what_the_build_commits(tmp_path: Path, config:
         assert foreseen[key] == committed[key], key
 
 
-def test_other_settings_of_a_run_are_described_and_what_refuses_them(config: dict[str, Any]) -> None:
+def test_other_settings_of_a_run_are_described_and_what_refuses_them(
+    config: dict[str, Any],
+) -> None:
     megablend.build(config)
     longer = megablend.describe(config | {"samples": 170})
     assert (longer["committed"], longer["stages"]) == (False, [100, 170])
-    assert "is committed to 100 samples; `megablend build CONFIG` lengthens it to 170" in longer["note"]
+    assert (
+        "is committed to 100 samples; `megablend build CONFIG` lengthens it to 170"
+        in longer["note"]
+    )
     assert longer["plan"] == megablend.build(config | {"samples": 170}).ledger.digest
     shorter = megablend.describe(config | {"samples": 60})
     assert (shorter["committed"], shorter["stages"]) == (False, [60])
@@ -108,7 +125,10 @@ INDEX_IT = "`megablend index CONFIG` indexes the files and commits no run"
 def without_second_file(config: dict[str, Any]) -> dict[str, Any]:
     """The config of another run, whose first source has one of its two files."""
     first, second = config["sources"]
-    return config | {"run": "other", "sources": [first | {"path": first["path"].replace("*", "0")}, second]}
+    return config | {
+        "run": "other",
+        "sources": [first | {"path": first["path"].replace("*", "0")}, second],
+    }
 
 
 def files_note(config: dict[str, Any]) -> str:
@@ -135,21 +155,30 @@ def test_another_config_with_other_files_is_not_described_by_their_index(
     assert f"{OTHER_FILES} (2 and 1; the first that differs: {first})" in note
     path = tmp_path / "other.json"
     path.write_text(json.dumps(other))
-    with pytest.raises(megablend.ConfigError, match=rf"{path}: the newest index of .* {OTHER_FILES}"):
+    with pytest.raises(
+        megablend.ConfigError, match=rf"{path}: the newest index of .* {OTHER_FILES}"
+    ):
         megablend.diff(path, path)
     megablend.build_index(other)  # the remedy
     assert megablend.check(other).files == 3
     foreseen = megablend.describe(other)
     assert foreseen["plan"] == megablend.build(other).ledger.digest
-    of_one, of_both = (each["splits"]["train"]["sources"][0] for each in (foreseen, megablend.describe(config)))
+    of_one, of_both = (
+        each["splits"]["train"]["sources"][0] for each in (foreseen, megablend.describe(config))
+    )
     assert of_one["tokens"] < of_both["tokens"]
 
 
-def test_files_that_came_since_are_not_described_by_the_older_index(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_files_that_came_since_are_not_described_by_the_older_index(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
     megablend.build_index(config)
     folder = tmp_path / "data" / "source0"
     KINDS["parquet"].write(folder / "2.parquet", documents(0, 9, 9, 1))
-    assert f"{OTHER_FILES} (2 and 3; the first that differs: {folder}/2.parquet, not indexed)" in files_note(config)
+    assert (
+        f"{OTHER_FILES} (2 and 3; the first that differs: {folder}/2.parquet, not indexed)"
+        in files_note(config)
+    )
 
 
 @pytest.mark.parametrize("left", [0, 1, 2])
@@ -162,13 +191,19 @@ def test_missing_and_changed_files_are_problems_before_a_run_exists(
         path.unlink()
     if left == 2:
         KINDS["parquet"].write(paths[1], documents(0, 90, 9, 1))
-    says = [f"{paths[1]}: has "] if left == 2 else [f"{path}: no such file" for path in paths[left:]]
+    says = (
+        [f"{paths[1]}: has "] if left == 2 else [f"{path}: no such file" for path in paths[left:]]
+    )
     for problems in (megablend.describe(config)["problems"], megablend.check(config).problems):
         assert len(problems) == len(says)
-        assert all(problem.startswith(text) for problem, text in zip(problems, says, strict=True)), problems
+        assert all(
+            problem.startswith(text) for problem, text in zip(problems, says, strict=True)
+        ), problems
 
 
-def test_files_of_another_folder_are_not_those_of_the_index(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_files_of_another_folder_are_not_those_of_the_index(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
     megablend.build_index(config)
     other = write_source(tmp_path / "more", 0, "parquet", documents(0, 20, 9, 1), num_files=3)
     config["sources"][0] |= {"path": other["path"]}
@@ -176,7 +211,9 @@ def test_files_of_another_folder_are_not_those_of_the_index(tmp_path: Path, conf
     assert f"{OTHER_FILES} (2 and 3; the first that differs: {first})" in files_note(config)
 
 
-def test_files_that_moved_as_a_whole_are_those_of_the_index(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_files_that_moved_as_a_whole_are_those_of_the_index(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
     megablend.build_index(config)
     plan = megablend.describe(config)["plan"]
     (tmp_path / "data" / "source0").rename(tmp_path / "moved")
@@ -185,11 +222,15 @@ def test_files_that_moved_as_a_whole_are_those_of_the_index(tmp_path: Path, conf
     assert (found["plan"], found["problems"]) == (plan, [])
     assert megablend.check(config).problems == ()
     (tmp_path / "moved").rename(tmp_path / "data" / "source0")
-    config["sources"][0] |= {"path": f"{tmp_path}/*/source0/*.parquet"}  # another root, the same files
+    config["sources"][0] |= {
+        "path": f"{tmp_path}/*/source0/*.parquet"
+    }  # another root, the same files
     assert (megablend.describe(config)["plan"], megablend.check(config).problems) == (plan, ())
 
 
-def test_a_refused_config_is_planned_on_its_own_files_only(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_a_refused_config_is_planned_on_its_own_files_only(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
     megablend.build(config)
     refused = config | {"samples": 60}
     assert "refuses it" in megablend.describe(refused)["note"]
@@ -199,7 +240,9 @@ def test_a_refused_config_is_planned_on_its_own_files_only(tmp_path: Path, confi
     assert megablend.check(config).problems == ()
 
 
-def test_files_that_cannot_be_read_are_left_out_as_by_a_build(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_files_that_cannot_be_read_are_left_out_as_by_a_build(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
     (tmp_path / "data" / "source0" / "2.parquet").symlink_to("nowhere")
     megablend.build_index(config | {"on_unreadable": "skip"})
     assert "splits" in megablend.describe(config | {"on_unreadable": "skip"})
@@ -233,7 +276,11 @@ def test_what_the_index_lacks_of_its_files_is_named_before_a_run_exists(
 
 def test_an_index_that_a_run_uses_decides_what_the_run_can_have(tmp_path: Path) -> None:
     pq.write_table(pa.table({"tokens": [[1, 2, 3, 4]] * 90}), tmp_path / "0.parquet")
-    config = make_config(tmp_path, [{"name": "s0", "path": f"{tmp_path}/*.parquet", "weight": 1}], samples=20)
+    config = make_config(
+        tmp_path, [{"name": "s0", "path": f"{tmp_path}/*.parquet", "weight": 1}], samples=20
+    )
     megablend.build(config)
-    with pytest.raises(megablend.PlanError, match=r"uses index \w+, which has no document counts .* another name"):
+    with pytest.raises(
+        megablend.PlanError, match=r"uses index \w+, which has no document counts .* another name"
+    ):
         megablend.describe(config | {"split": "90,10"})

@@ -63,13 +63,17 @@ class Campaign:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        self.config: dict[str, Any] = json.loads(
+            (folder / "config.json").read_text(encoding="utf-8")
+        )
         self.cache = Path(self.config["cache"])
         self.output = folder / "output"
         fewer = json.loads((folder / "fewer.json").read_text(encoding="utf-8"))
         self.killed = 0
         self.problems: list[str] = []
-        megablend.build(fewer)  # in this process, so that children find all that is compiled and imported
+        megablend.build(
+            fewer
+        )  # in this process, so that children find all that is compiled and imported
         shutil.copytree(self.cache, folder / "older")
         began = time.monotonic()
         megablend.build(self.config)
@@ -129,7 +133,11 @@ def main() -> None:
     while campaign.killed < count:
         campaign.round(seed)
         seed += 1
-    print(json.dumps({"rounds": seed - first, "killed": campaign.killed, "problems": campaign.problems}))
+    print(
+        json.dumps(
+            {"rounds": seed - first, "killed": campaign.killed, "problems": campaign.problems}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,15 @@ from tests.formats.writers import write_arrow, write_megatron
 from tests.storages import STORAGE
 
 EOD = 0
-EXTREMES = (b"\0" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"\x80" * 9, b"../../x", b"\x1b[2J")
+EXTREMES = (
+    b"\0" * 8,
+    b"\xff" * 8,
+    b"\xff\xff\xff\x7f",
+    b"\0\0\0\x80",
+    b"\x80" * 9,
+    b"../../x",
+    b"\x1b[2J",
+)
 SPLITS = ("train", "valid")
 DATA_FOLDERS = ("data", "large")
 UNCHECKED = ("data .arrow", "data .bin")
@@ -59,7 +67,9 @@ MEMORY_BYTES = 8 << 30
 def make_documents(seed: int, size: int) -> list[list[int] | None]:
     rng = random.Random(seed)
     return [
-        None if i % 13 == 3 else [rng.randrange(1, 50_000) for _ in range(rng.choice([0, 1, size, 3 * size]))]
+        None
+        if i % 13 == 3
+        else [rng.randrange(1, 50_000) for _ in range(rng.choice([0, 1, size, 3 * size]))]
         for i in range(60)
     ]
 
@@ -70,19 +80,39 @@ def make_runs(folder: Path) -> list[dict[str, Any]]:
     (folder / "large").mkdir()
     write_arrow(folder / "data" / "a.arrow", make_documents(1, 8))
     write_megatron(folder / "data" / "b.bin", make_documents(2, 8))
-    for path, seed, size in ((folder / "data" / "c.parquet", 3, 8), (folder / "large" / "d.parquet", 4, 2000)):
+    for path, seed, size in (
+        (folder / "data" / "c.parquet", 3, 8),
+        (folder / "large" / "d.parquet", 4, 2000),
+    ):
         table = pa.table({"ids": pa.array(make_documents(seed, size), pa.list_(pa.int32()))})
-        options = {"data_page_size": 2000, "write_batch_size": 4, "row_group_size": 20, "write_page_checksum": True}
+        options = {
+            "data_page_size": 2000,
+            "write_batch_size": 4,
+            "row_group_size": 20,
+            "write_page_checksum": True,
+        }
         pq.write_table(table, path, use_dictionary=False, write_page_index=True, **options)
     assert (folder / "large" / "d.parquet").stat().st_size > 4 * NUM_RANGES * RANGE_BYTES
-    shared = {"run": "demo", "lanes": 4, "shuffle_window": 4, "block_bytes": 256, "split": "80,20,0"}
+    shared = {
+        "run": "demo",
+        "lanes": 4,
+        "shuffle_window": 4,
+        "block_bytes": 256,
+        "split": "80,20,0",
+    }
     small = sources_of(folder / "data")
     large = sources_of(folder / "large")
     short: dict[str, Any] = {**shared, "sources": small, "sequence_length": 32, "samples": 60}
     runs = [
         {**short, "cache": str(folder / "cache-page"), "order": "page"},
         {**short, "cache": str(folder / "cache-row"), "order": "row"},
-        {**shared, "sources": large, "sequence_length": 2048, "epochs": 1, "cache": str(folder / "cache-large")},
+        {
+            **shared,
+            "sources": large,
+            "sequence_length": 2048,
+            "epochs": 1,
+            "cache": str(folder / "cache-large"),
+        },
     ]
     for number, run in enumerate(runs):
         megablend.build(run)
@@ -155,7 +185,9 @@ def mutate(data: bytes, rng: random.Random) -> tuple[str, bytes]:
         damaged[at : at + 64] = bytes(len(damaged[at : at + 64]))
     elif way == "swap":
         size = min(rng.choice([4, 8, 64]), len(data) // 2)
-        first, second = sorted((rng.randrange(len(data) - 2 * size + 1), rng.randrange(len(data) - 2 * size + 1)))
+        first, second = sorted(
+            (rng.randrange(len(data) - 2 * size + 1), rng.randrange(len(data) - 2 * size + 1))
+        )
         second += size
         damaged[first : first + size] = data[second : second + size]
         damaged[second : second + size] = data[first : first + size]
@@ -171,7 +203,10 @@ def replace(path: Path, rng: random.Random) -> str | None:
     if path.parent.name == "runs" and rng.random() < 0.2:
         text, skips = open_seal(path.read_text(encoding="utf-8"))
         name = rng.choice(NAMES)
-        path.write_text(seal_ledger(dump_ledger(name, parse_ledger(json.loads(text))[1]), skips or 0), encoding="utf-8")
+        path.write_text(
+            seal_ledger(dump_ledger(name, parse_ledger(json.loads(text))[1]), skips or 0),
+            encoding="utf-8",
+        )
         return f"run {name!r}"
     if rng.random() < 0.06:
         kind = rng.choice(list(PUT))
@@ -194,7 +229,10 @@ def check_command(config: str, cache: str, rng: random.Random) -> str | None:
     """What is wrong with how a command ends, drawn at random."""
     commands: list[list[str]] = [
         *([name, config] for name in ("describe", "check", "skip")),
-        *([*words.split(), cache] for words in ("describe", "verify", "verify --data", "runs list", "gc --dry-run")),
+        *(
+            [*words.split(), cache]
+            for words in ("describe", "verify", "verify --data", "runs list", "gc --dry-run")
+        ),
         ["show", config, "-k", "3"],
         ["runs", "show", cache, "demo"],
     ]
@@ -203,7 +241,9 @@ def check_command(config: str, cache: str, rng: random.Random) -> str | None:
     printed = done.stdout + done.stderr
     is_clean = all(letter.isprintable() or letter == "\n" for letter in printed)
     return (
-        None if done.returncode in (0, 1, 2, 3) and is_clean else f"{command} ended with {done.returncode}: {printed!r}"
+        None
+        if done.returncode in (0, 1, 2, 3) and is_clean
+        else f"{command} ended with {done.returncode}: {printed!r}"
     )
 
 
@@ -217,7 +257,9 @@ def is_named(path: Path, message: str) -> bool:
     return str(path.parent if kind_of(path) == "cache" else path.with_suffix("")) in message
 
 
-def outcome_of(run: dict[str, Any], split: str, expected: list[list[int]], path: Path, what: str) -> str:
+def outcome_of(
+    run: dict[str, Any], split: str, expected: list[list[int]], path: Path, what: str
+) -> str:
     """How the read of a run ends whose file at `path` is damaged: same, other, refused. Exits where that must not be."""
     problem = "other tokens, and no error"
     signal.alarm(SECONDS)
@@ -249,9 +291,14 @@ def main() -> None:
     if not (folder / "runs.json").exists():
         (folder / "runs.json").write_text(json.dumps(make_runs(folder)))
     runs = json.loads((folder / "runs.json").read_text())
-    expected = {(number, split): read(run, split) for number, run in enumerate(runs) for split in SPLITS}
+    expected = {
+        (number, split): read(run, split) for number, run in enumerate(runs) for split in SPLITS
+    }
     targets = targets_of(folder, runs)
-    cached, data_files = ([each for each in targets if (kind_of(each[1]) == "cache") == want] for want in (True, False))
+    cached, data_files = (
+        [each for each in targets if (kind_of(each[1]) == "cache") == want]
+        for want in (True, False)
+    )
     counts: Counter[str] = Counter()
     for i in range(start, stop):
         rng = random.Random(f"{seed}-{i}")
@@ -269,7 +316,9 @@ def main() -> None:
                 record_as_seen(runs[number])
         what = f"{i}: {split} {path}: {change}{' as seen' if quiet else ''}"
         (folder / f"current-{start}").write_text(what)
-        counts[f"{kind} {outcome_of(runs[number], split, expected[number, split], path, what)}"] += 1
+        counts[
+            f"{kind} {outcome_of(runs[number], split, expected[number, split], path, what)}"
+        ] += 1
         if i % COMMAND_EVERY == 0:
             signal.alarm(SECONDS)
             problem = check_command(f"{folder}/run-{number}.json", runs[number]["cache"], rng)

@@ -46,7 +46,13 @@ class Project:
         if self.kind == "bin":
             write_megatron(path.with_suffix(""), rows)
         else:
-            pq.write_table(pa.table({"ids": rows}), path, data_page_size=100, write_batch_size=10, row_group_size=40)
+            pq.write_table(
+                pa.table({"ids": rows}),
+                path,
+                data_page_size=100,
+                write_batch_size=10,
+                row_group_size=40,
+            )
 
     def run(self, command: str, *, code: int = 0) -> str:
         """Run a command of a message; CONFIG is the config's file."""

@@ -26,7 +26,11 @@ from tests.golden_releases import copy_release
 from tests.runs import make_config, read_samples, write_blend
 
 FIRST: dict[str, Any] = {"samples": 640}
-LONGER: dict[str, Any] = {"samples": 1200, "sequence_length": 12, "sources": {"s0": {"weight": 1}, "s2": {"weight": 2}}}
+LONGER: dict[str, Any] = {
+    "samples": 1200,
+    "sequence_length": 12,
+    "sources": {"s0": {"weight": 1}, "s2": {"weight": 2}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +63,17 @@ def check_run(config: dict[str, Any], left: tuple[int, ...] = ()) -> Run:
     return run
 
 
-def test_the_config_alone_rebuilds_a_run_with_a_drain(config: dict[str, Any], tmp_path: Path) -> None:
+def test_the_config_alone_rebuilds_a_run_with_a_drain(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     """A later cut is at the end of a cycle as they are counted after the drain."""
     megablend.build(config | {"stages": [FIRST]})
     first = megablend.amend(config | {"stages": [FIRST, LONGER]}, at=100)
-    assert (first.at, first.drain, first.drain_settings) == (112, 400, ({"from": 112, "drain": 400},))
+    assert (first.at, first.drain, first.drain_settings) == (
+        112,
+        400,
+        ({"from": 112, "drain": 400},),
+    )
     stages = [FIRST, LONGER, {"samples": 2000, "sources": {"s1": {"weight": 5}}}]
     second = megablend.amend(config | {"stages": stages}, at=500)
     assert (second.at - 112 - 400) % 16 == 0
@@ -82,7 +92,10 @@ def test_the_config_alone_rebuilds_a_run_with_a_drain(config: dict[str, Any], tm
 def test_a_cut_of_a_lengthened_run(config: dict[str, Any]) -> None:
     """The part that was built later counts its cycles from where the first part ended."""
     megablend.build(config | {"samples": 100})
-    stages: list[dict[str, Any]] = [{"samples": 1280}, {"samples": 1280, "from": 320, "sources": {"s2": {"weight": 2}}}]
+    stages: list[dict[str, Any]] = [
+        {"samples": 1280},
+        {"samples": 1280, "from": 320, "sources": {"s2": {"weight": 2}}},
+    ]
     with pytest.raises(PlanError, match="from: found 320, expected 324, the end of a cycle"):
         megablend.build(config | {"stages": stages})
     stages[1]["from"] = 324
@@ -94,7 +107,9 @@ def test_an_amendment_where_a_lengthened_run_was_continued(config: dict[str, Any
     megablend.build(config | {"samples": 100})
     megablend.build(config | {"samples": 640})
     stages: list[dict[str, Any]] = [FIRST, {"samples": 960, "sources": {"s2": {"weight": 2}}}]
-    with pytest.raises(megablend.ConfigError, match=r"no stage that begins at sample 100 .* and `from: 100`"):
+    with pytest.raises(
+        megablend.ConfigError, match=r"no stage that begins at sample 100 .* and `from: 100`"
+    ):
         megablend.amend(config | {"stages": stages}, at=97)
     stages[1]["from"] = 100
     assert megablend.amend(config | {"stages": stages}, at=97).at == 100
@@ -130,7 +145,10 @@ def test_a_run_whose_length_is_no_multiple_of_lanes(config: dict[str, Any]) -> N
     """It is amended as it was built, and other commands know the run afterwards."""
     config |= {"lanes": 6}
     megablend.build(config | {"samples": 100})
-    stages: list[dict[str, Any]] = [{"samples": 100}, {"samples": 400, "sources": {"s2": {"weight": 2}}}]
+    stages: list[dict[str, Any]] = [
+        {"samples": 100},
+        {"samples": 400, "sources": {"s2": {"weight": 2}}},
+    ]
     assert megablend.amend(config | {"stages": stages}, at=20).at == 24
     check_run(config | {"stages": stages})
     assert megablend.show(config["cache"], 3, run="default")
@@ -145,7 +163,11 @@ def test_redistribution_after_a_drain(config: dict[str, Any], max_epochs: float)
     capped = config["sources"][0] | {"max_epochs": 100}
     config |= {"on_exhausted": "redistribute", "sources": [capped, *config["sources"][1:]]}
     megablend.build(config | {"stages": [FIRST]})
-    sources = {"s0": {"weight": 3, "max_epochs": max_epochs}, "s1": {"weight": 1}, "s2": {"weight": 1}}
+    sources = {
+        "s0": {"weight": 3, "max_epochs": max_epochs},
+        "s1": {"weight": 1},
+        "s2": {"weight": 1},
+    }
     stages = [FIRST, {"samples": 900, "sequence_length": 12, "sources": sources}]
     found = megablend.amend(config | {"stages": stages}, at=100)
     assert found.drain > 0
@@ -194,7 +216,10 @@ def test_a_drain_is_read_in_the_settings_before(config: dict[str, Any]) -> None:
 
 def test_a_drain_reads_what_was_begun_before_a_lower_cap(config: dict[str, Any]) -> None:
     """A stage without a source may cap it at less than was read before; what its lanes have begun is read to its end."""
-    without = {"samples": 800, "sources": {"s1": {"weight": 0, "max_epochs": 0.5}, "s2": {"weight": 1}}}
+    without = {
+        "samples": 800,
+        "sources": {"s1": {"weight": 0, "max_epochs": 0.5}, "s2": {"weight": 1}},
+    }
     stages = [FIRST, without, LONGER | {"sources": {"s1": {"weight": 1, "max_epochs": None}}}]
     megablend.build(config | {"stages": stages[:1]})
     megablend.amend(config | {"stages": stages[:2]}, at=600)
@@ -211,32 +236,50 @@ def walk(dataset: megablend.Dataset, totals: np.ndarray[Any, np.dtype[np.int64]]
     lengths = [len(sample.tokens) - 1 for sample in samples]
     assert lengths == [8] * (at + drain) + [12] * (len(samples) - at - drain)
     for source in range(len(totals)):
-        counts = Counter(t for sample in samples if sample.source == source for t in sample.tokens[:-1].tolist())
+        counts = Counter(
+            t for sample in samples if sample.source == source for t in sample.tokens[:-1].tolist()
+        )
         if counts:
             assert max(counts.values()) - min(counts.values()) <= 1
     blend = dataset.run.ledger.stages[0].blend
-    read = np.array([[sample.source == source for source in range(len(totals))] for sample in samples]).astype(int)
+    read = np.array(
+        [[sample.source == source for source in range(len(totals))] for sample in samples]
+    ).astype(int)
     inside = read[at : at + drain]
     assert (inside.sum(axis=0) == totals).all()
     for begin in range(0, drain, blend.lanes):
         step = inside[begin : begin + blend.lanes].sum(axis=0)
-        short = begin >= drain // (blend.lanes * blend.shuffle_window) * blend.lanes * blend.shuffle_window
-        assert np.abs(step - totals / drain * min(blend.lanes, drain - begin)).max() <= (4 if short else 2)
+        short = (
+            begin
+            >= drain // (blend.lanes * blend.shuffle_window) * blend.lanes * blend.shuffle_window
+        )
+        assert np.abs(step - totals / drain * min(blend.lanes, drain - begin)).max() <= (
+            4 if short else 2
+        )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(12))
-def test_a_drain_continues_the_stage_before(config: dict[str, Any], tmp_path: Path, seed: int) -> None:
+def test_a_drain_continues_the_stage_before(
+    config: dict[str, Any], tmp_path: Path, seed: int
+) -> None:
     """In its shares, no longer than it must be, to where steps and lanes end; the config alone makes it again."""
     rng = random.Random(seed)
     weights = [rng.randint(1, 8) for _ in range(3)]
     lanes = rng.choice([4, 6, 8, 16])
     later = rng.choice([4, 6, 8])
     batch = rng.choice([None, 8, 12, 24])
-    sources = [each | {"weight": weight} for each, weight in zip(config["sources"], weights, strict=True)]
+    sources = [
+        each | {"weight": weight} for each, weight in zip(config["sources"], weights, strict=True)
+    ]
     config |= {"lanes": lanes, "shuffle_window": 16, "sources": sources}
     megablend.build(config | {"samples": 2000})
-    longer = {"samples": 6000, "sequence_length": 12, "lanes": later, "sources": {"s0": {"weight": rng.randint(1, 9)}}}
+    longer = {
+        "samples": 6000,
+        "sequence_length": 12,
+        "lanes": later,
+        "sources": {"s0": {"weight": rng.randint(1, 9)}},
+    }
     edited = config | {"stages": [{"samples": 2000}, longer]}
     foreseen = megablend.amend(edited, at=rng.randrange(1, 1000), batch=batch, dry_run=True)
     found = megablend.amend(edited, at=foreseen.requested, batch=batch)
@@ -273,7 +316,10 @@ def test_a_drain_continues_the_stage_before(config: dict[str, Any], tmp_path: Pa
                 "data_parallel_rank": rank,
                 "data_parallel_size": ranks,
             }
-            assert sum(map(len, megablend.PretrainingSampler(dataset, **of_rank))) == 6000 // step * micro
+            assert (
+                sum(map(len, megablend.PretrainingSampler(dataset, **of_rank)))
+                == 6000 // step * micro
+            )
             with closing(megablend.Loader(dataset, **of_rank, drop_last=False)) as loader:
                 passed += sum(len(each["tokens"]) for each in loader)
         assert passed == 6000
@@ -287,7 +333,9 @@ def test_a_drain_continues_the_stage_before(config: dict[str, Any], tmp_path: Pa
 def find_left(run: Run) -> np.ndarray[Any, np.dtype[np.int64]]:
     """What a drain without a length of its own reads of each source: what the cut has left."""
     *before, last = run.ledger.stages
-    plan = plan_stages([*before, dataclasses.replace(last, drain=None)], run.data.tokens_by_index, run.data.blocks)
+    plan = plan_stages(
+        [*before, dataclasses.replace(last, drain=None)], run.data.tokens_by_index, run.data.blocks
+    )
     drains = [each.read for each in plan.list_stretches() if each.start == run.ledger.starts[-1]]
     left: np.ndarray[Any, np.dtype[np.int64]] = drains[0]
     return left
@@ -362,29 +410,43 @@ def test_drains_that_the_config_gets_wrong(config: dict[str, Any], tmp_path: Pat
     megablend.build(config | {"stages": [FIRST]})
     wrong = [FIRST, LONGER | {"drain": 404}]
     with pytest.raises(
-        PlanError, match=r"stages\[1\]: drain: found 404, expected 400 \(or another `--batch`\), or no `drain`"
+        PlanError,
+        match=r"stages\[1\]: drain: found 404, expected 400 \(or another `--batch`\), or no `drain`",
     ):
         megablend.amend(config | {"stages": wrong}, at=100)
     useless = [FIRST, {"samples": 1200, "drain": 8, "sources": {"s1": {"weight": 2}}}]
     with pytest.raises(PlanError, match=r"stages\[1\]: drain: found 8, expected no `drain`"):
         megablend.amend(config | {"stages": useless}, at=100)
     megablend.amend(config | {"stages": [FIRST, LONGER]}, at=100)
-    with pytest.raises(PlanError, match=r"stages\[1\]: drain: found 404, expected 400, as the run was amended"):
+    with pytest.raises(
+        PlanError, match=r"stages\[1\]: drain: found 404, expected 400, as the run was amended"
+    ):
         megablend.open(config | {"stages": wrong})
     other = config | {"cache": str(tmp_path / "other")}
     short = [FIRST, LONGER | {"from": 112, "drain": 300}]
-    with pytest.raises(PlanError, match=r"stages\[1\]: drain: found 300 samples, expected at least 330, what lanes"):
+    with pytest.raises(
+        PlanError, match=r"stages\[1\]: drain: found 300 samples, expected at least 330, what lanes"
+    ):
         megablend.build(other | {"stages": short})
     same = [FIRST, {"samples": 1200, "drain": 300}]
-    with pytest.raises(PlanError, match=r"stages\[1\]: drain: found it at a stage with samples of the same length"):
+    with pytest.raises(
+        PlanError, match=r"stages\[1\]: drain: found it at a stage with samples of the same length"
+    ):
         megablend.build(other | {"stages": same})
     off = [FIRST, LONGER | {"from": 112, "drain": 401}]
     says = "stages[1]: drain: found 401, with which samples get another length at sample 513, expected 400 or 404, which end"
     assert [says in line for line in megablend.build(other | {"stages": off}).warnings] == [True]
-    assert [says in line for line in megablend.describe(other | {"stages": off})["warnings"]].count(True) == 1
-    fits = other | {"cache": str(tmp_path / "fits"), "stages": [FIRST, LONGER | {"from": 112, "drain": 400}]}
+    assert [says in line for line in megablend.describe(other | {"stages": off})["warnings"]].count(
+        True
+    ) == 1
+    fits = other | {
+        "cache": str(tmp_path / "fits"),
+        "stages": [FIRST, LONGER | {"from": 112, "drain": 400}],
+    }
     assert megablend.build(fits).warnings == ()
-    with pytest.raises(megablend.ConfigError, match=r"stages\[0\]: found `drain`, but the first stage begins with"):
+    with pytest.raises(
+        megablend.ConfigError, match=r"stages\[0\]: found `drain`, but the first stage begins with"
+    ):
         megablend.build(other | {"stages": [FIRST | {"drain": 300}]})
 
 
@@ -393,7 +455,8 @@ def test_caps_of_a_drain(config: dict[str, Any]) -> None:
     megablend.build(config | {"stages": [FIRST]})
     capped = FIRST | {"sources": {"s1": {"max_tokens": 112 * 2 + 8 * 60}}}
     with pytest.raises(
-        PlanError, match=r"stages\[0\]: source 's1' .*amend the run at an earlier sample, or raise the cap"
+        PlanError,
+        match=r"stages\[0\]: source 's1' .*amend the run at an earlier sample, or raise the cap",
     ):
         megablend.amend(config | {"stages": [capped, LONGER]}, at=100)
 
@@ -417,7 +480,8 @@ def test_steps_that_do_not_end_where_a_drain_does(config: dict[str, Any]) -> Non
     edited = config | {"stages": [FIRST, LONGER]}
     megablend.amend(edited, at=100)
     with pytest.raises(
-        megablend.ConfigError, match=r"change at sample 512, .*`megablend amend CONFIG --at 112 --batch 24`"
+        megablend.ConfigError,
+        match=r"change at sample 512, .*`megablend amend CONFIG --at 112 --batch 24`",
     ):
         next(iter(megablend.PretrainingSampler(megablend.open(edited), micro_batch_size=24)))
     again = megablend.amend(edited, at=112, batch=24)
@@ -442,9 +506,13 @@ def test_what_the_commands_print(config: dict[str, Any], tmp_path: Path) -> None
         printed = CliRunner().invoke(cli, [command[0], str(tmp_path / "run.yaml"), *command[1:]])
         assert printed.exit_code == 0, printed.output
         assert all(line in printed.output for line in lines), printed.output
-        assert ("and `drain: 416` into the stage from sample 112 on" in printed.output) == (len(command) == 5)
+        assert ("and `drain: 416` into the stage from sample 112 on" in printed.output) == (
+            len(command) == 5
+        )
     printed = CliRunner().invoke(cli, ["runs", "show", str(tmp_path / "run.yaml")])
-    assert "samples 112 to 1,200, the first 416 of them a drain, changes:" in printed.output, printed.output
+    assert "samples 112 to 1,200, the first 416 of them a drain, changes:" in printed.output, (
+        printed.output
+    )
 
 
 def test_samples_of_two_lengths_that_are_read_together(config: dict[str, Any]) -> None:
@@ -462,14 +530,18 @@ def test_samples_of_two_lengths_that_are_read_together(config: dict[str, Any]) -
 
 def test_a_build_that_appends_a_drain_says_so(config: dict[str, Any], tmp_path: Path) -> None:
     megablend.build(config | {"samples": 100})
-    stages: list[dict[str, Any]] = [{"samples": 1280}, {"samples": 1280, "from": 324, "sequence_length": 12}]
+    stages: list[dict[str, Any]] = [
+        {"samples": 1280},
+        {"samples": 1280, "from": 324, "sequence_length": 12},
+    ]
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config | {"stages": stages}))
     printed = CliRunner().invoke(cli, ["build", str(tmp_path / "run.yaml")])
     chain = megablend.show_run(config["cache"], "default").chain
     assert chain[-1].drain is not None, printed.output
-    assert f"stage 2 appended, which begins with a drain of {chain[-1].drain:,} samples" in printed.output, (
-        printed.output
-    )
+    assert (
+        f"stage 2 appended, which begins with a drain of {chain[-1].drain:,} samples"
+        in printed.output
+    ), printed.output
 
 
 @pytest.mark.filterwarnings("ignore:.*is now called:DeprecationWarning")
@@ -479,7 +551,11 @@ def test_a_run_of_the_first_version(tmp_path: Path, run: str, at: int) -> None:
     """Its drain is of what its lanes have left in that version."""
     path = copy_release("v0_1_0", tmp_path) / f"{run}.json"
     samples = megablend.open(path).run.num_samples
-    given = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("samples", "epochs")}
+    given = {
+        key: value
+        for key, value in json.loads(path.read_text()).items()
+        if key not in ("samples", "epochs")
+    }
     longer = {"samples": 40 * samples, "sequence_length": 2 * given["sequence_length"]}
     path.write_text(json.dumps(given | {"stages": [{"samples": samples}, longer]}))
     found = megablend.amend(path, at=at)
@@ -499,7 +575,9 @@ def test_a_drain_before_files_that_go(tmp_path: Path) -> None:
     file.rename(tmp_path / "aside")
     megablend.build_index(config | {"samples": 640})
     (tmp_path / "aside").rename(file)  # what lanes have begun is read from it
-    edited = config | {"stages": [{"samples": 640}, {"samples": 1600, "sequence_length": 12, "new_data": True}]}
+    edited = config | {
+        "stages": [{"samples": 640}, {"samples": 1600, "sequence_length": 12, "new_data": True}]
+    }
     found = megablend.amend(edited, at=100)
     assert found.drained is not None
     left = find_left(megablend.open(edited).run)

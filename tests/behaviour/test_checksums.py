@@ -22,12 +22,18 @@ def source(obstore: None, tmp_path: Path) -> Any:
     folder = tmp_path / "data"
     kinds = ("parquet", "arrow")
     listed = [
-        write_source(folder, i, kind, documents(i, 300, 40, seed=1)) | {"weight": 1} for i, kind in enumerate(kinds)
+        write_source(folder, i, kind, documents(i, 300, 40, seed=1)) | {"weight": 1}
+        for i, kind in enumerate(kinds)
     ]
-    files = {f"d/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = {
+        f"d/{path.relative_to(folder)}": path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
     with FaultySource(files) as server:
         remote = [
-            each | {"path": [path.replace(str(folder), f"{server.url}/d") for path in list_files(each)]}
+            each
+            | {"path": [path.replace(str(folder), f"{server.url}/d") for path in list_files(each)]}
             for each in listed
         ]
         yield server, make_config(tmp_path, remote, samples=600, cache=str(tmp_path / "cache"))
@@ -46,7 +52,9 @@ def test_what_is_damaged_each_time_is_an_error(source: Any) -> None:
     for number in range(store.snapshot.num_files):
         store._files.get(number)  # footers have digests of their own
     server.faults = Faults(flip=1.0)
-    with pytest.raises(CorruptFileError, match="bytes differ from their checksum in the index, 8 times in a row"):
+    with pytest.raises(
+        CorruptFileError, match="bytes differ from their checksum in the index, 8 times in a row"
+    ):
         tokens(dataset)
     with pytest.raises((CorruptFileError, ChangedFileError)):
         tokens(other)

@@ -33,11 +33,22 @@ def write(path: Path, **columns: Any) -> Path:
 
 def config(folder: Path, *paths: Path, **settings: Any) -> dict[str, Any]:
     sources = [{"name": f"s{i}", "path": path, "weight": 1} for i, path in enumerate(paths)]
-    return {"cache": str(folder / "cache"), "sequence_length": 8, "samples": 20, "sources": sources, **settings}
+    return {
+        "cache": str(folder / "cache"),
+        "sequence_length": 8,
+        "samples": 20,
+        "sources": sources,
+        **settings,
+    }
 
 
 def choose_the_only_one(
-    path: str, column: str | None, problems: Mapping[str, str | None], lists: Collection[str], *, numbers: bool = False
+    path: str,
+    column: str | None,
+    problems: Mapping[str, str | None],
+    lists: Collection[str],
+    *,
+    numbers: bool = False,
 ) -> str:
     """The rule of release 0.1."""
     (fit,) = [name for name, problem in problems.items() if problem is None]
@@ -60,7 +71,9 @@ def test_an_index_and_its_runs_keep_the_column_that_an_older_release_took(
     assert build(given | {"run": "new"}).index.columns == {"s0": "words"}
     assert megablend.open(given | {"run": "new"})[0]["tokens"].tolist() == tokens
     write(tmp_path / "data" / f"b.{kind}", text=["x"], words=[1])
-    with pytest.raises(ConfigError, match=r"b\..*: cannot tell which column .* set `column: words` for this source"):
+    with pytest.raises(
+        ConfigError, match=r"b\..*: cannot tell which column .* set `column: words` for this source"
+    ):
         build(given)
     assert megablend.open(given)[0]["tokens"].tolist() == tokens
 
@@ -81,4 +94,7 @@ def test_build_and_describe_say_which_column_was_taken(tmp_path: Path) -> None:
     built = CliRunner().invoke(cli, ["build", str(tmp_path / "run.json")])
     assert "tokens are read from column 'input_ids' of s0" in built.output
     assert "tokens are read from column 'words' of s1" in built.output
-    assert "odd_words" in CliRunner().invoke(cli, ["describe", "--all", str(tmp_path / "run.json")]).output
+    assert (
+        "odd_words"
+        in CliRunner().invoke(cli, ["describe", "--all", str(tmp_path / "run.json")]).output
+    )

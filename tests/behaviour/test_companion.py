@@ -31,7 +31,8 @@ STAGES: list[dict[str, Any]] = [
 @pytest.fixture
 def config(tmp_path: Path) -> dict[str, Any]:
     sources = [
-        write_source(tmp_path / "data", d, "parquet", documents(d, 60, 60, 5)) | {"weight": 3 - d, "append_eod": 0}
+        write_source(tmp_path / "data", d, "parquet", documents(d, 60, 60, 5))
+        | {"weight": 3 - d, "append_eod": 0}
         for d in (0, 1)
     ]
     config = make_config(tmp_path, sources, stages=STAGES, split="80,20,0")
@@ -40,7 +41,9 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 
 def list_companions(config: dict[str, Any]) -> list[Path]:
-    return [path for path in sorted(Path(config["cache"], "splits").iterdir()) if is_companion(path)]
+    return [
+        path for path in sorted(Path(config["cache"], "splits").iterdir()) if is_companion(path)
+    ]
 
 
 def is_companion(path: Path) -> bool:
@@ -56,7 +59,12 @@ def read(config: dict[str, Any], split: str = "train", **options: Any) -> list[A
     plan = dataset.run.plan
     ks = np.arange(len(dataset))
     located = [column.tolist() for column in plan.locate_many(ks)]
-    return [located, plan.counts(len(dataset) // 3).tolist(), dataset.state_dict(10), read_fields(dataset)]
+    return [
+        located,
+        plan.counts(len(dataset) // 3).tolist(),
+        dataset.state_dict(10),
+        read_fields(dataset),
+    ]
 
 
 def refuse(*_: object, **__: object) -> None:
@@ -74,7 +82,9 @@ def compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return start
 
 
-def test_opening_compiles_nothing(config: dict[str, Any], compiles_nothing: Callable[[], None]) -> None:
+def test_opening_compiles_nothing(
+    config: dict[str, Any], compiles_nothing: Callable[[], None]
+) -> None:
     state = megablend.open(config).state_dict(400)
     valid = read(config, "valid")
     edited = config | {"stages": [*STAGES, {"samples": 960, "sources": {"s0": {"weight": 5}}}]}
@@ -85,7 +95,9 @@ def test_opening_compiles_nothing(config: dict[str, Any], compiles_nothing: Call
     for options in choices:
         dataset = megablend.open(edited | moved, **options)
         assert len(dataset) == 960
-        assert [made is None for made in dataset.run.plan._plans] == [True] * len(dataset.run.plan.stages)
+        assert [made is None for made in dataset.run.plan._plans] == [True] * len(
+            dataset.run.plan.stages
+        )
         dataset[3]
         assert [made is None for made in dataset.run.plan._plans].count(False) == 1
     assert read(edited, "valid") == valid
@@ -135,11 +147,19 @@ def test_what_a_power_failure_left_empty_is_computed_again(config: dict[str, Any
     assert all(path.read_bytes() == whole for path, whole in files.items())
 
 
-def test_another_spelling_is_the_same_request(config: dict[str, Any], compiles_nothing: Callable[[], None]) -> None:
+def test_another_spelling_is_the_same_request(
+    config: dict[str, Any], compiles_nothing: Callable[[], None]
+) -> None:
     expected = read(config)
     compiles_nothing()
-    sources = [dict(reversed(source.items())) | {"weight": f"{source['weight']}.0"} for source in config["sources"]]
-    assert read(dict(reversed((config | {"sources": sources, "split": [80, 20, 0]}).items()))) == expected
+    sources = [
+        dict(reversed(source.items())) | {"weight": f"{source['weight']}.0"}
+        for source in config["sources"]
+    ]
+    assert (
+        read(dict(reversed((config | {"sources": sources, "split": [80, 20, 0]}).items())))
+        == expected
+    )
 
 
 def test_a_default_that_is_written_is_compiled_once(
@@ -159,7 +179,9 @@ def test_a_default_that_is_written_is_compiled_once(
         ({"seed": 3}, "seed was"),
     ],
 )
-def test_another_request_is_still_refused(config: dict[str, Any], changes: dict[str, Any], says: str) -> None:
+def test_another_request_is_still_refused(
+    config: dict[str, Any], changes: dict[str, Any], says: str
+) -> None:
     with pytest.raises(MegablendError, match=says):
         megablend.open(config | changes)
 
@@ -170,16 +192,35 @@ def test_a_longer_validation_is_what_the_config_says(config: dict[str, Any]) -> 
 
 
 RUNTIME = {
-    *("cache", "local_cache", "memory", "file_checks_per_second", "direct_io", "storage", "warnings", "on_bad_sample"),
+    *(
+        "cache",
+        "local_cache",
+        "memory",
+        "file_checks_per_second",
+        "direct_io",
+        "storage",
+        "warnings",
+        "on_bad_sample",
+    ),
     *("vocab_size", "eod_token", "run", "path", "extra_columns", "on_unreadable"),
-    *("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask", "inter_document_masking"),
+    *(
+        "reset_position_ids",
+        "reset_attention_mask",
+        "eod_mask_loss",
+        "create_attention_mask",
+        "inter_document_masking",
+    ),
 }
 """Keys that cannot change which tokens a sample has."""
 
 
 def test_every_key_that_can_affect_the_order_makes_another_request() -> None:
     assert IRRELEVANT == RUNTIME
-    known = {name for model in (Config, Source, StageSettings, StageSource) for name in model.model_fields}
+    known = {
+        name
+        for model in (Config, Source, StageSettings, StageSource)
+        for name in model.model_fields
+    }
     assert known >= RUNTIME
 
 
@@ -191,9 +232,13 @@ def test_a_changed_copy_of_a_config_is_not_taken_for_it(config: dict[str, Any]) 
         megablend.open(changed)
 
 
-@pytest.mark.parametrize("field", ["starts", "others", "plan", "sizes", "lanes", "cursor", "end", "blend", "index"])
+@pytest.mark.parametrize(
+    "field", ["starts", "others", "plan", "sizes", "lanes", "cursor", "end", "blend", "index"]
+)
 @pytest.mark.parametrize("value", [None, [], "x", 10**30])
-def test_with_a_right_checksum_and_other_fields_it_is_not_used(config: dict[str, Any], field: str, value: Any) -> None:
+def test_with_a_right_checksum_and_other_fields_it_is_not_used(
+    config: dict[str, Any], field: str, value: Any
+) -> None:
     (path,) = list_companions(config)
     data = path.read_bytes()[16:]
     size = int.from_bytes(data[:8], "little")
@@ -210,12 +255,18 @@ def test_with_a_right_checksum_and_other_fields_it_is_not_used(config: dict[str,
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
-def test_a_cache_alone_opens_the_run(config: dict[str, Any], split: str, compiles_nothing: Callable[[], None]) -> None:
-    plain = config | {"stages": [STAGES[0], {k: v for k, v in STAGES[1].items() if k != "eod_mask_loss"}]}
+def test_a_cache_alone_opens_the_run(
+    config: dict[str, Any], split: str, compiles_nothing: Callable[[], None]
+) -> None:
+    plain = config | {
+        "stages": [STAGES[0], {k: v for k, v in STAGES[1].items() if k != "eod_mask_loss"}]
+    }
     expected = read(plain, split)
     compiles_nothing()
     dataset = megablend.open(cache=config["cache"], run="default", split=split)
-    assert [each.tolist() for each in dataset.run.plan.locate_many(np.arange(len(dataset)))] == expected[0]
+    assert [
+        each.tolist() for each in dataset.run.plan.locate_many(np.arange(len(dataset)))
+    ] == expected[0]
     assert dataset.state_dict(10) == expected[2]
     assert read_fields(dataset) == expected[3]
     resumed = megablend.open(cache=config["cache"], run="default", split=split, state=expected[2])
@@ -238,15 +289,23 @@ def test_without_the_companion_a_cache_alone_has_train(config: dict[str, Any]) -
         ({}, "found NoneType, expected a config.*without one, both `cache` and `run`"),
         ({"cache": "CACHE"}, "without one, both `cache` and `run`"),
         ({"cache": "CACHE", "run": "other"}, "run 'other' was not built there"),
-        ({"cache": "CACHE", "run": "default", "stage": 1, "split": "valid"}, "found stage 1 without a config"),
+        (
+            {"cache": "CACHE", "run": "default", "stage": 1, "split": "valid"},
+            "found stage 1 without a config",
+        ),
         ({"config": "CONFIG", "run": "default"}, "found both a config and run='default'"),
     ],
 )
-def test_what_is_to_be_opened_has_to_be_said(config: dict[str, Any], options: dict[str, Any], says: str) -> None:
+def test_what_is_to_be_opened_has_to_be_said(
+    config: dict[str, Any], options: dict[str, Any], says: str
+) -> None:
     known = {"CACHE": config["cache"], "CONFIG": config}
     with pytest.raises(MegablendError, match=says):
         megablend.open(
-            **{key: known.get(value, value) if isinstance(value, str) else value for key, value in options.items()}
+            **{
+                key: known.get(value, value) if isinstance(value, str) else value
+                for key, value in options.items()
+            }
         )
 
 

@@ -63,22 +63,30 @@ def test_an_error_names_the_longest_run_and_the_nearest_blend(config: dict[str, 
     with pytest.raises(megablend.PlanError) as caught:
         megablend.build(config)
     text = str(caught.value)
-    assert "source 's0' would be read 2.40 times (120 samples of 8 tokens from its 400 tokens)" in text
-    assert "more than its max_epochs 1 (49 samples). At most 81 samples fit all caps: set `samples: 81` or less" in text
+    assert (
+        "source 's0' would be read 2.40 times (120 samples of 8 tokens from its 400 tokens)" in text
+    )
+    assert (
+        "more than its max_epochs 1 (49 samples). At most 81 samples fit all caps: set `samples: 81` or less"
+        in text
+    )
     assert "`on_exhausted: redistribute` gives: s0 0.245, s1 0.56625, s2 0.18875" in text
     assert counts(config | {"samples": 81}) == {"s0": 49, "s1": 24, "s2": 8}
     nearest = [
         source | {"weight": share}
         for source, share in zip(config["sources"], ("0.245", "0.56625", "0.18875"), strict=True)
     ]
-    found = megablend.describe(config | {"sources": nearest, "run": "nearest"})["splits"]["train"]["sources"]
+    found = megablend.describe(config | {"sources": nearest, "run": "nearest"})["splits"]["train"][
+        "sources"
+    ]
     assert [source["samples"] for source in found] == [49, 113, 38]
 
 
 def test_a_cap_in_tokens_is_named(config: dict[str, Any]) -> None:
     config["sources"][0]["max_tokens"] = 800
     with pytest.raises(
-        megablend.PlanError, match=r"more than its max_tokens 800 \(100 samples\).* set `max_tokens: 960` for it"
+        megablend.PlanError,
+        match=r"more than its max_tokens 800 \(100 samples\).* set `max_tokens: 960` for it",
     ):
         megablend.build(config)
     config["sources"][0]["max_tokens"] = 960
@@ -95,7 +103,10 @@ def test_the_longest_run_of_all_caps(config: dict[str, Any]) -> None:
     ):
         megablend.build(longest | {"samples": 348})
     assert counts(longest) == {"s0": 49, "s1": 99, "s2": 199}
-    with pytest.raises(megablend.PlanError, match="with `on_exhausted: redistribute` at most 347 samples fit all caps"):
+    with pytest.raises(
+        megablend.PlanError,
+        match="with `on_exhausted: redistribute` at most 347 samples fit all caps",
+    ):
         megablend.build(config | {"samples": 348, "run": "other"})
 
 
@@ -103,7 +114,11 @@ def test_weights_by_size_and_temperature(config: dict[str, Any]) -> None:
     for source in config["sources"]:
         source["weight"] = "size"
     assert counts(config | {"samples": 700}) == {"s0": 100, "s1": 200, "s2": 400}
-    assert counts(config | {"temperature": 1e6, "samples": 300, "run": "flat"}) == {"s0": 100, "s1": 100, "s2": 100}
+    assert counts(config | {"temperature": 1e6, "samples": 300, "run": "flat"}) == {
+        "s0": 100,
+        "s1": 100,
+        "s2": 100,
+    }
     root = counts(config | {"temperature": 2, "samples": 3414, "run": "root"})  # 1 : sqrt(2) : 2
     assert root == {"s0": 773, "s1": 1094, "s2": 1547}
     again = megablend.build(config | {"samples": 700})  # the shares are what the ledger has
@@ -118,10 +133,22 @@ def test_weights_by_size_and_temperature(config: dict[str, Any]) -> None:
             {"on_exhausted": "redistribute"},
             "without a cap a source repeats, and is never exhausted; give max_epochs or max_tokens",
         ),
-        ({}, {"on_exhausted": "stop"}, "on_exhausted: found 'stop', expected 'error' or 'redistribute'"),
-        ({"weight": "size"}, {}, r"'s1' has weight 3, other sources `weight: size`; expected `size` for all"),
+        (
+            {},
+            {"on_exhausted": "stop"},
+            "on_exhausted: found 'stop', expected 'error' or 'redistribute'",
+        ),
+        (
+            {"weight": "size"},
+            {},
+            r"'s1' has weight 3, other sources `weight: size`; expected `size` for all",
+        ),
         ({"weight": "sizes"}, {}, "found 'sizes', expected a finite number, or `size`"),
-        ({}, {"temperature": 0}, "temperature: found 0, expected 0.1 or more: above 1 evens weights out"),
+        (
+            {},
+            {"temperature": 0},
+            "temperature: found 0, expected 0.1 or more: above 1 evens weights out",
+        ),
     ],
 )
 def test_what_cannot_be_meant(
@@ -136,7 +163,9 @@ def test_temperature_needs_weights(config: dict[str, Any]) -> None:
     for source in config["sources"]:
         del source["weight"]
         source["epochs"] = 1
-    with pytest.raises(megablend.ConfigError, match="the share of 's0' is given by epochs; use weights"):
+    with pytest.raises(
+        megablend.ConfigError, match="the share of 's0' is given by epochs; use weights"
+    ):
         megablend.load_config(config | {"temperature": 2})
 
 

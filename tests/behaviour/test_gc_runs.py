@@ -70,7 +70,9 @@ def test_a_damaged_ledger_and_nonsense_are_refused(config: dict[str, Any]) -> No
 
 def test_megatrons_datasets_keep_their_index(config: dict[str, Any], tmp_path: Path) -> None:
     address = parse_address(f"parquet:{config['sources'][0]['path']}")
-    built = build_table(str(tmp_path / "megatron"), address, launch=SingleProcess(), storage=STORAGE)
+    built = build_table(
+        str(tmp_path / "megatron"), address, launch=SingleProcess(), storage=STORAGE
+    )
     cache = tmp_path / "megatron" / "megablend"
     megablend.build(config, cache=str(cache))
     (cache / "runs" / "demo.json").unlink()
@@ -84,14 +86,22 @@ def test_megatrons_datasets_keep_their_index(config: dict[str, Any], tmp_path: P
     chunks = cache / "generations" / str(built.index) / "chunks.arrow"
     chunks.write_bytes(chunks.read_bytes()[:-1] + b"\xff")
     (problem,) = megablend.verify(cache)
-    assert problem.endswith(f"; remove {pin}, and open the dataset in Megatron again, which indexes it again")
+    assert problem.endswith(
+        f"; remove {pin}, and open the dataset in Megatron again, which indexes it again"
+    )
     pin.unlink()
-    assert build_table(str(tmp_path / "megatron"), address, launch=SingleProcess(), storage=STORAGE) == built
+    assert (
+        build_table(str(tmp_path / "megatron"), address, launch=SingleProcess(), storage=STORAGE)
+        == built
+    )
     assert megablend.verify(cache) == []
     megablend.build(other, cache=str(cache))
     for text in ("[1", "[1]", "{}", '{"index": 5}'):
         pin.write_text(text)
-        with pytest.raises(megablend.CacheError, match="so the index that it refers to is not known; remove the file"):
+        with pytest.raises(
+            megablend.CacheError,
+            match="so the index that it refers to is not known; remove the file",
+        ):
             megablend.gc(cache, older_than_days=0)
         assert megablend.verify(cache)[0].startswith(f"{pin}: cannot be read")
     pin.unlink()

@@ -66,18 +66,24 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "a source without a name": lambda record: record["blend"]["sources"][0].pop("name"),
     "no cycles": lambda record: record["blend"]["sources"][0].update(cycles=0),
     "cycles of no plan": lambda record: record["blend"]["sources"][0].update(cycles=10**30),
-    "more cycles than memory": lambda record: record["blend"]["sources"][0].update(cycles=(1 << 63) - 1),
+    "more cycles than memory": lambda record: record["blend"]["sources"][0].update(
+        cycles=(1 << 63) - 1
+    ),
     "a number for an index": lambda record: record.update(index=3),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_ledger_with_right_digests_and_a_missing_field(config: dict[str, Any], change: str) -> None:
+def test_a_ledger_with_right_digests_and_a_missing_field(
+    config: dict[str, Any], change: str
+) -> None:
     path = write_ledger(config, CHANGES[change])
     check_ledger_is_named(config, path, "does not match its own digest|it was edited or damaged")
 
 
-@pytest.mark.parametrize("text", [DEEP, NESTED, '{"version": 1, "blend": ' + NESTED + "}", "", "[1]", "\xff"])
+@pytest.mark.parametrize(
+    "text", [DEEP, NESTED, '{"version": 1, "blend": ' + NESTED + "}", "", "[1]", "\xff"]
+)
 def test_a_ledger_that_is_nested_or_no_json(config: dict[str, Any], text: str) -> None:
     path = Path(config["cache"]) / "runs" / "demo.json"
     path.write_text(text, encoding="latin-1")
@@ -110,7 +116,9 @@ FIELDS = ("sources", "tables", "num_files", "num_blocks", "num_chunks", "format_
 
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("value", [None, -1, [], {}, "x"])
-def test_a_manifest_with_a_right_checksum_and_a_wrong_field(config: dict[str, Any], field: str, value: object) -> None:
+def test_a_manifest_with_a_right_checksum_and_a_wrong_field(
+    config: dict[str, Any], field: str, value: object
+) -> None:
     path = manifest_of(config)
     manifest = json.loads(path.read_text())
     manifest.pop("checksum")
@@ -124,7 +132,12 @@ def test_a_manifest_with_a_right_checksum_and_a_wrong_field(config: dict[str, An
 SOURCE_FIELDS = ("name", "format", "column", "documents", "first_file", "num_files", "rows")
 PLAUSIBLE: set[tuple[str, object]] = {("name", "x"), ("column", "x"), ("rows", 7)}
 """Of the right type, and compared with no other table."""
-WRONG = [(field, value) for field in SOURCE_FIELDS for value in (None, 7, -1, "x") if (field, value) not in PLAUSIBLE]
+WRONG = [
+    (field, value)
+    for field in SOURCE_FIELDS
+    for value in (None, 7, -1, "x")
+    if (field, value) not in PLAUSIBLE
+]
 
 
 @pytest.mark.parametrize(("field", "value"), WRONG)
@@ -142,7 +155,10 @@ def test_a_source_with_a_wrong_field(config: dict[str, Any], field: str, value: 
 
 @pytest.mark.parametrize("field", ["name", "rows"])
 def test_the_second_of_two_sources_lacks_a_field(tmp_path: Path, field: str) -> None:
-    sources = [write_source(tmp_path, i, "parquet", documents(i, 20, 30, 1)) | {"weight": 1} for i in range(2)]
+    sources = [
+        write_source(tmp_path, i, "parquet", documents(i, 20, 30, 1)) | {"weight": 1}
+        for i in range(2)
+    ]
     config = make_config(tmp_path, sources, samples=20, run="demo")
     megablend.build(config)
     path = manifest_of(config)
@@ -164,14 +180,38 @@ def change_table(path: Path, change: Callable[[dict[str, Any]], object]) -> None
 
 SHAPES: dict[str, list[Any]] = {
     "arrival": [None, "x", True, 1.5, -1],
-    "roots": [None, [], 3, "x", {"s0": None}, {"s0": 3}, {"s0": []}, {"s0": "\ud800"}, {"s0": "a\0b"}],
+    "roots": [
+        None,
+        [],
+        3,
+        "x",
+        {"s0": None},
+        {"s0": 3},
+        {"s0": []},
+        {"s0": "\ud800"},
+        {"s0": "a\0b"},
+    ],
     "columns": [None, [], 3, "x", {"s0": 3}, {"s0": []}],
-    "skipped": [None, [], 3, "x", {"s0": 3}, {"s0": None}, {"s0": "x"}, {"s0": [3]}, {"s0": [["x"]]}],
+    "skipped": [
+        None,
+        [],
+        3,
+        "x",
+        {"s0": 3},
+        {"s0": None},
+        {"s0": "x"},
+        {"s0": [3]},
+        {"s0": [["x"]]},
+    ],
 }
 
 
-@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in SHAPES.items() for value in values])
-def test_roots_with_a_right_checksum_and_a_wrong_shape(config: dict[str, Any], field: str, value: object) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field, values in SHAPES.items() for value in values]
+)
+def test_roots_with_a_right_checksum_and_a_wrong_shape(
+    config: dict[str, Any], field: str, value: object
+) -> None:
     path = manifest_of(config).with_name("roots.json")
     change_table(path, lambda record: record.update({field: value}))
     says = f"{path}: damaged (it has {field} {json.dumps(value)}, expected a"
@@ -195,9 +235,7 @@ def test_a_late_arrival_is_followed_by_a_later_one(config: dict[str, Any]) -> No
 def test_a_count_that_the_table_cannot_have(config: dict[str, Any], field: str, value: int) -> None:
     path = manifest_of(config)
     change_table(path, lambda record: record.update({field: value}))
-    says = (
-        rf"^{path}: damaged \(it has {field} {value}, expected 0 to \d+, since \w+\.arrow has \d+ bytes\); build again"
-    )
+    says = rf"^{path}: damaged \(it has {field} {value}, expected 0 to \d+, since \w+\.arrow has \d+ bytes\); build again"
     with pytest.raises(CacheError, match=says):
         megablend.describe(config)
     check_index_is_named(config, path.parent)
@@ -210,9 +248,13 @@ def test_an_extra_column_of_no_name(config: dict[str, Any], value: object) -> No
     check_index_is_named(config, path.parent)
 
 
-@pytest.mark.parametrize("table", ["blocks.arrow", "chunks.arrow", "files.arrow", "blocks.check.arrow"])
+@pytest.mark.parametrize(
+    "table", ["blocks.arrow", "chunks.arrow", "files.arrow", "blocks.check.arrow"]
+)
 @pytest.mark.parametrize("value", [10**30, -1])
-def test_a_size_that_the_table_does_not_have(config: dict[str, Any], table: str, value: int) -> None:
+def test_a_size_that_the_table_does_not_have(
+    config: dict[str, Any], table: str, value: int
+) -> None:
     path = manifest_of(config)
     change_table(path, lambda record: record["tables"][table].update(bytes=value))
     check_index_is_named(config, path.parent)
@@ -228,7 +270,9 @@ def test_a_number_of_a_source_that_is_none(config: dict[str, Any], field: str, v
 
 @pytest.mark.parametrize("text", [DEEP, NESTED, "{}", "[]", ""])
 @pytest.mark.parametrize("name", ["manifest.json", "roots.json"])
-def test_files_of_an_index_that_are_nested_or_empty(config: dict[str, Any], name: str, text: str) -> None:
+def test_files_of_an_index_that_are_nested_or_empty(
+    config: dict[str, Any], name: str, text: str
+) -> None:
     path = manifest_of(config).with_name(name)
     path.write_text(text)
     check_index_is_named(config, path.parent)

@@ -18,7 +18,18 @@ from megablend.plan.ledger_format import dump_ledger
 from tests.cli.commands import run
 from tests.runs import documents, make_config, write_source
 
-NAMES = ["../../home/victim", "..", ".", "", "/etc/passwd", "a/b", "a\x1b[2J", "a\nb", "a\x00b", "a\x7f"]
+NAMES = [
+    "../../home/victim",
+    "..",
+    ".",
+    "",
+    "/etc/passwd",
+    "a/b",
+    "a\x1b[2J",
+    "a\nb",
+    "a\x00b",
+    "a\x7f",
+]
 
 
 @pytest.fixture
@@ -57,13 +68,18 @@ def test_a_ledger_of_another_name_is_refused_and_writes_nothing(
         lambda: megablend.rename_run(config, "default", "new"),
     ]
     for call in calls:
-        with pytest.raises(CacheError, match=r"runs/default\.json: found the ledger of run .* `megablend runs rename`"):
+        with pytest.raises(
+            CacheError,
+            match=r"runs/default\.json: found the ledger of run .* `megablend runs rename`",
+        ):
             call()
     after = list_files(tmp_path)
-    assert {place: data for place, data in after.items() if "/runs/" in place or "victim" in place} == {
-        place: data for place, data in before.items() if "/runs/" in place or "victim" in place
-    }
-    assert "default.json: found the ledger of run" in "".join(megablend.verify(config["cache"]).problems)
+    assert {
+        place: data for place, data in after.items() if "/runs/" in place or "victim" in place
+    } == {place: data for place, data in before.items() if "/runs/" in place or "victim" in place}
+    assert "default.json: found the ledger of run" in "".join(
+        megablend.verify(config["cache"]).problems
+    )
     done = run("runs", "list", config["cache"])
     assert "\x1b" not in done.stdout + done.stderr
     path.write_text(dump_ledger("default", ledger.stages))
@@ -71,14 +87,18 @@ def test_a_ledger_of_another_name_is_refused_and_writes_nothing(
 
 
 @pytest.mark.parametrize("index", ["../../elsewhere", "\x1b[2J"])
-def test_an_index_that_a_ledger_or_a_state_names_is_looked_for_in_the_cache(config: dict[str, Any], index: str) -> None:
+def test_an_index_that_a_ledger_or_a_state_names_is_looked_for_in_the_cache(
+    config: dict[str, Any], index: str
+) -> None:
     path = Path(config["cache"]) / "runs" / "default.json"
     state = megablend.open(config).state_dict()
     with pytest.raises(MegablendError):
         megablend.open(config, state=state | {"index": index})
     ledger = load_ledger(config["cache"], "default")
     assert ledger is not None
-    stages = tuple(type(stage)(end=stage.end, index=index, blend=stage.blend) for stage in ledger.stages)
+    stages = tuple(
+        type(stage)(end=stage.end, index=index, blend=stage.blend) for stage in ledger.stages
+    )
     path.write_text(dump_ledger("default", stages))
     for call in (megablend.open, megablend.describe, megablend.build):
         with pytest.raises(MegablendError):
@@ -87,7 +107,10 @@ def test_an_index_that_a_ledger_or_a_state_names_is_looked_for_in_the_cache(conf
 
 
 def test_terminals_get_no_control_characters(tmp_path: Path) -> None:
-    source = write_source(tmp_path / "data", 0, "parquet", documents(0, 60, 40, 3)) | {"weight": 1, "name": "a\x1b[2Jb"}
+    source = write_source(tmp_path / "data", 0, "parquet", documents(0, 60, 40, 3)) | {
+        "weight": 1,
+        "name": "a\x1b[2Jb",
+    }
     path = tmp_path / "run.json"
     path.write_text(json.dumps(make_config(tmp_path, [source], samples=96)))
     for command in (["build"], ["describe"], ["show", "--sample", "0"], ["check"]):

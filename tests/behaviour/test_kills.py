@@ -30,9 +30,21 @@ def kill(folder: Path, seed: int, count: int) -> None:
     fewer = [source | {"path": source["path"].replace("*", "[0-3]")} for source in sources]
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "fewer.json").write_text(json.dumps(config | {"sources": fewer}))
-    command = [*python("torch"), str(Path(__file__).with_name("kill_campaign.py")), str(folder), str(seed), str(count)]
+    command = [
+        *python("torch"),
+        str(Path(__file__).with_name("kill_campaign.py")),
+        str(folder),
+        str(seed),
+        str(count),
+    ]
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=240 + 10 * count, env=dict(os.environ)
+        command,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+        timeout=240 + 10 * count,
+        env=dict(os.environ),
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

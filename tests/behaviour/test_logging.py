@@ -26,7 +26,9 @@ def config(tmp_path: Path) -> dict[str, Any]:
     return make_config(tmp_path, [source], samples=20, run="demo")
 
 
-def test_long_waits_are_logged_with_file_and_seconds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_long_waits_are_logged_with_file_and_seconds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "megablend")
     with build_lock(tmp_path):
         pass
@@ -61,14 +63,18 @@ def test_builds_repairs_and_removals_are_logged(
     caplog.clear()
     (cache / "generations" / old / "blocks.arrow").write_bytes(b"damaged")
     megablend.build(config)
-    assert any(line.startswith(f"repaired index {old} of run 'demo' in ") for line in caplog.messages)
+    assert any(
+        line.startswith(f"repaired index {old} of run 'demo' in ") for line in caplog.messages
+    )
     caplog.clear()
     megablend.remove_run(config, "demo")
     (removed,) = set(megablend.gc(config, older_than_days=0).removed)
     assert f"{cache}: removed index {removed}, which no run uses" in caplog.messages
 
 
-def test_evictions_are_logged_for_debugging(config: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_evictions_are_logged_for_debugging(
+    config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     megablend.build(config)
     store = megablend.open_index(config["cache"])
     cache = BlockCache(store, 1 << 20)
@@ -87,6 +93,8 @@ def test_a_warning_is_silent_by_default() -> None:
         "import logging; from megablend.index.row_checks import warn_unchecked; from pathlib import Path\n"
         "warn_unchecked(Path('hidden')); logging.warning('shown')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True
+    )
     assert "hidden" not in done.stderr
     assert "shown" in done.stderr

@@ -28,7 +28,9 @@ SEED = os.environ.get("MEGABLEND_SEED", "17")
 
 def damage(folder: Path, start: int, stop: int) -> Counter[str]:
     """Mutations from `start` up to `stop`, in one process: how many ended how."""
-    path = os.pathsep.join([str(Path(megablend.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [str(Path(megablend.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    )
     command = [*python(), str(WORKER), str(folder), SEED, str(start), str(stop)]
     with (folder / "log").open("w+", encoding="utf-8") as log:
         done = subprocess.run(
@@ -47,7 +49,9 @@ def damage(folder: Path, start: int, stop: int) -> Counter[str]:
     return Counter(json.loads(lines[-1]))
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(86_400)])])
+@pytest.mark.parametrize(
+    "count", [60, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(86_400)])]
+)
 def test_mutations_never_give_other_tokens_where_there_is_a_checksum(count: int) -> None:
     counts: Counter[str] = Counter()
     memory = IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None

@@ -19,7 +19,14 @@ import pytest
 import torch
 
 import megablend
-from megablend.errors import CacheError, ConfigError, DataError, MegablendError, PlanError, StateError
+from megablend.errors import (
+    CacheError,
+    ConfigError,
+    DataError,
+    MegablendError,
+    PlanError,
+    StateError,
+)
 from megablend.plan.ledger_file import load_ledger
 from tests.formats.writers import KINDS
 from tests.runs import STEP, ReadSample, documents, make_config, read_samples
@@ -42,7 +49,9 @@ def entry(folder: Path, source: int, **settings: Any) -> dict[str, Any]:
 
 def later(source: int, count: int = 70) -> Listed:
     """Documents of a file that comes later."""
-    return [each and [token + STEP // 2 for token in each] for each in documents(source, count, 50, 9)]
+    return [
+        each and [token + STEP // 2 for token in each] for each in documents(source, count, 50, 9)
+    ]
 
 
 def tokens_of(*listed: Listed) -> list[int]:
@@ -81,7 +90,9 @@ def read_rows(dataset: megablend.Dataset, start: int) -> list[list[int]]:
         return [row.tolist() for batch in loader for row in batch["tokens"]]
 
 
-def read_sources(dataset: megablend.Dataset, read: Sequence[ReadSample] = ()) -> dict[str, list[int]]:
+def read_sources(
+    dataset: megablend.Dataset, read: Sequence[ReadSample] = ()
+) -> dict[str, list[int]]:
     """Of each source, the tokens of its samples by ordinal, without the extra ones; of all samples, where `read` lists them."""
     samples = defaultdict[str, dict[int, list[int]]](dict)
     for sample in read or read_samples(dataset):
@@ -89,7 +100,10 @@ def read_sources(dataset: megablend.Dataset, read: Sequence[ReadSample] = ()) ->
         listed = sample.tokens.tolist()
         assert samples[name].setdefault(sample.ordinal, listed[:-1]) is not None
     assert sum(map(len, samples.values())) == len(dataset)
-    return {name: [token for _, each in sorted(found.items()) for token in each] for name, found in samples.items()}
+    return {
+        name: [token for _, each in sorted(found.items()) for token in each]
+        for name, found in samples.items()
+    }
 
 
 def begin_epochs(tokens: Sequence[int], old: Sequence[int], new: Sequence[int]) -> int:
@@ -102,7 +116,9 @@ def begin_epochs(tokens: Sequence[int], old: Sequence[int], new: Sequence[int]) 
 
 
 @pytest.mark.parametrize("at", [None, 112])
-def test_a_grown_source_finishes_its_epoch_and_a_new_one_begins_at_once(tmp_path: Path, at: int | None) -> None:
+def test_a_grown_source_finishes_its_epoch_and_a_new_one_begins_at_once(
+    tmp_path: Path, at: int | None
+) -> None:
     config = make_run(tmp_path, order="sequential")
     before = megablend.open(config)
     past = read_tokens(before, at or 320)
@@ -113,7 +129,9 @@ def test_a_grown_source_finishes_its_epoch_and_a_new_one_begins_at_once(tmp_path
         "sources": [*config["sources"], entry(tmp_path, 2, weight=0)],
         "stages": [STAGES[0], STAGES[1] | {"sources": {"s2": {"weight": 1}}}],
     }
-    with pytest.raises(PlanError, match="none of which has source 's2'; index the files as they are now"):
+    with pytest.raises(
+        PlanError, match="none of which has source 's2'; index the files as they are now"
+    ):
         megablend.open(grown)
     megablend.build_index(grown)
     found = megablend.amend(grown, at=at or 320, dry_run=True)
@@ -127,7 +145,9 @@ def test_a_grown_source_finishes_its_epoch_and_a_new_one_begins_at_once(tmp_path
     old = [tokens_of(each) for each in OLD]
     new = tokens_of(OLD[1][:50], later(1), OLD[1][50:])
     assert begin_epochs(tokens["s0"], old[0], old[0]) >= 0
-    first = (sum(8 for k in range(at or 320) if dataset.run.plan.locate(k)[0] == 1) + len(old[1])) // len(old[1])
+    first = (
+        sum(8 for k in range(at or 320) if dataset.run.plan.locate(k)[0] == 1) + len(old[1])
+    ) // len(old[1])
     assert first <= begin_epochs(tokens["s1"], old[1], new) <= first + (at is not None)
     assert tokens["s2"] == list(islice(cycle(tokens_of(later(2))), len(tokens["s2"])))
     newer = json.loads(json.dumps(dataset.state_dict(700)))
@@ -153,9 +173,13 @@ def test_epochs_of_shuffled_sources_have_each_token_once(tmp_path: Path, order: 
     new = tokens_of(OLD[1], later(1))
     whole, left = divmod(len(tokens["s1"]) - len(old), len(new))
     assert whole >= 1
-    for epoch, count in ((tokens["s1"][: len(old)], 1), (tokens["s1"][len(old) : len(old) + whole * len(new)], whole)):
+    for epoch, count in (
+        (tokens["s1"][: len(old)], 1),
+        (tokens["s1"][len(old) : len(old) + whole * len(new)], whole),
+    ):
         assert Counter(epoch) == Counter(
-            (old if epoch[0] == tokens["s1"][0] and count == 1 and len(epoch) == len(old) else new) * count
+            (old if epoch[0] == tokens["s1"][0] and count == 1 and len(epoch) == len(old) else new)
+            * count
         )
     last = Counter(tokens["s1"][len(old) + whole * len(new) :])
     assert sum(last.values()) == left
@@ -182,11 +206,15 @@ def test_documents_keep_their_split(tmp_path: Path) -> None:
 
 def test_a_withdrawn_source_is_read_no_more(tmp_path: Path) -> None:
     config = make_run(tmp_path, order="sequential")
-    edited = config | {"stages": [STAGES[0], {"samples": 1600, "withdraw": ["s1"]}, {"samples": 1920, "lanes": 8}]}
+    edited = config | {
+        "stages": [STAGES[0], {"samples": 1600, "withdraw": ["s1"]}, {"samples": 1920, "lanes": 8}]
+    }
     for path in (tmp_path / "data" / "source1").iterdir():
         path.rename(path.with_suffix(".gone"))
     with pytest.raises(ConfigError, match="matches no file"):
-        megablend.build_index(config | {"cache": str(tmp_path / "other")})  # the path matches no file
+        megablend.build_index(
+            config | {"cache": str(tmp_path / "other")}
+        )  # the path matches no file
     megablend.build_index(edited)
     megablend.amend(edited, at=112)
     dataset = megablend.open(edited)
@@ -207,7 +235,11 @@ def test_every_snapshot_of_a_run_is_kept_and_read_by_its_ledger_alone(tmp_path: 
     assert set(megablend.gc(config["cache"], older_than_days=0).kept) == set(ledger.indices)
     first, second = megablend.show_run(config["cache"], "default").chain
     assert (first.start, first.stop, second.start, second.stop) == (0, 320, 320, 1600)
-    assert {"what": "index", "before": ledger.indices[0], "after": ledger.indices[1]} in second.changes
+    assert {
+        "what": "index",
+        "before": ledger.indices[0],
+        "after": ledger.indices[1],
+    } in second.changes
     assert not megablend.verify(config["cache"], data=True).problems
     samples = read_samples(megablend.open(edited))
     for k in (0, 319, 700, 1599):
@@ -222,7 +254,9 @@ def test_every_snapshot_of_a_run_is_kept_and_read_by_its_ledger_alone(tmp_path: 
 
 
 @pytest.mark.parametrize(("order", "at"), [("block", 112), ("document", 320), ("sequential", 112)])
-def test_what_is_left_of_an_epoch_skips_withdrawn_files(tmp_path: Path, order: str, at: int) -> None:
+def test_what_is_left_of_an_epoch_skips_withdrawn_files(
+    tmp_path: Path, order: str, at: int
+) -> None:
     config = make_run(tmp_path, order=order)
     before = megablend.open(config)
     past = read_tokens(before, at)
@@ -263,7 +297,9 @@ def test_what_is_left_of_an_epoch_skips_withdrawn_files(tmp_path: Path, order: s
 
 
 @pytest.mark.parametrize("in_one_stage", [True, False])
-def test_samples_of_another_length_after_a_source_is_withdrawn(tmp_path: Path, in_one_stage: bool) -> None:
+def test_samples_of_another_length_after_a_source_is_withdrawn(
+    tmp_path: Path, in_one_stage: bool
+) -> None:
     """What lanes have read of the withdrawn source beyond the cut keeps the length that it had."""
     config = make_run(tmp_path, order="sequential")
     before = megablend.open(config)
@@ -288,7 +324,11 @@ def test_samples_of_another_length_after_a_source_is_withdrawn(tmp_path: Path, i
     described = megablend.describe(edited)
     for number, source in enumerate(described["splits"]["train"]["sources"]):
         given = [k for k, sample in enumerate(samples) if sample.source == number]
-        assert (source["samples"], source["first_sample"], source["last_sample"]) == (len(given), given[0], given[-1])
+        assert (source["samples"], source["first_sample"], source["last_sample"]) == (
+            len(given),
+            given[0],
+            given[-1],
+        )
         assert all(end <= given[-1] for end in source["epoch_ends"])
 
 
@@ -327,7 +367,9 @@ def test_any_names_of_sources(tmp_path: Path) -> None:
     ("at", "stop", "says"),
     [(200, 208, "was amended from sample 208 on"), (320, 320, "index differs from sample 320 on")],
 )
-def test_states_of_a_plan_whose_new_data_was_replaced(tmp_path: Path, at: int, stop: int, says: str) -> None:
+def test_states_of_a_plan_whose_new_data_was_replaced(
+    tmp_path: Path, at: int, stop: int, says: str
+) -> None:
     config = make_run(tmp_path)
     edited = config | {"stages": STAGES}
     write_file(tmp_path, 1, "b", later(1))
@@ -362,12 +404,14 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     config = make_run(tmp_path)
     edited = config | {"stages": STAGES}
     with pytest.raises(
-        PlanError, match=r"stages\[1\]: new_data: the files are as they were indexed .*, or leave out new_data"
+        PlanError,
+        match=r"stages\[1\]: new_data: the files are as they were indexed .*, or leave out new_data",
     ):
         megablend.amend(edited, at=112)
     withdrawn = config | {"stages": [STAGES[0], {"samples": 1600, "withdraw": ["s1"]}]}
     with pytest.raises(
-        PlanError, match=r"stages\[1\]: withdraw: the newest index, .*, still has 's1'; .*`megablend index CONFIG`"
+        PlanError,
+        match=r"stages\[1\]: withdraw: the newest index, .*, still has 's1'; .*`megablend index CONFIG`",
     ):
         megablend.amend(withdrawn, at=112)
     plain = {"samples": 1600, "sources": {"s0": {"weight": 1}}}
@@ -379,7 +423,10 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     says = "source 's2' is new in run 'default', and listed before sources that the run had already; list it after them"
     with pytest.raises(PlanError, match=says):
         megablend.amend(first, at=112)
-    assert megablend.amend(edited | {"sources": [*config["sources"], added]}, at=112, dry_run=True).at == 112
+    assert (
+        megablend.amend(edited | {"sources": [*config["sources"], added]}, at=112, dry_run=True).at
+        == 112
+    )
     without = edited | {"sources": [config["sources"][0], entry(tmp_path, 2, weight=1)]}
     megablend.build_index(without)
     says = r"lacks source 's1', which the run has read before; list it in `withdraw` of the stage, or index its files again"
@@ -394,7 +441,10 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     megablend.build_index(grown)
     assert megablend.amend(grown, at=112, dry_run=True).at == 112
     write_file(tmp_path, 1, "m00", later(1))
-    assert "has other files of source 's1' than its path matches (2 and 3; " in megablend.describe(grown)["note"]
+    assert (
+        "has other files of source 's1' than its path matches (2 and 3; "
+        in megablend.describe(grown)["note"]
+    )
     megablend.build_index(grown)
     assert megablend.amend(grown, at=112, dry_run=True).at == 112
     assert megablend.describe(grown)["stages"] == [320, 1600]
@@ -418,17 +468,24 @@ def test_a_source_that_is_filled_again_after_a_cut(tmp_path: Path) -> None:
         megablend.build(config | {"stages": filled})
     write_file(tmp_path, 2, "m2", later(1))
     named = {"sources": [*config["sources"], entry(tmp_path, 2, weight=0)]}
-    named["stages"] = [*emptied, {"samples": 1920, "new_data": True, "sources": {"s2": {"weight": 1}}}]
+    named["stages"] = [
+        *emptied,
+        {"samples": 1920, "new_data": True, "sources": {"s2": {"weight": 1}}},
+    ]
     megablend.build_index(config | named)
     megablend.build(config | named)
     dataset = megablend.open(config | named)
     last = read_samples(dataset, range(1600, 1920))
-    assert {token for each in last if each.source == 2 for token in each.tokens.tolist()} <= set(tokens_of(later(1)))
+    assert {token for each in last if each.source == 2 for token in each.tokens.tolist()} <= set(
+        tokens_of(later(1))
+    )
     assert {each.source for each in last} == {0, 2}
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_an_index_without_a_withdrawn_source_has_its_document_tables(tmp_path: Path, whole: bool) -> None:
+def test_an_index_without_a_withdrawn_source_has_its_document_tables(
+    tmp_path: Path, whole: bool
+) -> None:
     config = make_run(tmp_path, order="document")
     edited = config | {"stages": [STAGES[0], {"samples": 1600, "withdraw": ["s1"]}]}
     if whole:
@@ -443,7 +500,9 @@ def test_an_index_without_a_withdrawn_source_has_its_document_tables(tmp_path: P
 
 
 def test_new_data_in_another_order_needs_no_document_table_of_the_old_index(tmp_path: Path) -> None:
-    config = make_run(tmp_path, order="block", split="70,20,10")  # the index then has counts of documents
+    config = make_run(
+        tmp_path, order="block", split="70,20,10"
+    )  # the index then has counts of documents
     before = megablend.open(config)
     past = read_tokens(before, 112)
     write_file(tmp_path, 1, "m00", later(1))
@@ -463,16 +522,21 @@ def test_another_order_without_new_data_after_files_changed(tmp_path: Path, coun
     past = read_tokens(before, 112)
     write_file(tmp_path, 1, "m00", later(1))
     edited = config | {"stages": [STAGES[0], {"samples": 1600, "order": "document"}]}
-    says = r"rebuild the index \(`megablend index CONFIG`\)" if counted else "has no document counts"
+    says = (
+        r"rebuild the index \(`megablend index CONFIG`\)" if counted else "has no document counts"
+    )
     with pytest.raises(MegablendError, match=says):
         megablend.amend(edited, at=112)
     megablend.build_index(edited)
     if not counted:
         with pytest.raises(
-            PlanError, match=r"has no document counts .* read an index that has them \(`new_data: true`"
+            PlanError,
+            match=r"has no document counts .* read an index that has them \(`new_data: true`",
         ):
             megablend.amend(edited, at=112)
-        edited = config | {"stages": [STAGES[0], {"samples": 1600, "order": "document", "new_data": True}]}
+        edited = config | {
+            "stages": [STAGES[0], {"samples": 1600, "order": "document", "new_data": True}]
+        }
     megablend.amend(edited, at=112)
     dataset = megablend.open(edited)
     assert read_tokens(dataset, 112) == past
@@ -490,20 +554,36 @@ def test_another_order_without_new_data_after_files_changed(tmp_path: Path, coun
 
 @pytest.mark.parametrize("grows", [True, False])
 @pytest.mark.parametrize("is_error", [False, True])
-def test_caps_count_epochs_of_before_as_they_were(tmp_path: Path, grows: bool, is_error: bool) -> None:
+def test_caps_count_epochs_of_before_as_they_were(
+    tmp_path: Path, grows: bool, is_error: bool
+) -> None:
     """A quarter of an epoch is one of the files of before, as long as that epoch is not over."""
     config = make_run(tmp_path, order="sequential")
     for number in range(8 * grows):
-        write_file(tmp_path, 1, f"m2{number}", [[token + number * 3000 for token in each or ()] for each in later(1)])
+        write_file(
+            tmp_path,
+            1,
+            f"m2{number}",
+            [[token + number * 3000 for token in each or ()] for each in later(1)],
+        )
     before = megablend.open(config)
     read = 8 * sum(before.run.plan.locate(k)[0] == 1 for k in range(320))
     size = len(tokens_of(OLD[1]))
-    sources = {"s0": {"weight": 1}, "s1": {"weight": 1, "max_epochs": Fraction(read, size) + Fraction(1, 4)}}
-    settings = {"sources": sources, "on_exhausted": "error" if is_error else "redistribute", "new_data": grows}
+    sources = {
+        "s0": {"weight": 1},
+        "s1": {"weight": 1, "max_epochs": Fraction(read, size) + Fraction(1, 4)},
+    }
+    settings = {
+        "sources": sources,
+        "on_exhausted": "error" if is_error else "redistribute",
+        "new_data": grows,
+    }
     edited = config | {"stages": [STAGES[0], {"samples": 1600} | settings]}
     most = (size // 4 - 1) // 8
     if is_error:
-        with pytest.raises(PlanError, match=rf"640 samples of 8 tokens are requested, {most} are left"):
+        with pytest.raises(
+            PlanError, match=rf"640 samples of 8 tokens are requested, {most} are left"
+        ):
             megablend.build(edited)
         return
     megablend.build(edited)
@@ -552,7 +632,11 @@ def test_renamed_files_are_read_where_they_are_now(tmp_path: Path, order: str) -
         expected = find_holding(samples, OLD[1][50 + row] or [])
         assert expected
         assert {each["sample"] for found in of_row for each in found["samples"]} >= set(expected)
-    shown = {piece.file for k in holding[:9] for piece in megablend.show(config["cache"], k, run="default").pieces}
+    shown = {
+        piece.file
+        for k in holding[:9]
+        for piece in megablend.show(config["cache"], k, run="default").pieces
+    }
     assert str(here / "m1.parquet") not in shown
     (here / "z1.parquet").rename(here / "z2.parquet")
     assert "z1.parquet" in str(megablend.check(edited).problems)
@@ -572,13 +656,19 @@ def test_files_that_only_earlier_samples_read_are_checked_until_then(tmp_path: P
     checked = megablend.check(edited)
     assert (checked.problems, checked.files) == ((), 5)
     assert re.fullmatch(
-        rf".*m0.parquet: no such file .*; only samples before {stop} read it", "".join(checked.older_problems)
+        rf".*m0.parquet: no such file .*; only samples before {stop} read it",
+        "".join(checked.older_problems),
     )
     early = dataset.state_dict(stop - 1)
     late = dataset.state_dict(stop)
     restore = ", and this state is before that: restore the file"
-    assert megablend.check(edited, state=early).problems == tuple(line + restore for line in checked.older_problems)
-    assert (megablend.check(edited, state=late).problems, megablend.check(edited, state=late).files) == ((), 4)
+    assert megablend.check(edited, state=early).problems == tuple(
+        line + restore for line in checked.older_problems
+    )
+    assert (
+        megablend.check(edited, state=late).problems,
+        megablend.check(edited, state=late).files,
+    ) == ((), 4)
     loader = megablend.Loader(dataset, micro_batch_size=4, consumed_samples=stop)
     watched = {each.number for each in loader._watch._files if each.is_needed(stop - 1)}
     assert len(watched) == 5
@@ -645,7 +735,9 @@ def test_states_of_validation_with_new_data_need_the_run(tmp_path: Path) -> None
 def test_stages_with_new_data_are_committed_one_after_another(tmp_path: Path) -> None:
     """What messages say is done, to the letter; a run is cut before stages with new data that it had already."""
     config = make_run(tmp_path)
-    two = config | {"stages": [*STAGES, {"samples": 1920, "new_data": True, "sources": {"s0": {"weight": 1}}}]}
+    two = config | {
+        "stages": [*STAGES, {"samples": 1920, "new_data": True, "sources": {"s0": {"weight": 1}}}]
+    }
     write_file(tmp_path, 1, "m2", later(1))
     megablend.build_index(two)
     says = r"has 1 of 3 versions of the index; leave out all but the first stage of these for now, index the files as they are"
@@ -656,11 +748,14 @@ def test_stages_with_new_data_are_committed_one_after_another(tmp_path: Path) ->
     indices = megablend.open(config | {"stages": STAGES}).run.ledger.indices
     write_file(tmp_path, 0, "m2", later(0))
     with pytest.raises(
-        PlanError, match=r"new_data: the files are as they were indexed \(index .*\); index them as they are now"
+        PlanError,
+        match=r"new_data: the files are as they were indexed \(index .*\); index them as they are now",
     ):
         megablend.amend(two, at=112)
     megablend.build_index(two)
-    assert megablend.amend(two, at=112).at == 112  # before the first of the two begins, which keeps its index
+    assert (
+        megablend.amend(two, at=112).at == 112
+    )  # before the first of the two begins, which keeps its index
     dataset = megablend.open(two)
     assert dataset.run.ledger.indices[:2] == indices
     assert [stage.stop for stage in dataset.run.ledger.stages] == [112, 1600, 1920]
@@ -680,7 +775,10 @@ def test_rows_where_the_files_of_before_are_back(tmp_path: Path) -> None:
             (folder / f"{gone}.parquet").rename(aside)
         if added:
             write_file(tmp_path, 1, added, listed[added])
-        stages = [*stages, {"samples": stop, "new_data": True, "sources": {"s1": {"weight": int(not gone)}}}]
+        stages = [
+            *stages,
+            {"samples": stop, "new_data": True, "sources": {"s1": {"weight": int(not gone)}}},
+        ]
         megablend.build_index(config | {"stages": stages})
         megablend.build(config | {"stages": stages})
         if gone:
@@ -700,7 +798,10 @@ def test_files_are_withdrawn_as_a_capped_epoch_ends_with_the_others(tmp_path: Pa
     """The extra token of the last sample before is one of the withdrawn file."""
     config = make_run(tmp_path, order="sequential", shuffle_window=1)
     samples = len(tokens_of(OLD[1])) // 8 * 3 // 8 * 8
-    capped = config | {"stages": [{"samples": samples, "sources": {"s1": {"max_epochs": 1}}}], "run": "capped"}
+    capped = config | {
+        "stages": [{"samples": samples, "sources": {"s1": {"max_epochs": 1}}}],
+        "run": "capped",
+    }
     megablend.build(capped)
     dataset = megablend.open(capped)
     kept = len(tokens_of(OLD[1][:50]))
@@ -710,7 +811,9 @@ def test_files_are_withdrawn_as_a_capped_epoch_ends_with_the_others(tmp_path: Pa
         read = read + 8 * (dataset.sample(at).source == 1)
         at = at + 1
     (tmp_path / "data" / "source1" / "m1.parquet").rename(tmp_path / "m1.gone")
-    edited = capped | {"stages": [capped["stages"][0], STAGES[1] | {"sources": {"s1": {"max_epochs": None}}}]}
+    edited = capped | {
+        "stages": [capped["stages"][0], STAGES[1] | {"sources": {"s1": {"max_epochs": None}}}]
+    }
     megablend.build_index(edited)
     (tmp_path / "m1.gone").rename(tmp_path / "data" / "source1" / "m1.parquet")
     assert megablend.amend(edited, at=at).at == at
@@ -758,8 +861,12 @@ def test_where_grown_runs_part(tmp_path: Path) -> None:
     paths = [tmp_path / f"{name}.json" for name in ("edited", "changed", "newest")]
     for path, each in zip(paths, (edited, changed, newest), strict=True):
         path.write_text(json.dumps(each))
-    datasets = [megablend.open(each) for each in (edited, alone | {"stages": changed["stages"]}, newest)]
-    listed = [[sample.tokens.tolist() for sample in read_samples(each, range(1600))] for each in datasets]
+    datasets = [
+        megablend.open(each) for each in (edited, alone | {"stages": changed["stages"]}, newest)
+    ]
+    listed = [
+        [sample.tokens.tolist() for sample in read_samples(each, range(1600))] for each in datasets
+    ]
     for i, j in ((0, 1), (0, 2), (1, 2)):
         parts_at = next(k for k in range(1600) if listed[i][k] != listed[j][k])
         assert megablend.diff(paths[i], paths[j])["parts_at"] == parts_at
@@ -773,11 +880,14 @@ def test_the_newest_index_must_be_of_the_configs_files(tmp_path: Path) -> None:
     other = tmp_path / "other"
     for d in range(2):
         write_file(other, d, "m0", later(d))
-    megablend.build_index(config | {"sources": [entry(other, 0, weight=2), entry(other, 1, weight=1)]})
+    megablend.build_index(
+        config | {"sources": [entry(other, 0, weight=2), entry(other, 1, weight=1)]}
+    )
     ledger = load_ledger(config["cache"], "default")
     for dry_run in (True, False):
         with pytest.raises(
-            CacheError, match=r"other files of source 's0' than its path matches .* `megablend index CONFIG`"
+            CacheError,
+            match=r"other files of source 's0' than its path matches .* `megablend index CONFIG`",
         ):
             megablend.amend(edited, at=112, dry_run=dry_run)
     assert load_ledger(config["cache"], "default") == ledger
@@ -787,10 +897,12 @@ def test_the_newest_index_must_be_of_the_configs_files(tmp_path: Path) -> None:
     note = megablend.amend(edited, at=112).note
     assert note is not None
     assert re.search(
-        r"source 's1' .*m2.parquet, not indexed\); .*index again \(`megablend index CONFIG`\) and amend", note
+        r"source 's1' .*m2.parquet, not indexed\); .*index again \(`megablend index CONFIG`\) and amend",
+        note,
     )
     megablend.build_index(
-        config | {"sources": [dict(each, name=f"s{1 - d}") for d, each in enumerate(config["sources"])]}
+        config
+        | {"sources": [dict(each, name=f"s{1 - d}") for d, each in enumerate(config["sources"])]}
     )
     with pytest.raises(
         CacheError, match=r"other files of source 's[01]' .*, those of .* were indexed\)"

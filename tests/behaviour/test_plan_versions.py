@@ -16,7 +16,9 @@ from tests.runs import EOD, documents, make_config, write_source
 
 @pytest.fixture
 def config(tmp_path: Path) -> dict[str, Any]:
-    sources = [write_source(tmp_path / "data", d, "arrow", documents(d, 60, 30, 5)) for d in range(3)]
+    sources = [
+        write_source(tmp_path / "data", d, "arrow", documents(d, 60, 30, 5)) for d in range(3)
+    ]
     for source, weight in zip(sources, ("0.6", "0.3", "0.1"), strict=True):
         source |= {"weight": weight, "append_eod": EOD}
     return make_config(tmp_path, sources, samples=900, split="80,20,0", valid_samples=200)
@@ -42,7 +44,9 @@ def test_described_is_the_first_sample_that_is_read_again(config: dict[str, Any]
     megablend.build(config)
     described = megablend.describe(config)["splits"]
     for split in ("train", "valid"):
-        assert described[split]["first_repeated_source"] == first_repeat(megablend.open(config, split).run)
+        assert described[split]["first_repeated_source"] == first_repeat(
+            megablend.open(config, split).run
+        )
 
 
 @pytest.mark.filterwarnings("ignore:.*cycle.* is now called:DeprecationWarning")
@@ -51,10 +55,14 @@ def test_it_is_so_for_runs_of_the_first_version(tmp_path: Path, run: str) -> Non
     config = copy_release("v0_1_0", tmp_path) / f"{run}.json"
     opened = megablend.open(config).run
     assert opened.ledger.plan_version == 1
-    assert megablend.describe(config)["splits"]["train"]["first_repeated_source"] == first_repeat(opened)
+    assert megablend.describe(config)["splits"]["train"]["first_repeated_source"] == first_repeat(
+        opened
+    )
 
 
-def test_cycles_are_read_from_the_ledger(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cycles_are_read_from_the_ledger(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger = megablend.build(config).ledger
     plan = megablend.open(config).run.plan
     before = [plan.locate(k) for k in range(0, 900, 7)]
@@ -72,5 +80,7 @@ def test_a_state_of_no_version_is_refused_with_both_digests(config: dict[str, An
     ledger = megablend.build(config).ledger
     state = megablend.open(config).state_dict(10)
     state |= {"plan": "0" * 32, "stages": [[900, "0" * 32]]}
-    with pytest.raises(megablend.StateError, match=f"saved with {'0' * 32}, this dataset has {ledger.digest}"):
+    with pytest.raises(
+        megablend.StateError, match=f"saved with {'0' * 32}, this dataset has {ledger.digest}"
+    ):
         megablend.open(config, state=state)

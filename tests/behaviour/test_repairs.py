@@ -47,7 +47,9 @@ def test_the_newest_index(tmp_path: Path, name: str, damage: Callable[[Path], No
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_an_index_that_a_run_keeps(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
+def test_an_index_that_a_run_keeps(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
     project = Project(tmp_path)
     kept = project.kept
     project.add(1)
@@ -92,7 +94,9 @@ def test_an_index_that_no_run_uses(tmp_path: Path, name: str) -> None:
     remedy = f"no run uses this index: `megablend gc {project.cache} --older-than 0` removes it, with all others"
     assert said[-1].startswith(str(unused / name))
     assert remedy in said[-1]
-    assert len(said) == 1 + (name == "roots.json"), "damaged now, it may be the newest until the next build"
+    assert len(said) == 1 + (name == "roots.json"), (
+        "damaged now, it may be the newest until the next build"
+    )
     assert not unused.exists()
     assert project.read() == tokens
 
@@ -129,7 +133,9 @@ def test_an_index_that_another_run_uses(tmp_path: Path) -> None:
     build(other)
     flip(kept / "blocks.arrow")
     (problem,) = megablend.verify(other)
-    assert problem.endswith("build again with the config of run 'default' to repair it (`megablend build CONFIG`)")
+    assert problem.endswith(
+        "build again with the config of run 'default' to repair it (`megablend build CONFIG`)"
+    )
     assert megablend.verify(project.cache) == [problem]
     assert len(follow(project)) == 1
     assert project.read() == project.tokens
@@ -137,7 +143,12 @@ def test_an_index_that_another_run_uses(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "pattern"),
-    [("parquet", "fragments/*"), ("parquet", "documents/*/*"), ("parquet", "checksums/*/*"), ("bin", "idx/*")],
+    [
+        ("parquet", "fragments/*"),
+        ("parquet", "documents/*/*"),
+        ("parquet", "checksums/*/*"),
+        ("bin", "idx/*"),
+    ],
 )
 def test_what_a_cache_has_of_files_that_no_config_has(
     tmp_path: Path, kind: str, pattern: str, monkeypatch: pytest.MonkeyPatch
@@ -169,7 +180,8 @@ def test_an_index_that_cannot_be_made_again(tmp_path: Path, name: str) -> None:
 
     def refused() -> str:
         with pytest.raises(
-            CacheError, match=r"run 'default' keeps the index [0-9a-f]+, but the data and the config"
+            CacheError,
+            match=r"run 'default' keeps the index [0-9a-f]+, but the data and the config",
         ) as caught:
             build(str(project.path))
         return str(caught.value)
@@ -185,7 +197,9 @@ def test_an_index_that_cannot_be_made_again(tmp_path: Path, name: str) -> None:
     flip(project.kept / name)
     refused()
     shutil.rmtree(project.kept)
-    shutil.copytree(tmp_path / "backup" / "generations" / project.kept.name, project.kept)  # "that index from a backup"
+    shutil.copytree(
+        tmp_path / "backup" / "generations" / project.kept.name, project.kept
+    )  # "that index from a backup"
     project.run("build CONFIG")
     assert project.read() == project.tokens
     flip(project.kept / name)
@@ -201,7 +215,9 @@ def test_files_that_changed_are_no_repair(tmp_path: Path) -> None:
     project.run("build CONFIG")
     pq.write_table(pa.table({"ids": [[9] * 9] * 300}), tmp_path / "data" / "0.parquet")
     flip(project.kept / "blocks.arrow")
-    with pytest.raises(CacheError, match=r"blocks\.arrow: damaged table: .*\nrun 'default' keeps the index"):
+    with pytest.raises(
+        CacheError, match=r"blocks\.arrow: damaged table: .*\nrun 'default' keeps the index"
+    ):
         build(str(project.path))
     (tmp_path / "data" / "0.parquet").unlink()
     with pytest.raises(DataError, match=r"0\.parquet: no such file"):
@@ -223,7 +239,9 @@ DERIVED = {
 
 
 @pytest.mark.parametrize("case", DERIVED)
-def test_what_a_cache_has_besides_its_indexes(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_cache_has_besides_its_indexes(
+    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings, kind, pattern = DERIVED[case]
     if case == "packs":
         monkeypatch.setattr("megablend.index.packs.PACK_MIN_FILES", 1)
@@ -281,4 +299,6 @@ def test_a_state_whose_index_is_gone(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="build the same data there") as caught:
         megablend.open(str(project.path), state=state)
     project.run(*commands_in(str(caught.value)))
-    assert np.array_equal(megablend.open(str(project.path), state=state)[0]["tokens"], project.tokens[0])
+    assert np.array_equal(
+        megablend.open(str(project.path), state=state)[0]["tokens"], project.tokens[0]
+    )

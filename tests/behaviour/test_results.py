@@ -21,7 +21,9 @@ from tests.storages import STORAGE
 @pytest.fixture
 def config(tmp_path: Path) -> dict[str, Any]:
     sources = [
-        write_source(tmp_path / "data", d, "parquet", documents(d, 60, 30, 5)) | {"weight": 3 - 2 * d} for d in range(2)
+        write_source(tmp_path / "data", d, "parquet", documents(d, 60, 30, 5))
+        | {"weight": 3 - 2 * d}
+        for d in range(2)
     ]
     return make_config(tmp_path, sources, samples=200, run="demo", split="80,20,0")
 
@@ -66,10 +68,14 @@ def test_renamed_keys_still_work_with_a_warning(config: dict[str, Any]) -> None:
     for result, old, value in renamed:
         assert old in result
         assert old not in list(result)
-        with pytest.warns(DeprecationWarning, match=rf"'{old}' of {type(result).__name__} is now called '"):
+        with pytest.warns(
+            DeprecationWarning, match=rf"'{old}' of {type(result).__name__} is now called '"
+        ):
             assert result[old] == value
     removed = megablend.gc(config, older_than_days=0)
-    with pytest.warns(DeprecationWarning, match="'generations' of GcResult is now called 'removed'"):
+    with pytest.warns(
+        DeprecationWarning, match="'generations' of GcResult is now called 'removed'"
+    ):
         assert removed.generations == removed.removed == ()  # type: ignore[attr-defined]
 
 
@@ -80,10 +86,16 @@ def test_json_has_the_old_keys_too(config: dict[str, Any]) -> None:
     assert first["share_wanted"] == first["requested_share"]
     assert first["share_given"] == first["actual_share"]
     assert first["unread_tokens_of_last_epoch"] == first["tokens_left_in_epoch"]
-    assert found["splits"]["train"]["first_to_run_out"] == found["splits"]["train"]["first_repeated_source"]
+    assert (
+        found["splits"]["train"]["first_to_run_out"]
+        == found["splits"]["train"]["first_repeated_source"]
+    )
     assert set(found["splits"]["train"]["first_to_run_out"]) == {"source", "sample"}
     collected = megablend.gc(config, older_than_days=0).to_dict()
-    assert (collected["generations"], collected["others"]) == (collected["removed"], collected["other_files"])
+    assert (collected["generations"], collected["others"]) == (
+        collected["removed"],
+        collected["other_files"],
+    )
 
 
 def test_caches_runs_samples_and_steps(tmp_path: Path, config: dict[str, Any]) -> None:
@@ -99,7 +111,9 @@ def test_caches_runs_samples_and_steps(tmp_path: Path, config: dict[str, Any]) -
     assert isinstance(cache := megablend.describe(config["cache"]), CacheDescription)
     assert cache["runs"] == [bad, demo]
     sample = megablend.show(config, 3)
-    assert sum(piece.stop_token - piece.first_token for piece in sample.pieces) == len(sample.tokens)
+    assert sum(piece.stop_token - piece.first_token for piece in sample.pieces) == len(
+        sample.tokens
+    )
     assert sample["tokens"] == list(sample.tokens) == sample.to_dict()["tokens"]
     step = megablend.show_step(config, 1, micro_batch_size=3)
     assert step.samples[0] == sample
@@ -112,7 +126,12 @@ def test_verify_reads_like_the_list_of_problems(config: dict[str, Any]) -> None:
     result = megablend.verify(config)
     assert result == []
     assert not result
-    assert result.to_dict() == {"cache": config["cache"], "data": False, "problems": [], "notes": []}
+    assert result.to_dict() == {
+        "cache": config["cache"],
+        "data": False,
+        "problems": [],
+        "notes": [],
+    }
     next((Path(config["cache"]) / "runs").glob("*.json")).write_text("{")
     result = megablend.verify(config)
     (problem,) = result
@@ -123,7 +142,9 @@ def test_verify_reads_like_the_list_of_problems(config: dict[str, Any]) -> None:
 
 def test_a_result_is_seen_in_five_lines(config: dict[str, Any]) -> None:
     built = repr(megablend.build(config | {"order": "document"}))
-    assert built.startswith("BuildResult(index=<BuildReport>, documents=<TablesReport>, ranks=1, ledger=<Ledger>")
+    assert built.startswith(
+        "BuildResult(index=<BuildReport>, documents=<TablesReport>, ranks=1, ledger=<Ledger>"
+    )
     found = describe(config, micro_batch_size=2)
     text = repr(found)
     assert text.startswith(f"RunDescription(cache='{config['cache'][:40]}")
@@ -131,7 +152,9 @@ def test_a_result_is_seen_in_five_lines(config: dict[str, Any]) -> None:
     assert "index=<IndexDescription>" in text
     (file,) = megablend.find(config, "source0/0.parquet", limit=2).found[:1]
     assert "samples=<2 of FoundSample>" in repr(file)
-    step = repr(dataclasses.replace(found, run="r" * 300, problems=("p " * 200, *map(str, range(99)))))
+    step = repr(
+        dataclasses.replace(found, run="r" * 300, problems=("p " * 200, *map(str, range(99))))
+    )
     for each in (text, step, built):
         assert len(each.splitlines()) <= 5
         assert all(len(line) <= 100 for line in each.splitlines())
@@ -153,7 +176,9 @@ def test_notebooks_show_tables(config: dict[str, Any]) -> None:
     megablend.build(config)
     found = describe(config)
     sources = tuple(dataclasses.replace(found.index.sources[0], name=f"<{i}>") for i in range(25))
-    page = dataclasses.replace(found, index=dataclasses.replace(found.index, sources=sources))._repr_html_()
+    page = dataclasses.replace(
+        found, index=dataclasses.replace(found.index, sources=sources)
+    )._repr_html_()
     assert page.startswith("<b>RunDescription</b><table><tr><th>cache</th>")
     assert "<td>&lt;19&gt;</td>" in page
     assert "<p>and 5 more</p>" in page
@@ -195,7 +220,9 @@ def test_a_storage_of_your_own(config: dict[str, Any], read: Any) -> None:
     found = read(config, storage)
     default = read(config, None)
     if isinstance(found, RunDescription):  # times differ
-        found, default = (dataclasses.replace(each, opening_seconds=0.0) for each in (found, default))
+        found, default = (
+            dataclasses.replace(each, opening_seconds=0.0) for each in (found, default)
+        )
     assert found == default
     assert storage.calls > 0
 

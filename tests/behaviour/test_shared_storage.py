@@ -61,7 +61,9 @@ def open_something_else(folder: Path) -> None:
 
 LATER: dict[str, Callable[[dict[str, Any], Storage], object]] = {
     "build": lambda config, storage: megablend.build(config, storage=storage),
-    "build of another run": lambda config, storage: megablend.build(config | {"run": "b"}, storage=storage),
+    "build of another run": lambda config, storage: megablend.build(
+        config | {"run": "b"}, storage=storage
+    ),
     "check": lambda config, storage: megablend.check(config, storage=storage),
     "check --data": lambda config, storage: check_data(config, storage=storage),
     "open of another cache": lambda config, storage: open_in_another_cache(config, storage),

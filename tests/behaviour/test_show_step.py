@@ -17,14 +17,22 @@ def test_ranks_read_what_is_shown(tmp_path: Path) -> None:
     edited = config | {"seed": 8, "samples": 7}
     for rank in range(3):
         loader = megablend.Loader(
-            megablend.open(config), micro_batch_size=2, data_parallel_rank=rank, data_parallel_size=3
+            megablend.open(config),
+            micro_batch_size=2,
+            data_parallel_rank=rank,
+            data_parallel_size=3,
         )
         batches = iter(loader)
         for step in range(3):
             read = [next(batches) for _ in range(2)]
             tokens = [row[:8] for batch in read for row in batch["tokens"].tolist()]
             shown = megablend.show_step(
-                edited, step, rank=rank, micro_batch_size=2, data_parallel_size=3, global_batch_size=12
+                edited,
+                step,
+                rank=rank,
+                micro_batch_size=2,
+                data_parallel_size=3,
+                global_batch_size=12,
             )
             assert [each["tokens"][:8] for each in shown["samples"]] == tokens
             assert (shown["run"], shown["step"], shown["rank"]) == ("demo", step, rank)
@@ -34,13 +42,18 @@ def test_steps_that_there_are_not(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path)
     sizes: dict[str, Any] = {"micro_batch_size": 4, "data_parallel_size": 2}
     assert len(megablend.show_step(config, 24, rank=1, **sizes)["samples"]) == 4
-    with pytest.raises(ConfigError, match="found step 25, expected 0 to 24: train has 200 samples, 8 a step"):
+    with pytest.raises(
+        ConfigError, match="found step 25, expected 0 to 24: train has 200 samples, 8 a step"
+    ):
         megablend.show_step(config, 25, **sizes)
-    with pytest.raises(ConfigError, match="found steps of 1,000 samples, expected at most 200: train has no more"):
+    with pytest.raises(
+        ConfigError, match="found steps of 1,000 samples, expected at most 200: train has no more"
+    ):
         megablend.show_step(config, 0, micro_batch_size=1000)
     with pytest.raises(ConfigError, match="found rank 2, expected 0 to 1"):
         megablend.show_step(config, 0, rank=2, **sizes)
     with pytest.raises(
-        ConfigError, match="found a global batch of 12 samples, expected a multiple of micro batch 4 x 2"
+        ConfigError,
+        match="found a global batch of 12 samples, expected a multiple of micro batch 4 x 2",
     ):
         megablend.show_step(config, 0, global_batch_size=12, **sizes)

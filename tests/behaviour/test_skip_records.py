@@ -68,7 +68,9 @@ def test_a_flipped_bit_skips_the_same_or_is_an_error(
         errors += isinstance(found, str)
         if isinstance(found, str) and find is skips_path:
             assert str(path) in found
-            assert any(str(path) in problem for problem in megablend.verify(config["cache"]).problems)
+            assert any(
+                str(path) in problem for problem in megablend.verify(config["cache"]).problems
+            )
     assert errors > len(data)
     path.write_bytes(data)
     assert skipped(config) == RANGES
@@ -83,7 +85,9 @@ def test_a_record_that_is_gone_or_empty_is_an_error_of_open_verify_and_check(
     if left is not None:
         path.write_text(left)
     for call in (megablend.open, megablend.check, megablend.describe, megablend.list_skips):
-        with pytest.raises(CacheError, match=r"skips/default\.json: .*`megablend skip CONFIG --clear`"):
+        with pytest.raises(
+            CacheError, match=r"skips/default\.json: .*`megablend skip CONFIG --clear`"
+        ):
             call(config)
     assert any(str(path) in problem for problem in megablend.verify(config["cache"]).problems)
     megablend.unskip(config)  # the remedy
@@ -146,7 +150,11 @@ def changes(config: dict[str, Any]) -> dict[str, tuple[Callable[[], Any], list[t
 @pytest.mark.parametrize("change", ["skip", "clear", "build", "rename", "reset", "remove"])
 @pytest.mark.parametrize("writes", range(5))
 def test_a_crash_between_two_writes_never_skips_less_in_silence(
-    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, writes: int
+    config: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    writes: int,
 ) -> None:
     """The process dies before a write or removal of a record; what jobs see is as before, as after, or an error."""
     call, after = changes(config)[change]

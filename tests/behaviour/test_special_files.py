@@ -74,7 +74,10 @@ def limit(what: str) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("special")
-    sources = [write_source(folder, i, "parquet", documents(i, 60, 40, 3)) | {"weight": 1} for i in range(2)]
+    sources = [
+        write_source(folder, i, "parquet", documents(i, 60, 40, 3)) | {"weight": 1}
+        for i in range(2)
+    ]
     given = make_config(folder, sources, samples=96, order="document", split="90,10,0")
     megablend.build(given)
     megablend.skip(given, 32, 48, batch_size=4)
@@ -95,9 +98,15 @@ def read_all(config: dict[str, Any]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", PUT)
-def test_no_command_waits_and_no_sample_is_wrong(config: dict[str, Any], tmp_path: Path, kind: str) -> None:
+def test_no_command_waits_and_no_sample_is_wrong(
+    config: dict[str, Any], tmp_path: Path, kind: str
+) -> None:
     expected = read_all(config)
-    names = [path.relative_to(config["cache"]) for path in Path(config["cache"]).rglob("*") if path.is_file()]
+    names = [
+        path.relative_to(config["cache"])
+        for path in Path(config["cache"]).rglob("*")
+        if path.is_file()
+    ]
     assert len(names) > 12
     for number, name in enumerate(names):
         cache = tmp_path / f"{number}"

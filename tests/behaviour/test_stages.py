@@ -86,8 +86,12 @@ def test_loaders_read_all_stages_and_resume_in_each_with_any_ranks(config: dict[
     dataset = megablend.open(config)
     expected = [dataset[k] for k in range(len(dataset))]
     assert [len(sample["tokens"]) for sample in expected] == LENGTHS
-    whole = [row for batch in megablend.Loader(dataset, micro_batch_size=8) for row in batch["tokens"]]
-    assert all(torch.equal(row, sample["tokens"]) for row, sample in zip(whole, expected, strict=True))
+    whole = [
+        row for batch in megablend.Loader(dataset, micro_batch_size=8) for row in batch["tokens"]
+    ]
+    assert all(
+        torch.equal(row, sample["tokens"]) for row, sample in zip(whole, expected, strict=True)
+    )
     loader = megablend.Loader(dataset, micro_batch_size=8)
     place = 0
     rng = random.Random(3)
@@ -96,12 +100,19 @@ def test_loaders_read_all_stages_and_resume_in_each_with_any_ranks(config: dict[
         size = rng.choice([1, 2, 4])
         resumed = megablend.open(config, state=state)
         parts = [
-            megablend.Loader(resumed, micro_batch_size=8 // size, data_parallel_rank=rank, data_parallel_size=size)
+            megablend.Loader(
+                resumed,
+                micro_batch_size=8 // size,
+                data_parallel_rank=rank,
+                data_parallel_size=size,
+            )
             for rank in range(size)
         ]
         for step, batches in enumerate(zip(*parts, strict=True)):
             rows = [row for batch in batches for row in batch["tokens"]]
-            assert all(torch.equal(row, expected[place + i]["tokens"]) for i, row in enumerate(rows))
+            assert all(
+                torch.equal(row, expected[place + i]["tokens"]) for i, row in enumerate(rows)
+            )
             place += len(rows)
             if step == 8:
                 break
@@ -119,14 +130,24 @@ def test_workers_read_all_stages(config: dict[str, Any]) -> None:
     assert all(torch.equal(row, dataset[k]["tokens"]) for k, row in enumerate(rows))
 
 
-def test_a_step_with_samples_of_two_lengths_is_refused_with_the_nearest_end(config: dict[str, Any]) -> None:
+def test_a_step_with_samples_of_two_lengths_is_refused_with_the_nearest_end(
+    config: dict[str, Any],
+) -> None:
     megablend.build(config)
     dataset = megablend.open(config)
     with pytest.raises(
-        megablend.ConfigError, match=r"change at sample 320, within steps of 12 samples .* sample 324, or use"
+        megablend.ConfigError,
+        match=r"change at sample 320, within steps of 12 samples .* sample 324, or use",
     ):
-        iter(megablend.Loader(dataset, micro_batch_size=3, data_parallel_rank=0, data_parallel_size=4))
-    with pytest.raises(megablend.ConfigError, match=r"change at sample 480, .* from sample 321 on, .* sample 477, or"):
+        iter(
+            megablend.Loader(
+                dataset, micro_batch_size=3, data_parallel_rank=0, data_parallel_size=4
+            )
+        )
+    with pytest.raises(
+        megablend.ConfigError,
+        match=r"change at sample 480, .* from sample 321 on, .* sample 477, or",
+    ):
         megablend.Loader(dataset, micro_batch_size=6, consumed_samples=321)
     megablend.Loader(dataset, micro_batch_size=7, consumed_samples=480).close()
 
@@ -140,22 +161,29 @@ def test_masks_may_change_between_stages(tmp_path: Path) -> None:
     batches = list(megablend.Loader(dataset, micro_batch_size=8))
     assert ["cu_seqlens" in batch for batch in batches] == [False] * 10 + [True] * 10
     with pytest.raises(
-        megablend.ConfigError, match=r"change at sample 80, .* the nearest end of a step, sample 84, or use"
+        megablend.ConfigError,
+        match=r"change at sample 80, .* the nearest end of a step, sample 84, or use",
     ):
         iter(megablend.Loader(dataset, micro_batch_size=12))
-    megablend.Loader(megablend.open(config, state=dataset.state_dict(8)), micro_batch_size=12).close()
+    megablend.Loader(
+        megablend.open(config, state=dataset.state_dict(8)), micro_batch_size=12
+    ).close()
 
 
 def test_a_run_is_extended_by_listing_another_stage(config: dict[str, Any]) -> None:
     first = megablend.build(config | {"stages": STAGES[:2]})
     state = megablend.open(config | {"stages": STAGES[:2]}).state_dict(200)
-    with pytest.raises(megablend.CacheError, match="was built for 320 samples, the config now asks for 640"):
+    with pytest.raises(
+        megablend.CacheError, match="was built for 320 samples, the config now asks for 640"
+    ):
         megablend.open(config)
     more = megablend.build(config)
     assert more.ledger.digests[:2] == first.ledger.digests
     assert more.stages_before == 2
     assert megablend.open(config, state=state).consumed_samples == 200
-    assert len(megablend.open(config | {"stages": STAGES[:2]})) == 320  # a config that was not edited goes on
+    assert (
+        len(megablend.open(config | {"stages": STAGES[:2]})) == 320
+    )  # a config that was not edited goes on
     assert megablend.build(config).ledger == more.ledger
 
 
@@ -192,12 +220,19 @@ def test_one_blend_lengthened_and_then_changed_goes_on(config: dict[str, Any]) -
         ),
         ({"stages": STAGES[:1]}, None),
         (
-            {"stages": [STAGES[0], {"samples": 240} | {k: STAGES[1][k] for k in ("lanes", "sources")}]},
+            {
+                "stages": [
+                    STAGES[0],
+                    {"samples": 240} | {k: STAGES[1][k] for k in ("lanes", "sources")},
+                ]
+            },
             "only be extended",
         ),
     ],
 )
-def test_the_past_is_locked(config: dict[str, Any], change: dict[str, Any], says: str | None) -> None:
+def test_the_past_is_locked(
+    config: dict[str, Any], change: dict[str, Any], says: str | None
+) -> None:
     megablend.build(config)
     if says is None:  # as the run was at the end of a stage
         assert len(megablend.open(config | change)) == 160
@@ -206,7 +241,9 @@ def test_the_past_is_locked(config: dict[str, Any], change: dict[str, Any], says
         megablend.build(config | change)
 
 
-def test_a_committed_run_is_looked_at_without_its_config(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_committed_run_is_looked_at_without_its_config(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     built = megablend.build(config)
     dataset = megablend.open(config)
     for k in (0, 159, 160, 330, 639):
@@ -224,7 +261,9 @@ def test_a_committed_run_is_looked_at_without_its_config(config: dict[str, Any],
         assert each["pieces"][-1]["stop_token"] <= LENGTHS[each["sample"]] + 1
     target = tmp_path / "order.parquet"
     megablend.export(config["cache"], target, run="default")
-    assert pq.read_table(target)["ordinal"].to_pylist() == [each.ordinal for each in read_samples(dataset, range(640))]
+    assert pq.read_table(target)["ordinal"].to_pylist() == [
+        each.ordinal for each in read_samples(dataset, range(640))
+    ]
     assert built.ledger == dataset.run.ledger
 
 
@@ -246,7 +285,9 @@ def test_describe_and_stats_count_tokens_of_all_lengths(config: dict[str, Any]) 
 
 def test_diff_says_where_two_histories_part(config: dict[str, Any], tmp_path: Path) -> None:
     megablend.build(config)
-    others = config | {"stages": [*STAGES[:2], STAGES[2] | {"sources": {"s0": {"weight": 5}}}, STAGES[3]]}
+    others = config | {
+        "stages": [*STAGES[:2], STAGES[2] | {"sources": {"s0": {"weight": 5}}}, STAGES[3]]
+    }
     megablend.build(others | {"run": "other"})
     paths = [ledger_path(config["cache"], run) for run in ("default", "other")]
     found = megablend.diff(*paths)
@@ -255,7 +296,9 @@ def test_diff_says_where_two_histories_part(config: dict[str, Any], tmp_path: Pa
     other = megablend.open(others | {"run": "other"})
     differs = [one[k]["tokens"].tolist() != other[k]["tokens"].tolist() for k in range(320, 480)]
     assert found["parts_at"] == 320 + differs.index(True)
-    assert {"what": "share of source 's0' from sample 320 on", "a": "1/4", "b": "5/8"} in found["differences"]
+    assert {"what": "share of source 's0' from sample 320 on", "a": "1/4", "b": "5/8"} in found[
+        "differences"
+    ]
 
 
 def test_validation_has_the_top_levels_settings_or_those_of_a_stage(tmp_path: Path) -> None:
@@ -266,10 +309,14 @@ def test_validation_has_the_top_levels_settings_or_those_of_a_stage(tmp_path: Pa
     assert [len(each[0]["tokens"]) for each in (valid, of_stage)] == [8, 16]
     counts = [each.run.plan.counts(24).tolist() for each in (valid, of_stage)]
     assert counts == [[18, 6, 0], [6, 6, 12]]
-    assert megablend.open(config, "valid", stage=2, state=of_stage.state_dict(8)).consumed_samples == 8
+    assert (
+        megablend.open(config, "valid", stage=2, state=of_stage.state_dict(8)).consumed_samples == 8
+    )
     with pytest.raises(megablend.StateError, match="the plan differs"):
         valid.load_state_dict(of_stage.state_dict(8))
-    with pytest.raises(megablend.ConfigError, match="found stage 4; the config lists 4 stages, counted from 0"):
+    with pytest.raises(
+        megablend.ConfigError, match="found stage 4; the config lists 4 stages, counted from 0"
+    ):
         megablend.open(config, "valid", stage=4)
     with pytest.raises(megablend.ConfigError, match="found stage for train, which has all stages"):
         megablend.open(config, stage=1)
@@ -277,7 +324,10 @@ def test_validation_has_the_top_levels_settings_or_those_of_a_stage(tmp_path: Pa
 
 def test_a_cap_holds_over_all_stages(config: dict[str, Any]) -> None:
     tokens = len(stream(0))
-    stages: list[dict[str, Any]] = [{"samples": 160}, {"samples": 1600, "sources": {"s0": {"max_epochs": 1}}}]
+    stages: list[dict[str, Any]] = [
+        {"samples": 160},
+        {"samples": 1600, "sources": {"s0": {"max_epochs": 1}}},
+    ]
     left = (tokens - 1 - 120 * 8) // 8
     with pytest.raises(megablend.PlanError) as error:
         megablend.build(config | {"stages": stages})
@@ -297,7 +347,13 @@ def test_a_ledger_stays_small(tmp_path: Path) -> None:
     for run, stages in (
         ("a", plain[:1]),
         ("b", plain),
-        ("c", [plain[0], plain[1] | {"sources": {f"s{d}": {"weight": 0.123456 + d} for d in range(3)}}]),
+        (
+            "c",
+            [
+                plain[0],
+                plain[1] | {"sources": {f"s{d}": {"weight": 0.123456 + d} for d in range(3)}},
+            ],
+        ),
     ):
         megablend.build(config | {"stages": stages, "run": run})
         sizes.append(len(ledger_path(config["cache"], run).read_bytes()))
@@ -305,20 +361,31 @@ def test_a_ledger_stays_small(tmp_path: Path) -> None:
     assert sizes[2] - sizes[1] <= 3 * 40
 
 
-def test_what_a_source_cannot_give_goes_to_the_others_stage_by_stage(config: dict[str, Any]) -> None:
+def test_what_a_source_cannot_give_goes_to_the_others_stage_by_stage(
+    config: dict[str, Any],
+) -> None:
     """Each stage is solved once, for what its cap leaves at the stage's start, also where an amendment cuts the one before."""
     tokens = len(stream(0))
     settings = {"sources": {"s0": {"max_epochs": 1}}, "samples": 320}
-    stages: list[dict[str, Any]] = [settings, {"samples": 960, "sources": {"s1": {"weight": 2}}}, {"samples": 1200}]
+    stages: list[dict[str, Any]] = [
+        settings,
+        {"samples": 960, "sources": {"s1": {"weight": 2}}},
+        {"samples": 1200},
+    ]
     capped = config | {"on_exhausted": "redistribute", "stages": stages}
     capped["sources"] = [
-        source | {"max_epochs": 1} if source["name"] == "s0" else source for source in config["sources"]
+        source | {"max_epochs": 1} if source["name"] == "s0" else source
+        for source in config["sources"]
     ]
     built = megablend.build(capped)
     plan = megablend.open(capped).run.plan
     given = [plan.counts(end).tolist() for end in (320, 960, 1200)]
     assert given[0] == [240, 80, 0]
-    assert given[1] == [(tokens - 1) // 8, 960 - (tokens - 1) // 8, 0]  # s0 to its cap, the rest from s1
+    assert given[1] == [
+        (tokens - 1) // 8,
+        960 - (tokens - 1) // 8,
+        0,
+    ]  # s0 to its cap, the rest from s1
     assert given[2][0] == given[1][0]
     assert megablend.build(capped).ledger == built.ledger
     edited = capped | {"stages": [*stages[:2], stages[2] | {"sources": {"s2": {"weight": 1}}}]}
@@ -355,7 +422,11 @@ def test_a_source_finishes_its_epoch_in_the_old_order(tmp_path: Path, amended: b
         switch = in_order.index(True)
         assert switch in (begun + 1, begun + 2)
         assert in_order == [False] * switch + [True] * (len(epochs) - switch)
-    loaded = [row for batch in megablend.Loader(dataset, micro_batch_size=8) for row in batch["tokens"].tolist()]
+    loaded = [
+        row
+        for batch in megablend.Loader(dataset, micro_batch_size=8)
+        for row in batch["tokens"].tolist()
+    ]
     assert loaded == [sample.tokens.tolist()[:-1] for sample in samples]
 
 
@@ -394,13 +465,17 @@ def test_a_schedule_changes_shares_in_steps(tmp_path: Path, kind: str) -> None:
     assert megablend.show(config["cache"], 500, run="default") == megablend.show(edited, 500)
     shorter = [stages[0], stages[1] | {"samples": 640}]
     with pytest.raises(
-        megablend.PlanError, match=rf"schedule was {kind} in . steps over 640 samples from shares 3/4, 1/4, 0"
+        megablend.PlanError,
+        match=rf"schedule was {kind} in . steps over 640 samples from shares 3/4, 1/4, 0",
     ):
         megablend.build(config | {"stages": [*shorter, stages[2]]})
 
 
 def test_a_stage_too_short_for_steps_is_refused(tmp_path: Path) -> None:
-    stages = [{"samples": 64}, {"samples": 80, "schedule": "linear", "sources": {"s0": {"weight": 9}}}]
+    stages = [
+        {"samples": 64},
+        {"samples": 80, "schedule": "linear", "sources": {"s0": {"weight": 9}}},
+    ]
     with pytest.raises(megablend.PlanError, match="has 16 samples, fewer than two cycles of 16"):
         megablend.build(config_of(tmp_path, stages=stages))
 
@@ -443,4 +518,6 @@ def test_a_run_whose_last_stage_ended_off_its_lanes_grows_and_is_made_again_by_i
     for k in range(320):
         one = dataset[k]
         other = again[k]
-        assert all(torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one)
+        assert all(
+            torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one
+        )

@@ -24,7 +24,9 @@ def move(config: dict[str, Any], to: str) -> dict[str, Any]:
     (source,) = config["sources"]
     folder = Path(source["path"]).parent
     folder.rename(folder.with_name(to))
-    return config | {"sources": [source | {"path": str(folder.with_name(to) / Path(source["path"]).name)}]}
+    return config | {
+        "sources": [source | {"path": str(folder.with_name(to) / Path(source["path"]).name)}]
+    }
 
 
 def test_the_paths_of_the_config_decide(tmp_path: Path) -> None:
@@ -96,6 +98,9 @@ def test_files_that_only_an_unused_index_has(tmp_path: Path) -> None:
     megablend.build(config)
     (problem,) = megablend.verify(config, data=True)
     assert problem.startswith(f"{path}: no such file; it is in index ")
-    assert f"no run uses this index: `megablend gc {config['cache']} --older-than 0` removes it, with all" in problem
+    assert (
+        f"no run uses this index: `megablend gc {config['cache']} --older-than 0` removes it, with all"
+        in problem
+    )
     megablend.gc(config, older_than_days=0)
     assert megablend.verify(config, data=True) == []

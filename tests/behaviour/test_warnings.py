@@ -32,7 +32,9 @@ def warnings(config: dict[str, Any], **sizes: Any) -> list[str]:
 def test_small_and_often_read_sources_are_said(config: dict[str, Any]) -> None:
     built = megablend.build(config)
     small, often = warnings(config)
-    assert small.startswith("train: 1 source holds fewer than 1 sample of 8 tokens; the smallest is 's0' with 3 tokens")
+    assert small.startswith(
+        "train: 1 source holds fewer than 1 sample of 8 tokens; the smallest is 's0' with 3 tokens"
+    )
     assert often.startswith(
         "train: 1 source is read more than 16 times; most often 's0', 267.0 times (3 tokens, 100 samples)"
     )
@@ -76,19 +78,30 @@ def test_read_amplification_and_lanes_are_said(config: dict[str, Any]) -> None:
     fitting: dict[str, Any] = {"micro_batch_size": 2, "data_parallel_size": 4}
     assert warnings(config | {"warnings": quiet | {"max_read_amplification": 100}}, **fitting) == []
     (read,) = warnings(config | {"warnings": quiet | {"max_read_amplification": 0.001}}, **fitting)
-    assert "times the bytes that they use, more than 0.001 times (warnings.max_read_amplification)" in read
+    assert (
+        "times the bytes that they use, more than 0.001 times (warnings.max_read_amplification)"
+        in read
+    )
     unfit: dict[str, Any] = {"micro_batch_size": 3, "data_parallel_size": 4}
-    found = megablend.describe(config | {"warnings": quiet | {"max_read_amplification": None}}, **unfit)
+    found = megablend.describe(
+        config | {"warnings": quiet | {"max_read_amplification": None}}, **unfit
+    )
     lanes, last = found["warnings"]
-    assert re.match(r"train: its last \d+ samples are fewer than a step of 12: loaders leave them out", last)
+    assert re.match(
+        r"train: its last \d+ samples are fewer than a step of 12: loaders leave them out", last
+    )
     assert "lanes: 8 is not a multiple of micro batch 3 x 4 ranks" in lanes
     assert "lanes: 12 fits" in lanes
     assert (found["lanes"], found["fitting_lanes"]) == (8, 12)
     assert megablend.build(config | {"lanes": 12, "run": "twelve"}).ledger.blend.lanes == 12
 
 
-@pytest.mark.parametrize(("given", "message"), [({"max_epoch": 3}, "max_epoch"), ({"max_epochs": 0}, "more than 0")])
-def test_thresholds_are_checked(config: dict[str, Any], given: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "message"), [({"max_epoch": 3}, "max_epoch"), ({"max_epochs": 0}, "more than 0")]
+)
+def test_thresholds_are_checked(
+    config: dict[str, Any], given: dict[str, Any], message: str
+) -> None:
     with pytest.raises(megablend.ConfigError, match=message):
         megablend.load_config(config | {"warnings": given})
 
@@ -114,12 +127,15 @@ def test_sources_are_sorted_matched_and_cut(config: dict[str, Any]) -> None:
     assert shown(match="*[02]") == ["s0", "s2"]
     assert shown(match="s2", top=5) == ["s2"]
     with pytest.raises(
-        megablend.ConfigError, match=r"found sort 'toknes', expected one of name, .* did you mean 'tokens'"
+        megablend.ConfigError,
+        match=r"found sort 'toknes', expected one of name, .* did you mean 'tokens'",
     ):
         shown(sort="toknes")
     with pytest.raises(megablend.ConfigError, match=r"found match 'x\*', which matches no source"):
         shown(match="x*")
-    with pytest.raises(megablend.ConfigError, match="found top -1, expected a whole number, 0 or more"):
+    with pytest.raises(
+        megablend.ConfigError, match="found top -1, expected a whole number, 0 or more"
+    ):
         shown(top=-1)
 
 
@@ -127,7 +143,9 @@ def test_sources_are_sorted_matched_and_cut(config: dict[str, Any]) -> None:
 def test_a_source_that_gives_validation_no_sample(tmp_path: Path, is_set: bool) -> None:
     """`build` warns of what `open` refuses, and each remedy of the message is followed."""
     sources = write_blend(tmp_path, 1000, 10)
-    config = make_config(tmp_path, sources, samples=200, valid_samples=10, split=None if is_set else "60,40,0")
+    config = make_config(
+        tmp_path, sources, samples=200, valid_samples=10, split=None if is_set else "60,40,0"
+    )
     if is_set:
         config |= {"sources": {"train": [sources[0] | {"name": "t"}], "valid": sources}}
     says = (

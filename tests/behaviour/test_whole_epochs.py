@@ -44,14 +44,26 @@ def write_file(folder: Path, source: int, name: str, tokens: list[int]) -> Path:
     return path
 
 
-def make_run(folder: Path, last: dict[str, Any], *, gone: str = "m1", first: int = 8) -> dict[str, Any]:
+def make_run(
+    folder: Path, last: dict[str, Any], *, gone: str = "m1", first: int = 8
+) -> dict[str, Any]:
     """A built run of three stages: the second source has given two tokens for each of `first` samples when one of its files is
     gone, and nothing more when the last stage begins."""
-    files = [(0, "m0", [OTHER + i for i in range(600)]), (1, "m0", FIRST), (1, "m1", GONE), (1, "m2", LAST)]
+    files = [
+        (0, "m0", [OTHER + i for i in range(600)]),
+        (1, "m0", FIRST),
+        (1, "m1", GONE),
+        (1, "m2", LAST),
+    ]
     for source, name, tokens in files:
         write_file(folder, source, name, tokens)
     named = [
-        {"name": f"s{source}", "path": f"{folder}/source{source}/*.parquet", "column": PARQUET.column, "weight": 1}
+        {
+            "name": f"s{source}",
+            "path": f"{folder}/source{source}/*.parquet",
+            "column": PARQUET.column,
+            "weight": 1,
+        }
         for source in range(2)
     ]
     settings = {"sequence_length": 4, "lanes": 1, "shuffle_window": 1, "order": "sequential"}
@@ -93,7 +105,10 @@ def make_old(config: dict[str, Any]) -> Ledger:
     """Write the run's ledger as releases before did."""
     ledger = load_ledger(config["cache"], "default")
     assert ledger is not None
-    old = Ledger(run=ledger.run, stages=tuple(dataclasses.replace(each, whole_epochs=False) for each in ledger.stages))
+    old = Ledger(
+        run=ledger.run,
+        stages=tuple(dataclasses.replace(each, whole_epochs=False) for each in ledger.stages),
+    )
     save_ledger(config["cache"], old, replaces=ledger)
     return old
 
@@ -137,14 +152,18 @@ def test_an_epoch_of_which_only_files_that_are_gone_were_read(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("last", [NEW_DATA, SHUFFLED])
-def test_a_ledger_of_before_keeps_its_samples_and_says_what_they_lack(tmp_path: Path, last: dict[str, Any]) -> None:
+def test_a_ledger_of_before_keeps_its_samples_and_says_what_they_lack(
+    tmp_path: Path, last: dict[str, Any]
+) -> None:
     config = make_run(tmp_path, last)
     old = make_old(config)
     dataset = megablend.open(config)
     assert dataset.run.ledger == old
     tokens = read_source(dataset)
     assert tokens[:32] == [*range(1, 17), *LAST]
-    assert tokens[32:40] == FIRST[:8]  # the stage before reads the epoch that it would have begun, up to there
+    assert (
+        tokens[32:40] == FIRST[:8]
+    )  # the stage before reads the epoch that it would have begun, up to there
     check_epochs(tokens[40:], [GROWN if last == NEW_DATA else [*FIRST, *LAST]] * 4)
     says = "source 's1': 20 tokens are not read, the rest of an epoch within which stage 2, from sample 16 on, begins"
     for warnings in (
@@ -157,11 +176,15 @@ def test_a_ledger_of_before_keeps_its_samples_and_says_what_they_lack(tmp_path: 
     described = megablend.describe(config)["splits"]["train"]["sources"][1]
     assert described["withdrawn_tokens"] == len(GONE) - 4
     remedy = next(line for line in megablend.build(config).warnings if says in line)
-    assert remedy.endswith("`megablend amend CONFIG --at 16` lets the stage read them, if training has not reached it")
+    assert remedy.endswith(
+        "`megablend amend CONFIG --at 16` lets the stage read them, if training has not reached it"
+    )
     megablend.amend(config, at=16)
     amended = read_source(megablend.open(config))
     assert amended[:32] == tokens[:32]
-    check_epochs(amended[32:], [[*FIRST, *GONE, *LAST, *ADDED] if last == NEW_DATA else [*FIRST, *LAST]] * 4)
+    check_epochs(
+        amended[32:], [[*FIRST, *GONE, *LAST, *ADDED] if last == NEW_DATA else [*FIRST, *LAST]] * 4
+    )
     assert not [line for line in megablend.build(config).warnings if "are not read" in line]
 
 
@@ -170,7 +193,11 @@ def test_a_ledger_says_that_epochs_are_whole(tmp_path: Path) -> None:
     config = make_run(tmp_path, {})
     ledger = load_ledger(config["cache"], "default")
     assert ledger is not None
-    assert [stage.whole_epochs for stage in ledger.stages] == [False, False, False]  # it continues in the same files
+    assert [stage.whole_epochs for stage in ledger.stages] == [
+        False,
+        False,
+        False,
+    ]  # it continues in the same files
     assert ledger_record(ledger.run, ledger.stages)["version"] == 3
     (tmp_path / "another").mkdir()
     config = make_run(tmp_path / "another", SHUFFLED)
@@ -187,14 +214,22 @@ def test_a_ledger_says_that_epochs_are_whole(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="does not match its own digest"):
             parse_ledger(record | {"stages": [*record["stages"][:2], stage]})
     longer = config | {"stages": [*config["stages"][:2], config["stages"][2] | {"samples": 90}]}
-    assert [stage.whole_epochs for stage in megablend.build(longer).ledger.stages] == [False, False, True, False]
+    assert [stage.whole_epochs for stage in megablend.build(longer).ledger.stages] == [
+        False,
+        False,
+        True,
+        False,
+    ]
     with pytest.raises(PlanError, match="has already started"):
         megablend.open(longer | {"lanes": 2})
 
 
 def test_with_the_extra_token_nothing_was_wrong(tmp_path: Path) -> None:
     """A sample's extra token is one of what is left."""
-    config = make_run(tmp_path, SHUFFLED) | {"cache": str(tmp_path / "extra"), "add_extra_token_to_sequence": True}
+    config = make_run(tmp_path, SHUFFLED) | {
+        "cache": str(tmp_path / "extra"),
+        "add_extra_token_to_sequence": True,
+    }
     (tmp_path / "source1" / "m3.parquet").unlink()
     megablend.build(config | {"stages": STAGES[:1]})
     (tmp_path / "source1" / "m1.parquet").rename(tmp_path / "gone")

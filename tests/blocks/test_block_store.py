@@ -21,10 +21,17 @@ def test_as_many_readers_are_kept_as_there_is_room_for(
     for seed in range(6):
         write(tmp_path / "data" / f"{seed}.arrow", seed)
     store = BlockStore(
-        open_snapshot(tmp_path / "cache", build(tmp_path / "cache", spec(tmp_path / "data")).digest), storage=STORAGE
+        open_snapshot(
+            tmp_path / "cache", build(tmp_path / "cache", spec(tmp_path / "data")).digest
+        ),
+        storage=STORAGE,
     )
-    expected = [block.tokens.tolist() for block in store.read(range(store.snapshot.file(5).first_block))]
-    again = [block.tokens.tolist() for block in store.read(range(store.snapshot.file(5).first_block))]
+    expected = [
+        block.tokens.tolist() for block in store.read(range(store.snapshot.file(5).first_block))
+    ]
+    again = [
+        block.tokens.tolist() for block in store.read(range(store.snapshot.file(5).first_block))
+    ]
     assert again == expected
     store.read([store.snapshot.file(5).first_block])
     assert len(store._files._opened._kept) == kept

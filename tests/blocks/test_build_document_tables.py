@@ -41,7 +41,9 @@ def write(folder: Path, kind: str, seeds: list[int]) -> SourceSpec:
     for seed in seeds:
         KINDS[kind].write(folder / f"{seed}{KINDS[kind].suffix}", listed(seed))
     pattern = str(folder / f"*{KINDS[kind].suffix}")
-    return SourceSpec(name=kind, patterns=(pattern,), read=ReadSpec(column=KINDS[kind].column, block_bytes=256))
+    return SourceSpec(
+        name=kind, patterns=(pattern,), read=ReadSpec(column=KINDS[kind].column, block_bytes=256)
+    )
 
 
 def make(cache: Path, *specs: SourceSpec, **options: Any) -> tuple[BlockStore, TablesReport]:
@@ -50,7 +52,9 @@ def make(cache: Path, *specs: SourceSpec, **options: Any) -> tuple[BlockStore, T
     return store, build_tables(store, range(len(specs)), launch=SingleProcess(), **options)
 
 
-@pytest.mark.parametrize("stretch_bytes", [1 << 30, 1], ids=["one stretch a file", "a stretch a block"])
+@pytest.mark.parametrize(
+    "stretch_bytes", [1 << 30, 1], ids=["one stretch a file", "a stretch a block"]
+)
 def test_a_table_holds_every_documents_length(tmp_path: Path, stretch_bytes: int) -> None:
     specs = [write(tmp_path / kind, kind, [0, 1, 2]) for kind in KINDS]
     store, report = make(tmp_path / "cache", *specs, stretch_bytes=stretch_bytes)
@@ -95,7 +99,9 @@ def test_what_the_idx_tells_costs_nothing_and_parquet_its_pages(tmp_path: Path) 
     assert report.table_bytes > 4 * report.documents
 
 
-def test_a_second_build_counts_nothing_and_a_file_more_is_the_only_one_counted(tmp_path: Path) -> None:
+def test_a_second_build_counts_nothing_and_a_file_more_is_the_only_one_counted(
+    tmp_path: Path,
+) -> None:
     cache = tmp_path / "cache"
     first, report = make(cache, write(tmp_path / "data", "parquet", [0, 1, 3]))
     assert make(cache, write(tmp_path / "data", "parquet", []))[1].counted == 0
@@ -148,7 +154,9 @@ def test_damaged_counts_are_counted_again(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_table_that_is_missing_or_damaged_is_said_so(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     spec = write(tmp_path / "data", "parquet", [0])
-    snapshot = open_snapshot(cache, build_index(str(cache), [spec], launch=SingleProcess(), storage=STORAGE).digest)
+    snapshot = open_snapshot(
+        cache, build_index(str(cache), [spec], launch=SingleProcess(), storage=STORAGE).digest
+    )
     with pytest.raises(CacheError, match="'parquet' has no document table; rebuild the index"):
         open_table(snapshot, 0)
     store, _ = make(cache, spec)
@@ -156,16 +164,21 @@ def test_a_table_that_is_missing_or_damaged_is_said_so(tmp_path: Path) -> None:
     whole = lengths.read_bytes()
     lengths.write_bytes(whole[:-8])
     with pytest.raises(
-        CacheError, match=r"lengths\.arrow: has \d+ bytes, \d+ were committed; build again to repair it"
+        CacheError,
+        match=r"lengths\.arrow: has \d+ bytes, \d+ were committed; build again to repair it",
     ):
         open_table(snapshot, 0)
-    assert any("lengths.arrow: damaged table" in problem for problem in verify(str(cache), data=False, storage=STORAGE))
+    assert any(
+        "lengths.arrow: damaged table" in problem
+        for problem in verify(str(cache), data=False, storage=STORAGE)
+    )
     lengths.write_bytes(whole)
     documents._open_once.cache_clear()
     assert open_table(store.snapshot, 0).num_tokens == store.snapshot.sources[0].tokens
     (lengths.parent / "manifest.json").unlink()
     assert any(
-        "manifest.json: cannot be read" in problem for problem in verify(str(cache), data=False, storage=STORAGE)
+        "manifest.json: cannot be read" in problem
+        for problem in verify(str(cache), data=False, storage=STORAGE)
     )
     assert make(cache, spec)[1].counted == 0
     assert verify(str(cache), data=True, storage=STORAGE) == []
@@ -207,12 +220,14 @@ def test_a_table_too_large_for_a_checksum_at_opening_is_never_read_as_other_toke
     path.write_bytes(whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :])
     table = open_table(store.snapshot, 0)
     with pytest.raises(
-        CacheError, match=rf"{path.parent}: damaged table of documents \((lengths and|documents from 64)"
+        CacheError,
+        match=rf"{path.parent}: damaged table of documents \((lengths and|documents from 64)",
     ):
         PartDocuments(table, [range(150)], has_eod=True).before(np.array([3, 80]))
     if name == "lengths.arrow":
         with pytest.raises(
-            CacheError, match=r"\(documents from 64 on do not match their checksum in groups.check.arrow"
+            CacheError,
+            match=r"\(documents from 64 on do not match their checksum in groups.check.arrow",
         ):
             PartDocuments(table, [range(150)], has_eod=True).group_totals(7, 1)
 
@@ -246,7 +261,9 @@ def test_any_number_of_ranks_makes_the_same_table(tmp_path: Path) -> None:
         cache = tmp_path / f"cache{num_ranks}"
         digest = build_index(str(cache), [spec], launch=SingleProcess(), storage=STORAGE).digest
         command = driver(num_ranks, cache, digest)
-        command[command.index(next(word for word in command if word.endswith("build_driver.py")))] = str(script)
+        command[
+            command.index(next(word for word in command if word.endswith("build_driver.py")))
+        ] = str(script)
         result = run(command)
         assert result.returncode == 0, result.stderr
         assert json.loads(result.stdout) == [150, 150]
@@ -281,10 +298,14 @@ def test_lengths_that_change_places_within_a_large_table_are_noticed(
     damaged = open_table(store.snapshot, 0)
     for look in (damaged.lengths, damaged.before):
         with pytest.raises(
-            CacheError, match=rf"{folder}: damaged table of documents \(documents from 64 on do not match"
+            CacheError,
+            match=rf"{folder}: damaged table of documents \(documents from 64 on do not match",
         ):
             look(np.array([first]), has_eod=False)
-    assert damaged.lengths(np.array([first - 64, 140]), has_eod=False).tolist() == lengths[[first - 64, 140]].tolist()
+    assert (
+        damaged.lengths(np.array([first - 64, 140]), has_eod=False).tolist()
+        == lengths[[first - 64, 140]].tolist()
+    )
     # A table of an older version has no checksums: that is said, and the next build completes it.
     (folder / "lengths.arrow").write_bytes(whole["lengths.arrow"])
     (folder / "groups.check.arrow").unlink()

@@ -19,9 +19,23 @@ from tests.storage.objects.conftest import (
     swift_server,
 )
 from tests.storage.objects.servers.fill import AzureContainer
-from tests.storage.objects.servers.start import find_free_port, make_environment, running, wait_for_port
+from tests.storage.objects.servers.start import (
+    find_free_port,
+    make_environment,
+    running,
+    wait_for_port,
+)
 
-__all__ = ["azurite", "ceph", "ceph_server", "environments", "obstore", "plain_environment", "swift", "swift_server"]
+__all__ = [
+    "azurite",
+    "ceph",
+    "ceph_server",
+    "environments",
+    "obstore",
+    "plain_environment",
+    "swift",
+    "swift_server",
+]
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +44,9 @@ def container(azurite: str) -> AzureContainer:
 
 
 @pytest.fixture(scope="session")
-def moto(obstore: None, tmp_path_factory: pytest.TempPathFactory, environments: Path) -> Iterator[str]:
+def moto(
+    obstore: None, tmp_path_factory: pytest.TempPathFactory, environments: Path
+) -> Iterator[str]:
     """The URL of an imitation of S3, in which one of several conditional PUTs wins."""
     # moto[server] would also install what imitations of other services need
     packages = ["moto==5.2.5", "flask", "flask-cors", "PyYAML", "py-partiql-parser"]
@@ -45,7 +61,11 @@ def moto(obstore: None, tmp_path_factory: pytest.TempPathFactory, environments: 
 @pytest.fixture
 def remote_moto(moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The URL of a cache in a bucket of this imitation in which nothing is built yet."""
-    settings = {"AWS_ACCESS_KEY_ID": "canary-key", "AWS_SECRET_ACCESS_KEY": "canary-secret", "AWS_REGION": "us-east-1"}
+    settings = {
+        "AWS_ACCESS_KEY_ID": "canary-key",
+        "AWS_SECRET_ACCESS_KEY": "canary-secret",
+        "AWS_REGION": "us-east-1",
+    }
     for name, value in (settings | {"AWS_ENDPOINT_URL": moto}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "node"))
@@ -67,7 +87,11 @@ def remote_ceph(ceph: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture(params=["azurite", pytest.param("ceph", marks=pytest.mark.slow)])
 def each_remote(request: pytest.FixtureRequest) -> str:
     """The URL of a cache in each store."""
-    return str(request.getfixturevalue("remote" if request.param == "azurite" else f"remote_{request.param}"))
+    return str(
+        request.getfixturevalue(
+            "remote" if request.param == "azurite" else f"remote_{request.param}"
+        )
+    )
 
 
 def use_container(container: AzureContainer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:

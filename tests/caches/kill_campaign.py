@@ -30,14 +30,18 @@ class Campaign:
         self.output = folder / "output"
         folder.mkdir(exist_ok=True)
         local = config | {"cache": str(folder / "local")}
-        megablend.build(local)  # in this process, so that children find all that is compiled and imported
+        megablend.build(
+            local
+        )  # in this process, so that children find all that is compiled and imported
         self.expected = tokens_of(local)
         self.killed = 0
         self.nodes = 0
         self.problems: list[str] = []
         for name in ("first", "second"):  # the first also compiles
             began = time.monotonic()
-            assert self.run(megablend.build, f"{config['cache']}/{name}") == 0, self.output.read_text()
+            assert self.run(megablend.build, f"{config['cache']}/{name}") == 0, (
+                self.output.read_text()
+            )
             self.seconds = time.monotonic() - began
 
     def begin(self, work: Callable[[dict[str, Any]], object], cache: str) -> int:
@@ -93,7 +97,11 @@ def main() -> None:
         seed += 1
         progress = f"{seed - first} rounds, {campaign.killed} killed; {campaign.problems}"
         campaign.folder.with_name("progress").write_text(progress)
-    print(json.dumps({"rounds": seed - first, "killed": campaign.killed, "problems": campaign.problems}))
+    print(
+        json.dumps(
+            {"rounds": seed - first, "killed": campaign.killed, "problems": campaign.problems}
+        )
+    )
 
 
 if __name__ == "__main__":

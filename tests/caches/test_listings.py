@@ -69,12 +69,16 @@ class LateListings:
             found = self._list(prefix, folder)
             never = -self._lag - 1
             seen = [
-                each for each in found if not self._is_late(self._written.get(f"{prefix.location}/{each.key}", never))
+                each
+                for each in found
+                if not self._is_late(self._written.get(f"{prefix.location}/{each.key}", never))
             ]
             self.hidden += len(found) - len(seen)
             there = {each.key for each in found}
             for place, (since, each) in self._removed.items():
-                is_below = place.startswith(f"{prefix.location}/{folder}/" if folder else f"{prefix.location}/")
+                is_below = place.startswith(
+                    f"{prefix.location}/{folder}/" if folder else f"{prefix.location}/"
+                )
                 if is_below and each.key not in there and self._is_late(since):
                     seen.append(each)
                     self.shown += 1
@@ -83,7 +87,9 @@ class LateListings:
         return list_objects
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))]
+)
 def test_runs_and_indexes_are_right_where_listings_lag(
     seed: int, tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,13 +126,17 @@ def test_runs_and_indexes_are_right_where_listings_lag(
     assert late.shown
 
 
-def test_a_version_that_is_not_listed_yet_is_the_last_one(remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_is_not_listed_yet_is_the_last_one(
+    remote: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chain = Chain(ObjectPrefix(remote, ObjectOptions()), "runs/a")
     for number in range(3):
         assert chain.append(str(number), number - 1)
     original = ObjectPrefix.list_objects
     for listed in (0, 1, 3):
-        monkeypatch.setattr(ObjectPrefix, "list_objects", lambda *each, listed=listed: original(*each)[:listed])
+        monkeypatch.setattr(
+            ObjectPrefix, "list_objects", lambda *each, listed=listed: original(*each)[:listed]
+        )
         last = chain.read_last()
         assert last is not None
         assert (last.number, last.data) == (2, "2")
@@ -154,8 +164,12 @@ def test_gc_goes_by_the_clock_of_the_store_there_and_by_that_of_the_node_here(
     assert (node / "generations" / digest).is_dir()
     time.sleep(1.1)  # the store's clock counts seconds
     assert megablend.gc(remote, older_than_days=0).other_files > 0
-    assert f"generations/{digest}/dead/blocks.arrow" not in {each.key for each in prefix.list_objects()}
-    assert ObjectCacheStore(remote, ObjectOptions()).now() == pytest.approx(time.time() + days * 86400, abs=100)
+    assert f"generations/{digest}/dead/blocks.arrow" not in {
+        each.key for each in prefix.list_objects()
+    }
+    assert ObjectCacheStore(remote, ObjectOptions()).now() == pytest.approx(
+        time.time() + days * 86400, abs=100
+    )
 
 
 @pytest.mark.usefixtures("obstore")
@@ -163,10 +177,23 @@ def test_markers_of_folders_are_no_objects(monkeypatch: pytest.MonkeyPatch) -> N
     """Empty objects whose keys end in a slash, which consoles create."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
-    markers = ("b/x/", "b/x/fragments/", "b/x/fragments/sub/", "b/x/generations/", "b/x/runs/", "b/x/runs/a/")
+    markers = (
+        "b/x/",
+        "b/x/fragments/",
+        "b/x/fragments/sub/",
+        "b/x/generations/",
+        "b/x/runs/",
+        "b/x/runs/a/",
+    )
     own = f"{'a' * 16}-{'b' * 32}"
-    others = {"b/x/fragments/sub/b": b"2", "b/x/fragments/notes.txt": b"3", "b/x/fragments/abc": b"4"}
-    with FaultySource(dict.fromkeys(markers, b"") | {f"b/x/fragments/{own}": b"1"} | others) as source:
+    others = {
+        "b/x/fragments/sub/b": b"2",
+        "b/x/fragments/notes.txt": b"3",
+        "b/x/fragments/abc": b"4",
+    }
+    with FaultySource(
+        dict.fromkeys(markers, b"") | {f"b/x/fragments/{own}": b"1"} | others
+    ) as source:
         store = ObjectCacheStore("s3://b/x", parse_options({"s3://": {"endpoint": source.url}}))
         assert store.list_files("fragments") == [own]
         assert store.list_folders("generations") == []
@@ -178,7 +205,13 @@ def test_objects_of_others_are_left_alone(tmp_path: Path, remote: str) -> None:
     """By builds, `verify` and `gc`: also where everything else is the cache's."""
     _, config = configs(tmp_path, remote)
     prefix = ObjectPrefix(remote, ObjectOptions())
-    others = {"fragments/notes.txt", "packs/notes.txt", "splits/_SUCCESS", "generations/old/copy/blocks", "notes.txt"}
+    others = {
+        "fragments/notes.txt",
+        "packs/notes.txt",
+        "splits/_SUCCESS",
+        "generations/old/copy/blocks",
+        "notes.txt",
+    }
     prefix.write_all(dict.fromkeys(others, b"notes"))
     time.sleep(1.1)  # the store's clock counts seconds
     megablend.build(config)

@@ -64,12 +64,18 @@ class Nodes:
             self._ip("netns", "add", name)
             self._ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
             self._ip("link", "set", name, "master", self.name, "up")
-            for command in (f"addr add {self.net}.{node + 2}/24 dev eth0", "link set eth0 up", "link set lo up"):
+            for command in (
+                f"addr add {self.net}.{node + 2}/24 dev eth0",
+                "link set eth0 up",
+                "link set lo up",
+            ):
                 self._ip("-n", name, *command.split())
 
     def stop(self) -> None:
         for node in range(NUM_NODES):
-            subprocess.run(["ip", "netns", "del", f"{self.name}-{node}"], capture_output=True, check=False)
+            subprocess.run(
+                ["ip", "netns", "del", f"{self.name}-{node}"], capture_output=True, check=False
+            )
         subprocess.run(["ip", "link", "del", self.name], capture_output=True, check=False)
 
     def command(self, node: str, *command: str) -> list[str]:
@@ -79,11 +85,24 @@ class Nodes:
             f'mount -t tmpfs tmpfs "{here}" && mkdir "{here}/home" "{here}/tmp" && export HOME="{here}/home" '
             f'TMPDIR="{here}/tmp" XDG_CACHE_HOME="{here}/home" MEGABLEND_LOCAL_CACHE="{here}/copies" && exec "$0" "$@"'
         )
-        inner = ["ip", "netns", "exec", f"{self.name}-{node}", "unshare", "--mount", "sh", "-c", script, *command]
+        inner = [
+            "ip",
+            "netns",
+            "exec",
+            f"{self.name}-{node}",
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            script,
+            *command,
+        ]
         return [
             "sh",
             "-c",
-            " ".join(f'"{each}"' if "$" in each and "$0" not in each else _quote(each) for each in inner),
+            " ".join(
+                f'"{each}"' if "$" in each and "$0" not in each else _quote(each) for each in inner
+            ),
         ]
 
     def _ip(self, *arguments: str) -> None:
@@ -123,12 +142,22 @@ def azurite_at(address: str, folder: Path) -> Iterator[Store]:
     if program is None:
         unavailable("azurite is not installed")
     port = find_free_port()
-    options = ["--disableTelemetry", "--skipApiVersionCheck", "--silent", "--location", str(folder / "azurite")]
+    options = [
+        "--disableTelemetry",
+        "--skipApiVersionCheck",
+        "--silent",
+        "--location",
+        str(folder / "azurite"),
+    ]
     command = [program, "--blobHost", "0.0.0.0", "--blobPort", str(port), *options]
     with running(command, folder / "azurite.log") as process:
         wait_for_port(port, process, folder / "azurite.log")
         container = AzureContainer(f"http://{address}:{port}/devstoreaccount1", "box")
-        yield Store("az://box", container.environment | {"AZURE_STORAGE_ENDPOINT": container.url}, container.put)
+        yield Store(
+            "az://box",
+            container.environment | {"AZURE_STORAGE_ENDPOINT": container.url},
+            container.put,
+        )
 
 
 @contextlib.contextmanager
@@ -137,11 +166,15 @@ def ceph_at(address: str, folder: Path) -> Iterator[Store]:
     with serving_ceph(folder / "ceph", address) as admin:
         admin.make_bucket("box")
         keys = {"AWS_ACCESS_KEY_ID": admin.access_key, "AWS_SECRET_ACCESS_KEY": admin.secret_key}
-        yield Store("s3://box", keys | {"AWS_ENDPOINT_URL": admin.endpoint}, partial(admin.put, "box"))
+        yield Store(
+            "s3://box", keys | {"AWS_ENDPOINT_URL": admin.endpoint}, partial(admin.put, "box")
+        )
 
 
 def run(command: list[str], env: dict[str, str]) -> dict[str, Any]:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=700, env=env, check=False, cwd=ROOT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=700, env=env, check=False, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
@@ -165,13 +198,26 @@ def test_nodes_without_a_common_folder(
         file = tmp_path / "config.json"
         file.write_text(json.dumps(config))
         env = environment()
-        build = nodes.command("$PMI_RANK", sys.executable, "-m", "megablend", "build", str(file), "--json")
+        build = nodes.command(
+            "$PMI_RANK", sys.executable, "-m", "megablend", "build", str(file), "--json"
+        )
         report = run([MPIRUN, "-n", str(NUM_NODES), *build], env)
-        assert (report["ranks"], report["index"]["digest"]) == (NUM_NODES, megablend.build(local).index.digest)
+        assert (report["ranks"], report["index"]["digest"]) == (
+            NUM_NODES,
+            megablend.build(local).index.digest,
+        )
 
         def read(node: int, state: object, count: int) -> dict[str, Any]:
             return run(
-                nodes.command(str(node), sys.executable, "-c", READ, json.dumps(config), json.dumps(state), str(count)),
+                nodes.command(
+                    str(node),
+                    sys.executable,
+                    "-c",
+                    READ,
+                    json.dumps(config),
+                    json.dumps(state),
+                    str(count),
+                ),
                 env,
             )
 

@@ -65,9 +65,18 @@ def test_ranks_without_a_common_folder_make_the_same_index(
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     expected = megablend.build(local)
-    assert (report["ranks"], report["index"]["digest"], report["index"]["read"]) == (4, expected.index.digest, 4)
-    copies = [sorted(path.name for path in (here / str(rank) / "copies").glob("*/fragments/*")) for rank in range(4)]
-    assert all(len(copies[rank]) == 1 for rank in (1, 2, 3)), copies  # each has what it indexed itself
+    assert (report["ranks"], report["index"]["digest"], report["index"]["read"]) == (
+        4,
+        expected.index.digest,
+        4,
+    )
+    copies = [
+        sorted(path.name for path in (here / str(rank) / "copies").glob("*/fragments/*"))
+        for rank in range(4)
+    ]
+    assert all(len(copies[rank]) == 1 for rank in (1, 2, 3)), (
+        copies
+    )  # each has what it indexed itself
     monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(here / "another"))
     assert samples(config) == samples(local)
 
@@ -87,13 +96,22 @@ def test_of_two_builds_that_race_both_are_right(tmp_path: Path, each_remote: str
         env = environment(MEGABLEND_LOCAL_CACHE=tmp_path / name)
         command = build_command(file)
         processes.append(
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT)
+            subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=env,
+                cwd=ROOT,
+            )
         )
     done = [process.communicate(timeout=200) for process in processes]
     digest = megablend.build(local).index.digest
     for number, (process, (output, errors)) in enumerate(zip(processes, done, strict=True)):
         report = json.loads(output)
-        if process.returncode:  # the longer one was faster: the others ask for less than the run has
+        if (
+            process.returncode
+        ):  # the longer one was faster: the others ask for less than the run has
             assert number < 2, errors
             assert "a run can only be extended" in report["error"]["message"]
         else:
@@ -148,7 +166,10 @@ NUM_PROBES = 4
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(
     "last",
-    [pytest.param(n, marks=[] if n == NUM_WRITES else pytest.mark.slow) for n in range(1, NUM_WRITES + 1)],
+    [
+        pytest.param(n, marks=[] if n == NUM_WRITES else pytest.mark.slow)
+        for n in range(1, NUM_WRITES + 1)
+    ],
 )
 def test_a_build_that_ends_at_any_of_its_writes_leaves_nothing_invalid(
     tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch, last: int, is_done: bool
@@ -193,7 +214,10 @@ def test_a_store_whose_conditional_writes_race_is_refused(
 @pytest.mark.parametrize("days", [0, 1])
 @pytest.mark.parametrize(
     "number",
-    [pytest.param(n, marks=[] if n == 8 else pytest.mark.slow) for n in range(1, NUM_WRITES - NUM_PROBES + 1)],
+    [
+        pytest.param(n, marks=[] if n == 8 else pytest.mark.slow)
+        for n in range(1, NUM_WRITES - NUM_PROBES + 1)
+    ],
 )
 def test_another_build_and_gc_between_any_two_writes_of_a_build(
     tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch, number: int, days: int
@@ -213,8 +237,12 @@ def test_another_build_and_gc_between_any_two_writes_of_a_build(
             assert megablend.build(config).index.digest == expected[0]
             megablend.gc(remote, older_than_days=days)
 
-    other = write_source(tmp_path / "other", 2, "parquet", documents(2, 40, 20, seed=1)) | {"weight": 1}
-    megablend.build(config | {"run": "before", "samples": 10, "sources": [other]})  # so that there is a cache
+    other = write_source(tmp_path / "other", 2, "parquet", documents(2, 40, 20, seed=1)) | {
+        "weight": 1
+    }
+    megablend.build(
+        config | {"run": "before", "samples": 10, "sources": [other]}
+    )  # so that there is a cache
     writes.count = 0
     writes.last = number
     writes.interrupt = interrupt
@@ -238,7 +266,15 @@ def test_killed_builds_leave_nothing_invalid(tmp_path: Path, each_remote: str) -
     file.write_text(json.dumps(config))
     count = os.environ.get("MEGABLEND_TEST_KILLS", "200")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.caches.kill_campaign", str(file), str(tmp_path / "campaign"), "1", count],
+        [
+            sys.executable,
+            "-m",
+            "tests.caches.kill_campaign",
+            str(file),
+            str(tmp_path / "campaign"),
+            "1",
+            count,
+        ],
         capture_output=True,
         text=True,
         timeout=2900,

@@ -28,7 +28,8 @@ def configs(folder: Path, remote: str, **settings: Any) -> tuple[dict[str, Any],
     """A run with a cache in a folder, and the same run with one in an object store."""
     kinds = ("parquet", "megatron")
     sources = [
-        write_source(folder / "data", number, kind, documents(number, 40, 20, seed=1)) | {"weight": 1 + number}
+        write_source(folder / "data", number, kind, documents(number, 40, 20, seed=1))
+        | {"weight": 1 + number}
         for number, kind in enumerate(kinds)
     ]
     config = make_config(folder, sources, samples=40, append_eod=None, **settings)
@@ -54,7 +55,11 @@ def test_index_and_samples_are_those_of_a_folder(
     assert samples(config) == samples(local)
     assert list((tmp_path / "another node").glob("*/generations/*/blocks.arrow"))
     again = megablend.build(config)
-    assert (again.index.read, again.index.created, again.index.digest) == (0, False, expected.index.digest)
+    assert (again.index.read, again.index.created, again.index.digest) == (
+        0,
+        False,
+        expected.index.digest,
+    )
 
 
 def test_runs_are_extended_renamed_reset_and_removed(tmp_path: Path, remote: str) -> None:
@@ -70,7 +75,9 @@ def test_runs_are_extended_renamed_reset_and_removed(tmp_path: Path, remote: str
     (listed,) = (each.to_dict() for each in megablend.list_runs(remote))
     assert (listed["run"], listed["stages"]) == ("other", [40, 60])
     renamed = longer | {"run": "other"}
-    assert [(each["start"], each["stop"]) for each in megablend.list_skips(renamed)["skips"]] == [(8, 12)]
+    assert [(each["start"], each["stop"]) for each in megablend.list_skips(renamed)["skips"]] == [
+        (8, 12)
+    ]
     aside = megablend.reset_run(renamed, "other")
     assert str(aside) == f"{remote}/runs/other/0000.json"
     assert megablend.list_runs(remote) == []
@@ -82,7 +89,9 @@ def test_runs_are_extended_renamed_reset_and_removed(tmp_path: Path, remote: str
     assert megablend.list_runs(remote) == []
 
 
-def test_commands_take_its_url(tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_take_its_url(
+    tmp_path: Path, remote: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, config = configs(tmp_path, remote)
     with pytest.raises(megablend.CacheError, match="there is no cache here"):
         megablend.verify(remote)
@@ -106,7 +115,10 @@ def test_the_address_of_the_store_is_in_the_config_or_in_a_file_of_settings(
     config |= {"storage": {"az://": {"endpoint": endpoint}}, "local_cache": str(tmp_path / "other")}
     digest = megablend.build(config).index.digest
     expected = [megablend.show(config, k).tokens for k in (0, 39)]
-    edited = config | {"sequence_length": 16, "samples": 7}  # the ledger decides, and the config names the cache only
+    edited = config | {
+        "sequence_length": 16,
+        "samples": 7,
+    }  # the ledger decides, and the config names the cache only
     assert [megablend.show(edited, k, run="demo").tokens for k in (0, 39)] == expected
     megablend.build(config | {"samples": 60})
     (tmp_path / "settings.yaml").write_text(f"storage: {{'az://': {{endpoint: '{endpoint}'}}}}")
@@ -118,7 +130,9 @@ def test_the_address_of_the_store_is_in_the_config_or_in_a_file_of_settings(
     assert megablend.gc(remote).kept == (digest,)
 
 
-def test_verify_names_damaged_and_missing_objects_and_build_repairs_them(tmp_path: Path, remote: str) -> None:
+def test_verify_names_damaged_and_missing_objects_and_build_repairs_them(
+    tmp_path: Path, remote: str
+) -> None:
     _, config = configs(tmp_path, remote)
     megablend.build(config)
     expected = samples(config)
@@ -132,7 +146,13 @@ def test_verify_names_damaged_and_missing_objects_and_build_repairs_them(tmp_pat
     assert f"{remote}/{blocks}: damaged: its blake2b is" in problem
     assert megablend.build(config).index.created
     assert megablend.verify(remote).problems == ()
-    prefix.remove([each.key for each in prefix.list_objects("generations") if each.key.endswith("/files.arrow")])
+    prefix.remove(
+        [
+            each.key
+            for each in prefix.list_objects("generations")
+            if each.key.endswith("/files.arrow")
+        ]
+    )
     (problem,) = megablend.verify(remote).problems
     assert "files.arrow: no such object" in problem
     assert megablend.build(config).index.created
@@ -140,7 +160,9 @@ def test_verify_names_damaged_and_missing_objects_and_build_repairs_them(tmp_pat
     assert samples(config) == expected
 
 
-def test_gc_keeps_what_runs_need_and_removes_the_rest_by_the_clock_of_the_store(tmp_path: Path, remote: str) -> None:
+def test_gc_keeps_what_runs_need_and_removes_the_rest_by_the_clock_of_the_store(
+    tmp_path: Path, remote: str
+) -> None:
     _, config = configs(tmp_path, remote)
     first = megablend.build(config | {"run": "first"}).index.digest
     _add_files(tmp_path)
@@ -183,7 +205,11 @@ def test_a_bucket_of_s3_and_no_secrets_anywhere(
     prefix = ObjectPrefix(url, ObjectOptions())
     stored = [prefix.read(each.key) or b"" for each in prefix.list_objects()]
     kept = [path.read_bytes() for path in (tmp_path / "node").rglob("*") if path.is_file()]
-    shown = [caplog.text.encode(), repr(dataset.run.store.snapshot.store).encode(), pickle.dumps(dataset.run.store)]
+    shown = [
+        caplog.text.encode(),
+        repr(dataset.run.store.snapshot.store).encode(),
+        pickle.dumps(dataset.run.store),
+    ]
     assert not any(b"canary" in each for each in (*stored, *kept, *shown))
 
 
@@ -203,27 +229,55 @@ def test_of_sources_in_the_same_bucket_no_secret_is_kept_or_shown(
         source["path"] = source["path"].replace(str(tmp_path / "data"), f"{bucket}/data")
     shown = list[str]()
     with caplog.at_level(logging.DEBUG):
-        assert megablend.build(config, checksums=True).index.digest == megablend.build(local).index.digest
+        assert (
+            megablend.build(config, checksums=True).index.digest
+            == megablend.build(local).index.digest
+        )
         dataset = megablend.open(config)
         assert dataset[3]["tokens"].tolist() == samples(local)[3]
         batches = iter(megablend.Loader(dataset, micro_batch_size=4))
         next(batches)
-        for refused in (config | {"cache": "s3://nobody-has-this/x"}, _with_path(config, f"{bucket}/data/none*")):
+        for refused in (
+            config | {"cache": "s3://nobody-has-this/x"},
+            _with_path(config, f"{bucket}/data/none*"),
+        ):
             with pytest.raises(MegablendError) as caught:
                 megablend.build(refused | {"run": "other"})
-            shown += traceback.TracebackException.from_exception(caught.value, capture_locals=True).format()
+            shown += traceback.TracebackException.from_exception(
+                caught.value, capture_locals=True
+            ).format()
         del batches
     (tmp_path / "config.json").write_text(json.dumps(config))
-    wrong = os.environ | {"AWS_SECRET_ACCESS_KEY": "canary-wrong", "MEGABLEND_LOCAL_CACHE": str(tmp_path / "other")}
+    wrong = os.environ | {
+        "AWS_SECRET_ACCESS_KEY": "canary-wrong",
+        "MEGABLEND_LOCAL_CACHE": str(tmp_path / "other"),
+    }
     commands = ("describe", "verify", "build", "gc", "check", "runs list")
     for command, environment in [*((each, None) for each in commands), ("verify", wrong)]:
-        arguments = [sys.executable, "-m", "megablend", *command.split(), str(tmp_path / "config.json")]
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False, env=environment)
+        arguments = [
+            sys.executable,
+            "-m",
+            "megablend",
+            *command.split(),
+            str(tmp_path / "config.json"),
+        ]
+        done = subprocess.run(
+            arguments, capture_output=True, text=True, timeout=300, check=False, env=environment
+        )
         assert done.returncode == 0 or environment is wrong, (command, done.stderr)
         shown += [done.stdout, done.stderr]
-    shown += [caplog.text, repr(dataset), repr(vars(dataset)), repr(vars(dataset.run)), repr(dataset.state_dict(3))]
+    shown += [
+        caplog.text,
+        repr(dataset),
+        repr(vars(dataset)),
+        repr(vars(dataset.run)),
+        repr(dataset.state_dict(3)),
+    ]
     pickled = [pickle.dumps(each) for each in (dataset, dataset.run.store)]
-    stored = [ObjectPrefix(bucket + "/of", ObjectOptions()).read(each.key) or b"" for each in _list(bucket + "/of")]
+    stored = [
+        ObjectPrefix(bucket + "/of", ObjectOptions()).read(each.key) or b""
+        for each in _list(bucket + "/of")
+    ]
     kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert len(stored) > 5
     assert len(shown) > 10 < len(kept)
@@ -238,11 +292,15 @@ class ReadOnlyInFront(RoundsInFront):
         super().__init__(url, 0)
         self.refused = list[str]()
 
-    async def _answer(self, writer: asyncio.StreamWriter, method: str, target: str, headers: dict[str, str]) -> bool:
+    async def _answer(
+        self, writer: asyncio.StreamWriter, method: str, target: str, headers: dict[str, str]
+    ) -> bool:
         if method in ("GET", "HEAD"):
             return await super()._answer(writer, method, target, headers)
         self.refused.append(f"{method} {target}")
-        return await self._send(writer, method, 403, {}, b"<Error><Code>AccessDenied</Code></Error>")
+        return await self._send(
+            writer, method, 403, {}, b"<Error><Code>AccessDenied</Code></Error>"
+        )
 
 
 def test_a_dry_run_of_gc_only_reads(tmp_path: Path, remote_moto: str, moto: str) -> None:

@@ -32,7 +32,9 @@ def run(*args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[s
         mock.patch.object(sys, "argv", ["megablend", *map(str, args)]),
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")  # those of the package are errors in tests; a user sees them, and goes on
+        warnings.simplefilter(
+            "ignore"
+        )  # those of the package are errors in tests; a user sees them, and goes on
         os.chdir(cwd or before)
         try:
             main()
@@ -45,11 +47,15 @@ def run(*args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[s
 
 def runner_with_stderr() -> CliRunner:
     """click's runner, which keeps standard error apart: before click 8.2 only if it is told to."""
-    apart: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
+    apart: dict[str, Any] = (
+        {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
+    )
     return CliRunner(**apart)
 
 
-def run_process(*args: object, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_process(
+    *args: object, cwd: Path | None = None, **environ: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command as a process."""
     return subprocess.run(
         [*python(), "-m", "megablend", *map(str, args)],

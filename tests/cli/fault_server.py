@@ -29,7 +29,9 @@ def read_all(config: str) -> str:
     """Digest of all tokens of a run, read sample by sample and by a Loader."""
     dataset = megablend.open(config)
     tokens = np.concatenate([dataset[k]["tokens"].numpy() for k in range(len(dataset))])
-    loader = megablend.Loader(dataset, micro_batch_size=4, data_parallel_rank=0, data_parallel_size=1)
+    loader = megablend.Loader(
+        dataset, micro_batch_size=4, data_parallel_rank=0, data_parallel_size=1
+    )
     batches = np.concatenate([batch["tokens"].numpy().reshape(-1) for batch in loader])
     assert np.array_equal(batches, tokens[: len(batches)])
     assert len(tokens) - len(batches) < 4 * dataset.run.sequence_length

@@ -37,8 +37,14 @@ def test_find(built: tuple[Path, dict[str, Any]]) -> None:
     assert "more samples follow; --all lists all (run 'demo')" in printed
     assert all(column in printed for column in ("sample", "step", "epoch", "offset"))
     assert json.loads(run("find", path, "source0/0.parquet:3", "--json"))["found"] == [expected]
-    assert "more samples follow" not in run("find", config["cache"], "source0/0.parquet:3", "--run", "demo", "--all")
-    empty = next(row for row in range(20) if not megablend.find(config, "source0/0.parquet", row)["found"][0]["tokens"])
+    assert "more samples follow" not in run(
+        "find", config["cache"], "source0/0.parquet:3", "--run", "demo", "--all"
+    )
+    empty = next(
+        row
+        for row in range(20)
+        if not megablend.find(config, "source0/0.parquet", row)["found"][0]["tokens"]
+    )
     assert "no sample of run 'demo' reads it" in run("find", path, f"source0/0.parquet:{empty}")
 
 
@@ -51,7 +57,9 @@ def test_show_a_step(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None
     batch = ("--rank", 1, "--micro-batch", 2, "--data-parallel", 3)
     printed = run("show", path, "--step", 4, *batch, "--tokenizer", tmp_path / "t.json")
     assert "run 'demo', train step 4, rank 1: 2 samples" in printed
-    samples = json.loads(run("show", config["cache"], "--run", "demo", "--step", 4, *batch, "--json"))["samples"]
+    samples = json.loads(
+        run("show", config["cache"], "--run", "demo", "--step", 4, *batch, "--json")
+    )["samples"]
     assert [each["sample"] for each in samples] == [26, 27]
     assert all(f"{each['sample']}: " in printed for each in samples)
     assert "documents begin at" in run("show", path, "--step", 4, *batch, "--all")
@@ -103,7 +111,12 @@ def test_skip(built: tuple[Path, dict[str, Any]]) -> None:
     assert "run 'demo' skips no samples" in run("skip", path)
     printed = run("skip", path, "--from", 9, "--to", 17, "--batch", 8, "--dry-run")
     assert "run 'demo' would skip samples 8 to 24: 16 samples, 128 tokens" in printed
-    assert json.loads(run("skip", path, "--from", 9, "--to", 17, "--batch", 8, "--json"))["skips"][0]["stop"] == 24
+    assert (
+        json.loads(run("skip", path, "--from", 9, "--to", 17, "--batch", 8, "--json"))["skips"][0][
+            "stop"
+        ]
+        == 24
+    )
     assert "samples 8 to 24 are skipped: 128 tokens are not read" in run("describe", path)
     assert "skips samples 8 to 24" in run("skip", path)
     assert "--to needs --from" in run("skip", path, "--to", 3, expect=2)

@@ -24,12 +24,15 @@ from tests.runs import EOD, documents, make_config, write_source
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     sources = [
-        write_source(tmp_path, d, kind, documents(d, 60, 30, 5)) for d, kind in enumerate(["parquet", "megatron"])
+        write_source(tmp_path, d, kind, documents(d, 60, 30, 5))
+        for d, kind in enumerate(["parquet", "megatron"])
     ]
     for source, weight in zip(sources, (3, 1), strict=True):
         source |= {"weight": weight, "append_eod": EOD}
     path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump(make_config(tmp_path, sources, samples=100, run="demo", split="90,10,0")))
+    path.write_text(
+        yaml.safe_dump(make_config(tmp_path, sources, samples=100, run="demo", split="90,10,0"))
+    )
     return path
 
 
@@ -112,7 +115,9 @@ def test_show_decodes(tmp_path: Path, built: Path) -> None:
 
     words = models.WordLevel({"end": 0, **{f"w{i}": i for i in range(1, 300)}}, unk_token="end")
     Tokenizer(words).save(str(tmp_path / "t.json"))
-    text = as_json(run("show", built, "--sample", 0, "--tokenizer", tmp_path / "t.json", "--json"))["text"]
+    text = as_json(run("show", built, "--sample", 0, "--tokenizer", tmp_path / "t.json", "--json"))[
+        "text"
+    ]
     assert "w" in text
     done = run("show", built, "--sample", 0, "--tokenizer", built)
     assert done.returncode == 2
@@ -140,7 +145,11 @@ def test_the_cache_option_takes_the_place_of_the_configs(tmp_path: Path, config:
         ),
         (["describe", "{config}", "--ranks", "2"], 2, "--ranks 2 needs --micro-batch"),
         (["describe", "{config}", "--workers", "2"], 2, "--workers 2 needs --micro-batch"),
-        (["describe", "{config}", "--sort", "tokns"], 2, "found sort 'tokns', expected one of name, tokens, "),
+        (
+            ["describe", "{config}", "--sort", "tokns"],
+            2,
+            "found sort 'tokns', expected one of name, tokens, ",
+        ),
         (["describe", "{folder}"], 3, "holds no index; run `megablend build CONFIG` first"),
         (["show", "{config}", "--sample", "x"], 2, "'x' is not a valid integer"),
         (
@@ -152,7 +161,9 @@ def test_the_cache_option_takes_the_place_of_the_configs(tmp_path: Path, config:
         (["verify", "nowhere"], 2, "nowhere: found no such folder"),
     ],
 )
-def test_errors_are_short_and_have_codes(tmp_path: Path, config: Path, args: list[str], code: int, says: str) -> None:
+def test_errors_are_short_and_have_codes(
+    tmp_path: Path, config: Path, args: list[str], code: int, says: str
+) -> None:
     (tmp_path / "empty").mkdir()
     done = run(*(arg.format(config=config, folder=tmp_path / "empty") for arg in args))
     assert done.returncode == code
@@ -269,19 +280,31 @@ def test_how_a_command_ends(
     assert says in capsys.readouterr().err
 
 
-def test_a_tokenizer_needs_its_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tokenizer_needs_its_library(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    monkeypatch.setattr(sys, "argv", ["megablend", "show", "run.yaml", "--sample", "0", "--tokenizer", "t.json"])
+    monkeypatch.setattr(
+        sys, "argv", ["megablend", "show", "run.yaml", "--sample", "0", "--tokenizer", "t.json"]
+    )
     with pytest.raises(SystemExit, match="2"):
         main()
-    assert capsys.readouterr().err == "megablend: --tokenizer needs the tokenizers library: pip install tokenizers\n"
+    assert (
+        capsys.readouterr().err
+        == "megablend: --tokenizer needs the tokenizers library: pip install tokenizers\n"
+    )
 
 
 def in_bash(command: str) -> subprocess.CompletedProcess[str]:
     environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     command = command.replace("megablend ", f"{sys.executable} -m megablend ")
     return subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=240, env=environ, check=False
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environ,
+        check=False,
     )
 
 
@@ -323,7 +346,9 @@ def test_gc(built: Path) -> None:
     assert f"would remove: index {first}" in dry.stdout
     found = as_json(run("gc", cache, "--older-than", 0, "--json"))
     assert (found["generations"], found["dry_run"], len(found["kept"])) == ([first], False, 1)
-    assert "removed: 0 indexes, 0 fragments and tables" in run("gc", cache, "--older-than", 0).stdout
+    assert (
+        "removed: 0 indexes, 0 fragments and tables" in run("gc", cache, "--older-than", 0).stdout
+    )
     assert run("gc", cache, "--older-than", -1).returncode == 2
     assert run("gc", built.parent / "nowhere").returncode == 3
 
@@ -363,7 +388,9 @@ def test_how_much_is_told(config: Path) -> None:
     done = run("build", config, "-v", "-q")
     assert done.returncode == 2
     assert "give one of -v, -q and --log-level" in done.stderr
-    assert run("build", "nowhere.yaml", "-q").stderr.startswith("megablend: nowhere.yaml: cannot read the config")
+    assert run("build", "nowhere.yaml", "-q").stderr.startswith(
+        "megablend: nowhere.yaml: cannot read the config"
+    )
     assert logging.getLogger("megablend").level == logging.NOTSET
 
 
@@ -382,7 +409,11 @@ def test_every_command_takes_these_options_and_its_short_help_ends_within_the_li
 
 
 def test_a_shell_completes_commands_and_options() -> None:
-    environ = {"_MEGABLEND_COMPLETE": "bash_complete", "COMP_WORDS": "megablend desc", "COMP_CWORD": "1"}
+    environ = {
+        "_MEGABLEND_COMPLETE": "bash_complete",
+        "COMP_WORDS": "megablend desc",
+        "COMP_CWORD": "1",
+    }
     program = "import sys; sys.argv = ['megablend']; from megablend.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program],

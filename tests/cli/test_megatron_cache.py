@@ -26,7 +26,16 @@ from tests.preloaded import python
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = ("PMI", "MPI_", "OMPI_", "SLURM_")
 IDENTIFIERS = '{"class": "T", "tokenizer_path": []}'
-SIZES = ["--seq-length", "16", "--train-samples", "3000", "--valid-samples", "100", "--test-samples", "20"]
+SIZES = [
+    "--seq-length",
+    "16",
+    "--train-samples",
+    "3000",
+    "--valid-samples",
+    "100",
+    "--test-samples",
+    "20",
+]
 
 
 def environment() -> dict[str, str]:
@@ -35,7 +44,14 @@ def environment() -> dict[str, str]:
 
 
 def flags(cache: Path, *args: object) -> list[str]:
-    return ["--data-cache-path", str(cache), *SIZES, "--tokenizer-identifiers", IDENTIFIERS, *map(str, args)]
+    return [
+        "--data-cache-path",
+        str(cache),
+        *SIZES,
+        "--tokenizer-identifiers",
+        IDENTIFIERS,
+        *map(str, args),
+    ]
 
 
 def command(cache: Path, *args: object, ranks: int = 0) -> list[str]:
@@ -45,7 +61,13 @@ def command(cache: Path, *args: object, ranks: int = 0) -> list[str]:
 
 def run(*args: Any, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*args, **options), capture_output=True, text=True, timeout=240, env=environment(), cwd=ROOT, check=False
+        command(*args, **options),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment(),
+        cwd=ROOT,
+        check=False,
     )
 
 
@@ -66,7 +88,12 @@ def data(tmp_path: Path) -> list[str]:
 
 
 def blend(data: list[str]) -> list[object]:
-    return ["--data-path", *(word for i, prefix in enumerate(data) for word in (i + 1, prefix)), "--split", "8,1,1"]
+    return [
+        "--data-path",
+        *(word for i, prefix in enumerate(data) for word in (i + 1, prefix)),
+        "--split",
+        "8,1,1",
+    ]
 
 
 def test_a_blend_alone_then_again(data: list[str], tmp_path: Path) -> None:
@@ -83,7 +110,9 @@ def test_a_blend_alone_then_again(data: list[str], tmp_path: Path) -> None:
     assert {name: built[name] for name in ("splits", "artefacts")} == {
         name: found[name] for name in ("splits", "artefacts")
     }
-    assert sum(path.stat().st_size for path in cache.glob("*.npy")) - built_bytes(built) < 129 * 3 * 18
+    assert (
+        sum(path.stat().st_size for path in cache.glob("*.npy")) - built_bytes(built) < 129 * 3 * 18
+    )
     again = run(cache, *blend(data))
     assert "nothing is missing" in again.stdout
     assert "train" in again.stdout
@@ -94,7 +123,9 @@ def built_bytes(found: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_any_number_of_ranks_writes_the_same_bytes(ranks: int, data: list[str], tmp_path: Path) -> None:
+def test_any_number_of_ranks_writes_the_same_bytes(
+    ranks: int, data: list[str], tmp_path: Path
+) -> None:
     alone = run(tmp_path / "alone", *blend(data))
     shared = run(tmp_path / "shared", *blend(data), ranks=ranks)
     assert (alone.returncode, shared.returncode) == (0, 0), shared.stderr
@@ -110,7 +141,9 @@ def test_ranks_of_a_node_share_its_memory(data: list[str], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
-def test_too_little_memory_is_told_before_anything_is_built(ranks: int, data: list[str], tmp_path: Path) -> None:
+def test_too_little_memory_is_told_before_anything_is_built(
+    ranks: int, data: list[str], tmp_path: Path
+) -> None:
     done = run(tmp_path / "cache", *blend(data), "--max-memory", "1k", ranks=ranks)
     assert done.returncode == 2
     assert "bytes of memory, but" in done.stderr
@@ -129,9 +162,21 @@ def test_a_cache_that_cannot_be_written(ranks: int, data: list[str], tmp_path: P
 
 def test_a_disk_that_runs_full(data: list[str], tmp_path: Path) -> None:
     """No file may grow beyond 20 kB: some arrays do."""
-    limited = ["sh", "-c", 'ulimit -f 40; exec "$@"', "sh", *command(tmp_path / "cache", *blend(data))]
+    limited = [
+        "sh",
+        "-c",
+        'ulimit -f 40; exec "$@"',
+        "sh",
+        *command(tmp_path / "cache", *blend(data)),
+    ]
     done = subprocess.run(
-        limited, capture_output=True, text=True, timeout=240, env=environment(), cwd=ROOT, check=False
+        limited,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment(),
+        cwd=ROOT,
+        check=False,
     )
     assert done.returncode == 3, done.stderr
     assert "cannot write the cache (File too large)" in done.stderr
@@ -153,7 +198,9 @@ def test_a_damaged_array_is_made_anew_and_told(data: list[str], tmp_path: Path) 
 
 
 @pytest.mark.parametrize("wanted", [1, 9])
-def test_a_killed_build_is_never_taken_for_a_hit(wanted: int, data: list[str], tmp_path: Path) -> None:
+def test_a_killed_build_is_never_taken_for_a_hit(
+    wanted: int, data: list[str], tmp_path: Path
+) -> None:
     """Killed when so many descriptions stand: the arrays of each are whole, and the next build goes on."""
     whole = tmp_path / "whole"
     cache = tmp_path / "cache"
@@ -165,7 +212,10 @@ def test_a_killed_build_is_never_taken_for_a_hit(wanted: int, data: list[str], t
     while len(list(cache.glob("*.txt"))) < wanted and time.monotonic() < deadline:
         time.sleep(0.0005)
     process.send_signal(signal.SIGKILL)
-    assert process.wait() in (-signal.SIGKILL, 0)  # names are given in batches: it may be done by then
+    assert process.wait() in (
+        -signal.SIGKILL,
+        0,
+    )  # names are given in batches: it may be done by then
     left = contents(cache)
     assert left.items() <= expected.items()
     for name in (name for name in left if name.endswith("description.txt")):
@@ -175,26 +225,40 @@ def test_a_killed_build_is_never_taken_for_a_hit(wanted: int, data: list[str], t
     assert done.returncode == 0, done.stderr
     assert contents(cache) == expected
     # One killed after its last rename leaves its own folder, empty: what comes next finds all built, and has nothing to clean.
-    assert not [path for folder in (cache / ".megablend").glob(".tmp*") for path in folder.rglob("*")]
+    assert not [
+        path for folder in (cache / ".megablend").glob(".tmp*") for path in folder.rglob("*")
+    ]
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["--data-path"], r"--data-path has no value"),
-        (["--data-path", "30", "a", "b"], r"--data-path: word 3 of 3 is 'b'; expected a weight before each prefix"),
+        (
+            ["--data-path", "30", "a", "b"],
+            r"--data-path: word 3 of 3 is 'b'; expected a weight before each prefix",
+        ),
         (["--train-data-path", "/nowhere"], r"/nowhere\.bin: "),
-        (["--train-data-path", "a", "--data-path", "b"], r"data: found --data-path and --train-data-path"),
+        (
+            ["--train-data-path", "a", "--data-path", "b"],
+            r"data: found --data-path and --train-data-path",
+        ),
         ([], r"data: found none; expected one of --data-path"),
         (["--data-args-path", "/nowhere"], r"/nowhere: cannot be read"),
-        (["--data-path", "a", "--split", ""], r"split '': expected up to three numbers such as 969,30,1"),
+        (
+            ["--data-path", "a", "--split", ""],
+            r"split '': expected up to three numbers such as 969,30,1",
+        ),
         (["--train-data-path", "a", "--split", "1"], r"split '1' contradicts blends by split"),
         (
             ["--data-path", "a", "--tokenizer-type", "NullTokenizer"],
             r"tokenizer: expected either --tokenizer-identifiers",
         ),
         (["--data-path", "a", "--max-memory", "much"], r"--max-memory 'much': expected bytes"),
-        (["--data-path", "a", "--phase-transition-iterations", "3"], r"give the samples of all phases"),
+        (
+            ["--data-path", "a", "--phase-transition-iterations", "3"],
+            r"give the samples of all phases",
+        ),
     ],
 )
 def test_usage_errors(args: list[str], message: str, tmp_path: Path) -> None:
@@ -206,7 +270,9 @@ def test_flags_mean_what_megatron_reads_into_them(data: list[str], tmp_path: Pat
     """The same blend in each of its four ways; flags that change nothing are taken."""
     words = [word for i, prefix in enumerate(data) for word in (str(i + 1), prefix)]
     (tmp_path / "words").write_text(" ".join(words))
-    (tmp_path / "blends.json").write_text(json.dumps({"train": words, "valid": " ".join(words), "test": None}))
+    (tmp_path / "blends.json").write_text(
+        json.dumps({"train": words, "valid": " ".join(words), "test": None})
+    )
     idle = ["--num-workers", "3", "--reset-position-ids", "--no-mmap-bin-files"]
     ways: list[list[object]] = [
         ["--data-path", *words, "--split", "1", *idle],
@@ -225,7 +291,9 @@ def test_flags_mean_what_megatron_reads_into_them(data: list[str], tmp_path: Pat
 
 def test_without_split_it_is_megatrons_old_default(data: list[str], tmp_path: Path) -> None:
     here(tmp_path / "cache", "--data-path", data[0])
-    descriptions = {json.loads(path.read_text())["split"] for path in (tmp_path / "cache").glob("*.txt")}
+    descriptions = {
+        json.loads(path.read_text())["split"] for path in (tmp_path / "cache").glob("*.txt")
+    }
     assert descriptions == {"969, 30, 1"}
 
 
@@ -240,11 +308,20 @@ def test_an_earlier_description_names_the_tokenizer(data: list[str], tmp_path: P
 def test_spread_puts_a_flag_before_each_of_its_words() -> None:
     args = ["--a", "x", "--words", "1", "-2", "y", "--b", "z", "--more=1", "q", "--c=--words"]
     flags = ["--words", "1", "--words", "-2", "--words", "y", "--more", "1"]
-    assert spread(args, {"--words", "--more"}) == [*flags, "--a", "x", "--b", "z", "q", "--c=--words"]
+    assert spread(args, {"--words", "--more"}) == [
+        *flags,
+        "--a",
+        "x",
+        "--b",
+        "z",
+        "q",
+        "--c=--words",
+    ]
 
 
 @pytest.mark.parametrize(
-    "args", ["--data-path 1 a 2 b --data-path {}", "--data-path=a --x y --data-path {}", "--data-path {}"]
+    "args",
+    ["--data-path 1 a 2 b --data-path {}", "--data-path=a --x y --data-path {}", "--data-path {}"],
 )
 @pytest.mark.parametrize("last", ["3 c 4 d", "e"])
 def test_of_a_flag_given_twice_the_last_words_count_as_in_argparse(args: str, last: str) -> None:
@@ -253,11 +330,14 @@ def test_of_a_flag_given_twice_the_last_words_count_as_in_argparse(args: str, la
     parser.add_argument("--x")
     words = args.format(last).split()
     expected = parser.parse_args(words).data_path
-    assert [word for word in spread(words, {"--data-path"}) if word not in ("--data-path", "--x", "y")] == expected
+    assert [
+        word for word in spread(words, {"--data-path"}) if word not in ("--data-path", "--x", "y")
+    ] == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("7", 7), ("64G", 64 * 10**9), ("1.5 GiB", 3 << 29), ("2kb", 2000), ("3MiB", 3 << 20)]
+    ("text", "expected"),
+    [("7", 7), ("64G", 64 * 10**9), ("1.5 GiB", 3 << 29), ("2kb", 2000), ("3MiB", 3 << 20)],
 )
 def test_sizes_are_read(text: str, expected: int) -> None:
     assert parse_bytes(text) == expected
@@ -275,9 +355,15 @@ BASE = ["megatron-cache", "--data-path", "x", "--seq-length", "8", "--data-cache
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--eval-global-batch-size", "8"], "validation has a batch of its own: give its samples, --valid-samples N"),
+        (
+            ["--eval-global-batch-size", "8"],
+            "validation has a batch of its own: give its samples, --valid-samples N",
+        ),
         (["--eval-global-batch-size=8"], "validation has a batch of its own"),
-        (["--phase-transition-iterations", "100,200"], "give the samples of all phases, --train-samples N"),
+        (
+            ["--phase-transition-iterations", "100,200"],
+            "give the samples of all phases, --train-samples N",
+        ),
         (["--sft"], "only the cache of GPTDataset is built"),
         (["--sft-tokenizer-prompt-format", "x"], "only the cache of GPTDataset is built"),
         (["--use-varlen-dataset"], "only the cache of GPTDataset is built"),

@@ -35,7 +35,10 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    sources = [write_source(tmp_path, d, "arrow", documents(d, 60, 30, 5)) | {"weight": d + 1} for d in range(3)]
+    sources = [
+        write_source(tmp_path, d, "arrow", documents(d, 60, 30, 5)) | {"weight": d + 1}
+        for d in range(3)
+    ]
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(make_config(tmp_path, sources, samples=100, run="demo")))
     return path
@@ -64,14 +67,19 @@ def test_runs_from_list_to_remove(tmp_path: Path, config: Path, command: Command
     out = command("runs", "show", config, "demo")[1]
     assert "lanes: 4" in out
     assert "1/2" in out
-    assert command("runs", "rename", config, "demo", "other")[:2] == (0, "run 'demo' is now 'other'\n")
+    assert command("runs", "rename", config, "demo", "other")[:2] == (
+        0,
+        "run 'demo' is now 'other'\n",
+    )
     code, out, err = command("runs", "reset", config, "demo", "--json")
     assert code == 3
     error = json.loads(out)["error"]
     assert (error["kind"], error["exit_code"]) == ("CacheError", 3)
     assert err == f"megablend: {error['message']}\n"
     assert "found no run 'demo' (there are 'other')" in error["message"]
-    moved = Path(json.loads(command("runs", "reset", config, "other", "--json")[1])["ledger_moved_to"])
+    moved = Path(
+        json.loads(command("runs", "reset", config, "other", "--json")[1])["ledger_moved_to"]
+    )
     assert moved.is_file()
     assert json.loads(command("runs", "list", config, "--json")[1]) == {"runs": []}
     command("build", config)
@@ -79,9 +87,13 @@ def test_runs_from_list_to_remove(tmp_path: Path, config: Path, command: Command
     assert not (tmp_path / "cache" / "runs" / "demo.json").exists()
 
 
-def test_at_80_columns_no_number_is_broken(config: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_80_columns_no_number_is_broken(
+    config: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = yaml.safe_load(config.read_text())
-    settings["sources"][0]["name"] = "a-source-with-a-name-that-is-longer-than-any-line-of-a-table-may-be"
+    settings["sources"][0]["name"] = (
+        "a-source-with-a-name-that-is-longer-than-any-line-of-a-table-may-be"
+    )
     settings["samples"] = 987_654_321
     config.write_text(yaml.safe_dump(settings))
     command("index", config)
@@ -97,7 +109,9 @@ def test_at_80_columns_no_number_is_broken(config: Path, command: Command, monke
         for key in ("tokens", "samples", "tokens_left_in_epoch"):
             assert f" {source[key]:,} " in out
         assert f" {source['epochs']:,.3f} " in out
-    assert "longer-than" in "".join(line.split("│")[1].strip() for line in tables if line.startswith("│"))
+    assert "longer-than" in "".join(
+        line.split("│")[1].strip() for line in tables if line.startswith("│")
+    )
 
 
 def test_at_80_columns_lines_are_wrapped_between_words(
@@ -140,17 +154,25 @@ def test_some_of_many_sources(config: Path, command: Command) -> None:
     assert "│ s0 " not in out
     found = json.loads(command("describe", config, "--match", "s1", "--json")[1])
     assert [source["name"] for source in found["splits"]["train"]["sources"]] == ["s1"]
-    code, _, err = command("describe", Path(yaml.safe_load(config.read_text())["cache"]), "--top", 1)
+    code, _, err = command(
+        "describe", Path(yaml.safe_load(config.read_text())["cache"]), "--top", 1
+    )
     assert (code, "--top selects sources of a config" in err) == (2, True)
 
 
 def test_show_prints_few_tokens_unless_asked(config: Path, command: Command) -> None:
     text = (
-        config.read_text().replace("sequence_length: 8", "sequence_length: 48").replace("samples: 100", "samples: 20")
+        config.read_text()
+        .replace("sequence_length: 8", "sequence_length: 48")
+        .replace("samples: 100", "samples: 20")
     )
     config.write_text(text)
     command("build", config)
-    (line,) = [line for line in command("show", config, "--sample", 0)[1].splitlines() if line.startswith("tokens: ")]
+    (line,) = [
+        line
+        for line in command("show", config, "--sample", 0)[1].splitlines()
+        if line.startswith("tokens: ")
+    ]
     assert line.endswith("(49; --all prints all)")
     whole = command("show", config, "--sample", 0, "--all")[1]
     tokens = megablend.show(str(config), 0)["tokens"]
@@ -166,12 +188,19 @@ def test_show_prints_few_tokens_unless_asked(config: Path, command: Command) -> 
     [
         (["describe", "nowhere.yaml"], 2, "ConfigError", "nowhere.yaml: cannot read the config"),
         (["describe", "{config}", "--rank", "2"], 2, "UsageError", "No such option"),
-        (["describe", "{config}", "--workers", "1"], 2, "UsageError", "--workers 1 needs --micro-batch"),
+        (
+            ["describe", "{config}", "--workers", "1"],
+            2,
+            "UsageError",
+            "--workers 1 needs --micro-batch",
+        ),
         (["show", "{config}", "--sample", "0"], 3, "CacheError", "was not built"),
         (["verify", "{config}"], 3, "CacheError", "does not exist yet; `megablend build "),
     ],
 )
-def test_errors_are_json_too(config: Path, command: Command, args: list[str], code: int, kind: str, says: str) -> None:
+def test_errors_are_json_too(
+    config: Path, command: Command, args: list[str], code: int, kind: str, says: str
+) -> None:
     ended, out, err = command(*(arg.format(config=config) for arg in args), "--json")
     error = json.loads(out)["error"]
     assert (ended, error["exit_code"], error["kind"]) == (code, code, kind)
@@ -179,7 +208,9 @@ def test_errors_are_json_too(config: Path, command: Command, args: list[str], co
     assert says in err
 
 
-def test_bugs_and_interrupts_are_json_too(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_bugs_and_interrupts_are_json_too(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for error, code in ((ZeroDivisionError("oh"), 70), (KeyboardInterrupt(), 130)):
 
         def fail(*args: object, error: BaseException = error, **options: object) -> None:
@@ -190,7 +221,9 @@ def test_bugs_and_interrupts_are_json_too(command: Command, monkeypatch: pytest.
         assert (ended, json.loads(out)["error"]["exit_code"]) == (code, code)
 
 
-def test_verify_and_gc_take_a_config_and_verify_shows_progress(tmp_path: Path, config: Path, command: Command) -> None:
+def test_verify_and_gc_take_a_config_and_verify_shows_progress(
+    tmp_path: Path, config: Path, command: Command
+) -> None:
     command("build", config)
     code, out, err = command("verify", config, "--data")
     assert (code, out) == (0, f"{tmp_path / 'cache'}: OK\n")
@@ -206,7 +239,9 @@ def test_a_build_that_waits_says_for_whom(tmp_path: Path, config: Path) -> None:
     (tmp_path / "cache").mkdir()
     with build_lock(tmp_path / "cache"):
         holder = json.loads((tmp_path / "cache" / ".lock").read_text())
-        waiting = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        waiting = subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert waiting.stderr is not None
         line = waiting.stderr.readline()
     out, _ = waiting.communicate(timeout=240)

@@ -101,7 +101,11 @@ class Server:
         status = int(self._line())
         if tracer is not None:
             tracer.communicate(timeout=240)
-        return Done(status, output.read_text(errors="replace"), log.read_text().splitlines() if trace else [])
+        return Done(
+            status,
+            output.read_text(errors="replace"),
+            log.read_text().splitlines() if trace else [],
+        )
 
     def _line(self) -> str:
         watch = threading.Timer(250, self.process.kill)
@@ -131,12 +135,15 @@ class Campaign:
         shutil.copytree(self.work / "cache", folder / "built")
         self.tokens = self.server.run(self.order("read")).output
         assert self.server.run(self.order("megatron")).status == 0
-        self.megatron = {path.name: path.read_bytes() for path in (self.work / "cache-megatron").glob("[!.]*.*")}
+        self.megatron = {
+            path.name: path.read_bytes() for path in (self.work / "cache-megatron").glob("[!.]*.*")
+        }
 
     def _config(self, folder: Path) -> str:
         kinds = ("parquet", "arrow", "megatron")
         sources = [
-            write_source(folder, i, kind, documents(i, 30, 20, 3)) | {"weight": 1} for i, kind in enumerate(kinds)
+            write_source(folder, i, kind, documents(i, 30, 20, 3)) | {"weight": 1}
+            for i, kind in enumerate(kinds)
         ]
         config = make_config(folder, sources, samples=40, run="demo", order="row")
         (folder / "demo.json").write_text(json.dumps(config))
@@ -161,7 +168,9 @@ class Campaign:
             {"read": config, "large": True},
             {"read": str(folder / "direct.json")},
         ]
-        prefixes = " ".join(str(path.with_suffix("")) for path in sorted(folder.glob("source2/*.bin")))
+        prefixes = " ".join(
+            str(path.with_suffix("")) for path in sorted(folder.glob("source2/*.bin"))
+        )
         words = f"--data-path {prefixes} --seq-length 8 --split 1,0,0 --train-samples 40"
         options = f'--valid-samples 0 --test-samples 0 --tokenizer-identifiers {{"class":"T"}} --data-cache-path {cache}-megatron'
         megatron = ["megatron-cache", *words.split(), *options.split()]
@@ -205,7 +214,11 @@ class Campaign:
         error = chance.choice(ERRORS)
         self.prepare(command)
         done = self.server.run(
-            self.order(command), "-e", f"trace={kind}", "-e", f"inject={kind}:error={error}:when={call.number}"
+            self.order(command),
+            "-e",
+            f"trace={kind}",
+            "-e",
+            f"inject={kind}:error={error}:when={call.number}",
         )
         injected = [line for line in done.log if "(INJECTED)" in line]
         what = f"seed {seed}: {command}: {error} in {injected or call.text}\nexit {done.status}\n{done.output}"
@@ -235,7 +248,10 @@ class Campaign:
             done = self.server.run(order)
             assert done.status == 0, f"{what}\nafterwards: {done.output}"
         if command == "megatron":
-            found = {path.name: path.read_bytes() for path in (self.work / "cache-megatron").glob("[!.]*.*")}
+            found = {
+                path.name: path.read_bytes()
+                for path in (self.work / "cache-megatron").glob("[!.]*.*")
+            }
             assert found == self.megatron, f"{what}\nafterwards: {sorted(found)}"
             return
         done = self.server.run(self.order("read"))
@@ -267,5 +283,7 @@ def test_a_call_that_fails(campaign: Campaign, seed: int) -> None:
 @pytest.mark.skipif(STRACE is None, reason="strace is not installed")
 @pytest.mark.timeout(20 * FAULTS + 60)
 def test_many_calls_that_fail(campaign: Campaign) -> None:
-    problems = [problem for seed in range(SEED, SEED + FAULTS) if (problem := problem_of(campaign, seed))]
+    problems = [
+        problem for seed in range(SEED, SEED + FAULTS) if (problem := problem_of(campaign, seed))
+    ]
     assert not problems, f"{len(problems)} of {FAULTS}:\n" + "\n\n".join(problems)

@@ -43,9 +43,17 @@ BUILT = {"samples": 320, "split": "80,20,0"}
 LISTED = {"samples": 480, "stages": [{"samples": 320}, CHANGED]}
 SITUATIONS = [
     Situation(
-        "verify before a build", BUILT, ["verify CONFIG"], ["its cache ", " does not exist yet; `megablend build "]
+        "verify before a build",
+        BUILT,
+        ["verify CONFIG"],
+        ["its cache ", " does not exist yet; `megablend build "],
     ),
-    Situation("lanes of a short run", BUILT, ["build CONFIG", "describe CONFIG --micro-batch 2"], ["at most 80 suit"]),
+    Situation(
+        "lanes of a short run",
+        BUILT,
+        ["build CONFIG", "describe CONFIG --micro-batch 2"],
+        ["at most 80 suit"],
+    ),
     Situation(
         "a split for which nobody asked",
         BUILT,
@@ -77,13 +85,17 @@ SITUATIONS = [
         "a third change of a run, by a config without stages",
         {"samples": 480},
         ["build BEFORE", "amend LISTED --at 112", "amend CONFIG --at 240"],
-        ["has 2 before sample 240: list them as they were (`megablend runs show`), then one with `from: 240`"],
+        [
+            "has 2 before sample 240: list them as they were (`megablend runs show`), then one with `from: 240`"
+        ],
     ),
     Situation(
         "a third stage after one without an end",
         {"samples": 480, "stages": [{"samples": 320}, CHANGED, {"lanes": 8}]},
         ["build BEFORE", "amend LISTED --at 112", "amend CONFIG --at 240"],
-        ["stages[1]: weights are relative, so the stage needs an end; add samples, tokens or share"],
+        [
+            "stages[1]: weights are relative, so the stage needs an end; add samples, tokens or share"
+        ],
     ),
     Situation(
         "an amendment taken back",
@@ -98,7 +110,12 @@ SITUATIONS = [
         ["train, stage 0: samples 0 to 320", "train, stage 1: samples 320 to 480", "epoch 0 ends"],
         ("stage 2",),
     ),
-    Situation("an appended stage", LISTED, ["build BEFORE", "build CONFIG"], ["was extended: stage 1 appended"]),
+    Situation(
+        "an appended stage",
+        LISTED,
+        ["build BEFORE", "build CONFIG"],
+        ["was extended: stage 1 appended"],
+    ),
     Situation(
         "a file that is gone",
         BUILT,
@@ -106,7 +123,10 @@ SITUATIONS = [
         ["no such file", "amend the run (`new_data` or `withdraw` of a stage"],
     ),
     Situation(
-        "text in place of tokens", {"paths": "*.jsonl"}, ["build CONFIG"], ["text, not tokens: tokenise it first"]
+        "text in place of tokens",
+        {"paths": "*.jsonl"},
+        ["build CONFIG"],
+        ["text, not tokens: tokenise it first"],
     ),
     Situation(
         "a folder of text in place of tokens",
@@ -114,19 +134,38 @@ SITUATIONS = [
         ["build CONFIG"],
         ["it contains text, not tokens: tokenise it first"],
     ),
-    Situation("a length with a unit", {"samples": None, "tokens": "50B"}, ["build CONFIG"], ["write it as 50e9"]),
+    Situation(
+        "a length with a unit",
+        {"samples": None, "tokens": "50B"},
+        ["build CONFIG"],
+        ["write it as 50e9"],
+    ),
 ]
 
 
 def write_config(folder: Path, name: str, settings: dict[str, Any]) -> str:
     """A config of two sources; `sources` in the settings changes weights, `paths` is of the first one."""
     weights = BLEND | {key: change["weight"] for key, change in settings.get("sources", {}).items()}
-    listed = [{"name": key, "path": f"{folder}/{key}/*.parquet", "weight": weight} for key, weight in weights.items()]
-    listed[0]["path"] = f"{folder}/{settings['paths']}" if "paths" in settings else listed[0]["path"]
-    given = {"cache": "cache", "sequence_length": 8, "samples": 320, "lanes": 4, "shuffle_window": 4, "sources": listed}
+    listed = [
+        {"name": key, "path": f"{folder}/{key}/*.parquet", "weight": weight}
+        for key, weight in weights.items()
+    ]
+    listed[0]["path"] = (
+        f"{folder}/{settings['paths']}" if "paths" in settings else listed[0]["path"]
+    )
+    given = {
+        "cache": "cache",
+        "sequence_length": 8,
+        "samples": 320,
+        "lanes": 4,
+        "shuffle_window": 4,
+        "sources": listed,
+    }
     given |= {key: value for key, value in settings.items() if key not in ("sources", "paths")}
     path = folder / name
-    path.write_text(yaml.safe_dump({key: value for key, value in given.items() if value is not None}))
+    path.write_text(
+        yaml.safe_dump({key: value for key, value in given.items() if value is not None})
+    )
     return str(path)
 
 
@@ -165,7 +204,13 @@ def test_a_message_leads_out(tmp_path: Path, situation: Situation) -> None:
 
 def test_shares_of_a_split_for_which_nobody_asked_are_not_called_requested(tmp_path: Path) -> None:
     source = write_source(tmp_path, 0, "parquet", documents(0, 90, 40, 3)) | {"weight": 1}
-    given = {"cache": "cache", "sequence_length": 8, "samples": 320, "sources": [source], "split": "80,20,0"}
+    given = {
+        "cache": "cache",
+        "sequence_length": 8,
+        "samples": 320,
+        "sources": [source],
+        "split": "80,20,0",
+    }
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(given))
     assert run("build", path).returncode == 0
@@ -178,7 +223,8 @@ def test_shares_of_a_split_for_which_nobody_asked_are_not_called_requested(tmp_p
 
 def test_planned_shares_are_those_of_the_samples_so_far(tmp_path: Path) -> None:
     sources = [
-        write_source(tmp_path, i, "parquet", documents(i, 90, 40, 3)) | {"weight": w} for i, w in ((0, 3), (1, 1))
+        write_source(tmp_path, i, "parquet", documents(i, 90, 40, 3)) | {"weight": w}
+        for i, w in ((0, 3), (1, 1))
     ]
     stages = [{"samples": 160}, {"sources": {sources[0]["name"]: {"weight": 0}}}]
     config = {
@@ -201,11 +247,20 @@ def test_planned_shares_are_those_of_the_samples_so_far(tmp_path: Path) -> None:
         assert consumed == 0 or first["share"] == pytest.approx(share, abs=2 / max(1, consumed))
 
 
-def test_a_state_past_the_end_of_its_own_plan_is_told_apart_from_another_plan(tmp_path: Path) -> None:
+def test_a_state_past_the_end_of_its_own_plan_is_told_apart_from_another_plan(
+    tmp_path: Path,
+) -> None:
     source = write_source(tmp_path, 0, "parquet", documents(0, 90, 40, 3)) | {"weight": 1}
-    config = {"cache": str(tmp_path / "cache"), "sequence_length": 8, "samples": 40, "sources": [source]}
+    config = {
+        "cache": str(tmp_path / "cache"),
+        "sequence_length": 8,
+        "samples": 40,
+        "sources": [source],
+    }
     megablend.build(config)
     dataset = megablend.open(config)
     changed = State.from_dict(dataset.state_dict()).to_dict() | {"consumed_samples": 41}
-    with pytest.raises(StateError, match="the state is of sample 41, but run 'default' ends at sample 40"):
+    with pytest.raises(
+        StateError, match="the state is of sample 41, but run 'default' ends at sample 40"
+    ):
         dataset.load_state_dict(changed)

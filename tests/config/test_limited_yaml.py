@@ -16,7 +16,10 @@ START = "cache: c\nsequence_length: 5\n"
 
 def bomb(first: str, line: str, lines: int) -> str:
     """Each line repeats the one before ten times."""
-    rest = [line.format(name=chr(98 + i), refs=", ".join([f"*{chr(97 + i)}"] * 10)) for i in range(lines)]
+    rest = [
+        line.format(name=chr(98 + i), refs=", ".join([f"*{chr(97 + i)}"] * 10))
+        for i in range(lines)
+    ]
     return "\n".join([f"a: &a {first}", *rest])
 
 
@@ -27,7 +30,10 @@ def bomb(first: str, line: str, lines: int) -> str:
         ("a: " + "[" * 3000 + "]" * 3000, f"nested more than {MAX_DEPTH} deep"),
         ("- " * 100_000, f"nested more than {MAX_DEPTH} deep"),
         ("{a: " * 100 + "1" + "}" * 100, f"nested more than {MAX_DEPTH} deep"),
-        (bomb("[1, 2]", "{name}: &{name} [{refs}]", 12), f"aliases expand to more than {MAX_REPEATED:,} values"),
+        (
+            bomb("[1, 2]", "{name}: &{name} [{refs}]", 12),
+            f"aliases expand to more than {MAX_REPEATED:,} values",
+        ),
         (
             bomb("{k: 1}", "{name}: &{name} {{<<: [{refs}]}}", 12),
             f"aliases expand to more than {MAX_REPEATED:,} values",
@@ -45,13 +51,17 @@ def bomb(first: str, line: str, lines: int) -> str:
 )
 def test_hostile_yaml_is_refused_at_once(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "demo.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=rf"^{tmp_path}/demo\.yaml(:\d+)?: not valid YAML: .*{says}"):
+    with pytest.raises(
+        ConfigError, match=rf"^{tmp_path}/demo\.yaml(:\d+)?: not valid YAML: .*{says}"
+    ):
         load_config(tmp_path / "demo.yaml")
 
 
 def test_deep_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "demo.json").write_text('{"a": ' * 5000 + "1" + "}" * 5000)
-    with pytest.raises(ConfigError, match=rf"demo\.json:1: not valid JSON: .*more than {MAX_DEPTH} deep"):
+    with pytest.raises(
+        ConfigError, match=rf"demo\.json:1: not valid JSON: .*more than {MAX_DEPTH} deep"
+    ):
         load_config(tmp_path / "demo.json")
 
 

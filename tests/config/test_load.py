@@ -40,7 +40,11 @@ def test_the_shape_that_is_documented(tmp_path: Path) -> None:
     assert config.shares == (Fraction(19, 20), Fraction(1, 20), Fraction(0))
     stdlib, docs = config.sources["train"]
     assert stdlib.path == (str(tmp_path / "data/stdlib/*.parquet"),)
-    assert (stdlib.weight, docs.weight, docs.max_epochs) == (Fraction(1, 2), Fraction(3, 10), Fraction(4))
+    assert (stdlib.weight, docs.weight, docs.max_epochs) == (
+        Fraction(1, 2),
+        Fraction(3, 10),
+        Fraction(4),
+    )
     assert (stdlib.append_eod, docs.append_eod) == (0, None)
 
 
@@ -78,7 +82,9 @@ def test_numbers_are_kept_as_written(tmp_path: Path, written: str, value: Fracti
 
 
 def test_counts_may_be_written_short(tmp_path: Path) -> None:
-    assert load_config(write(tmp_path, YAML.replace("samples: 9000", "tokens: 1e12"))).tokens == 10**12
+    assert (
+        load_config(write(tmp_path, YAML.replace("samples: 9000", "tokens: 1e12"))).tokens == 10**12
+    )
 
 
 def test_a_list_for_each_split(tmp_path: Path) -> None:
@@ -99,14 +105,56 @@ BAD = [
     ("weight: 0.5", "weight: -1", 11, "sources[0].weight", "found -1, expected 0 or more"),
     ("weight: 0.5", "weight: .nan", 11, "sources[0].weight", "found nan, expected a finite number"),
     ("weight: 0.5", "weight: .inf", 11, "sources[0].weight", "found inf, expected a finite number"),
-    ("weight: 0.5", "weight: half", 11, "sources[0].weight", "found 'half', expected a finite number"),
-    ("weight: 0.5", "weight: true", 11, "sources[0].weight", "found True, expected a finite number"),
-    ("weight: 0.5", "tokens: 1e9", 12, "sources[1]", "mixed units ('stdlib' tokens, 'docs' weight)"),
-    ("weight: 0.5", "weight: 0.5, tokens: 5", 11, "sources[0]", "source 'stdlib' has weight and tokens"),
-    ("weight: 0.5, ", "", 11, "sources[0]", "'stdlib' has no share; expected one of weight, tokens, samples, epochs"),
+    (
+        "weight: 0.5",
+        "weight: half",
+        11,
+        "sources[0].weight",
+        "found 'half', expected a finite number",
+    ),
+    (
+        "weight: 0.5",
+        "weight: true",
+        11,
+        "sources[0].weight",
+        "found True, expected a finite number",
+    ),
+    (
+        "weight: 0.5",
+        "tokens: 1e9",
+        12,
+        "sources[1]",
+        "mixed units ('stdlib' tokens, 'docs' weight)",
+    ),
+    (
+        "weight: 0.5",
+        "weight: 0.5, tokens: 5",
+        11,
+        "sources[0]",
+        "source 'stdlib' has weight and tokens",
+    ),
+    (
+        "weight: 0.5, ",
+        "",
+        11,
+        "sources[0]",
+        "'stdlib' has no share; expected one of weight, tokens, samples, epochs",
+    ),
     ("weight: 0.5", "weight: 0.5, weight: 2", 11, "weight", "duplicate key; keep one"),
-    ("max_epochs: 4", "max_epochs: 0", 12, "sources[1].max_epochs", "found 0, expected more than 0"),
-    ("append_eod: 0", "append_eod: -1", 11, "sources[0].append_eod", "found -1, expected a token id"),
+    (
+        "max_epochs: 4",
+        "max_epochs: 0",
+        12,
+        "sources[1].max_epochs",
+        "found 0, expected more than 0",
+    ),
+    (
+        "append_eod: 0",
+        "append_eod: -1",
+        11,
+        "sources[0].append_eod",
+        "found -1, expected a token id",
+    ),
     ("name: docs", "name: stdlib", 10, "sources", "two sources of train are named 'stdlib'"),
     ("samples: 9000", "samples: 9000\ntokens: 5", 6, "tokens", "given by samples already"),
     ("samples: 9000", "samples: 0", 5, "samples", "found 0, expected more than 0"),
@@ -123,9 +171,21 @@ BAD = [
     ("split: 95,5,0", "split: 0,0,0", 6, "split", "not all 0"),
     ("split: 95,5,0", "split: 1,2,3,4", 6, "split", "up to three numbers"),
     ("lanes: 8", "lanes: 0", 8, "lanes", "found 0, expected 1 or more"),
-    ("max_epochs: 4", "extra_columns: mask", 12, "sources[1].extra_columns", "found 'mask', expected a list"),
+    (
+        "max_epochs: 4",
+        "extra_columns: mask",
+        12,
+        "sources[1].extra_columns",
+        "found 'mask', expected a list",
+    ),
     ("cache: cache", "cache: ''", 1, "cache", "found '', expected a path"),
-    ("data/docs_text", "file:///data/docs", 12, "sources[1].path", "write it as a plain path: `/data/docs_document`"),
+    (
+        "data/docs_text",
+        "file:///data/docs",
+        12,
+        "sources[1].path",
+        "write it as a plain path: `/data/docs_document`",
+    ),
     (
         "cache: cache",
         "cache: http://host/c",
@@ -133,13 +193,43 @@ BAD = [
         "cache",
         "web servers cannot be written; expected a folder, or a prefix such as",
     ),
-    ("data/docs_text", "hf://user/docs", 12, "sources[1].path", "hf:// is not supported: download the dataset once"),
+    (
+        "data/docs_text",
+        "hf://user/docs",
+        12,
+        "sources[1].path",
+        "hf:// is not supported: download the dataset once",
+    ),
     ("run: demo", "run: ../demo", 2, "run", "found '../demo'"),
-    ("samples: 9000", "tokens: 50B", 5, "tokens", "found '50B', expected a finite number: write it as 50e9"),
+    (
+        "samples: 9000",
+        "tokens: 50B",
+        5,
+        "tokens",
+        "found '50B', expected a finite number: write it as 50e9",
+    ),
     ("samples: 9000", "samples: 1.5M", 5, "samples", "expected a finite number: write it as 1.5e6"),
-    ("samples: 9000", "samples: 4k", 5, "samples", "expected a finite number: write 4000 or 4096 in full"),
-    ("samples: 9000", "samples: 1,000,000", 5, "samples", "expected a finite number: write it as 1_000_000"),
-    ("seed: 1234", "train_iters: 5", 4, "train_iters", "runs are as long as their `samples`: steps x the global batch"),
+    (
+        "samples: 9000",
+        "samples: 4k",
+        5,
+        "samples",
+        "expected a finite number: write 4000 or 4096 in full",
+    ),
+    (
+        "samples: 9000",
+        "samples: 1,000,000",
+        5,
+        "samples",
+        "expected a finite number: write it as 1_000_000",
+    ),
+    (
+        "seed: 1234",
+        "train_iters: 5",
+        4,
+        "train_iters",
+        "runs are as long as their `samples`: steps x the global batch",
+    ),
     ("max_epochs: 4", "text_column: text", 12, "sources[1].text_column", "did you mean 'column'?"),
     (
         "seed: 1234",
@@ -148,15 +238,45 @@ BAD = [
         "batch_size",
         "unknown key; batches are not part of the data: give `micro_batch_size=",
     ),
-    ("seed: 1234", "global_batch_size: 8", 4, "global_batch_size", "it is micro batch x data-parallel size"),
+    (
+        "seed: 1234",
+        "global_batch_size: 8",
+        4,
+        "global_batch_size",
+        "it is micro batch x data-parallel size",
+    ),
     ("seed: 1234", "tokenizer: gpt2", 4, "tokenizer", "sources hold tokens already"),
-    ("seed: 1234", "shuffle: true", 4, "shuffle", "runs are always shuffled, unless `order: sequential`"),
+    (
+        "seed: 1234",
+        "shuffle: true",
+        4,
+        "shuffle",
+        "runs are always shuffled, unless `order: sequential`",
+    ),
     ("seed: 1234", "colour: red", 4, "colour", "unknown key; docs/configuration.md lists the keys"),
     ("run: demo", f"run: {'x' * 101}", 2, "run", "expected at most 100 letters, digits"),
-    ("weight: 0.5", "weight: 1e999999999", 11, "sources[0].weight", "found '1e999999999', expected a finite number"),
-    ("weight: 0.5", "weight: 1e-999999999", 11, "sources[0].weight", "found '1e-999999999', expected a finite number"),
+    (
+        "weight: 0.5",
+        "weight: 1e999999999",
+        11,
+        "sources[0].weight",
+        "found '1e999999999', expected a finite number",
+    ),
+    (
+        "weight: 0.5",
+        "weight: 1e-999999999",
+        11,
+        "sources[0].weight",
+        "found '1e-999999999', expected a finite number",
+    ),
     ("samples: 9000", "samples: 1e30", 5, "samples", "found '1e30', expected at most 2^62"),
-    ("samples: 9000", "samples: 9\ntest_samples: 5", 6, "test_samples", "there is no test; give it a share in `split`"),
+    (
+        "samples: 9000",
+        "samples: 9\ntest_samples: 5",
+        6,
+        "test_samples",
+        "there is no test; give it a share in `split`",
+    ),
     (
         "seed: 1234",
         "eod_mask_loss: true",
@@ -168,14 +288,18 @@ BAD = [
 
 
 def test_only_the_first_problems_of_many_are_listed(tmp_path: Path) -> None:
-    config = {"cache": "c", "sequence_length": 8, "samples": 8, "sources": []} | {f"key{i}": i for i in range(100_000)}
+    config = {"cache": "c", "sequence_length": 8, "samples": 8, "sources": []} | {
+        f"key{i}": i for i in range(100_000)
+    }
     with pytest.raises(ConfigError, match=r"and 99,98\d more problems; mend these first") as caught:
         load_config(config)
     assert len(str(caught.value)) < 4000
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "key", "says"), BAD, ids=[f"{key}:{new[:20]}" for _, new, _, key, _ in BAD]
+    ("old", "new", "line", "key", "says"),
+    BAD,
+    ids=[f"{key}:{new[:20]}" for _, new, _, key, _ in BAD],
 )
 def test_complaints_are_one_line_with_the_place(
     tmp_path: Path, old: str, new: str, line: int | None, key: str, says: str
@@ -197,20 +321,26 @@ def test_a_source_of_a_split_is_named_with_its_line(tmp_path: Path) -> None:
     path = write(tmp_path, text)
     line = 1 + path.read_text().splitlines().index("    - {name: b, path: b.arrow, tokens: 1}")
     with pytest.raises(
-        ConfigError, match=rf"demo\.yaml:{line}: sources\.valid\[1\]: mixed units \('a' weight, 'b' tokens"
+        ConfigError,
+        match=rf"demo\.yaml:{line}: sources\.valid\[1\]: mixed units \('a' weight, 'b' tokens",
     ):
         load_config(path)
 
 
 def test_all_weights_zero(tmp_path: Path) -> None:
-    path = write(tmp_path, YAML.replace("weight: 0.5", "weight: 0").replace("weight: 0.3", "weight: 0.0"))
-    with pytest.raises(ConfigError, match="sources: every weight of train is 0; expected at least one above 0"):
+    path = write(
+        tmp_path, YAML.replace("weight: 0.5", "weight: 0").replace("weight: 0.3", "weight: 0.0")
+    )
+    with pytest.raises(
+        ConfigError, match="sources: every weight of train is 0; expected at least one above 0"
+    ):
         load_config(path)
 
 
 def test_weights_without_a_length(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match="weights are relative and do not set a length; add samples, tokens or epochs"
+        ConfigError,
+        match="weights are relative and do not set a length; add samples, tokens or epochs",
     ):
         load_config(write(tmp_path, YAML.replace("samples: 9000", "")))
 
@@ -222,7 +352,10 @@ def test_weights_without_a_length(tmp_path: Path) -> None:
             "  web: {path: a, weight: 1}\n  code: {path: b, weight: 2}\n",
             "'web', 'code', expected a list of sources; .* `- name: web`",
         ),
-        ("  path: a\n  weight: 1\n", "'path', 'weight', expected a list of sources; .* `- path: ...`"),
+        (
+            "  path: a\n  weight: 1\n",
+            "'path', 'weight', expected a list of sources; .* `- path: ...`",
+        ),
         ("  a: x\n  b: x\n  c: x\n  d: x\n", "'a', 'b', 'c', ..., expected a list"),
     ],
 )
@@ -234,14 +367,28 @@ def test_sources_as_a_mapping(tmp_path: Path, sources: str, expected: str) -> No
 
 def test_splits_that_are_not_there(tmp_path: Path) -> None:
     head = YAML[: YAML.index("split")]
-    with pytest.raises(ConfigError, match=r"12: sources\.validation: found .* did you mean 'valid'\?$"):
-        load_config(write(tmp_path, head + "sources:\n  train: [{name: a, path: a}]\n\n\n\n\n  validation: []\n"))
+    with pytest.raises(
+        ConfigError, match=r"12: sources\.validation: found .* did you mean 'valid'\?$"
+    ):
+        load_config(
+            write(
+                tmp_path,
+                head + "sources:\n  train: [{name: a, path: a}]\n\n\n\n\n  validation: []\n",
+            )
+        )
     with pytest.raises(ConfigError, match="valid_samples: there is no valid"):
-        load_config(write(tmp_path, head + "valid_samples: 5\nsources: {train: [{name: a, path: a}], valid: []}\n"))
+        load_config(
+            write(
+                tmp_path,
+                head + "valid_samples: 5\nsources: {train: [{name: a, path: a}], valid: []}\n",
+            )
+        )
 
 
 def test_a_cache_of_an_object_store(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--cache: s3://bucket: names a whole bucket; expected a folder"):
+    with pytest.raises(
+        ConfigError, match="--cache: s3://bucket: names a whole bucket; expected a folder"
+    ):
         load_config(write(tmp_path, YAML), cache="s3://bucket")
     loaded = load_config(write(tmp_path, YAML), cache="s3://bucket/caches/c/")
     assert loaded.cache == loaded.cache_store.location == "s3://bucket/caches/c"
@@ -250,7 +397,12 @@ def test_a_cache_of_an_object_store(tmp_path: Path) -> None:
 def test_paths_may_be_paths(tmp_path: Path) -> None:
     source: dict[str, Any] = {"name": "a", "path": tmp_path / "*.arrow"}
     several = {"name": "b", "path": [tmp_path / "b.arrow", "c.arrow"]}
-    data = {"cache": tmp_path, "sequence_length": 8, "samples": 5, "sources": {"train": [source], "valid": [several]}}
+    data = {
+        "cache": tmp_path,
+        "sequence_length": 8,
+        "samples": 5,
+        "sources": {"train": [source], "valid": [several]},
+    }
     config = load_config(data)
     assert config.cache == str(tmp_path)
     assert config.sources["train"][0].path == (f"{tmp_path}/*.arrow",)
@@ -259,7 +411,12 @@ def test_paths_may_be_paths(tmp_path: Path) -> None:
 
 def test_json_with_tabs(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    data = {"cache": "c", "sequence_length": 8, "samples": 5, "sources": [{"name": "a", "path": "a.arrow"}]}
+    data = {
+        "cache": "c",
+        "sequence_length": 8,
+        "samples": 5,
+        "sources": [{"name": "a", "path": "a.arrow"}],
+    }
     path.write_text(json.dumps(data, indent="\t"))
     assert load_config(path).sequence_length == 8
 
@@ -273,11 +430,16 @@ def test_json_that_is_none(tmp_path: Path) -> None:
 
 def test_sources_of_a_split_are_a_list() -> None:
     with pytest.raises(ConfigError, match=r"config: sources\.valid: found \{.*\}, expected a list"):
-        load_config(MINIMAL | {"sources": {"train": MINIMAL["sources"], "valid": {"name": "b", "path": "b.arrow"}}})
+        load_config(
+            MINIMAL
+            | {"sources": {"train": MINIMAL["sources"], "valid": {"name": "b", "path": "b.arrow"}}}
+        )
 
 
 def test_a_path_with_a_nul() -> None:
-    with pytest.raises(ConfigError, match=r"config: sources\[0\]\.path: found 'a\\x00b'; paths cannot contain NUL"):
+    with pytest.raises(
+        ConfigError, match=r"config: sources\[0\]\.path: found 'a\\x00b'; paths cannot contain NUL"
+    ):
         load_config(MINIMAL | {"sources": [{"name": "a", "path": "a\0b"}]})
 
 
@@ -313,12 +475,23 @@ def test_binary_config(tmp_path: Path) -> None:
         load_config(path)
 
 
-MINIMAL = {"cache": "c", "sequence_length": 8, "samples": 5, "sources": [{"name": "a", "path": "/data/a.arrow"}]}
+MINIMAL = {
+    "cache": "c",
+    "sequence_length": 8,
+    "samples": 5,
+    "sources": [{"name": "a", "path": "/data/a.arrow"}],
+}
 
 
 @pytest.mark.parametrize(
     ("written", "size"),
-    [("512MiB", 512 << 20), ("1.5 GB", 1_500_000_000), (4096, 4096), ("2e6", 2_000_000), ("1KiB", 1024)],
+    [
+        ("512MiB", 512 << 20),
+        ("1.5 GB", 1_500_000_000),
+        (4096, 4096),
+        ("2e6", 2_000_000),
+        ("1KiB", 1024),
+    ],
 )
 def test_memory_is_a_size(written: object, size: int) -> None:
     assert load_config(MINIMAL | {"memory": written}).memory == size
@@ -326,7 +499,9 @@ def test_memory_is_a_size(written: object, size: int) -> None:
 
 @pytest.mark.parametrize("written", ["much", "5 apples", "-1MiB", True, "0"])
 def test_memory_that_is_no_size(written: object) -> None:
-    with pytest.raises(ConfigError, match=r"memory: found .*, expected (a size such as 512MiB|more than 0)"):
+    with pytest.raises(
+        ConfigError, match=r"memory: found .*, expected (a size such as 512MiB|more than 0)"
+    ):
         load_config(MINIMAL | {"memory": written})
 
 
@@ -340,22 +515,33 @@ def test_memory_that_is_no_size(written: object) -> None:
         (("sources", 0), "expected keys such as name, path and weight"),
         (("sources", 0, "format_options"), "expected keys with values"),
         (("stages", 0), "expected keys such as samples, lanes and sources"),
-        (("stages", 0, "sources"), "expected the changes of each source, as in `sources: {web: {weight: 2}}`"),
+        (
+            ("stages", 0, "sources"),
+            "expected the changes of each source, as in `sources: {web: {weight: 2}}`",
+        ),
         (("stages", 0, "sources", "web"), "expected keys such as weight and max_epochs"),
     ],
 )
-def test_what_keys_are_expected_is_said(at: tuple[str | int, ...], expected: str, value: object) -> None:
+def test_what_keys_are_expected_is_said(
+    at: tuple[str | int, ...], expected: str, value: object
+) -> None:
     with pytest.raises(ConfigError) as refused:
         load_config(put({"stages": [{"samples": 64, "sources": {}}], "storage": {}}, at, value))
     found = "a list" if value == ["a"] and at[-1] == "sources" else repr(value)
-    assert str(refused.value).startswith(f"config: {join_keys([key for key in at if key != 's3://b/'])}: ")
+    assert str(refused.value).startswith(
+        f"config: {join_keys([key for key in at if key != 's3://b/'])}: "
+    )
     assert str(refused.value).endswith(f"found {found}, {expected}")
 
 
 @pytest.mark.parametrize(
     ("at", "value", "said"),
     [
-        (("warnings", "max_epoch"), 3, "warnings.max_epoch: unknown key; did you mean 'max_epochs'?"),
+        (
+            ("warnings", "max_epoch"),
+            3,
+            "warnings.max_epoch: unknown key; did you mean 'max_epochs'?",
+        ),
         (
             ("warnings", "x"),
             3,
@@ -370,7 +556,9 @@ def test_what_keys_are_expected_is_said(at: tuple[str | int, ...], expected: str
         (("sources",), {"train": "text", "valid": None}, "sources: found 'text', expected a list"),
     ],
 )
-def test_keys_and_values_at_their_place(at: tuple[str | int, ...], value: object, said: str) -> None:
+def test_keys_and_values_at_their_place(
+    at: tuple[str | int, ...], value: object, said: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         load_config(put({"warnings": {}}, at, value))
     assert str(refused.value).splitlines()[0] == f"config: {said}"

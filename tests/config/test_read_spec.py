@@ -15,7 +15,13 @@ PLAIN = ReadSpec(format="arrow", column="ids", count_documents=False, block_byte
 
 def test_the_key_of_a_plain_spec_is_that_of_the_first_release() -> None:
     assert PLAIN.cache_key() == ["arrow", "ids", 512, False]
-    assert dataclasses.replace(PLAIN, allow_float=True).cache_key() == ["arrow", "ids", 512, False, "numbers"]
+    assert dataclasses.replace(PLAIN, allow_float=True).cache_key() == [
+        "arrow",
+        "ids",
+        512,
+        False,
+        "numbers",
+    ]
     assert PLAIN.record() == {"format": "arrow", "column": "ids", "documents": False}
 
 
@@ -29,7 +35,9 @@ def test_every_field_is_part_of_the_key() -> None:
         "options": make_options({"dtype": "uint16"}),
     }
     assert set(changed) == {each.name for each in dataclasses.fields(ReadSpec)}
-    keys = [dataclasses.replace(PLAIN, **{name: value}).cache_key() for name, value in changed.items()]
+    keys = [
+        dataclasses.replace(PLAIN, **{name: value}).cache_key() for name, value in changed.items()
+    ]
     assert len({json.dumps(key) for key in [*keys, PLAIN.cache_key()]}) == len(changed) + 1
 
 
@@ -50,8 +58,17 @@ def test_a_record_survives_json(options: dict[str, str | int | float | bool | No
 
 
 def test_what_differs_is_named() -> None:
-    assert PLAIN.find_difference(dataclasses.replace(PLAIN, count_documents=True, block_bytes=3, format=None)) is None
+    assert (
+        PLAIN.find_difference(
+            dataclasses.replace(PLAIN, count_documents=True, block_bytes=3, format=None)
+        )
+        is None
+    )
     assert PLAIN.find_difference(dataclasses.replace(PLAIN, column="x")) == ("column", "ids", "x")
-    assert PLAIN.find_difference(dataclasses.replace(PLAIN, format="raw")) == ("format", "arrow", "raw")
+    assert PLAIN.find_difference(dataclasses.replace(PLAIN, format="raw")) == (
+        "format",
+        "arrow",
+        "raw",
+    )
     other = dataclasses.replace(PLAIN, options=make_options({"dtype": "uint16"}))
     assert PLAIN.find_difference(other) == ("options", {}, {"dtype": "uint16"})

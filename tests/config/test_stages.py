@@ -15,7 +15,10 @@ from megablend.errors import ConfigError
 BASE: dict[str, Any] = {
     "cache": "c",
     "sequence_length": 8,
-    "sources": [{"name": "web", "path": "/w.arrow", "weight": 3}, {"name": "code", "path": "/c.arrow", "weight": 1}],
+    "sources": [
+        {"name": "web", "path": "/w.arrow", "weight": 3},
+        {"name": "code", "path": "/c.arrow", "weight": 1},
+    ],
 }
 
 
@@ -34,12 +37,18 @@ def test_what_a_stage_does_not_change_stays_as_before() -> None:
         eod_token=0,
     )
     first, second, third = config.stage_configs
-    assert [(each.lanes, each.sequence_length, each.eod_mask_loss) for each in config.stage_configs] == [
+    assert [
+        (each.lanes, each.sequence_length, each.eod_mask_loss) for each in config.stage_configs
+    ] == [
         (8, 8, False),
         (16, 8, False),
         (16, 16, True),
     ]
-    assert [[s.weight for s in each.sources["train"]] for each in (first, second, third)] == [[3, 1], [3, 2], [0, 2]]
+    assert [[s.weight for s in each.sources["train"]] for each in (first, second, third)] == [
+        [3, 1],
+        [3, 2],
+        [0, 2],
+    ]
     assert [each.sources["train"][1].max_epochs for each in (first, second, third)] == [None, 4, 4]
     assert third.samples is None
     assert third.stage_configs == (third,)
@@ -48,7 +57,13 @@ def test_what_a_stage_does_not_change_stays_as_before() -> None:
 
 def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
     sources = {"web": {"epochs": 2, "max_epochs": 2}, "code": {"epochs": 1}}
-    config = load([{"samples": 64}, {"sources": sources}, {"samples": 960, "sources": {"web": {"max_epochs": None}}}])
+    config = load(
+        [
+            {"samples": 64},
+            {"sources": sources},
+            {"samples": 960, "sources": {"web": {"max_epochs": None}}},
+        ]
+    )
     assert [[s.unit for s in each.sources["train"]] for each in config.stage_configs] == [
         ["weight"] * 2,
         ["epochs"] * 2,
@@ -61,8 +76,16 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
     ("stages", "settings", "says"),
     [
         ([{"samples": 8, "seed": 3}], {}, "stages[0]: seed cannot change within a run"),
-        ([{"samples": 8}, {"samples": 16, "split": "9,1"}], {}, "stages[1]: split cannot change within a run"),
-        ([{"samples": 8, "interleaving": "sequential"}], {}, "stages[0]: interleaving cannot change within a run"),
+        (
+            [{"samples": 8}, {"samples": 16, "split": "9,1"}],
+            {},
+            "stages[1]: split cannot change within a run",
+        ),
+        (
+            [{"samples": 8, "interleaving": "sequential"}],
+            {},
+            "stages[0]: interleaving cannot change within a run",
+        ),
         (
             [{"samples": 8, "sources": {"web": {"append_eod": 0}}}],
             {},
@@ -89,21 +112,57 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
             {},
             "stages[0].sources: found a list, expected the changes of each source, as in `sources: {web: {weight: 2}}`",
         ),
-        ([{"samples": 8, "tokens": 64}], {}, "stages[0]: the stage's end is given by samples and tokens; keep one"),
-        ([{"samples": 8}, {"lanes": 2}], {}, "samples: weights are relative and do not set a length"),
+        (
+            [{"samples": 8, "tokens": 64}],
+            {},
+            "stages[0]: the stage's end is given by samples and tokens; keep one",
+        ),
+        (
+            [{"samples": 8}, {"lanes": 2}],
+            {},
+            "samples: weights are relative and do not set a length",
+        ),
         ([{}, {"samples": 80}], {}, "stages[0]: weights are relative, so the stage needs an end"),
-        ([{"share": 0.5}, {"samples": 80}], {}, "stages[0]: share is a fraction of the run's length, which is not set"),
-        ([{"share": 1.5}], {"samples": 80}, "stages[0].share: found 1.5, expected a share of the run"),
-        ([{"samples": 80}], {"samples": 80}, "samples: the last stage already says where the run ends; remove one"),
-        ([{"from": 3, "samples": 80}], {}, "stages[0]: found `from`, but the first stage begins with the run"),
+        (
+            [{"share": 0.5}, {"samples": 80}],
+            {},
+            "stages[0]: share is a fraction of the run's length, which is not set",
+        ),
+        (
+            [{"share": 1.5}],
+            {"samples": 80},
+            "stages[0].share: found 1.5, expected a share of the run",
+        ),
+        (
+            [{"samples": 80}],
+            {"samples": 80},
+            "samples: the last stage already says where the run ends; remove one",
+        ),
+        (
+            [{"from": 3, "samples": 80}],
+            {},
+            "stages[0]: found `from`, but the first stage begins with the run",
+        ),
         (
             [{"samples": 8, "sources": {"web": {"epochs": 1}}}],
             {},
             "stages[0]: sources.train[1]: mixed units ('web' epochs, 'code' weight)",
         ),
-        ([{"samples": 8, "steps": 4}], {}, "stages[0]: steps apply to a schedule only; add `schedule: linear`"),
-        ([{"samples": 8, "schedule": "sine"}], {}, "stages[0].schedule: found 'sine', expected 'linear' or 'cosine'"),
-        ([{"samples": 8, "schedule": "linear", "steps": 257}], {}, "stages[0].steps: found 257, expected at most 256"),
+        (
+            [{"samples": 8, "steps": 4}],
+            {},
+            "stages[0]: steps apply to a schedule only; add `schedule: linear`",
+        ),
+        (
+            [{"samples": 8, "schedule": "sine"}],
+            {},
+            "stages[0].schedule: found 'sine', expected 'linear' or 'cosine'",
+        ),
+        (
+            [{"samples": 8, "schedule": "linear", "steps": 257}],
+            {},
+            "stages[0].steps: found 257, expected at most 256",
+        ),
         (
             [{"samples": 8, "schedule": "linear", "sources": {"web": {"max_epochs": 1}}}],
             {
@@ -112,11 +171,21 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
             },
             "stages[0]: schedule: its shares are given step by step, so nothing can be redistributed",
         ),
-        ([{"samples": 8, "eod_mask_loss": True}], {}, "stages[0]: eod_token: missing; eod_mask_loss needs to know"),
-        ([{"samples": 8, "sequence_length": 0}], {}, "stages[0].sequence_length: found 0, expected more than 0"),
+        (
+            [{"samples": 8, "eod_mask_loss": True}],
+            {},
+            "stages[0]: eod_token: missing; eod_mask_loss needs to know",
+        ),
+        (
+            [{"samples": 8, "sequence_length": 0}],
+            {},
+            "stages[0].sequence_length: found 0, expected more than 0",
+        ),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_place(stages: list[Any], settings: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_is_refused_with_its_place(
+    stages: list[Any], settings: dict[str, Any], says: str
+) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
         load(stages, **settings)
 
@@ -135,7 +204,12 @@ def test_a_stage_may_change_how_shares_are_computed() -> None:
     first, second = load(
         [
             {"samples": 64},
-            {"samples": 128, "temperature": 2, "on_exhausted": "redistribute", "sources": {"web": {"max_epochs": 2}}},
+            {
+                "samples": 128,
+                "temperature": 2,
+                "on_exhausted": "redistribute",
+                "sources": {"web": {"max_epochs": 2}},
+            },
         ]
     ).stage_configs
     assert (first.temperature, first.on_exhausted) == (None, "error")
@@ -148,7 +222,10 @@ def test_a_stage_may_change_how_shares_are_computed() -> None:
         ([{"samples": 64, "new_data": True}], "stages\\[0\\]: found `new_data`"),
         ([{"samples": 64}, {"samples": 128, "withdraw": ["s7"]}], "train has no source 's7'"),
         (
-            [{"samples": 64}, {"samples": 128, "withdraw": ["web"], "sources": {"web": {"weight": 1}}}],
+            [
+                {"samples": 64},
+                {"samples": 128, "withdraw": ["web"], "sources": {"web": {"weight": 1}}},
+            ],
             "keep one of them",
         ),
         (

@@ -30,7 +30,10 @@ def test_keys_a_file_and_the_environment_give_the_same_settings(
 ) -> None:
     monkeypatch.delenv("MEGABLEND_STORAGE", raising=False)
     assert load_storage_settings().by_prefix == ()
-    keys = {"s3://": {"region": "eu-west-1"}, "s3://b/": {"endpoint": "http://h:80", "ca_file": "keys/ca.pem"}}
+    keys = {
+        "s3://": {"region": "eu-west-1"},
+        "s3://b/": {"endpoint": "http://h:80", "ca_file": "keys/ca.pem"},
+    }
     path = write(tmp_path)
     monkeypatch.setenv("MEGABLEND_STORAGE", str(path))
     elsewhere = load_storage_settings(keys)
@@ -55,10 +58,17 @@ def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
 
 
 def test_the_path_of_a_certificate_is_relative_to_the_config(tmp_path: Path) -> None:
-    config = make_config(tmp_path, [{"name": "a", "path": "s3://b/*.parquet", "column": "x", "weight": 1}], samples=1)
+    config = make_config(
+        tmp_path, [{"name": "a", "path": "s3://b/*.parquet", "column": "x", "weight": 1}], samples=1
+    )
     (tmp_path / "sub").mkdir()
     file = tmp_path / "sub" / "config.yaml"
-    file.write_text(str(config | {"storage": {"s3://": {"ca_file": "ca.pem"}, "https://": {"ca_file": "~/ca.pem"}}}))
+    file.write_text(
+        str(
+            config
+            | {"storage": {"s3://": {"ca_file": "ca.pem"}, "https://": {"ca_file": "~/ca.pem"}}}
+        )
+    )
     options = load_config(file).storage
     assert options.find("s3://b/x").ca_file == str(tmp_path / "sub/ca.pem")
     assert options.find("https://h/x").ca_file == str(Path("~/ca.pem").expanduser())
@@ -67,8 +77,14 @@ def test_the_path_of_a_certificate_is_relative_to_the_config(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a: 1", r"settings.yaml: has no key `storage`; expected URL prefixes under it, each with its settings"),
-        ("storage: 3", r"settings.yaml:1: storage: found 3, expected URL prefixes, each with its settings"),
+        (
+            "a: 1",
+            r"settings.yaml: has no key `storage`; expected URL prefixes under it, each with its settings",
+        ),
+        (
+            "storage: 3",
+            r"settings.yaml:1: storage: found 3, expected URL prefixes, each with its settings",
+        ),
         (
             "a: 1\nstorage: {'s3://': {endpont: x}}",
             r"settings.yaml:2: storage: s3://: endpont: unknown .* mean 'endpoint'\?",
@@ -92,6 +108,7 @@ def test_what_is_wrong_with_a_file_is_said(
 @pytest.mark.parametrize("given", [3, "", ["s3://"]])
 def test_what_is_not_settings_is_refused(given: object) -> None:
     with pytest.raises(
-        ConfigError, match=r"^storage: found .*, expected URL prefixes, each with its settings, or the path"
+        ConfigError,
+        match=r"^storage: found .*, expected URL prefixes, each with its settings, or the path",
     ):
         load_storage_settings(given)

@@ -23,7 +23,14 @@ def test_every_item_goes_to_one_rank(costs: list[int], num_ranks: int) -> None:
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=7), st.integers(2, 3))
 def test_the_dearest_load_is_near_the_best_possible(costs: list[int], num_ranks: int) -> None:
     def dearest(ranks: tuple[int, ...]) -> int:
-        return max(sum(cost for cost, at in zip(costs, ranks, strict=True) if at == rank) for rank in range(num_ranks))
+        return max(
+            sum(cost for cost, at in zip(costs, ranks, strict=True) if at == rank)
+            for rank in range(num_ranks)
+        )
 
     best = min(dearest(ranks) for ranks in product(range(num_ranks), repeat=len(costs)))
-    assert max(sum(costs[item] for item in rank) for rank in assign_longest_first(costs, num_ranks)) * 3 <= best * 4
+    assert (
+        max(sum(costs[item] for item in rank) for rank in assign_longest_first(costs, num_ranks))
+        * 3
+        <= best * 4
+    )

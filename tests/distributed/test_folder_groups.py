@@ -44,13 +44,19 @@ class LocalError(Exception):
 @pytest.mark.parametrize(
     ("error", "raised", "message"),
     [
-        (CorruptFileError("/d/a.idx", "truncated", offset=3), CorruptFileError, "/d/a.idx at byte 3: truncated"),
+        (
+            CorruptFileError("/d/a.idx", "truncated", offset=3),
+            CorruptFileError,
+            "/d/a.idx at byte 3: truncated",
+        ),
         (CacheError("full"), CacheError, "full"),
         (ZeroDivisionError("by nothing"), ZeroDivisionError, "by nothing"),
         (LocalError(Path("/d"), 3), RuntimeError, "LocalError: /d: 3"),
     ],
 )
-def test_an_error_on_one_rank_is_raised_on_all(error: Exception, raised: type[Exception], message: str) -> None:
+def test_an_error_on_one_rank_is_raised_on_all(
+    error: Exception, raised: type[Exception], message: str
+) -> None:
     def work(launch: FailTogether) -> None:
         try:
             launch.barrier()
@@ -86,7 +92,9 @@ def test_groups_talk_apart_as_long_as_they_like() -> None:
     def work(launch: Subgroup, number: int) -> Any:
         return [launch.allgather((number, launch.rank, k)) for k in range(1 + 5 * number)]
 
-    expected = [[[(number, 0, k), (number, 1, k)] for k in range(1 + 5 * number)] for number in (0, 0, 1, 1)]
+    expected = [
+        [[(number, 0, k), (number, 1, k)] for k in range(1 + 5 * number)] for number in (0, 0, 1, 1)
+    ]
     assert on_all(in_groups(work)) == [*expected, None]
 
 
@@ -113,17 +121,23 @@ def test_an_error_in_one_group_is_raised_in_all(others: int) -> None:
 
 @pytest.mark.parametrize("shared_fs", ["auto", "yes", "no"])
 def test_ranks_of_one_folder_build_together(tmp_path: Path, shared_fs: str) -> None:
-    folders: list[Path | None] = [tmp_path / name if name else None for name in ("a", "a", "", "b", "b", "a", "c")]
+    folders: list[Path | None] = [
+        tmp_path / name if name else None for name in ("a", "a", "", "b", "b", "a", "c")
+    ]
     (tmp_path / "link").symlink_to(tmp_path / "a")
     folders[5] = tmp_path / "link"
-    found = on_ranks(7, lambda launch: ranks_sharing_folder(launch, folders[launch.rank], shared_fs))
+    found = on_ranks(
+        7, lambda launch: ranks_sharing_folder(launch, folders[launch.rank], shared_fs)
+    )
     apart = [[0, 1, 5], [0, 1, 5], [], [3, 4], [3, 4], [0, 1, 5], [6]]
     together = [[0, 1, 3, 4, 5, 6] if folder else [] for folder in folders]
     assert found == (together if shared_fs == "yes" else apart)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_folders_that_machines_share_are_found_by_nonce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_machines_share_are_found_by_nonce(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ranks that look like those of four machines: two share a folder."""
     folders = [tmp_path / "shared", tmp_path / "own", tmp_path / "shared", tmp_path / "other"]
     machine = threading.local()

@@ -19,18 +19,26 @@ pytestmark = pytest.mark.long  # processes are started under mpirun
         ({"OMPI_COMM_WORLD_SIZE": "4", "PMI_SIZE": "1"}, "OMPI_COMM_WORLD_SIZE", 4),
         ({"PMI_SIZE": "3", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1"}, "PMI_SIZE", 3),
         ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "8"}, "SLURM_NTASKS", 8),
-        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS", 2),
+        (
+            {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "2"},
+            "SLURM_STEP_NUM_TASKS",
+            2,
+        ),
         ({"MPI_LOCALNRANKS": "2"}, "MPI_LOCALNRANKS", 2),
         ({"PMIX_RANK": "2"}, "PMIX_RANK", 3),
     ],
 )
-def test_the_launcher_that_is_nearest_counts(environ: dict[str, str], variable: str, size: int) -> None:
+def test_the_launcher_that_is_nearest_counts(
+    environ: dict[str, str], variable: str, size: int
+) -> None:
     started = detect_launcher(environ)
     assert started is not None
     assert (started.variable, started.size) == (variable, size)
 
 
-@pytest.mark.parametrize("environ", [{}, {"SLURM_NTASKS": "8", "SLURM_JOB_ID": "5"}, {"PMI_SIZE": "1"}])
+@pytest.mark.parametrize(
+    "environ", [{}, {"SLURM_NTASKS": "8", "SLURM_JOB_ID": "5"}, {"PMI_SIZE": "1"}]
+)
 def test_a_shell_or_a_batch_script_or_one_rank_is_one_process(environ: dict[str, str]) -> None:
     assert isinstance(detect(environ), SingleProcess)
 
@@ -46,7 +54,10 @@ def test_one_process_raises_its_error() -> None:
 
 
 def test_exit_codes() -> None:
-    assert [exit_code(error) for error in (CacheError(""), LaunchError(""), KeyboardInterrupt(), KeyError())] == [
+    assert [
+        exit_code(error)
+        for error in (CacheError(""), LaunchError(""), KeyboardInterrupt(), KeyError())
+    ] == [
         3,
         2,
         130,
@@ -62,7 +73,9 @@ def test_one_process_does_not_import_mpi(tmp_path: Path) -> None:
         assert not json.loads(result.stdout)["mpi"]
 
 
-@pytest.mark.parametrize(("variable", "problem"), [("OMPI_COMM_WORLD_SIZE", ""), ("PMI_SIZE", "MPI sees 1: ")])
+@pytest.mark.parametrize(
+    ("variable", "problem"), [("OMPI_COMM_WORLD_SIZE", ""), ("PMI_SIZE", "MPI sees 1: ")]
+)
 def test_a_launcher_of_another_mpi_is_refused(variable: str, problem: str) -> None:
     check = "from megablend.distributed.launch import detect; detect()"
     result = run([*driver(0)[:1], "-c", check], **{variable: 4})
@@ -73,9 +86,7 @@ def test_a_launcher_of_another_mpi_is_refused(variable: str, problem: str) -> No
 
 def test_a_launcher_without_mpi4py_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mpi4py.py").write_text("raise ImportError('no mpi4py')")
-    check = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from megablend.distributed.launch import detect; detect()"
-    )
+    check = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from megablend.distributed.launch import detect; detect()"
     result = run([*driver(0)[:1], "-c", check], PMI_SIZE=4)
     assert "MPI cannot be loaded" in result.stderr
     assert "pip install 'megablend[mpi]'" in result.stderr
@@ -83,12 +94,18 @@ def test_a_launcher_without_mpi4py_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize(
-    ("failure", "code", "message"), [("data", 3, "at byte 17: is truncated"), ("bug", 70, "nothing")]
+    ("failure", "code", "message"),
+    [("data", 3, "at byte 17: is truncated"), ("bug", 70, "nothing")],
 )
-def test_an_error_on_one_rank_ends_all(tmp_path: Path, rank: int, failure: str, code: int, message: str) -> None:
+def test_an_error_on_one_rank_ends_all(
+    tmp_path: Path, rank: int, failure: str, code: int, message: str
+) -> None:
     for i in range(6):
         write(tmp_path / f"{i}.arrow", i)
-    result = run(driver(3, tmp_path / "cache", f"s={tmp_path}/*.arrow"), MEGABLEND_TEST_FAIL=f"{rank}:{failure}")
+    result = run(
+        driver(3, tmp_path / "cache", f"s={tmp_path}/*.arrow"),
+        MEGABLEND_TEST_FAIL=f"{rank}:{failure}",
+    )
     assert result.returncode == code
     assert result.stderr.count(f"rank {rank}: ") == 1
     assert message in result.stderr

@@ -30,7 +30,9 @@ SAME: dict[str, Any] = {
 
 def compare(*settings: dict[str, Any]) -> list[str]:
     """What the ranks raise."""
-    found = on_ranks(len(settings), lambda launch: check_same_settings(launch, settings[launch.rank]))
+    found = on_ranks(
+        len(settings), lambda launch: check_same_settings(launch, settings[launch.rank])
+    )
     assert all(each is None or isinstance(each, ConfigError) for each in found)
     return ["" if each is None else str(each) for each in found]
 
@@ -44,17 +46,39 @@ def test_same_settings_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ([SAME, {**SAME, "seed": 2}, SAME], r"settings: seed is 1 on ranks 0, 2, 2 on rank 1; start all ranks"),
         (
-            [SAME, *[{"seed": 1, "sources": {"train": [{"name": "a", "weight": Fraction(1, 3), "path": ["/a"]}]}}] * 3],
+            [SAME, {**SAME, "seed": 2}, SAME],
+            r"settings: seed is 1 on ranks 0, 2, 2 on rank 1; start all ranks",
+        ),
+        (
+            [
+                SAME,
+                *[
+                    {
+                        "seed": 1,
+                        "sources": {
+                            "train": [{"name": "a", "weight": Fraction(1, 3), "path": ["/a"]}]
+                        },
+                    }
+                ]
+                * 3,
+            ],
             r"settings: sources\.train\[0\]\.path\[1\] is /b on rank 0, not set on ranks 1 to 3; start",
         ),
-        ([{"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}, {}], r"c is 1 on rank 0, not set on rank 1; 2 more; start"),
-        ([{"a": rank % 2} for rank in range(9)], r"a is 0 on ranks 0, 2, 4 and others, 1 on ranks 1, 3, 5 and others;"),
+        (
+            [{"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}, {}],
+            r"c is 1 on rank 0, not set on rank 1; 2 more; start",
+        ),
+        (
+            [{"a": rank % 2} for rank in range(9)],
+            r"a is 0 on ranks 0, 2, 4 and others, 1 on ranks 1, 3, 5 and others;",
+        ),
         ([{"a": "x" * 200}, {"a": "y"}], r"a is x{97}\.\.\. on rank 0, y on rank 1;"),
     ],
 )
-def test_different_settings_are_named_on_all_ranks(settings: list[dict[str, Any]], message: str) -> None:
+def test_different_settings_are_named_on_all_ranks(
+    settings: list[dict[str, Any]], message: str
+) -> None:
     found = compare(*settings)
     assert len(set(found)) == 1
     with pytest.raises(ConfigError, match=f"^the ranks have different .*{message}"):
@@ -73,7 +97,9 @@ def test_different_settings_are_named_on_all_ranks(settings: list[dict[str, Any]
         ({"memory": "1GiB", "warnings": {"max_epochs": None}}, None),
     ],
 )
-def test_ranks_with_different_configs(tmp_path: Path, what: Any, change: dict[str, Any], message: str | None) -> None:
+def test_ranks_with_different_configs(
+    tmp_path: Path, what: Any, change: dict[str, Any], message: str | None
+) -> None:
     (tmp_path / "data").mkdir()
     for name in "ab":
         pq.write_table(pa.table({"ids": [[1, 2, 3]] * 20}), tmp_path / "data" / f"{name}.parquet")
@@ -103,7 +129,11 @@ def test_ranks_with_different_configs(tmp_path: Path, what: Any, change: dict[st
 
 def launch_each(*commands: list[str], code: int = 2) -> str:
     """What programs that start with one another, each on one rank, write to stderr; all exit with the same code."""
-    parts = [part for words in commands for part in (":", "-n", "1", *python(), "-m", "megablend", *words)]
+    parts = [
+        part
+        for words in commands
+        for part in (":", "-n", "1", *python(), "-m", "megablend", *words)
+    ]
     done = subprocess.run(
         [str(Path(sys.executable).with_name("mpirun")), *parts[1:]],
         capture_output=True,
@@ -133,7 +163,9 @@ def test_builds_that_mpirun_started_with_different_configs(tmp_path: Path) -> No
 @pytest.mark.long
 def test_caches_of_megatron_that_mpirun_started_with_different_flags(tmp_path: Path) -> None:
     data = ["--data-path", write_pair(tmp_path / "a", [5] * 50), "--split", "8,1,1"]
-    found = launch_each(*(["megatron-cache", *flags(tmp_path / "cache", *data, "--seed", seed)] for seed in (1, 2)))
+    found = launch_each(
+        *(["megatron-cache", *flags(tmp_path / "cache", *data, "--seed", seed)] for seed in (1, 2))
+    )
     says = "the ranks have different settings: seed is 1 on rank 0, 2 on rank 1; start all ranks with the same config and flags"
     assert says in found
     assert not (tmp_path / "cache").exists()

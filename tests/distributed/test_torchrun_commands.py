@@ -23,7 +23,8 @@ RANKS = 4
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     sources = [
-        write_source(tmp_path, i, "parquet", documents(i, 60, 40, 3), num_files=4) | {"weight": 1} for i in range(2)
+        write_source(tmp_path, i, "parquet", documents(i, 60, 40, 3), num_files=4) | {"weight": 1}
+        for i in range(2)
     ]
     path = tmp_path / "run.json"
     path.write_text(json.dumps(make_config(tmp_path, sources, samples=64)))
@@ -31,7 +32,13 @@ def config(tmp_path: Path) -> Path:
 
 
 def torchrun(*args: object, restarts: int = 0) -> subprocess.CompletedProcess[str]:
-    started = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    started = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={RANKS}",
+    ]
     return subprocess.run(
         [*started, f"--max-restarts={restarts}", *map(str, args)],
         capture_output=True,

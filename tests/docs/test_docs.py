@@ -55,7 +55,9 @@ def test_the_first_ten_lines_run_twice_with_the_same_batches(tmp_path: Path) -> 
     outputs = []
     for _ in range(2):
         command = [*python(), "-c", code]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+        )
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout)
     assert outputs[0] == outputs[1]

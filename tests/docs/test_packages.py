@@ -62,7 +62,9 @@ def python(folder: Path) -> str:
         pytest.skip("pip and setuptools are needed to install a package")
     venv.create(folder / "env", with_pip=False, symlinks=True)
     python = str(folder / "env" / "bin" / "python")
-    paths = sysconfig.get_paths("venv", {"base": str(folder / "env"), "platbase": str(folder / "env")})
+    paths = sysconfig.get_paths(
+        "venv", {"base": str(folder / "env"), "platbase": str(folder / "env")}
+    )
     megablend = importlib.util.find_spec("megablend")
     assert megablend is not None
     assert megablend.origin is not None
@@ -81,7 +83,9 @@ def python(folder: Path) -> str:
 def passed(python: str, folder: Path) -> Counter[str]:
     """Of each page, how many tests of its suite passed."""
     folders = [f"{page}/tests" for page in PAGES]
-    shown = run([python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--rootdir=.", *folders], folder)
+    shown = run(
+        [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--rootdir=.", *folders], folder
+    )
     return Counter(re.findall(r"^(\w+)/tests/.* PASSED", shown, re.MULTILINE))
 
 
@@ -103,7 +107,9 @@ def samples(python: str, folder: Path) -> list[Samples]:
     """The samples of runs over a file of the format, over a plain file, and over the same in the storage."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
-    (folder / "x.jsonl").write_text("".join(json.dumps({"ids": document}) + "\n" for document in DOCUMENTS))
+    (folder / "x.jsonl").write_text(
+        "".join(json.dumps({"ids": document}) + "\n" for document in DOCUMENTS)
+    )
     (folder / "data" / "corpus").mkdir(parents=True)
     np.save(folder / "data" / "corpus" / "x.npy", np.arange(300, dtype=np.int32))
     sources: list[dict[str, str]] = [
@@ -129,7 +135,9 @@ def test_a_format(passed: Counter[str], samples: list[Samples]) -> None:
     assert passed["format"] >= 20
     text = json.dumps([token for document in DOCUMENTS for token in document] * 3)
     assert len(samples[0]) == 8
-    assert all(json.dumps(each)[1:-1] in text for each in samples[0]), "samples are consecutive tokens of the file"
+    assert all(json.dumps(each)[1:-1] in text for each in samples[0]), (
+        "samples are consecutive tokens of the file"
+    )
 
 
 def test_a_storage(passed: Counter[str], samples: list[Samples]) -> None:

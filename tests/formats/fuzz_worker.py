@@ -28,13 +28,21 @@ from megablend.formats.base import FileIndex
 from megablend.formats.fetch import read_blocks
 from megablend.formats.parquet.metadata.page_header import parse_page_header
 from tests.formats.guarded import guard
-from tests.formats.writers import index, opened, write_arrow, write_arrow_stream, write_megatron, write_raw
+from tests.formats.writers import (
+    index,
+    opened,
+    write_arrow,
+    write_arrow_stream,
+    write_megatron,
+    write_raw,
+)
 from tests.pyarrow_versions import INSTALLED
 from tests.storages import STORAGE
 
 RNG = random.Random(5)
 DOCUMENTS = [
-    None if i % 13 == 3 else [RNG.randrange(1, 50_000) for _ in range(RNG.choice([0, 1, 4, 30]))] for i in range(60)
+    None if i % 13 == 3 else [RNG.randrange(1, 50_000) for _ in range(RNG.choice([0, 1, 4, 30]))]
+    for i in range(60)
 ]
 INT32 = pa.int32()
 MEMORY_BYTES = 12 << 30
@@ -53,7 +61,9 @@ Range = tuple[int, int]
 
 def write_parquet(path: Path, dtype: pa.DataType = INT32, **options: Any) -> None:
     table = pa.table({"ids": pa.array(DOCUMENTS, pa.list_(dtype))})
-    pq.write_table(table, path, data_page_size=150, write_batch_size=8, row_group_size=40, **options)
+    pq.write_table(
+        table, path, data_page_size=150, write_batch_size=8, row_group_size=40, **options
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +105,35 @@ def footer_and_bodies(found: FileIndex, data: bytes) -> list[Range]:
         for c in found.chunks
         if c["dictionary_offset"] >= 0
     ]
-    bodies = [(start + parse_page_header(data[start:stop]).header_bytes, stop) for start, stop in places]
+    bodies = [
+        (start + parse_page_header(data[start:stop]).header_bytes, stop) for start, stop in places
+    ]
     return bodies + footer(found, data, tail=8)
 
 
 PLAIN: dict[str, Any] = {"use_dictionary": False, "write_page_index": True}
-DELTA: dict[str, Any] = {"use_dictionary": False, "column_encoding": {"ids.list.element": "DELTA_BINARY_PACKED"}}
-SPLIT: dict[str, Any] = {"use_dictionary": False, "column_encoding": {"ids.list.element": "BYTE_STREAM_SPLIT"}}
+DELTA: dict[str, Any] = {
+    "use_dictionary": False,
+    "column_encoding": {"ids.list.element": "DELTA_BINARY_PACKED"},
+}
+SPLIT: dict[str, Any] = {
+    "use_dictionary": False,
+    "column_encoding": {"ids.list.element": "BYTE_STREAM_SPLIT"},
+}
 V2_LZ4: dict[str, Any] = {"data_page_version": "2.0", "compression": "lz4"}
 BASES = [
-    Base("v1.parquet", "ids", partial(write_parquet, **PLAIN, compression="none"), partial(footer, tail=8)),
-    Base("crc.parquet", "ids", partial(write_parquet, **PLAIN, write_page_checksum=True), footer_and_bodies),
+    Base(
+        "v1.parquet",
+        "ids",
+        partial(write_parquet, **PLAIN, compression="none"),
+        partial(footer, tail=8),
+    ),
+    Base(
+        "crc.parquet",
+        "ids",
+        partial(write_parquet, **PLAIN, write_page_checksum=True),
+        footer_and_bodies,
+    ),
     Base("plain.arrow", "ids", partial(write_arrow, documents=DOCUMENTS), partial(footer, tail=10)),
     Base("x.idx", None, partial(write_megatron, documents=DOCUMENTS), everything),
     Base(
@@ -114,16 +142,46 @@ BASES = [
         partial(write_parquet, data_page_version="2.0", compression="zstd"),
         partial(footer, tail=8),
     ),
-    Base("words.parquet", "ids", partial(write_parquet, write_page_checksum=True), footer_and_bodies),
-    Base("lz4.arrow", "ids", partial(write_arrow, documents=DOCUMENTS, codec="lz4"), partial(footer, tail=10)),
-    Base("y.bin", None, partial(write_megatron, documents=DOCUMENTS), nothing),
-    Base("delta.parquet", "ids", partial(write_parquet, **DELTA, compression="lz4"), partial(footer, tail=8)),
     Base(
-        "narrow.parquet", "ids", partial(write_parquet, dtype=pa.uint16(), compression="zstd"), partial(footer, tail=8)
+        "words.parquet", "ids", partial(write_parquet, write_page_checksum=True), footer_and_bodies
     ),
-    Base("zstd.arrow", "ids", partial(write_arrow, documents=DOCUMENTS, codec="zstd"), partial(footer, tail=10)),
-    Base("stream.arrow", "ids", partial(write_arrow_stream, documents=DOCUMENTS), partial(start, name="schema_bytes")),
-    Base("raw.npy", None, partial(write_raw, documents=DOCUMENTS), partial(start, name="header_bytes")),
+    Base(
+        "lz4.arrow",
+        "ids",
+        partial(write_arrow, documents=DOCUMENTS, codec="lz4"),
+        partial(footer, tail=10),
+    ),
+    Base("y.bin", None, partial(write_megatron, documents=DOCUMENTS), nothing),
+    Base(
+        "delta.parquet",
+        "ids",
+        partial(write_parquet, **DELTA, compression="lz4"),
+        partial(footer, tail=8),
+    ),
+    Base(
+        "narrow.parquet",
+        "ids",
+        partial(write_parquet, dtype=pa.uint16(), compression="zstd"),
+        partial(footer, tail=8),
+    ),
+    Base(
+        "zstd.arrow",
+        "ids",
+        partial(write_arrow, documents=DOCUMENTS, codec="zstd"),
+        partial(footer, tail=10),
+    ),
+    Base(
+        "stream.arrow",
+        "ids",
+        partial(write_arrow_stream, documents=DOCUMENTS),
+        partial(start, name="schema_bytes"),
+    ),
+    Base(
+        "raw.npy",
+        None,
+        partial(write_raw, documents=DOCUMENTS),
+        partial(start, name="header_bytes"),
+    ),
 ]
 if INSTALLED >= 16:  # before, pyarrow splits floats only
     split = partial(write_parquet, dtype=pa.int64(), **SPLIT, **V2_LZ4)

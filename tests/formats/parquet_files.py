@@ -9,7 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from megablend.formats.base import ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, STARTS_MID_DOCUMENT, FileIndex
+from megablend.formats.base import (
+    ENDS_AT_DOCUMENT_END,
+    HAS_EARLIER_TOKENS,
+    STARTS_MID_DOCUMENT,
+    FileIndex,
+)
 from megablend.formats.parquet.metadata.thrift import Kind, write_struct
 from megablend.storage.base import Storage
 from tests.formats.writers import index, opened, pieces
@@ -25,7 +30,9 @@ def documents_of(rows: Rows) -> list[list[int]]:
     return [[value for value in row if value is not None] for row in lists]
 
 
-def check(path: Path, rows: Rows, column: str | None = None, *, storage: Storage = STORAGE) -> FileIndex:
+def check(
+    path: Path, rows: Rows, column: str | None = None, *, storage: Storage = STORAGE
+) -> FileIndex:
     """Index with and without documents, read all blocks in a shuffled order with repeats, compare all that the index says."""
     documents = documents_of(rows)
     tokens = [token for document in documents for token in document]
@@ -36,14 +43,23 @@ def check(path: Path, rows: Rows, column: str | None = None, *, storage: Storage
     found = index(path, column, storage=storage)
     assert (found.rows, found.tokens) == (len(rows), len(tokens)) == (plain.rows, plain.tokens)
     order = random.Random(0).choices(range(len(found.blocks)), k=2 * len(found.blocks))
-    decoded = pieces(opened(path, column, found, storage=storage), found.blocks[order], found.chunks)
+    decoded = pieces(
+        opened(path, column, found, storage=storage), found.blocks[order], found.chunks
+    )
     blocks = dict(zip(order, decoded, strict=True))
     rest = [i for i in range(len(found.blocks)) if i not in blocks]
     blocks |= dict(
-        zip(rest, pieces(opened(path, column, found, storage=storage), found.blocks[rest], found.chunks), strict=True)
+        zip(
+            rest,
+            pieces(opened(path, column, found, storage=storage), found.blocks[rest], found.chunks),
+            strict=True,
+        )
     )
     assert _joined(found, [blocks[i] for i in range(len(found.blocks))]) == documents
-    assert found.blocks["first_token"].tolist() == [0, *np.cumsum(found.blocks["tokens"])[:-1]][: len(found.blocks)]
+    assert (
+        found.blocks["first_token"].tolist()
+        == [0, *np.cumsum(found.blocks["tokens"])[:-1]][: len(found.blocks)]
+    )
     assert (np.diff(found.blocks["offset"]) > 0).all()
     return found
 
@@ -63,7 +79,9 @@ def _joined(found: FileIndex, read: list[list[list[int]]]) -> list[list[int]]:
                 documents[-1] += part
             else:
                 documents.append(part)
-            ends += bool(documents[-1]) and (i + 1 < len(parts) or bool(flags & ENDS_AT_DOCUMENT_END))
+            ends += bool(documents[-1]) and (
+                i + 1 < len(parts) or bool(flags & ENDS_AT_DOCUMENT_END)
+            )
         assert block["ends"] == ends
         is_open = not flags & ENDS_AT_DOCUMENT_END
     assert not is_open
@@ -75,7 +93,9 @@ def hybrid(levels: Sequence[int], width: int) -> bytes:
     out = bytearray()
     for begin in range(len(levels)):
         if begin == 0 or levels[begin] != levels[begin - 1]:
-            end = next((i for i in range(begin, len(levels)) if levels[i] != levels[begin]), len(levels))
+            end = next(
+                (i for i in range(begin, len(levels)) if levels[i] != levels[begin]), len(levels)
+            )
             header = (end - begin) << 1
             while header >= 0x80:
                 out.append(header & 0x7F | 0x80)
@@ -126,7 +146,12 @@ def data_page(
     padding: int = 0,
 ) -> bytes:
     """A V1 data page."""
-    fields: Fields = [(1, Kind.I32, num_values), (2, Kind.I32, encoding), (3, Kind.I32, levels), (4, Kind.I32, levels)]
+    fields: Fields = [
+        (1, Kind.I32, num_values),
+        (2, Kind.I32, encoding),
+        (3, Kind.I32, levels),
+        (4, Kind.I32, levels),
+    ]
     return page(0, body, fields, decoded=decoded, crc=crc, padding=padding)
 
 
@@ -155,7 +180,9 @@ def data_page_v2(
 
 def dictionary_page(values: Sequence[int]) -> bytes:
     """A PLAIN dictionary of int32."""
-    return page(2, np.array(values, "<i4").tobytes(), [(1, Kind.I32, len(values)), (2, Kind.I32, 0)])
+    return page(
+        2, np.array(values, "<i4").tobytes(), [(1, Kind.I32, len(values)), (2, Kind.I32, 0)]
+    )
 
 
 def element(name: str, repetition: int | None = None, **fields: object) -> bytes:
@@ -212,7 +239,11 @@ def write(
     ]
     parts: Fields = [(2, Kind.I64, 4), (3, Kind.STRUCT, write_struct(column)), *(chunk or [])]
     columns = [write_struct(sorted(parts, key=lambda field: field[0]))]
-    group: Fields = [(1, Kind.LIST, (Kind.STRUCT, columns)), (2, Kind.I64, len(body)), (3, Kind.I64, num_rows)]
+    group: Fields = [
+        (1, Kind.LIST, (Kind.STRUCT, columns)),
+        (2, Kind.I64, len(body)),
+        (3, Kind.I64, num_rows),
+    ]
     file: Fields = [
         (1, Kind.I32, 1),
         (2, Kind.LIST, (Kind.STRUCT, list(schema))),

@@ -30,7 +30,10 @@ TAKEN = [
     ({"scores": FLOATS, "words": LISTS}, "words"),
 ]
 REFUSED = [
-    ({"text": TEXT, "token_count": SINGLE}, "single integers, which may be counts or ids: token_count"),
+    (
+        {"text": TEXT, "token_count": SINGLE},
+        "single integers, which may be counts or ids: token_count",
+    ),
     ({"text": TEXT, "id": SINGLE}, "single integers, which may be counts or ids: id"),
     ({"text": TEXT, "tokens": SINGLE}, "single integers, which may be counts or ids: tokens"),
     ({"count": SINGLE}, "single integers, which may be counts or ids: count"),
@@ -45,7 +48,10 @@ REFUSED = [
         {"input_ids": UNSIGNED, "places": LISTS},
         r"'input_ids', .*uint64.*if the tokens are in 'places', set `column: places`",
     ),
-    ({"tokens": FLOATS, "places": LISTS}, r"column 'tokens', .*if the tokens are in 'places', set `column: places`"),
+    (
+        {"tokens": FLOATS, "places": LISTS},
+        r"column 'tokens', .*if the tokens are in 'places', set `column: places`",
+    ),
 ]
 
 
@@ -61,11 +67,17 @@ def write(folder: Path, kind: str, columns: dict[str, pa.Array]) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-@pytest.mark.parametrize(("columns", "taken"), TAKEN, ids=lambda case: case if isinstance(case, str) else "")
-def test_the_column_of_tokens_is_taken(tmp_path: Path, kind: str, columns: dict[str, pa.Array], taken: str) -> None:
+@pytest.mark.parametrize(
+    ("columns", "taken"), TAKEN, ids=lambda case: case if isinstance(case, str) else ""
+)
+def test_the_column_of_tokens_is_taken(
+    tmp_path: Path, kind: str, columns: dict[str, pa.Array], taken: str
+) -> None:
     found = index(write(tmp_path, kind, columns), None)
     assert found.column == taken
-    assert found.tokens == len(columns[taken].flatten() if taken != "input_ids" or len(columns) > 1 else SINGLE)
+    assert found.tokens == len(
+        columns[taken].flatten() if taken != "input_ids" or len(columns) > 1 else SINGLE
+    )
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])

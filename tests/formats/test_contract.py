@@ -26,7 +26,9 @@ class TestFormats(FormatContract):
         self.options = dict(OPTIONS.get(self.suffix, ()))
         self.separator = self.kind.separator
         self.lengths_are_stored = self.kind.lengths_known
-        self.blocks_are_marked = self.column is not None  # there are no marks between the tokens of a .bin
+        self.blocks_are_marked = (
+            self.column is not None
+        )  # there are no marks between the tokens of a .bin
 
     def write(self, path: Path, documents: Documents) -> None:
         self.kind.write(path, documents)
@@ -58,7 +60,8 @@ def test_formats_are_found_by_name(tmp_path: Path) -> None:
     prefix = tmp_path / "x_text_document"
     for suffix in (".bin", ".idx"):
         with pytest.raises(
-            ConfigError, match=r"unknown kind of file.*known suffixes: \.parquet.*prefix of a \.bin/\.idx pair"
+            ConfigError,
+            match=r"unknown kind of file.*known suffixes: \.parquet.*prefix of a \.bin/\.idx pair",
         ):
             format_of(str(prefix), storage=STORAGE)
         Path(f"{prefix}{suffix}").touch()

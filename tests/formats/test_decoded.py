@@ -19,10 +19,16 @@ Listed = list[tuple[str, list[int], list[int]]]
 
 def listed(blocks: DecodedBlocks) -> Listed:
     """(type, tokens, offsets) of each; of all, by every way to get at one."""
-    assert [block.tokens.tolist() for block in blocks] == [blocks[i].tokens.tolist() for i in range(len(blocks))]
-    assert [block.tokens.tolist() for block in blocks[::-1]] == [block.tokens.tolist() for block in blocks][::-1]
+    assert [block.tokens.tolist() for block in blocks] == [
+        blocks[i].tokens.tolist() for i in range(len(blocks))
+    ]
+    assert [block.tokens.tolist() for block in blocks[::-1]] == [
+        block.tokens.tolist() for block in blocks
+    ][::-1]
     assert [len(block.tokens) for block in blocks] == blocks.sizes.tolist()
-    return [(str(block.tokens.dtype), block.tokens.tolist(), block.offsets.tolist()) for block in blocks]
+    return [
+        (str(block.tokens.dtype), block.tokens.tolist(), block.offsets.tolist()) for block in blocks
+    ]
 
 
 @st.composite
@@ -35,7 +41,9 @@ def parts(draw: st.DrawFn) -> tuple[DecodedBlocks, Listed]:
         blocks = [DecodedBlock(np.array(each, dtype), np.array([0, len(each)])) for each in tokens]
         return DecodedBlocks.of(blocks), expected
     begin = draw(st.integers(0, 9))
-    owners = [pa.py_buffer(b"?" * begin + np.array(each, dtype).tobytes() + b"?") for each in tokens]
+    owners = [
+        pa.py_buffer(b"?" * begin + np.array(each, dtype).tobytes() + b"?") for each in tokens
+    ]
     sizes = np.array([len(each) for each in tokens], np.int64)
     offsets = [np.array([0, len(each)]) for each in tokens]
     kinds = np.full(len(tokens), KINDS[dtype], np.int8)
@@ -61,7 +69,11 @@ def test_blocks_joined_and_taken_are_those_of_lists(
 def test_blocks_are_read_only() -> None:
     buffer = pa.allocate_buffer(16)
     blocks = DecodedBlocks(
-        [buffer], np.array([KINDS[np.dtype("i4")]], np.int8), np.array([4]), addresses_of([buffer]), None
+        [buffer],
+        np.array([KINDS[np.dtype("i4")]], np.int8),
+        np.array([4]),
+        addresses_of([buffer]),
+        None,
     )
     assert not blocks[0].tokens.flags.writeable
     assert blocks[0].offsets is NO_OFFSETS
@@ -72,6 +84,8 @@ def test_extra_columns_go_along() -> None:
         extra: npt.NDArray[Any] = np.array(numbers, np.float32)
         return DecodedBlock(np.arange(len(numbers)), NO_OFFSETS, (extra,))
 
-    whole = DecodedBlocks.joined([DecodedBlocks.of([block(1.5), block(2.5, 3.5)]), DecodedBlocks.of([block(4.5)])])
+    whole = DecodedBlocks.joined(
+        [DecodedBlocks.of([block(1.5), block(2.5, 3.5)]), DecodedBlocks.of([block(4.5)])]
+    )
     [column] = whole.taken(np.array([2, 1])).extra
     assert [each.tokens.view(np.float32).tolist() for each in column] == [[4.5], [2.5, 3.5]]

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megablend.formats.base import ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, STARTS_MID_DOCUMENT, DecodedBlock
+from megablend.formats.base import (
+    ENDS_AT_DOCUMENT_END,
+    HAS_EARLIER_TOKENS,
+    STARTS_MID_DOCUMENT,
+    DecodedBlock,
+)
 from megablend.formats.eod import with_eod
 from tests.examples import examples
 
@@ -16,7 +21,9 @@ PIECES = st.lists(st.lists(st.integers(1, 9), max_size=4), max_size=8)
 
 @examples(200)
 @given(PIECES, st.integers(0, 7), st.sampled_from(["uint16", "int32", "int64"]))
-def test_each_ended_document_with_tokens_gets_one(pieces: list[list[int]], flags: int, dtype: str) -> None:
+def test_each_ended_document_with_tokens_gets_one(
+    pieces: list[list[int]], flags: int, dtype: str
+) -> None:
     expected = []
     for i, piece in enumerate(pieces):
         carried = i == 0 and flags & STARTS_MID_DOCUMENT and flags & HAS_EARLIER_TOKENS

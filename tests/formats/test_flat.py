@@ -59,7 +59,9 @@ def cut(files: list[list[int | None]], choice: str) -> list[list[int]]:
     """The documents, by hand."""
     found = list[list[int]]()
     for rows in files:
-        groups = [rows[i : i + 70] for i in range(0, len(rows), 70)] if choice == "row_group" else [rows]
+        groups = (
+            [rows[i : i + 70] for i in range(0, len(rows), 70)] if choice == "row_group" else [rows]
+        )
         for group in groups:
             document = list[int]()
             for token in group:
@@ -82,7 +84,13 @@ def test_documents_of_a_flat_column(tmp_path: Path, kind: str, choice: str) -> N
     shares = (0.5, 0.25, 0.25)
     bounds = [round(share * len(expected)) for share in (0, 0.5, 0.75, 1)]
     for order in ("sequential", "document", "block"):
-        source = {"name": "s", "path": pattern, "documents": CHOICES[choice], "append_eod": 5001, "column": "tokens"}
+        source = {
+            "name": "s",
+            "path": pattern,
+            "documents": CHOICES[choice],
+            "append_eod": 5001,
+            "column": "tokens",
+        }
         settings: dict[str, Any] = {
             "order": order,
             "split": list(shares),
@@ -91,7 +99,12 @@ def test_documents_of_a_flat_column(tmp_path: Path, kind: str, choice: str) -> N
             "shuffle_window": 1,
         }
         config = make_config(
-            tmp_path, [source], cache=f"{tmp_path}/{order}", samples=1, add_extra_token_to_sequence=False, **settings
+            tmp_path,
+            [source],
+            cache=f"{tmp_path}/{order}",
+            samples=1,
+            add_extra_token_to_sequence=False,
+            **settings,
         )
         del config["samples"]
         config["epochs"] = 1
@@ -100,7 +113,11 @@ def test_documents_of_a_flat_column(tmp_path: Path, kind: str, choice: str) -> N
         for number, split in enumerate(("train", "valid", "test")):
             documents = expected[bounds[number] : bounds[number + 1]]
             tokens = [[*document, 5001] for document in documents]
-            read = [int(each.tokens[0]) for each in read_samples(megablend.open(config, split))] if documents else []
+            read = (
+                [int(each.tokens[0]) for each in read_samples(megablend.open(config, split))]
+                if documents
+                else []
+            )
             flat = [token for document in tokens for token in document]
             assert sorted(read) == sorted(flat)
             if order == "sequential":
@@ -116,7 +133,9 @@ def test_documents_of_a_flat_column(tmp_path: Path, kind: str, choice: str) -> N
 
 def make_flat(folder: Path, kind: str, **settings: Any) -> dict[str, Any]:
     pattern, _ = write(folder / "data", kind)
-    return make_config(folder, [{"name": "s", "path": pattern, "column": "tokens"} | settings], samples=20)
+    return make_config(
+        folder, [{"name": "s", "path": pattern, "column": "tokens"} | settings], samples=20
+    )
 
 
 @pytest.mark.long
@@ -124,15 +143,21 @@ def make_flat(folder: Path, kind: str, **settings: Any) -> dict[str, Any]:
 def test_the_first_build_asks_what_a_document_is(tmp_path: Path, kind: str) -> None:
     config = make_flat(tmp_path, kind)
     for more in ({"split": "50,25,25"}, {"order": "document"}, {"inter_document_masking": True}):
-        with pytest.raises(ConfigError, match=r"source 's': its column is flat, so each token would be a document"):
+        with pytest.raises(
+            ConfigError, match=r"source 's': its column is flat, so each token would be a document"
+        ):
             megablend.build(config | more)
     splits = "2: 1, 1, 0 in the splits.*6: 3, 1, 2 in the splits"
     says = rf"`documents: file` \({splits}\) or `documents: {{eod_token: ID}}` for"
     with pytest.raises(ConfigError, match=says):
         megablend.build(config | {"split": "50,25,25"})
-    with pytest.raises(ConfigError, match=r"`documents: file` \(2\), `documents: row_group` \(6\) or"):
+    with pytest.raises(
+        ConfigError, match=r"`documents: file` \(2\), `documents: row_group` \(6\) or"
+    ):
         megablend.build(config | {"sources": [config["sources"][0] | {"append_eod": 1}]})
-    with pytest.raises(ConfigError, match=says):  # what it would be is on the index of the build before
+    with pytest.raises(
+        ConfigError, match=says
+    ):  # what it would be is on the index of the build before
         megablend.describe(config | {"split": "50,25,25"})
     assert megablend.build(config).warnings == ()  # nothing goes by documents
 
@@ -147,7 +172,10 @@ def test_a_stage_asks_what_a_document_is(tmp_path: Path, at_end: bool) -> None:
 
     def commit(more: dict[str, Any], **stage: Any) -> None:
         settings = {key: value for key, value in config.items() if key != "samples"}
-        stages = [{"samples": 20}, {"samples": 40, "new_data": True, "sources": {"n": {"weight": 1}}} | stage]
+        stages = [
+            {"samples": 20},
+            {"samples": 40, "new_data": True, "sources": {"n": {"weight": 1}}} | stage,
+        ]
         edited = settings | {"sources": [*config["sources"], new | more], "stages": stages}
         with contextlib.suppress(ConfigError):  # it is refused, too, but the index is there
             megablend.build_index(edited)
@@ -155,14 +183,18 @@ def test_a_stage_asks_what_a_document_is(tmp_path: Path, at_end: bool) -> None:
 
     with pytest.raises(ConfigError, match="'n': its column is flat"):
         commit({"append_eod": 5001})
-    with pytest.raises(ConfigError, match=r"'s': its column is flat.*, or leave out `order: document`"):
+    with pytest.raises(
+        ConfigError, match=r"'s': its column is flat.*, or leave out `order: document`"
+    ):
         commit({"documents": "file"}, order="document")
     commit({"append_eod": 5001, "documents": "file"})
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_on_token_documents_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_run_on_token_documents_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     config = make_flat(tmp_path, kind, append_eod=5001) | {"split": "50,25,25"}
     with monkeypatch.context() as before:  # as versions that did not ask
         before.setattr("megablend.api.build.refuse_token_documents", lambda *_: None)
@@ -179,10 +211,13 @@ def test_a_run_on_token_documents_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_documents_that_cannot_be(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"tokens": pa.array([[1]], pa.list_(pa.int32()))}), tmp_path / "x.parquet")
+    pq.write_table(
+        pa.table({"tokens": pa.array([[1]], pa.list_(pa.int32()))}), tmp_path / "x.parquet"
+    )
     source = {"name": "s", "path": f"{tmp_path}/x.parquet", "column": "tokens", "documents": "file"}
     with pytest.raises(
-        ConfigError, match="column 'tokens' is of lists, each of which is a document; remove `documents`"
+        ConfigError,
+        match="column 'tokens' is of lists, each of which is a document; remove `documents`",
     ):
         megablend.build(make_config(tmp_path, [source], samples=1))
     for value in ("files", {"eod_token": -1}, {"eod": 1}, 5, {"eod_token": True}):
@@ -190,8 +225,12 @@ def test_documents_that_cannot_be(tmp_path: Path) -> None:
             megablend.build(make_config(tmp_path, [source | {"documents": value}], samples=1))
     with pytest.raises(ConfigError, match="documents and extra_columns"):
         megablend.build(make_config(tmp_path, [source | {"extra_columns": ["x"]}], samples=1))
-    with pytest.raises(ConfigError, match=r"documents, expected for raw files `format_options: \{eod_token: ID\}`"):
+    with pytest.raises(
+        ConfigError, match=r"documents, expected for raw files `format_options: \{eod_token: ID\}`"
+    ):
         megablend.build(make_config(tmp_path, [source | {"format": "raw"}], samples=1))
     pq.write_table(pa.table({"tokens": pa.array([1], pa.uint16())}), tmp_path / "x.parquet")
     with pytest.raises(ConfigError, match="eod_token 70000 does not fit tokens of uint16"):
-        megablend.build(make_config(tmp_path, [source | {"documents": {"eod_token": 70000}}], samples=1))
+        megablend.build(
+            make_config(tmp_path, [source | {"documents": {"eod_token": 70000}}], samples=1)
+        )

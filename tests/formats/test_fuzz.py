@@ -16,7 +16,8 @@ TIMEOUT_S = 280
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "num_mutations", [400, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+    "num_mutations",
+    [400, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
 def test_mutated_files_are_refused_or_read(tmp_path: Path, num_mutations: int) -> None:
     root = str(Path(megablend.__file__).parent.parent)

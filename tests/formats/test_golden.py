@@ -11,7 +11,16 @@ from tests.formats.writers import index, opened, pieces
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text(encoding="utf-8"))
-WRITERS = ("pyarrow14", "pyarrow18", "pyarrow21", "pyarrow26", "polars", "duckdb", "fastparquet", "clickhouse")
+WRITERS = (
+    "pyarrow14",
+    "pyarrow18",
+    "pyarrow21",
+    "pyarrow26",
+    "polars",
+    "duckdb",
+    "fastparquet",
+    "clickhouse",
+)
 
 
 def test_the_files_are_those_expected() -> None:
@@ -25,7 +34,9 @@ def test_it_reads_as_pyarrow_reads_it(name: str) -> None:
     column = EXPECTED["files"][name]["column"]
     expected = EXPECTED["contents"][EXPECTED["files"][name]["contents"]]
     found = index(path, column)
-    documents = list(join_pieces(found, pieces(opened(path, column, found), found.blocks, found.chunks)))
+    documents = list(
+        join_pieces(found, pieces(opened(path, column, found), found.blocks, found.chunks))
+    )
     assert [len(document) for document in documents] == expected["lengths"]
     assert [token for document in documents for token in document] == expected["tokens"]
     assert (found.rows, found.tokens) == (len(expected["lengths"]), len(expected["tokens"]))
@@ -38,5 +49,8 @@ def test_it_reads_as_pyarrow_reads_it(name: str) -> None:
 def test_clickhouse_counts_levels_wrong_where_a_dictionary_overflows(name: str) -> None:
     found = index(GOLDEN / f"clickhouse_{name}_overflow.parquet", "ids")
     assert found.note is not None
-    assert "1 of 1 row groups (the first is 0) have histograms of levels that do not add up to their" in found.note
+    assert (
+        "1 of 1 row groups (the first is 0) have histograms of levels that do not add up to their"
+        in found.note
+    )
     assert index(GOLDEN / f"clickhouse_{name}_dictionary.parquet", "ids").note is None

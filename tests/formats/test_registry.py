@@ -52,7 +52,9 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             "misnamed": f"{__name__}:TOKENS",
         }.items()
     )
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **chosen: entries.select(**chosen))
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda **chosen: entries.select(**chosen)
+    )
     with mock.patch.dict(FORMATS):
         yield
 
@@ -60,20 +62,37 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_format_of_another_package_is_found_by_name(packages: None) -> None:
     assert find_format("tokens") is get_format("tokens") is TOKENS
     assert find_format("token") is None
-    assert list_names() == ["parquet", "arrow", "arrow-stream", "megatron", "raw", "tokens", "broken", "misnamed"]
-    with pytest.raises(ConfigError, match=r"unknown format 'token'; did you mean 'tokens'\? known: parquet, arrow, "):
+    assert list_names() == [
+        "parquet",
+        "arrow",
+        "arrow-stream",
+        "megatron",
+        "raw",
+        "tokens",
+        "broken",
+        "misnamed",
+    ]
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown format 'token'; did you mean 'tokens'\? known: parquet, arrow, ",
+    ):
         get_format("token")
 
 
-@pytest.mark.parametrize(("name", "problem"), [("broken", "ModuleNotFoundError"), ("misnamed", "its name is 'tokens'")])
+@pytest.mark.parametrize(
+    ("name", "problem"), [("broken", "ModuleNotFoundError"), ("misnamed", "its name is 'tokens'")]
+)
 def test_a_format_that_cannot_be_loaded_is_named(packages: None, name: str, problem: str) -> None:
     with pytest.raises(
-        ConfigError, match=rf"format '{name}': '.*' cannot be loaded \(.*{problem}.*\); fix the package"
+        ConfigError,
+        match=rf"format '{name}': '.*' cannot be loaded \(.*{problem}.*\); fix the package",
     ):
         get_format(name)
 
 
-def test_a_format_of_another_package_is_found_by_its_suffix(packages: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_format_of_another_package_is_found_by_its_suffix(
+    packages: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     only = importlib.metadata.EntryPoints(
         [importlib.metadata.EntryPoint("tokens", f"{__name__}:TOKENS", "megablend.formats")]
     )
@@ -90,13 +109,17 @@ def renamed(source: dict[str, object], folder: Path, suffix: str) -> dict[str, o
     return {**source, "path": f"{folder}/*{suffix}"}
 
 
-def test_a_run_over_another_packages_format_has_the_same_samples(tmp_path: Path, packages: None) -> None:
+def test_a_run_over_another_packages_format_has_the_same_samples(
+    tmp_path: Path, packages: None
+) -> None:
     source = write_source(tmp_path, 0, "arrow", documents(0, 60, 20, seed=1)) | {"weight": 1}
     column = source.pop("column", None)
     plain = make_config(tmp_path, [source], samples=12, cache=str(tmp_path / "plain"))
     given = renamed(source, tmp_path / "renamed", ".tokens") | {"format": "tokens"}
     options = {} if column is None else {"column": column}
-    other = make_config(tmp_path, [given | {"format_options": options}], samples=12, cache=str(tmp_path / "other"))
+    other = make_config(
+        tmp_path, [given | {"format_options": options}], samples=12, cache=str(tmp_path / "other")
+    )
     megablend.build(plain), megablend.build(other)
     a = megablend.open(plain)
     b = megablend.open(other)
@@ -104,9 +127,12 @@ def test_a_run_over_another_packages_format_has_the_same_samples(tmp_path: Path,
     assert megablend.describe(other)["index"]["sources"][0]["format"] == "tokens"
     assert megablend.verify(other["cache"], data=True) == []
     with pytest.raises(
-        ConfigError, match=r"source 's0': format_options of tokens: found option 'rows', expected column"
+        ConfigError,
+        match=r"source 's0': format_options of tokens: found option 'rows', expected column",
     ):
-        megablend.build(make_config(tmp_path, [given | {"format_options": {"rows": 3}}], samples=12))
+        megablend.build(
+            make_config(tmp_path, [given | {"format_options": {"rows": 3}}], samples=12)
+        )
 
 
 def test_a_source_names_its_format(tmp_path: Path) -> None:
@@ -121,12 +147,24 @@ def test_a_source_names_its_format(tmp_path: Path) -> None:
     megablend.build(config)
     plain = make_config(tmp_path, [source], samples=12, cache=str(tmp_path / "plain"))
     megablend.build(plain)
-    assert all(megablend.open(plain)[k]["tokens"].equal(megablend.open(config)[k]["tokens"]) for k in range(12))
-    with pytest.raises(PlanError, match=r"source 's0' has format 'arrow'; the config has 'parquet'"):
+    assert all(
+        megablend.open(plain)[k]["tokens"].equal(megablend.open(config)[k]["tokens"])
+        for k in range(12)
+    )
+    with pytest.raises(
+        PlanError, match=r"source 's0' has format 'arrow'; the config has 'parquet'"
+    ):
         megablend.open(make_config(tmp_path, [given | {"format": "parquet"}], samples=12))
-    with pytest.raises(ConfigError, match=r"source 's0': unknown format 'arow'; did you mean 'arrow'\?"):
+    with pytest.raises(
+        ConfigError, match=r"source 's0': unknown format 'arow'; did you mean 'arrow'\?"
+    ):
         megablend.build(make_config(tmp_path, [given | {"format": "arow"}], samples=12))
     with pytest.raises(
-        ConfigError, match=r"format_options of arrow: found option 'rows', but this format has no options"
+        ConfigError,
+        match=r"format_options of arrow: found option 'rows', but this format has no options",
     ):
-        megablend.build(make_config(tmp_path, [given | {"format": "arrow", "format_options": {"rows": 3}}], samples=12))
+        megablend.build(
+            make_config(
+                tmp_path, [given | {"format": "arrow", "format_options": {"rows": 3}}], samples=12
+            )
+        )

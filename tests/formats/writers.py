@@ -20,28 +20,47 @@ from megablend.storage.base import Storage
 from megablend.testing.documents import Documents, list_pieces
 from tests.storages import STORAGE
 
-IDX_CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
+IDX_CODES = {
+    "uint8": 1,
+    "int8": 2,
+    "int16": 3,
+    "int32": 4,
+    "int64": 5,
+    "float64": 6,
+    "float32": 7,
+    "uint16": 8,
+}
 RAW_EOD = 60_000
 """Ends documents in raw files; no other token of the tests."""
 BLOCK_BYTES = 256
 """Of the tests' `.bin` files, so that a few documents make several blocks."""
 
 
-def write_arrow(path: Path, documents: Documents, *, codec: str | None = None, rows: int = 7) -> None:
-    table = pa.table({"text": ["x"] * len(documents), "ids": pa.array(documents, pa.list_(pa.int32()))})
-    with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+def write_arrow(
+    path: Path, documents: Documents, *, codec: str | None = None, rows: int = 7
+) -> None:
+    table = pa.table(
+        {"text": ["x"] * len(documents), "ids": pa.array(documents, pa.list_(pa.int32()))}
+    )
+    with pa.ipc.new_file(
+        path, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)
+    ) as writer:
         writer.write_table(table, max_chunksize=rows)
 
 
 def write_arrow_stream(path: Path, documents: Documents) -> None:
     """As Hugging Face's save_to_disk does."""
-    table = pa.table({"text": ["x"] * len(documents), "ids": pa.array(documents, pa.list_(pa.int32()))})
+    table = pa.table(
+        {"text": ["x"] * len(documents), "ids": pa.array(documents, pa.list_(pa.int32()))}
+    )
     with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table, max_chunksize=7)
 
 
 def write_parquet(path: Path, documents: Documents, *, page_index: bool, version: str) -> None:
-    table = pa.table({"text": ["x"] * len(documents), "ids": pa.array(documents, pa.list_(pa.int32()))})
+    table = pa.table(
+        {"text": ["x"] * len(documents), "ids": pa.array(documents, pa.list_(pa.int32()))}
+    )
     pq.write_table(
         table,
         path,
@@ -60,7 +79,9 @@ def write_megatron(path: Path, documents: Documents, *, dtype: str = "int32") ->
     lengths = np.array([len(document or []) for document in documents], "<i4")
     sizes = lengths.astype("<i8") * np.dtype(dtype).itemsize
     tokens = [token for document in documents for token in document or []]
-    path.with_suffix(".bin").write_bytes(np.array(tokens, np.dtype(dtype).newbyteorder("<")).tobytes())
+    path.with_suffix(".bin").write_bytes(
+        np.array(tokens, np.dtype(dtype).newbyteorder("<")).tobytes()
+    )
     path.with_suffix(".idx").write_bytes(
         b"MMIDIDX\0\0"
         + struct.pack("<QBQQ", 1, IDX_CODES[dtype], len(lengths), len(lengths) + 1)
@@ -96,13 +117,21 @@ class Kind:
 
 KINDS = {
     "parquet": Kind(
-        "parquet", ".parquet", "ids", lambda path, docs: write_parquet(path, docs, page_index=True, version="1.0")
+        "parquet",
+        ".parquet",
+        "ids",
+        lambda path, docs: write_parquet(path, docs, page_index=True, version="1.0"),
     ),
     "parquet-v2-unindexed": Kind(
-        "parquet", ".parquet", "ids", lambda path, docs: write_parquet(path, docs, page_index=False, version="2.0")
+        "parquet",
+        ".parquet",
+        "ids",
+        lambda path, docs: write_parquet(path, docs, page_index=False, version="2.0"),
     ),
     "arrow": Kind("arrow", ".arrow", "ids", write_arrow),
-    "arrow-lz4": Kind("arrow", ".arrow", "ids", lambda path, docs: write_arrow(path, docs, codec="lz4")),
+    "arrow-lz4": Kind(
+        "arrow", ".arrow", "ids", lambda path, docs: write_arrow(path, docs, codec="lz4")
+    ),
     "arrow-stream": Kind("arrow-stream", ".arrow", "ids", write_arrow_stream),
     "megatron": Kind("megatron", ".bin", None, write_megatron, lengths_known=True),
 }
@@ -112,10 +141,15 @@ OPTIONS = {".npy": make_options({"eod_token": RAW_EOD})}
 """Of formats, by the suffix of their files."""
 
 
-def index(path: Path, column: str | None, *, documents: bool = True, storage: Storage = STORAGE) -> FileIndex:
+def index(
+    path: Path, column: str | None, *, documents: bool = True, storage: Storage = STORAGE
+) -> FileIndex:
     """What a format finds in a file, its blocks as readers take them."""
     read = ReadSpec(
-        column=column, count_documents=documents, block_bytes=BLOCK_BYTES, options=OPTIONS.get(path.suffix, ())
+        column=column,
+        count_documents=documents,
+        block_bytes=BLOCK_BYTES,
+        options=OPTIONS.get(path.suffix, ()),
     )
     found = format_of(str(path), storage).index(str(path), read, storage=storage)
     assert found.blocks.dtype == BLOCK_DTYPE
@@ -123,7 +157,12 @@ def index(path: Path, column: str | None, *, documents: bool = True, storage: St
 
 
 def opened(
-    path: Path, column: str | None, found: FileIndex, size: int | None = None, *, storage: Storage = STORAGE
+    path: Path,
+    column: str | None,
+    found: FileIndex,
+    size: int | None = None,
+    *,
+    storage: Storage = STORAGE,
 ) -> BlockReader:
     """A reader, as the index would open it; `size` of the file when it was indexed, its present one if not given."""
     file = OpenedFile(

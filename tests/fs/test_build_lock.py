@@ -37,7 +37,9 @@ def test_a_killed_holder_lets_go(tmp_path: Path) -> None:
         assert held.exclusive
 
 
-def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -52,7 +54,9 @@ def test_a_lock_that_cannot_be_released_names_its_file(tmp_path: Path) -> None:
             (own,) = [fd for fd in Path("/proc/self/fd").iterdir() if is_lock(tmp_path, fd)]
             os.close(int(own.name))
 
-    with pytest.raises(CacheError, match=rf"^{tmp_path}/\.lock: cannot write the cache \(Bad file descriptor\)"):
+    with pytest.raises(
+        CacheError, match=rf"^{tmp_path}/\.lock: cannot write the cache \(Bad file descriptor\)"
+    ):
         hold_one_that_is_closed()
     with build_lock(tmp_path) as held:
         assert held.exclusive
@@ -70,7 +74,10 @@ def test_a_failing_lock_names_its_file(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(fcntl, "flock", fail)
-    with pytest.raises(CacheError, match=rf"{tmp_path}/.lock: .*Input/output error"), build_lock(tmp_path):
+    with (
+        pytest.raises(CacheError, match=rf"{tmp_path}/.lock: .*Input/output error"),
+        build_lock(tmp_path),
+    ):
         pass
 
 
@@ -78,5 +85,7 @@ def test_a_rank_that_sees_another_cache_says_so(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with build_lock(tmp_path) as held:
         verify_shared_filesystem(tmp_path, held.nonce)
-        with pytest.raises(CacheError, match=r"not the one that rank 0 sees: .* a file system that all ranks share"):
+        with pytest.raises(
+            CacheError, match=r"not the one that rank 0 sees: .* a file system that all ranks share"
+        ):
             verify_shared_filesystem(tmp_path / "other", held.nonce, seconds=0.2)

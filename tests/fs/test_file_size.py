@@ -19,7 +19,18 @@ def test_only_regular_files_have_a_size(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     os.mkfifo(tmp_path / "pipe")
     expected = {"file": 3, "empty": 0, "link": 3}
-    for name in ("file", "empty", "folder", "link", "dangling", "loop", "pipe", "absent", "file/below", "nul\0"):
+    for name in (
+        "file",
+        "empty",
+        "folder",
+        "link",
+        "dangling",
+        "loop",
+        "pipe",
+        "absent",
+        "file/below",
+        "nul\0",
+    ):
         assert get_file_size(f"{tmp_path}/{name}") == expected.get(name), name
         assert (tmp_path / name).is_file() == (name in expected), name
 

@@ -45,13 +45,17 @@ def test_a_folder_that_others_may_enter_is_not_taken(tmp_path: Path, mode: int) 
     assert problem == f"{tmp_path}/one/megablend/kernels is open to other users (mode {mode:o})"
 
 
-@pytest.mark.parametrize(("mode", "is_taken"), [(0o755, True), (0o775, False), (0o757, False), (0o1777, True)])
+@pytest.mark.parametrize(
+    ("mode", "is_taken"), [(0o755, True), (0o775, False), (0o757, False), (0o1777, True)]
+)
 def test_a_folder_above_that_others_may_write_to(tmp_path: Path, mode: int, is_taken: bool) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "base").chmod(mode)
     folder, problems = found(tmp_path / "base", tmp_path / "next")
     assert folder == tmp_path / ("base" if is_taken else "next") / NAME
-    assert problems == ([] if is_taken else [f"other users can write to {tmp_path}/base (mode {mode:o})"])
+    assert problems == (
+        [] if is_taken else [f"other users can write to {tmp_path}/base (mode {mode:o})"]
+    )
 
 
 def test_a_folder_of_ours_from_a_lenient_umask_is_closed(tmp_path: Path) -> None:
@@ -72,7 +76,9 @@ def test_where_none_serves_a_new_one_is_made_and_removed_at_the_end(tmp_path: Pa
         "os.wait(); assert folder.is_dir(); print(folder)\n"
     )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, cwd=ROOT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=True, cwd=ROOT
+    )
     assert "megablend-test-" in done.stdout
     assert not Path(done.stdout.strip()).exists()
 
@@ -88,7 +94,10 @@ def test_a_circle_of_links_does_not_serve(tmp_path: Path) -> None:
 def test_a_folder_of_another_user(tmp_path: Path) -> None:
     (tmp_path / "theirs" / NAME).mkdir(parents=True, mode=0o700)
     os.chown(tmp_path / "theirs" / NAME, OTHER, OTHER)
-    assert problem_with(tmp_path / "theirs" / NAME) == f"{tmp_path}/theirs/megablend/kernels belongs to user {OTHER}"
+    assert (
+        problem_with(tmp_path / "theirs" / NAME)
+        == f"{tmp_path}/theirs/megablend/kernels belongs to user {OTHER}"
+    )
     (tmp_path / "inside").mkdir()
     os.chown(tmp_path / "inside", OTHER, OTHER)
     folder, problems = found(tmp_path / "theirs", tmp_path / "inside", tmp_path / "ours")
@@ -107,18 +116,24 @@ def test_a_link_by_another_user_leads_to_what_is_checked(tmp_path: Path) -> None
     assert problems == [f"{tmp_path}/theirs belongs to user {OTHER}"]
 
 
-def test_a_named_folder_that_does_not_serve_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_folder_that_does_not_serve_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     monkeypatch.setenv("MEGABLEND_KERNEL_CACHE", str(tmp_path / "open"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     with pytest.warns(
-        RuntimeWarning, match=rf"MEGABLEND_KERNEL_CACHE={tmp_path}/open: other users can write to .*open"
+        RuntimeWarning,
+        match=rf"MEGABLEND_KERNEL_CACHE={tmp_path}/open: other users can write to .*open",
     ):
         folder = private_kernel_folder(Path("node"))
     assert folder == tmp_path / "xdg" / "megablend" / "private-kernels" / "node"
     monkeypatch.setenv("MEGABLEND_KERNEL_CACHE", str(tmp_path / "own"))
-    assert private_kernel_folder(Path("node")) == tmp_path / "own" / "megablend" / "private-kernels" / "node"
+    assert (
+        private_kernel_folder(Path("node"))
+        == tmp_path / "own" / "megablend" / "private-kernels" / "node"
+    )
 
 
 ATTACK = """
@@ -155,12 +170,27 @@ def is_reached_by_all(folder: Path) -> bool:
 def test_a_folder_put_into_the_temporary_one_by_another_user_is_not_used(shared: Path) -> None:
     """Its name can be guessed; numba would load pickles from it."""
     planted = shared / "megablend-65532" / "megablend" / "private-kernels"
-    environment = {**os.environ, "TMPDIR": str(shared), "HOME": "/nonexistent", "PYTHONPATH": str(ROOT)}
-    environment = {k: v for k, v in environment.items() if k not in ("XDG_CACHE_HOME", "MEGABLEND_KERNEL_CACHE")}
+    environment = {
+        **os.environ,
+        "TMPDIR": str(shared),
+        "HOME": "/nonexistent",
+        "PYTHONPATH": str(ROOT),
+    }
+    environment = {
+        k: v
+        for k, v in environment.items()
+        if k not in ("XDG_CACHE_HOME", "MEGABLEND_KERNEL_CACHE")
+    }
     for code in (ATTACK, VICTIM):
         command = [sys.executable, "-c", code, str(planted)]
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+            cwd=ROOT,
         )
         assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{shared}/megablend-kernels-")

@@ -46,20 +46,29 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path: Path, precious: Path, kind: 
         lock.mkdir()
     else:
         lock.symlink_to(precious if kind == "symbolic" else tmp_path / "new")
-    with pytest.raises(CacheError, match=rf"{lock}: cannot write the cache \("), build_lock(tmp_path / "cache"):
+    with (
+        pytest.raises(CacheError, match=rf"{lock}: cannot write the cache \("),
+        build_lock(tmp_path / "cache"),
+    ):
         pass
     assert precious.read_text() == "mine"
     assert not (tmp_path / "new").exists()
 
 
-def test_a_build_and_a_collection_leave_the_target_of_a_lock_alone(config: dict[str, Any], precious: Path) -> None:
+def test_a_build_and_a_collection_leave_the_target_of_a_lock_alone(
+    config: dict[str, Any], precious: Path
+) -> None:
     megablend.build(config)
     lock = Path(config["cache"]) / ".lock"
     lock.unlink()
     lock.symlink_to(precious)
-    for attempt in (lambda: megablend.build(config), lambda: megablend.gc(config["cache"], older_than_days=0)):
+    for attempt in (
+        lambda: megablend.build(config),
+        lambda: megablend.gc(config["cache"], older_than_days=0),
+    ):
         with pytest.raises(
-            CacheError, match=r"\.lock: cannot write the cache .*links are not followed here for security"
+            CacheError,
+            match=r"\.lock: cannot write the cache .*links are not followed here for security",
         ):
             attempt()
     assert precious.read_text() == "mine"
@@ -93,8 +102,12 @@ def test_final_names_that_are_links_are_replaced_not_followed(
 
 
 @as_root
-@pytest.mark.parametrize("folder", ["fragments", "generations", "documents", "lengths", "splits", "runs"])
-def test_a_folder_that_another_user_made_a_link_is_refused(config: dict[str, Any], tmp_path: Path, folder: str) -> None:
+@pytest.mark.parametrize(
+    "folder", ["fragments", "generations", "documents", "lengths", "splits", "runs"]
+)
+def test_a_folder_that_another_user_made_a_link_is_refused(
+    config: dict[str, Any], tmp_path: Path, folder: str
+) -> None:
     """A collection of garbage would remove what lies where it leads."""
     megablend.build(config)
     home = tmp_path / "home"
@@ -108,7 +121,10 @@ def test_a_folder_that_another_user_made_a_link_is_refused(config: dict[str, Any
     link.symlink_to(home)
     os.chown(link, OTHER, OTHER, follow_symlinks=False)
     says = rf"{link}: cannot (write|read) the cache \(it is a symbolic link to {home}, created by user {OTHER}\)"
-    for attempt in (lambda: megablend.build(config), lambda: megablend.gc(config["cache"], older_than_days=0)):
+    for attempt in (
+        lambda: megablend.build(config),
+        lambda: megablend.gc(config["cache"], older_than_days=0),
+    ):
         with pytest.raises(CacheError, match=says):
             attempt()
     assert sorted(path.name for path in home.iterdir()) == [".tmp-letter", "letter"]
@@ -147,7 +163,10 @@ def test_runs_in_a_folder_that_another_user_made_a_link_are_left_alone(
     before = sorted(home.rglob("*"))
     link.symlink_to(home)
     os.chown(link, OTHER, OTHER, follow_symlinks=False)
-    with pytest.raises(CacheError, match=rf"{link}: cannot (write|read) the cache \(it is a symbolic link to {home}, "):
+    with pytest.raises(
+        CacheError,
+        match=rf"{link}: cannot (write|read) the cache \(it is a symbolic link to {home}, ",
+    ):
         attempt(config)
     assert sorted(home.rglob("*")) == before
 
@@ -164,7 +183,9 @@ def test_a_link_of_ones_own_is_followed(config: dict[str, Any], tmp_path: Path) 
     assert megablend.verify(config["cache"], data=True) == []
 
 
-def test_what_a_link_in_a_folder_leads_to_is_not_removed(config: dict[str, Any], tmp_path: Path) -> None:
+def test_what_a_link_in_a_folder_leads_to_is_not_removed(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     megablend.build(config)
     (tmp_path / "album").mkdir()
     (tmp_path / "album" / "photo").write_text("mine")

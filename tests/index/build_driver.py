@@ -58,7 +58,9 @@ class Troubled:
 class TroubledParts(Troubled):
     """The same for one that indexes parts of files."""
 
-    def index_part(self, path: str, read: ReadSpec, *, span: tuple[int, int], storage: Storage) -> FileIndex:
+    def index_part(
+        self, path: str, read: ReadSpec, *, span: tuple[int, int], storage: Storage
+    ) -> FileIndex:
         self._trouble(path)
         if folder := os.environ.get("MEGABLEND_TEST_PIDS"):
             if self._parts_left == 0:
@@ -88,7 +90,11 @@ def main() -> None:
     if launch.rank == 0:
         assert reports == [report] * launch.size
         last = dataclasses.asdict(seen[-1])
-        print(json.dumps({**dataclasses.asdict(report), "progress": last, "mpi": "mpi4py" in sys.modules}))
+        print(
+            json.dumps(
+                {**dataclasses.asdict(report), "progress": last, "mpi": "mpi4py" in sys.modules}
+            )
+        )
 
 
 if __name__ == "__main__":

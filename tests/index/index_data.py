@@ -38,12 +38,18 @@ def write(path: Path, seed: int) -> Path:
     schema = pa.schema([("tokens", kind)])
     with pa.ipc.new_file(str(path), schema) as writer:
         for start in range(0, len(documents), 7):
-            writer.write_batch(pa.record_batch([pa.array(documents[start : start + 7], kind)], schema=schema))
+            writer.write_batch(
+                pa.record_batch([pa.array(documents[start : start + 7], kind)], schema=schema)
+            )
     return path
 
 
-def spec(data: Path, pattern: str = "*.arrow", *, name: str = "source", documents: bool = True) -> SourceSpec:
-    return SourceSpec(name=name, patterns=(str(data / pattern),), read=ReadSpec(count_documents=documents))
+def spec(
+    data: Path, pattern: str = "*.arrow", *, name: str = "source", documents: bool = True
+) -> SourceSpec:
+    return SourceSpec(
+        name=name, patterns=(str(data / pattern),), read=ReadSpec(count_documents=documents)
+    )
 
 
 def build(cache: Path, *specs: SourceSpec) -> BuildReport:
@@ -51,7 +57,9 @@ def build(cache: Path, *specs: SourceSpec) -> BuildReport:
 
 
 def snapshot_bytes(cache: Path, digest: str) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted((cache / "generations" / digest).iterdir())}
+    return {
+        path.name: path.read_bytes() for path in sorted((cache / "generations" / digest).iterdir())
+    }
 
 
 def strip_checks(folder: Path) -> None:
@@ -69,7 +77,11 @@ def strip_checks(folder: Path) -> None:
 
 def driver(num_ranks: int, *args: object) -> list[str]:
     """The command of a build."""
-    launcher = [] if num_ranks == 0 else [str(Path(sys.executable).with_name("mpirun")), "-n", str(num_ranks)]
+    launcher = (
+        []
+        if num_ranks == 0
+        else [str(Path(sys.executable).with_name("mpirun")), "-n", str(num_ranks)]
+    )
     return [*launcher, *python(), str(DRIVER), *map(str, args)]
 
 
@@ -88,5 +100,11 @@ def environment(**extra: object) -> dict[str, str]:
 
 def run(command: list[str], **extra: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=240, env=environment(**extra), check=False, cwd=ROOT
+        command,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment(**extra),
+        check=False,
+        cwd=ROOT,
     )

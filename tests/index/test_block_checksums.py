@@ -41,7 +41,9 @@ DATA = np.arange(100, dtype=np.uint8)
 
 
 def sums_of(*ranges: tuple[int, int]) -> np.ndarray[Any, Any]:
-    found = [(offset, size, zlib.crc32(DATA[offset : offset + size].data)) for offset, size in ranges]
+    found = [
+        (offset, size, zlib.crc32(DATA[offset : offset + size].data)) for offset, size in ranges
+    ]
     return np.array(found, RANGE_COLUMNS)
 
 
@@ -69,10 +71,14 @@ class FlippingStorage(WrapperStorage):
         self.places = list[int]()
         self.reads = Counter[int]()
 
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+    def read_ranges(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
         data, begins = super().read_ranges(path, offsets, sizes, allocate)
         data = data.copy()
-        for offset, size, begin in zip(offsets.tolist(), sizes.tolist(), begins.tolist(), strict=True):
+        for offset, size, begin in zip(
+            offsets.tolist(), sizes.tolist(), begins.tolist(), strict=True
+        ):
             for place in self.places:
                 if offset <= place < offset + size:
                     self.reads[place] += 1
@@ -123,7 +129,10 @@ def test_what_differs_is_read_again(config: dict[str, Any], flips: int) -> None:
     plain = megablend.open_index(config["cache"])
     store, storage = open_moved(config, flips)
     everything = blocks_of_tokens(store)
-    assert store.read_blocks(everything).tokens.tolist() == plain.read_blocks(everything).tokens.tolist()
+    assert (
+        store.read_blocks(everything).tokens.tolist()
+        == plain.read_blocks(everything).tokens.tolist()
+    )
     assert set(storage.reads.values()) == {flips + 1}
     assert set(storage.reads) == set(storage.places)
 
@@ -164,7 +173,9 @@ def test_a_remedy_of_checksums_that_differ(config: dict[str, Any], remedy: str) 
     assert found == expected or remedy != "restore the file"
 
 
-def change_outside_the_samples(folder: Path, *, checksums: bool) -> tuple[dict[str, Any], Path, bytes, int]:
+def change_outside_the_samples(
+    folder: Path, *, checksums: bool
+) -> tuple[dict[str, Any], Path, bytes, int]:
     """A run over a raw file that another one has replaced, equal where an opened file is compared.
 
     Returns: its config; the file, its content before, and the number of a sample that contains what differs.
@@ -172,7 +183,12 @@ def change_outside_the_samples(folder: Path, *, checksums: bool) -> tuple[dict[s
     path = folder / "a.bin"
     tokens = np.random.default_rng(1).integers(0, 1000, 1 << 20, dtype=np.uint16)
     tokens.tofile(path)
-    source = {"name": "a", "path": str(path), "format": "raw", "format_options": {"dtype": "uint16"}}
+    source = {
+        "name": "a",
+        "path": str(path),
+        "format": "raw",
+        "format_options": {"dtype": "uint16"},
+    }
     given: dict[str, Any] = {
         "cache": str(folder / "cache"),
         "sequence_length": 8,
@@ -204,16 +220,18 @@ def test_checksums_decide_about_local_files_that_were_replaced(
     restored: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     given, path, before, place = change_outside_the_samples(tmp_path, checksums=True)
-    says = (
-        rf"{path} at byte \d+: \d+ bytes differ from their checksum in the index, .* times in a row: restore the file"
-    )
+    says = rf"{path} at byte \d+: \d+ bytes differ from their checksum in the index, .* times in a row: restore the file"
     with pytest.raises(CorruptFileError, match=says):
         tokens_at(given["cache"], place)
     (record,) = (each for each in caplog.records if "moved, copied or touched" in each.getMessage())
-    assert "; each block is compared with its checksum when it is read, and `megablend verify" in record.getMessage()
+    assert (
+        "; each block is compared with its checksum when it is read, and `megablend verify"
+        in record.getMessage()
+    )
     (problem,) = megablend.verify(given["cache"], data=True).problems
     assert re.search(
-        rf"{path} at byte \d+: 1 of \d+ ranges differ from their checksums in the index: restore it", problem
+        rf"{path} at byte \d+: 1 of \d+ ranges differ from their checksums in the index: restore it",
+        problem,
     )
     if restored == "content":
         path.write_bytes(before)
@@ -225,7 +243,9 @@ def test_checksums_decide_about_local_files_that_were_replaced(
     assert megablend.verify(given["cache"], data=True).problems == ()
 
 
-def test_without_checksums_a_warning_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_checksums_a_warning_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     given, _, _, place = change_outside_the_samples(tmp_path, checksums=False)
     tokens_at(given["cache"], place)
     says = "no change; the index has no checksums of blocks (`megablend build CONFIG --checksums`), so that no more is compared"
@@ -235,7 +255,12 @@ def test_without_checksums_a_warning_says_so(tmp_path: Path, caplog: pytest.LogC
 def test_the_file_of_a_pair_that_differs_is_named(tmp_path: Path) -> None:
     prefix = write_pair(tmp_path / "a", [5, 7, 2])
     source = {"name": "a", "path": f"{prefix}.bin"}
-    given = {"cache": str(tmp_path / "cache"), "sequence_length": 4, "sources": [source], "samples": 3}
+    given = {
+        "cache": str(tmp_path / "cache"),
+        "sequence_length": 4,
+        "sources": [source],
+        "samples": 3,
+    }
     megablend.build(given, checksums=True)
     snapshot = megablend.open_index(str(given["cache"])).snapshot
     sums = BlockChecksums(snapshot).of_file(0)
@@ -244,10 +269,14 @@ def test_the_file_of_a_pair_that_differs_is_named(tmp_path: Path) -> None:
         wrong = sums.copy()
         wrong["crc32"][number] ^= 1
         (problem,) = find_differences(snapshot, 0, f"{prefix}.bin", wrong, make_storage())
-        assert re.search(rf"^{prefix}\.{suffix} at byte \d+: 1 of {len(sums)} ranges differ", problem)
+        assert re.search(
+            rf"^{prefix}\.{suffix} at byte \d+: 1 of {len(sums)} ranges differ", problem
+        )
 
 
-def test_checksums_are_read_once_by_verify(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksums_are_read_once_by_verify(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not once a file, of which there may be many."""
     opened = list[Path]()
 
@@ -290,7 +319,8 @@ def test_damaged_checksums_are_removed_and_made_again(config: dict[str, Any]) ->
     with pytest.raises(CacheError) as caught:
         open_moved(config, 0)
     named = re.search(
-        r"damaged.*; remove (\S+), and `megablend build CONFIG --checksums` makes them again", str(caught.value)
+        r"damaged.*; remove (\S+), and `megablend build CONFIG --checksums` makes them again",
+        str(caught.value),
     )
     assert named, str(caught.value)
     shutil.rmtree(named[1])

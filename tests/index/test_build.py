@@ -69,7 +69,9 @@ def test_a_snapshot_holds_what_the_files_hold(data: Path, cache: Path) -> None:
     sums = [sum(len(row) for row in batch) for batch in kept]
     np.testing.assert_array_equal(snapshot.tokens_before, [0, *itertools.accumulate(sums)])
     np.testing.assert_array_equal(np.diff(snapshot.rows_before), [len(batch) for batch in kept])
-    np.testing.assert_array_equal(np.diff(snapshot.ends_before), [sum(map(bool, batch)) for batch in kept])
+    np.testing.assert_array_equal(
+        np.diff(snapshot.ends_before), [sum(map(bool, batch)) for batch in kept]
+    )
 
 
 def test_a_second_build_reads_nothing(data: Path, cache: Path, indexed: list[str]) -> None:
@@ -90,12 +92,20 @@ def test_a_file_more_is_the_only_one_read(data: Path, cache: Path, indexed: list
     write(data / "many" / "50x.arrow", 500)
     report = build(cache, spec(data, "many/*.arrow"))
     assert indexed == ["50x.arrow"]
-    assert (report.read, report.reused, report.added, report.removed, report.changed) == (1, 100, 1, 0, ())
+    assert (report.read, report.reused, report.added, report.removed, report.changed) == (
+        1,
+        100,
+        1,
+        0,
+        (),
+    )
     assert list_snapshots(str(cache)) == [first.digest, report.digest]
     assert snapshot_bytes(cache, first.digest) == before
 
 
-def test_a_replaced_file_is_read_again_and_named(data: Path, cache: Path, indexed: list[str]) -> None:
+def test_a_replaced_file_is_read_again_and_named(
+    data: Path, cache: Path, indexed: list[str]
+) -> None:
     first = build(cache, spec(data))
     del indexed[:]
     write(data / "b.arrow", 77)
@@ -108,7 +118,9 @@ def test_a_replaced_file_is_read_again_and_named(data: Path, cache: Path, indexe
     assert build(cache.with_name("fresh"), spec(data / "fresh")).digest == report.digest
 
 
-def test_a_touched_file_is_read_again_and_makes_no_new_snapshot(data: Path, cache: Path, indexed: list[str]) -> None:
+def test_a_touched_file_is_read_again_and_makes_no_new_snapshot(
+    data: Path, cache: Path, indexed: list[str]
+) -> None:
     first = build(cache, spec(data))
     del indexed[:]
     os.utime(data / "c.arrow", ns=(1, 1))
@@ -137,20 +149,26 @@ def test_moved_data_is_the_same_snapshot_elsewhere(data: Path, cache: Path) -> N
     assert snapshot.path(1, {"source": "/elsewhere"}) == "/elsewhere/b.arrow"
 
 
-def test_a_change_in_a_body_that_the_footer_does_not_tell_makes_another_snapshot(data: Path, cache: Path) -> None:
+def test_a_change_in_a_body_that_the_footer_does_not_tell_makes_another_snapshot(
+    data: Path, cache: Path
+) -> None:
     first = build(cache, spec(data))
     content = bytearray((data / "a.arrow").read_bytes())
     at = content.index(bytes(np.array(documents_of(0)[1][:2], np.int32)))
     content[at] ^= 1
     (data / "a.arrow").write_bytes(content)
     second = build(cache, spec(data))
-    old, new = (open_snapshot(str(cache), digest).file(0) for digest in (first.digest, second.digest))
+    old, new = (
+        open_snapshot(str(cache), digest).file(0) for digest in (first.digest, second.digest)
+    )
     assert old.opened.structure == new.opened.structure
     assert old.body != new.body
     assert first.digest != second.digest
 
 
-def test_a_damaged_fragment_is_read_again_with_a_note(data: Path, cache: Path, indexed: list[str]) -> None:
+def test_a_damaged_fragment_is_read_again_with_a_note(
+    data: Path, cache: Path, indexed: list[str]
+) -> None:
     first = build(cache, spec(data))
     del indexed[:]
     fragment = sorted((cache / "fragments").iterdir())[1]
@@ -208,7 +226,9 @@ def test_a_file_that_changes_while_it_is_indexed_is_refused(
     assert not list((cache / "fragments").iterdir())
 
 
-def test_a_bad_file_leaves_the_fragments_of_the_others(data: Path, cache: Path, indexed: list[str]) -> None:
+def test_a_bad_file_leaves_the_fragments_of_the_others(
+    data: Path, cache: Path, indexed: list[str]
+) -> None:
     content = (data / "c.arrow").read_bytes()
     (data / "c.arrow").write_bytes(content[: len(content) // 2])
     with pytest.raises(CorruptFileError, match=r"c\.arrow"):
@@ -257,7 +277,10 @@ def test_a_build_waits_for_another_no_longer_than_told(
 ) -> None:
     build(cache, spec(data))
     monkeypatch.setattr(lock, "WAIT_SECONDS", 0.3)
-    with build_lock(cache), pytest.raises(CacheError, match=rf"held the cache .*pid {os.getpid()}, since \d{{4}}-"):
+    with (
+        build_lock(cache),
+        pytest.raises(CacheError, match=rf"held the cache .*pid {os.getpid()}, since \d{{4}}-"),
+    ):
         build(cache, spec(data))
     build(cache, spec(data))
 

@@ -18,13 +18,17 @@ def test_any_number_of_ranks_makes_the_same_bytes(tmp_path: Path, ranks: tuple[i
     made = []
     for num_ranks in ranks:
         cache = tmp_path / f"cache{num_ranks}"
-        result = run(driver(num_ranks, cache, f"a={tmp_path}/data/big/*.arrow", f"b={tmp_path}/data/*.arrow"))
+        result = run(
+            driver(num_ranks, cache, f"a={tmp_path}/data/big/*.arrow", f"b={tmp_path}/data/*.arrow")
+        )
         assert result.returncode == 0, result.stderr
         report = json.loads(result.stdout)
         assert (report["read"], report["reused"], report["num_files"]) == (10, 0, 10)
         assert report["progress"]["files"] == report["progress"]["num_files"] == 10
         assert report["progress"]["bytes"] == report["progress"]["num_bytes"]
-        made.append({"digest": report["digest"].encode(), **snapshot_bytes(cache, report["digest"])})
+        made.append(
+            {"digest": report["digest"].encode(), **snapshot_bytes(cache, report["digest"])}
+        )
     assert all(each == made[0] for each in made[1:])
 
 

@@ -22,12 +22,16 @@ DIGESTS = {1: "4ba1284d92ee303541f687266c2b586c"}
 
 def listing(name: str, num_files: int, *, documents: bool, root: str = "/data") -> SourceSpec:
     files = tuple(
-        SourceFile(name=f"{i}.parquet", path=f"{root}/{i}.parquet", size=1 << (33 + i), etag=f"{root}{i}")
+        SourceFile(
+            name=f"{i}.parquet", path=f"{root}/{i}.parquet", size=1 << (33 + i), etag=f"{root}{i}"
+        )
         for i in range(num_files)
     )
     read = ReadSpec(format="parquet", column="tokens", count_documents=documents)
     paths = tuple(file.path for file in files)
-    return SourceSpec(name=name, patterns=(f"{root}/*",), read=read, root=root, paths=paths, files=files)
+    return SourceSpec(
+        name=name, patterns=(f"{root}/*",), read=read, root=root, paths=paths, files=files
+    )
 
 
 def load(source: int, file: SourceFile) -> Fragment:
@@ -62,7 +66,10 @@ def load(source: int, file: SourceFile) -> Fragment:
 
 def write(cache: Path, root: str = "/data") -> str:
     (cache / "generations").mkdir(parents=True)
-    listings = [listing("one", 4, documents=True, root=root), listing("two", 3, documents=False, root=root)]
+    listings = [
+        listing("one", 4, documents=True, root=root),
+        listing("two", 3, documents=False, root=root),
+    ]
     found = (load(source, file) for source, each in enumerate(listings) for file in each.files)
     digest, created = write_snapshot(LocalCacheStore(cache), list_columns(listings), found, {})
     assert created
@@ -80,14 +87,20 @@ def test_the_digest_does_not_tell_where_the_data_lies(tmp_path: Path) -> None:
 def test_counts_are_exact_beyond_32_bits(tmp_path: Path) -> None:
     snapshot = open_snapshot(tmp_path / "cache", write(tmp_path / "cache"))
     one, two = snapshot.sources
-    assert one.tokens == sum(int(load(0, file).tokens) for file in listing("one", 4, documents=True).files)
-    assert two.tokens == sum(int(load(1, file).tokens) for file in listing("two", 3, documents=False).files)
+    assert one.tokens == sum(
+        int(load(0, file).tokens) for file in listing("one", 4, documents=True).files
+    )
+    assert two.tokens == sum(
+        int(load(1, file).tokens) for file in listing("two", 3, documents=False).files
+    )
     assert one.tokens > 1 << 37
     assert one.ends == sum(range(3)) + sum(range(6)) + sum(range(9))
 
 
 @pytest.mark.parametrize("field", ["tokens", "offset", "chunk", "flags"])
-def test_blocks_without_tokens_go_where_documents_are_not_counted(tmp_path: Path, field: str) -> None:
+def test_blocks_without_tokens_go_where_documents_are_not_counted(
+    tmp_path: Path, field: str
+) -> None:
     snapshot = open_snapshot(tmp_path / "cache", write(tmp_path / "cache"))
     two = snapshot.sources[1]
     found = snapshot.blocks(np.arange(two.blocks.start, two.blocks.stop))

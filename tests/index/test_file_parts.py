@@ -29,7 +29,16 @@ from megablend.index.sources import list_source
 from megablend.index.verify import verify
 from megablend.storage.base import Storage
 from megablend.storage.local import LocalStorage
-from tests.index.index_data import ROOT, build, driver, environment, run, snapshot_bytes, spec, wait_for_end
+from tests.index.index_data import (
+    ROOT,
+    build,
+    driver,
+    environment,
+    run,
+    snapshot_bytes,
+    spec,
+    wait_for_end,
+)
 from tests.storages import STORAGE
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -43,9 +52,14 @@ def write_groups(path: Path, *, seed: int = 0, page_index: bool = True) -> Path:
     kind = pa.list_(pa.int32())
     path.parent.mkdir(parents=True, exist_ok=True)
     options = {"data_page_size": 100, "write_batch_size": 5, "use_dictionary": False}
-    with pq.ParquetWriter(path, pa.schema([("tokens", kind)]), write_page_index=page_index, **options) as writer:
+    with pq.ParquetWriter(
+        path, pa.schema([("tokens", kind)]), write_page_index=page_index, **options
+    ) as writer:
         for group in range(GROUPS):
-            rows = [rng.integers(0, 99, rng.integers(0, 12) * (group % 4 > 0)).tolist() for _ in range(30)]
+            rows = [
+                rng.integers(0, 99, rng.integers(0, 12) * (group % 4 > 0)).tolist()
+                for _ in range(30)
+            ]
             if group == 7:
                 rows[3:5] = [[None, 1], [None]]
             writer.write_table(pa.table({"tokens": pa.array(rows if group != 9 else [], kind)}))
@@ -53,7 +67,10 @@ def write_groups(path: Path, *, seed: int = 0, page_index: bool = True) -> Path:
 
 
 def same(one: FileIndex, other: FileIndex) -> bool:
-    tables = (one.chunks.tobytes(), one.blocks.tobytes()) == (other.chunks.tobytes(), other.blocks.tobytes())
+    tables = (one.chunks.tobytes(), one.blocks.tobytes()) == (
+        other.chunks.tobytes(),
+        other.blocks.tobytes(),
+    )
     facts = ("rows", "tokens", "token_dtype", "structure", "meta", "scanned_bytes")
     return tables and all(getattr(one, fact) == getattr(other, fact) for fact in facts)
 
@@ -72,7 +89,9 @@ def check_joined(path: Path, column: str | None, *, documents: bool) -> None:
 @pytest.mark.parametrize("documents", [True, False])
 @pytest.mark.parametrize("page_index", [True, False])
 def test_parts_join_to_the_whole(tmp_path: Path, documents: bool, page_index: bool) -> None:
-    check_joined(write_groups(tmp_path / "x.parquet", page_index=page_index), None, documents=documents)
+    check_joined(
+        write_groups(tmp_path / "x.parquet", page_index=page_index), None, documents=documents
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in COLUMNS if name.endswith(".parquet")])
@@ -81,7 +100,12 @@ def test_parts_of_what_writers_write(name: str) -> None:
 
 
 def test_the_number_of_parts_follows_from_the_size_alone() -> None:
-    assert [num_parts(size) for size in (0, 1, parts.PART_BYTES, 2 * parts.PART_BYTES - 1)] == [1, 1, 1, 1]
+    assert [num_parts(size) for size in (0, 1, parts.PART_BYTES, 2 * parts.PART_BYTES - 1)] == [
+        1,
+        1,
+        1,
+        1,
+    ]
     assert num_parts(2 * parts.PART_BYTES) == 2
     assert num_parts(1 << 60) == parts.MAX_PARTS
     for size, count in ((10, 3), (11, 4), (1 << 50, 256)):
@@ -112,7 +136,11 @@ def test_progress_moves_while_one_file_is_indexed(
     seen: list[Progress] = []
     cache = str(tmp_path / "cache")
     report = build_index(
-        cache, [spec(tmp_path, "*.parquet")], launch=SingleProcess(), progress=seen.append, storage=STORAGE
+        cache,
+        [spec(tmp_path, "*.parquet")],
+        launch=SingleProcess(),
+        progress=seen.append,
+        storage=STORAGE,
     )
     assert (report.read, report.reused, report.num_files) == (1, 0, 1)
     assert len(seen) > 8
@@ -130,7 +158,9 @@ def test_what_a_build_that_failed_left_serves_the_next(
     asked: list[int] = []
     real = type(PARQUET).index_part
 
-    def index_part(self: object, path: str, read: ReadSpec, *, span: tuple[int, int], storage: Storage) -> FileIndex:
+    def index_part(
+        self: object, path: str, read: ReadSpec, *, span: tuple[int, int], storage: Storage
+    ) -> FileIndex:
         asked.append(span[0])
         if len(asked) == 5:
             raise KeyboardInterrupt
@@ -169,7 +199,9 @@ def test_parts_of_two_versions_of_a_file_are_never_joined(
         return "ab" if len(seen) == 3 else "cd"
 
     monkeypatch.setattr("megablend.index.file_tasks.sampled_content_digest", sampled_content_digest)
-    with pytest.raises(ChangedFileError, match="changed while it was being indexed; let its writer finish"):
+    with pytest.raises(
+        ChangedFileError, match="changed while it was being indexed; let its writer finish"
+    ):
         build(cache, source)
     monkeypatch.undo()
     assert not list((cache / "fragments").iterdir())
@@ -186,14 +218,21 @@ def test_any_number_of_ranks_makes_the_same_bytes_of_one_file(tmp_path: Path) ->
         seen = tmp_path / f"seen{num_ranks}"
         seen.mkdir()
         command = driver(num_ranks, cache, f"a={tmp_path}/data/*.parquet")
-        result = run(command, MEGABLEND_TEST_PART_BYTES=part_bytes, MEGABLEND_TEST_PIDS=seen, MEGABLEND_TEST_SLOW=0.01)
+        result = run(
+            command,
+            MEGABLEND_TEST_PART_BYTES=part_bytes,
+            MEGABLEND_TEST_PIDS=seen,
+            MEGABLEND_TEST_SLOW=0.01,
+        )
         assert result.returncode == 0, result.stderr
         report = json.loads(result.stdout)
         assert (report["read"], report["reused"], report["progress"]["files"]) == (1, 0, 1)
         assert report["progress"]["bytes"] == report["progress"]["num_bytes"]
         ranks = {path.name.rpartition("-")[2] for path in seen.glob("part-*")}
         assert len(ranks) == num_ranks
-        made.append({"digest": report["digest"].encode(), **snapshot_bytes(cache, report["digest"])})
+        made.append(
+            {"digest": report["digest"].encode(), **snapshot_bytes(cache, report["digest"])}
+        )
     assert all(each == made[0] for each in made[1:])
 
 
@@ -202,14 +241,20 @@ def test_a_rank_that_fails_ends_all_and_a_kill_leaves_what_was_done(tmp_path: Pa
     write_groups(tmp_path / "data" / "x.parquet")
     cache = tmp_path / "cache"
     pattern = f"a={tmp_path}/data/*.parquet"
-    result = run(driver(3, cache, pattern), MEGABLEND_TEST_PART_BYTES=2500, MEGABLEND_TEST_FAIL="1:data")
+    result = run(
+        driver(3, cache, pattern), MEGABLEND_TEST_PART_BYTES=2500, MEGABLEND_TEST_FAIL="1:data"
+    )
     assert result.returncode == 3
     assert "rank 1: " in result.stderr
     assert "x.parquet at byte 17: is truncated" in result.stderr
     pids = tmp_path / "pids"
     cache = tmp_path / "other cache"
     pids.mkdir()
-    extra = {"MEGABLEND_TEST_PART_BYTES": 2500, "MEGABLEND_TEST_PIDS": pids, "MEGABLEND_TEST_HANG": 3}
+    extra = {
+        "MEGABLEND_TEST_PART_BYTES": 2500,
+        "MEGABLEND_TEST_PIDS": pids,
+        "MEGABLEND_TEST_HANG": 3,
+    }
     with subprocess.Popen(
         driver(2, cache, pattern), env=environment(**extra), cwd=ROOT, stderr=subprocess.DEVNULL
     ) as launcher:

@@ -18,7 +18,8 @@ def test_the_plan_knows_new_kept_and_changed_files(tmp_path: Path) -> None:
     write(tmp_path / "b.arrow", 7)
     write(tmp_path / "c.arrow", 8)
     planned = plan_work(
-        list_columns([list_source(spec(tmp_path), storage=STORAGE)]), list_committed(tmp_path / "cache" / "fragments")
+        list_columns([list_source(spec(tmp_path), storage=STORAGE)]),
+        list_committed(tmp_path / "cache" / "fragments"),
     )
     assert [(item.file.name, item.known, item.changed) for item in planned] == [
         ("a.arrow", True, False),
@@ -31,10 +32,16 @@ def test_the_plan_knows_new_kept_and_changed_files(tmp_path: Path) -> None:
         list_columns([list_source(spec(tmp_path, name="other"), storage=STORAGE)]),
         list_committed(tmp_path / "cache" / "fragments"),
     )
-    assert [(item.known, item.changed) for item in other] == [(True, False), (False, False), (False, False)]
+    assert [(item.known, item.changed) for item in other] == [
+        (True, False),
+        (False, False),
+        (False, False),
+    ]
 
 
-def test_files_keep_their_fragments_when_the_folder_moves_or_another_is_added(tmp_path: Path) -> None:
+def test_files_keep_their_fragments_when_the_folder_moves_or_another_is_added(
+    tmp_path: Path,
+) -> None:
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
         write(tmp_path / folder / "a.arrow", 1)
@@ -45,5 +52,7 @@ def test_files_keep_their_fragments_when_the_folder_moves_or_another_is_added(tm
     both = build(tmp_path / "cache", dataclasses.replace(source, patterns=(x, y)))
     assert (both.read, both.reused) == (1, 1)
     (tmp_path / "x").rename(tmp_path / "z")
-    moved = build(tmp_path / "cache", dataclasses.replace(source, patterns=(str(tmp_path / "z" / "*.arrow"),)))
+    moved = build(
+        tmp_path / "cache", dataclasses.replace(source, patterns=(str(tmp_path / "z" / "*.arrow"),))
+    )
     assert (moved.read, moved.reused) == (0, 1)

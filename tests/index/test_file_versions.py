@@ -38,7 +38,13 @@ def write_parquet(path: Path, tokens: np.ndarray) -> Path:
 
 def write_pair(path: Path, tokens: np.ndarray) -> Path:
     path.write_bytes(tokens.astype("<i4").tobytes())
-    head = b"MMIDIDX\0\0" + (1).to_bytes(8, "little") + b"\4" + (1).to_bytes(8, "little") + (2).to_bytes(8, "little")
+    head = (
+        b"MMIDIDX\0\0"
+        + (1).to_bytes(8, "little")
+        + b"\4"
+        + (1).to_bytes(8, "little")
+        + (2).to_bytes(8, "little")
+    )
     tail = np.array([len(tokens)], "<i4").tobytes() + np.array([0, 0, 1], "<i8").tobytes()
     path.with_suffix(".idx").write_bytes(head + tail)
     return path
@@ -97,7 +103,9 @@ def test_a_file_rewritten_in_place_with_its_old_time_is_refused(path: Path, tmp_
         tokens_of(tmp_path / "cache")
 
 
-def test_a_replaced_file_is_refused_by_an_index_of_an_older_version(path: Path, tmp_path: Path) -> None:
+def test_a_replaced_file_is_refused_by_an_index_of_an_older_version(
+    path: Path, tmp_path: Path
+) -> None:
     store = store_of(tmp_path / "cache")
     strip_checks(store.snapshot.folder)
     assert tokens_of(tmp_path / "cache") == TOKENS.tolist()
@@ -120,7 +128,9 @@ def test_a_file_that_was_touched_or_copied_is_read_and_told_once(
         assert tokens_of(tmp_path / "cache") == expected
         shutil.copytree(data, tmp_path / "copy")
         store = store_of(tmp_path / "cache")
-        moved = BlockStore(store.snapshot, roots={"source": str(tmp_path / "copy")}, storage=STORAGE)
+        moved = BlockStore(
+            store.snapshot, roots={"source": str(tmp_path / "copy")}, storage=STORAGE
+        )
         assert moved.read_blocks(np.arange(store.snapshot.num_blocks)).tokens.tolist() == expected
     (record,) = caplog.records
     says = "a comparison of 64 KiB found no change; the index has no checksums of blocks (`megablend build CONFIG --checksums`)"
@@ -157,10 +167,16 @@ def test_a_flipped_bit_of_what_was_seen_is_said(small: Path) -> None:
     expected = tokens_of(small)
     for at in range(0, len(data), 5):
         seen.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
-        with pytest.raises(CacheError, match=rf"{seen}: damaged \(its checksum is wrong\); build again to repair it"):
+        with pytest.raises(
+            CacheError,
+            match=rf"{seen}: damaged \(its checksum is wrong\); build again to repair it",
+        ):
             tokens_of(small)
     (problem,) = verify(str(small), data=False, storage=STORAGE)
-    assert problem == f"{seen}: damaged (its checksum is wrong); build again to repair it (`megablend build CONFIG`)"
+    assert (
+        problem
+        == f"{seen}: damaged (its checksum is wrong); build again to repair it (`megablend build CONFIG`)"
+    )
     build(small, spec(small.parent / "data"))
     assert tokens_of(small) == expected
 
@@ -215,7 +231,9 @@ def test_a_bin_that_is_longer_than_its_idx_says_is_a_note_of_the_build(tmp_path:
     assert tokens_of(tmp_path / "cache") == TOKENS.tolist()
 
 
-def test_forked_processes_say_only_once_that_files_were_moved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_forked_processes_say_only_once_that_files_were_moved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     child = os.fork()
     if not child:
         try:

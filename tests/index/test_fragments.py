@@ -8,7 +8,13 @@ import pytest
 
 from megablend.errors import CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, FileIndex
-from megablend.index.fragments import Fragment, fragment_name, read_fragment, split_name, write_fragment
+from megablend.index.fragments import (
+    Fragment,
+    fragment_name,
+    read_fragment,
+    split_name,
+    write_fragment,
+)
 from megablend.index.source_spec import list_columns
 from megablend.index.sources import list_source
 from tests.index.index_data import spec, write
@@ -66,7 +72,9 @@ def test_a_fragment_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 def test_names_tell_what_was_asked_and_which_version_answered(tmp_path: Path) -> None:
     write(tmp_path / "a.arrow", 1)
     (column,) = list_columns([list_source(spec(tmp_path), storage=STORAGE)])
-    counted, uncounted = (fragment_name(column, column.files[0], documents=asked) for asked in (True, False))
+    counted, uncounted = (
+        fragment_name(column, column.files[0], documents=asked) for asked in (True, False)
+    )
     assert split_name(counted)[0] == split_name(uncounted)[0]
     assert split_name(counted)[1] != split_name(uncounted)[1]
     write(tmp_path / "a.arrow", 2)

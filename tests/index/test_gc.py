@@ -92,7 +92,9 @@ def test_what_nothing_needs_goes(cache: Path) -> None:
     assert (found.snapshots, found.kept, found.others) == ((first, second), (third,), 4)
     assert found.bytes > 1000
     assert names(snapshots(cache)) == {third}
-    assert {path: path.read_bytes() for path in snapshots(cache).joinpath(third).iterdir()} == before
+    assert {
+        path: path.read_bytes() for path in snapshots(cache).joinpath(third).iterdir()
+    } == before
     assert store_totals(cache, third, ["x"]).find(np.dtype(np.int64), 3) is not None
     assert verify(str(cache), data=True, storage=STORAGE) == []
     assert gc(cache) == Collected(snapshots=(), kept=(third,), others=0, bytes=0)
@@ -144,8 +146,12 @@ def test_a_snapshot_that_was_built_again_is_as_young_as_that(cache: Path) -> Non
 
 def test_tables_of_documents_go_with_the_files(cache: Path) -> None:
     for digest in list_snapshots(cache):
-        build_tables(BlockStore(open_snapshot(cache, digest), storage=STORAGE), [0], launch=SingleProcess())
-        blocks = PartDocuments(open_table(open_snapshot(cache, digest), 0), [range(3)], has_eod=False)
+        build_tables(
+            BlockStore(open_snapshot(cache, digest), storage=STORAGE), [0], launch=SingleProcess()
+        )
+        blocks = PartDocuments(
+            open_table(open_snapshot(cache, digest), 0), [range(3)], has_eod=False
+        )
         blocks.keep_group_totals(2, 1)
     first, _, third = list_snapshots(cache)
     age(cache, 8)
@@ -156,7 +162,10 @@ def test_tables_of_documents_go_with_the_files(cache: Path) -> None:
     gc(cache)
     assert [len(names(cache / name)) for name in ("documents", "lengths", "splits")] == [1, 2, 2]
     assert (
-        build_tables(BlockStore(open_snapshot(cache, third), storage=STORAGE), [0], launch=SingleProcess()).counted == 0
+        build_tables(
+            BlockStore(open_snapshot(cache, third), storage=STORAGE), [0], launch=SingleProcess()
+        ).counted
+        == 0
     )
 
 
@@ -173,15 +182,22 @@ def test_parts_and_damaged_fragments_go_when_they_are_old(cache: Path) -> None:
     assert not damaged.exists()
 
 
-def test_it_refuses_at_once_while_a_build_runs(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_refuses_at_once_while_a_build_runs(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     age(cache, 8)
     monkeypatch.setattr("megablend.fs.build_lock.WAIT_SECONDS", 1e9)
-    with build_lock(cache), pytest.raises(CacheError, match=r"another build holds the cache \(host .*wait for it"):
+    with (
+        build_lock(cache),
+        pytest.raises(CacheError, match=r"another build holds the cache \(host .*wait for it"),
+    ):
         gc(cache)
     assert len(list_snapshots(cache)) == 3
 
 
-def test_it_refuses_what_it_cannot_know(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_refuses_what_it_cannot_know(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(CacheError, match="there is no cache here"):
         gc(tmp_path / "nowhere")
     age(cache, 8)

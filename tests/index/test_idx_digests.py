@@ -34,7 +34,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes, np.
     pointers = 2 * (np.cumsum(lengths, dtype="<i8") - lengths)
     head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, NUM_SEQUENCES, NUM_SEQUENCES + 1)
     boundaries = np.arange(NUM_SEQUENCES + 1, dtype="<i8")
-    return tokens.tobytes(), head + lengths.tobytes() + pointers.tobytes() + boundaries.tobytes(), lengths
+    return (
+        tokens.tobytes(),
+        head + lengths.tobytes() + pointers.tobytes() + boundaries.tobytes(),
+        lengths,
+    )
 
 
 @pytest.fixture
@@ -102,10 +106,15 @@ def test_a_reader_reads_the_groups_that_it_needs_alone(
     assert 0 < sum(sizes) < 4 * GROUP_BYTES
     ids = np.random.default_rng(0).permutation(len(store.snapshot.tokens_before) - 1)
     read = store.read(ids)
-    assert sum(sizes) <= HEADER_BYTES + 4 * NUM_SEQUENCES + 6 * GROUP_BYTES  # each group once, and those of before
+    assert (
+        sum(sizes) <= HEADER_BYTES + 4 * NUM_SEQUENCES + 6 * GROUP_BYTES
+    )  # each group once, and those of before
     in_order = [read[i] for i in np.argsort(ids)]
     assert b"".join(block.tokens.tobytes() for block in in_order) == written[0]
-    assert np.concatenate([np.diff(block.offsets) for block in in_order]).tolist() == written[2].tolist()
+    assert (
+        np.concatenate([np.diff(block.offsets) for block in in_order]).tolist()
+        == written[2].tolist()
+    )
     assert not caplog.records
 
 
@@ -121,7 +130,9 @@ def test_without_digests_the_whole_file_is_compared_in_parts_and_that_is_logged(
     for damage in (lambda: made.unlink(), lambda: flip(made, 30), lambda: made.write_bytes(b"")):
         damage()
         problems = (
-            [f"{made}: damaged digests of an .idx file; remove it and build again (`megablend build CONFIG`)"]
+            [
+                f"{made}: damaged digests of an .idx file; remove it and build again (`megablend build CONFIG`)"
+            ]
             if made.exists()
             else []
         )
@@ -138,9 +149,12 @@ def test_without_digests_the_whole_file_is_compared_in_parts_and_that_is_logged(
         assert build(pair.parent / "cache", spec(pair)).read == 0
         assert made.read_bytes() == content
     made.unlink()
-    flip(pair.with_suffix(".idx"), HEADER_BYTES + 4 * NUM_SEQUENCES + 3)  # a pointer, which no reader looks at
+    flip(
+        pair.with_suffix(".idx"), HEADER_BYTES + 4 * NUM_SEQUENCES + 3
+    )  # a pointer, which no reader looks at
     with pytest.raises(
-        ChangedFileError, match=r"long\.idx: has digest .*, had .* when it was indexed; restore the original file"
+        ChangedFileError,
+        match=r"long\.idx: has digest .*, had .* when it was indexed; restore the original file",
     ):
         BlockStore(store.snapshot, storage=STORAGE).read([0])
 
@@ -153,7 +167,8 @@ def test_a_changed_length_is_found_when_its_group_is_read(pair: Path) -> None:
     store.read([0, 1])
     begin = place // GROUP_BYTES * GROUP_BYTES
     with pytest.raises(
-        ChangedFileError, match=rf"long\.idx: its bytes from {begin} to .* differ from the bytes when it was indexed"
+        ChangedFileError,
+        match=rf"long\.idx: its bytes from {begin} to .* differ from the bytes when it was indexed",
     ):
         store.read([last])
     flip(pair.with_suffix(".idx"), place)
@@ -163,7 +178,9 @@ def test_a_changed_length_is_found_when_its_group_is_read(pair: Path) -> None:
         BlockStore(store.snapshot, storage=STORAGE).read([0])
 
 
-def test_short_files_have_no_digests_of_parts_and_are_compared_when_they_are_opened(tmp_path: Path) -> None:
+def test_short_files_have_no_digests_of_parts_and_are_compared_when_they_are_opened(
+    tmp_path: Path,
+) -> None:
     head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2)
     (tmp_path / "short.idx").write_bytes(head + struct.pack("<iqqq", 2, 0, 0, 1))
     (tmp_path / "short.bin").write_bytes(b"abcd")
@@ -181,7 +198,9 @@ def test_digests_go_with_the_last_index_that_holds_the_file(pair: Path) -> None:
     (made,) = idx_digests(cache).iterdir()
     assert collect(cache, lambda: [], min_age_seconds=-9, dry_run=False).others == 0
     flip(pair.with_suffix(".idx"), HEADER_BYTES + 12 * NUM_SEQUENCES + 8 * 5)
-    flip(pair.with_suffix(".idx"), HEADER_BYTES + 12 * NUM_SEQUENCES + 8 * 5)  # as it was, with another ctime
+    flip(
+        pair.with_suffix(".idx"), HEADER_BYTES + 12 * NUM_SEQUENCES + 8 * 5
+    )  # as it was, with another ctime
     assert build(cache, spec(pair)).digest == digest
     assert made.is_file()
     other = pair.with_name("other.bin")

@@ -80,7 +80,10 @@ def kill_a_rank(data: Path, cache: Path, seed: int) -> None:
         stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 240
-    while sum(path.name.isdigit() for path in pids.iterdir()) < num_ranks and time.monotonic() < deadline:
+    while (
+        sum(path.name.isdigit() for path in pids.iterdir()) < num_ranks
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.005)
     victim = int((pids / str(chance.randrange(num_ranks))).read_text())
     time.sleep(chance.uniform(0, 0.01 * NUM_FILES / num_ranks + 0.15))
@@ -102,7 +105,9 @@ def test_a_rank_killed_at_any_moment(data: Path, tmp_path: Path, digest: str, se
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["new", "there already"])
-def test_a_build_killed_at_each_of_its_last_writes(data: Path, tmp_path: Path, digest: str, again: bool) -> None:
+def test_a_build_killed_at_each_of_its_last_writes(
+    data: Path, tmp_path: Path, digest: str, again: bool
+) -> None:
     cache = tmp_path / "cache"
     build(cache, spec(data, "0*.arrow"))
     expected = {digest, *list_snapshots(str(cache))}
@@ -155,7 +160,9 @@ def test_a_full_disk_leaves_nothing_half_written(data: Path, tmp_path: Path, dig
 @pytest.mark.parametrize(
     "number", [2, 3, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 4, 5, 6, 7))]
 )
-def test_a_build_of_many_files_killed_at_each_of_its_writes(data: Path, tmp_path: Path, number: int) -> None:
+def test_a_build_of_many_files_killed_at_each_of_its_writes(
+    data: Path, tmp_path: Path, number: int
+) -> None:
     for seed in range(NUM_FILES, 2 * NUM_FILES):  # enough for a pack
         write(tmp_path / "data" / f"{seed}.arrow", seed)
     both = SourceSpec(
@@ -165,7 +172,9 @@ def test_a_build_of_many_files_killed_at_each_of_its_writes(data: Path, tmp_path
     )
     cache = tmp_path / "cache"
     script = CRASH.replace("spec(Path(data))", f"eval({repr(both)!r}, vars(sources))")
-    with forked(f"from megablend.index import source_spec as sources\n{script}", environment()) as call:
+    with forked(
+        f"from megablend.index import source_spec as sources\n{script}", environment()
+    ) as call:
         assert call(number, data, cache) == -signal.SIGKILL
     assert verify(str(cache), data=False, storage=STORAGE) == []
     report = build(cache, both)

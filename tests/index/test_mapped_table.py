@@ -65,7 +65,9 @@ def test_long_columns_are_written_to_files(tmp_path: Path) -> None:
 def test_a_table_that_was_cut_short_is_an_error(tmp_path: Path) -> None:
     table = table_of(tmp_path / "t", 10_000)
     (tmp_path / "t").write_bytes(b"")
-    with pytest.raises(CacheError, match=r"t: damaged table: it ends before byte \d+; build again to repair it"):
+    with pytest.raises(
+        CacheError, match=r"t: damaged table: it ends before byte \d+; build again to repair it"
+    ):
         table.take("a", np.array([5, 9000]))
 
 

@@ -67,7 +67,12 @@ def test_many_files_make_one_pack_and_a_build_of_the_same_reads_no_data(
     assert sorted(Pack(pack).contents()) == sorted(set(Pack(pack).contents()))
     monkeypatch.setattr(LocalStorage, "read", read_only_the_magic)
     again = build(cache, spec(data))
-    assert (again.digest, again.read, again.reused, again.created) == (first.digest, 0, NUM_FILES, False)
+    assert (again.digest, again.read, again.reused, again.created) == (
+        first.digest,
+        0,
+        NUM_FILES,
+        False,
+    )
     assert listed(packs(cache)) == [pack]
     renamed = build(cache, spec(data, name="other"))
     assert (renamed.read, renamed.reused) == (0, NUM_FILES)
@@ -102,14 +107,19 @@ def test_single_fragments_of_an_older_release_go_into_a_pack(
     assert build(cache, spec(data)).digest == digest
 
 
-@pytest.mark.parametrize("place", [0, 20, 600, -900, -1], ids=["magic", "length", "entries", "blocks", "digest"])
+@pytest.mark.parametrize(
+    "place", [0, 20, 600, -900, -1], ids=["magic", "length", "entries", "blocks", "digest"]
+)
 def test_a_damaged_pack_is_never_trusted(data: Path, cache: Path, place: int) -> None:
     digest = build(cache, spec(data)).digest
     (pack,) = listed(packs(cache))
     content = pack.read_bytes()
     flip(pack, place)
     (problem,) = verify(str(cache), data=False, storage=STORAGE)
-    assert problem == f"{pack}: damaged pack of {len(content)} bytes (its checksum is wrong); {REMOVE_REMEDY}"
+    assert (
+        problem
+        == f"{pack}: damaged pack of {len(content)} bytes (its checksum is wrong); {REMOVE_REMEDY}"
+    )
     report = build(cache, spec(data))
     assert (report.digest, report.read, report.notes) == (digest, NUM_FILES, (problem,))
     assert [path.read_bytes() for path in listed(packs(cache))] == [content]
@@ -135,12 +145,16 @@ def test_what_cannot_be_read_is_told_and_stays(data: Path, cache: Path) -> None:
     assert (packs(cache) / "folder").is_dir()
 
 
-def test_a_bad_file_leaves_what_was_found_in_others(data: Path, tmp_path: Path, cache: Path) -> None:
+def test_a_bad_file_leaves_what_was_found_in_others(
+    data: Path, tmp_path: Path, cache: Path
+) -> None:
     folder = tmp_path / "copies"
     folder.mkdir()
     for path in listed(data):
         (folder / path.name).write_bytes(path.read_bytes())
-    bad = min(listed(folder), key=lambda path: path.stat().st_size)  # which comes last: large ones come first
+    bad = min(
+        listed(folder), key=lambda path: path.stat().st_size
+    )  # which comes last: large ones come first
     content = bad.read_bytes()
     bad.write_bytes(content[: len(content) // 2])
     with pytest.raises(CorruptFileError, match=bad.name):

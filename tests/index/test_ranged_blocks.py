@@ -18,13 +18,22 @@ from tests.index.index_data import build, spec, write
 
 
 @examples(60)
-@given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 7), st.integers(1, 4), st.integers(1, 40))
-def test_totals_are_sums_over_blocks(sizes: list[int], num_groups: int, run: int, in_a_pass: int) -> None:
+@given(
+    st.lists(st.integers(0, 9), max_size=60),
+    st.integers(1, 7),
+    st.integers(1, 4),
+    st.integers(1, 40),
+)
+def test_totals_are_sums_over_blocks(
+    sizes: list[int], num_groups: int, run: int, in_a_pass: int
+) -> None:
     expected = [0] * num_groups
     for block, size in enumerate(sizes):
         expected[block // run % num_groups] += size
     running = np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))])
-    found = count_groups(lambda blocks: running[blocks], len(sizes), num_groups, run, blocks_per_pass=in_a_pass)
+    found = count_groups(
+        lambda blocks: running[blocks], len(sizes), num_groups, run, blocks_per_pass=in_a_pass
+    )
     assert found.tolist() == expected
 
 
@@ -33,7 +42,9 @@ def blocks(tmp_path: Path) -> SplitBlocks:
     """All of a source but some tokens of its first and last blocks."""
     for seed in range(6):
         write(tmp_path / "data" / f"{seed}.arrow", seed)
-    snapshot = open_snapshot(tmp_path / "cache", build(tmp_path / "cache", spec(tmp_path / "data")).digest)
+    snapshot = open_snapshot(
+        tmp_path / "cache", build(tmp_path / "cache", spec(tmp_path / "data")).digest
+    )
     source = snapshot.sources[0]
     part = np.zeros(1, PART_DTYPE)[0]
     last = int(snapshot.blocks([source.blocks.stop - 1])["tokens"][0])
@@ -46,13 +57,20 @@ def blocks(tmp_path: Path) -> SplitBlocks:
     return SplitBlocks(snapshot, part, has_eod=True)
 
 
-def test_a_part_counts_what_it_has_and_keeps_it(blocks: SplitBlocks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_counts_what_it_has_and_keeps_it(
+    blocks: SplitBlocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes = np.diff(blocks.before(np.arange(blocks.num_blocks + 1)))
-    expected = [int(sizes[[b for b in range(len(sizes)) if b // 2 % 3 == group]].sum()) for group in range(3)]
+    expected = [
+        int(sizes[[b for b in range(len(sizes)) if b // 2 % 3 == group]].sum())
+        for group in range(3)
+    ]
     assert blocks.group_totals(3, 2).tolist() == expected
     assert sum(expected) == blocks.num_tokens
     blocks.keep_group_totals(3, 2)
-    monkeypatch.setattr("megablend.index.ranged_blocks.count_groups", lambda *args: pytest.fail("counted again"))
+    monkeypatch.setattr(
+        "megablend.index.ranged_blocks.count_groups", lambda *args: pytest.fail("counted again")
+    )
     blocks.keep_group_totals(3, 2)
     assert blocks.group_totals(3, 2).tolist() == expected
 

@@ -45,7 +45,9 @@ def everything(cache: Path) -> list[list[int]]:
     found = [pages.tokens, pages.offsets, store.num_tokens(ids), *sizes]
     found += [snapshot.running("rows_before", ids + 1), *store.dictionaries(ids)]
     found.append(
-        snapshot.find_blocks("tokens_before", range(snapshot.num_blocks), np.arange(snapshot.sources[0].tokens))
+        snapshot.find_blocks(
+            "tokens_before", range(snapshot.num_blocks), np.arange(snapshot.sources[0].tokens)
+        )
     )
     return [each.tolist() for each in found]
 
@@ -88,7 +90,9 @@ def test_every_bit_of_a_row_counts(cache: Path) -> None:
     assert flipped(path, bits, lambda: everything(cache)) == len(bits)
 
 
-def test_rows_of_a_large_table_are_verified_too(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_large_table_are_verified_too(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = everything(cache)
     monkeypatch.setattr(MappedTable, "mapped_bytes", 0)
     assert everything(cache) == expected
@@ -103,9 +107,7 @@ def test_a_row_is_named_with_its_file(cache: Path) -> None:
     data[MappedTable(path, BLOCK_COLUMNS)._begins["offset"] + 8] ^= 1
     path.write_bytes(data)
     store = BlockStore(open_snapshot(cache, path.parent.name), storage=STORAGE)
-    message = (
-        rf"{path}: damaged table: row 1 does not match its checksum in blocks.check.arrow; build again to repair it"
-    )
+    message = rf"{path}: damaged table: row 1 does not match its checksum in blocks.check.arrow; build again to repair it"
     with pytest.raises(CacheError, match=message):
         store.read([1])
     store.read([0])
@@ -121,7 +123,10 @@ def test_an_index_of_an_older_version_is_read_with_a_warning_and_completed(
     with caplog.at_level(logging.WARNING, "megablend"):
         assert everything(cache) == expected
         assert everything(cache) == expected
-    assert len([record for record in caplog.records if "without checksums of rows" in record.message]) == 1
+    assert (
+        len([record for record in caplog.records if "without checksums of rows" in record.message])
+        == 1
+    )
     assert verify(str(cache), data=True, storage=STORAGE) == []
     under_way = open_snapshot(cache, folder.name)
     report = build(cache, spec(tmp_path / "data"))
@@ -147,7 +152,11 @@ def test_damage_to_the_checksums_is_found_and_mended(cache: Path, tmp_path: Path
     path = folder_of(cache) / "blocks.check.arrow"
     data = path.read_bytes()
     path.write_bytes(data[:-400] + bytes(8) + data[-392:])
-    assert [problem for problem in verify(str(cache), data=False, storage=STORAGE) if str(path) in problem]
+    assert [
+        problem
+        for problem in verify(str(cache), data=False, storage=STORAGE)
+        if str(path) in problem
+    ]
     build(cache, spec(tmp_path / "data"))
     assert path.read_bytes() == data
     assert everything(cache)

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from megablend.index.file_versions import NUM_RANGES, RANGE_BYTES, body_ranges, sampled_content_digest
+from megablend.index.file_versions import (
+    NUM_RANGES,
+    RANGE_BYTES,
+    body_ranges,
+    sampled_content_digest,
+)
 from tests.storages import STORAGE
 
 WHOLE = NUM_RANGES * RANGE_BYTES

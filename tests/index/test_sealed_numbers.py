@@ -35,7 +35,13 @@ def test_numbers_come_back_as_they_were() -> None:
 
 @pytest.mark.parametrize(
     ("count", "magic", "key"),
-    [(2, b"magic", b"key"), (4, b"magic", b"key"), (3, b"Magic", b"key"), (3, b"magic", b""), (3, b"magic", b"other")],
+    [
+        (2, b"magic", b"key"),
+        (4, b"magic", b"key"),
+        (3, b"Magic", b"key"),
+        (3, b"magic", b""),
+        (3, b"magic", b"other"),
+    ],
 )
 def test_numbers_of_something_else_are_not_taken(count: int, magic: bytes, key: bytes) -> None:
     assert parse_numbers(STORED, INT64, count, magic, key) is None
@@ -50,11 +56,15 @@ def test_each_flipped_bit_and_each_cut_is_found() -> None:
         assert parse_numbers(STORED[:size], INT64, None, b"magic", b"key") is None
 
 
-def test_a_missing_file_is_none_and_a_damaged_one_an_error_where_it_is_not_computed_again(tmp_path: Path) -> None:
+def test_a_missing_file_is_none_and_a_damaged_one_an_error_where_it_is_not_computed_again(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "numbers"
     assert read_numbers(path, INT64) is None
     path.write_bytes(STORED[:-1])
-    with pytest.raises(CacheError, match=rf"^{path}: damaged \(its checksum is wrong\); build again"):
+    with pytest.raises(
+        CacheError, match=rf"^{path}: damaged \(its checksum is wrong\); build again"
+    ):
         read_numbers(path, INT64, 3, b"magic", b"key")
     assert find_numbers(path, INT64, 3, b"magic", b"key") is None
     path.unlink()

@@ -27,7 +27,9 @@ def cache(tmp_path: Path) -> Path:
     with pa.ipc.new_file(str(tmp_path / "data" / "2empty.arrow"), schema):
         pass
     build(
-        tmp_path / "cache", spec(tmp_path / "data"), spec(tmp_path / "data", "1.arrow", name="rough", documents=False)
+        tmp_path / "cache",
+        spec(tmp_path / "data"),
+        spec(tmp_path / "data", "1.arrow", name="rough", documents=False),
     )
     return tmp_path / "cache"
 
@@ -69,7 +71,9 @@ def test_file_of_passes_over_files_without_blocks(snapshot: Snapshot) -> None:
         i for i in range(snapshot.num_files) for _ in range(snapshot.file(i).num_blocks)
     ]  # the empty file is among them
     np.testing.assert_array_equal(snapshot.file_of(np.arange(len(files))), files)
-    assert "2empty.arrow" in {snapshot.file(i).name for i in set(range(snapshot.num_files)) - set(files)}
+    assert "2empty.arrow" in {
+        snapshot.file(i).name for i in set(range(snapshot.num_files)) - set(files)
+    }
 
 
 def test_blocks_in_any_order_with_repeats_and_none(snapshot: Snapshot) -> None:
@@ -123,7 +127,9 @@ def test_tables_are_arrow_files_that_other_tools_read(snapshot: Snapshot) -> Non
     with pa.memory_map(str(snapshot.folder / "blocks.arrow")) as file:
         table = pa.ipc.open_file(file).read_all()
     assert table.num_rows == len(snapshot.tokens_before)
-    assert table.column("tokens_before")[-1].as_py() == sum(source.tokens for source in snapshot.sources)
+    assert table.column("tokens_before")[-1].as_py() == sum(
+        source.tokens for source in snapshot.sources
+    )
     assert sum(column.type.bit_width // 8 for column in table.columns) == 46
 
 
@@ -136,7 +142,8 @@ def test_a_flipped_bit_of_the_table_of_files_is_said_at_opening(snapshot: Snapsh
     data = table.read_bytes()
     table.write_bytes(data.replace(b"int32", b"in432", 1))
     with pytest.raises(
-        CacheError, match=r"files.arrow: damaged table: its checksum is wrong; build again to repair it"
+        CacheError,
+        match=r"files.arrow: damaged table: its checksum is wrong; build again to repair it",
     ):
         open_snapshot(snapshot.cache, snapshot.digest)
     table.write_bytes(data)
@@ -152,7 +159,8 @@ def test_a_block_of_no_chunk_of_its_file_is_refused(snapshot: Snapshot) -> None:
     for chunk in (-1, int(chunks.max()) + 1, 1 << 29):
         table.write_bytes(data[:place] + np.int32(chunk).tobytes() + data[place + 4 :])
         with pytest.raises(
-            CacheError, match=r"blocks.arrow: damaged table: a block refers to a chunk outside its file"
+            CacheError,
+            match=r"blocks.arrow: damaged table: a block refers to a chunk outside its file",
         ):
             open_snapshot(snapshot.cache, snapshot.digest).blocks([0])
     table.write_bytes(data)

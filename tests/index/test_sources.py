@@ -24,10 +24,16 @@ def test_names_are_relative_and_sorted(tmp_path: Path) -> None:
     assert (listing.root, listing.read.format) == (str(tmp_path), "arrow")
 
 
-@pytest.mark.parametrize("pattern", ["nothing*.arrow", "nothing.arrow", "no/where/*.arrow", "prefix_text_document"])
-def test_a_pattern_that_matches_nothing_names_source_and_pattern(tmp_path: Path, pattern: str) -> None:
+@pytest.mark.parametrize(
+    "pattern", ["nothing*.arrow", "nothing.arrow", "no/where/*.arrow", "prefix_text_document"]
+)
+def test_a_pattern_that_matches_nothing_names_source_and_pattern(
+    tmp_path: Path, pattern: str
+) -> None:
     write(tmp_path / "a.arrow", 1)
-    with pytest.raises(ConfigError, match=rf"source 'books': .*/{pattern.replace('*', '.')} matches no file"):
+    with pytest.raises(
+        ConfigError, match=rf"source 'books': .*/{pattern.replace('*', '.')} matches no file"
+    ):
         list_source(spec(tmp_path, pattern, name="books"), storage=STORAGE)
 
 
@@ -48,7 +54,8 @@ def test_a_slip_in_a_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
 def test_a_folder_is_answered_with_its_files(tmp_path: Path) -> None:
     write(tmp_path / "books" / "a.arrow", 1)
     with pytest.raises(
-        ConfigError, match=rf"source 'source': {tmp_path}/books is a folder: .* `{tmp_path}/books/\*\.arrow`"
+        ConfigError,
+        match=rf"source 'source': {tmp_path}/books is a folder: .* `{tmp_path}/books/\*\.arrow`",
     ):
         list_source(spec(tmp_path, "books"), storage=STORAGE)
 
@@ -62,7 +69,9 @@ def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
 def test_mixed_formats_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.arrow", 1)
     shutil.copy(path, tmp_path / "b.parquet")
-    with pytest.raises(ConfigError, match=r"source 'source': mixes formats: arrow \(.*a.arrow\), parquet"):
+    with pytest.raises(
+        ConfigError, match=r"source 'source': mixes formats: arrow \(.*a.arrow\), parquet"
+    ):
         list_source(spec(tmp_path, "*"), storage=STORAGE)
 
 
@@ -78,7 +87,11 @@ def test_a_megatron_prefix_stands_for_its_two_files(tmp_path: Path, pattern: str
         (tmp_path / f"x{suffix}").write_bytes(b"1234")
     listing = list_source(spec(tmp_path, pattern), storage=STORAGE)
     (file,) = listing.files
-    assert (file.name, file.path, listing.read.format) == ("x.bin", str(tmp_path / "x.bin"), "megatron")
+    assert (file.name, file.path, listing.read.format) == (
+        "x.bin",
+        str(tmp_path / "x.bin"),
+        "megatron",
+    )
     (tmp_path / "x.idx").write_bytes(b"12345")
     assert list_source(spec(tmp_path, pattern), storage=STORAGE).files[0].etag != file.etag
 
@@ -95,20 +108,26 @@ def test_a_link_to_nothing_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "b.arrow").symlink_to("gone.arrow")
     (tmp_path / "c.arrow").symlink_to("gone.arrow")
     with pytest.raises(
-        DataError, match=r"b.arrow: cannot be read: a symbolic link to nothing: gone.arrow \(and 1 more: "
+        DataError,
+        match=r"b.arrow: cannot be read: a symbolic link to nothing: gone.arrow \(and 1 more: ",
     ) as e:
         list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=False), storage=STORAGE)
     assert f"and 1 more: {tmp_path}/c.arrow); source 'source' may be missing files" in str(e.value)
     assert "set `on_unreadable: skip`" in str(e.value)
-    listing = list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=True), storage=STORAGE)
+    listing = list_source(
+        dataclasses.replace(spec(tmp_path), skip_unreadable=True), storage=STORAGE
+    )
     assert [file.name for file in listing.files] == ["a.arrow"]
-    assert listing.skipped == tuple(f"{tmp_path}/{n}.arrow: a symbolic link to nothing: gone.arrow" for n in "bc")
+    assert listing.skipped == tuple(
+        f"{tmp_path}/{n}.arrow: a symbolic link to nothing: gone.arrow" for n in "bc"
+    )
 
 
 def test_nothing_but_what_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "b.arrow").symlink_to("gone.arrow")
     with pytest.raises(
-        ConfigError, match=r"source 'source': none of its files can be read: .*b.arrow: a symbolic link"
+        ConfigError,
+        match=r"source 'source': none of its files can be read: .*b.arrow: a symbolic link",
     ):
         list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=True), storage=STORAGE)
 
@@ -119,9 +138,7 @@ def test_folders_that_look_like_files_are_not_left_out_silently(tmp_path: Path) 
     write(tmp_path / "b.arrow" / "part-0.arrow", 1)
     (tmp_path / "notes").mkdir()
     patterns = f"{tmp_path}/*.arrow", f"{tmp_path}/*.arrow/*.arrow"
-    says = (
-        f"{patterns[0]} matches the folder {tmp_path}/b.arrow, whose files would be left out: add a pattern for them, "
-    )
+    says = f"{patterns[0]} matches the folder {tmp_path}/b.arrow, whose files would be left out: add a pattern for them, "
     says += f"`path: [{patterns[0]}, {patterns[1]}]`, or set `on_unreadable: skip`"
     one = spec(tmp_path, "*.arrow")
     with pytest.raises(ConfigError, match=re.escape(says)):
@@ -165,7 +182,9 @@ def test_a_file_counts_once_whatever_links_lead_to_it(tmp_path: Path) -> None:
         f"{tmp_path}/z/a.arrow), and 2 links lead to folders that are already listed (such as {tmp_path}/c); "
         "each file counts once"
     )
-    both = dataclasses.replace(spec(tmp_path), patterns=(f"{tmp_path}/z/a.arrow", f"{tmp_path}/z/*.arrow"))
+    both = dataclasses.replace(
+        spec(tmp_path), patterns=(f"{tmp_path}/z/a.arrow", f"{tmp_path}/z/*.arrow")
+    )
     assert find_source(both, storage=STORAGE).note is None, "the same name twice is no other name"
 
 
@@ -180,9 +199,14 @@ def test_a_pair_is_skipped_where_its_other_half_leads_nowhere(tmp_path: Path, pa
     write_pairs(tmp_path, "ab")
     (tmp_path / "a.idx").unlink()
     (tmp_path / "a.idx").symlink_to("gone")
-    listing = list_source(dataclasses.replace(spec(tmp_path, pattern), skip_unreadable=True), storage=STORAGE)
+    listing = list_source(
+        dataclasses.replace(spec(tmp_path, pattern), skip_unreadable=True), storage=STORAGE
+    )
     assert [file.name for file in listing.files] == ["b.bin"]
-    assert any(f"{tmp_path}/a." in path and "a symbolic link to nothing" in path for path in listing.skipped)
+    assert any(
+        f"{tmp_path}/a." in path and "a symbolic link to nothing" in path
+        for path in listing.skipped
+    )
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can try as another user")
@@ -197,7 +221,9 @@ def test_a_pair_is_skipped_where_its_idx_is_closed(tmp_path: Path) -> None:
             os.setgroups([])
             os.setgid(65534)
             os.setuid(65534)
-            found = find_source(dataclasses.replace(spec(tmp_path, "*.bin"), skip_unreadable=True), storage=STORAGE)
+            found = find_source(
+                dataclasses.replace(spec(tmp_path, "*.bin"), skip_unreadable=True), storage=STORAGE
+            )
             expected = (f"{tmp_path}/a.bin: {tmp_path}/a.idx: Permission denied",)
             os._exit((found.paths, found.skipped) != ((f"{tmp_path}/b.bin",), expected))
         finally:
@@ -224,7 +250,9 @@ def test_a_cache_among_the_data_is_no_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("listed", [["train", "validation"], ["validation", "held-out"], None])
-def test_a_folder_of_splits_is_answered_with_that_of_one(tmp_path: Path, listed: list[str] | None) -> None:
+def test_a_folder_of_splits_is_answered_with_that_of_one(
+    tmp_path: Path, listed: list[str] | None
+) -> None:
     folder = tmp_path / "my[1]"  # a remedy's path is a pattern
     for split in listed or ["test", "train"]:
         write(folder / split / "data-00000-of-00001.arrow", 1)
@@ -252,7 +280,9 @@ def test_a_folder_of_splits_is_answered_with_that_of_one(tmp_path: Path, listed:
         (["train-1/test_0", "train-1/test_1"], "**/*.arrow"),
     ],
 )
-def test_names_of_splits_lead_to_the_files_of_one(tmp_path: Path, names: list[str], remedy: str) -> None:
+def test_names_of_splits_lead_to_the_files_of_one(
+    tmp_path: Path, names: list[str], remedy: str
+) -> None:
     for seed, name in enumerate(names):
         write(tmp_path / "d[1]" / f"{name}.arrow", seed)
     with pytest.raises(ConfigError, match=re.escape(f"`{tmp_path}/d[[]1]/{remedy}`") + "$"):
@@ -267,7 +297,8 @@ def test_a_list_of_splits_that_is_none_is_named(tmp_path: Path, content: str) ->
     write(tmp_path / "books" / "train" / "a.arrow", 1)
     (tmp_path / "books" / "dataset_dict.json").write_text(content)
     with pytest.raises(
-        ConfigError, match=rf"{tmp_path}/books/dataset_dict\.json: is not a list of splits .*restore it"
+        ConfigError,
+        match=rf"{tmp_path}/books/dataset_dict\.json: is not a list of splits .*restore it",
     ):
         list_source(spec(tmp_path, "books"), storage=STORAGE)
 
@@ -298,4 +329,6 @@ def test_patterns_over_several_splits_are_warned_of(
     if splits is None:
         assert note is None
     else:
-        assert re.match(rf"source 'source': .* of several splits, {splits[0]} \(.*, {splits[1]} \(", note or "")
+        assert re.match(
+            rf"source 'source': .* of several splits, {splits[0]} \(.*, {splits[1]} \(", note or ""
+        )

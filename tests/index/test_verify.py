@@ -75,7 +75,9 @@ def test_any_overwritten_byte_of_a_table_is_found(cache: Path, name: str) -> Non
             open_snapshot(str(cache), snapshot(cache).name)
 
 
-@pytest.mark.parametrize("name", ["blocks.arrow", "chunks.arrow", "files.arrow", "manifest.json", "roots.json"])
+@pytest.mark.parametrize(
+    "name", ["blocks.arrow", "chunks.arrow", "files.arrow", "manifest.json", "roots.json"]
+)
 def test_a_truncated_snapshot_is_not_opened(cache: Path, name: str) -> None:
     path = snapshot(cache) / name
     os.truncate(path, path.stat().st_size // 2)
@@ -112,16 +114,23 @@ def test_a_newer_format_is_refused_by_name(cache: Path) -> None:
     path = snapshot(cache) / "manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps(manifest | {"format_version": 2, "written_by": "megablend 9.0"}))
-    with pytest.raises(CacheError, match=r"format version 2 by megablend 9.0; .* up to version 1: upgrade"):
+    with pytest.raises(
+        CacheError, match=r"format version 2 by megablend 9.0; .* up to version 1: upgrade"
+    ):
         open_snapshot(str(cache), path.parent.name)
 
 
 def test_an_unknown_snapshot_lists_those_there_are(cache: Path) -> None:
-    with pytest.raises(CacheError, match=rf"this version of the index does not exist .*{snapshot(cache).name}"):
+    with pytest.raises(
+        CacheError, match=rf"this version of the index does not exist .*{snapshot(cache).name}"
+    ):
         open_snapshot(str(cache), "0" * 32)
     folder = snapshot(cache)
     (folder / "manifest.json").unlink()
-    assert f"{folder}/manifest.json: cannot be read" in verify(str(cache), data=False, storage=STORAGE)[0]
+    assert (
+        f"{folder}/manifest.json: cannot be read"
+        in verify(str(cache), data=False, storage=STORAGE)[0]
+    )
     shutil.rmtree(folder)
     with pytest.raises(CacheError, match="none"):
         open_snapshot(str(cache), "0" * 32)

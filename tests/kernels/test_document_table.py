@@ -17,7 +17,9 @@ def test_starts_are_sums(lengths: list[int], every: int, end_tokens: int) -> Non
     firsts = [document - document % every for document in documents.tolist()]
     starts = np.array([sum(ends[:first]) for first in firsts])
     counts = np.array([sum(ends[first : first + every]) for first in firsts])
-    assert add_lengths(np.array(lengths, np.int32), every, end_tokens, documents, counts, starts) == -1
+    assert (
+        add_lengths(np.array(lengths, np.int32), every, end_tokens, documents, counts, starts) == -1
+    )
     assert starts.tolist() == [sum(ends[:document]) for document in documents]
 
 

@@ -21,14 +21,19 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("seed", range(5))
 def test_ranges_are_slices(path: Path, seed: int, ahead: bool) -> None:
     rng = random.Random(seed)
-    ranges = [(offset := rng.randrange(5001), rng.choice([0, 1, rng.randrange(5001 - offset)])) for _ in range(20)]
+    ranges = [
+        (offset := rng.randrange(5001), rng.choice([0, 1, rng.randrange(5001 - offset)]))
+        for _ in range(20)
+    ]
     ranges = [(offset, min(size, 5000 - offset)) for offset, size in ranges]
     offsets, sizes = np.array(ranges).T.copy()
     begins = np.cumsum(sizes) - sizes + 3
     out = np.full(int(sizes.sum()) + 6, 7, np.uint8)
     with path.open("rb") as file:
         assert read_ranges(file.fileno(), offsets, sizes, begins, ahead, out) == 20
-    assert out[3:-3].tobytes() == b"".join(CONTENT[offset : offset + size] for offset, size in ranges)
+    assert out[3:-3].tobytes() == b"".join(
+        CONTENT[offset : offset + size] for offset, size in ranges
+    )
     assert out[:3].tolist() == out[-3:].tolist() == [7, 7, 7]
 
 

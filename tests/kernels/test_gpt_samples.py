@@ -30,7 +30,9 @@ class Files:
     data: Arrays
     lengths: Arrays
 
-    def read(self, folder: Path, batches: list[list[int]], length: int, cut: str = "") -> list[Arrays | None]:
+    def read(
+        self, folder: Path, batches: list[list[int]], length: int, cut: str = ""
+    ) -> list[Arrays | None]:
         """Batches of samples of `length` tokens as the kernel reads them; None for one that it refuses.
 
         Args:
@@ -49,7 +51,9 @@ class Files:
             fds = []
             for name, start in starts.items():
                 entries = getattr(self, name).tobytes()
-                header = (bytes(start) + entries)[-start:] if start else b""  # what is before entries could be some
+                header = (
+                    (bytes(start) + entries)[-start:] if start else b""
+                )  # what is before entries could be some
                 (folder / name).write_bytes(header + entries[: len(entries) // (1 + (name == cut))])
                 fds.append(os.open(folder / name, os.O_RDONLY))
                 stack.callback(os.close, fds[-1])
@@ -68,9 +72,13 @@ class Files:
             for number in numbers:
                 row = int(self.shuffle_index[number])
                 (first, offset), (last, end) = self.sample_index[[row, row + 1]].tolist()
-                if min(row, first, offset, end + 1) < 0 or not first <= last < len(self.document_index):
+                if min(row, first, offset, end + 1) < 0 or not first <= last < len(
+                    self.document_index
+                ):
                     return None
-                documents = [self.document(int(each)) for each in self.document_index[first : last + 1]]
+                documents = [
+                    self.document(int(each)) for each in self.document_index[first : last + 1]
+                ]
                 left_out = len(documents[-1]) - end - 1
                 if left_out < 0 or offset > len(documents[0]):
                     return None
@@ -78,7 +86,11 @@ class Files:
                 found.append(stream[offset : len(stream) - left_out])
         except IndexError:
             return None
-        return np.array(found).reshape(-1, length) if {len(each) for each in found} <= {length} else None
+        return (
+            np.array(found).reshape(-1, length)
+            if {len(each) for each in found} <= {length}
+            else None
+        )
 
     def document(self, number: int) -> Arrays:
         """Its tokens. Raises: IndexError."""
@@ -88,20 +100,30 @@ class Files:
         return self.data[begin : begin + int(self.lengths[number])]
 
 
-def draw(rng: np.random.Generator, length: int, row_dtype: str, shuffle_dtype: str, token_dtype: str) -> Files:
+def draw(
+    rng: np.random.Generator, length: int, row_dtype: str, shuffle_dtype: str, token_dtype: str
+) -> Files:
     """Documents of no token, of few and of many samples, in any order in the `.bin`, and Megatron's arrays over two epochs."""
     lengths = rng.choice([0, 1, 2, length - 1, length, 3 * length], 60).astype(np.int32)
     order = rng.permutation(len(lengths))
     pointers = np.empty(len(lengths), np.int64)
     pointers[order] = np.cumsum(lengths[order], dtype=np.int64) - lengths[order]
-    document_index = np.concatenate([rng.permutation(len(lengths)) for _ in range(2)]).astype(np.int32)
+    document_index = np.concatenate([rng.permutation(len(lengths)) for _ in range(2)]).astype(
+        np.int32
+    )
     ends = np.cumsum(lengths[document_index])
-    cuts = np.arange(0, ends[-1] - 1, length - 1)  # a sample begins with the last token of the one before
+    cuts = np.arange(
+        0, ends[-1] - 1, length - 1
+    )  # a sample begins with the last token of the one before
     rows = np.searchsorted(ends, cuts, side="right")
-    sample_index = np.stack([rows, cuts - (ends - lengths[document_index])[rows]], 1).astype(row_dtype)
+    sample_index = np.stack([rows, cuts - (ends - lengths[document_index])[rows]], 1).astype(
+        row_dtype
+    )
     data = rng.integers(0, 250, lengths.sum()).astype(token_dtype)
     shuffle_index = rng.permutation(len(cuts) - 1).astype(shuffle_dtype)
-    return Files(document_index, sample_index, shuffle_index, pointers * data.itemsize, data, lengths)
+    return Files(
+        document_index, sample_index, shuffle_index, pointers * data.itemsize, data, lengths
+    )
 
 
 @pytest.mark.parametrize("token_dtype", ["u1", "u2", "i4", "i8"])
@@ -112,7 +134,10 @@ def test_samples_are_slices_of_the_documents(
     files = draw(np.random.default_rng(3), 9, row_dtype, shuffle_dtype, token_dtype)
     count = len(files.shuffle_index)
     numbers = [*range(-count, count)]
-    (found, *outside), expected = files.read(tmp_path, [numbers, [count], [-count - 1]], 9), files.slices(numbers, 9)
+    (found, *outside), expected = (
+        files.read(tmp_path, [numbers, [count], [-count - 1]], 9),
+        files.slices(numbers, 9),
+    )
     assert found is not None
     assert expected is not None
     np.testing.assert_array_equal(found, expected)
@@ -154,13 +179,17 @@ def test_entries_out_of_bounds_are_refused(tmp_path: Path, seed: int) -> None:
             np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("name", ["document_index", "sample_index", "shuffle_index", "pointers", "data"])
+@pytest.mark.parametrize(
+    "name", ["document_index", "sample_index", "shuffle_index", "pointers", "data"]
+)
 def test_files_that_end_early_are_refused(tmp_path: Path, name: str) -> None:
     files = draw(np.random.default_rng(1), 5, "i8", "i8", "u2")
     expected = files.slices([*range(len(files.shuffle_index))], 5)
     assert expected is not None
     answers = files.read(tmp_path, [[0, number] for number in range(len(expected))], 5, name)
-    for number, found in enumerate(answers):  # what was read for sample 0 is not taken for that of the other
+    for number, found in enumerate(
+        answers
+    ):  # what was read for sample 0 is not taken for that of the other
         assert found is None or np.array_equal(found, expected[[0, number]])
     assert any(found is None for found in answers)
 
@@ -172,7 +201,11 @@ def test_files_that_end_early_are_refused(tmp_path: Path, name: str) -> None:
         ([[2, -1], [2, 3]], [0, 0], False),  # begins before its document
         ([[-1, 0], [-1, 4]], [0, 0], False),  # before the documents
         ([[2, 0], [2, 4]], [0, -1], False),  # before the rows
-        ([[2, 0], [2, 4]], [0, 2], False),  # after the rows, where a sample before was as it should be
+        (
+            [[2, 0], [2, 4]],
+            [0, 2],
+            False,
+        ),  # after the rows, where a sample before was as it should be
     ],
 )
 def test_what_is_outside_is_refused_where_it_has_as_many_tokens_as_it_should(

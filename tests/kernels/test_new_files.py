@@ -21,7 +21,13 @@ def write(folder: Path, contents: dict[str, bytes]) -> int:
     name_starts = name_ends - [len(name) + 1 for name in contents]
     try:
         return write_new_files(
-            fd, FLAGS, np.frombuffer(names, np.uint8), name_starts, np.frombuffer(data, np.uint8), starts, sizes
+            fd,
+            FLAGS,
+            np.frombuffer(names, np.uint8),
+            name_starts,
+            np.frombuffer(data, np.uint8),
+            starts,
+            sizes,
         )
     finally:
         os.close(fd)
@@ -55,7 +61,13 @@ def test_a_full_device_is_noticed(tmp_path: Path) -> None:
     zero = np.zeros(1, np.int64)
     try:
         found = write_new_files(
-            fd, os.O_WRONLY, np.frombuffer(b"full\0", np.uint8), zero, np.zeros(9, np.uint8), zero, zero + 9
+            fd,
+            os.O_WRONLY,
+            np.frombuffer(b"full\0", np.uint8),
+            zero,
+            np.zeros(9, np.uint8),
+            zero,
+            zero + 9,
         )
     finally:
         os.close(fd)
@@ -82,4 +94,8 @@ def test_names(tmp_path: Path) -> None:
         os.close(first)
         os.close(second)
     assert list(source.iterdir()) == []
-    assert {path.name: path.read_bytes() for path in target.iterdir()} == {"a": b"one", "b": b"two", "c": b"three"}
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == {
+        "a": b"one",
+        "b": b"two",
+        "c": b"three",
+    }

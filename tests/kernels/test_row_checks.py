@@ -29,7 +29,9 @@ def test_kernel_and_numpy_give_what_plain_integers_give(num_columns: int) -> Non
     rows = rng.integers(0, 1 << 62, 100)
     values = rng.integers(-(1 << 63), 1 << 63, (num_columns, 100))
     values[:, :3] = [[-1, 0, 1]] * num_columns
-    expected = [naive(int(row), column.tolist()) for row, column in zip(rows, values.T, strict=True)]
+    expected = [
+        naive(int(row), column.tolist()) for row, column in zip(rows, values.T, strict=True)
+    ]
     out = np.empty(100, np.uint32)
     row_checks(rows.view(np.uint64), values.view(np.uint64), out)
     assert out.tolist() == plain_row_checks(rows, values).tolist() == expected
@@ -38,4 +40,8 @@ def test_kernel_and_numpy_give_what_plain_integers_give(num_columns: int) -> Non
 def test_the_format_on_disk() -> None:
     """These numbers lie in caches: never change them."""
     values = np.array([[0, 1, -1], [5, 6, 1 << 40]])
-    assert plain_row_checks(np.array([0, 1, 10**8]), values).tolist() == [851071573, 722752803, 100363135]
+    assert plain_row_checks(np.array([0, 1, 10**8]), values).tolist() == [
+        851071573,
+        722752803,
+        100363135,
+    ]

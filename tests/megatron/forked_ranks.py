@@ -75,7 +75,9 @@ def serve_ranks(driver: str, imported: Imported) -> Iterator[Callable[[str, int]
             ranks = [{}]
         requests.write(json.dumps({"spec": spec, "ranks": ranks}) + "\n")
         requests.flush()
-        assert select.select([answers], [], [], SECONDS)[0], f"the ranks did not end within {SECONDS} s"
+        assert select.select([answers], [], [], SECONDS)[0], (
+            f"the ranks did not end within {SECONDS} s"
+        )
         codes: list[int] = json.loads(answers.readline())
         return codes
 

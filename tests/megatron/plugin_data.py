@@ -21,22 +21,44 @@ from tests.preloaded import python
 
 ROOT = Path(__file__).parent.parent.parent
 DRIVER = Path(__file__).with_name("plugin_driver.py")
-LAUNCHERS = ("PMI", "MPI_", "OMPI_", "SLURM_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "TORCHELASTIC_")
-PARQUET = {"parquet": "parquet", "parquet-v2-unindexed": "parquet", "arrow": "arrow", "arrow-lz4": "arrow"}
+LAUNCHERS = (
+    "PMI",
+    "MPI_",
+    "OMPI_",
+    "SLURM_",
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_",
+    "LOCAL_",
+    "TORCHELASTIC_",
+)
+PARQUET = {
+    "parquet": "parquet",
+    "parquet-v2-unindexed": "parquet",
+    "arrow": "arrow",
+    "arrow-lz4": "arrow",
+}
 
 
 def draw_documents(seed: int, num_documents: int = 200) -> list[list[int]]:
     """Documents of no token, of one, and of many pages."""
     rng = random.Random(seed)
-    sizes = [rng.choice([0, 1, rng.randrange(40), rng.randrange(40), rng.randrange(400)]) for _ in range(num_documents)]
+    sizes = [
+        rng.choice([0, 1, rng.randrange(40), rng.randrange(40), rng.randrange(400)])
+        for _ in range(num_documents)
+    ]
     return [[rng.randrange(1, 40_000) for _ in range(size)] for size in sizes]
 
 
-def write_word(folder: Path, kind: str, documents: Sequence[Sequence[int]], eod: int | None = None) -> str:
+def write_word(
+    folder: Path, kind: str, documents: Sequence[Sequence[int]], eod: int | None = None
+) -> str:
     """Write documents as a format's files; how a blend calls them. A pair has its end-of-document tokens written out."""
     folder.mkdir(parents=True, exist_ok=True)
     if kind == "megatron":
-        ended = [[*document, eod] if document and eod is not None else document for document in documents]
+        ended = [
+            [*document, eod] if document and eod is not None else document for document in documents
+        ]
         KINDS[kind].write(folder / "pair.bin", ended)
         return str(folder / "pair")
     middle = len(documents) // 3
@@ -88,7 +110,11 @@ def assert_same_samples(found: Any, expected: Any, step: int = 1) -> None:
             assert list(ours) == list(theirs)
             for name, value in theirs.items():
                 assert_same_values(ours[name], value, (k, name))
-        own = {sample[name].data_ptr() for sample in batch for name in ("tokens", "labels", "loss_mask")}
+        own = {
+            sample[name].data_ptr()
+            for sample in batch
+            for name in ("tokens", "labels", "loss_mask")
+        }
         assert len(own) == 3 * len(batch)
 
 
@@ -115,7 +141,19 @@ def environment(**extra: object) -> dict[str, str]:
 def launcher(name: str, num_ranks: int) -> list[str]:
     """What comes before the driver's own arguments."""
     if name == "torchrun":
-        run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", "--no-python"]
+        run = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={num_ranks}",
+            "--no-python",
+        ]
         return [*python("torch"), *run, *python("megatron"), str(DRIVER)]
     beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return [shutil.which("mpirun", path=beside) or "mpirun", "-n", str(num_ranks), *python("megatron"), str(DRIVER)]
+    return [
+        shutil.which("mpirun", path=beside) or "mpirun",
+        "-n",
+        str(num_ranks),
+        *python("megatron"),
+        str(DRIVER),
+    ]

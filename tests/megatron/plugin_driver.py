@@ -96,7 +96,9 @@ def main() -> None:
     found: dict[str, Any] = {"built": built, "error": None, "samples": None}
     start = time.monotonic()
     try:
-        builder = MegablendDatasetBuilder(cls, spec["sizes"], lambda: holders is None or rank in holders, config)
+        builder = MegablendDatasetBuilder(
+            cls, spec["sizes"], lambda: holders is None or rank in holders, config
+        )
         found["samples"] = digest(builder.build())
     except Exception as error:
         found["error"] = f"{type(error).__name__}: {error}"

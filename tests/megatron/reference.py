@@ -34,7 +34,9 @@ class Tokenizer:
 @contextmanager
 def process_group(folder: Path) -> Iterator[None]:
     """One process of torch.distributed: Megatron asks it for a rank before it builds a blend."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=0, world_size=1
+    )
     try:
         yield
     finally:
@@ -58,7 +60,9 @@ def config_of(cache: Path, **options: Any) -> GPTDatasetConfig:
 
 def megatron_build(config: GPTDatasetConfig, sizes: Sequence[int | None]) -> list[Any]:
     """What Megatron's builder makes of a config."""
-    built: list[Any] = BlendedMegatronDatasetBuilder(GPTDataset, list(sizes), lambda: True, config).build()
+    built: list[Any] = BlendedMegatronDatasetBuilder(
+        GPTDataset, list(sizes), lambda: True, config
+    ).build()
     return built
 
 
@@ -94,7 +98,9 @@ def draw_case(folder: Path, seed: int) -> Case:
     else:
         kept = rng.random() < 0.4
         blends = [
-            _draw_blend(rng, folder / name, length, least=int(kept and name == "valid")) if rng.random() < 0.8 else None
+            _draw_blend(rng, folder / name, length, least=int(kept and name == "valid"))
+            if rng.random() < 0.8
+            else None
             for name in ("train", "valid", "test")
         ]
         blends[0] = blends[0] or _draw_blend(rng, folder / "train", length)
@@ -102,8 +108,15 @@ def draw_case(folder: Path, seed: int) -> Case:
             options["drop_last_partial_validation_sequence"] = False
         options["blend_per_split"] = blends
         options["multiple_validation_sets"] = bool(rng.random() < 0.3)
-    sizes = [_draw_size(rng, blend, epochs) for blend, epochs in zip(blends, (40, 6, 2), strict=True)]
-    if options.get("multiple_validation_sets") and rng.random() < 0.5 and blends[1] and blends[1][1] is None:
+    sizes = [
+        _draw_size(rng, blend, epochs) for blend, epochs in zip(blends, (40, 6, 2), strict=True)
+    ]
+    if (
+        options.get("multiple_validation_sets")
+        and rng.random() < 0.5
+        and blends[1]
+        and blends[1][1] is None
+    ):
         options["full_validation"] = True
         sizes[1] = None
     return Case(options, sizes)
@@ -113,7 +126,8 @@ def _draw_blend(rng: np.random.Generator, folder: Path, length: int, least: int 
     """A blend; its documents have `least` tokens: Megatron cannot keep a tail after an empty one."""
     num_datasets = int(rng.choice([1, 1, 2, 3, 5, 40]))
     prefixes = [
-        write_pair(folder / f"{i}_text", np.maximum(least, _draw_lengths(rng, length))) for i in range(num_datasets)
+        write_pair(folder / f"{i}_text", np.maximum(least, _draw_lengths(rng, length)))
+        for i in range(num_datasets)
     ]
     weights: dict[str, list[float] | None] = {
         "none": None,

@@ -25,10 +25,15 @@ from tests.megatron.reference import Case, config_of, draw_case, megatron_build
 from tests.pairs import contents, write_pair
 from tests.storages import STORAGE
 
-pytestmark = [pytest.mark.usefixtures("distributed"), pytest.mark.filterwarnings("ignore:.*pad token id.*:UserWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("distributed"),
+    pytest.mark.filterwarnings("ignore:.*pad token id.*:UserWarning"),
+]
 
 
-def check(folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch, *, num_samples: int | None = 40) -> None:
+def check(
+    folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch, *, num_samples: int | None = 40
+) -> None:
     """Both builders write the same bytes, and Megatron's finds ours complete; samples of a split, or all, are the same."""
     theirs = folder / "theirs"
     ours = folder / "ours"
@@ -39,7 +44,9 @@ def check(folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch, *, num_samp
     for name, dataset in zip(("train", "valid", "test"), expected, strict=True):
         several = dataset if isinstance(dataset, list) else [dataset]
         assert lengths.get(name, 0) == sum(len(each) for each in several if each is not None)
-    found = MegablendDatasetBuilder(GPTDataset, case.sizes, lambda: True, config_of(ours, **case.options)).build()
+    found = MegablendDatasetBuilder(
+        GPTDataset, case.sizes, lambda: True, config_of(ours, **case.options)
+    ).build()
     assert_same_splits(found, expected, num_samples)
 
     def never(*args: Any, **options: Any) -> NoReturn:
@@ -51,7 +58,9 @@ def check(folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch, *, num_samp
         patch.setattr(helpers, "build_blending_indices", never)
         patch.setattr(helpers, "build_exhaustive_blending_indices", never)
         megatron_build(config_of(ours, **case.options), case.sizes)
-    assert [(path.stat().st_mtime_ns, path.stat().st_ino) for path in sorted(ours.iterdir())] == before
+    assert [
+        (path.stat().st_mtime_ns, path.stat().st_ino) for path in sorted(ours.iterdir())
+    ] == before
     assert prepare(config_of(ours, **case.options), case.sizes).missing == frozenset()
 
 
@@ -70,7 +79,10 @@ def assert_same_splits(found: list[Any], expected: list[Any], num_samples: int |
                 other = theirs[k]
                 assert one.keys() == other.keys()
                 for name, value in other.items():
-                    assert torch.equal(torch.as_tensor(one[name]), torch.as_tensor(value)), (k, name)
+                    assert torch.equal(torch.as_tensor(one[name]), torch.as_tensor(value)), (
+                        k,
+                        name,
+                    )
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -87,14 +99,20 @@ def test_same_bytes_of_many(seed: int, tmp_path: Path, monkeypatch: pytest.Monke
 def zipf(folder: Path, num_datasets: int) -> tuple[list[str], list[float]]:
     """Datasets of a few documents, with weights that fall like 1 / rank."""
     rng = np.random.default_rng(0)
-    prefixes = [write_pair(folder / f"{i}", rng.integers(1, 60, rng.integers(1, 30))) for i in range(num_datasets)]
+    prefixes = [
+        write_pair(folder / f"{i}", rng.integers(1, 60, rng.integers(1, 30)))
+        for i in range(num_datasets)
+    ]
     return prefixes, (1 / np.arange(1, num_datasets + 1)).tolist()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_datasets", [1000, 5000])
 def test_thousands_of_datasets(
-    num_datasets: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    num_datasets: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     """A hundred pairs, each many times: every place in the blend has a weight of its own."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -106,7 +124,11 @@ def test_thousands_of_datasets(
     request.addfinalizer(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)))
     prefixes, _ = zipf(tmp_path, 100)
     weights = (1 / np.arange(1, num_datasets + 1)).tolist()
-    options = {"blend": (prefixes * (num_datasets // 100), weights), "split": "1", "mid_level_dataset_surplus": 0.2}
+    options = {
+        "blend": (prefixes * (num_datasets // 100), weights),
+        "split": "1",
+        "mid_level_dataset_surplus": 0.2,
+    }
     check(tmp_path, Case(options, [40_000, 0, 0]), monkeypatch)
 
 
@@ -119,15 +141,23 @@ def test_large_enough_for_the_kernels(tmp_path: Path, monkeypatch: pytest.Monkey
     """More entries than numpy and plain loops are left with, in all arrays."""
     rng = np.random.default_rng(0)
     prefixes = [write_pair(tmp_path / f"{i}", rng.integers(0, 40, 90_000)) for i in range(2)]
-    case = Case({"blend": (prefixes, [0.3, 0.7]), "split": "9,1", "sequence_length": 8}, [900_000, 100_000, 0])
+    case = Case(
+        {"blend": (prefixes, [0.3, 0.7]), "split": "9,1", "sequence_length": 8},
+        [900_000, 100_000, 0],
+    )
     check(tmp_path, case, monkeypatch)
 
 
 @pytest.mark.parametrize("extra", [False, True])
 @pytest.mark.parametrize("size", [None, 3, 40])
-def test_kept_tails(size: int | None, extra: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_tails(
+    size: int | None, extra: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prefixes = [write_pair(tmp_path / f"{i}", [5, 9, 1, 30, 2 + i]) for i in range(2)]
-    options: dict[str, Any] = {"drop_last_partial_validation_sequence": False, "add_extra_token_to_sequence": extra}
+    options: dict[str, Any] = {
+        "drop_last_partial_validation_sequence": False,
+        "add_extra_token_to_sequence": extra,
+    }
     for name, blend in (("alone", prefixes[:1]), ("blended", prefixes)):
         case = Case({**options, "blend_per_split": [None, (blend, None), None]}, [0, size, 0])
         check(tmp_path / name, case, monkeypatch)
@@ -135,13 +165,25 @@ def test_kept_tails(size: int | None, extra: bool, tmp_path: Path, monkeypatch: 
 
 def test_a_prefix_twice_in_a_blend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prefix = write_pair(tmp_path / "a", [7] * 50)
-    check(tmp_path, Case({"blend": ([prefix, prefix], [1.0, 1.0]), "split": "1,1"}, [100, 10, 0]), monkeypatch)
+    check(
+        tmp_path,
+        Case({"blend": ([prefix, prefix], [1.0, 1.0]), "split": "1,1"}, [100, 10, 0]),
+        monkeypatch,
+    )
 
 
-def test_a_dataset_too_short_for_one_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_too_short_for_one_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prefix = write_pair(tmp_path / "a", [0, 1, 0])
-    check(tmp_path, Case({"blend": ([prefix], None), "split": "1"}, [None, None, None]), monkeypatch)
-    check(tmp_path / "many epochs", Case({"blend": ([prefix], None), "split": "1"}, [3, None, None]), monkeypatch)
+    check(
+        tmp_path, Case({"blend": ([prefix], None), "split": "1"}, [None, None, None]), monkeypatch
+    )
+    check(
+        tmp_path / "many epochs",
+        Case({"blend": ([prefix], None), "split": "1"}, [3, None, None]),
+        monkeypatch,
+    )
 
 
 NAN = float("nan")
@@ -158,10 +200,19 @@ UNUSUAL_WEIGHTS = [
     [2.0, -1.0],
     [1.0, -1.0],
 ]
-UNUSUAL_WEIGHTS += [[-1.0, -2.0], [-1e308, -1e308], [1e308, 1e308], [5e-324, 1e-323], [INF, 1.0], [0.0, 0.0]]
+UNUSUAL_WEIGHTS += [
+    [-1.0, -2.0],
+    [-1e308, -1e308],
+    [1e308, 1e308],
+    [5e-324, 1e-323],
+    [INF, 1.0],
+    [0.0, 0.0],
+]
 
 
-@pytest.mark.filterwarnings("ignore:(invalid value|divide by zero|overflow) encountered in:RuntimeWarning")
+@pytest.mark.filterwarnings(
+    "ignore:(invalid value|divide by zero|overflow) encountered in:RuntimeWarning"
+)
 @pytest.mark.parametrize("weights", UNUSUAL_WEIGHTS, ids=str)
 def test_weights_are_refused_where_megatron_uses_them_and_fails(
     weights: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -181,7 +232,9 @@ def test_weights_are_refused_where_megatron_uses_them_and_fails(
         try:
             megatron_build(config_of(tmp_path / name / "found", **known(options)), sizes)
         except AssertionError:
-            with pytest.raises(ConfigError, match=r"has weight .*; expected (a number|one) above 0"):
+            with pytest.raises(
+                ConfigError, match=r"has weight .*; expected (a number|one) above 0"
+            ):
                 prepare(config_of(tmp_path / name / "ours", **options), sizes)
         else:
             check(tmp_path / name, Case(options, list(sizes)), monkeypatch)
@@ -199,7 +252,9 @@ def test_full_validation_over_one_set_of_several(
     train = write_pair(tmp_path / "train", [5] * 9)
     valid = write_pair(tmp_path / "valid", [7] * 11)
     blends: dict[str, Any] = {"blend_per_split": [([train], None), ([valid], None), None]}
-    options = known({**blends, "multiple_validation_sets": True, "full_validation": True, "sequence_length": 8})
+    options = known(
+        {**blends, "multiple_validation_sets": True, "full_validation": True, "sequence_length": 8}
+    )
     check(tmp_path, Case(options, [9, size, 0]), monkeypatch)
 
 
@@ -214,16 +269,30 @@ def test_parts_without_tokens_are_refused_where_megatron_fails(
     empty = write_pair(tmp_path / "empty", [0, 0])
     blends: dict[str, Any] = {"blend_per_split": [([whole], None), ([whole, empty], None), None]}
     cases: list[tuple[dict[str, Any], list[int | None]]] = [
-        ({"blend": ([parts], None), "split": split}, [None, size, 0]) for split in ("25,25,50", "98,1,1")
+        ({"blend": ([parts], None), "split": split}, [None, size, 0])
+        for split in ("25,25,50", "98,1,1")
     ]
-    cases += [(known({**blends, "multiple_validation_sets": True, "full_validation": size is None}), [9, size, 0])]
+    cases += [
+        (
+            known({**blends, "multiple_validation_sets": True, "full_validation": size is None}),
+            [9, size, 0],
+        )
+    ]
     if size is None:
         cases += [(blends, [9, size, 0])]
-    flags = {"drop_last_partial_validation_sequence": not kept, "add_extra_token_to_sequence": extra}
+    flags = {
+        "drop_last_partial_validation_sequence": not kept,
+        "add_extra_token_to_sequence": extra,
+    }
     for number, (own, sizes) in enumerate(cases):
         for length in (1, 16):
             folder = tmp_path / f"{number}-{length}"
-            options: dict[str, Any] = {**own, **flags, "sequence_length": length, "mmap_bin_files": False}
+            options: dict[str, Any] = {
+                **own,
+                **flags,
+                "sequence_length": length,
+                "mmap_bin_files": False,
+            }
             outcome = outcome_of_megatron(config_of(folder / "found", **options), sizes)
             if outcome is None:
                 check(folder, Case(options, list(sizes)), monkeypatch)
@@ -269,7 +338,9 @@ def test_oversampling_is_refused_with_a_surplus_that_suffices(tmp_path: Path) ->
     options: dict[str, Any] = {"blend": zipf(tmp_path, 300), "split": "1"}
     with pytest.raises(IndexError, match="oversamples"):
         megatron_build(config_of(tmp_path / "theirs", **options), [20_000, 0, 0])
-    with pytest.raises(PlanError, match=r"\(train\): the blend takes [\d,]+ samples.*of 0\.\d+ suffices") as refused:
+    with pytest.raises(
+        PlanError, match=r"\(train\): the blend takes [\d,]+ samples.*of 0\.\d+ suffices"
+    ) as refused:
         prepare(config_of(tmp_path / "ours", **options), [20_000, 0, 0])
     assert not (tmp_path / "ours").exists()
     enough = float(str(refused.value).split(" of ")[-1].split()[0])
@@ -286,10 +357,16 @@ def test_largest_remainder_never_meets_megatrons_names(
     weights: list[float] | None, size: int | None, tmp_path: Path
 ) -> None:
     prefixes = [write_pair(tmp_path / f"{i}", [20] * (300 * i + 100)) for i in range(3)]
-    options: dict[str, Any] = {"blend": (prefixes, weights), "split": "1", "mid_level_dataset_surplus": 0.0}
+    options: dict[str, Any] = {
+        "blend": (prefixes, weights),
+        "split": "1",
+        "mid_level_dataset_surplus": 0.0,
+    }
     sizes = [1000 if weights and size is None else size, 0, 0]
     megatron_build(config_of(tmp_path / "theirs", **options), sizes)
-    request = request_of(config_of(tmp_path / "ours", **options), sizes, interleaving="largest-remainder")
+    request = request_of(
+        config_of(tmp_path / "ours", **options), sizes, interleaving="largest-remainder"
+    )
     (split,) = prepare_cache(request, launch=SingleProcess(), storage=STORAGE).splits
     ours = contents(tmp_path / "ours")
     theirs = contents(tmp_path / "theirs")
@@ -298,9 +375,12 @@ def test_largest_remainder_never_meets_megatrons_names(
     own = {name.split("-", 1)[1]: tmp_path / "ours" / name for name in set(ours) - set(theirs)}
     kind = "MegablendLargestRemainderDataset-train"
     assert set(own) == {
-        f"{kind}-{rest}" for rest in ("description.txt", "dataset_index.npy", "dataset_sample_index.npy")
+        f"{kind}-{rest}"
+        for rest in ("description.txt", "dataset_index.npy", "dataset_sample_index.npy")
     }
-    datasets, samples = (np.load(own[f"{kind}-{array}.npy"]) for array in ("dataset_index", "dataset_sample_index"))
+    datasets, samples = (
+        np.load(own[f"{kind}-{array}.npy"]) for array in ("dataset_index", "dataset_sample_index")
+    )
     lengths = [job.num_samples for job in split.datasets]
     wanted = sizes[0] or sum(lengths)
     wanted = min(wanted, sum(lengths)) if weights is None else wanted

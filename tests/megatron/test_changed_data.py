@@ -17,7 +17,12 @@ from megablend.errors import CacheError, ChangedFileError, MissingFileError
 from megablend.fs import build_lock
 from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset, prepare
 from megablend.megatron.cache_builder import build_cache, completion_marker
-from tests.megatron.plugin_data import assert_same_samples, draw_documents, plugin_config, write_word
+from tests.megatron.plugin_data import (
+    assert_same_samples,
+    draw_documents,
+    plugin_config,
+    write_word,
+)
 from tests.megatron.reference import config_of, megatron_build
 
 pytestmark = [
@@ -30,11 +35,15 @@ CLASSES = [GPTDataset, MegablendGPTDataset]
 
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
-    words = [write_word(tmp_path / str(seed), "megatron", draw_documents(seed, 30)) for seed in range(3)]
+    words = [
+        write_word(tmp_path / str(seed), "megatron", draw_documents(seed, 30)) for seed in range(3)
+    ]
     return {"blend": (words, [0.3, 0.4, 0.3]), "split": "80,20,0"}
 
 
-def build(cls: type[Any], cache: Path, options: dict[str, Any], sizes: Any = SIZES, **others: Any) -> list[Any]:
+def build(
+    cls: type[Any], cache: Path, options: dict[str, Any], sizes: Any = SIZES, **others: Any
+) -> list[Any]:
     config = (config_of if cls is GPTDataset else plugin_config)(cache, **options, **others)
     return MegablendDatasetBuilder(cls, sizes, lambda: True, config).build()
 
@@ -58,7 +67,9 @@ def rewrite(folder: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("seed", range(4))
-def test_documents_of_other_lengths(tmp_path: Path, options: dict[str, Any], cls: type[Any], seed: int) -> None:
+def test_documents_of_other_lengths(
+    tmp_path: Path, options: dict[str, Any], cls: type[Any], seed: int
+) -> None:
     build(cls, tmp_path / "cache", options)
     rewrite(tmp_path / "1", seed)
     expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
@@ -67,10 +78,16 @@ def test_documents_of_other_lengths(tmp_path: Path, options: dict[str, Any], cls
 
 
 @pytest.mark.parametrize("is_built", [False, True])
-def test_lengths_that_add_up_to_the_same(tmp_path: Path, options: dict[str, Any], is_built: bool) -> None:
+def test_lengths_that_add_up_to_the_same(
+    tmp_path: Path, options: dict[str, Any], is_built: bool
+) -> None:
     """The files have the same sizes and times as before: noticed when they are read, or where something else is built."""
     build(MegablendGPTDataset, tmp_path / "cache", options)
-    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*") if path.suffix in (".bin", ".idx")}
+    times = {
+        path: path.stat().st_mtime_ns
+        for path in tmp_path.rglob("*.*")
+        if path.suffix in (".bin", ".idx")
+    }
     documents = draw_documents(1, 30)
     write_word(tmp_path / "1", "megatron", [*documents[1:], documents[0]])
     for path, modified in times.items():
@@ -78,7 +95,9 @@ def test_lengths_that_add_up_to_the_same(tmp_path: Path, options: dict[str, Any]
     if is_built:
         next((tmp_path / "cache").glob("*-description.txt")).unlink()
     else:
-        with pytest.raises(ChangedFileError, match=r"restore the file, or remove the cache .* and rebuild it"):
+        with pytest.raises(
+            ChangedFileError, match=r"restore the file, or remove the cache .* and rebuild it"
+        ):
             list(build(MegablendGPTDataset, tmp_path / "cache", options)[0])
         shutil.rmtree(tmp_path / "cache")
     expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
@@ -86,7 +105,9 @@ def test_lengths_that_add_up_to_the_same(tmp_path: Path, options: dict[str, Any]
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_documents_in_another_order(tmp_path: Path, options: dict[str, Any], cls: type[Any]) -> None:
+def test_documents_in_another_order(
+    tmp_path: Path, options: dict[str, Any], cls: type[Any]
+) -> None:
     """Sizes and shapes are the same; the times of the files lead to another look at the lengths, when a job starts."""
     build(cls, tmp_path / "cache", options)
     documents = draw_documents(1, 30)
@@ -97,7 +118,9 @@ def test_documents_in_another_order(tmp_path: Path, options: dict[str, Any], cls
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_data_that_was_only_touched(tmp_path: Path, options: dict[str, Any], cls: type[Any]) -> None:
+def test_data_that_was_only_touched(
+    tmp_path: Path, options: dict[str, Any], cls: type[Any]
+) -> None:
     """Nothing is made again, and the next job asks no further."""
     build(cls, tmp_path / "cache", options)
     arrays = {path: path.stat().st_ino for path in (tmp_path / "cache").glob("*.npy")}
@@ -151,7 +174,9 @@ def test_a_build_that_fails_leaves_nothing_outdated(
         with pytest.raises(KeyboardInterrupt):
             prepare(config_of(cache, **options), SIZES)
     expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
-    check(megatron_build(config_of(cache, **options), SIZES), expected)  # Megatron takes what is there
+    check(
+        megatron_build(config_of(cache, **options), SIZES), expected
+    )  # Megatron takes what is there
     check(build(GPTDataset, cache, options), expected)
 
 
@@ -168,7 +193,9 @@ def fill_until_the_marker(cache: Path, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("is_first", [False, True])
-def test_a_killed_build_says_what_it_read(tmp_path: Path, options: dict[str, Any], is_first: bool) -> None:
+def test_a_killed_build_says_what_it_read(
+    tmp_path: Path, options: dict[str, Any], is_first: bool
+) -> None:
     """Its arrays are not taken for those of other data."""
     cache = tmp_path / "cache"
     expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
@@ -176,7 +203,9 @@ def test_a_killed_build_says_what_it_read(tmp_path: Path, options: dict[str, Any
         build(GPTDataset, cache, options)
     rewrite(tmp_path / "1", 5)
     fill_until_the_marker(cache, options)
-    for path in sorted(cache.glob("*-train-description.txt"))[:2]:  # a second build makes what the first one had left
+    for path in sorted(cache.glob("*-train-description.txt"))[
+        :2
+    ]:  # a second build makes what the first one had left
         path.unlink()
     fill_until_the_marker(cache, options)
     write_word(tmp_path / "1", "megatron", draw_documents(1, 30))
@@ -188,7 +217,9 @@ def test_a_killed_build_is_continued(tmp_path: Path, options: dict[str, Any]) ->
     assert prepare(config_of(tmp_path / "cache", **options), SIZES).missing == frozenset()
 
 
-def test_a_marker_does_not_outlive_arrays_that_were_built_again(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_a_marker_does_not_outlive_arrays_that_were_built_again(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     """Descriptions were lost, and another request has built the arrays out of other data meanwhile."""
     cache = tmp_path / "cache"
     other = [SIZES[0], SIZES[1] + 2, 0]
@@ -202,7 +233,9 @@ def test_a_marker_does_not_outlive_arrays_that_were_built_again(tmp_path: Path, 
     check(build(GPTDataset, cache, options), expected)
 
 
-def test_a_marker_that_does_not_say_what_arrays_were_made_of(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_a_marker_that_does_not_say_what_arrays_were_made_of(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     cache = tmp_path / "cache"
     build(GPTDataset, cache, options)
     (marker,) = (cache / ".megablend").glob("whole-*.json")
@@ -217,10 +250,14 @@ def test_a_marker_that_does_not_say_what_arrays_were_made_of(tmp_path: Path, opt
 
 
 @pytest.mark.parametrize("extra", [False, True])
-def test_settings_that_megatrons_names_leave_out(tmp_path: Path, options: dict[str, Any], extra: bool) -> None:
+def test_settings_that_megatrons_names_leave_out(
+    tmp_path: Path, options: dict[str, Any], extra: bool
+) -> None:
     build(GPTDataset, tmp_path / "cache", options, add_extra_token_to_sequence=extra)
     found = build(GPTDataset, tmp_path / "cache", options, add_extra_token_to_sequence=not extra)
-    expected = megatron_build(config_of(tmp_path / "expected", **options, add_extra_token_to_sequence=not extra), SIZES)
+    expected = megatron_build(
+        config_of(tmp_path / "expected", **options, add_extra_token_to_sequence=not extra), SIZES
+    )
     check(found, expected)
     for path in (tmp_path / "expected").glob("*.npy"):
         assert (tmp_path / "cache" / path.name).read_bytes() == path.read_bytes()
@@ -236,7 +273,9 @@ def test_what_is_not_outdated_stays(tmp_path: Path, options: dict[str, Any]) -> 
     after = {path.name: path.stat().st_ino for path in cache.glob("*_index.npy")}
     same = {name for name, inode in before.items() if after.get(name) == inode}
     assert same
-    assert {name.partition("-")[0] for name in after.keys() - same} == {base.partition("-")[0] for base in done.missing}
+    assert {name.partition("-")[0] for name in after.keys() - same} == {
+        base.partition("-")[0] for base in done.missing
+    }
     assert prepare(config_of(cache, **options), SIZES).missing == frozenset()
 
 
@@ -270,7 +309,9 @@ def rewrite_and_stop(cache: Path, options: dict[str, Any], folder: Path, name: s
 
 
 @pytest.mark.parametrize("name", ["_replace", "flush_folder"])
-def test_a_build_that_is_killed_when_it_begins(tmp_path: Path, options: dict[str, Any], name: str) -> None:
+def test_a_build_that_is_killed_when_it_begins(
+    tmp_path: Path, options: dict[str, Any], name: str
+) -> None:
     cache = tmp_path / "cache"
     prepare(config_of(cache, **options), SIZES)
     rewrite_and_stop(cache, options, tmp_path / "1", name)
@@ -286,7 +327,9 @@ def check_arrays(cache: Path, expected: Path, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_a_copy_whose_files_have_other_times(tmp_path: Path, options: dict[str, Any], reverse: bool) -> None:
+def test_a_copy_whose_files_have_other_times(
+    tmp_path: Path, options: dict[str, Any], reverse: bool
+) -> None:
     """Which marker is the newest one does not depend on the order in which `cp -r` has copied them."""
     cache = tmp_path / "cache"
     other = [SIZES[0], SIZES[1] + 2, 0]
@@ -294,7 +337,11 @@ def test_a_copy_whose_files_have_other_times(tmp_path: Path, options: dict[str, 
     rewrite(tmp_path / "1", 2)
     prepare(config_of(cache, **options), SIZES)
     prepare(config_of(cache, **options), other)
-    markers = sorted((cache / ".megablend").glob("whole-*"), key=lambda path: path.stat().st_mtime_ns, reverse=reverse)
+    markers = sorted(
+        (cache / ".megablend").glob("whole-*"),
+        key=lambda path: path.stat().st_mtime_ns,
+        reverse=reverse,
+    )
     assert len(markers) > 1
     for time, path in enumerate(markers):
         os.utime(path, (time, time))

@@ -21,12 +21,20 @@ def test_each_epoch_is_in_its_own_order(seed: int) -> None:
     block = BlockOrder(blocks, seed)
     sequential = SequentialOrder(blocks, seed)
     order = ChangingOrder(blocks, [(0, block), (2, sequential), (3, BlockOrder(blocks, seed + 1))])
-    by_epoch: list[Order] = [block, block, sequential, BlockOrder(blocks, seed + 1), BlockOrder(blocks, seed + 1)]
+    by_epoch: list[Order] = [
+        block,
+        block,
+        sequential,
+        BlockOrder(blocks, seed + 1),
+        BlockOrder(blocks, seed + 1),
+    ]
     tokens = []
     total = blocks.num_tokens
     for epoch, each in enumerate(by_epoch):
         spans = each.spans(np.array([epoch * total]), total)
-        for number, start, stop in zip(spans.blocks.tolist(), spans.starts.tolist(), spans.stops.tolist(), strict=True):
+        for number, start, stop in zip(
+            spans.blocks.tolist(), spans.starts.tolist(), spans.stops.tolist(), strict=True
+        ):
             tokens += [(epoch, number, token) for token in range(start, stop)]
     starts = np.array([rng.randrange(4 * total) for _ in range(20)])
     lengths = np.array([rng.randrange(1, total) for _ in range(20)])
@@ -35,7 +43,8 @@ def test_each_epoch_is_in_its_own_order(seed: int) -> None:
     for row, epoch, number, start, stop in zip(*(column.tolist() for column in spans), strict=True):
         found[row] += [(epoch, number, token) for token in range(start, stop)]
     assert found == [
-        tokens[start : start + length] for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
+        tokens[start : start + length]
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
     ]
     for epoch in range(5):
         placed = order.find_tokens(epoch, np.array([0]), np.array([total]))

@@ -15,7 +15,9 @@ KINDS = {
     **ORDERS,
     "block in two levels": OrderKind(partial(BlockOrder, threshold=3, groups=4)),
     "block in runs": OrderKind(partial(BlockOrder, threshold=3, groups=2, runs=2)),
-    "document in two levels": OrderKind(partial(DocumentOrder, threshold=3, group=2), unit="document"),
+    "document in two levels": OrderKind(
+        partial(DocumentOrder, threshold=3, group=2), unit="document"
+    ),
 }
 
 

@@ -34,7 +34,9 @@ def cut_into_blocks(documents: list[int], edges: list[int]) -> ListedBlocks:
     st.integers(0, 30),
     st.integers(1, 9),
 )
-def test_row_equals_its_twin(documents: list[int], edges: list[int], key: int, threshold: int, group: int) -> None:
+def test_row_equals_its_twin(
+    documents: list[int], edges: list[int], key: int, threshold: int, group: int
+) -> None:
     blocks = cut_into_blocks(documents, edges)
     order = DocumentOrder(blocks, key, threshold=threshold, group=group)
     expected = naive.row_tokens(documents, blocks.listed, key, 3, threshold=threshold, group=group)
@@ -48,13 +50,18 @@ def test_every_token_of_every_epoch_once_and_entry_anywhere(
 ) -> None:
     blocks = cut_into_blocks(documents, edges)
     walk = list_tokens(DocumentOrder(blocks, key, threshold=5, group=3), 0, 2 * blocks.num_tokens)
-    everything = [(block, token) for block, size in enumerate(blocks.listed) for token in range(size)]
+    everything = [
+        (block, token) for block, size in enumerate(blocks.listed) for token in range(size)
+    ]
     for epoch in range(2):
         part = walk[epoch * blocks.num_tokens : (epoch + 1) * blocks.num_tokens]
         assert sorted(part) == [(epoch, *token) for token in everything]
     start = data.draw(st.integers(0, len(walk)))
     stop = data.draw(st.integers(start, len(walk)))
-    assert list_tokens(DocumentOrder(blocks, key, threshold=5, group=3), start, stop) == walk[start:stop]
+    assert (
+        list_tokens(DocumentOrder(blocks, key, threshold=5, group=3), start, stop)
+        == walk[start:stop]
+    )
 
 
 def test_documents_stay_whole_over_blocks() -> None:
@@ -79,7 +86,9 @@ def test_many_stretches_at_once_are_each_by_itself() -> None:
 def test_every_document_is_everywhere_about_equally_often(threshold: int, group: int) -> None:
     order = DocumentOrder(ListedBlocks([3, 3], [1] * 6), 11, threshold=threshold, group=group)
     epochs = 6000
-    found = np.array([3 * block + token for _, block, token in list_tokens(order, 0, 6 * epochs)]).reshape(epochs, 6)
+    found = np.array(
+        [3 * block + token for _, block, token in list_tokens(order, 0, 6 * epochs)]
+    ).reshape(epochs, 6)
     counts = np.array([np.bincount(column, minlength=6) for column in found.T])
     assert np.abs(counts - epochs / 6).max() < 150
 
@@ -110,9 +119,14 @@ def test_neighbours_are_never_in_one_group() -> None:
 def test_row_order_is_frozen() -> None:
     """Runs resume by sample number alone: another order here would break every run in progress."""
     blocks = ListedBlocks([5, 7], [1] * 12)
-    one = [5 * block + token for _, block, token in list_tokens(DocumentOrder(blocks, 1234), 12, 24)]
+    one = [
+        5 * block + token for _, block, token in list_tokens(DocumentOrder(blocks, 1234), 12, 24)
+    ]
     two = [
-        5 * block + token for _, block, token in list_tokens(DocumentOrder(blocks, 1234, threshold=3, group=3), 12, 24)
+        5 * block + token
+        for _, block, token in list_tokens(
+            DocumentOrder(blocks, 1234, threshold=3, group=3), 12, 24
+        )
     ]
     assert one == [8, 1, 9, 0, 5, 2, 11, 10, 7, 3, 6, 4]
     assert two == [9, 5, 1, 2, 10, 6, 11, 7, 3, 8, 4, 0]

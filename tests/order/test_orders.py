@@ -37,7 +37,9 @@ def spans(order: Order, start: int, stop: int) -> list[tuple[int, int, int, int]
 
 @examples(40)
 @given(SIZES, st.integers(0, 2**63 - 1), st.integers(0, 30), st.integers(1, 9), st.integers(1, 4))
-def test_page_equals_its_twin(sizes: list[int], key: int, threshold: int, groups: int, runs: int) -> None:
+def test_page_equals_its_twin(
+    sizes: list[int], key: int, threshold: int, groups: int, runs: int
+) -> None:
     order = BlockOrder(ListedBlocks(sizes), key, threshold=threshold, groups=groups, runs=runs)
     expected = naive.page_tokens(sizes, key, 3, threshold=threshold, groups=groups, runs=runs)
     assert list_tokens(order, 0, 3 * sum(sizes)) == expected
@@ -45,7 +47,9 @@ def test_page_equals_its_twin(sizes: list[int], key: int, threshold: int, groups
 
 @examples(40)
 @given(SIZES, st.integers(0, 40), st.integers(1, 60))
-def test_a_search_for_blocks_finds_what_their_list_has(sizes: list[int], start: int, length: int) -> None:
+def test_a_search_for_blocks_finds_what_their_list_has(
+    sizes: list[int], start: int, length: int
+) -> None:
     blocks = ListedBlocks(sizes)
     walk = naive_walk(sizes, start + length)[start:]
     for listed in (0, LISTED_BLOCKS):
@@ -58,14 +62,18 @@ def naive_walk(sizes: list[int], num_tokens: int) -> list[tuple[int, int, int]]:
     return [(k // len(epoch), *epoch[k % len(epoch)]) for k in range(num_tokens)]
 
 
-@pytest.mark.parametrize("name", ["block", "block in two levels", "document", "document in two levels"])
+@pytest.mark.parametrize(
+    "name", ["block", "block in two levels", "document", "document in two levels"]
+)
 def test_orders_shuffle_anew_by_epoch_and_key(name: str) -> None:
     make = MAKERS[name]
     blocks = ListedBlocks([1] * 40)
     seen = set()
     for key in range(5):
         walk = list_tokens(make(blocks, key), 0, 5 * 40)
-        seen |= {tuple(block for _, block, _ in walk[epoch * 40 : epoch * 40 + 40]) for epoch in range(5)}
+        seen |= {
+            tuple(block for _, block, _ in walk[epoch * 40 : epoch * 40 + 40]) for epoch in range(5)
+        }
     assert len(seen) == 25
 
 
@@ -73,7 +81,9 @@ def test_orders_shuffle_anew_by_epoch_and_key(name: str) -> None:
 def test_page_puts_every_block_everywhere_equally_often() -> None:
     order = BlockOrder(ListedBlocks([1] * 6), 11)
     epochs = 6000
-    blocks = np.array([block for _, block, _ in list_tokens(order, 0, 6 * epochs)]).reshape(epochs, 6)
+    blocks = np.array([block for _, block, _ in list_tokens(order, 0, 6 * epochs)]).reshape(
+        epochs, 6
+    )
     counts = np.array([np.bincount(column, minlength=6) for column in blocks.T])
     assert np.abs(counts - epochs / 6).max() < 150
 
@@ -84,7 +94,12 @@ def test_page_holds_about_as_much_as_it_says() -> None:
         kept = [order._epochs, order._entered]
         for epoch in range(4):
             order.spans(np.array([epoch * num_blocks]), 1)
-        held = sum(array.nbytes for recent in kept for shuffled in recent._kept.values() for array in shuffled)
+        held = sum(
+            array.nbytes
+            for recent in kept
+            for shuffled in recent._kept.values()
+            for array in shuffled
+        )
         assert held * 0.9 <= order.memory_bytes <= held * 1.5
 
 
@@ -92,7 +107,10 @@ def test_page_order_is_frozen() -> None:
     """Runs resume by sample number alone: another order here would break every run in progress."""
     blocks = ListedBlocks([1] * 12)
     one = [block for _, block, _ in list_tokens(BlockOrder(blocks, 1234), 12, 24)]
-    two = [block for _, block, _ in list_tokens(BlockOrder(blocks, 1234, threshold=3, groups=4), 12, 24)]
+    two = [
+        block
+        for _, block, _ in list_tokens(BlockOrder(blocks, 1234, threshold=3, groups=4), 12, 24)
+    ]
     assert one == [8, 1, 9, 0, 5, 2, 11, 10, 7, 3, 6, 4]
     assert two == [9, 5, 1, 2, 10, 6, 11, 7, 3, 8, 4, 0]
 
@@ -105,7 +123,14 @@ def test_sequential_keeps_the_blocks_in_place() -> None:
 def test_large_sources_are_frozen_too() -> None:
     """As above; of the constants that only large sources meet."""
     order = BlockOrder(ListedBlocks([1] * 70_000), 1234)
-    assert [block for _, block, _ in list_tokens(order, 70_000, 70_006)] == [53753, 38438, 24144, 40480, 69068, 32312]
+    assert [block for _, block, _ in list_tokens(order, 70_000, 70_006)] == [
+        53753,
+        38438,
+        24144,
+        40480,
+        69068,
+        32312,
+    ]
     runs = BlockOrder(ListedBlocks([1] * 70), 1234, threshold=3, groups=5, runs=2)
     assert [block for _, block, _ in list_tokens(runs, 0, 14)] == [
         63,

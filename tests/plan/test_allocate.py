@@ -5,10 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import PlanError
-from megablend.plan.allocate import MAX_CYCLES_PER_RUN, cycles_per_run, largest_remainder, stage_totals
+from megablend.plan.allocate import (
+    MAX_CYCLES_PER_RUN,
+    cycles_per_run,
+    largest_remainder,
+    stage_totals,
+)
 from tests.examples import examples
 
-WEIGHTS = st.lists(st.one_of(st.integers(0, 9), st.fractions(0, 3)), min_size=1, max_size=8).filter(any)
+WEIGHTS = st.lists(st.one_of(st.integers(0, 9), st.fractions(0, 3)), min_size=1, max_size=8).filter(
+    any
+)
 
 
 @examples(100)
@@ -36,7 +43,9 @@ def test_large_numbers_are_exact() -> None:
 
 @examples(40)
 @given(WEIGHTS, st.lists(st.integers(1, 50), min_size=1, max_size=30))
-def test_appended_stages_stay_near_the_share(weights: list[int | Fraction], lengths: list[int]) -> None:
+def test_appended_stages_stay_near_the_share(
+    weights: list[int | Fraction], lengths: list[int]
+) -> None:
     ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
     totals = stage_totals(weights, ends)
     given_ = [0] * len(weights)
@@ -50,7 +59,9 @@ def test_appended_stages_stay_near_the_share(weights: list[int | Fraction], leng
 
 @examples(20)
 @given(WEIGHTS, st.lists(st.integers(1, 50), min_size=2, max_size=9))
-def test_more_stages_do_not_change_the_first(weights: list[int | Fraction], lengths: list[int]) -> None:
+def test_more_stages_do_not_change_the_first(
+    weights: list[int | Fraction], lengths: list[int]
+) -> None:
     ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
     assert stage_totals(weights, ends[:-1]) == stage_totals(weights, ends)[:-1]
 
@@ -60,7 +71,9 @@ def test_a_thousand_appends_of_one_sample(weights: list[int]) -> None:
     given_ = [0] * len(weights)
     for end, stage in enumerate(stage_totals(weights, range(1, 1001)), 1):
         given_ = [had + more for had, more in zip(given_, stage, strict=True)]
-        worst = max(abs(Fraction(w * end, sum(weights)) - n) for w, n in zip(weights, given_, strict=True))
+        worst = max(
+            abs(Fraction(w * end, sum(weights)) - n) for w, n in zip(weights, given_, strict=True)
+        )
         assert worst < 2
 
 
@@ -79,5 +92,7 @@ def test_wrong_weights_are_refused() -> None:
         largest_remainder([0, 0], 5)
     with pytest.raises(PlanError, match="cannot divide -1 samples"):
         largest_remainder([1], -1)
-    with pytest.raises(PlanError, match="a stage ends at sample 5; expected more than its first sample, 5"):
+    with pytest.raises(
+        PlanError, match="a stage ends at sample 5; expected more than its first sample, 5"
+    ):
         stage_totals([1], [5, 5])

@@ -39,15 +39,22 @@ def draw_amended(rng: random.Random, *, lengths: tuple[int, ...]) -> History:
             lanes=rng.choice([1, 2, 3, 4, 8]),
             shuffle_window=rng.randrange(1, 6),
         )
-        blend = replace(blend, sources=tuple(replace(each, cycles=rng.choice([1, 2, 5, 9])) for each in blend.sources))
+        blend = replace(
+            blend,
+            sources=tuple(replace(each, cycles=rng.choice([1, 2, 5, 9])) for each in blend.sources),
+        )
         length = rng.randrange(30, 250)
         cycle = blend.lanes * blend.shuffle_window
         end = start + length
         if number:  # what is left of the stage before comes first, where the length changes
-            end = max(end, start + 1 + drained([*stages, Stage(end=10**6, index="", blend=blend)], tokens))
+            end = max(
+                end, start + 1 + drained([*stages, Stage(end=10**6, index="", blend=blend)], tokens)
+            )
             length = end - start
         cycles = (length - 1) // cycle if blend.interleaving == "lanes" else 0
-        cut = start + rng.randrange(1, cycles + 1) * cycle if cycles and rng.random() < 0.8 else None
+        cut = (
+            start + rng.randrange(1, cycles + 1) * cycle if cycles and rng.random() < 0.8 else None
+        )
         if cut is not None and number:
             drain = drained([*stages, Stage(end=end, index="", blend=blend)], tokens)
             first = start + drain
@@ -69,7 +76,9 @@ def walk(plan: StagesPlan, history: History) -> list[Sample]:
     """All samples; of the plan only the totals of each stage are taken."""
     samples = list[Sample]()
     seen = [set[int]() for _ in history.tokens]
-    bases = [(0, 0)] * len(history.tokens)  # of each source: an ordinal, and the token at which it begins
+    bases = [(0, 0)] * len(
+        history.tokens
+    )  # of each source: an ordinal, and the token at which it begins
     before: Blend | None = None
     for stretch in plan.list_stretches():
         blend = history.stages[stretch.stage].blend
@@ -96,7 +105,9 @@ def walk(plan: StagesPlan, history: History) -> list[Sample]:
                 )
                 for d, source in enumerate(blend.sources)
             ]
-            local = oracle._walk_stage(totals, blend.lanes, blend.shuffle_window, blend.seed, len(samples), periods)
+            local = oracle._walk_stage(
+                totals, blend.lanes, blend.shuffle_window, blend.seed, len(samples), periods
+            )
         for d, i in local[: stretch.stop - stretch.start]:
             samples.append((d, nexts[d][i]))
             seen[d].add(nexts[d][i])
@@ -122,21 +133,32 @@ def check_history(history: History) -> None:
         read = {ordinal for which, ordinal in expected if which == source}
         given = [k for k, (which, _) in enumerate(expected) if which == source]
         if read == set(range(len(read))):
-            assert [plan.sample_of_count(source, ordinal) for ordinal in range(len(read) + 1)] == [*given, None]
+            assert [plan.sample_of_count(source, ordinal) for ordinal in range(len(read) + 1)] == [
+                *given,
+                None,
+            ]
         beyond = np.arange(max(read, default=0) + 3)
         found = plan.find_samples(np.full(len(beyond), source, np.int32), beyond)
         assert [k >= 0 for k in found] == [ordinal in read for ordinal in beyond]
         for ordinal in rng.choices(beyond.tolist(), k=5):
-            hits = (k for k, (which, other) in enumerate(expected) if which == source and other >= ordinal)
+            hits = (
+                k
+                for k, (which, other) in enumerate(expected)
+                if which == source and other >= ordinal
+            )
             assert plan.first_sample_from(source, ordinal) == next(hits, None)
     for _ in range(5):
         limits = [rng.randrange(max(2, int(count))) for count in plan.counts(plan.num_samples)]
         hits = (k for k, (which, other) in enumerate(expected) if other >= limits[which])
         first = next(hits, None)
-        assert find_first_from(plan, np.array(limits)) == (None if first is None else (first, expected[first][0]))
+        assert find_first_from(plan, np.array(limits)) == (
+            None if first is None else (first, expected[first][0])
+        )
     stops = {stretch.stop for stretch in plan.list_stretches()}
     for n in {0, plan.num_samples, *stops, rng.randrange(plan.num_samples)}:
-        counts = [sum(which == source for which, _ in expected[:n]) for source in range(plan.num_sources)]
+        counts = [
+            sum(which == source for which, _ in expected[:n]) for source in range(plan.num_sources)
+        ]
         assert plan.counts(n).tolist() == counts
     check_tokens(plan, expected)
     assert pickle.loads(pickle.dumps(plan)).locate(plan.num_samples - 1) == expected[-1]
@@ -153,7 +175,9 @@ def check_tokens(plan: StagesPlan, expected: list[Sample]) -> None:
         token = 0
         ordinal = 0
         for row in rows.tolist():
-            token += (int(ordinals[row]) - ordinal) * int(steps[row])  # unread ones before it are as long as it
+            token += (int(ordinals[row]) - ordinal) * int(
+                steps[row]
+            )  # unread ones before it are as long as it
             assert starts[row] == token
             token = token + int(steps[row])
             ordinal = int(ordinals[row]) + 1
@@ -170,7 +194,9 @@ def test_an_amended_run_equals_its_walk(number: int) -> None:
 @pytest.mark.slow
 def test_many_amended_runs_equal_their_walks() -> None:
     for number in range(1000, 3000):
-        check_history(draw_amended(random.Random(number), lengths=(7,) if number % 2 else (5, 7, 16)))
+        check_history(
+            draw_amended(random.Random(number), lengths=(7,) if number % 2 else (5, 7, 16))
+        )
 
 
 @pytest.mark.parametrize("number", range(8))
@@ -181,7 +207,9 @@ def test_the_past_of_an_amended_run_is_unchanged(number: int) -> None:
             continue
         promised = plan_stages([*history.stages[:last], replace(stage, cut=None)], history.tokens)
         ks = np.arange(stage.cut)
-        assert np.array_equal(np.stack(history.plan.locate_many(ks)), np.stack(promised.locate_many(ks)))
+        assert np.array_equal(
+            np.stack(history.plan.locate_many(ks)), np.stack(promised.locate_many(ks))
+        )
 
 
 def test_a_drain_is_short() -> None:
@@ -191,9 +219,16 @@ def test_a_drain_is_short() -> None:
         history = draw_amended(random.Random(number), lengths=(5, 7, 16))
         for before, drain in pairwise(history.plan.list_stretches()):
             if before.stage == drain.stage:
-                cut = [stage.blend for stage in history.stages[: drain.stage + 1] if stage.cut is not None]
+                cut = [
+                    stage.blend
+                    for stage in history.stages[: drain.stage + 1]
+                    if stage.cut is not None
+                ]
                 longest = [max(source.cycles or 1 for source in blend.sources) - 1 for blend in cut]
-                most = sum(h * blend.lanes * blend.shuffle_window for h, blend in zip(longest, cut, strict=True))
+                most = sum(
+                    h * blend.lanes * blend.shuffle_window
+                    for h, blend in zip(longest, cut, strict=True)
+                )
                 assert drain.stop - drain.start <= most
                 drains += 1
     assert drains > 10

@@ -38,15 +38,24 @@ def blends(scale: int = 1) -> dict[str, list[int | Fraction]]:
 def test_every_prefix_is_within_2(name: str, total: int) -> None:
     totals = np.array(largest_remainder(blends()[name], total))
     tree = build_tree(totals)
-    edges = range(total + 1) if total < 10_000 else np.random.default_rng(1).integers(0, total, 2000).tolist()
+    edges = (
+        range(total + 1)
+        if total < 10_000
+        else np.random.default_rng(1).integers(0, total, 2000).tolist()
+    )
     for n in edges:
         ideal = [n * int(samples) for samples in tree.samples]
-        worst = max(abs(int(count) * total - share) for count, share in zip(tree.counts(n), ideal, strict=True))
+        worst = max(
+            abs(int(count) * total - share)
+            for count, share in zip(tree.counts(n), ideal, strict=True)
+        )
         assert worst <= 2 * total, n
     assert np.array_equal(tree.counts(total), tree.samples)
 
 
-def steps(plan: StagesPlan, size: int, start: int, stop: int, share: Floats) -> Iterator[tuple[float, float]]:
+def steps(
+    plan: StagesPlan, size: int, start: int, stop: int, share: Floats
+) -> Iterator[tuple[float, float]]:
     """(worst deviation within a step, at a step's end) of whole steps of `size` in [start, stop), some at a time."""
     seen = plan.counts(start)
     for low in range(start, stop - size + 1, 256 * size):
@@ -54,10 +63,15 @@ def steps(plan: StagesPlan, size: int, start: int, stop: int, share: Floats) -> 
         sources, _ = plan.locate_many(np.arange(low, high))
         step = np.arange(len(sources)) // size
         cells = step * plan.num_sources + sources
-        counts = np.bincount(cells, minlength=(step[-1] + 1) * plan.num_sources).reshape(-1, plan.num_sources)
+        counts = np.bincount(cells, minlength=(step[-1] + 1) * plan.num_sources).reshape(
+            -1, plan.num_sources
+        )
         sums = seen + np.cumsum(counts, axis=0)
         ends = low + size * (np.arange(len(counts)) + 1)
-        yield float(np.abs(counts - share * size).max()), float(np.abs(sums - np.outer(ends, share)).max())
+        yield (
+            float(np.abs(counts - share * size).max()),
+            float(np.abs(sums - np.outer(ends, share)).max()),
+        )
         seen = sums[-1]
 
 
@@ -86,7 +100,8 @@ def test_steps_are_balanced(name: str, lanes: int, slots: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", blends())
 @pytest.mark.parametrize(
-    ("lanes", "slots"), [(8, 512), (64, 512), (128, 1024), (512, 512), (512, 700), (100, 128), (4, 4096)]
+    ("lanes", "slots"),
+    [(8, 512), (64, 512), (128, 1024), (512, 512), (512, 700), (100, 128), (4, 4096)],
 )
 def test_steps_are_balanced_in_large_plans(name: str, lanes: int, slots: int) -> None:
     cycle = lanes * slots
@@ -101,7 +116,9 @@ def test_steps_are_balanced_in_large_plans(name: str, lanes: int, slots: int) ->
     st.integers(0, 60),
     st.integers(1, 9000),
 )
-def test_steps_are_balanced_in_any_plan(weights: list[int], quarter: int, more: int, total: int) -> None:
+def test_steps_are_balanced_in_any_plan(
+    weights: list[int], quarter: int, more: int, total: int
+) -> None:
     check_steps([*weights], 4 * quarter, 4 * quarter + more, total)
 
 

@@ -13,23 +13,29 @@ from megablend.plan.allocate import largest_remainder
 from megablend.plan.caps import capped_shares, capped_totals, longest_stage, plan_full_shares
 from tests.examples import examples
 
-BLENDS = st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(0, 30)), min_size=1, max_size=6).filter(
-    lambda blend: any(weight for weight, _ in blend)
-)
+BLENDS = st.lists(
+    st.tuples(st.integers(0, 9), st.none() | st.integers(0, 30)), min_size=1, max_size=6
+).filter(lambda blend: any(weight for weight, _ in blend))
 
 
 def water_level(weights: list[int], caps: list[int | None], total: int) -> list[Fraction]:
     """Amounts min(cap, weight * level), the level raised from one cap to the next until they sum to the total."""
     levels = sorted(
-        {Fraction(0)} | {Fraction(cap, w) for w, cap in zip(weights, caps, strict=True) if w and cap is not None}
+        {Fraction(0)}
+        | {Fraction(cap, w) for w, cap in zip(weights, caps, strict=True) if w and cap is not None}
     )
 
     def amounts(level: Fraction) -> list[Fraction]:
         given = [w * level for w in weights]
-        return [amount if cap is None else min(amount, Fraction(cap)) for amount, cap in zip(given, caps, strict=True)]
+        return [
+            amount if cap is None else min(amount, Fraction(cap))
+            for amount, cap in zip(given, caps, strict=True)
+        ]
 
     below = max(level for level in levels if sum(amounts(level)) <= total)
-    rising = [w if cap is None or w * below < cap else 0 for w, cap in zip(weights, caps, strict=True)]
+    rising = [
+        w if cap is None or w * below < cap else 0 for w, cap in zip(weights, caps, strict=True)
+    ]
     rest = total - sum(amounts(below), Fraction(0))
     return amounts(below if not sum(rising) else below + rest / sum(rising))
 
@@ -43,12 +49,16 @@ def test_totals_are_within_one_of_the_water_level_and_never_above_a_cap(
     caps = [cap for _, cap in blend]
     most = longest_stage(weights, caps, redistribute=True)
     if most is not None and total > most:
-        with pytest.raises(PlanError, match=f"^{total} samples requested, but the caps .* allow {most}$"):
+        with pytest.raises(
+            PlanError, match=f"^{total} samples requested, but the caps .* allow {most}$"
+        ):
             capped_totals(weights, caps, total)
         return
     totals = capped_totals(weights, caps, total)
     assert sum(totals) == total
-    for found, amount, cap, weight in zip(totals, water_level(weights, caps, total), caps, weights, strict=True):
+    for found, amount, cap, weight in zip(
+        totals, water_level(weights, caps, total), caps, weights, strict=True
+    ):
         assert abs(found - amount) < 1
         assert cap is None or found <= cap
         assert weight > 0 or found == 0
@@ -90,12 +100,16 @@ def test_shares_are_the_water_level_itself(blend: list[tuple[int, int | None]], 
     caps = [cap for _, cap in blend]
     most = longest_stage(weights, caps, redistribute=True)
     if most is None or total <= most:
-        assert capped_shares(weights, caps, total) == [x / total for x in water_level(weights, caps, total)]
+        assert capped_shares(weights, caps, total) == [
+            x / total for x in water_level(weights, caps, total)
+        ]
 
 
 @examples(200)
 @given(BLENDS, st.integers(1, 150), st.sampled_from([1, 4]))
-def test_full_shares_end_one_source_after_another(blend: list[tuple[int, int | None]], total: int, lanes: int) -> None:
+def test_full_shares_end_one_source_after_another(
+    blend: list[tuple[int, int | None]], total: int, lanes: int
+) -> None:
     weights = [weight for weight, _ in blend]
     caps = [cap for _, cap in blend]
     stages = plan_full_shares(weights, caps, total, multiple_of=lanes)
@@ -125,5 +139,9 @@ def test_full_shares_end_one_source_after_another(blend: list[tuple[int, int | N
 def test_full_shares_until_each_is_exhausted() -> None:
     stages = plan_full_shares([6, 3, 1], [60, 60, None], 1000, multiple_of=10)
     assert [end for end, _ in stages] == [100, 140, 1000]
-    assert [[int(weight) for weight in weights] for _, weights in stages] == [[6, 3, 1], [0, 3, 1], [0, 0, 1]]
+    assert [[int(weight) for weight in weights] for _, weights in stages] == [
+        [6, 3, 1],
+        [0, 3, 1],
+        [0, 0, 1],
+    ]
     assert [end for end, _ in plan_full_shares([6, 3, 1], [600, 300, 100], 1000)] == [1000]

@@ -35,7 +35,9 @@ def assert_same(a: StagesPlan, b: StagesPlan) -> None:
         np.testing.assert_array_equal(a.count_tokens(n), b.count_tokens(n))
     sources, ordinals = a.locate_many(ks)
     np.testing.assert_array_equal(b.samples_of(sources, ordinals), ks)
-    for one, other in zip(a.token_ranges(sources, ordinals), b.token_ranges(sources, ordinals), strict=True):
+    for one, other in zip(
+        a.token_ranges(sources, ordinals), b.token_ranges(sources, ordinals), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
     assert a.epochs == b.epochs
     for x, y in zip(a.list_stretches(), b.list_stretches(), strict=True):
@@ -52,7 +54,9 @@ def draw(seed: int) -> History:
 
 
 def make_ledger(history: History) -> Ledger:
-    return Ledger(run="demo", stages=tuple(replace(stage, index="f" * 32) for stage in history.stages))
+    return Ledger(
+        run="demo", stages=tuple(replace(stage, index="f" * 32) for stage in history.stages)
+    )
 
 
 def keep(folder: Path, ledger: Ledger, plan: StagesPlan) -> Companion | None:
@@ -75,7 +79,9 @@ def test_a_stored_plan_is_the_same(seed: int, tmp_path: Path) -> None:
 
 def test_epochs_of_several_snapshots(tmp_path: Path) -> None:
     history = draw(1)
-    stages = [replace(stage, index=f"{number % 2 + 1:x}") for number, stage in enumerate(history.stages)]
+    stages = [
+        replace(stage, index=f"{number % 2 + 1:x}") for number, stage in enumerate(history.stages)
+    ]
     plan = plan_stages(stages, {"1": history.tokens, "2": [each + 13 for each in history.tokens]})
     assert any(len(each) > 1 for each in plan.epochs.segments)
     found = keep(tmp_path, Ledger(run="demo", stages=tuple(stages)), plan)
@@ -89,8 +95,12 @@ def test_a_schedule(tmp_path: Path) -> None:
     blend = replace(last.blend, interleaving="lanes")
     count = len(history.tokens)
     cycle = blend.lanes * blend.shuffle_window
-    schedule = make_schedule("cosine", 4, [Fraction(1, count)] * count, samples=8 * cycle, cycle=cycle, longest=1)
-    added = Stage(end=last.end + 8 * cycle, index=last.index, blend=replace(blend, schedule=schedule))
+    schedule = make_schedule(
+        "cosine", 4, [Fraction(1, count)] * count, samples=8 * cycle, cycle=cycle, longest=1
+    )
+    added = Stage(
+        end=last.end + 8 * cycle, index=last.index, blend=replace(blend, schedule=schedule)
+    )
     history = History([*history.stages, added], history.tokens)
     plan = plan_stages(history.stages, history.tokens)
     found = keep(tmp_path, make_ledger(history), plan)
@@ -103,7 +113,9 @@ def test_ledgers_of_other_splits(tmp_path: Path) -> None:
     ledger = make_ledger(history)
     blended = replace(history.stages[0].blend, split="valid of 1/2,1/2,0")
     sources = (SourceShare(name="a", append_eod=None), SourceShare(name="b", append_eod=3))
-    unblended = Blend(split="test of 1,0,0", sequence_length=5, add_extra_token_to_sequence=False, sources=sources)
+    unblended = Blend(
+        split="test of 1,0,0", sequence_length=5, add_extra_token_to_sequence=False, sources=sources
+    )
     others = {
         split: Ledger(run="demo", stages=(Stage(end=40, index="f" * 32, blend=blend),))
         for split, blend in (("valid", blended), ("test", unblended))
@@ -121,15 +133,24 @@ def test_it_is_of_one_ledger_one_request_and_of_its_bytes(tmp_path: Path) -> Non
     plan = plan_stages(history.stages, history.tokens)
     assert load_companion(tmp_path, ledger, REQUEST) is None
     assert keep(tmp_path, ledger, plan) is not None
-    assert load_companion(tmp_path, replace(ledger, run="renamed", request="1"), REQUEST) is not None
+    assert (
+        load_companion(tmp_path, replace(ledger, run="renamed", request="1"), REQUEST) is not None
+    )
     assert load_companion(tmp_path, ledger, "1" * 32) is None
     *before, last = ledger.stages
-    assert load_companion(tmp_path, replace(ledger, stages=(*before, replace(last, end=last.end + 1))), REQUEST) is None
+    assert (
+        load_companion(
+            tmp_path, replace(ledger, stages=(*before, replace(last, end=last.end + 1))), REQUEST
+        )
+        is None
+    )
     (path,) = (tmp_path / "splits").iterdir()
     whole = path.read_bytes()
     rng = random.Random(5)
     for place in {*range(40), *(rng.randrange(len(whole)) for _ in range(200)), len(whole) - 1}:
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << rng.randrange(8)]) + whole[place + 1 :])
+        path.write_bytes(
+            whole[:place] + bytes([whole[place] ^ 1 << rng.randrange(8)]) + whole[place + 1 :]
+        )
         assert load_companion(tmp_path, ledger, REQUEST) is None
     for size in (0, 1, 16, 24, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])

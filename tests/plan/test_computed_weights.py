@@ -13,11 +13,16 @@ from tests.examples import examples
 
 
 @examples(100)
-@given(st.lists(st.integers(1, 10**13), min_size=1, max_size=20), st.sampled_from(["0.5", "1", "2", "10/3", "100"]))
+@given(
+    st.lists(st.integers(1, 10**13), min_size=1, max_size=20),
+    st.sampled_from(["0.5", "1", "2", "10/3", "100"]),
+)
 def test_weights_agree_with_floats(sizes: list[int], temperature: str) -> None:
     made = compute_weights([Fraction(n) for n in sizes], Fraction(temperature))
     for weight, size in zip(made, sizes, strict=True):
-        assert float(weight) == pytest.approx((size / sum(sizes)) ** (1 / float(Fraction(temperature))), rel=1e-11)
+        assert float(weight) == pytest.approx(
+            (size / sum(sizes)) ** (1 / float(Fraction(temperature))), rel=1e-11
+        )
         assert len(str(weight.numerator * 10**40 // weight.denominator).rstrip("0")) <= 12
 
 

@@ -30,20 +30,30 @@ def check_plan(given: oracle.Plan) -> float:
         assert np.array_equal(np.sort(ordinals[of_source]), np.arange(len(of_source)))
         ordinal = rng.randrange(len(of_source) + 1)
         numbers = rng.sample(range(1, len(of_source) + 1), min(3, len(of_source)))
-        assert [plan.sample_of_count(source, n - 1) for n in numbers] == [of_source[n - 1] for n in numbers], given
+        assert [plan.sample_of_count(source, n - 1) for n in numbers] == [
+            of_source[n - 1] for n in numbers
+        ], given
         later = of_source[ordinals[of_source] >= ordinal]
-        assert plan.first_sample_from(source, ordinal) == (int(later[0]) if len(later) else None), (ordinal, given)
+        assert plan.first_sample_from(source, ordinal) == (int(later[0]) if len(later) else None), (
+            ordinal,
+            given,
+        )
     if given["epoch_tokens"] is None:
         return 0.0
     check_that_epochs_mix_in_one_cycle(given, sources, ordinals)
     ends = list(oracle.epoch_ends(given, walked))
     for end in ends:
-        assert end.early <= end.cycle_samples // 2, (end, given)  # proved in megablend.kernels.plan.periods
+        assert end.early <= end.cycle_samples // 2, (
+            end,
+            given,
+        )  # proved in megablend.kernels.plan.periods
         assert end.early <= end.measured, (end, given)
     return max((end.early - end.cycle_samples / 4 for end in ends), default=0.0)
 
 
-def check_that_epochs_mix_in_one_cycle(given: oracle.Plan, sources: np.ndarray, ordinals: np.ndarray) -> None:
+def check_that_epochs_mix_in_one_cycle(
+    given: oracle.Plan, sources: np.ndarray, ordinals: np.ndarray
+) -> None:
     """Before the cycle in which an epoch ends, nothing of the next one is read; after it, nothing of this one."""
     assert given["epoch_tokens"] is not None
     cycle = given["lanes"] * given["slots"]
@@ -80,7 +90,8 @@ def test_many_random_plans_equal_the_oracle() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("lanes", "slots", "cycle_samples", "span"), [(512, 64, 320, 32), (64, 64, 41, 32), (8, 64, 100, 7), (1, 64, 9, 3)]
+    ("lanes", "slots", "cycle_samples", "span"),
+    [(512, 64, 320, 32), (64, 64, 41, 32), (8, 64, 100, 7), (1, 64, 9, 3)],
 )
 @pytest.mark.parametrize("epoch", [2000, 777.3])
 def test_an_epoch_begins_when_the_last_one_has_ended(
@@ -88,7 +99,11 @@ def test_an_epoch_begins_when_the_last_one_has_ended(
 ) -> None:
     """512 lanes of 64 slots, a share of 1 %, epochs of 2,000 samples: a fifth of the epoch was once read twice before its end."""
     num_cycles = 4 * 2000 // cycle_samples
-    totals = [largest_remainder([cycle_samples, lanes * slots - cycle_samples], num_cycles * lanes * slots)]
+    totals = [
+        largest_remainder(
+            [cycle_samples, lanes * slots - cycle_samples], num_cycles * lanes * slots
+        )
+    ]
     given: oracle.Plan = {
         "totals": totals,
         "lanes": lanes,
@@ -107,7 +122,11 @@ def test_an_epoch_begins_when_the_last_one_has_ended(
         for worth in np.ceil(np.arange(1, len(ours) // epoch) * epoch).astype(int):
             low = ours[worth - 1] // (lanes * slots) * lanes * slots
             of_cycle = ((ours >= low) & (ours < low + lanes * slots)).sum()
-            ends.append(oracle.EpochEnd(0, int((ordinals[ours][:worth] >= worth).sum()), int(of_cycle), True, epoch))
+            ends.append(
+                oracle.EpochEnd(
+                    0, int((ordinals[ours][:worth] >= worth).sum()), int(of_cycle), True, epoch
+                )
+            )
         early[name] = ends
     assert len(early["regarded"]) >= 2
     assert max(end.early - end.cycle_samples / 4 for end in early["regarded"]) <= 2
@@ -121,13 +140,19 @@ def test_periods_begin_and_end_with_an_epoch() -> None:
     slots = 8
     span = 3
     epoch = 32 * 5 - 7
-    plan = lane_plan([[32 * 20]], lanes=lanes, slots=slots, spans=[span], seed=1, epoch_tokens=[epoch])
+    plan = lane_plan(
+        [[32 * 20]], lanes=lanes, slots=slots, spans=[span], seed=1, epoch_tokens=[epoch]
+    )
     _, ordinals = plan.locate_many(np.arange(32 * 20))
     samples = np.arange(32 * 20)
     begins = {0: 0, 1: 4, 2: 9, 3: 14}  # epoch -> the cycle in which it begins
     for number, begin in begins.items():
         for low in range(begin, begins.get(number + 1, 19) + 1, span):
-            inside = (samples // 32 >= low) & (samples // 32 < low + span) & (ordinals // epoch == number)
+            inside = (
+                (samples // 32 >= low)
+                & (samples // 32 < low + span)
+                & (ordinals // epoch == number)
+            )
             period = np.sort(ordinals[inside])
             assert np.array_equal(period, np.arange(period[0], period[-1] + 1))
             for lane in range(lanes):
@@ -148,7 +173,10 @@ def test_epochs_as_long_as_a_cycle_or_shorter(epoch: int) -> None:
         "sample_tokens": 1,
     }
     assert check_plan(given) <= 2
-    assert check_plan(given | {"totals": [[97, 100]], "spans": [3, 1], "epoch_tokens": [epoch, 7]}) <= 2
+    assert (
+        check_plan(given | {"totals": [[97, 100]], "spans": [3, 1], "epoch_tokens": [epoch, 7]})
+        <= 2
+    )
 
 
 def test_epochs_of_less_than_a_sample_and_of_more_than_a_run() -> None:

@@ -6,7 +6,9 @@ import pytest
 from megablend.plan.interleavings.lane_schedule import bit_reversal_permutation, make_lane_schedule
 
 
-def positions(lanes: int, slots: int, shift: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def positions(
+    lanes: int, slots: int, shift: int
+) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     """Where each lane stands at each slot: int64 [slots, lanes]."""
     firsts, stride, _ = make_lane_schedule(lanes, slots)
     turns = (stride * np.arange(slots)[:, None] + shift) % slots
@@ -25,7 +27,9 @@ def test_every_position_once_and_lanes_keep_apart(lanes: int) -> None:
 def test_samples_inverts_the_pattern(lanes: int, slots: int) -> None:
     for shift in range(min(slots, 3)):
         stands = positions(lanes, slots, shift).ravel()
-        assert np.array_equal(make_lane_schedule(lanes, slots).samples(stands, shift), np.arange(lanes * slots))
+        assert np.array_equal(
+            make_lane_schedule(lanes, slots).samples(stands, shift), np.arange(lanes * slots)
+        )
 
 
 @pytest.mark.parametrize("lanes", [4, 8, 12, 36, 64, 100])

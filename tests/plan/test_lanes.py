@@ -15,9 +15,16 @@ from tests.plan.plans import lane_plan
 
 
 def make(
-    totals: list[list[int]], *, lanes: int = 4, slots: int = 8, spans: list[int] | None = None, seed: int = 1
+    totals: list[list[int]],
+    *,
+    lanes: int = 4,
+    slots: int = 8,
+    spans: list[int] | None = None,
+    seed: int = 1,
 ) -> StagesPlan:
-    return lane_plan(totals, lanes=lanes, slots=slots, spans=spans or [1] * len(totals[0]), seed=seed)
+    return lane_plan(
+        totals, lanes=lanes, slots=slots, spans=spans or [1] * len(totals[0]), seed=seed
+    )
 
 
 @st.composite
@@ -85,9 +92,16 @@ def test_a_lane_walks_neighbours_over_a_period(lanes: int, slots: int, span: int
         for lane in range(lanes):
             for source in range(4):
                 run = ordinals[inside & (samples % lanes == lane) & (sources == source)]
-                assert len(run) == 0 or np.array_equal(np.sort(run), np.arange(run.min(), run.min() + len(run)))
+                assert len(run) == 0 or np.array_equal(
+                    np.sort(run), np.arange(run.min(), run.min() + len(run))
+                )
                 parts = [
-                    ordinals[inside & (samples // cycle == c) & (samples % lanes == lane) & (sources == source)]
+                    ordinals[
+                        inside
+                        & (samples // cycle == c)
+                        & (samples % lanes == lane)
+                        & (sources == source)
+                    ]
                     for c in range(period * span, (period + 1) * span)
                 ]
                 walked = [part for part in parts if len(part)]
@@ -99,7 +113,10 @@ def test_lanes_share_every_source_evenly() -> None:
     cycle = 8 * 64
     sources, _ = plan.locate_many(np.arange(plan.num_samples // cycle * cycle))
     counts = np.array(
-        [[np.bincount(lane, minlength=3) for lane in part.reshape(64, 8).T] for part in sources.reshape(-1, cycle)]
+        [
+            [np.bincount(lane, minlength=3) for lane in part.reshape(64, 8).T]
+            for part in sources.reshape(-1, cycle)
+        ]
     )
     assert (counts.max(axis=1) - counts.min(axis=1) <= 1).all()
 
@@ -175,7 +192,9 @@ def test_sources_that_end_or_begin_between_stages() -> None:
     assert plan.counts(40).tolist() == [40, 0, 0]
     assert plan.counts(80).tolist() == [40, 40, 0]
     assert plan.first_sample_from(2, 0) == next(k for k in range(80, 120) if plan.locate(k)[0] == 2)
-    assert plan.first_sample_from(0, 40) == next(k for k in range(80, 120) if plan.locate(k) == (0, 40))
+    assert plan.first_sample_from(0, 40) == next(
+        k for k in range(80, 120) if plan.locate(k) == (0, 40)
+    )
 
 
 @pytest.mark.parametrize("k", [-1, 80, 10**18])
@@ -186,7 +205,8 @@ def test_outside_is_refused(k: int) -> None:
     with pytest.raises(IndexError, match=f"sample {k} is out of range"):
         plan.locate_many([0, k])
     with pytest.raises(
-        IndexError, match=f"the first {k + 1 if k == 80 else k} samples requested of a plan that has 80 samples"
+        IndexError,
+        match=f"the first {k + 1 if k == 80 else k} samples requested of a plan that has 80 samples",
     ):
         plan.counts(k + 1 if k == 80 else k)
     with pytest.raises(TypeError, match="sample numbers must be integers, found float64"):

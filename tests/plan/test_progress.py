@@ -12,7 +12,9 @@ from megablend.plan.progress import NONE, find_epoch_ends, find_presence
 from megablend.plan.stages_plan import StagesPlan
 
 
-def make_plan(totals: list[list[int]], tokens: list[int], length: int, *, interleaving: str = "lanes") -> StagesPlan:
+def make_plan(
+    totals: list[list[int]], tokens: list[int], length: int, *, interleaving: str = "lanes"
+) -> StagesPlan:
     """A plan of stages with these totals, of sources with so many tokens an epoch."""
     stages = []
     start = 0
@@ -61,7 +63,9 @@ def test_presence_is_what_a_walk_finds(scanned: int, interleaving: str) -> None:
         assert found.counts.tolist() == stage
         for d, count in enumerate(stage):
             places = [start + i for i, source in enumerate(sources) if source == d]
-            assert (found.first[d], found.last[d]) == ((places[0], places[-1]) if places else (NONE, NONE))
+            assert (found.first[d], found.last[d]) == (
+                (places[0], places[-1]) if places else (NONE, NONE)
+            )
             share = count / sum(stage)
             given = 0
             errors = [0.0]
@@ -79,7 +83,9 @@ def test_epochs_end_where_as_many_samples_were_read() -> None:
     plan = make_plan(totals, tokens, length)
     for d, epoch in enumerate(tokens):
         samples = sorted(k for k in range(plan.num_samples) if plan.locate(k)[0] == d)
-        ends = [samples[(e * epoch - 1) // length] for e in range(1, len(samples) * length // epoch + 1)]
+        ends = [
+            samples[(e * epoch - 1) // length] for e in range(1, len(samples) * length // epoch + 1)
+        ]
         assert find_epoch_ends(plan, limit=99)[d] == ends
         assert find_epoch_ends(plan, limit=2)[d] == ends[:2]
 

@@ -23,7 +23,9 @@ def tokens(dataset: megablend.Dataset) -> torch.Tensor:
     return torch.tensor(np.stack([each.tokens[:-1] for each in read_samples(dataset)]))
 
 
-def test_a_run_goes_on_when_a_path_in_another_folder_is_added(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_a_run_goes_on_when_a_path_in_another_folder_is_added(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
     megablend.build(config)
     dataset = megablend.open(config)
     before = tokens(dataset)
@@ -31,7 +33,9 @@ def test_a_run_goes_on_when_a_path_in_another_folder_is_added(tmp_path: Path, co
     (tmp_path / "data" / "more").mkdir()
     KINDS["parquet"].write(tmp_path / "data" / "more" / "9.parquet", [[900_001, 900_002]] * 9)
     (source,) = config["sources"]
-    wider = config | {"sources": [source | {"path": [source["path"], f"{tmp_path}/data/more/*.parquet"]}]}
+    wider = config | {
+        "sources": [source | {"path": [source["path"], f"{tmp_path}/data/more/*.parquet"]}]
+    }
     assert megablend.build(wider).pinned
     assert torch.equal(tokens(megablend.open(wider)), before)
     assert torch.equal(tokens(megablend.open(wider, state=state)), before)
@@ -64,41 +68,63 @@ def test_an_end_of_document_token_that_does_not_fit_is_refused(config: dict[str,
 
 def test_one_source_of_several_that_is_requested_otherwise_is_named(tmp_path: Path) -> None:
     sources = [
-        write_source(tmp_path / "data", d, "parquet", documents(d, 60, 30, 5)) | {"weight": 1, "append_eod": EOD}
+        write_source(tmp_path / "data", d, "parquet", documents(d, 60, 30, 5))
+        | {"weight": 1, "append_eod": EOD}
         for d in range(3)
     ]
     given = make_config(tmp_path, sources, samples=60)
     megablend.build(given)
     for change, error, match in (
-        ({"append_eod": 2**31}, megablend.ConfigError, r"source 's2': append_eod 2147483648 does not fit its tokens"),
-        ({"column": "text"}, megablend.PlanError, r"in which source 's2' has column 'ids'; the config has 'text'"),
+        (
+            {"append_eod": 2**31},
+            megablend.ConfigError,
+            r"source 's2': append_eod 2147483648 does not fit its tokens",
+        ),
+        (
+            {"column": "text"},
+            megablend.PlanError,
+            r"in which source 's2' has column 'ids'; the config has 'text'",
+        ),
         (
             {"format": "arrow"},
             megablend.PlanError,
             r"in which source 's2' has format 'parquet'; the config has 'arrow'",
         ),
-        ({"name": "s3"}, megablend.PlanError, r"which has no source 's3' \(its sources: s0, s1, s2\)"),
+        (
+            {"name": "s3"},
+            megablend.PlanError,
+            r"which has no source 's3' \(its sources: s0, s1, s2\)",
+        ),
     ):
         with pytest.raises(error, match=match):
             megablend.open(given | {"sources": [*sources[:2], sources[2] | change]})
 
 
 def test_sources_one_after_the_other_are_a_choice_of_the_config(tmp_path: Path) -> None:
-    sources = [write_source(tmp_path / "data", d, "parquet", documents(d, 60, 30, 5)) for d in range(2)]
+    sources = [
+        write_source(tmp_path / "data", d, "parquet", documents(d, 60, 30, 5)) for d in range(2)
+    ]
     given = make_config(
-        tmp_path, [source | {"weight": 1} for source in sources], samples=60, interleaving="sequential", run="in_turn"
+        tmp_path,
+        [source | {"weight": 1} for source in sources],
+        samples=60,
+        interleaving="sequential",
+        run="in_turn",
     )
     digest = megablend.build(given).ledger.digest
     dataset = megablend.open(given)
     assert [each.source for each in read_samples(dataset, range(60))] == [0] * 30 + [1] * 30
     assert len(list(megablend.Loader(dataset, micro_batch_size=4))) == 15
-    assert megablend.build(given | {"interleaving": "lanes", "run": "lanes"}).ledger.digest != digest
+    assert (
+        megablend.build(given | {"interleaving": "lanes", "run": "lanes"}).ledger.digest != digest
+    )
     with pytest.raises(megablend.PlanError, match="interleaving was sequential, is now lanes"):
         megablend.build(given | {"interleaving": "lanes"})
 
 
 def test_an_unknown_interleaving_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(
-        megablend.ConfigError, match=r"interleaving: found 'greedy', expected one of lanes, sequential$"
+        megablend.ConfigError,
+        match=r"interleaving: found 'greedy', expected one of lanes, sequential$",
     ):
         megablend.build(config | {"interleaving": "greedy"})

@@ -51,9 +51,17 @@ def test_totals_follow_the_integral_of_the_shares(seed: int) -> None:
     for step, (end, each) in enumerate(zip(schedule.ends, totals, strict=True)):
         way = (2 * step + 1) / (2 * len(totals))
         done = way if schedule.kind == "linear" else (1 - math.cos(math.pi * way)) / 2
-        shares = [float(a) + (float(b) - float(a)) * done for a, b in zip(schedule.start, target, strict=True)]
-        assert [float(share) for share in schedule.shares(target)[step]] == pytest.approx(shares, abs=1e-11)
-        due = [had + share * (end - before) for had, share in zip(due, schedule.shares(target)[step], strict=True)]
+        shares = [
+            float(a) + (float(b) - float(a)) * done
+            for a, b in zip(schedule.start, target, strict=True)
+        ]
+        assert [float(share) for share in schedule.shares(target)[step]] == pytest.approx(
+            shares, abs=1e-11
+        )
+        due = [
+            had + share * (end - before)
+            for had, share in zip(due, schedule.shares(target)[step], strict=True)
+        ]
         given = [had + more for had, more in zip(given, each, strict=True)]
         assert sum(each) == end - before
         assert min(each) >= 0
@@ -61,7 +69,9 @@ def test_totals_follow_the_integral_of_the_shares(seed: int) -> None:
         before = end
     assert before == schedule.samples
     whole = [(a + b) / 2 * schedule.samples for a, b in zip(schedule.start, target, strict=True)]
-    assert all(abs(had - float(owed)) < 1 + schedule.cycle for had, owed in zip(given, whole, strict=True))
+    assert all(
+        abs(had - float(owed)) < 1 + schedule.cycle for had, owed in zip(given, whole, strict=True)
+    )
 
 
 def test_steps_are_whole_cycles_and_long_enough() -> None:
@@ -122,7 +132,9 @@ def test_a_run_with_a_schedule_equals_its_walk(seed: int) -> None:
         name, parsed, *_ = parse_ledger(json.loads(dump_ledger("demo", stages)))
         assert (name, list(parsed)) == ("demo", stages)
     before = plan_stages(plain, tokens)
-    assert np.array_equal(np.stack(before.locate_many(np.arange(cut))), np.stack(plan.locate_many(np.arange(cut))))
+    assert np.array_equal(
+        np.stack(before.locate_many(np.arange(cut))), np.stack(plan.locate_many(np.arange(cut)))
+    )
     record = ledger_record("demo", plain)
     assert len(record["stages"]) == 2
     assert len(dump_changes(record)) < 1500

@@ -19,7 +19,9 @@ def test_sources_one_after_the_other() -> None:
     sources, ordinals = plan.locate_many(np.arange(5))
     assert sources.dtype == np.int32
     assert ordinals.dtype == np.int64
-    assert list(zip(sources.tolist(), ordinals.tolist(), strict=True)) == [plan.locate(k) for k in range(5)]
+    assert list(zip(sources.tolist(), ordinals.tolist(), strict=True)) == [
+        plan.locate(k) for k in range(5)
+    ]
 
 
 def test_counts_and_where_they_are_reached() -> None:
@@ -36,7 +38,9 @@ def test_outside_is_refused() -> None:
     for k in (-1, 5):
         with pytest.raises(IndexError, match=f"sample {k} is out of range: the plan has 5 samples"):
             plan.locate(k)
-    with pytest.raises(IndexError, match="the first 6 samples requested of a plan that has 5 samples"):
+    with pytest.raises(
+        IndexError, match="the first 6 samples requested of a plan that has 5 samples"
+    ):
         plan.counts(6)
     with pytest.raises(PlanError, match="source 1 has -2 samples"):
         SequentialPlan([1, -2])
@@ -54,8 +58,10 @@ def test_more_tokens_than_64_bits_count_are_refused(interleaving: str, plan_vers
         plan_version=plan_version,
     )
     stages = [Stage(index="", blend=blend, end=end) for end in (1 << 48, 1 << 49)]
-    with pytest.raises(PlanError, match="a plan can count at most 9223372036854775807 tokens of a source"):
+    with pytest.raises(
+        PlanError, match="a plan can count at most 9223372036854775807 tokens of a source"
+    ):
         plan_stages(stages, [99_950])
-    assert plan_stages(stages[:1], [99_950]).token_ranges(np.zeros(1, np.int32), np.array([(1 << 48) - 1]))[0] == (
-        ((1 << 48) - 1) * 16384
-    )
+    assert plan_stages(stages[:1], [99_950]).token_ranges(
+        np.zeros(1, np.int32), np.array([(1 << 48) - 1])
+    )[0] == (((1 << 48) - 1) * 16384)

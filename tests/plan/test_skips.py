@@ -18,8 +18,12 @@ def test_positions_are_those_of_what_is_left(drawn: list[tuple[int, int]]) -> No
     dropped = {k for start, size in drawn for k in range(start, start + size)}
     left = [k for k in range(100) if k not in dropped]
     assert [skips.position(trained) for trained in range(len(left))] == left
-    assert [skips.next_sample(k) for k in range(60)] == [min(n for n in left if n >= k) for k in range(60)]
-    assert [skips.count_trained(k) for k in range(61)] == [sum(n < k for n in left) for k in range(61)]
+    assert [skips.next_sample(k) for k in range(60)] == [
+        min(n for n in left if n >= k) for k in range(60)
+    ]
+    assert [skips.count_trained(k) for k in range(61)] == [
+        sum(n < k for n in left) for k in range(61)
+    ]
     for (_, stop), (start, _) in zip(skips.ranges, skips.ranges[1:], strict=False):
         assert stop < start
     for k in range(60):

@@ -27,5 +27,7 @@ def test_blocks_of_later_snapshots_come_after_those_of_earlier_ones(tmp_path: Pa
     assert before[:2].tolist() == old.tolist()
     assert run.parts["first_block"].min() == first
     blocks = [range(part["first_block"], part["stop_block"]) for part in run.parts]
-    assert sorted(block for each in blocks for block in each) == list(range(first, run.store.snapshot.num_blocks))
+    assert sorted(block for each in blocks for block in each) == list(
+        range(first, run.store.snapshot.num_blocks)
+    )
     assert len(tokens_of(later(2))) == run.parts["tokens"][2]

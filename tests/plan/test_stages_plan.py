@@ -80,7 +80,9 @@ def totals_by_hand(stages: Sequence[Stage]) -> list[list[int]]:
             given = [0] * len(shares)
         end = stage.end - start
         missing = stage.end - start - sum(given)
-        lacking = [max(Fraction(0), share * end - had) for share, had in zip(shares, given, strict=True)]
+        lacking = [
+            max(Fraction(0), share * end - had) for share, had in zip(shares, given, strict=True)
+        ]
         parts = [lack * missing / sum(lacking) for lack in lacking]
         floors = [int(part) for part in parts]
         by_rest = sorted(range(len(parts)), key=lambda d: (floors[d] - parts[d], d))
@@ -103,11 +105,18 @@ def walk(history: History) -> list[oracle.Sample]:
         else:
             epochs = history.tokens if blend.plan_version > 1 else [None] * len(given)
             periods = [
-                oracle.Periods(source.cycles or 1, given[d], epochs[d], blend.sequence_length, cursors[d])
+                oracle.Periods(
+                    source.cycles or 1, given[d], epochs[d], blend.sequence_length, cursors[d]
+                )
                 for d, source in enumerate(blend.sources)
             ]
-            samples += oracle._walk_stage(totals, blend.lanes, blend.shuffle_window, blend.seed, len(samples), periods)
-        cursors = [read + total * blend.sequence_length for read, total in zip(cursors, totals, strict=True)]
+            samples += oracle._walk_stage(
+                totals, blend.lanes, blend.shuffle_window, blend.seed, len(samples), periods
+            )
+        cursors = [
+            read + total * blend.sequence_length
+            for read, total in zip(cursors, totals, strict=True)
+        ]
         given = [had + more for had, more in zip(given, totals, strict=True)]
     return samples
 
@@ -122,23 +131,42 @@ def test_a_history_equals_its_walk(history: History) -> None:
     assert len(expected) == plan.num_samples == history.stages[-1].end
     rng = random.Random(len(expected))
     backwards = np.arange(plan.num_samples)[::-1]
-    for ks in (np.arange(plan.num_samples), backwards, np.array(rng.choices(range(plan.num_samples), k=50))):
+    for ks in (
+        np.arange(plan.num_samples),
+        backwards,
+        np.array(rng.choices(range(plan.num_samples), k=50)),
+    ):
         sources, ordinals = history.plan.locate_many(ks)
-        assert list(zip(sources.tolist(), ordinals.tolist(), strict=True)) == [expected[k] for k in ks]
+        assert list(zip(sources.tolist(), ordinals.tolist(), strict=True)) == [
+            expected[k] for k in ks
+        ]
         assert np.array_equal(plan.samples_of(sources, ordinals), ks)
     for source in range(plan.num_sources):
         mine = sorted(ordinal for which, ordinal in expected if which == source)
         assert mine == list(range(len(mine)))  # none lost, none repeated
         for ordinal in {0, len(mine) // 2, len(mine) - 1, len(mine)}:
-            hits = (k for k, (which, other) in enumerate(expected) if which == source and other >= ordinal)
+            hits = (
+                k
+                for k, (which, other) in enumerate(expected)
+                if which == source and other >= ordinal
+            )
             assert plan.first_sample_from(source, ordinal) == next(hits, None)
     for _ in range(5):
         limits = [rng.randrange(max(2, int(count))) for count in plan.counts(plan.num_samples)]
         hits = (k for k, (which, other) in enumerate(expected) if other >= limits[which])
         first = next(hits, None)
-        assert find_first_from(plan, np.array(limits)) == (None if first is None else (first, expected[first][0]))
-    for n in {0, plan.num_samples, *(stage.end for stage in history.stages), rng.randrange(plan.num_samples)}:
-        counts = [sum(which == source for which, _ in expected[:n]) for source in range(plan.num_sources)]
+        assert find_first_from(plan, np.array(limits)) == (
+            None if first is None else (first, expected[first][0])
+        )
+    for n in {
+        0,
+        plan.num_samples,
+        *(stage.end for stage in history.stages),
+        rng.randrange(plan.num_samples),
+    }:
+        counts = [
+            sum(which == source for which, _ in expected[:n]) for source in range(plan.num_sources)
+        ]
         assert plan.counts(n).tolist() == counts
     assert pickle.loads(pickle.dumps(plan)).locate(plan.num_samples - 1) == expected[-1]
 
@@ -161,9 +189,13 @@ def test_a_sample_begins_where_the_one_before_ends(history: History) -> None:
 def test_a_stage_more_changes_nothing_before_it(history: History) -> None:
     last = history.stages[-1]
     blend = replace(last.blend, lanes=5, shuffle_window=11, sources=last.blend.sources)
-    longer = replace(history, stages=[*history.stages, Stage(end=last.end + 77, index=last.index, blend=blend)])
+    longer = replace(
+        history, stages=[*history.stages, Stage(end=last.end + 77, index=last.index, blend=blend)]
+    )
     ks = np.arange(last.end)
-    assert np.array_equal(np.stack(history.plan.locate_many(ks)), np.stack(longer.plan.locate_many(ks)))
+    assert np.array_equal(
+        np.stack(history.plan.locate_many(ks)), np.stack(longer.plan.locate_many(ks))
+    )
     digests = [Ledger(run="demo", stages=tuple(each.stages)).digests for each in (history, longer)]
     assert digests[1][: len(digests[0])] == digests[0]
 
@@ -173,10 +205,13 @@ def test_a_blend_that_comes_back_begins_its_own_account() -> None:
     blend = history.stages[0].blend
     other = draw_blend(random.Random(5), len(history.tokens), seed=1, version=2)
     stages = [
-        Stage(end=end, index="", blend=each) for end, each in ((10, blend), (25, other), (40, blend), (55, blend))
+        Stage(end=end, index="", blend=each)
+        for end, each in ((10, blend), (25, other), (40, blend), (55, blend))
     ]
     plan = plan_stages(stages, history.tokens)
-    assert [stretch.request.totals.tolist() for stretch in plan.list_stretches()] == totals_by_hand(stages)
+    assert [stretch.request.totals.tolist() for stretch in plan.list_stretches()] == totals_by_hand(
+        stages
+    )
 
 
 def test_only_the_stages_that_are_read_are_made() -> None:

@@ -23,10 +23,18 @@ def test_round_trip_under_a_kilobyte() -> None:
     assert State.from_dict(json.loads(text)) == STATE
     assert len(text) < 1000
     longer = State(
-        run="demo", split="train", indices=("a" * 32,), stages=(Link(10**13, "b" * 32),) * 2, consumed_samples=0
+        run="demo",
+        split="train",
+        indices=("a" * 32,),
+        stages=(Link(10**13, "b" * 32),) * 2,
+        consumed_samples=0,
     )
     longest = State(
-        run="demo", split="train", indices=("a" * 32,), stages=(Link(10**13, "b" * 32),) * 102, consumed_samples=0
+        run="demo",
+        split="train",
+        indices=("a" * 32,),
+        stages=(Link(10**13, "b" * 32),) * 102,
+        consumed_samples=0,
     )
     assert len(json.dumps(longest.to_dict())) - len(json.dumps(longer.to_dict())) <= 60 * 100
 
@@ -43,7 +51,10 @@ def test_stages_appended_since_are_fine() -> None:
             {"indices": ("e" * 32,)},
             f"saved with {'a' * 32}, this dataset reads {'e' * 32}; open the state's index with megablend.open",
         ),
-        ({"stages": (Link(100, "b" * 32), Link(200, "d" * 32))}, f"saved with {'c' * 32}, this dataset has {'d' * 32}"),
+        (
+            {"stages": (Link(100, "b" * 32), Link(200, "d" * 32))},
+            f"saved with {'c' * 32}, this dataset has {'d' * 32}",
+        ),
         ({"stages": (Link(100, "b" * 32),)}, f"saved with {'c' * 32}, this dataset has {'b' * 32}"),
     ],
 )

@@ -60,7 +60,9 @@ def test_samples_of_blocks_of_several_types(data: st.DataObject) -> None:
         start = data.draw(st.integers(0, sizes[place]))
         walk.append((place, start, data.draw(st.integers(start, sizes[place]))))
     text = [token for place, start, stop in walk for token in listed[place][start:stop]]
-    width = data.draw(st.sampled_from([n for n in range(1, len(text) + 1) if len(text) % n == 0] or [1]))
+    width = data.draw(
+        st.sampled_from([n for n in range(1, len(text) + 1) if len(text) % n == 0] or [1])
+    )
     length = data.draw(st.integers(1, width + 2))
     rows = [text[i : i + width] for i in range(0, len(text), width)]
     tokens = np.full((len(rows), length), -1)
@@ -117,9 +119,15 @@ def test_a_block_that_was_dropped_has_no_tokens() -> None:
 Marks = npt.NDArray[np.bool_]
 
 
-def twin(blocks: list[DecodedBlock], continues: list[bool], listed: list[tuple[Any, ...]], width: int) -> list[bool]:
+def twin(
+    blocks: list[DecodedBlock], continues: list[bool], listed: list[tuple[Any, ...]], width: int
+) -> list[bool]:
     """Each token by itself: is it a piece's first, and if it is a block's first, does the token before go on to it?"""
-    tokens = [(epoch, place, token) for _, epoch, place, start, stop in listed for token in range(start, stop)]
+    tokens = [
+        (epoch, place, token)
+        for _, epoch, place, start, stop in listed
+        for token in range(start, stop)
+    ]
     marks = []
     for i, (epoch, place, token) in enumerate(tokens):
         begins = i % width == 0 or token in blocks[place].offsets[:-1].tolist()
@@ -136,12 +144,19 @@ def twin(blocks: list[DecodedBlock], continues: list[bool], listed: list[tuple[A
 @given(st.data())
 def test_documents_begin_where_pieces_do(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=5))
-    inner = [data.draw(st.lists(st.integers(0, size), max_size=4)) for size in sizes]  # repeated: empty documents
+    inner = [
+        data.draw(st.lists(st.integers(0, size), max_size=4)) for size in sizes
+    ]  # repeated: empty documents
     blocks = [
-        block(list(range(size)), "int32", sorted([0, *cuts, size])) for size, cuts in zip(sizes, inner, strict=True)
+        block(list(range(size)), "int32", sorted([0, *cuts, size]))
+        for size, cuts in zip(sizes, inner, strict=True)
     ]
     continues = [data.draw(st.booleans()) for _ in sizes]
-    walk = [(epoch, place) for epoch in range(2) for place in data.draw(st.permutations(range(len(sizes))))]
+    walk = [
+        (epoch, place)
+        for epoch in range(2)
+        for place in data.draw(st.permutations(range(len(sizes))))
+    ]
     width = data.draw(st.integers(1, 9))
     listed = []
     filled = 0

@@ -38,9 +38,16 @@ def test_the_parts_are_the_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "sizes"),
-    [({}, {}), ({"create_attention_mask": True}, {}), ({"inter_document_masking": True}, {}), ({}, {"num_batches": 5})],
+    [
+        ({}, {}),
+        ({"create_attention_mask": True}, {}),
+        ({"inter_document_masking": True}, {}),
+        ({}, {"num_batches": 5}),
+    ],
 )
-def test_batches_are_counted_as_they_are(tmp_path: Path, settings: dict[str, Any], sizes: dict[str, int]) -> None:
+def test_batches_are_counted_as_they_are(
+    tmp_path: Path, settings: dict[str, Any], sizes: dict[str, int]
+) -> None:
     run = run_of(tmp_path, **settings)
     batch = next(iter(megablend.Loader(megablend.Dataset(run), micro_batch_size=4)))
     made = sum(tensor.nbytes for tensor in batch.values())
@@ -48,14 +55,19 @@ def test_batches_are_counted_as_they_are(tmp_path: Path, settings: dict[str, Any
     assert 1 <= counted / made / sizes.get("num_batches", 2) <= 1.2
 
 
-@pytest.mark.parametrize("settings", [{"sequence_length": 10**15}, {"sequence_length": 8192, "memory": "255KiB"}])
+@pytest.mark.parametrize(
+    "settings", [{"sequence_length": 10**15}, {"sequence_length": 8192, "memory": "255KiB"}]
+)
 def test_a_sample_larger_than_the_memory_is_refused_before_anything_is_read(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    config = make_config(tmp_path, [{"name": "a", "path": "none.arrow", "weight": 1}], samples=1, **settings)
+    config = make_config(
+        tmp_path, [{"name": "a", "path": "none.arrow", "weight": 1}], samples=1, **settings
+    )
     for function in (megablend.build, megablend.open, megablend.describe):
         with pytest.raises(
-            megablend.ConfigError, match=r"memory: found .*, expected .* or more, the size of one sample of sequence_l"
+            megablend.ConfigError,
+            match=r"memory: found .*, expected .* or more, the size of one sample of sequence_l",
         ):
             function(config)
 
@@ -71,7 +83,10 @@ def test_what_is_refused_says_how_much_would_do(tmp_path: Path) -> None:
     asked = re.search(r"expected ([\d.]+) KiB", str(refused.value))
     assert asked is not None
     enough = run_of(
-        tmp_path / "more", memory=int((float(asked[1]) + 0.1) * 1024), shuffle_window=64, sequence_length=20
+        tmp_path / "more",
+        memory=int((float(asked[1]) + 0.1) * 1024),
+        shuffle_window=64,
+        sequence_length=20,
     )
     assert len(list(megablend.Loader(megablend.Dataset(enough), micro_batch_size=4))) == 120
 

@@ -18,13 +18,20 @@ import megablend
 from megablend.plan.run import Run
 from megablend.prefetch.memory_budget import Budget, lanes_of
 from megablend.prefetch.read_amplification import read_amplification
-from megablend.prefetch.read_schedule import ReadSchedule, StepSequence, locate_steps, schedule_reads
+from megablend.prefetch.read_schedule import (
+    ReadSchedule,
+    StepSequence,
+    locate_steps,
+    schedule_reads,
+)
 from megablend.prefetch.windows import FIRST_SAMPLES, make_schedules, make_windows
 from tests.runs import EOD, documents, make_config, write_source
 
 
 def run_of(folder: Path, kinds: list[str], **settings: Any) -> Run:
-    sources = [write_source(folder, d, kind, documents(d, 70, 40, seed=9)) for d, kind in enumerate(kinds)]
+    sources = [
+        write_source(folder, d, kind, documents(d, 70, 40, seed=9)) for d, kind in enumerate(kinds)
+    ]
     for source, weight in zip(sources, (5, 3, 2), strict=False):
         source |= {"weight": weight, "append_eod": EOD}
     config = make_config(folder, sources, **({"samples": 480} | settings))
@@ -77,16 +84,22 @@ def test_a_forecast_is_what_its_samples_say(run: Run) -> None:
     assert found.first_use.tolist() == [touched[block][0] for block in sorted(touched)]
     assert found.last_use.tolist() == [touched[block][-1] for block in sorted(touched)]
     assert found.used.sum() == len(samples) * run.sequence_length
-    assert found.pending_boundary_tokens.sum() == -(ordinals == 0).sum()  # nobody has their first token as an extra one
+    assert (
+        found.pending_boundary_tokens.sum() == -(ordinals == 0).sum()
+    )  # nobody has their first token as an extra one
 
 
 def budget(blocks: int, **others: int) -> Budget:
     """So many bytes for blocks, and enough for all else."""
-    plenty = dict.fromkeys(("batches", "orders", "dictionaries", "planning", "window", "reads"), 1 << 30)
+    plenty = dict.fromkeys(
+        ("batches", "orders", "dictionaries", "planning", "window", "reads"), 1 << 30
+    )
     return Budget(blocks=blocks, **plenty | others)
 
 
-def hold(run: Run, future: StepSequence, given: Budget, first_samples: int = FIRST_SAMPLES) -> Counter[int]:
+def hold(
+    run: Run, future: StepSequence, given: Budget, first_samples: int = FIRST_SAMPLES
+) -> Counter[int]:
     """Walk through the windows as a reader would; how often each block is read."""
     held: dict[int, int] = {}
     reads = Counter[int]()
@@ -113,7 +126,9 @@ def hold(run: Run, future: StepSequence, given: Budget, first_samples: int = FIR
 def blocks_used(run: Run, samples: Any) -> Counter[int]:
     """How many passes need each block."""
     spans = run.locate_spans(*run.plan.locate_many(samples))
-    return Counter(block for _, block in {*zip(spans.epochs.tolist(), spans.blocks.tolist(), strict=True)})
+    return Counter(
+        block for _, block in {*zip(spans.epochs.tolist(), spans.blocks.tolist(), strict=True)}
+    )
 
 
 @pytest.mark.parametrize("samples", [1, 40, 1000])
@@ -130,12 +145,16 @@ def test_with_room_for_all_every_block_is_read_once_a_pass(
 
 @pytest.mark.parametrize("max_bytes", [12_000, 25_000, 60_000])
 def test_with_little_room_windows_are_shorter(run: Run, max_bytes: int) -> None:
-    reads = hold(run, StepSequence(first=1, micro_batch_size=2, stride=5, stop=480), budget(max_bytes))
+    reads = hold(
+        run, StepSequence(first=1, micro_batch_size=2, stride=5, stop=480), budget(max_bytes)
+    )
     assert set(reads) == set(blocks_used(run, [k for k in range(1, 480) if (k - 1) % 5 < 2]))
 
 
 def test_a_step_that_does_not_fit_is_refused(run: Run) -> None:
-    found = make_schedules(run, StepSequence(first=0, micro_batch_size=8, stride=8, stop=480), budget(3000))
+    found = make_schedules(
+        run, StepSequence(first=0, micro_batch_size=8, stride=8, stop=480), budget(3000)
+    )
     with pytest.raises(
         megablend.ConfigError,
         match=r"memory: the blocks of a step of 8 samples take .* but memory 512.0 MiB leaves 3000 bytes",
@@ -144,30 +163,50 @@ def test_a_step_that_does_not_fit_is_refused(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("micro_batch", "ranks", "workers"), [(4, 1, 0), (2, 2, 0), (1, 2, 2), (1, 1, 0), (4, 2, 0), (3, 1, 2)]
+    ("micro_batch", "ranks", "workers"),
+    [(4, 1, 0), (2, 2, 0), (1, 2, 2), (1, 1, 0), (4, 2, 0), (3, 1, 2)],
 )
-def test_amplification_counts_what_all_processes_read(run: Run, micro_batch: int, ranks: int, workers: int) -> None:
+def test_amplification_counts_what_all_processes_read(
+    run: Run, micro_batch: int, ranks: int, workers: int
+) -> None:
     found = read_amplification(
-        run, micro_batch_size=micro_batch, data_parallel_size=ranks, num_workers=workers, first=0, stop=480
+        run,
+        micro_batch_size=micro_batch,
+        data_parallel_size=ranks,
+        num_workers=workers,
+        first=0,
+        stop=480,
     )
     processes = ranks * max(1, workers)
     stored = run.store.snapshot.blocks
     read = Counter[int]()
     for process in range(processes):
         future = StepSequence(
-            first=process * micro_batch, micro_batch_size=micro_batch, stride=processes * micro_batch, stop=480
+            first=process * micro_batch,
+            micro_batch_size=micro_batch,
+            stride=processes * micro_batch,
+            stop=480,
         )
         read += hold(run, future, budget(384 << 20))
     used = blocks_used(run, np.arange(480))
-    total = [sum(n * int(stored([b])["stored_bytes"][0]) for b, n in counts.items()) for counts in (read, used)]
+    total = [
+        sum(n * int(stored([b])["stored_bytes"][0]) for b, n in counts.items())
+        for counts in (read, used)
+    ]
     assert found == pytest.approx(total[0] / total[1])
 
 
 def test_lanes_that_match_are_read_once(tmp_path: Path) -> None:
     run = run_of(tmp_path, ["arrow"], shuffle_window=20, sequence_length=4)
-    alone = read_amplification(run, micro_batch_size=4, data_parallel_size=1, num_workers=0, first=0, stop=480)
-    ranks = read_amplification(run, micro_batch_size=1, data_parallel_size=2, num_workers=2, first=0, stop=480)
-    others = read_amplification(run, micro_batch_size=1, data_parallel_size=3, num_workers=0, first=0, stop=480)
+    alone = read_amplification(
+        run, micro_batch_size=4, data_parallel_size=1, num_workers=0, first=0, stop=480
+    )
+    ranks = read_amplification(
+        run, micro_batch_size=1, data_parallel_size=2, num_workers=2, first=0, stop=480
+    )
+    others = read_amplification(
+        run, micro_batch_size=1, data_parallel_size=3, num_workers=0, first=0, stop=480
+    )
     assert alone <= 1
     assert alone <= ranks < others
 
@@ -177,7 +216,11 @@ def test_lanes_that_match_are_read_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_lanes_of_a_process_are_counted(lanes: int, micro_batch: int, processes: int) -> None:
     stride = micro_batch * processes
-    touched = {k % lanes for start in range(0, stride * lanes, stride) for k in range(start, start + micro_batch)}
+    touched = {
+        k % lanes
+        for start in range(0, stride * lanes, stride)
+        for k in range(start, start + micro_batch)
+    }
     assert lanes_of(lanes, micro_batch, stride) == len(touched)
 
 
@@ -185,13 +228,28 @@ def test_the_blocks_of_a_forecast_are_typed(run: Run) -> None:
     given = StepSequence(first=0, micro_batch_size=1, stride=1, stop=480).samples(0, 3)
     found: ReadSchedule = schedule_reads(run, locate_steps(run, *given))
     decoded = run.store.read(found.ids)
-    assert all(size >= block.tokens.nbytes for size, block in zip(found.sizes.tolist(), decoded, strict=True))
+    assert all(
+        size >= block.tokens.nbytes
+        for size, block in zip(found.sizes.tolist(), decoded, strict=True)
+    )
 
 
 def test_a_compressed_dictionary_is_counted_once_where_it_is_read(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).permutation(np.tile(np.arange(100_000, dtype=np.int32), 2)).reshape(100, -1)
-    table = pa.table({"ids": pa.FixedSizeListArray.from_arrays(values.ravel(), 2000).cast(pa.list_(pa.int32()))})
-    pq.write_table(table, tmp_path / "a.parquet", compression="zstd", data_page_size=1 << 14, write_batch_size=4)
+    values = (
+        np.random.default_rng(0)
+        .permutation(np.tile(np.arange(100_000, dtype=np.int32), 2))
+        .reshape(100, -1)
+    )
+    table = pa.table(
+        {"ids": pa.FixedSizeListArray.from_arrays(values.ravel(), 2000).cast(pa.list_(pa.int32()))}
+    )
+    pq.write_table(
+        table,
+        tmp_path / "a.parquet",
+        compression="zstd",
+        data_page_size=1 << 14,
+        write_batch_size=4,
+    )
     source = {"name": "a", "path": str(tmp_path / "a.parquet"), "weight": 1}
     config = make_config(tmp_path, [source], samples=100)
     megablend.build(config)

@@ -14,7 +14,10 @@ import megablend
 
 def memory(name: str) -> int:
     """Bytes of this process: VmRSS, what it has now; VmHWM, the most that it had."""
-    return int(Path("/proc/self/status").read_text(encoding="utf-8").split(f"{name}:")[1].split()[0]) << 10
+    return (
+        int(Path("/proc/self/status").read_text(encoding="utf-8").split(f"{name}:")[1].split()[0])
+        << 10
+    )
 
 
 def main() -> None:
@@ -33,7 +36,9 @@ def main() -> None:
     for batch in range(num_batches):
         next(batches)
         if batch in (0, num_batches - 1):
-            located = dataset.run.plan.locate_many([first + 8 * batch])  # `dataset.sample` would read blocks of its own
+            located = dataset.run.plan.locate_many(
+                [first + 8 * batch]
+            )  # `dataset.sample` would read blocks of its own
             epochs.update(dataset.run.locate_spans(*located).epochs.tolist())
     print(json.dumps({"growth": memory("VmHWM") - before, "epochs": sorted(epochs)}))
 

@@ -26,7 +26,9 @@ def await_end_of_threads() -> None:
     deadline = time.monotonic() + 240
     names = ("megablend-read", "megablend-fetch", "megablend-decode", "megablend-watch")
     gc.collect()
-    while time.monotonic() < deadline and any(each.name.startswith(names) for each in threading.enumerate()):
+    while time.monotonic() < deadline and any(
+        each.name.startswith(names) for each in threading.enumerate()
+    ):
         time.sleep(0.01)
 
 

@@ -24,7 +24,9 @@ KINDS = ["parquet", "arrow", "megatron"]
 
 
 def make(folder: Path, **settings: Any) -> dict[str, Any]:
-    sources = [write_source(folder, d, kind, documents(d, 60, 30, seed=4)) for d, kind in enumerate(KINDS)]
+    sources = [
+        write_source(folder, d, kind, documents(d, 60, 30, seed=4)) for d, kind in enumerate(KINDS)
+    ]
     for source, weight in zip(sources, (5, 3, 2), strict=True):
         source |= {"weight": weight, "append_eod": EOD}
     config = make_config(folder, sources, **({"samples": 240, "split": "90,10,0"} | settings))
@@ -42,18 +44,29 @@ FLAGS: list[dict[str, Any]] = [
     {"add_extra_token_to_sequence": False, "eod_mask_loss": True},
     {"reset_position_ids": True, "reset_attention_mask": True, "create_attention_mask": True},
     {"inter_document_masking": True, "eod_mask_loss": True},
-    {"inter_document_masking": True, "add_extra_token_to_sequence": False, "lanes": 6, "shuffle_window": 7},
+    {
+        "inter_document_masking": True,
+        "add_extra_token_to_sequence": False,
+        "lanes": 6,
+        "shuffle_window": 7,
+    },
 ]
 
 
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("split", ["train", "valid"])
 @pytest.mark.parametrize("drop_last", [True, False])
-def test_batches_are_the_single_samples_collated(tmp_path: Path, flags: Any, split: str, drop_last: bool) -> None:
+def test_batches_are_the_single_samples_collated(
+    tmp_path: Path, flags: Any, split: str, drop_last: bool
+) -> None:
     dataset = megablend.open(make(tmp_path, **flags), split)
     options_of_both: list[dict[str, Any]] = [{"collate_fn": default_collate}, {}]
     expected, found = (
-        list(megablend.Loader(dataset, micro_batch_size=7, drop_last=drop_last, consumed_samples=3, **options))
+        list(
+            megablend.Loader(
+                dataset, micro_batch_size=7, drop_last=drop_last, consumed_samples=3, **options
+            )
+        )
         for options in options_of_both
     )
     assert len(found) == len(expected) > 0
@@ -70,7 +83,9 @@ def test_tensors_of_a_batch_share_no_memory(config: dict[str, Any]) -> None:
         for name in batch:
             batch[name].zero_()
     again = list(megablend.Loader(megablend.open(config), micro_batch_size=4))
-    assert all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(batches[3:], again[3:], strict=True))
+    assert all(
+        torch.equal(a["tokens"], b["tokens"]) for a, b in zip(batches[3:], again[3:], strict=True)
+    )
     alone = batches[5]["labels"].clone()
     batches[5]["tokens"].fill_(-1)
     assert torch.equal(batches[5]["labels"], alone)
@@ -79,9 +94,14 @@ def test_tensors_of_a_batch_share_no_memory(config: dict[str, Any]) -> None:
 def test_little_memory_gives_the_same_batches(tmp_path: Path) -> None:
     config = make(tmp_path, memory=60_000)
     whole = [
-        batch["tokens"] for batch in megablend.Loader(megablend.open(config | {"memory": "1GiB"}), micro_batch_size=2)
+        batch["tokens"]
+        for batch in megablend.Loader(
+            megablend.open(config | {"memory": "1GiB"}), micro_batch_size=2
+        )
     ]
-    tight = [batch["tokens"] for batch in megablend.Loader(megablend.open(config), micro_batch_size=2)]
+    tight = [
+        batch["tokens"] for batch in megablend.Loader(megablend.open(config), micro_batch_size=2)
+    ]
     assert torch.equal(torch.cat(whole), torch.cat(tight))
 
 
@@ -123,7 +143,9 @@ def test_errors_of_threads_reach_the_loop(
         data = bytearray(path.read_bytes())
         data[place : place + 8] = bytes(8)  # the first page's header
         path.write_bytes(data)
-    with pytest.raises(megablend.DataError, match=r"source0/\d\.parquet: changed since it was indexed"):
+    with pytest.raises(
+        megablend.DataError, match=r"source0/\d\.parquet: changed since it was indexed"
+    ):
         list(loader)
     threads.await_end()
 
@@ -144,7 +166,9 @@ def test_a_loop_that_is_left_leaves_no_threads_when_its_loader_goes(
     threads.await_end()
 
 
-def test_closing_stops_threads_and_going_on_starts_them_again(config: dict[str, Any], threads: LoaderThreads) -> None:
+def test_closing_stops_threads_and_going_on_starts_them_again(
+    config: dict[str, Any], threads: LoaderThreads
+) -> None:
     loader = megablend.Loader(megablend.open(config), micro_batch_size=4)
     seen = [next(iter(loader))["tokens"]]
     loader.close()
@@ -152,14 +176,21 @@ def test_closing_stops_threads_and_going_on_starts_them_again(config: dict[str, 
     seen += [batch["tokens"] for batch in loader]
     assert torch.equal(
         torch.cat(seen),
-        torch.cat([b["tokens"] for b in megablend.Loader(loader.dataset, micro_batch_size=4, consumed_samples=0)]),
+        torch.cat(
+            [
+                b["tokens"]
+                for b in megablend.Loader(loader.dataset, micro_batch_size=4, consumed_samples=0)
+            ]
+        ),
     )
 
 
 def test_an_interrupt_loses_no_batch(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, threads: LoaderThreads
 ) -> None:
-    whole = [batch["tokens"] for batch in megablend.Loader(megablend.open(config), micro_batch_size=4)]
+    whole = [
+        batch["tokens"] for batch in megablend.Loader(megablend.open(config), micro_batch_size=4)
+    ]
     loader = megablend.Loader(megablend.open(config), micro_batch_size=4)
     seen = []
     for _, batch in zip(range(5), loader, strict=False):
@@ -179,7 +210,9 @@ def test_an_interrupt_loses_no_batch(
 
 def test_a_forked_child_goes_on_alone(config: dict[str, Any]) -> None:
     loader = megablend.Loader(megablend.open(config), micro_batch_size=4)
-    whole = [batch["tokens"] for batch in megablend.Loader(megablend.open(config), micro_batch_size=4)]
+    whole = [
+        batch["tokens"] for batch in megablend.Loader(megablend.open(config), micro_batch_size=4)
+    ]
     first = next(iter(loader))["tokens"]
     reading, writing = os.pipe()
     if (child := _fork()) == 0:
@@ -226,7 +259,9 @@ class CountingStorage(WrapperStorage):
     def bytes(self) -> int:
         return sum(self._reads)
 
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+    def read_ranges(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
         self._reads.append(int(sizes.sum()) * path.endswith(".bin"))  # from several threads
         return super().read_ranges(path, offsets, sizes, allocate)
 
@@ -234,11 +269,18 @@ class CountingStorage(WrapperStorage):
 @pytest.mark.parametrize(("micro_batch", "ranks"), [(4, 1), (2, 2), (3, 1), (1, 5)])
 def test_amplification_is_what_is_measured(tmp_path: Path, micro_batch: int, ranks: int) -> None:
     source = write_source(tmp_path, 0, "megatron", [[t] * 40 for t in range(1, 400)], num_files=1)
-    config = make_config(tmp_path, [source], samples=900, shuffle_window=30, sequence_length=16, block_bytes=4096)
+    config = make_config(
+        tmp_path, [source], samples=900, shuffle_window=30, sequence_length=16, block_bytes=4096
+    )
     megablend.build(config)
     run = megablend.open(config).run
     expected = read_amplification(
-        run, micro_batch_size=micro_batch, data_parallel_size=ranks, num_workers=0, first=0, stop=900
+        run,
+        micro_batch_size=micro_batch,
+        data_parallel_size=ranks,
+        num_workers=0,
+        first=0,
+        stop=900,
     )
     storage = CountingStorage()
     for rank in range(ranks):

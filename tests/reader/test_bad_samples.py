@@ -24,11 +24,15 @@ def damage(dataset: Dataset, file: str) -> set[int]:
     with Path(snapshot.path(number)).open("r+b") as data:
         data.seek(int(row["offset"]))
         data.write(b"\xff" * int(row["stored_bytes"]))
-    spans = [dataset.run.locate_spans(*dataset.run.plan.locate_many([k])) for k in range(len(dataset))]
+    spans = [
+        dataset.run.locate_spans(*dataset.run.plan.locate_many([k])) for k in range(len(dataset))
+    ]
     return {k for k, each in enumerate(spans) if block in each.blocks.tolist()}
 
 
-@pytest.mark.parametrize("settings", [{}, {"inter_document_masking": True, "add_extra_token_to_sequence": False}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"inter_document_masking": True, "add_extra_token_to_sequence": False}]
+)
 def test_samples_of_a_damaged_block_are_masked(tmp_path: Path, settings: dict[str, Any]) -> None:
     config, _ = make_run(tmp_path, on_bad_sample="mask", file_checks_per_second=0, **settings)
     dataset = megablend.open(config)
@@ -38,7 +42,8 @@ def test_samples_of_a_damaged_block_are_masked(tmp_path: Path, settings: dict[st
     assert 0 < len(bad) < 100
     loader = megablend.Loader(dataset, micro_batch_size=4)
     with pytest.warns(
-        RuntimeWarning, match=r"samples of a damaged block are masked: .*source0/0\.parquet at byte [0-9]+"
+        RuntimeWarning,
+        match=r"samples of a damaged block are masked: .*source0/0\.parquet at byte [0-9]+",
     ):
         batches = list(loader)
     tokens = [row for batch in batches for row in batch["tokens"].tolist()]
@@ -64,7 +69,9 @@ def test_otherwise_it_is_an_error(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read_are_errors_always(tmp_path: Path) -> None:
-    config, _ = make_run(tmp_path, on_bad_sample="mask", file_checks_per_second=0)  # the read itself meets it
+    config, _ = make_run(
+        tmp_path, on_bad_sample="mask", file_checks_per_second=0
+    )  # the read itself meets it
     dataset = megablend.open(config)
     (tmp_path / "source0" / "0.parquet").unlink()
     with pytest.raises(DataError, match=r"0\.parquet.*needed for sample"):

@@ -79,7 +79,9 @@ def test_in_a_thread_that_transforms(config: dict[str, Any], threads: LoaderThre
     threads.await_end()
 
 
-def test_while_the_locks_of_reading_ahead_are_held(config: dict[str, Any], threads: LoaderThreads) -> None:
+def test_while_the_locks_of_reading_ahead_are_held(
+    config: dict[str, Any], threads: LoaderThreads
+) -> None:
     trainer = Trainer(config)
     pipeline = trainer.pipeline
     collected = weakref.ref(trainer)
@@ -98,12 +100,19 @@ def test_while_the_locks_of_reading_ahead_are_held(config: dict[str, Any], threa
     threads.await_end()
 
 
-def test_in_the_thread_that_checks_files_while_it_waits(config: dict[str, Any], threads: LoaderThreads) -> None:
+def test_in_the_thread_that_checks_files_while_it_waits(
+    config: dict[str, Any], threads: LoaderThreads
+) -> None:
     armed = threading.Event()
     done = threading.Event()
 
     def collect(frame: FrameType, event: str, _: object) -> None:
-        if event == "c_call" and frame.f_code.co_name == "is_requested" and not done.is_set() and armed.wait(SECONDS):
+        if (
+            event == "c_call"
+            and frame.f_code.co_name == "is_requested"
+            and not done.is_set()
+            and armed.wait(SECONDS)
+        ):
             gc.collect()
             done.set()
 

@@ -34,13 +34,17 @@ def columns(listed: Rows, first_row: int = 0) -> dict[str, pa.Array]:
     rows = range(first_row, first_row + len(listed))
     return {
         "mask": pa.array(
-            [None if row is None else [token % 3 == 0 for token in row] for row in listed], pa.list_(pa.bool_())
+            [None if row is None else [token % 3 == 0 for token in row] for row in listed],
+            pa.list_(pa.bool_()),
         ),
         "ids": pa.array(listed, pa.list_(pa.int32())),
         "weight": pa.array(
-            [None if row is None else [weight(token) for token in row] for row in listed], pa.large_list(pa.float64())
+            [None if row is None else [weight(token) for token in row] for row in listed],
+            pa.large_list(pa.float64()),
         ),
-        "small": pa.array([[token % 100 for token in row or []] for row in listed], pa.list_(pa.int8())),
+        "small": pa.array(
+            [[token % 100 for token in row or []] for row in listed], pa.list_(pa.int8())
+        ),
         "number": pa.array(rows, pa.int64()),
         "score": pa.array([row / 3 for row in rows], pa.float32()),
         "wide": pa.array([row + 40_000 for row in rows], pa.uint16()),
@@ -52,7 +56,9 @@ def columns(listed: Rows, first_row: int = 0) -> dict[str, pa.Array]:
 def write(path: Path, kind: str, made: dict[str, pa.Array], **options: Any) -> None:
     table = pa.table(made)
     if kind == "arrow":
-        with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        with pa.ipc.new_file(
+            path, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")
+        ) as writer:
             writer.write_table(table, max_chunksize=7)
     else:
         settings = {
@@ -62,7 +68,12 @@ def write(path: Path, kind: str, made: dict[str, pa.Array], **options: Any) -> N
             "compression": "zstd",
         }
         pq.write_table(
-            table, path, data_page_size=100, write_batch_size=5, row_group_size=40, **{**settings, **options}
+            table,
+            path,
+            data_page_size=100,
+            write_batch_size=5,
+            row_group_size=40,
+            **{**settings, **options},
         )
 
 
@@ -74,7 +85,9 @@ WRITERS = {
 NAMES = ["mask", "weight", "small", "number", "score", "wide", "is_even"]
 
 
-def write_source(folder: Path, number: int, kind: str, listed: Rows, *, files: int = 2) -> dict[str, Any]:
+def write_source(
+    folder: Path, number: int, kind: str, listed: Rows, *, files: int = 2
+) -> dict[str, Any]:
     here = folder / f"source{number}"
     here.mkdir(parents=True)
     suffix = ".arrow" if kind == "arrow" else ".parquet"
@@ -82,7 +95,12 @@ def write_source(folder: Path, number: int, kind: str, listed: Rows, *, files: i
     for i in range(files):
         part = listed[i * cut : (i + 1) * cut]
         write(here / f"{i}{suffix}", kind, columns(part, i * cut), **WRITERS[kind])
-    return {"name": f"s{number}", "path": f"{here}/*{suffix}", "column": "ids", "extra_columns": NAMES}
+    return {
+        "name": f"s{number}",
+        "path": f"{here}/*{suffix}",
+        "column": "ids",
+        "extra_columns": NAMES,
+    }
 
 
 def check(samples: Iterable[Any], listed: Rows, eod: int | None) -> None:
@@ -113,7 +131,10 @@ def check(samples: Iterable[Any], listed: Rows, eod: int | None) -> None:
 @pytest.mark.parametrize("order", ["page", "row", "sequential"])
 @pytest.mark.parametrize("kind", list(WRITERS))
 def test_every_number_comes_with_its_token(tmp_path: Path, kind: str, order: str) -> None:
-    listed = [documents(d, size, longest, seed=3) for d, (size, longest) in enumerate([(90, 40), (25, 90)])]
+    listed = [
+        documents(d, size, longest, seed=3)
+        for d, (size, longest) in enumerate([(90, 40), (25, 90)])
+    ]
     eods = [None, EOD]
     sources = [write_source(tmp_path, d, kind, rows) for d, rows in enumerate(listed)]
     for source, share, eod in zip(sources, (2, 1), eods, strict=True):
@@ -122,14 +143,24 @@ def test_every_number_comes_with_its_token(tmp_path: Path, kind: str, order: str
     megablend.build(config)
     for split in ("train", "valid"):
         dataset = megablend.open(config, split)
-        samples: list[Any] = [*read_samples(dataset), *map(dataset.sample, range(0, len(dataset), 7))]
+        samples: list[Any] = [
+            *read_samples(dataset),
+            *map(dataset.sample, range(0, len(dataset), 7)),
+        ]
         for number, rows in enumerate(listed):
             check((sample for sample in samples if sample.source == number), rows, eods[number])
 
 
 @examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(list(WRITERS)), st.sampled_from([None, EOD]), st.integers(1, 40), st.integers(0, 10**6))
-def test_any_rows(tmp_path_factory: pytest.TempPathFactory, kind: str, eod: int | None, length: int, seed: int) -> None:
+@given(
+    st.sampled_from(list(WRITERS)),
+    st.sampled_from([None, EOD]),
+    st.integers(1, 40),
+    st.integers(0, 10**6),
+)
+def test_any_rows(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, eod: int | None, length: int, seed: int
+) -> None:
     rng = random.Random(seed)
     folder = tmp_path_factory.mktemp("run")
     listed = [*documents(0, rng.randrange(5, 80), rng.choice([2, 30, 300]), seed), [90_001, 90_002]]
@@ -151,11 +182,20 @@ def config(tmp_path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("masking", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_batches_are_the_single_samples_collated(config: dict[str, Any], workers: int, masking: bool) -> None:
+def test_batches_are_the_single_samples_collated(
+    config: dict[str, Any], workers: int, masking: bool
+) -> None:
     dataset = megablend.open(config | {"inter_document_masking": masking})
-    types = {"mask": torch.bool, "weight": torch.float64, "small": torch.int8, "number": torch.int64}
+    types = {
+        "mask": torch.bool,
+        "weight": torch.float64,
+        "small": torch.int8,
+        "number": torch.int64,
+    }
     types |= {"score": torch.float32, "wide": torch.int32, "is_even": torch.bool}
-    for step, batch in enumerate(megablend.Loader(dataset, micro_batch_size=4, num_workers=workers)):
+    for step, batch in enumerate(
+        megablend.Loader(dataset, micro_batch_size=4, num_workers=workers)
+    ):
         expected = default_collate([dataset[k] for k in range(4 * step, 4 * step + 4)])
         assert set(batch["extra"]) == set(NAMES)
         for name, numbers in batch["extra"].items():
@@ -176,7 +216,10 @@ def test_a_transform_makes_a_loss_mask_of_one(config: dict[str, Any]) -> None:
 
 
 def test_little_memory_reads_the_same(config: dict[str, Any]) -> None:
-    expected = [batch["extra"]["weight"] for batch in megablend.Loader(megablend.open(config), micro_batch_size=4)]
+    expected = [
+        batch["extra"]["weight"]
+        for batch in megablend.Loader(megablend.open(config), micro_batch_size=4)
+    ]
     small = megablend.Loader(megablend.open(config | {"memory": 60_000}), micro_batch_size=4)
     assert all(torch.equal(a["extra"]["weight"], b) for a, b in zip(small, expected, strict=True))
 
@@ -193,7 +236,10 @@ def test_a_column_more_is_all_that_is_read(config: dict[str, Any]) -> None:
     (source,) = config["sources"]
     fewer = config | {"run": "fewer", "sources": [source | {"extra_columns": ["mask"]}]}
     assert megablend.build(fewer).index.read == 0
-    plain = config | {"run": "plain", "sources": [{name: source[name] for name in source if name != "extra_columns"}]}
+    plain = config | {
+        "run": "plain",
+        "sources": [{name: source[name] for name in source if name != "extra_columns"}],
+    }
     megablend.build(plain)
     assert "extra" not in megablend.open(plain)[0]
     assert torch.equal(megablend.open(plain)[5]["tokens"], megablend.open(config)[5]["tokens"])
@@ -205,7 +251,12 @@ def damaged(folder: Path, **changed: pa.Array) -> dict[str, Any]:
     listed: Rows = [[row * 10 + i for i in range(row % 4)] for row in range(30)]
     folder.mkdir()
     write(folder / "x.parquet", "parquet", columns(listed) | changed)
-    source = {"name": "s", "path": str(folder / "x.parquet"), "column": "ids", "extra_columns": list(changed)}
+    source = {
+        "name": "s",
+        "path": str(folder / "x.parquet"),
+        "column": "ids",
+        "extra_columns": list(changed),
+    }
     return make_config(folder, [source], samples=20)
 
 
@@ -213,20 +264,25 @@ def test_lists_of_other_lengths_are_refused(tmp_path: Path) -> None:
     lengths = [row % 4 for row in range(30)]
     longer = [[1] * (length + (row == 17)) for row, length in enumerate(lengths)]
     config = damaged(tmp_path / "longer", small=pa.array(longer, pa.list_(pa.int8())))
-    with pytest.raises(ConfigError, match=r"x\.parquet: extra column 'small' has 2 values in row 17 for 1 tokens"):
+    with pytest.raises(
+        ConfigError, match=r"x\.parquet: extra column 'small' has 2 values in row 17 for 1 tokens"
+    ):
         megablend.build(config)
     shifted = [[1] * (length + (row == 17) - (row == 18)) for row, length in enumerate(lengths)]
     config = damaged(tmp_path / "shifted", small=pa.array(shifted, pa.list_(pa.int8())))
     megablend.build(config)
     with pytest.raises(
-        CorruptFileError, match=r"x\.parquet at byte \d+: row 17: its list in column 'small' does not have"
+        CorruptFileError,
+        match=r"x\.parquet at byte \d+: row 17: its list in column 'small' does not have",
     ):
         list(megablend.Loader(megablend.open(config), micro_batch_size=4))
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("row", range(0, 28, 3))
-def test_lists_that_only_pages_edges_part_are_refused(tmp_path: Path, row: int, version: str) -> None:
+def test_lists_that_only_pages_edges_part_are_refused(
+    tmp_path: Path, row: int, version: str
+) -> None:
     lengths = [3 * (row % 2) for row in range(30)]
     swapped = [*lengths[:row], lengths[row + 1], lengths[row], *lengths[row + 2 :]]
     made = {
@@ -236,11 +292,17 @@ def test_lists_that_only_pages_edges_part_are_refused(tmp_path: Path, row: int, 
     options = {"data_page_version": version, "use_dictionary": False, "compression": "none"}
     table = pa.table(made)
     pq.write_table(table, tmp_path / "x.parquet", data_page_size=1, write_batch_size=1, **options)
-    source = {"name": "s", "path": str(tmp_path / "x.parquet"), "column": "ids", "extra_columns": ["small"]}
+    source = {
+        "name": "s",
+        "path": str(tmp_path / "x.parquet"),
+        "column": "ids",
+        "extra_columns": ["small"],
+    }
     config = make_config(tmp_path, [source], samples=20)
     megablend.build(config)
     with pytest.raises(
-        CorruptFileError, match=r"x\.parquet at byte \d+: row \d+: its list in column 'small' does not have"
+        CorruptFileError,
+        match=r"x\.parquet at byte \d+: row \d+: its list in column 'small' does not have",
     ):
         list(megablend.Loader(megablend.open(config), micro_batch_size=4))
 
@@ -248,19 +310,25 @@ def test_lists_that_only_pages_edges_part_are_refused(tmp_path: Path, row: int, 
 def test_rows_without_a_value_are_refused(tmp_path: Path) -> None:
     config = damaged(tmp_path / "null", score=pa.array([None, *range(29)], pa.float32()))
     with pytest.raises(
-        ConfigError, match=r"x\.parquet: extra column 'score' has 1 rows without a value; every row needs one"
+        ConfigError,
+        match=r"x\.parquet: extra column 'score' has 1 rows without a value; every row needs one",
     ):
         megablend.build(config)
 
 
 def test_columns_that_do_not_fit_are_refused(tmp_path: Path, config: dict[str, Any]) -> None:
     def build(name: str) -> None:
-        megablend.build(config | {"run": "other", "sources": [config["sources"][0] | {"extra_columns": [name]}]})
+        megablend.build(
+            config | {"run": "other", "sources": [config["sources"][0] | {"extra_columns": [name]}]}
+        )
 
-    with pytest.raises(ConfigError, match=r"source 's0': .*[01]\.parquet: no column 'scor'; did you mean 'score'"):
+    with pytest.raises(
+        ConfigError, match=r"source 's0': .*[01]\.parquet: no column 'scor'; did you mean 'score'"
+    ):
         build("scor")
     with pytest.raises(
-        ConfigError, match=r"column 'text' has type BYTE_ARRAY, .*; columns of numbers: mask, ids, weight"
+        ConfigError,
+        match=r"column 'text' has type BYTE_ARRAY, .*; columns of numbers: mask, ids, weight",
     ):
         build("text")
     pair = tmp_path / "pair"
@@ -268,7 +336,8 @@ def test_columns_that_do_not_fit_are_refused(tmp_path: Path, config: dict[str, A
     KINDS["megatron"].write(pair / "x.bin", [[1, 2, 3]] * 9)
     source = {"name": "pair", "path": str(pair / "x.bin"), "extra_columns": ["mask"]}
     with pytest.raises(
-        ConfigError, match=r"'pair': .*x\.bin: .bin/.idx files have no columns; remove extra_columns: mask"
+        ConfigError,
+        match=r"'pair': .*x\.bin: .bin/.idx files have no columns; remove extra_columns: mask",
     ):
         megablend.build(make_config(pair, [source], samples=2))
 
@@ -277,7 +346,8 @@ def test_sources_of_a_split_have_the_same(tmp_path: Path, config: dict[str, Any]
     (source,) = config["sources"]
     other = source | {"name": "b", "extra_columns": ["mask"], "weight": 1}
     with pytest.raises(
-        ConfigError, match=r"'b' has extra_columns mask, 's0' mask, weight.*; expected the same for all"
+        ConfigError,
+        match=r"'b' has extra_columns mask, 's0' mask, weight.*; expected the same for all",
     ):
         megablend.load_config(config | {"sources": [source | {"weight": 1}, other]})
     with pytest.raises(ConfigError, match="'s0' has a duplicate name in extra_columns"):
@@ -286,9 +356,13 @@ def test_sources_of_a_split_have_the_same(tmp_path: Path, config: dict[str, Any]
     made = columns(listed) | {"mask": pa.array(listed, pa.list_(pa.int16()))}
     (tmp_path / "b").mkdir()
     write(tmp_path / "b" / "y.parquet", "parquet", made)
-    typed = [source | {"weight": 1, "extra_columns": ["mask"]}, other | {"path": str(tmp_path / "b" / "y.parquet")}]
+    typed = [
+        source | {"weight": 1, "extra_columns": ["mask"]},
+        other | {"path": str(tmp_path / "b" / "y.parquet")},
+    ]
     with pytest.raises(
-        ConfigError, match="'mask' has dtype bool in source 's0' and int16 in 'b'; write it with the same dtype"
+        ConfigError,
+        match="'mask' has dtype bool in source 's0' and int16 in 'b'; write it with the same dtype",
     ):
         megablend.build(config | {"run": "typed", "sources": typed})
     write(tmp_path / "b" / "y.parquet", "parquet", columns(listed))

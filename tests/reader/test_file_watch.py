@@ -29,7 +29,9 @@ SECONDS = 240
 def loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[megablend.Loader]:
     monkeypatch.setattr(file_watch, "ROUND_SECONDS", 0.01)
     source = write_source(tmp_path, 0, "arrow", documents(0, 60, 30, seed=4)) | {"weight": 1}
-    config: dict[str, Any] = make_config(tmp_path, [source], samples=40, file_checks_per_second=1000)
+    config: dict[str, Any] = make_config(
+        tmp_path, [source], samples=40, file_checks_per_second=1000
+    )
     megablend.build(config)
     loader = megablend.Loader(megablend.open(config), micro_batch_size=4)
     yield loader
@@ -43,7 +45,9 @@ def await_error(watch: FileWatch) -> None:
         time.sleep(0.01)
 
 
-def test_training_resumes_once_the_file_is_restored(loader: megablend.Loader, tmp_path: Path) -> None:
+def test_training_resumes_once_the_file_is_restored(
+    loader: megablend.Loader, tmp_path: Path
+) -> None:
     path = tmp_path / "source0" / "1.arrow"
     aside = tmp_path / "aside"
     watch = loader._watch
@@ -69,7 +73,10 @@ def test_a_forked_child_checks_by_itself(loader: megablend.Loader) -> None:
 
     def check() -> bool:
         loader._watch.start()
-        return any(thread.name == "megablend-watch" and thread.is_alive() for thread in threading.enumerate())
+        return any(
+            thread.name == "megablend-watch" and thread.is_alive()
+            for thread in threading.enumerate()
+        )
 
     assert run_in_child(check) == 0
 
@@ -90,7 +97,9 @@ class SlowChecker:
 
 
 @pytest.mark.parametrize("is_started_before", [False, True])
-def test_what_a_check_finds_that_outlasts_an_epoch_is_raised_in_the_next_one(is_started_before: bool) -> None:
+def test_what_a_check_finds_that_outlasts_an_epoch_is_raised_in_the_next_one(
+    is_started_before: bool,
+) -> None:
     checker = SlowChecker()
     watch = FileWatch(cast(FileChecker, checker), [RunFile(0)], per_second=1000)
     for number in (1, 2):  # once it is raised, the file is checked again

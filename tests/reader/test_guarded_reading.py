@@ -28,11 +28,16 @@ print(k + 1)
 def test_blocks_are_held_while_they_are_read(tmp_path: Path) -> None:
     kinds = ["parquet", "parquet-v2-unindexed", "arrow", "megatron"]
     sources = [
-        write_source(tmp_path, d, kind, documents(d, 150, 30, seed=4)) | {"weight": 1} for d, kind in enumerate(kinds)
+        write_source(tmp_path, d, kind, documents(d, 150, 30, seed=4)) | {"weight": 1}
+        for d, kind in enumerate(kinds)
     ]
-    config = make_config(tmp_path, sources, samples=1000, memory=100_000, inter_document_masking=True)
+    config = make_config(
+        tmp_path, sources, samples=1000, memory=100_000, inter_document_masking=True
+    )
     megablend.build(config)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", SCRIPT, json.dumps(config)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=280, env=environment, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "1000\n"), done.stderr

@@ -60,7 +60,9 @@ class LateStorage(WrapperStorage):
 class LateSynchronous(LateStorage):
     """Waits in the thread that asks."""
 
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+    def read_ranges(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
         self.begin()
         try:
             time.sleep(LATENCY)
@@ -79,10 +81,16 @@ class LateAsynchronous(LateStorage):
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
 
-    def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
-        return asyncio.run_coroutine_threadsafe(self._fetch(path, offsets, sizes, allocate), self.loop)
+    def fetch(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> Future[tuple[Bytes, Int64s]]:
+        return asyncio.run_coroutine_threadsafe(
+            self._fetch(path, offsets, sizes, allocate), self.loop
+        )
 
-    async def _fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+    async def _fetch(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
         await asyncio.gather(*(self._request() for _ in offsets))
         if self.fails_after is not None and self.requests > self.fails_after:
             raise MissingFileError(path, "went away")
@@ -111,9 +119,13 @@ async def _cancel_others() -> None:
 @pytest.fixture(params=["parquet", "arrow", "megatron"])
 def config(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     documents = [[(7 * i + j) % 1000 for j in range(37)] for i in range(2500)]
-    sources = [write_source(tmp_path, number, request.param, documents, num_files=3) for number in range(2)]
+    sources = [
+        write_source(tmp_path, number, request.param, documents, num_files=3) for number in range(2)
+    ]
     sources = [source | {"weight": 1} for source in sources]
-    config = make_config(tmp_path, sources, sequence_length=64, shuffle_window=64, samples=1024, block_bytes=1024)
+    config = make_config(
+        tmp_path, sources, sequence_length=64, shuffle_window=64, samples=1024, block_bytes=1024
+    )
     megablend.build(config)
     return config
 
@@ -160,7 +172,9 @@ def test_threads_wait_together_where_a_storage_is_synchronous(config: dict[str, 
     assert 2 * DECODING < storage.most <= MAX_READS
 
 
-@pytest.mark.parametrize(("storage", "pool"), [(STORAGE, "read"), (LateSynchronous(), "decode")], ids=["local", "late"])
+@pytest.mark.parametrize(
+    ("storage", "pool"), [(STORAGE, "read"), (LateSynchronous(), "decode")], ids=["local", "late"]
+)
 def test_local_blocks_are_decoded_by_the_thread_that_fetched_them(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, storage: Storage, pool: str
 ) -> None:
@@ -177,7 +191,9 @@ def test_local_blocks_are_decoded_by_the_thread_that_fetched_them(
     assert all(name.startswith(f"megablend-{pool}") for name in names)
 
 
-def test_single_samples_are_fetched_the_same_way(config: dict[str, Any], asynchronous: LateAsynchronous) -> None:
+def test_single_samples_are_fetched_the_same_way(
+    config: dict[str, Any], asynchronous: LateAsynchronous
+) -> None:
     dataset = megablend.open(config)
     late = megablend.open(config, storage=asynchronous)
     for k in (0, 500, 1023):
@@ -194,7 +210,17 @@ def test_closing_cancels_what_is_in_flight(
     monkeypatch.setattr(f"{__name__}.LATENCY", 3600.0)
     pipeline = ReadPipeline(store, max_bytes=1 << 30, num_fetching=2, num_decoding=1, pieces=False)
     before = asynchronous.requests
-    pipeline.submit(Read(places=ids, ids=ids, rows=store.snapshot.blocks(ids), size=1, reading=1, first_use=0, file=0))
+    pipeline.submit(
+        Read(
+            places=ids,
+            ids=ids,
+            rows=store.snapshot.blocks(ids),
+            size=1,
+            reading=1,
+            first_use=0,
+            file=0,
+        )
+    )
     wait_until(lambda: asynchronous.requests > before)
     pipeline.close()
     wait_until(lambda: len(asyncio.all_tasks(asynchronous.loop)) == 0)

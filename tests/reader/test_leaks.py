@@ -22,21 +22,26 @@ from tests.runs import documents, make_config, write_source
 def config(tmp_path: Path) -> dict[str, Any]:
     kinds = ["parquet", "arrow", "megatron"]
     sources = [
-        write_source(tmp_path, d, kind, documents(d, 60, 30, seed=4)) | {"weight": 1} for d, kind in enumerate(kinds)
+        write_source(tmp_path, d, kind, documents(d, 60, 30, seed=4)) | {"weight": 1}
+        for d, kind in enumerate(kinds)
     ]
     config = make_config(tmp_path, sources, samples=240)
     megablend.build(config)
     return config
 
 
-@pytest.mark.parametrize("opens", [30, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize(
+    "opens", [30, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])]
+)
 def test_opens_leave_nothing(tmp_path: Path, config: dict[str, Any], opens: int) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config), encoding="utf-8")
     worker = Path(__file__).with_name("opens_worker.py")
     command = [*python("torch"), str(worker), str(path), str(opens)]
     environment = os.environ | {"PYTHONPATH": str(worker.parent.parent.parent)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=2900, env=environment, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=2900, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr
     after_ten, at_the_end = json.loads(done.stdout)
     assert all(
@@ -90,5 +95,9 @@ def test_an_interrupted_loop_leaves_no_worker_and_no_shared_memory(
         time.sleep(0.1)
     else:
         pytest.fail("a worker outlives its loop")
-    mine = {name for name in set(Path("/dev/shm").glob("torch_*")) - shared if f"_{process.pid}_" in name.name}
+    mine = {
+        name
+        for name in set(Path("/dev/shm").glob("torch_*")) - shared
+        if f"_{process.pid}_" in name.name
+    }
     assert not mine

@@ -24,11 +24,15 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 def make_loader(config: dict[str, Any], split: str = "train", **options: Any) -> megablend.Loader:
     dataset = megablend.open(config, split)
-    return megablend.Loader(dataset, micro_batch_size=BATCH, data_parallel_rank=0, data_parallel_size=1, **options)
+    return megablend.Loader(
+        dataset, micro_batch_size=BATCH, data_parallel_rank=0, data_parallel_size=1, **options
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}])
-def test_it_is_what_an_iteration_yields_in_all(config: dict[str, Any], options: dict[str, Any]) -> None:
+def test_it_is_what_an_iteration_yields_in_all(
+    config: dict[str, Any], options: dict[str, Any]
+) -> None:
     loader = make_loader(config, **options)
     iterator = iter(loader)
     assert [len(loader) for _ in iterator] == [BATCHES] * BATCHES

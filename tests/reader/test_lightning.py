@@ -60,13 +60,17 @@ def fit(
     return model, trainer
 
 
-def test_it_trains_on_the_run_and_validates_in_full_passes(config: dict[str, Any], tmp_path: Path) -> None:
+def test_it_trains_on_the_run_and_validates_in_full_passes(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     train = megablend.open(config)
     valid = megablend.open(config, "valid")
     loader = make_loader(config, "valid")
     model, trainer = fit(make_loader(config), loader, tmp_path, val_check_interval=BATCHES // 2)
     assert model.trained == [train[k]["tokens"].tolist() for k in range(len(train))]
-    one_pass = [valid[k]["tokens"].tolist() for k in range(loader.batches_total * loader.batch_size)]
+    one_pass = [
+        valid[k]["tokens"].tolist() for k in range(loader.batches_total * loader.batch_size)
+    ]
     assert model.validated == one_pass * 2
     assert trainer.num_training_batches == BATCHES
 
@@ -76,7 +80,9 @@ def test_it_goes_on_where_a_state_was_saved(config: dict[str, Any], tmp_path: Pa
     loader = make_loader(config)
     loader.load_state_dict({**loader.state_dict(), "consumed_samples": 5 * loader.batch_size})
     model, trainer = fit(loader, None, tmp_path)
-    assert model.trained == [train[k]["tokens"].tolist() for k in range(5 * loader.batch_size, len(train))]
+    assert model.trained == [
+        train[k]["tokens"].tolist() for k in range(5 * loader.batch_size, len(train))
+    ]
     assert trainer.num_training_batches == len(train) // loader.batch_size - 5
 
 
@@ -86,10 +92,21 @@ def test_it_goes_on_from_a_checkpoint_of_lightning(
     config: dict[str, Any], tmp_path: Path, steps: int, micro_batch_size: int
 ) -> None:
     """Lightning loads the Loader's state, too, and goes on counting: the length has the batches that it has counted before."""
-    saves = lightning.callbacks.ModelCheckpoint(dirpath=tmp_path, filename="saved", every_n_train_steps=steps)
-    fit(make_loader(config), None, tmp_path, max_steps=steps, enable_checkpointing=True, callbacks=[saves])
+    saves = lightning.callbacks.ModelCheckpoint(
+        dirpath=tmp_path, filename="saved", every_n_train_steps=steps
+    )
+    fit(
+        make_loader(config),
+        None,
+        tmp_path,
+        max_steps=steps,
+        enable_checkpointing=True,
+        callbacks=[saves],
+    )
     train = megablend.open(config)
-    loader = megablend.Loader(train, micro_batch_size=micro_batch_size, data_parallel_rank=0, data_parallel_size=1)
+    loader = megablend.Loader(
+        train, micro_batch_size=micro_batch_size, data_parallel_rank=0, data_parallel_size=1
+    )
     model, trainer = fit(loader, None, tmp_path, ckpt_path=tmp_path / "saved.ckpt")
     assert model.trained == [train[k]["tokens"].tolist() for k in range(steps * BATCH, len(train))]
     rest = (BATCHES - steps) * BATCH // micro_batch_size

@@ -27,14 +27,24 @@ def keep_twice(sample: dict[str, Any]) -> dict[str, Any]:
 def loaders_of(config: dict[str, Any], **options: Any) -> list[megablend.Loader]:
     return [
         megablend.Loader(
-            megablend.open(config), micro_batch_size=2, data_parallel_rank=rank, data_parallel_size=2, **options
+            megablend.open(config),
+            micro_batch_size=2,
+            data_parallel_rank=rank,
+            data_parallel_size=2,
+            **options,
         )
         for rank in range(2)
     ]
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"num_workers": 2}, {"transform": keep_twice}, {"transform": keep_twice, "num_workers": 1}]
+    "options",
+    [
+        {},
+        {"num_workers": 2},
+        {"transform": keep_twice},
+        {"transform": keep_twice, "num_workers": 1},
+    ],
 )
 def test_sources_and_reading_are_counted(tmp_path: Path, options: dict[str, Any]) -> None:
     # Two loaders of one process: the second's workers are forked while the first one's background check would run.
@@ -69,7 +79,11 @@ def test_sources_and_reading_are_counted(tmp_path: Path, options: dict[str, Any]
 def test_bytes_are_those_of_the_blocks(tmp_path: Path) -> None:
     """One rank reads a source without shuffling, so each block once; a pair's .idx is asked for its documents, too."""
     config, _ = make_run(tmp_path, eod=False, split=None)
-    alone = config | {"run": "alone", "sources": [config["sources"][1] | {"weight": 1}], "order": "sequential"}
+    alone = config | {
+        "run": "alone",
+        "sources": [config["sources"][1] | {"weight": 1}],
+        "order": "sequential",
+    }
     megablend.build(alone | {"samples": 40})
     storage = CountingStorage(make_storage())
     dataset = megablend.open(alone | {"samples": 40}, storage=storage)
@@ -87,7 +101,9 @@ def test_bytes_are_those_of_the_blocks(tmp_path: Path) -> None:
 
 def test_without_reading_ahead_only_samples_are_counted(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path)
-    loader = megablend.Loader(megablend.open(config), micro_batch_size=4, collate_fn=torch.utils.data.default_collate)
+    loader = megablend.Loader(
+        megablend.open(config), micro_batch_size=4, collate_fn=torch.utils.data.default_collate
+    )
     next(iter(loader))
     assert (loader.stats()["reads"], loader.stats()["batches"]) == (None, 1)
 
@@ -112,7 +128,10 @@ def test_lines_and_prometheus_text(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     stats = loader.stats()
     for _ in range(2):
         append_stats(stats, tmp_path / "stats.jsonl")
-    assert [json.loads(line) for line in (tmp_path / "stats.jsonl").read_text().splitlines()] == [stats, stats]
+    assert [json.loads(line) for line in (tmp_path / "stats.jsonl").read_text().splitlines()] == [
+        stats,
+        stats,
+    ]
     parser = pytest.importorskip("prometheus_client.parser")
     write_prometheus(stats, tmp_path / "megablend.prom")
     text = (tmp_path / "megablend.prom").read_text()

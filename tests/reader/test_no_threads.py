@@ -18,10 +18,14 @@ LOCAL = LocalStorage()
 
 
 @pytest.mark.parametrize("kind", ["megablend-read", "megablend-fetch", "megablend-decode"])
-def test_the_error_names_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_the_error_names_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     if kind != "megablend-read":  # separate threads fetch and decode
         monkeypatch.setattr("megablend.reader.batch_dataset.MAX_DECODING", 1)
-        monkeypatch.setattr("megablend.storage.local._LIMITS", replace(LOCAL.limits(""), max_reads=2))
+        monkeypatch.setattr(
+            "megablend.storage.local._LIMITS", replace(LOCAL.limits(""), max_reads=2)
+        )
     source = write_source(tmp_path, 0, "arrow", documents(0, 60, 30, seed=4)) | {"weight": 1}
     config: dict[str, Any] = make_config(tmp_path, [source], samples=40, file_checks_per_second=0)
     megablend.build(config)
@@ -35,6 +39,8 @@ def test_the_error_names_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(ResourceError, match=r"refuses to start more threads: raise the limit \(`ulimit -u`\)"):
+        with pytest.raises(
+            ResourceError, match=r"refuses to start more threads: raise the limit \(`ulimit -u`\)"
+        ):
             list(loader)
     assert len(list(loader)) == 10

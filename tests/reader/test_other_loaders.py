@@ -80,16 +80,24 @@ def test_two_loaders_over_one_dataset_do_not_disturb_each_other(config: dict[str
     assert torch.equal(tokens(a for a, _ in pairs), alone[40:])
     assert torch.equal(tokens(b for _, b in pairs), alone[8:64])
     second.load_state_dict(dataset.state_dict(20))
-    assert (first.consumed_samples, second.consumed_samples, dataset.consumed_samples) == (96, 20, 8)
+    assert (first.consumed_samples, second.consumed_samples, dataset.consumed_samples) == (
+        96,
+        20,
+        8,
+    )
     sampler = megablend.PretrainingSampler(dataset, micro_batch_size=4)
     sampler.load_state_dict(dataset.state_dict(32))
     assert (next(iter(sampler))[0], dataset.consumed_samples) == (32, 8)
 
 
 @pytest.mark.parametrize("make", [megablend.Loader, megablend.PretrainingSampler])
-def test_a_position_out_of_range_is_refused_by_loaders_too(config: dict[str, Any], make: Any) -> None:
+def test_a_position_out_of_range_is_refused_by_loaders_too(
+    config: dict[str, Any], make: Any
+) -> None:
     dataset = megablend.open(config)
-    with pytest.raises(megablend.StateError, match="consumed_samples is 97; this run has 0 to 96 samples"):
+    with pytest.raises(
+        megablend.StateError, match="consumed_samples is 97; this run has 0 to 96 samples"
+    ):
         make(dataset, micro_batch_size=4, consumed_samples=97)
 
 
@@ -100,7 +108,8 @@ def test_a_loaders_parts_make_a_loader_that_skips(config: dict[str, Any], worker
     whole = tokens(megablend.Loader(megablend.open(config), micro_batch_size=4))
     loader = megablend.Loader(megablend.open(config), micro_batch_size=4, num_workers=workers)
     settings = {
-        name: getattr(loader, name) for name in ("num_workers", "collate_fn", "pin_memory", "timeout", "generator")
+        name: getattr(loader, name)
+        for name in ("num_workers", "collate_fn", "pin_memory", "timeout", "generator")
     }
     assert (settings["num_workers"], loader.batch_size, loader.drop_last) == (workers, 4, True)
     skipping = DataLoader(loader.dataset, batch_sampler=Skip(loader.batch_sampler, 5), **settings)
@@ -108,7 +117,9 @@ def test_a_loaders_parts_make_a_loader_that_skips(config: dict[str, Any], worker
     batches = iter(skipping)
     assert torch.equal(next(batches)["tokens"], whole[20:24])
     if workers:
-        with pytest.raises(megablend.StateError, match=r"whose workers read ahead.*ignore_data_skip=True"):
+        with pytest.raises(
+            megablend.StateError, match=r"whose workers read ahead.*ignore_data_skip=True"
+        ):
             loader.state_dict()
     else:
         assert loader.state_dict()["consumed_samples"] == 24
@@ -134,7 +145,9 @@ def test_accelerate_skips_and_leaves_a_loader_alone(config: dict[str, Any]) -> N
     assert torch.equal(tokens(accelerate.skip_first_batches(loader, 7)), whole[28:])
 
 
-@pytest.mark.parametrize("around", [lambda sampler: sampler, lambda sampler: Skip(sampler, 2)], ids=["bare", "skipped"])
+@pytest.mark.parametrize(
+    "around", [lambda sampler: sampler, lambda sampler: Skip(sampler, 2)], ids=["bare", "skipped"]
+)
 def test_a_sampler_is_not_split_twice(config: dict[str, Any], around: Any) -> None:
     sampler = megablend.PretrainingSampler(
         megablend.open(config), micro_batch_size=4, data_parallel_rank=1, data_parallel_size=2
@@ -142,7 +155,8 @@ def test_a_sampler_is_not_split_twice(config: dict[str, Any], around: Any) -> No
     assert len(list(BatchSamplerShard(around(sampler), 1))) > 0
     sampler.consumed_samples = 0
     with pytest.raises(
-        megablend.ConfigError, match=r"splits .* among 2 processes.* 1 of 2 would be dropped; use megablend.Loader"
+        megablend.ConfigError,
+        match=r"splits .* among 2 processes.* 1 of 2 would be dropped; use megablend.Loader",
     ):
         next(iter(BatchSamplerShard(around(sampler), 2)))
 
@@ -150,7 +164,9 @@ def test_a_sampler_is_not_split_twice(config: dict[str, Any], around: Any) -> No
 def test_accelerates_own_shard_is_refused(config: dict[str, Any]) -> None:
     data_loader = pytest.importorskip("accelerate.data_loader")
     sampler = megablend.PretrainingSampler(megablend.open(config), micro_batch_size=4, **ONE)
-    with pytest.raises(megablend.ConfigError, match=r"accelerate\.prepare splits this DataLoader's batches"):
+    with pytest.raises(
+        megablend.ConfigError, match=r"accelerate\.prepare splits this DataLoader's batches"
+    ):
         next(iter(data_loader.BatchSamplerShard(sampler, num_processes=2, even_batches=False)))
 
 
@@ -165,7 +181,9 @@ def test_another_shuffle_is_warned_of(config: dict[str, Any]) -> None:
         next(iter(distributed))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        next(iter(DistributedSampler(megablend.open(config), num_replicas=2, rank=0, shuffle=False)))
+        next(
+            iter(DistributedSampler(megablend.open(config), num_replicas=2, rank=0, shuffle=False))
+        )
         assert len(list(DataLoader(megablend.open(config), batch_size=4))) == 24
 
 
@@ -182,7 +200,9 @@ def test_lanes_that_do_not_fit_are_warned_of_with_those_that_do(
     config: dict[str, Any], sizes: dict[str, Any], fits: int
 ) -> None:
     dataset = megablend.open(config)
-    with pytest.warns(RuntimeWarning, match=rf"lanes: 4 is not a multiple of .*; lanes: {fits} fits"):
+    with pytest.warns(
+        RuntimeWarning, match=rf"lanes: 4 is not a multiple of .*; lanes: {fits} fits"
+    ):
         megablend.Loader(dataset, **sizes)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

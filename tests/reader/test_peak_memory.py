@@ -37,7 +37,9 @@ def growth(folder: Path, config: dict[str, Any], first: int, num_batches: int) -
         str(num_batches),
     ]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tools'}"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=900, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -61,11 +63,24 @@ def test_compressed_pages_of_eight_million_narrow_numbers_of_a_dictionary(tmp_pa
     for number, rows in enumerate([1, 4]):  # the first file only loads kernels
         length = 1 << 23 if number else 1 << 15
         tokens = rng.integers(0, 50_000, rows * length).astype(np.uint16)
-        table = pa.table({"ids": pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32) * length, tokens)})
-        options: dict[str, Any] = {"data_page_size": 1, "write_batch_size": 1, "write_page_index": True}
-        pq.write_table(table, tmp_path / "links" / f"{number:06}.parquet", compression="zstd", **options)
+        table = pa.table(
+            {"ids": pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32) * length, tokens)}
+        )
+        options: dict[str, Any] = {
+            "data_page_size": 1,
+            "write_batch_size": 1,
+            "write_page_index": True,
+        }
+        pq.write_table(
+            table, tmp_path / "links" / f"{number:06}.parquet", compression="zstd", **options
+        )
     source = {"name": "pages", "path": f"{tmp_path}/links/*.parquet", "weight": 1}
-    config = {"cache": str(tmp_path / "cache"), "sequence_length": 2048, "lanes": 1, "memory": "128MiB"}
+    config = {
+        "cache": str(tmp_path / "cache"),
+        "sequence_length": 2048,
+        "lanes": 1,
+        "memory": "128MiB",
+    }
     config |= {"samples": 33_000, "order": "sequential", "sources": [source]}
     build_linked(config)
     assert growth(tmp_path, config, 0, 4000)["growth"] <= 128 * MIB
@@ -80,4 +95,6 @@ def test_a_large_index_over_ten_thousand_batches(tmp_path: Path, num_blocks: int
     epoch = num_blocks * 160 // 2048  # samples
     found = growth(tmp_path, config, epoch - 40_000, 10_000)
     assert found["epochs"] == [0, 1]
-    assert found["growth"] <= 64 * MIB + ALLOCATOR_BYTES + (MappedTable.mapped_bytes if num_blocks == 10**6 else 0)
+    assert found["growth"] <= 64 * MIB + ALLOCATOR_BYTES + (
+        MappedTable.mapped_bytes if num_blocks == 10**6 else 0
+    )

@@ -35,7 +35,9 @@ def test_in_the_process_itself(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     options: dict[str, Any] = {} if pinned is None else {"pin_memory": pinned}
     batches = list(megablend.Loader(dataset, micro_batch_size=4, **options))
-    expected = [tensor for batch in batches for tensor in batch.values()] if pinned is not False else []
+    expected = (
+        [tensor for batch in batches for tensor in batch.values()] if pinned is not False else []
+    )
     assert len(seen) == len(expected)
     assert all(a is b for a, b in zip(seen, expected, strict=True))
 
@@ -47,7 +49,9 @@ def test_with_cuda(dataset: megablend.Dataset, num_workers: int) -> None:
     if num_workers:
         options["multiprocessing_context"] = "spawn"
     plain = list(megablend.Loader(dataset, micro_batch_size=4, pin_memory=False))
-    for pinned, batch in zip(megablend.Loader(dataset, micro_batch_size=4, **options), plain, strict=True):
+    for pinned, batch in zip(
+        megablend.Loader(dataset, micro_batch_size=4, **options), plain, strict=True
+    ):
         for name, tensor in pinned.items():
             assert tensor.is_pinned()
             assert torch.equal(tensor.to("cuda", non_blocking=True).cpu(), batch[name])
@@ -62,9 +66,13 @@ def make_pair(sample: dict[str, Any]) -> Pair:
     return Pair(sample["tokens"], sample["labels"])
 
 
-def test_named_tuples_stay_what_they_are(dataset: megablend.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_tuples_stay_what_they_are(
+    dataset: megablend.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for batch in megablend.Loader(dataset, micro_batch_size=4, transform=make_pair, pin_memory=True):
+    for batch in megablend.Loader(
+        dataset, micro_batch_size=4, transform=make_pair, pin_memory=True
+    ):
         assert isinstance(batch, Pair)
         assert torch.equal(batch.tokens[:, 1:], batch.labels[:, :-1])

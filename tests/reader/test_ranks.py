@@ -21,7 +21,9 @@ BOTH = "data_parallel_rank and data_parallel_size are missing, and this process 
 
 @pytest.fixture
 def config(tmp_path: Path) -> dict[str, Any]:
-    config = make_config(tmp_path, [write_source(tmp_path, 0, "arrow", documents(0, 60, 30, seed=4))], samples=40)
+    config = make_config(
+        tmp_path, [write_source(tmp_path, 0, "arrow", documents(0, 60, 30, seed=4))], samples=40
+    )
     config["sources"][0]["weight"] = 1
     megablend.build(config)
     return config
@@ -46,38 +48,65 @@ def test_in_a_job_of_several_processes_both_are_named(
     for make in (megablend.Loader, megablend.PretrainingSampler):
         with pytest.raises(megablend.ConfigError, match=f"{BOTH} {job}, .*or data_parallel_group="):
             make(dataset, micro_batch_size=4)
-    with pytest.raises(megablend.ConfigError, match="found data_parallel_size 2 without data_parallel_rank; give"):
+    with pytest.raises(
+        megablend.ConfigError, match="found data_parallel_size 2 without data_parallel_rank; give"
+    ):
         megablend.Loader(dataset, micro_batch_size=4, data_parallel_size=2)
-    with pytest.raises(megablend.ConfigError, match=f"data_parallel_size is missing, and this process is one of {job}"):
+    with pytest.raises(
+        megablend.ConfigError,
+        match=f"data_parallel_size is missing, and this process is one of {job}",
+    ):
         megablend.Loader(dataset, micro_batch_size=4, data_parallel_rank=0)
-    assert megablend.Loader(dataset, micro_batch_size=4, data_parallel_size=1).sampler.data_parallel_rank == 0
-    loader = megablend.Loader(dataset, micro_batch_size=4, data_parallel_rank=1, data_parallel_size=2)
+    assert (
+        megablend.Loader(
+            dataset, micro_batch_size=4, data_parallel_size=1
+        ).sampler.data_parallel_rank
+        == 0
+    )
+    loader = megablend.Loader(
+        dataset, micro_batch_size=4, data_parallel_rank=1, data_parallel_size=2
+    )
     assert next(iter(loader.sampler)) == [4, 5, 6, 7]
 
 
-@pytest.mark.parametrize("variables", [{}, {"WORLD_SIZE": "1"}, {"SLURM_NTASKS": "16"}, {"PMI_SIZE": "1"}], ids=str)
+@pytest.mark.parametrize(
+    "variables", [{}, {"WORLD_SIZE": "1"}, {"SLURM_NTASKS": "16"}, {"PMI_SIZE": "1"}], ids=str
+)
 def test_a_process_alone_is_rank_0_of_1(variables: dict[str, str]) -> None:
     assert resolve_rank(None, None, None, variables) == (0, 1)
 
 
 def test_a_size_needs_a_rank_everywhere() -> None:
-    with pytest.raises(megablend.ConfigError, match="found data_parallel_size 2 without data_parallel_rank"):
+    with pytest.raises(
+        megablend.ConfigError, match="found data_parallel_size 2 without data_parallel_rank"
+    ):
         resolve_rank(None, 2, None, {})
 
 
 @pytest.mark.timeout(200)
-def test_groups_and_meshes_give_both_where_remedies_are_followed(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_groups_and_meshes_give_both_where_remedies_are_followed(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
     path = tmp_path / "run.json"
     path.write_text(json.dumps(config))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    environ = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    environ = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
     environ["PYTHONPATH"] = str(Path(megablend.__file__).parents[1])
     command = [*python("torch"), str(Path(__file__).with_name("ranks_worker.py")), str(path)]
     ranks = [
         subprocess.Popen(
-            command, env=environ | {"RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            env=environ | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
     ]
@@ -91,13 +120,21 @@ def test_groups_and_meshes_give_both_where_remedies_are_followed(tmp_path: Path,
         found = json.loads(out.splitlines()[-1])
         mine = [number * 4 + i for i in range(4)]
         assert [found[name] for name in ("world", "dp", "flat")] == [mine, mine, mine]
-        assert [found[name] for name in ("given", "tp")] == [[0, 1, 2, 3], [0, 1, 2, 3]]  # ranks that read the same
+        assert [found[name] for name in ("given", "tp")] == [
+            [0, 1, 2, 3],
+            [0, 1, 2, 3],
+        ]  # ranks that read the same
         assert f"{BOTH} 2 (WORLD_SIZE)" in found["before"]
         assert f"{BOTH} 2 (torch.distributed)" in found["missing"]
-        assert "found a DeviceMesh of 2 dimensions ('dp', 'tp'), expected one dimension of it" in found["whole"]
+        assert (
+            "found a DeviceMesh of 2 dimensions ('dp', 'tp'), expected one dimension of it"
+            in found["whole"]
+        )
         assert "this process is not in it" in found["other"]
         assert "found together with data_parallel_rank or data_parallel_size" in found["both"]
-        assert "found str, expected a torch.distributed.ProcessGroup or a DeviceMesh" in found["wrong"]
+        assert (
+            "found str, expected a torch.distributed.ProcessGroup or a DeviceMesh" in found["wrong"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -111,8 +148,13 @@ def test_a_job_of_fewer_processes_than_ranks_is_refused(variables: dict[str, str
         resolve_rank(1, 4, None, variables)
     assert resolve_rank(1, 2, None, variables) == (1, 2)
     assert resolve_rank(0, 1, None, variables) == (0, 1)  # both read the same
-    assert resolve_rank(3, 4, None, variables, replicas=2) == (3, 4)  # "say how many jobs there are"
-    with pytest.raises(megablend.ConfigError, match=r"expected at most 4: .* of which 2 make up the run"):
+    assert resolve_rank(3, 4, None, variables, replicas=2) == (
+        3,
+        4,
+    )  # "say how many jobs there are"
+    with pytest.raises(
+        megablend.ConfigError, match=r"expected at most 4: .* of which 2 make up the run"
+    ):
         resolve_rank(3, 5, None, variables, replicas=2)
     with pytest.raises(megablend.ConfigError, match="found data_parallel_rank 2, expected 0 to 1"):
         resolve_rank(2, 2, None, variables)
@@ -122,10 +164,18 @@ def test_a_size_that_does_not_divide_the_job_is_warned_of(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.warns(RuntimeWarning, match="data_parallel_size 3 does not divide the 4 processes of the job"):
-        megablend.Loader(megablend.open(config), micro_batch_size=2, data_parallel_rank=0, data_parallel_size=3)
+    with pytest.warns(
+        RuntimeWarning, match="data_parallel_size 3 does not divide the 4 processes of the job"
+    ):
+        megablend.Loader(
+            megablend.open(config), micro_batch_size=2, data_parallel_rank=0, data_parallel_size=3
+        )
     loader = megablend.Loader(
-        megablend.open(config), micro_batch_size=2, data_parallel_rank=7, data_parallel_size=8, replicas=2
+        megablend.open(config),
+        micro_batch_size=2,
+        data_parallel_rank=7,
+        data_parallel_size=8,
+        replicas=2,
     )
     assert next(iter(loader.sampler)) == [14, 15]
 

@@ -17,7 +17,9 @@ KINDS = ["parquet-v2-unindexed", "arrow", "megatron"]
 
 
 def make(folder: Path, **settings: Any) -> dict[str, Any]:
-    sources = [write_source(folder, d, kind, documents(d, 60, 90, seed=4)) for d, kind in enumerate(KINDS)]
+    sources = [
+        write_source(folder, d, kind, documents(d, 60, 90, seed=4)) for d, kind in enumerate(KINDS)
+    ]
     for source, weight in zip(sources, (5, 3, 2), strict=True):
         source |= {"weight": weight, "append_eod": EOD}
     config = make_config(folder, sources, **({"samples": 240, "order": "row"} | settings))
@@ -25,7 +27,9 @@ def make(folder: Path, **settings: Any) -> dict[str, Any]:
     return config
 
 
-def batches(config: dict[str, Any], ranks: int = 1, state: Any = None, **options: Any) -> list[torch.Tensor]:
+def batches(
+    config: dict[str, Any], ranks: int = 1, state: Any = None, **options: Any
+) -> list[torch.Tensor]:
     """All of a run's tokens, by step."""
     loaders = [
         megablend.Loader(
@@ -43,7 +47,11 @@ def batches(config: dict[str, Any], ranks: int = 1, state: Any = None, **options
 def test_documents_come_whole_in_an_order_of_their_own(tmp_path: Path) -> None:
     config = make(tmp_path, samples=800)
     dataset = megablend.open(config)
-    found = {dataset.sample(k).ordinal: dataset.sample(k) for k in range(len(dataset)) if dataset.sample(k).source == 1}
+    found = {
+        dataset.sample(k).ordinal: dataset.sample(k)
+        for k in range(len(dataset))
+        if dataset.sample(k).source == 1
+    }
     laid = [token for ordinal in sorted(found) for token in found[ordinal].tokens[:-1].tolist()]
     whole = [document for document in documents(1, 60, 90, seed=4) if document]
     first = laid[: sum(len(document) + 1 for document in whole)]
@@ -87,7 +95,10 @@ def test_masks_at_documents_see_those_of_the_order(tmp_path: Path) -> None:
 def test_little_memory_is_enough_and_less_than_a_step_is_refused(tmp_path: Path) -> None:
     config = make(tmp_path)
     expected = batches(config)
-    assert all(torch.equal(a, b) for a, b in zip(batches(config | {"memory": 120_000}), expected, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(batches(config | {"memory": 120_000}), expected, strict=True)
+    )
     with pytest.raises(ConfigError, match="memory: the blocks of a step of 12 samples take"):
         batches(config | {"memory": 6_000})
 
@@ -96,10 +107,15 @@ def test_describe_tells_what_it_costs_and_what_its_tables_take(tmp_path: Path) -
     config = make(tmp_path, lanes=12)
     row = megablend.describe(config, micro_batch_size=12)
     assert row["order"] == "document"
-    assert all(source["document_table_bytes"] > 4 * source["rows"] for source in row["index"]["sources"])
+    assert all(
+        source["document_table_bytes"] > 4 * source["rows"] for source in row["index"]["sources"]
+    )
     page = config | {"order": "page", "run": "page"}
     assert megablend.build(page).documents is None
-    assert row["read_amplification"] > 1.5 * megablend.describe(page, micro_batch_size=12)["read_amplification"]
+    assert (
+        row["read_amplification"]
+        > 1.5 * megablend.describe(page, micro_batch_size=12)["read_amplification"]
+    )
 
 
 def test_a_run_is_not_opened_in_another_order_than_it_was_built_in(tmp_path: Path) -> None:
@@ -124,13 +140,18 @@ def test_a_table_that_is_gone_is_made_again_by_a_build(tmp_path: Path) -> None:
 def test_a_run_that_keeps_its_index_keeps_its_tables(tmp_path: Path) -> None:
     config = make(tmp_path)
     expected = batches(config)
-    (tmp_path / "source0" / "2.parquet").write_bytes((tmp_path / "source0" / "0.parquet").read_bytes())
+    (tmp_path / "source0" / "2.parquet").write_bytes(
+        (tmp_path / "source0" / "0.parquet").read_bytes()
+    )
     built = megablend.build(config)
     assert built.pinned
     assert all(torch.equal(a, b) for a, b in zip(batches(config), expected, strict=True))
     renewed = megablend.build(config | {"run": "renewed"})
     assert renewed.documents is not None
-    assert (renewed.documents.documents, renewed.documents.counted) == (210, 0)  # the same bytes were counted before
+    assert (renewed.documents.documents, renewed.documents.counted) == (
+        210,
+        0,
+    )  # the same bytes were counted before
 
 
 def test_a_validation_pass_needs_no_table(tmp_path: Path) -> None:

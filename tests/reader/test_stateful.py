@@ -28,7 +28,9 @@ def loader(config: dict[str, Any], **options: Any) -> megablend.Loader:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_state_counts_batches_handed_out_not_those_read_ahead(config: dict[str, Any], workers: int) -> None:
+def test_state_counts_batches_handed_out_not_those_read_ahead(
+    config: dict[str, Any], workers: int
+) -> None:
     running = loader(config, num_workers=workers)
     batches = iter(running)
     seen = [next(batches)["tokens"] for _ in range(5)]
@@ -43,7 +45,9 @@ def test_state_counts_batches_handed_out_not_those_read_ahead(config: dict[str, 
 
 def test_a_loop_that_breaks_off_goes_on_where_it_was(config: dict[str, Any]) -> None:
     running = loader(config)
-    parts = [[batch["tokens"] for _, batch in zip(range(n), running, strict=False)] for n in (3, 2, 50)]
+    parts = [
+        [batch["tokens"] for _, batch in zip(range(n), running, strict=False)] for n in (3, 2, 50)
+    ]
     assert [len(part) for part in parts] == [3, 2, 19]
     assert list(running) == []  # the run is over; it does not begin again unasked
 
@@ -76,7 +80,9 @@ def test_torchdatas_stateful_loader(config: dict[str, Any], workers: int) -> Non
     assert torch.equal(torch.cat(seen + rest), whole)
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning"
+)
 def test_distributed_checkpoint(tmp_path: Path, config: dict[str, Any]) -> None:
     running = loader(config)
     next(iter(running))
@@ -89,7 +95,9 @@ def test_distributed_checkpoint(tmp_path: Path, config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_ranks_without_samples_in_a_last_short_step_pad(config: dict[str, Any], workers: int) -> None:
+def test_ranks_without_samples_in_a_last_short_step_pad(
+    config: dict[str, Any], workers: int
+) -> None:
     steps = [
         list(
             loader(
@@ -103,7 +111,11 @@ def test_ranks_without_samples_in_a_last_short_step_pad(config: dict[str, Any], 
         )
         for r in range(3)
     ]
-    assert [[len(batch["tokens"]) for batch in batches] for batches in steps] == [[4, 2], [4, 1], [4, 1]]
+    assert [[len(batch["tokens"]) for batch in batches] for batches in steps] == [
+        [4, 2],
+        [4, 1],
+        [4, 1],
+    ]
     assert [batches[1]["loss_mask"].sum().item() for batches in steps] == [16, 0, 0]
 
 
@@ -122,8 +134,12 @@ def test_an_error_keeps_its_class_on_its_way_from_a_worker(
 def test_ranks_and_sizes_out_of_range(config: dict[str, Any]) -> None:
     dataset = megablend.open(config)
     with pytest.raises(megablend.ConfigError, match="found data_parallel_rank 2, expected 0 to 1"):
-        megablend.PretrainingSampler(dataset, micro_batch_size=4, data_parallel_rank=2, data_parallel_size=2)
-    with pytest.raises(megablend.ConfigError, match="found micro_batch_size 0, expected a whole number, 1 or more"):
+        megablend.PretrainingSampler(
+            dataset, micro_batch_size=4, data_parallel_rank=2, data_parallel_size=2
+        )
+    with pytest.raises(
+        megablend.ConfigError, match="found micro_batch_size 0, expected a whole number, 1 or more"
+    ):
         megablend.PretrainingSampler(dataset, micro_batch_size=0)
 
 

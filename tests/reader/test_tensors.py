@@ -23,7 +23,14 @@ LENGTH = 12
 def config(**flags: Any) -> Any:
     source = {"name": "a", "path": "/a.arrow"}
     return load_config(
-        {"cache": "/c", "sequence_length": LENGTH, "samples": 1, "eod_token": 0, "sources": [source], **flags}
+        {
+            "cache": "/c",
+            "sequence_length": LENGTH,
+            "samples": 1,
+            "eod_token": 0,
+            "sources": [source],
+            **flags,
+        }
     )
 
 
@@ -60,13 +67,17 @@ def test_masks_and_positions_are_megatrons(tokens: list[int], flags: list[bool])
     assert ("attention_mask" in found) == create_attention_mask
     if create_attention_mask:
         assert torch.equal(found["attention_mask"], mask)
-    dtypes = {name: tensor.dtype for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
+    dtypes = {
+        name: tensor.dtype for name, tensor in found.items() if isinstance(tensor, torch.Tensor)
+    }
     assert dtypes["tokens"] == dtypes["labels"] == dtypes["position_ids"] == torch.int64
     assert dtypes["loss_mask"] == torch.float32
 
 
 def test_without_the_extra_token_the_last_label_counts_for_nothing() -> None:
-    found = sample_dict(config(add_extra_token_to_sequence=False), sample(list(range(1, LENGTH + 1))))
+    found = sample_dict(
+        config(add_extra_token_to_sequence=False), sample(list(range(1, LENGTH + 1)))
+    )
     assert found["labels"].tolist() == [*range(2, LENGTH + 1), 0]
     assert found["loss_mask"].tolist() == [1.0] * (LENGTH - 1) + [0.0]
 
@@ -81,7 +92,9 @@ def test_without_the_extra_token_the_last_label_counts_for_nothing() -> None:
     ],
 )
 def test_inter_document_masking(starts: list[int], ends: list[int], longest: int) -> None:
-    found = sample_dict(config(inter_document_masking=True), sample(list(range(LENGTH + 1)), starts))
+    found = sample_dict(
+        config(inter_document_masking=True), sample(list(range(LENGTH + 1)), starts)
+    )
     lengths = found["cu_seqlens"]
     assert lengths.dtype == torch.int32
     assert lengths.tolist() == [0, *ends, *[LENGTH] * (LENGTH - len(ends))]

@@ -35,8 +35,16 @@ class OwnLoader(transformers.Trainer):  # type: ignore[misc]
     """As docs/resume.md says: `get_train_dataloader` returns a Loader."""
 
     def __init__(self, loader: megablend.Loader, folder: Path, **arguments: Any) -> None:
-        settings = {"save_steps": 3, "report_to": [], "disable_tqdm": True, "use_cpu": True, "max_steps": STEPS}
-        given = transformers.TrainingArguments(str(folder), save_strategy="steps", **settings | arguments)
+        settings = {
+            "save_steps": 3,
+            "report_to": [],
+            "disable_tqdm": True,
+            "use_cpu": True,
+            "max_steps": STEPS,
+        }
+        given = transformers.TrainingArguments(
+            str(folder), save_strategy="steps", **settings | arguments
+        )
         super().__init__(Model(), given)
         self.loader = loader
 
@@ -62,11 +70,17 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 def make_loader(config: dict[str, Any], **arguments: Any) -> megablend.Loader:
     return megablend.Loader(
-        megablend.open(config), micro_batch_size=BATCH, data_parallel_rank=0, data_parallel_size=1, **arguments
+        megablend.open(config),
+        micro_batch_size=BATCH,
+        data_parallel_rank=0,
+        data_parallel_size=1,
+        **arguments,
     )
 
 
-def test_trainer_trains_on_the_run_and_resumes_in_both_ways(config: dict[str, Any], tmp_path: Path) -> None:
+def test_trainer_trains_on_the_run_and_resumes_in_both_ways(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     dataset = megablend.open(config)
     expected = [dataset[k]["tokens"].tolist() for k in range(len(dataset))]
     whole = OwnLoader(make_loader(config), tmp_path / "a")
@@ -76,16 +90,22 @@ def test_trainer_trains_on_the_run_and_resumes_in_both_ways(config: dict[str, An
     assert skipped == expected[6 * BATCH :]  # Trainer skips batches
     loader = make_loader(config)
     loader.load_state_dict({**loader.state_dict(), "consumed_samples": 6 * BATCH})
-    loaded = OwnLoader(loader, tmp_path / "c", ignore_data_skip=True).seen(resume_from_checkpoint=checkpoint)
+    loaded = OwnLoader(loader, tmp_path / "c", ignore_data_skip=True).seen(
+        resume_from_checkpoint=checkpoint
+    )
     assert loaded == expected[6 * BATCH :]
 
 
-def test_a_state_after_trainer_has_skipped_names_what_to_do(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_state_after_trainer_has_skipped_names_what_to_do(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     OwnLoader(make_loader(config), tmp_path / "a").seen()
     checkpoint = str(tmp_path / "a" / "checkpoint-6")
     loader = make_loader(config, num_workers=2)
     OwnLoader(loader, tmp_path / "b").seen(resume_from_checkpoint=checkpoint)
-    says = r"taken by another DataLoader .*with Trainer: ignore_data_skip=True\), or use num_workers=0"
+    says = (
+        r"taken by another DataLoader .*with Trainer: ignore_data_skip=True\), or use num_workers=0"
+    )
     with pytest.raises(megablend.StateError, match=says):
         loader.state_dict()
     alone = make_loader(config)
@@ -95,10 +115,18 @@ def test_a_state_after_trainer_has_skipped_names_what_to_do(config: dict[str, An
 
 def test_a_trainer_that_shuffles_again_is_told(config: dict[str, Any], tmp_path: Path) -> None:
     """Trainer's own sampler shuffles; with a Loader nothing does."""
-    settings = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "max_steps": 1, "save_strategy": "no"}
+    settings = {
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "max_steps": 1,
+        "save_strategy": "no",
+    }
     dataset = megablend.open(config)
     trainer = transformers.Trainer(
-        Model(), transformers.TrainingArguments(str(tmp_path / "a"), **settings), train_dataset=dataset
+        Model(),
+        transformers.TrainingArguments(str(tmp_path / "a"), **settings),
+        train_dataset=dataset,
     )
     with pytest.warns(RuntimeWarning, match="shuffles a megablend dataset"):
         next(iter(trainer.get_train_dataloader()))
@@ -117,7 +145,8 @@ def test_a_trainer_goes_on_from_the_loaders_own_state_by_the_batches_of_the_run(
     arguments = {"ignore_data_skip": True, "max_steps": loader.batches_total}
     checkpoint = str(tmp_path / "a" / "checkpoint-6")
     assert (
-        OwnLoader(loader, tmp_path / "b", **arguments).seen(resume_from_checkpoint=checkpoint) == expected[6 * BATCH :]
+        OwnLoader(loader, tmp_path / "b", **arguments).seen(resume_from_checkpoint=checkpoint)
+        == expected[6 * BATCH :]
     )
 
 

@@ -29,7 +29,12 @@ def config(tmp_path: Path) -> dict[str, Any]:
 def doubled(sample: dict[str, Any]) -> dict[str, Any]:
     assert isinstance(sample["dataset_id"], int)
     first = int(sample["tokens"][0])
-    return {"twice": sample["tokens"] * 2, "first": first, "name": f"sample {first}", "pair": (first, sample["labels"])}
+    return {
+        "twice": sample["tokens"] * 2,
+        "first": first,
+        "name": f"sample {first}",
+        "pair": (first, sample["labels"]),
+    }
 
 
 def picky(sample: dict[str, Any], *, bad: int) -> dict[str, Any]:
@@ -49,15 +54,24 @@ WAYS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"collate_fn": default_col
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_results_are_collated_as_torch_does(config: dict[str, Any], way: dict[str, Any], drop_last: bool) -> None:
+def test_results_are_collated_as_torch_does(
+    config: dict[str, Any], way: dict[str, Any], drop_last: bool
+) -> None:
     plain = megablend.open(config)
-    found = list(megablend.Loader(plain, micro_batch_size=4, transform=doubled, drop_last=drop_last, **way))
+    found = list(
+        megablend.Loader(plain, micro_batch_size=4, transform=doubled, drop_last=drop_last, **way)
+    )
     assert len(found) == (24 if drop_last else 25)
     for step, batch in enumerate(found):
-        expected = default_collate([doubled(plain[k]) for k in range(4 * step, min(4 * step + 4, 99))])
+        expected = default_collate(
+            [doubled(plain[k]) for k in range(4 * step, min(4 * step + 4, 99))]
+        )
         assert torch.equal(batch["twice"], expected["twice"])
         assert torch.equal(batch["pair"][1], expected["pair"][1])
-        assert (batch["first"].tolist(), list(batch["name"])) == (expected["first"].tolist(), list(expected["name"]))
+        assert (batch["first"].tolist(), list(batch["name"])) == (
+            expected["first"].tolist(),
+            list(expected["name"]),
+        )
 
 
 def test_a_dataset_has_it_too(config: dict[str, Any]) -> None:
@@ -71,10 +85,16 @@ def test_a_dataset_has_it_too(config: dict[str, Any]) -> None:
 
 def test_spawned_workers_get_it_pickled(config: dict[str, Any]) -> None:
     loader = megablend.Loader(
-        megablend.open(config), micro_batch_size=9, transform=doubled, num_workers=1, multiprocessing_context="spawn"
+        megablend.open(config),
+        micro_batch_size=9,
+        transform=doubled,
+        num_workers=1,
+        multiprocessing_context="spawn",
     )
     plain = megablend.open(config)
-    assert torch.equal(next(iter(loader))["twice"], torch.stack([2 * plain[k]["tokens"] for k in range(9)]))
+    assert torch.equal(
+        next(iter(loader))["twice"], torch.stack([2 * plain[k]["tokens"] for k in range(9)])
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -84,7 +104,10 @@ def test_an_error_names_the_sample(config: dict[str, Any], way: dict[str, Any]) 
     transform = partial(picky, bad=int(dataset[22]["tokens"][0]))
     batches = iter(megablend.Loader(dataset, micro_batch_size=4, transform=transform, **way))
     assert len([next(batches) for _ in range(5)]) == 5
-    with pytest.raises(TransformError, match="transform failed on sample 22: ZeroDivisionError: nothing to divide by"):
+    with pytest.raises(
+        TransformError,
+        match="transform failed on sample 22: ZeroDivisionError: nothing to divide by",
+    ):
         next(batches)
     with pytest.raises(TransformError, match="sample 22: ZeroDivisionError"):
         dataset.with_transform(transform)[22]
@@ -92,12 +115,15 @@ def test_an_error_names_the_sample(config: dict[str, Any], way: dict[str, Any]) 
 
 def test_what_cannot_be_collated_is_said(config: dict[str, Any]) -> None:
     with pytest.raises(
-        TransformError, match=r"the transformed samples 0 to 3 cannot be collated .*tensors of the same shapes"
+        TransformError,
+        match=r"the transformed samples 0 to 3 cannot be collated .*tensors of the same shapes",
     ):
         list(megablend.Loader(megablend.open(config), micro_batch_size=4, transform=ragged))
 
 
-def test_it_runs_in_threads_ahead_of_the_loop_and_leaves_none(config: dict[str, Any], threads: LoaderThreads) -> None:
+def test_it_runs_in_threads_ahead_of_the_loop_and_leaves_none(
+    config: dict[str, Any], threads: LoaderThreads
+) -> None:
     names = set[str]()
     numbers = list[int]()
 
@@ -142,7 +168,9 @@ def test_a_padded_step_goes_through_it(config: dict[str, Any]) -> None:
     (batch,) = list(megablend.Loader(dataset, transform=doubled, drop_last=False, **sizes))
     assert batch["twice"].shape == (1, 8)
     failing = partial(picky, bad=int(dataset[0]["tokens"][0]))
-    with pytest.raises(TransformError, match="transform failed on the sample that pads a short step: ZeroDivision"):
+    with pytest.raises(
+        TransformError, match="transform failed on the sample that pads a short step: ZeroDivision"
+    ):
         list(megablend.Loader(dataset, transform=failing, drop_last=False, **sizes))
 
 
@@ -151,7 +179,8 @@ def test_a_forked_child_goes_on_in_the_middle(config: dict[str, Any]) -> None:
     loader = megablend.Loader(megablend.open(config), micro_batch_size=4, transform=doubled)
     batches = iter(loader)
     expected = [
-        batch["first"] for batch in megablend.Loader(megablend.open(config), micro_batch_size=4, transform=doubled)
+        batch["first"]
+        for batch in megablend.Loader(megablend.open(config), micro_batch_size=4, transform=doubled)
     ]
     next(batches)
     child = os.fork()
@@ -162,10 +191,14 @@ def test_a_forked_child_goes_on_in_the_middle(config: dict[str, Any]) -> None:
         finally:
             os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
-    assert [batch["first"].tolist() for batch in batches] == [first.tolist() for first in expected[1:]]
+    assert [batch["first"].tolist() for batch in batches] == [
+        first.tolist() for first in expected[1:]
+    ]
 
 
-def test_a_loader_closed_in_the_middle_goes_on_where_it_was(config: dict[str, Any], threads: LoaderThreads) -> None:
+def test_a_loader_closed_in_the_middle_goes_on_where_it_was(
+    config: dict[str, Any], threads: LoaderThreads
+) -> None:
     loader = megablend.Loader(megablend.open(config), micro_batch_size=4, transform=doubled)
     batches = iter(loader)
     found = [next(batches)["first"].tolist() for _ in range(3)]
@@ -177,7 +210,9 @@ def test_a_loader_closed_in_the_middle_goes_on_where_it_was(config: dict[str, An
 
 
 def test_what_cannot_be_called_is_refused(config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="transform: found 'lower', expected a function of a sample's dict"):
+    with pytest.raises(
+        ConfigError, match="transform: found 'lower', expected a function of a sample's dict"
+    ):
         megablend.open(config, transform="lower")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="transform: found 3, expected a function"):
         megablend.Loader(megablend.open(config), micro_batch_size=1, transform=3)  # type: ignore[arg-type]

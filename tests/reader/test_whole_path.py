@@ -87,8 +87,13 @@ def levels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     indirect=["levels"],
 )
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_every_token_as_often_as_its_epochs_say(tmp_path: Path, levels: str, kind: str, order: str, lanes: int) -> None:
-    listed = [documents(d, size, longest, seed=lanes) for d, (size, longest) in enumerate([(60, 40), (25, 9), (1, 5)])]
+def test_every_token_as_often_as_its_epochs_say(
+    tmp_path: Path, levels: str, kind: str, order: str, lanes: int
+) -> None:
+    listed = [
+        documents(d, size, longest, seed=lanes)
+        for d, (size, longest) in enumerate([(60, 40), (25, 9), (1, 5)])
+    ]
     listed[2] = [[200_001, 200_002, 200_003]]  # shorter than a sample
     sources = [write_source(tmp_path, d, kind, docs) for d, docs in enumerate(listed)]
     eods = [None, EOD, EOD]
@@ -99,7 +104,9 @@ def test_every_token_as_often_as_its_epochs_say(tmp_path: Path, levels: str, kin
     read = read_all(megablend.open(config))
     assert Counter(source for source, _ in read) == {0: 199, 1: 99, 2: 33}
     for d, docs in enumerate(listed):
-        check_source({o: t for (source, o), t in read.items() if source == d}, stream(docs, eods[d]), 8, 1)
+        check_source(
+            {o: t for (source, o), t in read.items() if source == d}, stream(docs, eods[d]), 8, 1
+        )
 
 
 @examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -126,12 +133,18 @@ def test_any_run(
 ) -> None:
     rng = random.Random(seed)
     folder = tmp_path_factory.mktemp("run")
-    listed = [documents(d, rng.randrange(8, 60), rng.choice([3, 30, 200]), seed) for d in range(len(kinds))]
+    listed = [
+        documents(d, rng.randrange(8, 60), rng.choice([3, 30, 200]), seed)
+        for d in range(len(kinds))
+    ]
     for d, docs in enumerate(listed):
         docs[:4] = [[d * 100_000 + 50_000 + 3 * i + j for j in range(3)] for i in range(4)]
         docs[-2:] = [[d * 100_000 + 60_000 + 3 * i + j for j in range(3)] for i in range(2)]
     eods = [rng.choice([None, EOD]) for _ in kinds]
-    sources = [write_source(folder, d, kind, listed[d], num_files=rng.choice([1, 3])) for d, kind in enumerate(kinds)]
+    sources = [
+        write_source(folder, d, kind, listed[d], num_files=rng.choice([1, 3]))
+        for d, kind in enumerate(kinds)
+    ]
     for source, eod in zip(sources, eods, strict=True):
         source |= {"weight": rng.randrange(1, 10), "append_eod": eod}
     config = make_config(
@@ -152,17 +165,28 @@ def test_any_run(
     for d, docs in enumerate(listed):
         train = docs[: round(len(docs) * shares[0] / sum(shares))]
         check_source(
-            {o: t for (source, o), t in read.items() if source == d}, stream(train, eods[d]), length, int(extra)
+            {o: t for (source, o), t in read.items() if source == d},
+            stream(train, eods[d]),
+            length,
+            int(extra),
         )
 
 
 def test_splits_share_no_document_and_leave_none_out(tmp_path: Path) -> None:
     listed = [documents(d, 40, 25, seed=1) for d in range(len(KINDS))]
-    sources = [write_source(tmp_path, d, kind, docs) for d, (kind, docs) in enumerate(zip(KINDS, listed, strict=True))]
+    sources = [
+        write_source(tmp_path, d, kind, docs)
+        for d, (kind, docs) in enumerate(zip(KINDS, listed, strict=True))
+    ]
     for source in sources:
         source |= {"weight": 1, "append_eod": EOD}
     config = make_config(
-        tmp_path, sources, sequence_length=1, add_extra_token_to_sequence=False, split="70,20,10", epochs=1
+        tmp_path,
+        sources,
+        sequence_length=1,
+        add_extra_token_to_sequence=False,
+        split="70,20,10",
+        epochs=1,
     )
     megablend.build(config)
     for d, docs in enumerate(listed):
@@ -173,7 +197,11 @@ def test_splits_share_no_document_and_leave_none_out(tmp_path: Path) -> None:
 
 
 def batches(
-    dataset: megablend.Dataset, micro_batch: int, size: int, start: int | None = None, **options: Any
+    dataset: megablend.Dataset,
+    micro_batch: int,
+    size: int,
+    start: int | None = None,
+    **options: Any,
 ) -> list[torch.Tensor]:
     """Tokens of each micro step, over all data-parallel ranks."""
     ranks = [
@@ -194,7 +222,10 @@ def batches(
 def config(tmp_path: Path) -> dict[str, Any]:
     """A run over three formats."""
     kinds = ["parquet", "arrow", "megatron"]
-    sources = [write_source(tmp_path, d, kind, documents(d, 60, 30, seed=3)) for d, kind in enumerate(kinds)]
+    sources = [
+        write_source(tmp_path, d, kind, documents(d, 60, 30, seed=3))
+        for d, kind in enumerate(kinds)
+    ]
     for source, weight in zip(sources, (5, 3, 2), strict=True):
         source |= {"weight": weight, "append_eod": EOD}
     config = make_config(tmp_path, sources, samples=240, split="90,10,0")
@@ -212,7 +243,8 @@ def test_ranks_share_the_steps_and_change_nothing(config: dict[str, Any], size: 
 
 
 @pytest.mark.parametrize(
-    ("workers", "context"), [(1, "fork"), (4, "fork"), pytest.param(4, "spawn", marks=pytest.mark.slow)]
+    ("workers", "context"),
+    [(1, "fork"), (4, "fork"), pytest.param(4, "spawn", marks=pytest.mark.slow)],
 )
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -220,7 +252,9 @@ def test_workers_change_nothing(config: dict[str, Any], workers: int, context: s
     dataset = megablend.open(config)
     dataset[0]  # files are open when the workers fork
     alone = batches(dataset, 8, 1)
-    found = batches(megablend.open(config), 8, 1, num_workers=workers, multiprocessing_context=context)
+    found = batches(
+        megablend.open(config), 8, 1, num_workers=workers, multiprocessing_context=context
+    )
     assert len(found) == len(alone) == 30
     assert all(torch.equal(a, b) for a, b in zip(alone, found, strict=True))
 
@@ -244,7 +278,10 @@ def test_resumed_anywhere_with_other_ranks(config: dict[str, Any], seed: int) ->
     again = torch.cat(batches(megablend.open(config, state=state), micro_batch, size))
     assert torch.equal(again, whole[consumed : consumed + len(again)])
     assert len(again) > len(whole) - consumed - size * micro_batch
-    assert torch.equal(again, torch.cat(batches(megablend.open(config, consumed_samples=consumed), micro_batch, size)))
+    assert torch.equal(
+        again,
+        torch.cat(batches(megablend.open(config, consumed_samples=consumed), micro_batch, size)),
+    )
 
 
 def test_document_starts_are_where_documents_start(config: dict[str, Any]) -> None:

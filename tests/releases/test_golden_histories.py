@@ -59,7 +59,9 @@ def find_changes(before: dict[str, str], now: dict[str, str]) -> dict[str, list[
     """The samples of each field that differ; a field that only one has differs in all."""
     changes = {}
     for field in sorted(before.keys() | now.keys()):
-        pairs = enumerate(zip(divide(before.get(field, "")), divide(now.get(field, "")), strict=True))
+        pairs = enumerate(
+            zip(divide(before.get(field, "")), divide(now.get(field, "")), strict=True)
+        )
         if differing := [k for k, (old, new) in pairs if old != new]:
             changes[field] = differing
     return changes
@@ -116,7 +118,9 @@ def test_a_build_changes_nothing_and_a_longer_one_only_appends(folder: Path, nam
     stages = config.get("stages")
     if stages:
         last = stages[-1] | {"samples": ledger.num_samples + 40}
-        config = {key: value for key, value in config.items() if key != "samples"} | {"stages": [*stages[:-1], last]}
+        config = {key: value for key, value in config.items() if key != "samples"} | {
+            "stages": [*stages[:-1], last]
+        }
     else:
         config["samples"] = ledger.num_samples + 40
     megablend.build(config)

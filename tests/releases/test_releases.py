@@ -37,7 +37,9 @@ def test_there_is_a_release() -> None:
 
 
 @pytest.mark.parametrize(("release", "name"), LAST)
-def test_a_ledger_of_the_release_opens_with_the_same_samples(folder: Path, release: str, name: str) -> None:
+def test_a_ledger_of_the_release_opens_with_the_same_samples(
+    folder: Path, release: str, name: str
+) -> None:
     taken, expected = expected_of(release, name)
     dataset = megablend.open(folder / f"{taken['run']}.json", taken["split"])
     assert read_samples(dataset) == expected
@@ -48,7 +50,9 @@ def test_a_ledger_of_the_release_opens_with_the_same_samples(folder: Path, relea
 def test_a_state_of_the_release_resumes(folder: Path, release: str, name: str) -> None:
     taken, expected = expected_of(release, name)
     dataset = megablend.open(folder / f"{taken['run']}.json", taken["split"], state=taken["state"])
-    loader = megablend.Loader(dataset, micro_batch_size=1, data_parallel_rank=0, data_parallel_size=1, drop_last=False)
+    loader = megablend.Loader(
+        dataset, micro_batch_size=1, data_parallel_rank=0, data_parallel_size=1, drop_last=False
+    )
     loader.load_state_dict(taken["state"])
     count = expected["samples"] - taken["state"]["consumed_samples"]
     tokens = [batch["tokens"][0].numpy() for _, batch in zip(range(count), loader, strict=False)]
@@ -73,7 +77,9 @@ def test_a_state_finds_its_plan_where_the_run_was_planned_again(folder: Path, re
         config = folder / f"{taken['run']}.json"
         megablend.build(config)
         dataset = megablend.open(config, taken["split"], state=taken["state"])
-        tokens = [each.tokens[:-1] for each in runs.read_samples(dataset, range(expected["samples"]))]
+        tokens = [
+            each.tokens[:-1] for each in runs.read_samples(dataset, range(expected["samples"]))
+        ]
         assert digest_numbers(tokens) == expected["tokens"]
 
 
@@ -81,7 +87,12 @@ def test_new_runs_of_these_configs_have_another_order(tmp_path: Path) -> None:
     """So that the tests above can fail: version 1 of the plan is not what is planned today."""
     folder = copy_release("v0_1_0", tmp_path)
     shutil.rmtree(folder / "cache" / "runs")
-    for name in ("pages train stage 1", "pages valid stage 1", "rows train stage 0", "in_place train stage 0"):
+    for name in (
+        "pages train stage 1",
+        "pages valid stage 1",
+        "rows train stage 0",
+        "in_place train stage 0",
+    ):
         taken, expected = expected_of("v0_1_0", name)
         config = folder / f"{taken['run']}.json"
         megablend.build(config)
@@ -106,10 +117,14 @@ def test_a_run_of_the_release_is_lengthened_and_keeps_its_past(folder: Path, rel
     assert digest_numbers([ordinals]) == expected["ordinals"]
     every = np.stack(dataset.run.plan.locate_many(np.arange(1100)))
     for source in range(3):
-        assert np.array_equal(np.sort(every[1][every[0] == source]), np.arange((every[0] == source).sum()))
+        assert np.array_equal(
+            np.sort(every[1][every[0] == source]), np.arange((every[0] == source).sum())
+        )
     assert digest_numbers([sources]) == expected["sources"]
     taken, _ = expected_of(release, "pages valid stage 1")
-    assert megablend.open(folder / "pages.json", "valid").state_dict() == taken["state"] | {"consumed_samples": 0}
+    assert megablend.open(folder / "pages.json", "valid").state_dict() == taken["state"] | {
+        "consumed_samples": 0
+    }
 
 
 @pytest.mark.parametrize("release", RELEASES)

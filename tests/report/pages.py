@@ -68,7 +68,11 @@ def stage(start: int, stop: int, names: list[str]) -> StageDescription:
 
 def run(count: int, **changes: Any) -> RunDescription:
     """A run of so many sources; the first has a hostile name."""
-    names = [HOSTILE, "a-name-that-is-much-too-long-for-a-chart", *(f"source-{i}" for i in range(2, count))][:count]
+    names = [
+        HOSTILE,
+        "a-name-that-is-much-too-long-for-a-chart",
+        *(f"source-{i}" for i in range(2, count)),
+    ][:count]
     split = SplitDescription(
         samples=100 * count,
         tokens=800 * count,
@@ -89,7 +93,9 @@ def run(count: int, **changes: Any) -> RunDescription:
         "stages": (40 * count, 100 * count),
         "skips": (SkippedSamples(start=8, stop=16, samples=8, tokens=64, by_source={}),),
         "lanes": 4,
-        "index": IndexDescription(digest="1" * 32, index_bytes=1, files=2, blocks=3, rows=4, tokens=5, sources=()),
+        "index": IndexDescription(
+            digest="1" * 32, index_bytes=1, files=2, blocks=3, rows=4, tokens=5, sources=()
+        ),
         "splits": {"train": split},
         "problems": (),
         "warnings": (f"source {HOSTILE!r} is read more than 16 times",),

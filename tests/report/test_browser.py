@@ -19,7 +19,12 @@ from megablend.report import write_html
 from tests.report.pages import run
 
 CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    None,
 )
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 
@@ -54,7 +59,13 @@ document.documentElement.setAttribute("data-found", JSON.stringify(found));
 def render(path: Path, width: int) -> str:
     """The page's elements once its scripts have run."""
     assert CHROMIUM is not None
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--window-size={width},1000"]
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        f"--window-size={width},1000",
+    ]
     profile = f"--user-data-dir={path.parent / 'profile'}"
     done = subprocess.run(
         [CHROMIUM, *options, profile, "--dump-dom", path.as_uri()],

@@ -51,7 +51,9 @@ def lines(axes: Any, number: int) -> list[list[list[float]]]:
 
 def bars(axes: Any) -> list[float]:
     """The lengths of bars, from the top row on."""
-    assert [[start[0], start[1], end[1]] for start, end in lines(axes, 0)] == [[0, row, row] for row in range(COUNT)]
+    assert [[start[0], start[1], end[1]] for start, end in lines(axes, 0)] == [
+        [0, row, row] for row in range(COUNT)
+    ]
     assert axes.get_ylim()[0] > axes.get_ylim()[1], "the first row is on top"
     return [end[0] for _, end in lines(axes, 0)]
 
@@ -64,7 +66,9 @@ def marks(axes: Any) -> list[tuple[float, float]]:
 def test_requested_and_actual_shares(axes: Any, sources: list[SourceDescription]) -> None:
     drawings.draw_requested(axes, sources, narrow=False)
     assert bars(axes) == [pytest.approx(each.actual_share) for each in sources]
-    assert marks(axes) == [(round(each.requested_share, 9), row) for row, each in enumerate(sources)]
+    assert marks(axes) == [
+        (round(each.requested_share, 9), row) for row, each in enumerate(sources)
+    ]
     assert axes.get_xlim()[1] >= sources[-1].requested_share
 
 
@@ -84,20 +88,31 @@ def test_means(axes: Any, sources: list[SourceDescription]) -> None:
     assert bars(axes) == [pytest.approx(each.tokens / each.documents) for each in sources]
 
 
-def test_exhaustion_is_from_the_first_to_the_last_sample(axes: Any, sources: list[SourceDescription]) -> None:
+def test_exhaustion_is_from_the_first_to_the_last_sample(
+    axes: Any, sources: list[SourceDescription]
+) -> None:
     drawings.draw_exhaustion(axes, sources, 500, narrow=False)
-    assert lines(axes, 0) == [[[each.first_sample, i], [each.last_sample, i]] for i, each in enumerate(sources)]
-    assert marks(axes) == [(end, row) for row, each in enumerate(sources) for end in each.epoch_ends]
+    assert lines(axes, 0) == [
+        [[each.first_sample, i], [each.last_sample, i]] for i, each in enumerate(sources)
+    ]
+    assert marks(axes) == [
+        (end, row) for row, each in enumerate(sources) for end in each.epoch_ends
+    ]
     assert axes.get_xlim() == (0, 500)
 
 
-def test_lengths_are_fractions_by_powers_of_two(axes: Any, sources: list[SourceDescription]) -> None:
+def test_lengths_are_fractions_by_powers_of_two(
+    axes: Any, sources: list[SourceDescription]
+) -> None:
     counted = [
         dataclasses.replace(sources[0], document_lengths=(1, 0, 3)),
         dataclasses.replace(sources[1], document_lengths=(0, 2)),
     ]
     drawings.draw_lengths(axes, counted, narrow=False)
-    assert [line.get_ydata().tolist() for line in map(as_arrays, axes.lines)] == [[0.25, 0, 0.75], [0, 1, 0]]
+    assert [line.get_ydata().tolist() for line in map(as_arrays, axes.lines)] == [
+        [0.25, 0, 0.75],
+        [0, 1, 0],
+    ]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2"]
 
 
@@ -116,7 +131,9 @@ def heights(axes: Any, x: float) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(("count", "others"), [(4, 0), (drawings.NAMED, 0), (drawings.NAMED + 3, 4)])
+@pytest.mark.parametrize(
+    ("count", "others"), [(4, 0), (drawings.NAMED, 0), (drawings.NAMED + 3, 4)]
+)
 def test_bands_of_shares_fill_each_stage(axes: Any, count: int, others: int) -> None:
     split: SplitDescription = run(count).splits["train"]
     assert split.stages is not None
@@ -133,7 +150,9 @@ def test_bands_of_shares_fill_each_stage(axes: Any, count: int, others: int) -> 
     named = count - others
     for x, shares in ((0, [1 / count] * count), (split.samples, uneven)):
         rest = [sum(shares[named:])] if others else []
-        assert heights(axes, x) == [pytest.approx(share, abs=1e-6) for share in (*shares[:named], *rest)]
+        assert heights(axes, x) == [
+            pytest.approx(share, abs=1e-6) for share in (*shares[:named], *rest)
+        ]
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert len(labels) == named + bool(others)
     assert not others or labels[-1] == f"{others} others"
@@ -141,7 +160,15 @@ def test_bands_of_shares_fill_each_stage(axes: Any, count: int, others: int) -> 
 
 @pytest.mark.parametrize(
     ("value", "says"),
-    [(0, "0"), (999, "999"), (1500, "1.5k"), (2e7, "20M"), (3e9, "3B"), (1.2e12, "1.2T"), (-2e3, "-2k")],
+    [
+        (0, "0"),
+        (999, "999"),
+        (1500, "1.5k"),
+        (2e7, "20M"),
+        (3e9, "3B"),
+        (1.2e12, "1.2T"),
+        (-2e3, "-2k"),
+    ],
 )
 def test_numbers_are_short(value: float, says: str) -> None:
     assert drawings._shorten_number(value) == says

@@ -52,7 +52,11 @@ class Page(HTMLParser):
             self.texts[number] = self.texts.get(number, "") + data
 
     def all(self, tag: str) -> list[tuple[dict[str, str], str]]:
-        return [(attrs, self.texts.get(i, "")) for i, (name, attrs) in enumerate(self.elements) if name == tag]
+        return [
+            (attrs, self.texts.get(i, ""))
+            for i, (name, attrs) in enumerate(self.elements)
+            if name == tag
+        ]
 
 
 def test_all_sources_are_in_the_table_without_a_plotting_library() -> None:
@@ -61,7 +65,9 @@ def test_all_sources_are_in_the_table_without_a_plotting_library() -> None:
     names = [text for attrs, text in page.all("th") if attrs.get("scope") == "row"]
     assert names == [source.name for source in described.splits["train"].sources]
     assert names[0] == HOSTILE
-    facts = dict(zip((text for _, text in page.all("dt")), (text for _, text in page.all("dd")), strict=True))
+    facts = dict(
+        zip((text for _, text in page.all("dt")), (text for _, text in page.all("dd")), strict=True)
+    )
     assert facts["Stages end at sample"] == "12,000, 30,000"
     assert facts["Memory of a rank"] == "at least 1.0 MiB, of 1.0 GiB that the config allows"
     assert facts["Lanes that would fit"] == "64 at most"
@@ -108,7 +114,10 @@ def test_charts_are_named_and_bounded(tmp_path: Path) -> None:
     assert f"source-{DRAWN + 49}" not in drawn  # read least
     assert not page.all("b")
     outside = [
-        value for _, attrs in page.elements for name, value in attrs.items() if name in ("src", "href", "xlink:href")
+        value
+        for _, attrs in page.elements
+        for name, value in attrs.items()
+        if name in ("src", "href", "xlink:href")
     ]
     assert all(value.startswith("#") for value in outside)
     (policy,) = [attrs["content"] for attrs, _ in page.all("meta") if "http-equiv" in attrs]
@@ -132,7 +141,9 @@ def test_lengths_of_documents_are_drawn_where_they_are_known() -> None:
 
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"^charts need matplotlib: pip install 'megablend\[html\]'$"):
+    with pytest.raises(
+        ConfigError, match=r"^charts need matplotlib: pip install 'megablend\[html\]'$"
+    ):
         write_html(run(3), tmp_path / "run.html")
     assert not list(tmp_path.iterdir())
 
@@ -147,6 +158,11 @@ def test_only_files_are_replaced(tmp_path: Path) -> None:
 
 def test_pages_with_little_in_them(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    empty: dict[str, Any] = {"full_share_stages": None, "warnings": (), "skips": (), "memory_per_rank": None}
+    empty: dict[str, Any] = {
+        "full_share_stages": None,
+        "warnings": (),
+        "skips": (),
+        "memory_per_rank": None,
+    }
     write_html(run(1, **empty), tmp_path / "one.html")
     assert "Full shares" not in (tmp_path / "one.html").read_text(encoding="utf-8")

@@ -118,7 +118,12 @@ class FaultySource:
         self.url = f"http://127.0.0.1:{self.port}"
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._call(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=240)
@@ -146,12 +151,15 @@ class FaultySource:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        with contextlib.suppress(
+            ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError
+        ):
             while not self.is_down:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
                 method, target, _ = head[0].split(" ")
                 headers = {
-                    name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)
+                    name.lower(): value
+                    for name, _, value in (line.partition(": ") for line in head[1:] if line)
                 }
                 target, mark, signature = target.partition("?X-Amz-Algorithm=")
                 if mark:  # in the URL instead of a header
@@ -175,7 +183,9 @@ class FaultySource:
         self.faulty[kind] += drawn
         return drawn
 
-    async def _answer(self, writer: asyncio.StreamWriter, method: str, target: str, headers: dict[str, str]) -> bool:
+    async def _answer(
+        self, writer: asyncio.StreamWriter, method: str, target: str, headers: dict[str, str]
+    ) -> bool:
         """Returns: whether the connection stays open."""
         faults = self.faults
         await asyncio.sleep(faults.latency * (100 if self._draw("tail", faults.tail) else 1))
@@ -195,22 +205,30 @@ class FaultySource:
         key = headers.get("authorization", "").partition("Credential=")[2].partition("/")[0]
         if self.is_expired is not None and self.is_expired(key):
             self.faulty["expired"] += 1
-            return await self._send(writer, method, 400, {}, b"<Error><Code>ExpiredToken</Code></Error>")
+            return await self._send(
+                writer, method, 400, {}, b"<Error><Code>ExpiredToken</Code></Error>"
+            )
         url = urlsplit(target)
         path = unquote(url.path).removeprefix("/")
         query = parse_qs(url.query, keep_blank_values=True)
         if "list-type" in query:
-            body = self._list(path.strip("/"), query.get("prefix", [""])[0], query.get("delimiter", [""])[0])
+            body = self._list(
+                path.strip("/"), query.get("prefix", [""])[0], query.get("delimiter", [""])[0]
+            )
             return await self._send(writer, method, 200, {"Content-Type": "application/xml"}, body)
         data = self.files.get(path)
         if data is None:
             is_bucket = any(name.split("/")[0] == path.split("/")[0] for name in self.files)
             code = "NoSuchKey" if is_bucket else "NoSuchBucket"
-            return await self._send(writer, method, 404, {}, f"<Error><Code>{code}</Code></Error>".encode())
+            return await self._send(
+                writer, method, 404, {}, f"<Error><Code>{code}</Code></Error>".encode()
+            )
         etag = f'"{_md5(data)}"'
         if not self.ignores_conditions and headers.get("if-match", etag) != etag:
             return await self._send(writer, method, 412, {}, b"")
-        return await self._send_file(writer, method, headers, path, f"W/{etag}" if self.weak_etags else etag)
+        return await self._send_file(
+            writer, method, headers, path, f"W/{etag}" if self.weak_etags else etag
+        )
 
     async def _await_round(self, path: str, seconds: float) -> None:
         current = self._rounds.get(path)
@@ -223,7 +241,12 @@ class FaultySource:
         current.is_over = True
 
     async def _send_file(
-        self, writer: asyncio.StreamWriter, method: str, headers: dict[str, str], path: str, etag: str
+        self,
+        writer: asyncio.StreamWriter,
+        method: str,
+        headers: dict[str, str],
+        path: str,
+        etag: str,
     ) -> bool:
         data = self.files[path]
         start = 0
@@ -238,7 +261,9 @@ class FaultySource:
             stop = min(len(data), int(last) + 1 if first and last else len(data))
             status = 206
             if start >= len(data):
-                return await self._send(writer, method, 416, {"Content-Range": f"bytes */{len(data)}"}, b"")
+                return await self._send(
+                    writer, method, 416, {"Content-Range": f"bytes */{len(data)}"}, b""
+                )
             more = {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
         body = data[start:stop]
         if len(body) > 1 and self._draw("flip", self.faults.flip):
@@ -251,12 +276,23 @@ class FaultySource:
             self.faulty["damage"] += 1
         if not self.no_etags:
             more["ETag"] = etag
-        return await self._send(writer, method, status, more | {"Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}, body)
+        return await self._send(
+            writer, method, status, more | {"Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}, body
+        )
 
     async def _send(
-        self, writer: asyncio.StreamWriter, method: str, status: int, headers: dict[str, str], body: bytes
+        self,
+        writer: asyncio.StreamWriter,
+        method: str,
+        status: int,
+        headers: dict[str, str],
+        body: bytes,
     ) -> bool:
-        lines = [f"HTTP/1.1 {status} x", *(f"{k}: {v}" for k, v in headers.items()), f"Content-Length: {len(body)}"]
+        lines = [
+            f"HTTP/1.1 {status} x",
+            *(f"{k}: {v}" for k, v in headers.items()),
+            f"Content-Length: {len(body)}",
+        ]
         writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
         if method == "HEAD":
             body = b""
@@ -297,7 +333,10 @@ class FaultySource:
                     f"<Contents><Key>{escape(key)}</Key><LastModified>2015-10-21T07:28:00.000Z</LastModified>"
                     f"<ETag>&quot;{_md5(data)}&quot;</ETag><Size>{self.listed_bytes or len(data)}</Size></Contents>"
                 )
-        prefixes = [f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in sorted(folders)]
+        prefixes = [
+            f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>"
+            for each in sorted(folders)
+        ]
         return (
             f"<ListBucketResult><Name>{bucket}</Name><IsTruncated>false</IsTruncated>{''.join(objects + prefixes)}"
             "</ListBucketResult>"

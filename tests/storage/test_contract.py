@@ -31,7 +31,9 @@ def write_local(folder: Path, files: Mapping[str, bytes]) -> str:
 class CountingStorage(WrapperStorage):
     """A wrapper that overrides a single method."""
 
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+    def read_ranges(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
         found = super().read_ranges(path, offsets, sizes, allocate)
         assert len(found[1]) == len(offsets)
         return found

@@ -39,8 +39,19 @@ def path(tmp_path: Path) -> str:
 @pytest.mark.parametrize("seed", range(4))
 def test_ranges_are_slices(path: str, storage: LocalStorage, seed: int) -> None:
     rng = random.Random(seed)
-    places = [0, 1, 4095, 4096, 4097, len(CONTENT) - 1, len(CONTENT), *(rng.randrange(len(CONTENT)) for _ in range(9))]
-    ranges = [(start, rng.randrange(len(CONTENT) - start + 1)) for start in places] + [(0, len(CONTENT))]
+    places = [
+        0,
+        1,
+        4095,
+        4096,
+        4097,
+        len(CONTENT) - 1,
+        len(CONTENT),
+        *(rng.randrange(len(CONTENT)) for _ in range(9)),
+    ]
+    ranges = [(start, rng.randrange(len(CONTENT) - start + 1)) for start in places] + [
+        (0, len(CONTENT))
+    ]
     offsets, sizes = np.array(ranges).T.copy()
     out, begins = storage.read_ranges(path, offsets, sizes, allocate)
     for (offset, size), begin in zip(ranges, begins.tolist(), strict=True):
@@ -51,13 +62,18 @@ def test_ranges_are_slices(path: str, storage: LocalStorage, seed: int) -> None:
 def test_a_range_beyond_the_end_is_refused(path: str, storage: LocalStorage) -> None:
     offsets = np.array([5, len(CONTENT) - 3])
     sizes = np.array([9, 4])
-    with pytest.raises(CorruptFileError, match=rf"x at byte {len(CONTENT) - 3}: truncated: 4 bytes .* {len(CONTENT)}"):
+    with pytest.raises(
+        CorruptFileError,
+        match=rf"x at byte {len(CONTENT) - 3}: truncated: 4 bytes .* {len(CONTENT)}",
+    ):
         storage.read_ranges(path, offsets, sizes, allocate)
     with pytest.raises(MissingFileError, match="no such file"):
         storage.read_ranges(path + "y", offsets, sizes, allocate)
 
 
-def test_a_file_system_without_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Refusing(DescriptorPool):
         def _take(self, path: str, opened: OpenedFiles) -> Any:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
@@ -81,7 +97,10 @@ def test_a_run_reads_the_same(tmp_path: Path, path: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(DescriptorPool, "borrow", counted)
     plain, direct = (
-        [batch["tokens"] for batch in megablend.Loader(megablend.open(config | settings), micro_batch_size=4)]
+        [
+            batch["tokens"]
+            for batch in megablend.Loader(megablend.open(config | settings), micro_batch_size=4)
+        ]
         for settings in ({}, {"direct_io": True})
     )
     assert {Path(name).suffix for name in seen} == {".parquet"}

@@ -46,17 +46,25 @@ def test_it_finds_what_glob_finds(tmp_path: Path, seed: int) -> None:
     make_tree(tmp_path, seed)
     for pattern in PATTERNS:
         found = find_files(f"{tmp_path}/{pattern}")
-        expected = {path for path in glob.glob(f"{tmp_path}/{pattern}", recursive=True) if Path(path).is_file()}
+        expected = {
+            path
+            for path in glob.glob(f"{tmp_path}/{pattern}", recursive=True)
+            if Path(path).is_file()
+        }
         assert [match.path for match in found.files] == sorted(expected), pattern
         assert found.unreadable == {}
-        assert [match.real for match in found.files] == [os.path.realpath(match.path) for match in found.files]
+        assert [match.real for match in found.files] == [
+            os.path.realpath(match.path) for match in found.files
+        ]
 
 
 def test_a_relative_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_tree(tmp_path, 0)
     monkeypatch.chdir(tmp_path)
     names = [match.path for match in find_files("**/*.x").files]
-    assert names == sorted(path for path in glob.glob("**/*.x", recursive=True) if Path(path).is_file())
+    assert names == sorted(
+        path for path in glob.glob("**/*.x", recursive=True) if Path(path).is_file()
+    )
 
 
 def test_a_loop_of_links_ends_and_files_keep_their_own_names(tmp_path: Path) -> None:
@@ -93,7 +101,9 @@ def test_links_to_nothing_are_reported(tmp_path: Path) -> None:
     }
     assert list(find_files(f"{tmp_path}/f.x").unreadable) == [f"{tmp_path}/f.x"]
     (tmp_path / "folder").symlink_to("nowhere")
-    assert f"{tmp_path}/folder" in find_files(f"{tmp_path}/**/*.x").unreadable, "it may have been a folder of files"
+    assert f"{tmp_path}/folder" in find_files(f"{tmp_path}/**/*.x").unreadable, (
+        "it may have been a folder of files"
+    )
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can try as another user")
@@ -114,7 +124,11 @@ def test_folders_without_permission_are_reported(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=240,
-        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin", "PYTHONDONTWRITEBYTECODE": "1"},
+        env={
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PATH": "/usr/bin",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
     )
     assert done.returncode == 0, done.stderr
     closed = f"{tmp_path}/closed"

@@ -47,7 +47,9 @@ def test_ends_belong_to_a_version() -> None:
     other = KnownObjects()
     assert known.keep("x", old, ends) == old
     assert known.get_ends("x") == ends
-    assert known.keep("x", new, HeadAndTail(5000, b"H", b"T")) == old  # another version is not what is read
+    assert (
+        known.keep("x", new, HeadAndTail(5000, b"H", b"T")) == old
+    )  # another version is not what is read
     assert known.get_ends("x") == ends
     other.add(pickle.loads(pickle.dumps(known.take_new())))
     assert (other.get("x"), other.get_ends("x")) == (old, ends)
@@ -73,7 +75,9 @@ class EndsInMemory(WrapperStorage):
     def get_ends(self, path: str) -> HeadAndTail | None:
         return self._ends
 
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+    def read_ranges(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
         self.requested += zip(offsets.tolist(), (offsets + sizes).tolist(), strict=True)
         out = allocate(int(sizes.sum()))
         begin = 0

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, DataError, MissingFileError
+from megablend.errors import (
+    ChangedFileError,
+    ConfigError,
+    CorruptFileError,
+    DataError,
+    MissingFileError,
+)
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.descriptors import DescriptorPool
 from megablend.storage.local import LocalStorage
@@ -38,7 +44,9 @@ def test_read_gives_exactly_what_is_asked(tmp_path: Path, storage: LocalStorage)
     path.write_bytes(b"0123456789")
     assert storage.read(str(path), 3, 4) == b"3456"
     assert storage.read(str(path), 10, 0) == b""
-    with pytest.raises(CorruptFileError, match=r"x at byte 8: truncated: 4 bytes .* ends at byte 10"):
+    with pytest.raises(
+        CorruptFileError, match=r"x at byte 8: truncated: 4 bytes .* ends at byte 10"
+    ):
         storage.read(str(path), 8, 4)
     with pytest.raises(CorruptFileError, match="truncated"):
         storage.read(str(path), 0, 1 << 50)
@@ -47,7 +55,9 @@ def test_read_gives_exactly_what_is_asked(tmp_path: Path, storage: LocalStorage)
             storage.read(str(path), offset, size)
 
 
-def test_short_reads_are_continued(tmp_path: Path, storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_reads_are_continued(
+    tmp_path: Path, storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"0123456789")
     pread: Callable[[int, int, int], bytes] = os.pread
@@ -69,7 +79,9 @@ def test_what_is_not_there_or_no_file(tmp_path: Path, storage: LocalStorage) -> 
         storage.read(str(tmp_path), 0, 1)
 
 
-def test_stat_tells_versions_apart_and_reads_follow_find(tmp_path: Path, storage: LocalStorage) -> None:
+def test_stat_tells_versions_apart_and_reads_follow_find(
+    tmp_path: Path, storage: LocalStorage
+) -> None:
     path = tmp_path / "x"
     other = tmp_path / "y"
     path.write_bytes(b"old!")
@@ -88,7 +100,9 @@ def test_stat_tells_versions_apart_and_reads_follow_find(tmp_path: Path, storage
 
 
 @pytest.mark.parametrize("capacity", [1, 8])
-def test_readers_of_another_storage_do_not_change_which_file_is_read(tmp_path: Path, capacity: int) -> None:
+def test_readers_of_another_storage_do_not_change_which_file_is_read(
+    tmp_path: Path, capacity: int
+) -> None:
     pool = DescriptorPool(capacity)
     path = tmp_path / "x"
     for name, content in (("x", b"old!"), ("y", b"new!")):
@@ -149,7 +163,9 @@ def test_a_stale_file_was_only_replaced_in_use_if_it_was_opened(
                 storage.read(str(path), 0, 4) if call == "open" else storage.stat(str(path))
 
 
-def test_a_storage_for_checking_reads_what_is_there_now(tmp_path: Path, storage: LocalStorage) -> None:
+def test_a_storage_for_checking_reads_what_is_there_now(
+    tmp_path: Path, storage: LocalStorage
+) -> None:
     path = tmp_path / "x"
     checking = storage.for_checking()
     for name, content in (("x", b"old!"), ("y", b"new!")):
@@ -183,8 +199,12 @@ def test_it_is_picklable_and_works_after_a_fork(tmp_path: Path, storage: LocalSt
         ("hdfs://n/x", r"expected a plain path or one of s3://, gs://, az://, http://, https://"),
     ],
 )
-def test_a_scheme_without_a_storage_is_refused_with_what_works_instead(path: str, instead: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{path.split(':')[0]}:// is not supported: .*{instead}"):
+def test_a_scheme_without_a_storage_is_refused_with_what_works_instead(
+    path: str, instead: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"{path.split(':')[0]}:// is not supported: .*{instead}"
+    ):
         make_storage().find(path)
 
 

@@ -88,7 +88,13 @@ def test_a_location_elsewhere_has_no_relative_name() -> None:
 
 @pytest.mark.parametrize(
     ("given", "absolute"),
-    [("a/b", "/base/a/b"), ("./a", "/base/a"), ("/a", "/a"), ("s3://b/a", "s3://b/a"), ("x:/a", "/base/x:/a")],
+    [
+        ("a/b", "/base/a/b"),
+        ("./a", "/base/a"),
+        ("/a", "/a"),
+        ("s3://b/a", "s3://b/a"),
+        ("x:/a", "/base/x:/a"),
+    ],
 )
 def test_absolute(given: str, absolute: str) -> None:
     assert location.make_absolute(given, "/base") == absolute
@@ -115,11 +121,16 @@ def test_the_root_is_what_patterns_share_before_a_wildcard(patterns: list[str], 
 
 
 def test_patterns_of_several_schemes_have_no_root() -> None:
-    with pytest.raises(ValueError, match=r"different storages \(plain paths, s3://\): use a separate source for each"):
+    with pytest.raises(
+        ValueError,
+        match=r"different storages \(plain paths, s3://\): use a separate source for each",
+    ):
         location.find_root(["s3://b/a", "/data/a"])
 
 
-@pytest.mark.parametrize(("given", "other"), [("/data/x[1]", "/data/x1"), ("s3://b/x[1]*", "s3://b/x1y")])
+@pytest.mark.parametrize(
+    ("given", "other"), [("/data/x[1]", "/data/x1"), ("s3://b/x[1]*", "s3://b/x1y")]
+)
 def test_escaped_wildcards_match_themselves_alone(given: str, other: str) -> None:
     assert fnmatch.fnmatchcase(other, given)
     assert location.has_wildcard(given)

@@ -39,7 +39,10 @@ def _runs_one_by_one(ranges: list[tuple[int, int, int]]) -> list[list[tuple[int,
 
 
 @examples(300)
-@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 50), st.integers(0, 50)), max_size=25), st.randoms())
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 50), st.integers(0, 50)), max_size=25),
+    st.randoms(),
+)
 def test_neighbours_are_read_together_as_far_as_the_limits_go(
     ranges: list[tuple[int, int, int]], chance: object
 ) -> None:
@@ -53,7 +56,10 @@ def test_neighbours_are_read_together_as_far_as_the_limits_go(
 
 
 @examples(100)
-@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 50)), max_size=25), st.integers(0, 1 << 30))
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 50)), max_size=25),
+    st.integers(0, 1 << 30),
+)
 def test_ranges_may_come_in_any_order(ranges: list[tuple[int, int]], seed: int) -> None:
     offsets, sizes = (np.array([each[i] for each in ranges], np.int64) for i in range(2))
     starts, stops, runs = merge_ranges(offsets, sizes, LIMITS)

@@ -23,7 +23,9 @@ async def request(failures: int) -> str | Failure:
         left -= 1
         return Failure(Kind.AGAIN, "the server said 500", "")
 
-    return await BucketClient("s3://bucket", None, StoreOptions(), 1).retry("s3://bucket/a", attempt)
+    return await BucketClient("s3://bucket", None, StoreOptions(), 1).retry(
+        "s3://bucket/a", attempt
+    )
 
 
 def test_retries_are_counted() -> None:

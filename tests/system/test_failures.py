@@ -11,7 +11,9 @@ from megablend.errors import CacheError, MissingFileError, ResourceError
 from megablend.system.failures import remedy_of, translate, translating
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOMEM, errno.ENOSPC])
+@pytest.mark.parametrize(
+    "number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOMEM, errno.ENOSPC]
+)
 def test_an_error_of_the_system_has_path_cause_and_remedy(number: int) -> None:
     with pytest.raises(ResourceError) as caught, translating("here"):
         raise OSError(number, os.strerror(number), "/some/file")
@@ -21,7 +23,10 @@ def test_an_error_of_the_system_has_path_cause_and_remedy(number: int) -> None:
 
 
 def test_one_that_names_no_file_gets_the_place() -> None:
-    with pytest.raises(ResourceError, match=r"^/data/cache: Input/output error: the disk"), translating("/data/cache"):
+    with (
+        pytest.raises(ResourceError, match=r"^/data/cache: Input/output error: the disk"),
+        translating("/data/cache"),
+    ):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
@@ -33,19 +38,27 @@ def test_memory_that_is_not_there() -> None:
 
 def test_threads_that_are_not_there() -> None:
     with (
-        pytest.raises(ResourceError, match=r"refuses to start more threads: raise the limit \(`ulimit -u`\)"),
+        pytest.raises(
+            ResourceError, match=r"refuses to start more threads: raise the limit \(`ulimit -u`\)"
+        ),
         translating("x"),
     ):
         raise RuntimeError("can't start new thread")
 
 
 @pytest.mark.parametrize(("limit", "raised"), [(8, "the limit is 8 open files"), (4096, "")])
-def test_kernels_that_cannot_be_stored(monkeypatch: pytest.MonkeyPatch, limit: int, raised: str) -> None:
+def test_kernels_that_cannot_be_stored(
+    monkeypatch: pytest.MonkeyPatch, limit: int, raised: str
+) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, resource.RLIM_INFINITY))
-    error = RuntimeError("cannot cache function 'row_checks': no locator available for file '/x/row_checks.py'")
+    error = RuntimeError(
+        "cannot cache function 'row_checks': no locator available for file '/x/row_checks.py'"
+    )
     translated = translate(error, "build")
     assert isinstance(translated, ResourceError)
-    assert str(translated).startswith(f"build: compiled kernels cannot be stored ({error}): {raised}")
+    assert str(translated).startswith(
+        f"build: compiled kernels cannot be stored ({error}): {raised}"
+    )
     assert str(translated).endswith(
         "make the kernel cache's folder writable, or set MEGABLEND_KERNEL_CACHE to a folder that is"
     )
@@ -81,7 +94,9 @@ def test_the_limit_of_open_files_is_told() -> None:
     [
         ImportError("libtorch_cpu.so: failed to map segment from shared object"),
         OSError("libgomp.so.1: failed to map segment from shared object"),
-        OSError("Could not find/load shared object file 'libllvmlite.so' from resource location: 'llvmlite.binding'."),
+        OSError(
+            "Could not find/load shared object file 'libllvmlite.so' from resource location: 'llvmlite.binding'."
+        ),
     ],
 )
 def test_a_library_that_there_is_no_memory_for_is_a_lack_of_memory(error: Exception) -> None:

@@ -6,13 +6,17 @@ from megablend.system.limited_json import MAX_DEPTH, missing_field, parse_json
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 500, 900, 100_000])
-@pytest.mark.parametrize(("opens", "inside", "closes"), [("[", "", "]"), ('{"a":', "1", "}"), ('[{"a":', "1", "}]")])
+@pytest.mark.parametrize(
+    ("opens", "inside", "closes"), [("[", "", "]"), ('{"a":', "1", "}"), ('[{"a":', "1", "}]")]
+)
 def test_deep_json_is_refused(opens: str, inside: str, closes: str, depth: int) -> None:
     with pytest.raises(ValueError, match=f"nested more than {MAX_DEPTH} deep"):
         parse_json(opens * depth + inside + closes * depth)
 
 
-@pytest.mark.parametrize("text", ["1", "[]", '{"a": [1, {"b": null}]}', "[" * MAX_DEPTH + "]" * MAX_DEPTH])
+@pytest.mark.parametrize(
+    "text", ["1", "[]", '{"a": [1, {"b": null}]}', "[" * MAX_DEPTH + "]" * MAX_DEPTH]
+)
 def test_other_json_is_read(text: str) -> None:
     assert parse_json(text) == parse_json(text.encode())
 

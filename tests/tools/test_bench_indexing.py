@@ -11,14 +11,19 @@ ROOT = Path(__file__).parent.parent.parent
 
 def lines_of(name: str, *options: str) -> list[str]:
     command = [sys.executable, str(ROOT / "tools" / "bench" / "read" / name), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, cwd=ROOT, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 def test_the_benchmark_of_indexing_runs() -> None:
     rows = lines_of("indexing.py", "--pages", "50", "--rounds", "1", "--footers", "2x3,3x2")
-    assert [row.split()[:3] for row in rows if " x " in row][1:] == [["2", "x", "3"], ["3", "x", "2"]]
+    assert [row.split()[:3] for row in rows if " x " in row][1:] == [
+        ["2", "x", "3"],
+        ["3", "x", "2"],
+    ]
 
 
 @pytest.mark.slow

@@ -17,16 +17,30 @@ BENCH = Path(__file__).parent.parent.parent / "tools" / "bench"
 
 RUNS = {
     "shuffle": (["--sizes", "70000", "--rounds", "1"], ["70,000 elements of int64", "megablend"]),
-    "blend": (["--datasets", "2", "40", "--samples", "500", "--rounds", "1"], ["exhaustive, 40 datasets", "megablend"]),
-    "sample_index": (["--scale", "0.0002", "--rounds", "1"], ["2,000 documents of 60 tokens", "2 threads"]),
+    "blend": (
+        ["--datasets", "2", "40", "--samples", "500", "--rounds", "1"],
+        ["exhaustive, 40 datasets", "megablend"],
+    ),
+    "sample_index": (
+        ["--scale", "0.0002", "--rounds", "1"],
+        ["2,000 documents of 60 tokens", "2 threads"],
+    ),
     "two_billion": (
         ["--samples", "70000", "--datasets", "40", "--part", "3000"],
-        ["plan: ready in", "shuffled: CPU", "Megatron's greedy", "ours are the same there", "megablend's greedy: CPU"],
+        [
+            "plan: ready in",
+            "shuffled: CPU",
+            "Megatron's greedy",
+            "ours are the same there",
+            "megablend's greedy: CPU",
+        ],
     ),
 }
 
 
-def load(name: str, monkeypatch: pytest.MonkeyPatch, arguments: list[str], run_name: str) -> dict[str, Any]:
+def load(
+    name: str, monkeypatch: pytest.MonkeyPatch, arguments: list[str], run_name: str
+) -> dict[str, Any]:
     monkeypatch.syspath_prepend(str(BENCH))
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     with warnings.catch_warnings():
@@ -50,14 +64,27 @@ def test_checksums_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> 
 
     bench = load("two_billion", monkeypatch, [], "two_billion")
     weights = [0.5, 0.3, 0.2]
-    assert bench["in_pieces"]("x", greedy(weights, 400_000), 1) == bench["in_pieces"]("x", greedy(weights, 400_000), 3)
+    assert bench["in_pieces"]("x", greedy(weights, 400_000), 1) == bench["in_pieces"](
+        "x", greedy(weights, 400_000), 3
+    )
 
 
 @pytest.mark.slow
 def test_a_whole_build_races_against_megatrons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    size = ["--datasets", "3", "--documents", "50", "--samples", "200", "--ranks", "1", "--rounds", "1"]
+    size = [
+        "--datasets",
+        "3",
+        "--documents",
+        "50",
+        "--samples",
+        "200",
+        "--ranks",
+        "1",
+        "--rounds",
+        "1",
+    ]
     load("megatron_build", monkeypatch, [*size, "--folder", str(tmp_path)], "__main__")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines[2:]] == ["Megatron", "1 rank"]

@@ -26,7 +26,11 @@ def test_example_config_is_valid(path: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert {path.name for path in EXAMPLES} == {"demo.yaml", "megatron_prefix.yaml", "per_split.yaml"}
+    assert {path.name for path in EXAMPLES} == {
+        "demo.yaml",
+        "megatron_prefix.yaml",
+        "per_split.yaml",
+    }
 
 
 def test_the_docs_name_every_key_of_a_config() -> None:

@@ -27,7 +27,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rows(corpus: Path, name: str) -> list[tuple[list[int], str]]:
     if name == "docs":
-        tables = [pa.ipc.open_file(str(file)).read_all() for file in sorted((corpus / name).glob("*.arrow"))]
+        tables = [
+            pa.ipc.open_file(str(file)).read_all()
+            for file in sorted((corpus / name).glob("*.arrow"))
+        ]
     else:
         tables = [pq.read_table(file) for file in sorted((corpus / name).glob("*.parquet"))]
     table = pa.concat_tables(tables)
@@ -38,7 +41,9 @@ def test_gives_the_tokens_asked_for_in_four_sources(corpus: Path) -> None:
     sources = json.loads((corpus / "corpus.json").read_text())["sources"]
     assert {source["name"] for source in sources} == {"stdlib", "packages", "docs", "licences"}
     assert min(source["tokens"] for source in sources) > 0
-    longest = max(len(tokens) for name in ("stdlib", "packages", "docs") for tokens, _ in rows(corpus, name))
+    longest = max(
+        len(tokens) for name in ("stdlib", "packages", "docs") for tokens, _ in rows(corpus, name)
+    )
     assert NUM_TOKENS <= sum(source["tokens"] for source in sources) <= NUM_TOKENS + 4 * longest
 
 
@@ -52,7 +57,9 @@ def test_tokens_decode_to_the_text_they_came_from(corpus: Path, name: str) -> No
         assert decoded in (text, docstrings(text))
 
 
-def test_one_parquet_source_has_page_index_and_checksums_the_other_pyarrows_defaults(corpus: Path) -> None:
+def test_one_parquet_source_has_page_index_and_checksums_the_other_pyarrows_defaults(
+    corpus: Path,
+) -> None:
     def column(name: str) -> pq.ColumnChunkMetaData:
         return pq.read_metadata(next((corpus / name).glob("*.parquet"))).row_group(0).column(0)
 
@@ -60,7 +67,10 @@ def test_one_parquet_source_has_page_index_and_checksums_the_other_pyarrows_defa
     assert column("stdlib").has_column_index
     assert (column("stdlib").compression, column("stdlib").has_dictionary_page) == ("ZSTD", False)
     assert not column("packages").has_offset_index
-    assert (column("packages").compression, column("packages").has_dictionary_page) == ("SNAPPY", True)
+    assert (column("packages").compression, column("packages").has_dictionary_page) == (
+        "SNAPPY",
+        True,
+    )
     pq.read_table(corpus / "stdlib", page_checksum_verification=True)
 
 
@@ -71,7 +81,9 @@ def test_bin_and_idx_are_as_megatron_reads_them(corpus: Path) -> None:
 
         dataset = IndexedDataset(str(corpus / "licences_text_document"))
     licences = next(
-        source for source in json.loads((corpus / "corpus.json").read_text())["sources"] if source["name"] == "licences"
+        source
+        for source in json.loads((corpus / "corpus.json").read_text())["sources"]
+        if source["name"] == "licences"
     )
     documents = [np.asarray(dataset[i]) for i in range(len(dataset))]
     assert len(documents) == licences["documents"]
@@ -80,16 +92,25 @@ def test_bin_and_idx_are_as_megatron_reads_them(corpus: Path) -> None:
     assert dataset.document_indices.tolist() == list(range(len(documents) + 1))
 
 
-def test_the_same_arguments_make_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_arguments_make_the_same_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(make_corpus, "roots", lambda: FEW_ROOTS)
     for name in ("a", "b"):
         make_corpus.main([str(tmp_path / name), "--tokens", "20000", "--vocab", "400"])
-    files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
+    files = sorted(
+        path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file()
+    )
     assert len(files) == 7
-    assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
+    assert all(
+        (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+        for file in files
+    )
 
 
-def test_a_folder_that_is_there_is_left_alone(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_there_is_left_alone(
+    corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         make_corpus.main([str(corpus)])
     assert "exists already: remove it, or name another folder" in capsys.readouterr().err
@@ -99,7 +120,9 @@ def test_a_folder_that_is_there_is_left_alone(corpus: Path, capsys: pytest.Captu
     ("arguments", "message"),
     [(["--vocab", "256"], "--vocab 256 is not from 257"), (["--tokens", "0"], "--tokens 0 is not")],
 )
-def test_impossible_sizes_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_sizes_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         make_corpus.main(["nowhere", *arguments])
     assert message in capsys.readouterr().err
@@ -108,7 +131,9 @@ def test_impossible_sizes_are_refused(arguments: list[str], message: str, capsys
 def test_takes_all_there_is_where_there_is_less_than_asked(tmp_path: Path) -> None:
     for i, name in enumerate(["LICENSE", "README.md", "module.py"]):
         (tmp_path / name).write_text(f"text number {i} <|endoftext|> and so on\n" * (i + 3))
-    written = make_corpus.make_corpus(tmp_path / "out", num_tokens=10**6, vocab_size=300, seed=0, folders=[tmp_path])
+    written = make_corpus.make_corpus(
+        tmp_path / "out", num_tokens=10**6, vocab_size=300, seed=0, folders=[tmp_path]
+    )
     assert {source.name: source.documents for source in written} == {
         "licences": 1,
         "docs": 1,
@@ -122,7 +147,13 @@ def test_takes_all_there_is_where_there_is_less_than_asked(tmp_path: Path) -> No
 
 def test_equal_unreadable_and_odd_files_are_left_out(tmp_path: Path) -> None:
     good = "some text, long enough to be taken as a document of its own, it is\n"
-    contents = {"a": good.encode(), "b": good.encode(), "c": b"\xff" * 100, "d": good.encode() + b"\0", "e": b"short"}
+    contents = {
+        "a": good.encode(),
+        "b": good.encode(),
+        "c": b"\xff" * 100,
+        "d": good.encode() + b"\0",
+        "e": b"short",
+    }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     files = [Candidate(str(tmp_path / name), docstrings=False) for name in [*contents, "absent"]]
@@ -138,7 +169,9 @@ def test_order_depends_on_names_and_seed(tmp_path: Path) -> None:
     def order(folder: Path, seed: int) -> list[str]:
         return [Path(file.path).name for file in candidates([folder], seed)["docs"]]
 
-    assert order(tmp_path / "a", 0) == order(tmp_path / "b" / "moved", 0) != order(tmp_path / "a", 1)
+    assert (
+        order(tmp_path / "a", 0) == order(tmp_path / "b" / "moved", 0) != order(tmp_path / "a", 1)
+    )
     assert sorted(order(tmp_path / "a", 0)) == sorted(order(tmp_path / "a", 1))
 
 

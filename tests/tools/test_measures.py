@@ -30,7 +30,9 @@ def test_the_size_of_code_does_not_depend_on_its_form(tmp_path: Path) -> None:
 
 def test_the_package_has_one_statement_a_line() -> None:
     for path in (ROOT / "megablend").rglob("*.py"):
-        assert measure(path)["parallel"] == 0, f"{path}: several values are assigned to several names by one statement"
+        assert measure(path)["parallel"] == 0, (
+            f"{path}: several values are assigned to several names by one statement"
+        )
 
 
 def test_functions_of_the_package_are_traced_and_no_others() -> None:
@@ -46,7 +48,12 @@ def test_functions_of_the_package_are_traced_and_no_others() -> None:
 @pytest.mark.long
 def test_the_table_has_a_row_for_each_operation() -> None:
     done = subprocess.run(
-        [*python(), "tools/trace_calls.py"], cwd=ROOT, capture_output=True, text=True, timeout=280, check=True
+        [*python(), "tools/trace_calls.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=True,
     )
     rows = dict(line.rsplit(maxsplit=4)[::4] for line in done.stdout.splitlines()[1:])
     assert {"build", "open", "dataset[0]", "show", "amend", "open, amended"} <= set(rows)

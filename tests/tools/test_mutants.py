@@ -47,7 +47,10 @@ def test_a_fault_is_found_where_its_text_went(package: Path) -> None:
         "text": "return items[: «max_items - 1»]",
         "into": "max_items",
     }
-    assert mutants.apply(fault, package) == (path, BEFORE[::-1].replace("1 - smeti_xam", "smeti_xam", 1)[::-1])
+    assert mutants.apply(fault, package) == (
+        path,
+        BEFORE[::-1].replace("1 - smeti_xam", "smeti_xam", 1)[::-1],
+    )
     path.write_text(MOVED)
     assert mutants.apply(fault, package) == (path, MOVED.replace("max_items - 1", "max_items", 1))
     path.write_text("")
@@ -58,7 +61,9 @@ def test_faults_are_drawn_with_texts_that_are_there_once(package: Path) -> None:
     path = package / "megablend" / "a.py"
     path.write_text(BEFORE)
     drawn = mutants.draw(1, 99, [path], [])
-    assert len(drawn) == 2  # the comparison and its line are one text; what both functions have is none
+    assert (
+        len(drawn) == 2
+    )  # the comparison and its line are one text; what both functions have is none
     assert {each["function"] for each in drawn} == {"first"}
     for fault in drawn:
         found: Any = mutants.apply(fault, package)

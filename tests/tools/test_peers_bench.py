@@ -72,20 +72,25 @@ def test_files_are_brought_into_memory_and_dropped(folder_on_disk: Path) -> None
     residency.load(paths)
     assert residency.resident(paths) == 1
     residency.drop(paths)
-    kind = subprocess.run(["stat", "-f", "-c", "%T", folder_on_disk], capture_output=True, text=True, check=True).stdout
+    kind = subprocess.run(
+        ["stat", "-f", "-c", "%T", folder_on_disk], capture_output=True, text=True, check=True
+    ).stdout
     if kind.strip() not in ("tmpfs", "ramfs"):  # which are memory
         assert residency.resident(paths) == 0
     assert residency.resident(paths[:1]) == 0
 
 
 def test_a_tree_of_processes_is_counted_and_ended_also_where_it_left_its_parent() -> None:
-    burn = (
-        "import time\nb = bytearray(50 << 20)\nend = time.process_time() + .3\nwhile time.process_time() < end: pass\n"
-    )
+    burn = "import time\nb = bytearray(50 << 20)\nend = time.process_time() + .3\nwhile time.process_time() < end: pass\n"
     grandchild = f"[sys.executable, '-c', {burn + 'time.sleep(60)'!r}]"
     code = f"import subprocess, sys\nsubprocess.Popen({grandchild}, start_new_session=True)\n"
     mark = f"test-{os.getpid()}"
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, processes.MARK: mark}, check=True, timeout=240)
+    subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, processes.MARK: mark},
+        check=True,
+        timeout=240,
+    )
     try:
         deadline = time.monotonic() + 240
         while (processes.usage(mark).cpu_seconds < 0.3) and time.monotonic() < deadline:
@@ -118,7 +123,8 @@ def test_each_installed_loader_gives_the_tokens(folder: Path, name: str) -> None
         assert (found == tokens[: len(found)]).all()
     elif name == "megablend, sequential":  # the plan mixes the samples of a cycle
         samples = {
-            row.tobytes() for row in tokens[: len(tokens) // LENGTH * LENGTH].astype(np.int64).reshape(-1, LENGTH)
+            row.tobytes()
+            for row in tokens[: len(tokens) // LENGTH * LENGTH].astype(np.int64).reshape(-1, LENGTH)
         }
         assert {row.tobytes() for row in found.reshape(-1, LENGTH)} <= samples
     else:
@@ -167,9 +173,17 @@ def test_a_loader_that_ends_or_hangs_is_named(folder: Path, tmp_path: Path) -> N
 
 def test_tables_have_medians_dashes_and_the_reasons_for_what_is_not_there(tmp_path: Path) -> None:
     keys = ["tokens_per_s", "cpu_s_per_1e9", "read_per_used", "p50_ms", "p99_ms", "first_s"]
-    row: dict[str, Any] = dict.fromkeys(keys, 2e6) | {"pss_bytes": 3e6, "own_bytes": 1e6, "disk_bytes": 7e6}
+    row: dict[str, Any] = dict.fromkeys(keys, 2e6) | {
+        "pss_bytes": 3e6,
+        "own_bytes": 1e6,
+        "disk_bytes": 7e6,
+    }
     row |= {"contender": "a", "page": "64KB", "codec": "zstd", "state": "warm"}
-    rows = [row, {**row, "tokens_per_s": 4e6}, {**row, "contender": "b", "failed": "x is not installed"}]
+    rows = [
+        row,
+        {**row, "tokens_per_s": 4e6},
+        {**row, "contender": "b", "failed": "x is not installed"},
+    ]
     rows[2] = {key: value for key, value in rows[2].items() if key not in keys}
     lines = contenders_table(rows, ["a", "b"]).splitlines()
     assert lines[2].startswith("| a | 3.0 | - | 2,000,000.0 | - | - |")
@@ -178,12 +192,23 @@ def test_tables_have_medians_dashes_and_the_reasons_for_what_is_not_there(tmp_pa
     assert len({line.count("|") for line in lines}) == 1
     lines = variants_table([row, {**row, "page": "8KB", "state": "cold"}], ["a"]).splitlines()
     assert lines[2:] == ["| 64KB, zstd | 2 / -; 2,000,000.0 |", "| 8KB, zstd | - / 2; - |"]
-    assert plot(rows, ["a", "b"], tmp_path / "x.png") == (tmp_path / "x.png").exists() == installed("matplotlib")
+    assert (
+        plot(rows, ["a", "b"], tmp_path / "x.png")
+        == (tmp_path / "x.png").exists()
+        == installed("matplotlib")
+    )
 
 
 @pytest.mark.slow
 def test_the_whole_race_on_a_few_tokens(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "tools/bench/read/peers.py"), "--tokens", "100000", "--rounds", "1"]
+    command = [
+        sys.executable,
+        str(ROOT / "tools/bench/read/peers.py"),
+        "--tokens",
+        "100000",
+        "--rounds",
+        "1",
+    ]
     command += [
         "--folder",
         str(tmp_path),
@@ -197,9 +222,18 @@ def test_the_whole_race_on_a_few_tokens(tmp_path: Path) -> None:
         "--seconds",
         "1",
     ]
-    command += ["--contenders", "pyarrow", "1 source", "hugging", "--plot", str(tmp_path / "plot.png")]
+    command += [
+        "--contenders",
+        "pyarrow",
+        "1 source",
+        "hugging",
+        "--plot",
+        str(tmp_path / "plot.png"),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [(row["contender"].split(",")[0], row["codec"]) for row in rows] == [

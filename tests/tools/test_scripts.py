@@ -13,7 +13,9 @@ TOOLS = Path(__file__).parent.parent.parent / "tools"
 def run_with_python(tmp_path: Path, script: str, refuses: str) -> subprocess.CompletedProcess[str]:
     """Run a copy of a script with a Python that fails where its arguments contain `refuses`."""
     python = tmp_path / "python3"
-    python.write_text(f'#!/bin/sh\ncase "$*" in *{refuses}*) exit 1;; esac\nexec {sys.executable} "$@"\n')
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *{refuses}*) exit 1;; esac\nexec {sys.executable} "$@"\n'
+    )
     python.chmod(0o755)
     (tmp_path / "tools").mkdir()
     for name in (script, "common.sh"):

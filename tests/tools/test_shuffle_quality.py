@@ -44,29 +44,47 @@ def test_an_order_has_every_sample_once(name: str, setting: Setting, seed: int) 
     assert 0 <= places.min() <= places.max() < setting.num_tokens
     if name != "refilled page buffer":  # whose samples are cut from shuffled pages
         assert (np.diff(found, axis=1) == 1).all()
-        assert (np.sort(found[:, 0]) == np.arange(setting.num_samples) * setting.sequence_length).all()
+        assert (
+            np.sort(found[:, 0]) == np.arange(setting.num_samples) * setting.sequence_length
+        ).all()
 
 
 @examples(60)
 @given(setting=SETTINGS, seed=st.integers(0, 99))
 def test_a_window_gives_nothing_that_it_cannot_have_read(setting: Setting, seed: int) -> None:
-    samples = STRATEGIES["window"](setting, np.random.default_rng(seed))[:, 0] // setting.sequence_length
+    samples = (
+        STRATEGIES["window"](setting, np.random.default_rng(seed))[:, 0] // setting.sequence_length
+    )
     assert (samples < np.arange(len(samples)) + setting.buffer).all()
 
 
 @examples(60)
 @given(setting=SETTINGS, seed=st.integers(0, 99))
-def test_a_refilled_buffer_reads_whole_pages_and_holds_no_more_than_its_size(setting: Setting, seed: int) -> None:
+def test_a_refilled_buffer_reads_whole_pages_and_holds_no_more_than_its_size(
+    setting: Setting, seed: int
+) -> None:
     found = STRATEGIES["refilled page buffer"](setting, np.random.default_rng(seed))
-    pages = list(dict.fromkeys((found // setting.page_tokens).ravel().tolist()))  # as they are first met
+    pages = list(
+        dict.fromkeys((found // setting.page_tokens).ravel().tolist())
+    )  # as they are first met
     assert set(pages) <= set(range(-(-setting.num_tokens // setting.page_tokens)))
     inside = np.diff(found, axis=1) == 1
-    assert inside[found[:, 1:] % setting.page_tokens != 0].all(), "tokens of a page stay together in a sample"
-    order = np.random.default_rng(seed).permutation(-(-setting.num_tokens // setting.page_tokens)).tolist()
-    tokens = [p for page in order for p in range(setting.num_tokens) if p // setting.page_tokens == page]
+    assert inside[found[:, 1:] % setting.page_tokens != 0].all(), (
+        "tokens of a page stay together in a sample"
+    )
+    order = (
+        np.random.default_rng(seed)
+        .permutation(-(-setting.num_tokens // setting.page_tokens))
+        .tolist()
+    )
+    tokens = [
+        p for page in order for p in range(setting.num_tokens) if p // setting.page_tokens == page
+    ]
     samples = [tokens.index(int(first)) // setting.sequence_length for first in found[:, 0]]
     assert sorted(samples) == list(range(setting.num_samples))
-    ahead = max(setting.buffer, setting.page_tokens // setting.sequence_length + 1) + setting.batch + 1
+    ahead = (
+        max(setting.buffer, setting.page_tokens // setting.sequence_length + 1) + setting.batch + 1
+    )
     assert all(sample < place + ahead for place, sample in enumerate(samples))
 
 
@@ -126,7 +144,11 @@ def test_a_model_learns_a_pattern_and_evaluate_gives_the_mean_loss() -> None:
     torch.manual_seed(0)
     model = TinyModel(7, vocab_size=16, width=8, heads=2)
     sequences = torch.from_numpy(validation)
-    whole = model.losses(sequences[:, :-1], torch.arange(7).expand(4, -1), sequences[:, 1:]).mean().item()
+    whole = (
+        model.losses(sequences[:, :-1], torch.arange(7).expand(4, -1), sequences[:, 1:])
+        .mean()
+        .item()
+    )
     assert evaluate(model, sequences, 3) == pytest.approx(whole, rel=1e-5)
 
 
@@ -135,7 +157,9 @@ def test_a_table_has_spread_and_paired_differences() -> None:
     full = {seed: {**row, "perplexity": 10.0 + seed} for seed in range(2)}
     ours = {seed: {**row, "perplexity": 12.0 + 3 * seed} for seed in range(2)}
     lines = table({"ours": ours, "full": full}).splitlines()
-    assert lines[0].startswith("| order | distance moved | same document | same source | lags 1-7 |")
+    assert lines[0].startswith(
+        "| order | distance moved | same document | same source | lags 1-7 |"
+    )
     assert lines[2] == "| ours | 0.250 | 1.000 | 2.000 | 0.500 | 13.50 ± 2.12 | +3.00 ± 1.00 |"
     assert lines[3] == "| full | 0.250 | 1.000 | 2.000 | 0.500 | 10.50 ± 0.71 |  |"
 
@@ -145,7 +169,9 @@ def write_text(folder: Path) -> None:
     for number in range(160):
         path = folder / f"package{number // 40}" / f"{number}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(" ".join(f"{word:x}" for word in np.random.default_rng(number).integers(0, 4096, 20)))
+        path.write_text(
+            " ".join(f"{word:x}" for word in np.random.default_rng(number).integers(0, 4096, 20))
+        )
 
 
 def test_a_twentieth_of_the_documents_is_held_out_and_must_be_a_sequence(tmp_path: Path) -> None:
@@ -153,8 +179,14 @@ def test_a_twentieth_of_the_documents_is_held_out_and_must_be_a_sequence(tmp_pat
     wanted: dict[str, Any] = {"num_tokens": 4000, "vocab_size": 300, "folders": [tmp_path]}
     corpus = make_corpus(sequence_length=8, **wanted)
     held_out = len(corpus.documents) // 19
-    assert held_out * 40 < corpus.validation.size <= held_out * len(corpus.tokens) / len(corpus.documents) * 1.5
-    with pytest.raises(ValueError, match=rf"{held_out} documents of \d+ tokens are held out, less than a sequence"):
+    assert (
+        held_out * 40
+        < corpus.validation.size
+        <= held_out * len(corpus.tokens) / len(corpus.documents) * 1.5
+    )
+    with pytest.raises(
+        ValueError, match=rf"{held_out} documents of \d+ tokens are held out, less than a sequence"
+    ):
         make_corpus(sequence_length=4000, **wanted)
 
 
@@ -163,20 +195,47 @@ def test_the_whole_table_on_a_little_text_and_going_on_where_it_stopped(tmp_path
     text = tmp_path / "text"
     folder = tmp_path / "data"
     write_text(text)
-    command = [sys.executable, str(ROOT / "tools/bench/shuffle_quality/quality.py"), "--text", str(text)]
-    command += ["--tokens", "4000", "--vocab", "300", "--sequence", "8", "--page", "64", "--lanes", "2", "--cycle", "8"]
+    command = [
+        sys.executable,
+        str(ROOT / "tools/bench/shuffle_quality/quality.py"),
+        "--text",
+        str(text),
+    ]
+    command += [
+        "--tokens",
+        "4000",
+        "--vocab",
+        "300",
+        "--sequence",
+        "8",
+        "--page",
+        "64",
+        "--lanes",
+        "2",
+        "--cycle",
+        "8",
+    ]
     command += ["--batch", "4", "--seeds", "1", "--folder", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     names = ["sequential", "megablend, page order", "full"]
     for orders in (names[1:], names):
         done = subprocess.run(
-            [*command, "--orders", *orders], env=environment, capture_output=True, text=True, timeout=200, check=False
+            [*command, "--orders", *orders],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
-    assert sorted(row["order"] for row in rows) == sorted(names), "what was there was not made again"
+    assert sorted(row["order"] for row in rows) == sorted(names), (
+        "what was there was not made again"
+    )
     assert all(math.isfinite(row["perplexity"]) for row in rows)
     found = {row["order"]: row for row in rows}
     assert found["sequential"]["distance"] == 0
     assert found["sequential"]["topics"] > found["megablend, page order"]["topics"]
-    assert [line.split(" | ")[0] for line in done.stdout.splitlines()[-3:]] == [f"| {name}" for name in names]
+    assert [line.split(" | ")[0] for line in done.stdout.splitlines()[-3:]] == [
+        f"| {name}" for name in names
+    ]

@@ -39,7 +39,10 @@ def by_weight(weights: npt.NDArray[np.float64], samples: int) -> dict[str, Calla
         helpers_cpp.build_blending_indices(*out, weights, len(weights), samples, False)
         return out
 
-    return {"Megatron": theirs, "megablend": lambda: greedy(weights.tolist(), samples).draw(samples)}
+    return {
+        "Megatron": theirs,
+        "megablend": lambda: greedy(weights.tolist(), samples).draw(samples),
+    }
 
 
 def by_size(sizes: list[int]) -> dict[str, Callable[[], Any]]:
@@ -56,7 +59,9 @@ def by_size(sizes: list[int]) -> dict[str, Callable[[], Any]]:
 
 def main() -> None:
     """Print a table for each blend."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--datasets", type=int, nargs="+", default=[1, 2, 10, 24, 100, 1000, 5000])
     parser.add_argument("--samples", type=int, default=400_000)
     parser.add_argument("--rounds", type=int, default=3)
@@ -66,7 +71,12 @@ def main() -> None:
             found = race(by_weight(weights_of(kind, size), options.samples), options.rounds)
             report(f"greedy, {size:,} datasets, weights {kind}", found, options.samples, "sample")
         sizes = np.maximum(1, weights_of("random", size) * options.samples).astype(int).tolist()
-        report(f"exhaustive, {size:,} datasets", race(by_size(sizes), options.rounds), sum(sizes), "sample")
+        report(
+            f"exhaustive, {size:,} datasets",
+            race(by_size(sizes), options.rounds),
+            sum(sizes),
+            "sample",
+        )
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ def megablend_plan(weights: list[Doubles], samples: int) -> Run:
         parts = [Fraction(weight) for weight in weights[number]]
         total = sum(parts)
         shares = [
-            SourceShare(name=str(d), append_eod=None, share=part / total, cycles=1) for d, part in enumerate(parts)
+            SourceShare(name=str(d), append_eod=None, share=part / total, cycles=1)
+            for d, part in enumerate(parts)
         ]
         blend = Blend(
             split="train",
@@ -73,7 +74,9 @@ def megablend_plan(weights: list[Doubles], samples: int) -> Run:
     restart = time.perf_counter() - started
     ks = np.concatenate([np.arange(i * samples, (i + 1) * samples) for i in range(len(weights))])
     found = [plan.locate_many(part) for part in np.array_split(ks, max(1, len(ks) // 4096))]
-    return Run(np.concatenate([a for a, _ in found]), np.concatenate([b for _, b in found]), init, restart)
+    return Run(
+        np.concatenate([a for a, _ in found]), np.concatenate([b for _, b in found]), init, restart
+    )
 
 
 def megatron(weights: list[Doubles], samples: int) -> Run:
@@ -94,8 +97,15 @@ def megatron(weights: list[Doubles], samples: int) -> Run:
         started = time.perf_counter()
         datasets, numbers = build(blend)
         times.append(time.perf_counter() - started)
-        parts.append((datasets[i * samples : (i + 1) * samples], numbers[i * samples : (i + 1) * samples]))
-    return Run(np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts]), times[0], times[-1])
+        parts.append(
+            (datasets[i * samples : (i + 1) * samples], numbers[i * samples : (i + 1) * samples])
+        )
+    return Run(
+        np.concatenate([a for a, _ in parts]),
+        np.concatenate([b for _, b in parts]),
+        times[0],
+        times[-1],
+    )
 
 
 def hugging_face(weights: list[Doubles], samples: int) -> Run:
@@ -110,7 +120,9 @@ def hugging_face(weights: list[Doubles], samples: int) -> Run:
 
     def stage(i: int, used: list[int]) -> tuple[Ids, Ids]:
         left = [each.select(range(n, size)) for each, n in zip(whole, used, strict=True)]
-        mixed = datasets.interleave_datasets(left, probabilities=weights[i].tolist(), seed=i).with_format("numpy")
+        mixed = datasets.interleave_datasets(
+            left, probabilities=weights[i].tolist(), seed=i
+        ).with_format("numpy")
         rows = mixed[:samples]
         return rows["dataset"], rows["number"]
 
@@ -125,7 +137,10 @@ def grain(weights: list[Doubles], samples: int) -> Run:
     edges = [d * size for d in range(len(weights[0]) + 1)]
 
     def stage(i: int, used: list[int]) -> tuple[Ids, Ids]:
-        left = [MapDataset.range(low + n, high) for (low, high), n in zip(pairwise(edges), used, strict=True)]
+        left = [
+            MapDataset.range(low + n, high)
+            for (low, high), n in zip(pairwise(edges), used, strict=True)
+        ]
         mixed = MapDataset.mix(left, weights=weights[i].tolist())
         rows = np.array([mixed[k] for k in range(samples)])
         return rows // size, rows % size
@@ -143,7 +158,12 @@ def _remix(weights: list[Doubles], stage: Callable[[int, list[int]], tuple[Ids, 
         parts.append(stage(i, used.tolist()))
         times.append(time.perf_counter() - started)
         used += np.bincount(parts[-1][0], minlength=len(used))
-    return Run(np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts]), times[0], sum(times))
+    return Run(
+        np.concatenate([a for a, _ in parts]),
+        np.concatenate([b for _, b in parts]),
+        times[0],
+        sum(times),
+    )
 
 
 def split_stages(ids: Ids, num_stages: int) -> Iterator[Ids]:

@@ -24,16 +24,24 @@ from megablend.plan.interleavings.lanes import LanePlan
 SAMPLE_TOKENS = 4096
 
 
-def measure(plan: LanePlan, lanes: int, epoch_samples: int, block_tokens: int) -> tuple[float, float]:
+def measure(
+    plan: LanePlan, lanes: int, epoch_samples: int, block_tokens: int
+) -> tuple[float, float]:
     """(amplification, early) of all samples of a plan of sources with epochs of that many samples."""
     ks = np.arange(plan.num_samples)
     sources, ordinals = plan.locate_many(ks)
     first_tokens = ordinals * SAMPLE_TOKENS
-    touched = [(first_tokens + offset) // block_tokens for offset in range(0, SAMPLE_TOKENS + 1, block_tokens)]
+    touched = [
+        (first_tokens + offset) // block_tokens
+        for offset in range(0, SAMPLE_TOKENS + 1, block_tokens)
+    ]
     touched.append((first_tokens + SAMPLE_TOKENS) // block_tokens)
     blocks = np.stack(touched) + (sources.astype(np.int64) << 40)
     read = len(np.unique(blocks * lanes + ks % lanes))
-    early = max(_most_early(ordinals[sources == source], epoch_samples) for source in range(plan.num_sources))
+    early = max(
+        _most_early(ordinals[sources == source], epoch_samples)
+        for source in range(plan.num_sources)
+    )
     return read / len(np.unique(blocks)), 100 * early / epoch_samples
 
 
@@ -44,7 +52,9 @@ def _most_early(ordinals: npt.NDArray[np.int64], epoch_samples: int) -> int:
 
 def main() -> None:
     """Print a table in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--lanes", type=int, nargs="+", default=[8, 64, 512])
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--sources", type=int, nargs="+", default=[1, 10, 100])

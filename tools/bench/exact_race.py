@@ -43,12 +43,16 @@ def race(contenders: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, 
 
 def report(title: str, found: Mapping[str, Times], units: int, unit: str) -> None:
     """Print the times, per unit, and how many times faster than the first contender each is."""
-    print(f"\n{title}\n{'':16}{f'CPU ns/{unit}':>18}{'ratio':>8}{f'wall ns/{unit}':>20}{'ratio':>8}")
+    print(
+        f"\n{title}\n{'':16}{f'CPU ns/{unit}':>18}{'ratio':>8}{f'wall ns/{unit}':>20}{'ratio':>8}"
+    )
     peer = next(iter(found.values()))
     for name, times in found.items():
         processor, wall = (1e9 * seconds / units for seconds in times)
         ratios = peer.processor / times.processor, peer.wall / times.wall
-        print(f"{name:16}{processor:18.1f}{ratios[0]:7.2f}x{wall:20.1f}{ratios[1]:7.2f}x", flush=True)
+        print(
+            f"{name:16}{processor:18.1f}{ratios[0]:7.2f}x{wall:20.1f}{ratios[1]:7.2f}x", flush=True
+        )
 
 
 def _arrays(result: Any) -> tuple[Any, ...]:

@@ -35,11 +35,15 @@ TOKENIZER = SimpleNamespace(unique_identifiers={"class": "Bench"}, vocab_size=50
 
 def main() -> None:
     """Write the data, let the contenders take turns, print a table; or be one rank of a contender."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--datasets", type=int, default=1000)
     parser.add_argument("--documents", type=int, default=10_000, help="of each dataset")
     parser.add_argument(
-        "--unequal", action="store_true", help="half to one and a half times as many documents, by dataset"
+        "--unequal",
+        action="store_true",
+        help="half to one and a half times as many documents, by dataset",
     )
     parser.add_argument("--samples", type=int, default=1_000_000)
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2, 4])
@@ -60,7 +64,10 @@ def main() -> None:
 
 def race(folder: Path, options: argparse.Namespace) -> None:
     """Let the contenders take turns, and compare what they write."""
-    contenders = {"Megatron": 0, **{f"{ranks} rank{'s' * (ranks > 1)}": ranks for ranks in options.ranks}}
+    contenders = {
+        "Megatron": 0,
+        **{f"{ranks} rank{'s' * (ranks > 1)}": ranks for ranks in options.ranks},
+    }
     taken: dict[str, list[list[float]]] = {name: [] for name in contenders}
     for turn in range(options.rounds + 1):
         for name, ranks in contenders.items():
@@ -74,9 +81,14 @@ def race(folder: Path, options: argparse.Namespace) -> None:
             elif not ranks:
                 shutil.copytree(folder / "cache", folder / "expected")
             else:
-                subprocess.run(["diff", "-rq", "-x", ".megablend", folder / "expected", folder / "cache"], check=True)
+                subprocess.run(
+                    ["diff", "-rq", "-x", ".megablend", folder / "expected", folder / "cache"],
+                    check=True,
+                )
     peer = [statistics.median(column) for column in zip(*taken["Megatron"], strict=True)]
-    print(f"{options.datasets:,} datasets of {options.documents:,} documents, {options.samples:,} samples")
+    print(
+        f"{options.datasets:,} datasets of {options.documents:,} documents, {options.samples:,} samples"
+    )
     print(f"{'':12}" + "".join(f"{what:>14}{'ratio':>8}" for what in COLUMNS))
     for name, times in taken.items():
         medians = [statistics.median(column) for column in zip(*times, strict=True)]
@@ -86,14 +98,25 @@ def race(folder: Path, options: argparse.Namespace) -> None:
 
 def run(folder: Path, ranks: int, options: argparse.Namespace) -> list[float]:
     """One build in processes of its own: the COLUMNS, in seconds; the build's wall time is that of the slowest rank."""
-    launcher = [str(Path(sys.executable).with_name("mpirun")), "-n", str(ranks)] if ranks > 1 else []
+    launcher = (
+        [str(Path(sys.executable).with_name("mpirun")), "-n", str(ranks)] if ranks > 1 else []
+    )
     own = ["--folder", folder, "--datasets", options.datasets, "--samples", options.samples]
-    command = [*launcher, sys.executable, __file__, "--contender", "ours" if ranks else "megatron", *map(str, own)]
+    command = [
+        *launcher,
+        sys.executable,
+        __file__,
+        "--contender",
+        "ours" if ranks else "megatron",
+        *map(str, own),
+    ]
     before = _children()
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     whole = [_children() - before, time.perf_counter() - start]
-    spent = [json.loads(found) for found in re.findall(r"\[.*?\]", done.stdout)]  # launchers run ranks' lines together
+    spent = [
+        json.loads(found) for found in re.findall(r"\[.*?\]", done.stdout)
+    ]  # launchers run ranks' lines together
     return [sum(processor for processor, _ in spent), max(wall for _, wall in spent), *whole]
 
 
@@ -128,7 +151,11 @@ def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -
     from megablend.storage.by_scheme import make_storage
 
     launch = detect()
-    list(sample_rows(np.full(9, 9, np.int32), np.arange(9, dtype=np.int32), 9, 8, dtype=np.int32, extra=1))
+    list(
+        sample_rows(
+            np.full(9, 9, np.int32), np.arange(9, dtype=np.int32), 9, 8, dtype=np.int32, extra=1
+        )
+    )
     greedy((1 / np.arange(1, 50)).tolist(), 99).draw(99)
     Generator(1).shuffle(np.arange(9, dtype=np.uint32))
     lengths = np.full(9, 9, np.int32)
@@ -158,11 +185,15 @@ def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -
 def megatron(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -> Any:
     """Megatron's build."""
     import torch
-    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.blended_megatron_dataset_builder import (
+        BlendedMegatronDatasetBuilder,
+    )
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
     store = tempfile.mktemp(dir=folder)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=0, world_size=1
+    )
     config = GPTDatasetConfig(
         path_to_cache=str(folder / "cache"),
         random_seed=1,
@@ -188,7 +219,9 @@ def write_pairs(folder: Path, counts: list[int]) -> None:
         sizes = np.array([num_documents, num_documents + 1], "<u8").tobytes()
         header = b"MMIDIDX\0\0" + np.array([1], "<u8").tobytes() + b"\x08" + sizes
         arrays = [lengths, ends - 2 * lengths, np.arange(num_documents + 1, dtype=np.int64)]
-        (folder / f"{number}.idx").write_bytes(header + b"".join(array.tobytes() for array in arrays))
+        (folder / f"{number}.idx").write_bytes(
+            header + b"".join(array.tobytes() for array in arrays)
+        )
         with (folder / f"{number}.bin").open("wb") as file:
             file.truncate(int(ends[-1]))
 

@@ -32,7 +32,9 @@ COLUMNS = ("CPU ms", "wall ms", "own memory MiB")
 
 def main() -> None:
     """Build a cache, let both open it in turn, print a table; or be one process that opens it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--datasets", type=int, default=1000)
     parser.add_argument("--documents", type=int, default=200, help="of each dataset")
     parser.add_argument("--samples", type=int, default=100_000)
@@ -57,25 +59,42 @@ def race(folder: Path, options: argparse.Namespace) -> None:
     taken: dict[str, list[list[float]]] = {name: [] for name in CONTENDERS}
     for turn in range(options.rounds + 1):  # the first warms the page cache
         for name in CONTENDERS:
-            command = [sys.executable, "-W", "ignore", __file__, "--contender", name, *map(str, own)]
+            command = [
+                sys.executable,
+                "-W",
+                "ignore",
+                __file__,
+                "--contender",
+                name,
+                *map(str, own),
+            ]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             found = re.findall(r"^\[.*\]$", done.stdout, re.MULTILINE)
             if turn:
                 taken[name].append(json.loads(found[-1]))
-    print(f"{options.datasets:,} datasets, opened again; median (least to most) of {options.rounds}")
+    print(
+        f"{options.datasets:,} datasets, opened again; median (least to most) of {options.rounds}"
+    )
     print(f"{'':12}" + "".join(f"{column:>30}" for column in COLUMNS))
     for name in CONTENDERS:
         columns = list(zip(*taken[name], strict=True))
-        cells = (f"{statistics.median(each):.1f} ({min(each):.1f} to {max(each):.1f})" for each in columns)
+        cells = (
+            f"{statistics.median(each):.1f} ({min(each):.1f} to {max(each):.1f})"
+            for each in columns
+        )
         print(f"{name:12}" + "".join(f"{text:>30}" for text in cells), flush=True)
 
 
 def reopen(folder: Path, options: argparse.Namespace) -> None:
     """Open the cache in this process, and print the COLUMNS."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # Megatron keeps some files of each dataset open
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (hard, hard)
+    )  # Megatron keeps some files of each dataset open
     build: Callable[[], Any]
-    build = megatron_build.megatron(folder, blend_of(folder, options.datasets), sizes_of(options.samples))
+    build = megatron_build.megatron(
+        folder, blend_of(folder, options.datasets), sizes_of(options.samples)
+    )
     if options.contender == "megablend":
         from megatron.core.datasets.gpt_dataset import GPTDataset
 
@@ -83,7 +102,9 @@ def reopen(folder: Path, options: argparse.Namespace) -> None:
         from megablend.megatron.plugin.probe import misfit
 
         theirs = build.__self__  # type: ignore[attr-defined]
-        builder = MegablendDatasetBuilder(GPTDataset, sizes_of(options.samples), lambda: True, theirs.config)
+        builder = MegablendDatasetBuilder(
+            GPTDataset, sizes_of(options.samples), lambda: True, theirs.config
+        )
         misfit(MegablendDatasetBuilder)
         build = builder.build
     before = {path.name for path in (folder / "cache").iterdir()}
@@ -103,7 +124,9 @@ def own_memory() -> int:
 
 def blend_of(folder: Path, num_datasets: int) -> tuple[list[str], list[float]]:
     """All datasets, with weights that fall like 1 / rank."""
-    return [str(folder / str(number)) for number in range(num_datasets)], (1 / np.arange(1, num_datasets + 1)).tolist()
+    return [str(folder / str(number)) for number in range(num_datasets)], (
+        1 / np.arange(1, num_datasets + 1)
+    ).tolist()
 
 
 def sizes_of(num_samples: int) -> list[int]:

@@ -38,7 +38,9 @@ DOCUMENT_TOKENS = 1_100
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parquet", action="store_true")
@@ -61,7 +63,10 @@ def race(folder: Path, length: int, options: argparse.Namespace) -> None:
     blend: dict[str, Any] = {"blend": (prefixes, None), "split": "1", "sequence_length": length}
     theirs = megatron_build(config_of(folder / "theirs", **blend), sizes)[0]
     if options.parquet:
-        blend |= {"blend": ([write_parquet(Path(prefix), lengths) for prefix in prefixes], None), "order": "block"}
+        blend |= {
+            "blend": ([write_parquet(Path(prefix), lengths) for prefix in prefixes], None),
+            "order": "block",
+        }
     config = plugin_config(folder / "ours", **blend)
     ours = MegablendDatasetBuilder(MegablendGPTDataset, sizes, lambda: True, config).build()[0]
     ways: dict[str, Callable[[], float]] = {
@@ -83,7 +88,10 @@ def race(folder: Path, length: int, options: argparse.Namespace) -> None:
         ratios = [one / other for one, other in zip(found, reference, strict=True)]
         cost = statistics.median(found) * 1e6
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        print(f"{options.pairs} pairs, {length:,} tokens, {name:24} {cost:7.1f} us, ratio {spread}", flush=True)
+        print(
+            f"{options.pairs} pairs, {length:,} tokens, {name:24} {cost:7.1f} us, ratio {spread}",
+            flush=True,
+        )
 
 
 def seconds(way: Callable[[Any, int], None], dataset: Any, samples: int) -> float:
@@ -107,7 +115,9 @@ def by_batch(dataset: Any, samples: int) -> None:
 
 def by_loader(dataset: Any, samples: int) -> None:
     """Read samples ahead, as megablend's Loader does."""
-    loader = Loader(dataset.dataset, micro_batch_size=BATCH, data_parallel_rank=0, data_parallel_size=1)
+    loader = Loader(
+        dataset.dataset, micro_batch_size=BATCH, data_parallel_rank=0, data_parallel_size=1
+    )
     for _ in zip(range(0, samples, BATCH), loader, strict=False):
         pass
 
@@ -117,7 +127,13 @@ def write_parquet(prefix: Path, lengths: list[int]) -> str:
     ends = np.cumsum([0, *lengths], dtype=np.int32)
     tokens = pa.array(np.fromfile(f"{prefix}.bin", "<u2").astype(np.int32))
     table = pa.table({"ids": pa.ListArray.from_arrays(pa.array(ends), tokens)})
-    pq.write_table(table, f"{prefix}.parquet", data_page_size=64 << 10, write_page_index=True, use_dictionary=False)
+    pq.write_table(
+        table,
+        f"{prefix}.parquet",
+        data_page_size=64 << 10,
+        write_page_index=True,
+        use_dictionary=False,
+    )
     return f"parquet:{prefix}.parquet?column=ids"
 
 

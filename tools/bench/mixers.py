@@ -42,7 +42,9 @@ def worst_prefix_error(ids: Ids, weights: Doubles) -> float:
     order = np.argsort(ids, kind="stable")
     owners = ids[order]
     counts = np.bincount(ids, minlength=len(weights))
-    before = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)  # of the same dataset
+    before = np.arange(len(ids)) - np.repeat(
+        np.cumsum(counts) - counts, counts
+    )  # of the same dataset
     shares = weights[owners]
     # a dataset is furthest behind just before a sample of its own or at the end, furthest ahead just after
     ends = np.abs(counts - len(ids) * weights)
@@ -62,7 +64,10 @@ def megablend_plan(weights: Doubles, samples: int) -> tuple[Callable[[], Ids], i
     plan = LanePlan(totals, lanes=8, window=64, cycles=[1] * len(totals), seed=1)
     evaluated = min(samples, 4_000_000)
     return lambda: np.concatenate(
-        [plan.locate_many(np.arange(k, min(k + 4096, evaluated)))[0] for k in range(0, evaluated, 4096)]
+        [
+            plan.locate_many(np.arange(k, min(k + 4096, evaluated)))[0]
+            for k in range(0, evaluated, 4096)
+        ]
     ), evaluated
 
 
@@ -81,13 +86,15 @@ def hugging_face(weights: Doubles, samples: int) -> tuple[Callable[[], Ids], int
     import datasets
 
     sizes = np.ceil(1.5 * samples * weights).astype(int) + 50
-    parts = [datasets.Dataset.from_dict({"dataset": np.full(size, d)}) for d, size in enumerate(sizes)]
+    parts = [
+        datasets.Dataset.from_dict({"dataset": np.full(size, d)}) for d, size in enumerate(sizes)
+    ]
     mixed = datasets.interleave_datasets(parts, probabilities=weights.tolist(), seed=1)
     evaluated = min(samples, len(mixed))
     mixed = mixed.with_format("numpy")
-    return lambda: np.concatenate([mixed[k : k + 4096]["dataset"] for k in range(0, evaluated, 4096)])[
-        :evaluated
-    ], evaluated
+    return lambda: np.concatenate(
+        [mixed[k : k + 4096]["dataset"] for k in range(0, evaluated, 4096)]
+    )[:evaluated], evaluated
 
 
 def grain(weights: Doubles, samples: int) -> tuple[Callable[[], Ids], int]:
@@ -99,7 +106,10 @@ def grain(weights: Doubles, samples: int) -> tuple[Callable[[], Ids], int]:
     parts = [MapDataset.range(low, high) for low, high in pairwise(edges)]
     mixed = MapDataset.mix(parts, weights=weights.tolist())
     evaluated = min(samples, 10_000, len(mixed))
-    return lambda: np.searchsorted(edges, [mixed[k] for k in range(evaluated)], side="right") - 1, evaluated
+    return (
+        lambda: np.searchsorted(edges, [mixed[k] for k in range(evaluated)], side="right") - 1,
+        evaluated,
+    )
 
 
 def mosaicml(weights: Doubles, samples: int) -> tuple[Callable[[], Ids], int]:
@@ -200,8 +210,12 @@ def format_changes(found: dict[str, float]) -> str:
 
 def main() -> None:
     """Print a table; or be one of its mixers."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", default=sys.executable, help="a Python that has some of the other mixers")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--peers", default=sys.executable, help="a Python that has some of the other mixers"
+    )
     parser.add_argument("--datasets", type=int, default=1000)
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of samples")
     parser.add_argument("--limit", type=float, default=100, help="seconds for each mixer")
@@ -219,9 +233,15 @@ def main() -> None:
     for name, (_, _, is_peer) in (CHANGING_MIXERS if options.changes else MIXERS).items():
         own = ["--mixer", name, "--datasets", str(options.datasets), "--scale", str(options.scale)]
         own += ["--changes"] if options.changes else []
-        command = [options.peers if is_peer else sys.executable, str(Path(__file__).absolute()), *own]
+        command = [
+            options.peers if is_peer else sys.executable,
+            str(Path(__file__).absolute()),
+            *own,
+        ]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=options.limit, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=options.limit, check=False
+            )
         except subprocess.TimeoutExpired:
             print(f"{name:20}not done after {options.limit:.0f} s", flush=True)
             continue
@@ -232,10 +252,10 @@ def main() -> None:
         if options.changes:
             print(f"{name:20}{format_changes(found)}", flush=True)
             continue
-        columns = (
-            f"{found['samples']:15,}{found['ready s']:10.3f}{found['memory MiB']:8.0f}{found['ns a sample']:11.0f}"
+        columns = f"{found['samples']:15,}{found['ready s']:10.3f}{found['memory MiB']:8.0f}{found['ns a sample']:11.0f}"
+        print(
+            f"{name:20}{columns}  {found['worst error']:.2f} in {found['evaluated']:,}", flush=True
         )
-        print(f"{name:20}{columns}  {found['worst error']:.2f} in {found['evaluated']:,}", flush=True)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,9 @@ def make_corpus(folder: Path, num_blocks: int) -> Path:
         table = pa.table({"input_ids": pa.ListArray.from_arrays(offsets, tokens[: offsets[-1]])})
         # a page holds one write batch of one row: num_blocks pages
         options = {"use_dictionary": False, "compression": "zstd", "write_page_index": True}
-        pq.write_table(table, folder / f"{i}.parquet", write_batch_size=1, data_page_size=1, **options)
+        pq.write_table(
+            table, folder / f"{i}.parquet", write_batch_size=1, data_page_size=1, **options
+        )
     config = {
         "cache": str(folder / "cache"),
         "sequence_length": LENGTH,
@@ -125,7 +127,9 @@ def _load_kernels() -> None:
 
 def main() -> None:
     """Make the corpus, measure in fresh processes, print medians."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--blocks", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--one", metavar="CONFIG", help=argparse.SUPPRESS)
@@ -137,11 +141,14 @@ def main() -> None:
         config = make_corpus(Path(folder), args.blocks)
         command = [sys.executable, __file__, "--one", str(config)]
         rounds = [
-            json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(args.rounds + 1)
+            json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+            for _ in range(args.rounds + 1)
         ]
     for name in rounds[0]:
         values = [one[name] for one in rounds[1:]]  # the first fills the caches
-        print(f"{name:>24} {statistics.median(values):10.2f}   ({min(values):.2f} to {max(values):.2f})")
+        print(
+            f"{name:>24} {statistics.median(values):10.2f}   ({min(values):.2f} to {max(values):.2f})"
+        )
 
 
 if __name__ == "__main__":

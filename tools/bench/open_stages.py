@@ -44,25 +44,40 @@ def make_corpus(folder: Path, num_sources: int, num_stages: int, samples: int) -
     sizes = rng.integers(3_000, 30_000, num_sources)
     for i, size in enumerate(sizes.tolist()):
         rows = pa.array([list(range(i, i + 500))] * (size // 500), pa.list_(pa.int32()))
-        pq.write_table(pa.table({"input_ids": rows}), folder / f"{i}.parquet", write_batch_size=4, data_page_size=8192)
+        pq.write_table(
+            pa.table({"input_ids": rows}),
+            folder / f"{i}.parquet",
+            write_batch_size=4,
+            data_page_size=8192,
+        )
     weights = np.maximum(1, rng.pareto(1, (num_stages, num_sources)) * 1000).astype(int)
     names = [f"source-{i:04}" for i in range(num_sources)]
     shared = {"cache": str(folder / "cache"), "sequence_length": LENGTH, "split": "95,5,0"}
     sources = [
-        {"name": name, "path": str(folder / f"{i}.parquet"), "weight": int(weights[0, i]), "append_eod": 0}
+        {
+            "name": name,
+            "path": str(folder / f"{i}.parquet"),
+            "weight": int(weights[0, i]),
+            "append_eod": 0,
+        }
         for i, name in enumerate(names)
     ]
     stages = [
         {
-            "samples": (i + 1) * (samples // num_stages) // 8 * 8 if i + 1 < num_stages else samples,
-            "sources": {name: {"weight": int(weights[i, j])} for j, name in enumerate(names)} if i else {},
+            "samples": (i + 1) * (samples // num_stages) // 8 * 8
+            if i + 1 < num_stages
+            else samples,
+            "sources": {name: {"weight": int(weights[i, j])} for j, name in enumerate(names)}
+            if i
+            else {},
         }
         for i in range(num_stages)
     ]
     configs = {
         "one": shared | {"run": "one", "sources": sources, "samples": samples},
         "many": shared | {"run": "many", "sources": sources, "stages": stages},
-        "small": shared | {"run": "small", "cache": str(folder / "small"), "sources": sources[:2], "samples": 1000},
+        "small": shared
+        | {"run": "small", "cache": str(folder / "small"), "sources": sources[:2], "samples": 1000},
     }
     paths = dict[str, Path]()
     for name, config in configs.items():
@@ -104,7 +119,10 @@ def measure(path: Path, profile: str | None) -> dict[str, float]:
     found["open MiB"] = read_resident_mib() - before
     plan = dataset.run.plan
     rng = np.random.default_rng(os.getpid())
-    timed("enter every stage", lambda: plan.locate_many(np.linspace(0, len(dataset) - 1, 1000).astype(np.int64)))
+    timed(
+        "enter every stage",
+        lambda: plan.locate_many(np.linspace(0, len(dataset) - 1, 1000).astype(np.int64)),
+    )
     calls = [rng.integers(0, len(dataset), BATCH) for _ in range(CALLS)]
     timed(f"locate_many({BATCH}) anywhere", lambda: [plan.locate_many(ks) for ks in calls])
     start = int(rng.integers(0, len(dataset) - CALLS * BATCH))
@@ -127,13 +145,19 @@ def load_kernels(path: Path) -> None:
 
 def main() -> None:
     """Make the corpus, measure in fresh processes, print medians."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sources", type=int, default=1000)
     parser.add_argument("--stages", type=int, default=12)
     parser.add_argument("--samples", type=int, default=10**12)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="keep the corpus here; used again if it is there")
-    parser.add_argument("--profile", choices=["load", "open"], help="profile the run of many stages instead")
+    parser.add_argument(
+        "--folder", type=Path, help="keep the corpus here; used again if it is there"
+    )
+    parser.add_argument(
+        "--profile", choices=["load", "open"], help="profile the run of many stages instead"
+    )
     parser.add_argument("--one", metavar="CONFIG", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -147,7 +171,15 @@ def main() -> None:
             configs = make_corpus(folder, args.sources, args.stages, args.samples)
         if args.profile:
             subprocess.run(
-                [sys.executable, __file__, "--one", str(configs["many"]), "--profile", args.profile], check=True
+                [
+                    sys.executable,
+                    __file__,
+                    "--one",
+                    str(configs["many"]),
+                    "--profile",
+                    args.profile,
+                ],
+                check=True,
             )
             return
         del configs["small"]
@@ -155,12 +187,16 @@ def main() -> None:
         for _ in range(args.rounds + 1):
             for name, path in configs.items():
                 command = [sys.executable, __file__, "--one", str(path)]
-                rounds[name].append(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
+                rounds[name].append(
+                    json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+                )
     for name, found in rounds.items():
         print(f"{name}:")
         for what in found[0]:
             values = [each[what] for each in found[1:]]
-            print(f"  {what:>32} {statistics.median(values):10.2f}   ({min(values):.2f} to {max(values):.2f})")
+            print(
+                f"  {what:>32} {statistics.median(values):10.2f}   ({min(values):.2f} to {max(values):.2f})"
+            )
 
 
 if __name__ == "__main__":

@@ -30,11 +30,17 @@ LOCATED = 200_000
 
 def main() -> None:
     """Print the table, or be one of the two processes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--old", metavar="PYTHON", help="interpreter that imports the other release")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--old", metavar="PYTHON", help="interpreter that imports the other release"
+    )
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--mib", type=int, default=64, help="of tokens (default: 64)")
-    parser.add_argument("--files", type=int, default=60, help="small files, each a source of `locate` (default: 60)")
+    parser.add_argument(
+        "--files", type=int, default=60, help="small files, each a source of `locate` (default: 60)"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--serve", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -54,7 +60,9 @@ def compare(corpus: Path, old: str, cases: list[str], rounds: int) -> None:
     for name, python in (("old", old), ("new", sys.executable)):
         (corpus / name).mkdir()
         command = [python, __file__, "--serve", str(corpus / name)]
-        servers[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=corpus)
+        servers[name] = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=corpus
+        )
     for case in cases:
         times: dict[str, list[float]] = {"old": [], "new": []}
         for turn in range(rounds + 1):  # the first makes the case, and loads its kernels
@@ -148,7 +156,9 @@ def blocks(name: str, folder: Path) -> Callable[[], Any]:
     import megablend
 
     store = megablend.open(built(folder, name, 15_000)).run.store
-    order = np.random.default_rng(0).permutation((folder.parent / "pair.bin").stat().st_size // BLOCK)
+    order = np.random.default_rng(0).permutation(
+        (folder.parent / "pair.bin").stat().st_size // BLOCK
+    )
     return lambda: read_all(store, order)
 
 

@@ -29,7 +29,9 @@ def write_corpus(folder: Path, mib: int, files: int) -> None:
     header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, count, count + 1)
     lengths = np.full(count, DOCUMENT, "<i4")
     edges = np.arange(count + 1, dtype="<i8")
-    (folder / "pair.idx").write_bytes(header + lengths.tobytes() + pointers.tobytes() + edges.tobytes())
+    (folder / "pair.idx").write_bytes(
+        header + lengths.tobytes() + pointers.tobytes() + edges.tobytes()
+    )
 
 
 def write_parquet(path: Path, tokens: np.ndarray[Any, Any]) -> None:
@@ -37,15 +39,28 @@ def write_parquet(path: Path, tokens: np.ndarray[Any, Any]) -> None:
     path.parent.mkdir(exist_ok=True)
     edges = np.arange(0, len(tokens) + 1, DOCUMENT, dtype=np.int32)
     table = pa.table({"input_ids": pa.ListArray.from_arrays(edges, tokens)})
-    options: dict[str, Any] = {"data_page_size": BLOCK, "write_batch_size": 16, "use_dictionary": False}
+    options: dict[str, Any] = {
+        "data_page_size": BLOCK,
+        "write_batch_size": 16,
+        "use_dictionary": False,
+    }
     pq.write_table(table, path, compression="zstd", write_page_index=True, **options)
 
 
 def config_of(folder: Path, name: str, *patterns: str, **settings: Any) -> dict[str, Any]:
     """A run of one pass over these files, each a source; the corpus is in the folder above."""
     shares = {} if len(patterns) == 1 else {"weight": 1}
-    sources = [{"name": f"s{i}", "path": str(folder.parent / each), **shares} for i, each in enumerate(patterns)]
-    return {"cache": str(folder / name), "sequence_length": DOCUMENT, "samples": 2000, "sources": sources, **settings}
+    sources = [
+        {"name": f"s{i}", "path": str(folder.parent / each), **shares}
+        for i, each in enumerate(patterns)
+    ]
+    return {
+        "cache": str(folder / name),
+        "sequence_length": DOCUMENT,
+        "samples": 2000,
+        "sources": sources,
+        **settings,
+    }
 
 
 def warm(folder: Path) -> None:

@@ -44,11 +44,15 @@ def contenders(mean: int, size: int, epochs: int, threads: int) -> dict[str, Cal
 
     def ours(threads: int) -> Any:
         """As a build does it: the parts are written one after the other."""
-        parts = sample_rows(lengths, documents, LENGTH, samples, dtype=np.int32, extra=1, threads=threads)
+        parts = sample_rows(
+            lengths, documents, LENGTH, samples, dtype=np.int32, extra=1, threads=threads
+        )
         return np.concatenate(list(parts))
 
     return {
-        "Megatron": lambda: helpers_cpp.build_sample_idx_int32(lengths, documents, LENGTH, epochs, tokens, True, 1),
+        "Megatron": lambda: helpers_cpp.build_sample_idx_int32(
+            lengths, documents, LENGTH, epochs, tokens, True, 1
+        ),
         "1 thread": partial(ours, 1),
         f"{threads} threads": partial(ours, threads),
     }
@@ -56,7 +60,9 @@ def contenders(mean: int, size: int, epochs: int, threads: int) -> dict[str, Cal
 
 def main() -> None:
     """Print a table for each length of documents."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of documents")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)

@@ -37,8 +37,12 @@ def contenders(array: npt.NDArray[Any]) -> dict[str, Callable[[], Any]]:
 
 def main() -> None:
     """Print a table for each size and type."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000_000, 10_000_000, 100_000_000])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[1_000_000, 10_000_000, 100_000_000]
+    )
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     for size in options.sizes:

@@ -106,16 +106,22 @@ def plan(weights: npt.NDArray[np.float64], samples: int, rounds: int = 5) -> Non
 
 def main() -> None:
     """Print a line for each way to the blend."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--samples", type=int, default=2_000_000_000)
     parser.add_argument("--datasets", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--part", type=int, default=2_000_000, help="samples that Megatron's helper is measured on")
+    parser.add_argument(
+        "--part", type=int, default=2_000_000, help="samples that Megatron's helper is measured on"
+    )
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
     options = parser.parse_args()
     weights = np.random.default_rng(0).random(options.datasets)
     weights /= weights.sum()
-    print(f"{options.samples:,} samples over {options.datasets:,} datasets, {options.threads} threads")
+    print(
+        f"{options.samples:,} samples over {options.datasets:,} datasets, {options.threads} threads"
+    )
     if "plan" in options.only:
         plan(weights, options.samples)
     if "shuffled" in options.only:

@@ -38,7 +38,9 @@ class MegatronWriter:
         """
         for document in documents:
             if document.size and document.max() > np.iinfo(np.uint16).max:
-                raise OverflowError(f"{self.files[0]}: token {document.max()} does not fit in uint16")
+                raise OverflowError(
+                    f"{self.files[0]}: token {document.max()} does not fit in uint16"
+                )
             self._bin.write(document.astype(np.uint16).tobytes() + self._end.tobytes())
             self._lengths.append(document.size + 1)
 
@@ -48,7 +50,9 @@ class MegatronWriter:
         lengths = np.array(self._lengths, np.int32)
         ends = np.cumsum(lengths, dtype=np.int64) * self._end.itemsize
         with self.files[1].open("wb") as index:
-            index.write(MAGIC + struct.pack("<QBQQ", VERSION, UINT16_CODE, lengths.size, lengths.size + 1))
+            index.write(
+                MAGIC + struct.pack("<QBQQ", VERSION, UINT16_CODE, lengths.size, lengths.size + 1)
+            )
             index.write(lengths.tobytes())
             index.write((ends - lengths * np.int64(self._end.itemsize)).tobytes())
             index.write(np.arange(lengths.size + 1, dtype=np.int64).tobytes())

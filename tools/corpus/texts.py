@@ -81,13 +81,17 @@ def candidates(folders: Iterable[Path], seed: int) -> dict[str, list[Candidate]]
     key = str(seed).encode()
     for folder in folders:
         for path in _walk(folder):
-            place = hashlib.blake2b(os.fsencode(path.relative_to(folder)), key=key, digest_size=16).digest()
+            place = hashlib.blake2b(
+                os.fsencode(path.relative_to(folder)), key=key, digest_size=16
+            ).digest()
             name = source_of(path, in_stdlib=folder == stdlib)
             if name is not None:
                 found[name].setdefault(Candidate(str(path), docstrings=False), place)
             if path.suffix == ".py":
                 found["docs"].setdefault(Candidate(str(path), docstrings=True), place)
-    return {name: sorted(files, key=lambda file: (files[file], file)) for name, files in found.items()}
+    return {
+        name: sorted(files, key=lambda file: (files[file], file)) for name, files in found.items()
+    }
 
 
 def source_of(path: Path, *, in_stdlib: bool) -> str | None:
@@ -101,7 +105,9 @@ def source_of(path: Path, *, in_stdlib: bool) -> str | None:
         return "docs"
     if "/share/man/" in str(path) and _MANUAL.search(path.name):
         return "docs"
-    return "docs" if path.name.endswith((".md.gz", ".txt.gz", "changelog.gz", "README.gz")) else None
+    return (
+        "docs" if path.name.endswith((".md.gz", ".txt.gz", "changelog.gz", "README.gz")) else None
+    )
 
 
 def texts(files: Iterable[Candidate], seen: set[bytes]) -> Iterator[Text]:

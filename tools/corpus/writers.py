@@ -41,7 +41,11 @@ class TableWriter:
     """Documents as rows of files `part-00000<suffix>`; a new one is begun when the one before is full."""
 
     def __init__(
-        self, folder: Path, suffix: str, open_file: Callable[[str], Any], batch_rows: int | None = None
+        self,
+        folder: Path,
+        suffix: str,
+        open_file: Callable[[str], Any],
+        batch_rows: int | None = None,
     ) -> None:
         folder.mkdir(parents=True)
         self.files: list[Path] = []
@@ -94,9 +98,18 @@ def arrow(path: str) -> pa.RecordBatchFileWriter:
 
 
 WRITERS: dict[str, tuple[str, Callable[[Path], Writer]]] = {
-    "stdlib": ("Parquet, page index", lambda out: TableWriter(out / "stdlib", ".parquet", parquet_pages)),
-    "packages": ("Parquet, defaults", lambda out: TableWriter(out / "packages", ".parquet", parquet_default)),
+    "stdlib": (
+        "Parquet, page index",
+        lambda out: TableWriter(out / "stdlib", ".parquet", parquet_pages),
+    ),
+    "packages": (
+        "Parquet, defaults",
+        lambda out: TableWriter(out / "packages", ".parquet", parquet_default),
+    ),
     "docs": ("Arrow IPC", lambda out: TableWriter(out / "docs", ".arrow", arrow, BATCH_ROWS)),
-    "licences": (".bin/.idx", lambda out: MegatronWriter(out / "licences_text_document", end_of_document=0)),
+    "licences": (
+        ".bin/.idx",
+        lambda out: MegatronWriter(out / "licences_text_document", end_of_document=0),
+    ),
 }
 """source -> (what its format is called, how to open its writer in the corpus' folder)."""

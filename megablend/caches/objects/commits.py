@@ -1,8 +1,10 @@
-"""Chains of versions in an object store, and what those of a folder, its commits, say: its files, with their checksums.
+"""Chains of versions in an object store, and what those of a folder, its commits, say: its files,
+with their checksums.
 
-A chain is `0000.json`, `0001.json` ...: the last one is current. Each is created once and never changed. A process creates the
-version after the one that it has read; if another one was faster, the store refuses. Versions are not removed, so that a number
-is never given twice: what is removed gets one more version, which says so.
+A chain is `0000.json`, `0001.json` ...: the last one is current. Each is created once and never
+changed. A process creates the version after the one that it has read; if another one was faster,
+the store refuses. Versions are not removed, so that a number is never given twice: what is removed
+gets one more version, which says so.
 """
 
 from __future__ import annotations
@@ -36,11 +38,13 @@ class Chain:
         self.key = key
 
     def read_last(self) -> Record | None:
-        """The last version; None if there is none. Raises: CacheError if it is damaged or of a newer format."""
+        """The last version; None if there is none. Raises: CacheError if it is damaged or of a
+        newer format."""
         return self.read(self.find_end())
 
     def find_end(self) -> int:
-        """The number of the last version; -1 if there is none. Also of one that is not yet in the store's listings."""
+        """The number of the last version; -1 if there is none. Also of one that is not yet in the
+        store's listings."""
         keys = (each.key for each in self._prefix.list_objects(self.key))
         number = find_last(key for key in keys if in_folder(key, self.key))
         while self._prefix.read(self.object_key(number + 1)) is not None:
@@ -61,7 +65,11 @@ class Chain:
 
         Returns: False if another process has created it, with another content.
         """
-        record = {"format_version": FORMAT_VERSION, "nonce": secrets.token_hex(8), "content": content}
+        record = {
+            "format_version": FORMAT_VERSION,
+            "nonce": secrets.token_hex(8),
+            "content": content,
+        }
         key = self.object_key(after + 1)
         for _ in range(_MOST_COLLISIONS):
             if self._prefix.create(key, json.dumps(record, sort_keys=True).encode()):
@@ -69,10 +77,15 @@ class Chain:
             data = self._prefix.read(key)
             if data is not None:
                 found = _parse(self._place(key), data)
-                # Its own if the answer to the first attempt was lost; an equal one of another process serves as well.
-                return found["nonce"] == record["nonce"] or (content is not None and found["content"] == content)
+                # Its own if the answer to the first attempt was lost; an equal one of another
+                # process serves as well.
+                return found["nonce"] == record["nonce"] or (
+                    content is not None and found["content"] == content
+                )
             time.sleep(_COLLISION_SECONDS)  # two requests collided, and neither was carried out
-        raise CacheError(f"{self._place(key)}: cannot be created, although it does not exist: check the store")
+        raise CacheError(
+            f"{self._place(key)}: cannot be created, although it does not exist: check the store"
+        )
 
     def parse(self, number: int, data: bytes) -> Record:
         """A version from its object. Raises: CacheError."""
@@ -154,15 +167,23 @@ def parse_commit(place: str, version: Record) -> Commit:
         fields = (missing_field(file, _FILE) for file in content["files"].values())
         missing = next((field for field in fields if field is not None), None)
     names = () if missing is not None else (*content["files"], *content["replaced"])
-    if any(not isinstance(name, str) or not name or "/" in name or name.startswith(".") for name in names):
+    if any(
+        not isinstance(name, str) or not name or "/" in name or name.startswith(".")
+        for name in names
+    ):
         missing = "valid names of files"
     if missing is not None:
         raise CacheError(f"{place}: damaged (it lacks {missing}); restore it from a backup")
-    files = {name: StoredFile(*(file[field] for field in _FILE)) for name, file in content["files"].items()}
+    files = {
+        name: StoredFile(*(file[field] for field in _FILE))
+        for name, file in content["files"].items()
+    }
     return Commit(version.number, files, frozenset(content["replaced"]))
 
 
-def describe_files(at: str, members: Mapping[str, bytes | Path], etags: Mapping[str, str]) -> dict[str, StoredFile]:
+def describe_files(
+    at: str, members: Mapping[str, bytes | Path], etags: Mapping[str, str]
+) -> dict[str, StoredFile]:
     """Files of an upload, by name, from their contents and the etags of their objects."""
     return {name: StoredFile(at, *_measure(data), etags[name]) for name, data in members.items()}
 

@@ -1,8 +1,10 @@
-"""A node's copies of folders of a cache in an object store: downloaded once, by one process, with their checksums compared.
+"""A node's copies of folders of a cache in an object store: downloaded once, by one process, with
+their checksums compared.
 
-A copy is used whenever a process asks for it, which is noted by the time of its receipt. Copies that are not used are removed by
-the next download to the node (after UNUSED_SECONDS), and by `gc` on this node. Of a cache of which nothing was used, everything
-is removed. Processes that have opened a file keep it; whoever needs a copy later downloads it again.
+A copy is used whenever a process asks for it, which is noted by the time of its receipt. Copies
+that are not used are removed by the next download to the node (after UNUSED_SECONDS), and by `gc`
+on this node. Of a cache of which nothing was used, everything is removed. Processes that have
+opened a file keep it; whoever needs a copy later downloads it again.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ def note_use(receipt: Path) -> bool:
 
 
 def remove_unused(node: Path, before: float, *, dry_run: bool = False) -> tuple[int, int]:
-    """Remove the copies of a node that were last used before a time (seconds since 1970), of all its caches.
+    """Remove the copies of a node that were last used before a time (seconds since 1970), of all
+    its caches.
 
     Args:
         node: the folder of one of them; the others are next to it.
@@ -64,7 +67,9 @@ def remove_unused(node: Path, before: float, *, dry_run: bool = False) -> tuple[
             if is_unused and not dry_run and not _list_receipts(folder):
                 shutil.rmtree(folder, ignore_errors=True)
     if copies and not dry_run:
-        LOG.info("%s: removed %d unused copies of parts of caches, %d bytes", node.parent, copies, size)
+        LOG.info(
+            "%s: removed %d unused copies of parts of caches, %d bytes", node.parent, copies, size
+        )
     return copies, size
 
 
@@ -83,7 +88,9 @@ def _remove_copy(folder: Path, receipt: Path, before: float, *, dry_run: bool) -
         if dry_run:
             return size
         aside = temp_sibling(receipt)
-        receipt.rename(aside)  # from here on, whoever notes its use finds none, and waits for the lock
+        receipt.rename(
+            aside
+        )  # from here on, whoever notes its use finds none, and waits for the lock
         if aside.stat().st_mtime >= before:
             aside.rename(receipt)
             return 0
@@ -97,7 +104,9 @@ def _remove_copy(folder: Path, receipt: Path, before: float, *, dry_run: bool) -
 
 def _last_change(folder: Path) -> float:
     """When a file of a folder was last written."""
-    return max((path.lstat().st_mtime for path in folder.rglob("*")), default=folder.stat().st_mtime)
+    return max(
+        (path.lstat().st_mtime for path in folder.rglob("*")), default=folder.stat().st_mtime
+    )
 
 
 class Copies:
@@ -130,7 +139,9 @@ class Copies:
         Raises: FileNotFoundError if an object does not exist; CacheError if one is damaged.
         """
         if present is not None:
-            changed = {name for name, file in commit.files.items() if present.files.get(name) != file}
+            changed = {
+                name for name, file in commit.files.items() if present.files.get(name) != file
+            }
             if changed <= commit.replaced and present.files.keys() <= commit.files.keys():
                 for name in sorted(changed):
                     self._replace(folder, commit, name)
@@ -198,4 +209,6 @@ class Copies:
     def _write_receipt(self, folder: str, commit: Commit) -> None:
         path = self._receipt(folder)
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, json.dumps({"number": commit.number, "content": commit.make_content()}).encode())
+        replace_file(
+            path, json.dumps({"number": commit.number, "content": commit.make_content()}).encode()
+        )

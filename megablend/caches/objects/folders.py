@@ -1,7 +1,9 @@
-"""Folders of a cache in an object store: each commit lists the files of a folder with their checksums.
+"""Folders of a cache in an object store: each commit lists the files of a folder with their
+checksums.
 
-Files are uploaded below a name of their own (a nonce), so that nobody overwrites them; creating the next version of the folder's
-chain is the commit. What a killed build has uploaded belongs to no commit.
+Files are uploaded below a name of their own (a nonce), so that nobody overwrites them; creating the
+next version of the folder's chain is the commit. What a killed build has uploaded belongs to no
+commit.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from megablend.caches.base import Entry
-from megablend.caches.objects.commits import Chain, Commit, StoredFile, describe_files, find_last, parse_commit
+from megablend.caches.objects.commits import (
+    Chain,
+    Commit,
+    StoredFile,
+    describe_files,
+    find_last,
+    parse_commit,
+)
 from megablend.caches.objects.copies import Copies
 from megablend.caches.objects.node import lock_node
 from megablend.errors import CacheError, DamagedCacheError
@@ -25,7 +34,8 @@ _OWN = re.compile(r"[0-9a-f]{16,}(-.+)?")
 
 
 def is_own(name: str) -> bool:
-    """Whether a file or a folder can be the cache's by its name, which begins with a digest: then a dash where more follows."""
+    """Whether a file or a folder can be the cache's by its name, which begins with a digest: then a
+    dash where more follows."""
     return _OWN.fullmatch(name) is not None
 
 
@@ -54,8 +64,12 @@ class Folders:
         by_folder: dict[str, dict[str, ObjectEntry]] = {}
         for each in self._list_members(kind):
             by_folder.setdefault(_folder_of(each.key), {})[each.key] = each
-        lasts = {folder: find_last(filter(_is_commit, objects)) for folder, objects in by_folder.items()}
-        commits = self._read_commits({folder: number for folder, number in lasts.items() if number >= 0})
+        lasts = {
+            folder: find_last(filter(_is_commit, objects)) for folder, objects in by_folder.items()
+        }
+        commits = self._read_commits(
+            {folder: number for folder, number in lasts.items() if number >= 0}
+        )
         entries = []
         for folder, commit in sorted(commits.items()):
             if commit.files:
@@ -64,7 +78,9 @@ class Folders:
                 manifest = commit.files.get(MANIFEST)
                 made = objects.get(f"{folder}/{manifest.at}/{MANIFEST}") if manifest else None
                 size = sum(each.bytes for each in objects.values())
-                entries.append(Entry(folder.rpartition("/")[2], size, made.modified if made else last, last))
+                entries.append(
+                    Entry(folder.rpartition("/")[2], size, made.modified if made else last, last)
+                )
         return entries
 
     def read(self, folder: str) -> Commit | None:
@@ -80,7 +96,8 @@ class Folders:
         return self._copies.read_member(folder, commit, name)
 
     def fetch(self, folder: str, *, is_fresh: bool) -> Path:
-        """The folder's copy on this node, up to date; nothing may be at the path if there is no such folder."""
+        """The folder's copy on this node, up to date; nothing may be at the path if there is no
+        such folder."""
         path = self._node / folder
         present = None if is_fresh else self._copies.find_complete(folder)
         if present is not None and not present.replaced:
@@ -90,9 +107,13 @@ class Folders:
                 if (commit := self.read(folder)) is None:
                     break
                 try:
-                    self._copies.update(folder, commit, None if is_fresh else self._copies.find_complete(folder))
+                    self._copies.update(
+                        folder, commit, None if is_fresh else self._copies.find_complete(folder)
+                    )
                     break
-                except FileNotFoundError as error:  # perhaps committed again meanwhile, and its previous files removed
+                except (
+                    FileNotFoundError
+                ) as error:  # perhaps committed again meanwhile, and its previous files removed
                     if is_last:
                         raise DamagedCacheError.of(f"{error}") from None
         return path
@@ -127,7 +148,8 @@ class Folders:
         return reused is None
 
     def remove(self, folder: str) -> None:
-        """Remove a folder unless it is committed again meanwhile: the files of its last commit, which nobody uses then."""
+        """Remove a folder unless it is committed again meanwhile: the files of its last commit,
+        which nobody uses then."""
         last = self._read_last(folder)
         if last is not None and last.files and self._chain(folder).append(None, last.number):
             self._prefix.remove(list(last.list_keys(folder)))
@@ -142,8 +164,11 @@ class Folders:
         return (each for each in listed if each.modified < before and each.key not in used)
 
     def _list_members(self, kind: str) -> list[ObjectEntry]:
-        """Objects of all folders of a kind; without others, such as the markers that consoles create for folders."""
-        listed = (each for each in self._prefix.list_objects(kind) if each.key.count("/") == _SLASHES)
+        """Objects of all folders of a kind; without others, such as the markers that consoles
+        create for folders."""
+        listed = (
+            each for each in self._prefix.list_objects(kind) if each.key.count("/") == _SLASHES
+        )
         return [each for each in listed if is_own(each.key.split("/")[1])]
 
     def _chain(self, folder: str) -> Chain:
@@ -163,24 +188,33 @@ class Folders:
             place = f"{self._prefix.location}/{keys[folder]}"
             if data is None:
                 raise CacheError(f"{place}: was removed just now; repeat the command")
-            self._commits[keys[folder]] = parse_commit(place, chains[folder].parse(numbers[folder], data))
+            self._commits[keys[folder]] = parse_commit(
+                place, chains[folder].parse(numbers[folder], data)
+            )
         return {folder: self._commits[key] for folder, key in keys.items()}
 
     def _find_reusable(
         self, folder: str, last: Commit, written: Path, is_same: Callable[[Path, Path], bool]
     ) -> dict[str, StoredFile] | None:
-        """Files of the last commit that need not be uploaded again; None if there are none, or they are damaged."""
+        """Files of the last commit that need not be uploaded again; None if there are none, or they
+        are damaged."""
         if last.files and self._has_all(folder, last):
             with suppress(CacheError):
                 if is_same(self.fetch(folder, is_fresh=False), written):
-                    return {name: file for name, file in last.files.items() if name not in last.replaced}
+                    return {
+                        name: file for name, file in last.files.items() if name not in last.replaced
+                    }
         return None
 
     def _has_all(self, folder: str, commit: Commit) -> bool:
         """Whether the objects of a commit exist as they were written."""
         files = commit.list_keys(folder)
         for found, file in zip(self._prefix.describe_all(list(files)), files.values(), strict=True):
-            if found is None or found.bytes != file.bytes or (file.etag and found.etag and found.etag != file.etag):
+            if (
+                found is None
+                or found.bytes != file.bytes
+                or (file.etag and found.etag and found.etag != file.etag)
+            ):
                 return False
         return True
 
@@ -191,9 +225,15 @@ class Folders:
         with log_slow_wait(f"the upload of {self._prefix.location}/{folder}"):
             return self._upload(folder, at, paths) | self._upload(folder, at, manifest)
 
-    def _upload(self, folder: str, at: str, members: Mapping[str, bytes | Path]) -> dict[str, StoredFile]:
-        etags = self._prefix.write_all({f"{folder}/{at}/{name}": data for name, data in members.items()})
-        return describe_files(at, members, {key.rpartition("/")[2]: etag for key, etag in etags.items()})
+    def _upload(
+        self, folder: str, at: str, members: Mapping[str, bytes | Path]
+    ) -> dict[str, StoredFile]:
+        etags = self._prefix.write_all(
+            {f"{folder}/{at}/{name}": data for name, data in members.items()}
+        )
+        return describe_files(
+            at, members, {key.rpartition("/")[2]: etag for key, etag in etags.items()}
+        )
 
 
 def _is_commit(key: str) -> bool:

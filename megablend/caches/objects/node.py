@@ -25,8 +25,8 @@ _LEFTOVER_SECONDS = 86400.0
 def find_node_folder(location: str, endpoint: str | None, local_cache: str | None) -> Path:
     """The folder of a cache on this node, created if missing.
 
-    Below `local_cache`, or else below XDG_CACHE_HOME or ~/.cache, where it is private, or else a temporary folder of this
-    process.
+    Below `local_cache`, or else below XDG_CACHE_HOME or ~/.cache, where it is private, or else a
+    temporary folder of this process.
 
     Raises: CacheError if it cannot be created.
     """
@@ -41,7 +41,9 @@ def find_node_folder(location: str, endpoint: str | None, local_cache: str | Non
     with contextlib.suppress(RuntimeError):  # a user without a home
         bases.append(Path("~/.cache").expanduser())
     with translate_os_errors(Path(bases[0] if bases else "/tmp")):
-        return find_private_folder(bases, Path("megablend") / "caches" / key, prefix="megablend-cache-")[0]
+        return find_private_folder(
+            bases, Path("megablend") / "caches" / key, prefix="megablend-cache-"
+        )[0]
 
 
 @contextlib.contextmanager
@@ -66,7 +68,8 @@ def try_lock_node(folder: Path, name: str) -> Iterator[bool]:
 
 
 def remove_old_leftovers(folder: Path) -> None:
-    """Remove unfinished files of killed processes: those that are older than any process takes to finish one."""
+    """Remove unfinished files of killed processes: those that are older than any process takes to
+    finish one."""
     before = time.time() - _LEFTOVER_SECONDS
     for path in folder.rglob(f"{TEMPORARY}*"):
         with contextlib.suppress(FileNotFoundError):  # just finished by its process

@@ -35,7 +35,8 @@ from megablend.storage.objects.prefix import ObjectPrefix
 
 _FOLDERS = (SNAPSHOTS, DOCUMENTS, CHECKSUMS)
 _COPIED = ("packs", "splits", "idx")
-"""Kinds of files of which a node's copy is as good as the store's: their names say what they contain."""
+"""Kinds of files of which a node's copy is as good as the store's: their names say what they
+contain."""
 _KEYS = {RUNS: "runs", SKIPS: "skips"}
 """Keys of the kinds of records."""
 _CLOCK = ".clock"
@@ -50,7 +51,9 @@ class ObjectCacheStore:
         local_cache: folder of this node's copies; None for the default, see `node`.
     """
 
-    def __init__(self, location: str, options: ObjectOptions, local_cache: str | None = None) -> None:
+    def __init__(
+        self, location: str, options: ObjectOptions, local_cache: str | None = None
+    ) -> None:
         self._options = options
         self._local_cache = local_cache
         self._prefix = ObjectPrefix(location, options)
@@ -81,7 +84,9 @@ class ObjectCacheStore:
     @cached_property
     def folder(self) -> Path:
         """See CacheStore: this node's copy."""
-        return find_node_folder(self.location, self._options.find(self.location).endpoint, self._local_cache)
+        return find_node_folder(
+            self.location, self._options.find(self.location).endpoint, self._local_cache
+        )
 
     @cached_property
     def _folders(self) -> Folders:
@@ -95,7 +100,8 @@ class ObjectCacheStore:
     def hold(
         self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
     ) -> Iterator[LockInfo]:
-        """See CacheStore: nobody is kept out. Raises: CacheError if the store or the node's folder cannot be written safely."""
+        """See CacheStore: nobody is kept out. Raises: CacheError if the store or the node's folder
+        cannot be written safely."""
         check_folders(self.folder)
         if not self._is_checked:
             check_creates_once(self._prefix)
@@ -118,7 +124,9 @@ class ObjectCacheStore:
         finally:
             self._prefix.remove([key])
         if found is None:
-            raise CacheError(f"{self.location}/{key}: was removed while the time was read from it; repeat the command")
+            raise CacheError(
+                f"{self.location}/{key}: was removed while the time was read from it; repeat the command"
+            )
         self._clock_lead = found.modified - time.time()
         return found.modified
 
@@ -131,7 +139,11 @@ class ObjectCacheStore:
         if kind in _FOLDERS:
             return self._folders.describe_all(kind)
         listed = ((each.key.split("/", 1)[1], each) for each in self._prefix.list_objects(kind))
-        return [Entry(name, each.bytes, each.modified, each.modified) for name, each in listed if is_own(name)]
+        return [
+            Entry(name, each.bytes, each.modified, each.modified)
+            for name, each in listed
+            if is_own(name)
+        ]
 
     def fetch_file(self, kind: str, name: str, *, is_written: bool = False) -> Path:
         """See CacheStore."""
@@ -142,7 +154,9 @@ class ObjectCacheStore:
         if data is not None:
             replace_file(path, data)
         elif is_written:
-            raise CacheError(f"{self.location}/{kind}/{name}: was written by a rank, but does not exist; build again")
+            raise CacheError(
+                f"{self.location}/{kind}/{name}: was written by a rank, but does not exist; build again"
+            )
         else:
             path.unlink(missing_ok=True)
         return path
@@ -150,8 +164,12 @@ class ObjectCacheStore:
     def fetch_files(self, kind: str, owners: Collection[str] | None = None) -> None:
         """See CacheStore."""
         here = set(list_committed(self.folder / kind))
-        names = [name for name in self.list_files(kind) if name not in here and _belongs(name, owners)]
-        for name, data in zip(names, self._prefix.read_all([f"{kind}/{name}" for name in names]), strict=True):
+        names = [
+            name for name in self.list_files(kind) if name not in here and _belongs(name, owners)
+        ]
+        for name, data in zip(
+            names, self._prefix.read_all([f"{kind}/{name}" for name in names]), strict=True
+        ):
             if data is not None:
                 replace_file(self._path(kind, name), data)
 
@@ -183,7 +201,12 @@ class ObjectCacheStore:
         return self._folders.read_member(place_below(kind, name), member)
 
     def commit_folder(
-        self, kind: str, name: str, written: Path, replaced: Mapping[str, bytes], is_same: Callable[[Path, Path], bool]
+        self,
+        kind: str,
+        name: str,
+        written: Path,
+        replaced: Mapping[str, bytes],
+        is_same: Callable[[Path, Path], bool],
     ) -> bool:
         """See CacheStore."""
         return self._folders.commit(place_below(kind, name), written, replaced, is_same)
@@ -202,11 +225,15 @@ class ObjectCacheStore:
                 (self.folder / place_below(kind, name)).unlink()
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """See CacheStore: what killed builds uploaded, and files of earlier commits; and unused copies of this node."""
+        """See CacheStore: what killed builds uploaded, and files of earlier commits; and unused
+        copies of this node."""
         remove_unused(self.folder, before - self._clock_lead, dry_run=dry_run)
         found = [each for kind in _FOLDERS for each in self._folders.find_leftovers(kind, before)]
         found += [
-            each for kind in (PROBES, _CLOCK) for each in self._prefix.list_objects(kind) if each.modified < before
+            each
+            for kind in (PROBES, _CLOCK)
+            for each in self._prefix.list_objects(kind)
+            if each.modified < before
         ]
         if not dry_run:
             self._prefix.remove([each.key for each in found])
@@ -219,10 +246,14 @@ class ObjectCacheStore:
             if len(parts := each.key.split("/")) == 3:
                 numbers[parts[1]] = max(numbers.get(parts[1], -1), find_last([each.key]))
         chains = {name: self._chain(kind, name) for name, number in numbers.items() if number >= 0}
-        data = self._prefix.read_all([chain.object_key(numbers[name]) for name, chain in chains.items()])
+        data = self._prefix.read_all(
+            [chain.object_key(numbers[name]) for name, chain in chains.items()]
+        )
         found = zip(chains.items(), data, strict=True)
         return sorted(
-            name for (name, chain), each in found if each and chain.parse(numbers[name], each).data is not None
+            name
+            for (name, chain), each in found
+            if each and chain.parse(numbers[name], each).data is not None
         )
 
     def describe_record(self, kind: str, name: str) -> str:
@@ -286,7 +317,8 @@ _RACERS = 8
 
 
 def check_creates_once(prefix: ObjectPrefix) -> None:
-    """Let requests race to create an object. Raises: CacheError if several succeed, or an existing one is replaced."""
+    """Let requests race to create an object. Raises: CacheError if several succeed, or an existing
+    one is replaced."""
     for _ in range(_ROUNDS):
         key = f"{PROBES}/{secrets.token_hex(8)}"
         try:

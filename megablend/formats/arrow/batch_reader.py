@@ -1,7 +1,7 @@
 """Record batches of an Arrow file as blocks.
 
-A batch that consists of little else than the token column's buffers is fetched whole. Of others the message is fetched first: it
-says where the column's buffers are.
+A batch that consists of little else than the token column's buffers is fetched whole. Of others the
+message is fetched first: it says where the column's buffers are.
 """
 
 from __future__ import annotations
@@ -36,24 +36,38 @@ class ArrowReader:
     places: Array
     """PLACE_DTYPE [num_batches], sorted by offset."""
     offsets: Array
-    """int64 [num_batches]: the places' offsets, side by side: a search in a field of a table copies all of it."""
+    """int64 [num_batches]: the places' offsets, side by side: a search in a field of a table copies
+    all of it."""
 
     def byte_ranges(
-        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges] = (), *, tokens: bool = True
+        self,
+        blocks: Array,
+        chunks: Array,
+        fetched: Sequence[FetchedRanges] = (),
+        *,
+        tokens: bool = True,
     ) -> list[FileRanges]:
-        """Whole batches and messages; then the column's buffers of the latter. See BlockReader.byte_ranges."""
+        """Whole batches and messages; then the column's buffers of the latter. See
+        BlockReader.byte_ranges."""
         places = self._places(blocks)
         is_whole = _are_whole(blocks, places, tokens=tokens)
         if len(fetched) == 0 and len(blocks):
             sizes = places["metadata_bytes"] + np.where(is_whole, places["body_bytes"], 0)
-            return [FileRanges(self.path, np.ascontiguousarray(places["offset"]), sizes, np.arange(len(blocks)))]
+            return [
+                FileRanges(
+                    self.path, np.ascontiguousarray(places["offset"]), sizes, np.arange(len(blocks))
+                )
+            ]
         if len(fetched) != 1 or is_whole.all():
             return []
         found: list[tuple[int, int, int]] = []  # offset, size, block
         for i in np.flatnonzero(~is_whole).tolist():
             batch = self._parse(places[i], fetched[0][i])
             body = int(places[i]["offset"]) + int(places[i]["metadata_bytes"])
-            found += [(body + offset, size, i) for offset, size in needed_ranges(batch, self.column, tokens=tokens)]
+            found += [
+                (body + offset, size, i)
+                for offset, size in needed_ranges(batch, self.column, tokens=tokens)
+            ]
         offsets, sizes, owners = np.array(found, np.int64).reshape(-1, 3).T.copy()
         return [FileRanges(self.path, offsets, sizes, owners)]
 
@@ -102,23 +116,32 @@ class ArrowReader:
                 stored = {0: fetched[0][i][int(place["metadata_bytes"]) :]}
             else:
                 stored = {offset - body: data for offset, data in parts.get(i, {}).items()}
-            found.append((block, place, batch, Buffers(batch, _Stored(stored, whole=bool(is_whole[i])).load)))
+            found.append(
+                (block, place, batch, Buffers(batch, _Stored(stored, whole=bool(is_whole[i])).load))
+            )
         return found
 
     def _places(self, blocks: Array) -> Array:
-        """Where the blocks' batches are: PLACE_DTYPE [n]. Raises: CorruptFileError where none begins."""
+        """Where the blocks' batches are: PLACE_DTYPE [n]. Raises: CorruptFileError where none
+        begins."""
         offsets = blocks["offset"]
         numbers = np.searchsorted(self.offsets, offsets)
         known = numbers < len(self.offsets)
         known[known] = self.offsets[numbers[known]] == offsets[known]
         if not known.all():
-            raise CorruptFileError(self.path, "no record batch begins here", offset=int(offsets[~known][0]))
+            raise CorruptFileError(
+                self.path, "no record batch begins here", offset=int(offsets[~known][0])
+            )
         return self.places[numbers]
 
     def _parse(self, place: np.void, data: Bytes) -> Batch:
         """The message with which a batch begins."""
         try:
-            return parse_batch(data[: int(place["metadata_bytes"])].tobytes(), int(place["body_bytes"]), self.column)
+            return parse_batch(
+                data[: int(place["metadata_bytes"])].tobytes(),
+                int(place["body_bytes"]),
+                self.column,
+            )
         except BatchError as error:
             raise self._corrupt(place, error) from error
 

@@ -33,11 +33,16 @@ class Buffers:
         self.fetched_bytes = 0
 
     def size(self, number: int) -> int:
-        """Bytes of a buffer; those of a compressed one are read from its prefix. Raises: BatchError."""
+        """Bytes of a buffer; those of a compressed one are read from its prefix. Raises:
+        BatchError."""
         if number in self._read:
             return len(self._read[number])
         stored = int(self._batch.buffers[number]["size"])
-        return stored if self._batch.codec is None else _decompressed_size(self._load(number, min(stored, 8)), stored)
+        return (
+            stored
+            if self._batch.codec is None
+            else _decompressed_size(self._load(number, min(stored, 8)), stored)
+        )
 
     def read(self, number: int) -> Array:
         """uint8 [size], read-only. Raises: BatchError."""
@@ -64,11 +69,15 @@ def decompress(stored: Bytes, codec: str) -> Array:
         return stored[8:]
     out = np.empty(size + 1, np.uint8)  # one more byte, to detect a buffer that is longer
     try:
-        got = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)[8:]), codec).readinto(out)
+        got = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)[8:]), codec).readinto(
+            out
+        )
     except (pa.ArrowException, OSError) as error:
         raise BatchError(f"{codec}: {error}") from error
     if got != size:
-        raise BatchError(f"{codec}: a buffer of {size} bytes decompresses to {'more' if got > size else got}")
+        raise BatchError(
+            f"{codec}: a buffer of {size} bytes decompresses to {'more' if got > size else got}"
+        )
     out.flags.writeable = False
     return out[:size]
 
@@ -77,7 +86,9 @@ def _decompressed_size(start: Bytes, stored_bytes: int) -> int:
     if not stored_bytes:
         return 0
     if stored_bytes < 8:
-        raise BatchError(f"a compressed buffer of {stored_bytes} bytes is too short for its size field")
+        raise BatchError(
+            f"a compressed buffer of {stored_bytes} bytes is too short for its size field"
+        )
     if (prefix := start.tobytes()) == _NOT_COMPRESSED:
         return stored_bytes - 8
     size = int.from_bytes(prefix, "little", signed=True)

@@ -1,7 +1,7 @@
 """Which of a record batch's buffers belong to the token column.
 
-A record batch lists one node (length, number of nulls) for each field and child field, and their buffers, in the order
-of a walk of the schema that visits parents first.
+A record batch lists one node (length, number of nulls) for each field and child field, and their
+buffers, in the order of a walk of the schema that visits parents first.
 
 Source: Arrow columnar format, "RecordBatch message", "Buffer listing".
 """
@@ -69,11 +69,14 @@ class _Field(NamedTuple):
     level: Level
 
 
-def find_column(path: str, column: str | None, schema: pa.Schema, *, numbers: bool = False) -> tuple[str, Column]:
+def find_column(
+    path: str, column: str | None, schema: pa.Schema, *, numbers: bool = False
+) -> tuple[str, Column]:
     """The token column of a schema, by its dotted path; with `numbers`, one of numbers of any kind.
 
-    Raises: ConfigError (no such column, several to choose from, or not of integers or numbers); UnsupportedFileError (a
-        column has a type whose buffers are not known); CorruptFileError (a name is not UTF-8).
+    Raises: ConfigError (no such column, several to choose from, or not of integers or numbers);
+        UnsupportedFileError (a column has a type whose buffers are not known); CorruptFileError (a
+        name is not UTF-8).
     """
     fields: dict[str, tuple[_Field, ...]] = {}
     end = Level(0, 0, 0)
@@ -86,7 +89,9 @@ def find_column(path: str, column: str | None, schema: pa.Schema, *, numbers: bo
                 fields[name] = chain
             end = _behind(field.type, end)
     except UnicodeDecodeError as error:
-        raise CorruptFileError(path, f"footer: the name of a column is not UTF-8: {error}") from error
+        raise CorruptFileError(
+            path, f"footer: the name of a column is not UTF-8: {error}"
+        ) from error
     except _UnknownLayoutError as error:
         raise UnsupportedFileError(
             path,
@@ -113,7 +118,9 @@ def find_column(path: str, column: str | None, schema: pa.Schema, *, numbers: bo
     )
 
 
-def _walk(name: str, kind: Any, level: Level, above: tuple[_Field, ...]) -> Iterator[tuple[_Field, ...]]:
+def _walk(
+    name: str, kind: Any, level: Level, above: tuple[_Field, ...]
+) -> Iterator[tuple[_Field, ...]]:
     """Each field that a dotted path can refer to, with its parents."""
     chain = (*above, _Field(name, kind, level))
     yield chain
@@ -127,7 +134,8 @@ def _walk(name: str, kind: Any, level: Level, above: tuple[_Field, ...]) -> Iter
 
 
 def _behind(kind: Any, level: Level) -> Level:
-    """The position of the field that follows one of type `kind` at `level`. Raises: _UnknownLayoutError."""
+    """The position of the field that follows one of type `kind` at `level`. Raises:
+    _UnknownLayoutError."""
     stored = _storage(kind)
     node = level.node + 1
     buffer = level.buffer

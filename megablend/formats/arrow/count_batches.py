@@ -20,7 +20,8 @@ def count_batches(path: str, places: Array, column: Column, storage: Storage) ->
     Args:
         places: PLACE_DTYPE [num_batches].
 
-    Returns: BLOCK_DTYPE [n], of the batches that have rows; the bytes of their bodies that were read.
+    Returns: BLOCK_DTYPE [n], of the batches that have rows; the bytes of their bodies that were
+        read.
     Raises: CorruptFileError; UnsupportedFileError for a batch that is too large.
     """
     request_batches(path, places, column, storage)
@@ -35,7 +36,9 @@ def count_batches(path: str, places: Array, column: Column, storage: Storage) ->
 
 def _buffers(path: str, batch: Batch, place: np.void, storage: Storage) -> Buffers:
     body = int(place["offset"]) + int(place["metadata_bytes"])
-    return Buffers(batch, lambda offset, size: np.frombuffer(storage.read(path, body + offset, size), np.uint8))
+    return Buffers(
+        batch, lambda offset, size: np.frombuffer(storage.read(path, body + offset, size), np.uint8)
+    )
 
 
 def _count(path: str, column: Column, place: np.void, block: np.void, storage: Storage) -> int:

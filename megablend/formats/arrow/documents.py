@@ -1,6 +1,7 @@
 """The documents of the token column in a record batch.
 
-Source: Arrow columnar format, "Variable-size List Layout", "Fixed-Size List Layout", "Validity bitmaps".
+Source: Arrow columnar format, "Variable-size List Layout", "Fixed-Size List Layout", "Validity
+    bitmaps".
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Documents:
 
 
 def find_documents(batch: Batch, column: Column, buffers: Buffers) -> Documents:
-    """The positions of the rows' tokens among the column's values, from validity bitmaps and offsets alone.
+    """The positions of the rows' tokens among the column's values, from validity bitmaps and
+    offsets alone.
 
     Null rows, rows of null structs and null elements have no tokens. Raises: BatchError.
     """
@@ -78,7 +80,8 @@ def _check_values(batch: Batch, column: Column, buffers: Buffers) -> None:
     *parents, values = column.levels
     slots = int(batch.nodes[values.node]["length"])
     lengths = [
-        int(batch.nodes[level.node]["length"]) for level in (parents if column.kind != "flat" else column.levels)
+        int(batch.nodes[level.node]["length"])
+        for level in (parents if column.kind != "flat" else column.levels)
     ]
     if any(length != batch.rows for length in lengths):
         raise BatchError(f"has {batch.rows} rows, but columns of {lengths}")

@@ -1,4 +1,5 @@
-"""The few parts of the flatbuffer encoding that Arrow's footer and record batch messages use, with every offset checked.
+"""The few parts of the flatbuffer encoding that Arrow's footer and record batch messages use, with
+every offset checked.
 
 Source: FlatBuffers internals ("Tables", "Vectors"); Arrow's File.fbs, Message.fbs.
 """
@@ -47,7 +48,9 @@ class Table:
         start = place + self._scalar_at("<I", place)
         count = self._scalar_at("<I", start)
         if start + 4 + count * np.dtype(dtype).itemsize > len(self._data):
-            raise FlatbufferError(f"a vector of {count} entries at byte {start} ends after the buffer")
+            raise FlatbufferError(
+                f"a vector of {count} entries at byte {start} ends after the buffer"
+            )
         return np.frombuffer(self._data, dtype, count, start + 4)
 
     def _place(self, field: int) -> int | None:

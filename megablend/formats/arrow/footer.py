@@ -1,6 +1,7 @@
 """The end of an Arrow IPC file: the positions of its record batches, and its schema.
 
-    ARROW1 00 00 | schema | dictionaries and batches ... | footer (flatbuffer) | its length (int32) | ARROW1
+    ARROW1 00 00 | schema | dictionaries and batches ... | footer (flatbuffer) | its length (int32)
+    | ARROW1
 
 Source: Arrow columnar format, "IPC File Format"; File.fbs.
 """
@@ -24,8 +25,11 @@ _TAIL_BYTES = 4 + len(MAGIC)
 _CONTINUATION = b"\xff\xff\xff\xff"
 _METADATA_V4 = 3
 
-PLACE_DTYPE = np.dtype([("offset", "<i8"), ("metadata_bytes", "<i4"), ("padding", "<i4"), ("body_bytes", "<i8")])
-"""The position of a record batch: its message's first byte, the sizes of its metadata and its body (File.fbs: Block)."""
+PLACE_DTYPE = np.dtype(
+    [("offset", "<i8"), ("metadata_bytes", "<i4"), ("padding", "<i4"), ("body_bytes", "<i8")]
+)
+"""The position of a record batch: its message's first byte, the sizes of its metadata and its body
+(File.fbs: Block)."""
 
 
 def read_footer(path: str, size: int, storage: Storage) -> bytes:
@@ -34,7 +38,9 @@ def read_footer(path: str, size: int, storage: Storage) -> bytes:
     Raises: CorruptFileError; UnsupportedFileError for an Arrow stream or a Feather V1 file.
     """
     if size < _HEAD_BYTES + _TAIL_BYTES:
-        raise CorruptFileError(path, f"{size} bytes are too short for an Arrow IPC file; restore the file")
+        raise CorruptFileError(
+            path, f"{size} bytes are too short for an Arrow IPC file; restore the file"
+        )
     request_tail(storage, path, size)
     head = storage.read(path, 0, _HEAD_BYTES)
     if head[:4] == b"FEA1":
@@ -49,7 +55,9 @@ def read_footer(path: str, size: int, storage: Storage) -> bytes:
         )
     if head[: len(MAGIC)] != MAGIC:
         raise CorruptFileError(
-            path, f"begins with {head!r}, not with {MAGIC!r}: not an Arrow IPC file; {REWRITE_REMEDY}", offset=0
+            path,
+            f"begins with {head!r}, not with {MAGIC!r}: not an Arrow IPC file; {REWRITE_REMEDY}",
+            offset=0,
         )
     tail = storage.read(path, size - _TAIL_BYTES, _TAIL_BYTES)
     if tail[4:] != MAGIC:
@@ -61,7 +69,9 @@ def read_footer(path: str, size: int, storage: Storage) -> bytes:
     footer_bytes = int.from_bytes(tail[:4], "little", signed=True)
     if not 0 < footer_bytes <= size - _HEAD_BYTES - _TAIL_BYTES:
         raise CorruptFileError(
-            path, f"has an invalid footer length: {footer_bytes} bytes; {REWRITE_REMEDY}", offset=size - _TAIL_BYTES
+            path,
+            f"has an invalid footer length: {footer_bytes} bytes; {REWRITE_REMEDY}",
+            offset=size - _TAIL_BYTES,
         )
     return storage.read(path, size - _TAIL_BYTES - footer_bytes, footer_bytes + _TAIL_BYTES)
 
@@ -72,7 +82,8 @@ def footer_digest(footer: bytes) -> str:
 
 
 def batch_places(path: str, size: int, footer: bytes) -> Array:
-    """The positions of the record batches: PLACE_DTYPE [num_batches], in the footer's order, each within the file.
+    """The positions of the record batches: PLACE_DTYPE [num_batches], in the footer's order, each
+    within the file.
 
     Raises: CorruptFileError; UnsupportedFileError for big-endian files and metadata older than V4.
     """
@@ -86,13 +97,21 @@ def batch_places(path: str, size: int, footer: bytes) -> Array:
     except FlatbufferError as error:
         raise CorruptFileError(path, f"footer: {error}; {REWRITE_REMEDY}", offset=start) from error
     if version < _METADATA_V4:
-        raise UnsupportedFileError(path, f"has Arrow metadata version V{version + 1}; rewrite it with a newer Arrow")
+        raise UnsupportedFileError(
+            path, f"has Arrow metadata version V{version + 1}; rewrite it with a newer Arrow"
+        )
     if big_endian:
         raise UnsupportedFileError(path, "is big-endian; rewrite it on a little-endian machine")
     offset = places["offset"]
     metadata = places["metadata_bytes"]
     body = places["body_bytes"]
-    inside = (offset >= _HEAD_BYTES) & (offset <= start) & (metadata >= 8) & (body >= 0) & (body <= start)
+    inside = (
+        (offset >= _HEAD_BYTES)
+        & (offset <= start)
+        & (metadata >= 8)
+        & (body >= 0)
+        & (body <= start)
+    )
     inside &= offset + metadata + np.where(inside, body, 0) <= start
     if not inside.all():
         number = int(np.argmin(inside))
@@ -110,4 +129,6 @@ def read_schema(path: str, size: int, footer: bytes) -> pa.Schema:
     try:
         return pa.ipc.open_file(pa.BufferReader(MAGIC + b"\0\0" + footer)).schema
     except (pa.ArrowException, OSError, ValueError, KeyError, NotImplementedError) as error:
-        raise CorruptFileError(path, f"footer: {error}; {REWRITE_REMEDY}", offset=size - len(footer)) from error
+        raise CorruptFileError(
+            path, f"footer: {error}; {REWRITE_REMEDY}", offset=size - len(footer)
+        ) from error

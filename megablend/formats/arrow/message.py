@@ -50,10 +50,14 @@ def parse_batch(metadata: bytes, body_bytes: int, column: Column) -> Batch:
         buffers = header.vector(2, _BUFFER_DTYPE)
         compression = header.table(3)
         views = header.vector(4, "<i8")
-        codec = None if compression is None else _CODECS.get(compression.scalar(0, "<b", 0), "unknown")
+        codec = (
+            None if compression is None else _CODECS.get(compression.scalar(0, "<b", 0), "unknown")
+        )
     except FlatbufferError as error:
         raise BatchError(f"message: {error}") from error
-    num_views = int(views.sum()) if len(views) and 0 <= views.min() <= views.max() <= len(buffers) else 0
+    num_views = (
+        int(views.sum()) if len(views) and 0 <= views.min() <= views.max() <= len(buffers) else 0
+    )
     if len(nodes) != column.num_nodes or len(buffers) != column.num_buffers + num_views:
         raise BatchError(
             f"has {len(nodes)} nodes and {len(buffers)} buffers, its schema {column.num_nodes} and "
@@ -63,7 +67,9 @@ def parse_batch(metadata: bytes, body_bytes: int, column: Column) -> Batch:
         raise BatchError("is compressed with an unknown codec")
     offset = buffers["offset"]
     size = buffers["size"]
-    if not ((offset >= 0) & (size >= 0) & (offset <= body_bytes) & (size <= body_bytes - offset)).all():
+    if not (
+        (offset >= 0) & (size >= 0) & (offset <= body_bytes) & (size <= body_bytes - offset)
+    ).all():
         raise BatchError(f"has a buffer outside its body of {body_bytes} bytes")
     return Batch(rows=rows, nodes=nodes, buffers=buffers, views=views, codec=codec)
 
@@ -75,7 +81,9 @@ def first_buffer(batch: Batch, level: Level) -> int:
 
 def column_buffers(batch: Batch, column: Column) -> list[int]:
     """The numbers of the buffers that have to be read for the column, values last."""
-    numbers = [first_buffer(batch, level) for level in column.levels if batch.nodes[level.node]["nulls"]]
+    numbers = [
+        first_buffer(batch, level) for level in column.levels if batch.nodes[level.node]["nulls"]
+    ]
     if column.kind in ("list", "large_list"):
         numbers.append(first_buffer(batch, column.levels[-2]) + 1)
     return [*numbers, first_buffer(batch, column.levels[-1]) + 1]

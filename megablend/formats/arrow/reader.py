@@ -1,7 +1,7 @@
 """Arrow IPC files: a record batch is a block.
 
-A block's `offset` is its message's; its `stored_bytes` are those of the message and of the token column's buffers,
-which are all that is read: other columns of the batch are passed over.
+A block's `offset` is its message's; its `stored_bytes` are those of the message and of the token
+column's buffers, which are all that is read: other columns of the batch are passed over.
 """
 
 from __future__ import annotations
@@ -11,11 +11,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from megablend.config.read_spec import ReadSpec
-from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, UnsupportedFileError
+from megablend.errors import (
+    CHANGED_REMEDY,
+    ChangedFileError,
+    CorruptFileError,
+    UnsupportedFileError,
+)
 from megablend.formats.arrow.batch_reader import ArrowReader
 from megablend.formats.arrow.column import Column, find_column
 from megablend.formats.arrow.count_batches import count_batches
-from megablend.formats.arrow.footer import MAGIC, batch_places, footer_digest, read_footer, read_schema
+from megablend.formats.arrow.footer import (
+    MAGIC,
+    batch_places,
+    footer_digest,
+    read_footer,
+    read_schema,
+)
 from megablend.formats.base import (
     BlockReader,
     FileIndex,
@@ -39,11 +50,14 @@ class ArrowFormat(ColumnFormat):
         return storage.read(path, 0, min(len(MAGIC), storage.stat(path).size)) == MAGIC
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
-        """Find the record batches and count their tokens from offsets and validity bitmaps; see Format.index."""
+        """Find the record batches and count their tokens from offsets and validity bitmaps; see
+        Format.index."""
         size = storage.stat(path).size
         footer = read_footer(path, size, storage)
         places = batch_places(path, size, footer)
-        name, found = find_column(path, read.column, read_schema(path, size, footer), numbers=read.allow_float)
+        name, found = find_column(
+            path, read.column, read_schema(path, size, footer), numbers=read.allow_float
+        )
         blocks, scanned_bytes = count_batches(path, places, found, storage)
         index = FileIndex(
             rows=int(blocks["rows"].sum()),
@@ -58,7 +72,9 @@ class ArrowFormat(ColumnFormat):
         )
         return self.divide(path, read, index, storage)
 
-    def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
+    def open(
+        self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
+    ) -> BlockReader:
         """A reader of an indexed file; see Format.open."""
         size = check_size(path, file, storage)
         try:
@@ -66,11 +82,14 @@ class ArrowFormat(ColumnFormat):
             digest = footer_digest(footer)
             if digest != file.structure:
                 raise ChangedFileError(
-                    path, f"footer {digest}, was {file.structure} when it was indexed; {CHANGED_REMEDY}"
+                    path,
+                    f"footer {digest}, was {file.structure} when it was indexed; {CHANGED_REMEDY}",
                 )
             places = batch_places(path, size, footer)
         except (CorruptFileError, UnsupportedFileError) as error:
-            raise ChangedFileError(path, f"changed since it was indexed: {error.problem}; {CHANGED_REMEDY}") from error
+            raise ChangedFileError(
+                path, f"changed since it was indexed: {error.problem}; {CHANGED_REMEDY}"
+            ) from error
         places = np.sort(places, order="offset")
         offsets = np.ascontiguousarray(places["offset"])
         reader = ArrowReader(path, Column.from_json(file.meta["column"]), places, offsets)

@@ -1,8 +1,10 @@
-"""Announcing the reads of record batches: of their messages, and of the buffers that these name, if possible in one step.
+"""Announcing the reads of record batches: of their messages, and of the buffers that these name, if
+possible in one step.
 
-The batches of a file are mostly alike: their buffers are where those of the first batch are. If its message is known already, as
-it is where it is within the first bytes of the file, the buffers of all batches are requested together with their messages, so
-that a file takes one round of requests less over a network. Buffers that are elsewhere are requested when the messages are known.
+The batches of a file are mostly alike: their buffers are where those of the first batch are. If its
+message is known already, as it is where it is within the first bytes of the file, the buffers of
+all batches are requested together with their messages, so that a file takes one round of requests
+less over a network. Buffers that are elsewhere are requested when the messages are known.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from megablend.storage.base import Storage
 from megablend.storage.prefetched import is_prefetched, is_requested, request_ranges
 
 _MAX_SHORT_BYTES = 64 << 10
-"""Most bytes that are requested of the last batch, which may have fewer rows: what comes before its offsets is shorter then."""
+"""Most bytes that are requested of the last batch, which may have fewer rows: what comes before its
+offsets is shorter then."""
 
 
 def request_batches(path: str, places: Array, column: Column, storage: Storage) -> None:
-    """Announce the reads that count batches, PLACE_DTYPE [num_batches]; see `storage.prefetched`."""
+    """Announce the reads that count batches, PLACE_DTYPE [num_batches]; see
+    `storage.prefetched`."""
     if not is_prefetched(storage) or not len(places):
         return
     offsets, sizes = _expect_buffers(path, places, column, storage)
@@ -36,7 +40,9 @@ def request_batches(path: str, places: Array, column: Column, storage: Storage) 
         with contextlib.suppress(BatchError):  # reported where the batch is counted
             batch = load_batch(path, place, column, storage)
             body = int(_bodies_of(place))
-            found += [(body + offset, size) for offset, size in needed_ranges(batch, column, tokens=False)]
+            found += [
+                (body + offset, size) for offset, size in needed_ranges(batch, column, tokens=False)
+            ]
     offsets, sizes = np.array(found, np.int64).reshape(-1, 2).T.copy()
     request_ranges(storage, path, offsets, sizes)
 
@@ -47,7 +53,9 @@ def load_batch(path: str, place: np.void, column: Column, storage: Storage) -> B
     return parse_batch(metadata, int(place["body_bytes"]), column)
 
 
-def expect_ranges(batch: Batch, column: Column, body_bytes: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+def expect_ranges(
+    batch: Batch, column: Column, body_bytes: Int64s
+) -> tuple[Int64s, Int64s, Int64s]:
     """Where the needed buffers of batches are if they are where those of one batch are.
 
     Compressed buffers vary in size: what is around them is included.
@@ -56,7 +64,8 @@ def expect_ranges(batch: Batch, column: Column, body_bytes: Int64s) -> tuple[Int
         batch: the first.
         body_bytes: int64 [num_batches], of all, the first included.
 
-    Returns: the number of the batch, the first byte in its body, and the size of each range, int64 [n]; within the bodies.
+    Returns: the number of the batch, the first byte in its body, and the size of each range, int64
+        [n]; within the bodies.
     """
     needed = np.array(needed_ranges(batch, column, tokens=False), np.int64).reshape(-1, 2)
     starts = needed[:, 0]
@@ -75,8 +84,11 @@ def expect_ranges(batch: Batch, column: Column, body_bytes: Int64s) -> tuple[Int
     return numbers[inside], all_starts[inside], (all_stops - all_starts)[inside]
 
 
-def _expect_buffers(path: str, places: Array, column: Column, storage: Storage) -> tuple[Int64s, Int64s]:
-    """Expected offsets in the file, and sizes, of the buffers of all batches; none if the first message is not known."""
+def _expect_buffers(
+    path: str, places: Array, column: Column, storage: Storage
+) -> tuple[Int64s, Int64s]:
+    """Expected offsets in the file, and sizes, of the buffers of all batches; none if the first
+    message is not known."""
     first = places[0]
     if is_requested(storage, path, int(first["offset"]), int(first["metadata_bytes"])):
         with contextlib.suppress(BatchError):  # reported where the batch is counted

@@ -1,7 +1,9 @@
-"""Reads the headers of a stream's messages: where batches are small, whole portions of the file, several at a time.
+"""Reads the headers of a stream's messages: where batches are small, whole portions of the file,
+several at a time.
 
-Each message gives the position of the next, so that reads of headers wait for each other. Over a network that takes a round trip
-for each batch; small batches are read along faster than they are passed over.
+Each message gives the position of the next, so that reads of headers wait for each other. Over a
+network that takes a round trip for each batch; small batches are read along faster than they are
+passed over.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class LookAhead:
         return self._storage.read(self._path, offset, size)
 
     def pass_message(self, offset: int, size: int) -> None:
-        """The message of `size` bytes before `offset` is done; decides how those after it are read."""
+        """The message of `size` bytes before `offset` is done; decides how those after it are
+        read."""
         self._small = self._small + 1 if size < SMALL_BYTES else 0
         if not self._small:
             self.close()

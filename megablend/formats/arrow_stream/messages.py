@@ -44,8 +44,8 @@ class Stream(NamedTuple):
 def read_stream(path: str, size: int, storage: Storage) -> Stream:
     """Find the record batches of a stream of `size` bytes.
 
-    Raises: CorruptFileError if it is not a stream, truncated, or contradicts itself; UnsupportedFileError for metadata older than
-        V4, and big-endian streams; MissingFileError.
+    Raises: CorruptFileError if it is not a stream, truncated, or contradicts itself;
+        UnsupportedFileError for metadata older than V4, and big-endian streams; MissingFileError.
     """
     with contextlib.closing(LookAhead(path, size, storage)) as ahead:
         return _read_messages(path, size, ahead)
@@ -113,7 +113,9 @@ def _read_messages(path: str, size: int, ahead: LookAhead) -> Stream:
         ahead.pass_message(offset, metadata_bytes + body_bytes)
     if offset + 8 != size:
         raise CorruptFileError(
-            path, f"{size - offset - 8} bytes follow the end of its Arrow stream; {REWRITE_REMEDY}", offset=offset + 8
+            path,
+            f"{size - offset - 8} bytes follow the end of its Arrow stream; {REWRITE_REMEDY}",
+            offset=offset + 8,
         )
     if not schema_bytes:
         raise CorruptFileError(path, f"is an Arrow stream without a schema; {REWRITE_REMEDY}")
@@ -129,7 +131,8 @@ def read_schema(path: str, schema_bytes: bytes) -> pa.Schema:
 
 
 def pack_places(places: Array) -> dict[str, Any]:
-    """Positions of batches, as compact JSON: most are contiguous, with metadata of one size. The inverse of `unpack_places`."""
+    """Positions of batches, as compact JSON: most are contiguous, with metadata of one size. The
+    inverse of `unpack_places`."""
     ends = places["offset"] + places["metadata_bytes"] + places["body_bytes"]
     before = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(places)]
     columns = {
@@ -146,11 +149,14 @@ def pack_places(places: Array) -> dict[str, Any]:
 
 
 def unpack_places(path: str, packed: dict[str, Any], size: int) -> Array:
-    """PLACE_DTYPE [num_batches]. Raises: CorruptFileError if they are not within a file of `size` bytes."""
+    """PLACE_DTYPE [num_batches]. Raises: CorruptFileError if they are not within a file of `size`
+    bytes."""
     count = int(packed["count"])
     places = np.zeros(count if 0 <= count <= size else 0, PLACE_DTYPE)
     try:
-        gaps, metadata, body = (_expand(packed[name], len(places)) for name in ("gaps", "metadata_bytes", "body_bytes"))
+        gaps, metadata, body = (
+            _expand(packed[name], len(places)) for name in ("gaps", "metadata_bytes", "body_bytes")
+        )
         places["metadata_bytes"] = metadata
         places["body_bytes"] = body
         places["offset"] = np.cumsum(gaps + metadata + body) - metadata - body
@@ -158,7 +164,9 @@ def unpack_places(path: str, packed: dict[str, Any], size: int) -> Array:
         if low < 0 or len(places) != count or places["offset"].max(initial=0) > size:
             raise ValueError(f"{count} batches do not fit in {size} bytes")
     except (ValueError, OverflowError) as error:
-        raise CorruptFileError(path, f"the index has wrong positions of its batches ({error})") from error
+        raise CorruptFileError(
+            path, f"the index has wrong positions of its batches ({error})"
+        ) from error
     return places
 
 
@@ -181,9 +189,13 @@ def _parse(path: str, offset: int, metadata: bytes) -> tuple[int, int]:
         header = message.table(2)
         big_endian = kind == _SCHEMA and header is not None and header.scalar(0, "<h", 0) != 0
     except FlatbufferError as error:
-        raise CorruptFileError(path, f"message: {error}; {REWRITE_REMEDY}", offset=offset) from error
+        raise CorruptFileError(
+            path, f"message: {error}; {REWRITE_REMEDY}", offset=offset
+        ) from error
     if version < _METADATA_V4:
-        raise UnsupportedFileError(path, f"has Arrow metadata version V{version + 1}; rewrite it with a newer Arrow")
+        raise UnsupportedFileError(
+            path, f"has Arrow metadata version V{version + 1}; rewrite it with a newer Arrow"
+        )
     if big_endian:
         raise UnsupportedFileError(path, "is big-endian; rewrite it on a little-endian machine")
     return kind, body_bytes

@@ -42,7 +42,8 @@ class ArrowStreamFormat(ColumnFormat):
         return storage.read(path, 0, min(4, storage.stat(path).size)) == CONTINUATION
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
-        """Find the record batches, message after message, and count their tokens; see Format.index."""
+        """Find the record batches, message after message, and count their tokens; see
+        Format.index."""
         stream = read_stream(path, storage.stat(path).size, storage)
         schema = read_schema(path, stream.schema_bytes)
         name, column = find_column(path, read.column, schema, numbers=read.allow_float)
@@ -64,14 +65,17 @@ class ArrowStreamFormat(ColumnFormat):
         )
         return self.divide(path, read, index, storage)
 
-    def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
+    def open(
+        self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
+    ) -> BlockReader:
         """A reader of an indexed stream; see Format.open."""
         size = check_size(path, file, storage)
         places = unpack_places(path, file.meta["batches"], size)
         schema_bytes = storage.read(path, 0, min(size, int(file.meta["schema_bytes"])))
         if (found := _digest(schema_bytes, places)) != file.structure:
             raise ChangedFileError(
-                path, f"its schema's digest is {found}, was {file.structure} when it was indexed; {CHANGED_REMEDY}"
+                path,
+                f"its schema's digest is {found}, was {file.structure} when it was indexed; {CHANGED_REMEDY}",
             )
         offsets = np.ascontiguousarray(places["offset"])
         reader = ArrowReader(path, Column.from_json(file.meta["column"]), places, offsets)

@@ -1,7 +1,8 @@
 """A Megatron `.idx`: lengths and byte pointers of the sequences in its `.bin`, all checked.
 
     MMIDIDX\\0\\0 | version u64 = 1 | dtype code u8 | sequences u64 | documents + 1 u64
-    | lengths int32 | pointers int64 | document boundaries int64 | modes int8, in multimodal files only
+    | lengths int32 | pointers int64 | document boundaries int64 | modes int8, in multimodal files
+    only
 
 Source: megatron.core.datasets.indexed_dataset, _IndexWriter and _IndexReader.
 """
@@ -18,7 +19,16 @@ from megablend.formats.base import Array
 _MAGIC = b"MMIDIDX\0\0"
 _LEGACY_MAGIC = b"TNTIDX\0\0"
 HEADER_BYTES = len(_MAGIC) + 8 + 1 + 8 + 8
-_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
+_DTYPES = {
+    1: "uint8",
+    2: "int8",
+    3: "int16",
+    4: "int32",
+    5: "int64",
+    6: "float64",
+    7: "float32",
+    8: "uint16",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +66,12 @@ def parse_idx(path: str, data: bytes, bin_bytes: int) -> Sequences:
     lengths = np.frombuffer(data, "<i4", num_sequences, HEADER_BYTES)
     pointers = np.frombuffer(data, "<i8", num_sequences, HEADER_BYTES + 4 * num_sequences)
     boundaries = np.frombuffer(data, "<i8", num_boundaries, HEADER_BYTES + 12 * num_sequences)
-    if not num_boundaries or boundaries[0] or boundaries[-1] != num_sequences or (np.diff(boundaries) < 0).any():
+    if (
+        not num_boundaries
+        or boundaries[0]
+        or boundaries[-1] != num_sequences
+        or (np.diff(boundaries) < 0).any()
+    ):
         raise CorruptFileError(
             path,
             f"document boundaries do not ascend from 0 to {num_sequences} sequences",
@@ -67,30 +82,39 @@ def parse_idx(path: str, data: bytes, bin_bytes: int) -> Sequences:
 
 
 def parse_header(path: str, head: bytes, idx_bytes: int) -> Header:
-    """Read the header, from the first HEADER_BYTES of an `.idx` of `idx_bytes`; the lengths follow it.
+    """Read the header, from the first HEADER_BYTES of an `.idx` of `idx_bytes`; the lengths follow
+    it.
 
     Raises: CorruptFileError; UnsupportedFileError for float tokens and the legacy format.
     """
     if head.startswith(_LEGACY_MAGIC):
         raise UnsupportedFileError(
-            path, "is in Megatron's legacy format; recreate it with Megatron's tools/preprocess_data.py"
+            path,
+            "is in Megatron's legacy format; recreate it with Megatron's tools/preprocess_data.py",
         )
     if len(head) < HEADER_BYTES:
         raise CorruptFileError(
-            path, f"{len(head)} bytes are too short for the {HEADER_BYTES}-byte header; restore the file"
+            path,
+            f"{len(head)} bytes are too short for the {HEADER_BYTES}-byte header; restore the file",
         )
     if not head.startswith(_MAGIC):
         raise CorruptFileError(
-            path, f"begins with {head[: len(_MAGIC)]!r}, not with {_MAGIC!r}: not an .idx file", offset=0
+            path,
+            f"begins with {head[: len(_MAGIC)]!r}, not with {_MAGIC!r}: not an .idx file",
+            offset=0,
         )
     version = int.from_bytes(head[9:17], "little")
     if version != 1:
-        raise UnsupportedFileError(path, f"has version {version}; only version 1 is supported", offset=9)
+        raise UnsupportedFileError(
+            path, f"has version {version}; only version 1 is supported", offset=9
+        )
     code = head[17]
     if code not in _DTYPES:
         raise CorruptFileError(path, f"dtype code {code} is unknown", offset=17)
     if _DTYPES[code].startswith("float"):
-        raise UnsupportedFileError(path, f"contains {_DTYPES[code]} values, expected integers", offset=17)
+        raise UnsupportedFileError(
+            path, f"contains {_DTYPES[code]} values, expected integers", offset=17
+        )
     num_sequences = int.from_bytes(head[18:26], "little")
     num_boundaries = int.from_bytes(head[26:34], "little")
     plain_bytes = HEADER_BYTES + 12 * num_sequences + 8 * num_boundaries
@@ -101,13 +125,19 @@ def parse_header(path: str, head: bytes, idx_bytes: int) -> Header:
             f"{plain_bytes}: {UNFINISHED}",
             offset=18,
         )
-    return Header(token_dtype=_DTYPES[code], num_sequences=num_sequences, num_boundaries=num_boundaries)
+    return Header(
+        token_dtype=_DTYPES[code], num_sequences=num_sequences, num_boundaries=num_boundaries
+    )
 
 
-def _check_places(path: str, lengths: Array, pointers: Array, itemsize: int, bin_bytes: int) -> None:
+def _check_places(
+    path: str, lengths: Array, pointers: Array, itemsize: int, bin_bytes: int
+) -> None:
     """Check that every sequence is within the `.bin`. Raises: CorruptFileError."""
     sizes = lengths.astype(np.int64) * itemsize
-    inside = (lengths >= 0) & (pointers >= 0) & (pointers <= bin_bytes) & (sizes <= bin_bytes - pointers)
+    inside = (
+        (lengths >= 0) & (pointers >= 0) & (pointers <= bin_bytes) & (sizes <= bin_bytes - pointers)
+    )
     if not inside.all():
         number = int(np.argmin(inside))
         raise CorruptFileError(
@@ -121,8 +151,8 @@ def _check_places(path: str, lengths: Array, pointers: Array, itemsize: int, bin
 def block_starts(sequences: Sequences, block_bytes: int) -> Array:
     """Split the sequences into contiguous blocks of about `block_bytes`.
 
-    A block contains the whole sequences that begin within one window of `block_bytes` of contiguous sequences; where a
-    pointer is not the end of the previous sequence, a new block begins.
+    A block contains the whole sequences that begin within one window of `block_bytes` of contiguous
+    sequences; where a pointer is not the end of the previous sequence, a new block begins.
 
     Returns: int64 [num_blocks + 1], the first sequence of each block, and the number of sequences.
     """

@@ -1,7 +1,8 @@
 """The lengths in an `.idx`, read as they are needed: never the whole file, however long it is.
 
-Readers use only the header and the lengths. A short `.idx` is compared with its digest when it is opened. Of a long one
-`build` makes a digest for every GROUP_BYTES of header and lengths, and a group is compared with its digest when it is first read.
+Readers use only the header and the lengths. A short `.idx` is compared with its digest when it is
+opened. Of a long one `build` makes a digest for every GROUP_BYTES of header and lengths, and a
+group is compared with its digest when it is first read.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from megablend.system.log import LOG
 
 GROUP_BYTES = 1 << 14
 WHOLE_BYTES = 1 << 20
-"""An `.idx` up to this size is hashed as a whole whenever it is opened, which takes about a millisecond."""
+"""An `.idx` up to this size is hashed as a whole whenever it is opened, which takes about a
+millisecond."""
 READ_BYTES = 64 * GROUP_BYTES
 Digests = npt.NDArray[np.uint64]
 
@@ -31,13 +33,15 @@ class LengthReader:
     Args:
         path: of the `.idx`.
         idx_bytes, structure: its size and its digest (see `digest_idx`) when it was indexed.
-        digests: of its groups, as `digest_idx` returns them; None where `build` made none: a long file is then read to its end
-            once, and a warning is logged.
+        digests: of its groups, as `digest_idx` returns them; None where `build` made none: a long
+            file is then read to its end once, and a warning is logged.
 
     Raises: ChangedFileError if it is not the file that was indexed; MissingFileError.
     """
 
-    def __init__(self, path: str, idx_bytes: int, structure: str, digests: Digests | None, storage: Storage) -> None:
+    def __init__(
+        self, path: str, idx_bytes: int, structure: str, digests: Digests | None, storage: Storage
+    ) -> None:
         self._path = path
         self._digests = digests
         if digests is None or idx_bytes <= WHOLE_BYTES:
@@ -52,7 +56,8 @@ class LengthReader:
             found, _ = digest_idx(path, idx_bytes, storage)
             if found != structure:
                 raise ChangedFileError(
-                    path, f"has digest {found}, had {structure} when it was indexed; {CHANGED_REMEDY}"
+                    path,
+                    f"has digest {found}, had {structure} when it was indexed; {CHANGED_REMEDY}",
                 )
         header = parse_header(path, storage.read(path, 0, min(HEADER_BYTES, idx_bytes)), idx_bytes)
         self.num_sequences = header.num_sequences
@@ -66,9 +71,11 @@ class LengthReader:
             self._check(0, np.frombuffer(first_group, np.uint8))
 
     def byte_ranges(self, firsts: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
-        """The byte ranges to fetch for the lengths of sequences `firsts` to `firsts + counts`, int64 [n] each, in range.
+        """The byte ranges to fetch for the lengths of sequences `firsts` to `firsts + counts`,
+        int64 [n] each, in range.
 
-        Returns: offsets and sizes in bytes, int64 [n] each, extended to whole groups where these have not been checked yet.
+        Returns: offsets and sizes in bytes, int64 [n] each, extended to whole groups where these
+            have not been checked yet.
         """
         starts = HEADER_BYTES + 4 * firsts
         stops = HEADER_BYTES + 4 * (firsts + counts)
@@ -94,7 +101,8 @@ class LengthReader:
         return data[start : start + 4 * count].view("<i4")
 
     def _check(self, begin: int, data: Bytes) -> None:
-        """Compare the groups that `data`, from byte `begin` on, contains completely with their digests, each once."""
+        """Compare the groups that `data`, from byte `begin` on, contains completely with their
+        digests, each once."""
         if self._digests is None:
             return
         for group in range(-(-begin // GROUP_BYTES), len(self._is_checked)):
@@ -114,7 +122,8 @@ class LengthReader:
 def digest_idx(path: str, idx_bytes: int, storage: Storage) -> tuple[str, Digests]:
     """Compute the digests of an `.idx` in one pass and in constant memory.
 
-    Returns: hex digest (blake2b, 16 bytes) of the whole file; uint64 [num_groups], digests of the groups of header and lengths.
+    Returns: hex digest (blake2b, 16 bytes) of the whole file; uint64 [num_groups], digests of the
+        groups of header and lengths.
     Raises: as `parse_header` and Storage.read do.
     """
     whole = hashlib.blake2b(digest_size=16)
@@ -123,9 +132,14 @@ def digest_idx(path: str, idx_bytes: int, storage: Storage) -> tuple[str, Digest
     for start, data in read_portions(storage, path, idx_bytes, READ_BYTES):
         whole.update(data)
         if not start:
-            end = HEADER_BYTES + 4 * parse_header(path, bytes(data[:HEADER_BYTES]), idx_bytes).num_sequences
+            end = (
+                HEADER_BYTES
+                + 4 * parse_header(path, bytes(data[:HEADER_BYTES]), idx_bytes).num_sequences
+            )
         covered = data[: max(0, end - start)]
-        digests += [_digest(covered[i : i + GROUP_BYTES]) for i in range(0, len(covered), GROUP_BYTES)]
+        digests += [
+            _digest(covered[i : i + GROUP_BYTES]) for i in range(0, len(covered), GROUP_BYTES)
+        ]
     return whole.hexdigest(), np.array(digests, np.uint64)
 
 

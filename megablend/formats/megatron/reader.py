@@ -1,7 +1,9 @@
-"""Megatron `.bin/.idx` pairs: a block is a span of whole sequences of the `.bin`; a document is a sequence.
+"""Megatron `.bin/.idx` pairs: a block is a span of whole sequences of the `.bin`; a document is a
+sequence.
 
-The `.idx` contains everything that the index needs, so no byte of the `.bin` is read to build it. Sequence lengths stay in
-the `.idx`: a reader keeps none of them in memory, and reads the lengths of the blocks that are requested.
+The `.idx` contains everything that the index needs, so no byte of the `.bin` is read to build it.
+Sequence lengths stay in the `.idx`: a reader keeps none of them in memory, and reads the lengths of
+the blocks that are requested.
 """
 
 from __future__ import annotations
@@ -50,13 +52,19 @@ class MegatronFormat(BaseFormat):
 
     def describe_missing_remedy(self, path: str) -> str | None:
         """See Format.describe_missing_remedy."""
-        return NO_IDX_REMEDY if path.endswith(".idx") else "restore the .bin beside the .idx of the pair"
+        return (
+            NO_IDX_REMEDY
+            if path.endswith(".idx")
+            else "restore the .bin beside the .idx of the pair"
+        )
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
         """Cut the sequences into blocks of about `block_bytes`; see Format.index."""
         if read.column is not None:
             key = "extra_columns" if read.allow_float else "column"
-            raise ConfigError(f"{path}: .bin/.idx files have no columns; remove {key}: {read.column}")
+            raise ConfigError(
+                f"{path}: .bin/.idx files have no columns; remove {key}: {read.column}"
+            )
         data_path, idx_path = self.files(path)
         bin_bytes = storage.stat(data_path).size
         idx_bytes = storage.stat(idx_path).size
@@ -74,14 +82,20 @@ class MegatronFormat(BaseFormat):
             scanned_bytes=0,
         )
 
-    def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
+    def open(
+        self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
+    ) -> BlockReader:
         """A reader of an indexed pair; see Format.open."""
         data_path, idx_path = self.files(path)
         for name, size in ((data_path, file.size), (idx_path, file.meta["idx_bytes"])):
             found = storage.stat(name).size
             if found != size:
-                raise ChangedFileError(name, f"has {found} bytes, had {size} when it was indexed; {CHANGED_REMEDY}")
-        lengths = LengthReader(idx_path, file.meta["idx_bytes"], file.structure, file.group_digests, storage)
+                raise ChangedFileError(
+                    name, f"has {found} bytes, had {size} when it was indexed; {CHANGED_REMEDY}"
+                )
+        lengths = LengthReader(
+            idx_path, file.meta["idx_bytes"], file.structure, file.group_digests, storage
+        )
         return MegatronReader(
             data_path=data_path,
             bin_bytes=file.size,
@@ -94,18 +108,22 @@ class MegatronFormat(BaseFormat):
         """Whether the `.idx` is long; see GroupDigestFormat."""
         return int(file.meta["idx_bytes"]) > WHOLE_BYTES
 
-    def make_group_digests(self, path: str, file: OpenedFile, *, storage: Storage) -> npt.NDArray[np.uint64]:
+    def make_group_digests(
+        self, path: str, file: OpenedFile, *, storage: Storage
+    ) -> npt.NDArray[np.uint64]:
         """Digests of groups of the `.idx`; see GroupDigestFormat."""
         idx_path = self.files(path)[1]
         found, digests = digest_idx(idx_path, file.meta["idx_bytes"], storage)
         if found != file.structure:
             raise ChangedFileError(
-                idx_path, "changed while it was being indexed; wait until its writer has finished, then build again"
+                idx_path,
+                "changed while it was being indexed; wait until its writer has finished, then build again",
             )
         return digests
 
     def describe_unused_bytes(self, path: str, blocks: Array, size: int) -> str | None:
-        """A warning about bytes at the end of a `.bin` that belong to no sequence: Megatron accepts such a pair silently."""
+        """A warning about bytes at the end of a `.bin` that belong to no sequence: Megatron accepts
+        such a pair silently."""
         used = int((blocks["offset"] + blocks["stored_bytes"]).max(initial=0))
         if used >= size:
             return None
@@ -125,8 +143,12 @@ def _digest(data: bytes) -> str:
 def _block_table(path: str, sequences: Sequences, starts: Array) -> Array:
     """BLOCK_DTYPE [num_blocks]. Raises: UnsupportedFileError where a block is too large."""
     blocks = np.zeros(len(starts) - 1, BLOCK_DTYPE)
-    cumulative = np.concatenate([np.zeros(1, np.int64), np.cumsum(sequences.lengths, dtype=np.int64)])
-    non_empty = np.concatenate([np.zeros(1, np.int64), np.cumsum(sequences.lengths > 0, dtype=np.int64)])
+    cumulative = np.concatenate(
+        [np.zeros(1, np.int64), np.cumsum(sequences.lengths, dtype=np.int64)]
+    )
+    non_empty = np.concatenate(
+        [np.zeros(1, np.int64), np.cumsum(sequences.lengths > 0, dtype=np.int64)]
+    )
     blocks["tokens"] = np.diff(cumulative[starts])
     sizes = blocks["tokens"] * np.dtype(sequences.token_dtype).itemsize
     if (sizes > _MAX_BYTES).any():

@@ -1,4 +1,5 @@
-"""Spans of whole sequences of a `.bin` as blocks; the lengths of their sequences come from the `.idx`."""
+"""Spans of whole sequences of a `.bin` as blocks; the lengths of their sequences come from the
+`.idx`."""
 
 from __future__ import annotations
 
@@ -30,7 +31,12 @@ class MegatronReader:
     lengths: LengthReader
 
     def byte_ranges(
-        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges] = (), *, tokens: bool = True
+        self,
+        blocks: Array,
+        chunks: Array,
+        fetched: Sequence[FetchedRanges] = (),
+        *,
+        tokens: bool = True,
     ) -> list[FileRanges]:
         """Lengths in the `.idx`, and spans of the `.bin`; see BlockReader.byte_ranges."""
         if fetched or not len(blocks):
@@ -39,7 +45,9 @@ class MegatronReader:
         firsts = blocks["first_row"].astype(np.int64)
         counts = blocks["rows"].astype(np.int64)
         wanted = blocks["tokens"] > 0  # in the others all lengths are 0
-        found = [FileRanges(self.idx_path, *self.lengths.byte_ranges(firsts[wanted], counts[wanted]))]
+        found = [
+            FileRanges(self.idx_path, *self.lengths.byte_ranges(firsts[wanted], counts[wanted]))
+        ]
         if tokens:
             offsets = blocks["offset"][wanted].astype(np.int64)
             sizes = blocks["tokens"][wanted] * np.dtype(self.token_dtype).itemsize
@@ -87,7 +95,9 @@ class MegatronReader:
         first = blocks["first_row"]
         rows = blocks["rows"]
         there = self.lengths.num_sequences
-        for i in np.flatnonzero((blocks["tokens"] > 0) & ((first < 0) | (rows < 0) | (first + rows > there))):
+        for i in np.flatnonzero(
+            (blocks["tokens"] > 0) & ((first < 0) | (rows < 0) | (first + rows > there))
+        ):
             raise CorruptFileError(
                 self.data_path,
                 f"block of {rows[i]} sequences from {first[i]} on, but {self.idx_path} has {there} in total; "
@@ -96,7 +106,8 @@ class MegatronReader:
             )
 
     def _check_span(self, offsets: Int64s, sizes: Int64s) -> None:
-        """Check that the blocks are within the `.bin` as it was indexed. Raises: CorruptFileError."""
+        """Check that the blocks are within the `.bin` as it was indexed. Raises:
+        CorruptFileError."""
         for i in np.flatnonzero((offsets < 0) | (offsets + sizes > self.bin_bytes)):
             raise CorruptFileError(
                 self.data_path,

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megablend.config.read_spec import ReadSpec
-from megablend.errors import CHANGED_REMEDY, ChangedFileError, CorruptFileError, UnsupportedFileError
+from megablend.errors import (
+    CHANGED_REMEDY,
+    ChangedFileError,
+    CorruptFileError,
+    UnsupportedFileError,
+)
 from megablend.formats.base import BlockReader, DivisibleFormat, FileIndex, OpenedFile
 from megablend.formats.flat import DOCUMENTS, ColumnFormat, read_divided
 from megablend.formats.parquet.decoding.page_reader import ParquetReader
@@ -22,33 +27,48 @@ class ParquetFormat(ColumnFormat):
     name = "parquet"
     suffixes: Sequence[str] = (".parquet", ".parq", ".pq")
     documents_known: bool = False
-    kernel_modules: Sequence[str] = ("parquet.page_headers", "parquet.levels", "parquet.values", "parquet.bodies")
+    kernel_modules: Sequence[str] = (
+        "parquet.page_headers",
+        "parquet.levels",
+        "parquet.values",
+        "parquet.bodies",
+    )
     has_row_groups: bool = True
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
-        """Find the pages of a file and count their tokens; pages are as large as their writer made them."""
+        """Find the pages of a file and count their tokens; pages are as large as their writer made
+        them."""
         return self.divide(path, read, index_file(path, read, storage), storage)
 
-    def index_part(self, path: str, read: ReadSpec, *, span: tuple[int, int], storage: Storage) -> FileIndex:
-        """Find the pages of the column chunks that begin within bytes [start, stop); see `DivisibleFormat`."""
+    def index_part(
+        self, path: str, read: ReadSpec, *, span: tuple[int, int], storage: Storage
+    ) -> FileIndex:
+        """Find the pages of the column chunks that begin within bytes [start, stop); see
+        `DivisibleFormat`."""
         return index_file(path, read, storage, span=span)
 
-    def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
+    def open(
+        self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
+    ) -> BlockReader:
         """A reader of an indexed file, if its size and footer are still the same."""
         source = ByteSource(path, storage, storage.stat(path).size)
         if source.size != file.size:
             raise ChangedFileError(
-                path, f"has {source.size} bytes, had {file.size} when it was indexed; {CHANGED_REMEDY}"
+                path,
+                f"has {source.size} bytes, had {file.size} when it was indexed; {CHANGED_REMEDY}",
             )
         try:
             found = digest_of(read_footer_bytes(source))
         except (CorruptFileError, UnsupportedFileError) as error:
             raise ChangedFileError(
-                path, f"changed since it was indexed: {error.problem}; {CHANGED_REMEDY}", offset=error.offset
+                path,
+                f"changed since it was indexed: {error.problem}; {CHANGED_REMEDY}",
+                offset=error.offset,
             ) from error
         if found != file.structure:
             raise ChangedFileError(
-                path, f"its footer's digest is {found}, was {file.structure} when it was indexed; {CHANGED_REMEDY}"
+                path,
+                f"its footer's digest is {found}, was {file.structure} when it was indexed; {CHANGED_REMEDY}",
             )
         meta = {name: value for name, value in file.meta.items() if name != DOCUMENTS}
         return read_divided(path, file.meta, ParquetReader(source, Column.from_meta(meta)))

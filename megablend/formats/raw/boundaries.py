@@ -26,9 +26,12 @@ class Separator:
     """Whether it ends documents; otherwise it begins them."""
 
     def find_starts(self, tokens: Array) -> Int64s:
-        """Positions in tokens [n] at which documents begin, without position 0: int64 [m], each above 0 and below n."""
+        """Positions in tokens [n] at which documents begin, without position 0: int64 [m], each
+        above 0 and below n."""
         places = (
-            np.flatnonzero(tokens[:-1] == self.token) + 1 if self.ends else np.flatnonzero(tokens[1:] == self.token) + 1
+            np.flatnonzero(tokens[:-1] == self.token) + 1
+            if self.ends
+            else np.flatnonzero(tokens[1:] == self.token) + 1
         )
         return places.astype(np.int64)
 
@@ -39,14 +42,16 @@ def count_documents(blocks: Array, first: Int64s, starts: Int64s, num_tokens: in
     Args:
         blocks: BLOCK_DTYPE [n], whose `tokens` are known.
         first: int64 [n], the file's token that each block begins with.
-        starts: int64 [m], the file's tokens that documents begin with, 0 not counted: at least those that are in the blocks or
-            follow the last one; ascending.
+        starts: int64 [m], the file's tokens that documents begin with, 0 not counted: at least
+            those that are in the blocks or follow the last one; ascending.
         num_tokens: of the file.
     """
     stops = first + blocks["tokens"]
     begins = (first == 0) | np.isin(first, starts)
     is_end = (stops == num_tokens) | np.isin(stops, starts)
-    inside = np.searchsorted(starts, stops, side="left") - np.searchsorted(starts, first, side="right")
+    inside = np.searchsorted(starts, stops, side="left") - np.searchsorted(
+        starts, first, side="right"
+    )
     blocks["rows"] = inside + begins
     blocks["ends"] = inside + is_end
     blocks["flags"] = np.where(begins, 0, STARTS_MID_DOCUMENT | HAS_EARLIER_TOKENS) | np.where(
@@ -69,11 +74,14 @@ def make_blocks(layout_offset: int, token_bytes: int, first: Int64s, tokens: Int
     return blocks
 
 
-def find_offsets(path: str, block: np.void, separator: Separator | None, tokens: Array | None) -> Int64s:
+def find_offsets(
+    path: str, block: np.void, separator: Separator | None, tokens: Array | None
+) -> Int64s:
     """Offsets of the pieces of a block's documents: int64 [num_pieces + 1].
 
     Args:
-        separator: None if no token separates documents, which then begin at most at the block's first token.
+        separator: None if no token separates documents, which then begin at most at the block's
+            first token.
         tokens: [num_tokens] of the block; needed only with a separator.
 
     Raises: CorruptFileError if these are not the documents that were indexed.
@@ -89,4 +97,6 @@ def find_offsets(path: str, block: np.void, separator: Separator | None, tokens:
             f"{CHANGED_REMEDY}",
             offset=int(block["offset"]),
         )
-    return np.concatenate([np.zeros(1, np.int64), inside, np.full(1, int(block["tokens"]), np.int64)])
+    return np.concatenate(
+        [np.zeros(1, np.int64), inside, np.full(1, int(block["tokens"]), np.int64)]
+    )

@@ -1,7 +1,8 @@
-"""Raw files: only token ids, after an optional header. A block is a range of about `block_bytes` of them.
+"""Raw files: only token ids, after an optional header. A block is a range of about `block_bytes` of
+them.
 
-Documents are separated by a token, found by reading the file once when it is indexed; without one, a file is one document. Large
-files are indexed in parts: a chunk is the smallest part.
+Documents are separated by a token, found by reading the file once when it is indexed; without one,
+a file is one document. Large files are indexed in parts: a chunk is the smallest part.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from megablend.errors import (
     CorruptFileError,
     UnsupportedFileError,
 )
-from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array, BaseFormat, BlockReader, FileIndex, OpenedFile
+from megablend.formats.base import (
+    BLOCK_DTYPE,
+    CHUNK_DTYPE,
+    Array,
+    BaseFormat,
+    BlockReader,
+    FileIndex,
+    OpenedFile,
+)
 from megablend.formats.raw.boundaries import Separator, count_documents, make_blocks
 from megablend.formats.raw.raw_header import Layout, find_container, read_layout
 from megablend.formats.raw.raw_options import RawOptions, parse_options
@@ -51,7 +60,8 @@ class RawFormat(BaseFormat):
         return self.index_part(path, read, span=(0, storage.stat(path).size), storage=storage)
 
     def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
-        """What the bytes of a container are, if they would be read as tokens; see Format.describe_contradiction."""
+        """What the bytes of a container are, if they would be read as tokens; see
+        Format.describe_contradiction."""
         options = parse_options(dict(read.options))
         if options.allow_container:
             return None
@@ -63,8 +73,11 @@ class RawFormat(BaseFormat):
             "`header_bytes`, unpack a compressed file, or set `format_options: {allow_container: true}` if they are tokens"
         )
 
-    def index_part(self, path: str, read: ReadSpec, *, span: tuple[int, int], storage: Storage) -> FileIndex:
-        """Find the documents of the chunks that begin in a span of bytes; see DivisibleFormat.index_part."""
+    def index_part(
+        self, path: str, read: ReadSpec, *, span: tuple[int, int], storage: Storage
+    ) -> FileIndex:
+        """Find the documents of the chunks that begin in a span of bytes; see
+        DivisibleFormat.index_part."""
         if read.column is not None:
             key = "extra_columns" if read.allow_float else "column"
             raise ConfigError(f"{path}: raw files have no columns; remove {key}: {read.column}")
@@ -73,7 +86,9 @@ class RawFormat(BaseFormat):
         layout, header = read_layout(path, size, options, storage)
         separator = _separator(options)
         block_tokens = max(1, min(read.block_bytes, _MAX_BLOCK_BYTES) // layout.token_bytes)
-        chunk_tokens = block_tokens * max(1, self.chunk_bytes // (block_tokens * layout.token_bytes))
+        chunk_tokens = block_tokens * max(
+            1, self.chunk_bytes // (block_tokens * layout.token_bytes)
+        )
         numbers = _chunks_in(span, layout, chunk_tokens)
         chunks = np.zeros(len(numbers), CHUNK_DTYPE)
         chunks["dictionary_offset"] = -1
@@ -88,7 +103,9 @@ class RawFormat(BaseFormat):
             for i in (stream_portions(storage, path, portions) if reads else range(len(ranges)))
         ]
         found = np.concatenate([np.zeros(0, BLOCK_DTYPE), *blocks])
-        found["chunk"] = found["first_token"] // chunk_tokens - (numbers.start if len(numbers) else 0)
+        found["chunk"] = found["first_token"] // chunk_tokens - (
+            numbers.start if len(numbers) else 0
+        )
         before = int(found["first_token"][0]) if len(found) else 0
         found["first_token"] -= before
         chunks["first_token"] = np.arange(len(numbers)) * chunk_tokens
@@ -104,10 +121,14 @@ class RawFormat(BaseFormat):
                 "separator": None if separator is None else [separator.token, separator.ends],
             },
             scanned_bytes=int(found["stored_bytes"].sum()) if separator is not None else 0,
-            token_range=(min(low for low, _ in ends), max(high for _, high in ends)) if ends else None,
+            token_range=(min(low for low, _ in ends), max(high for _, high in ends))
+            if ends
+            else None,
         )
 
-    def open(self, path: str, column: str | None, file: OpenedFile, *, storage: Storage) -> BlockReader:
+    def open(
+        self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
+    ) -> BlockReader:
         """A reader of an indexed file; see Format.open."""
         size = check_size(path, file, storage)
         header_bytes = int(file.meta["header_bytes"])
@@ -116,10 +137,13 @@ class RawFormat(BaseFormat):
         try:
             layout, header = read_layout(path, size, options, storage)
         except (ConfigError, CorruptFileError, UnsupportedFileError) as error:
-            raise ChangedFileError(path, f"changed since it was indexed: {error}; {CHANGED_REMEDY}") from error
+            raise ChangedFileError(
+                path, f"changed since it was indexed: {error}; {CHANGED_REMEDY}"
+            ) from error
         if (found := _digest(header, layout)) != file.structure:
             raise ChangedFileError(
-                path, f"its header's digest is {found}, was {file.structure} when it was indexed; {CHANGED_REMEDY}"
+                path,
+                f"its header's digest is {found}, was {file.structure} when it was indexed; {CHANGED_REMEDY}",
             )
         separator = file.meta["separator"]
         return RawReader(
@@ -127,7 +151,9 @@ class RawFormat(BaseFormat):
             size=size,
             header_bytes=header_bytes,
             dtype=dtype,
-            separator=None if separator is None else Separator(int(separator[0]), bool(separator[1])),
+            separator=None
+            if separator is None
+            else Separator(int(separator[0]), bool(separator[1])),
         )
 
 
@@ -135,18 +161,25 @@ RAW = RawFormat()
 
 
 def _separator(options: RawOptions) -> Separator | None:
-    return None if options.separator is None else Separator(options.separator, options.eod_token is not None)
+    return (
+        None
+        if options.separator is None
+        else Separator(options.separator, options.eod_token is not None)
+    )
 
 
 def _chunks_in(span: tuple[int, int], layout: Layout, chunk_tokens: int) -> range:
-    """Numbers of the chunks that begin within bytes [start, stop) of the file; the first one counts as beginning at byte 0."""
+    """Numbers of the chunks that begin within bytes [start, stop) of the file; the first one counts
+    as beginning at byte 0."""
     step = chunk_tokens * layout.token_bytes
     num_chunks = -(-layout.num_tokens // chunk_tokens)
     first, stop = (-(-(each - layout.header_bytes) // step) if each > 0 else 0 for each in span)
     return range(max(0, min(first, num_chunks)), max(0, min(stop, num_chunks)))
 
 
-def _scan_ranges(numbers: range, chunk_tokens: int, step: int, layout: Layout) -> Iterator[tuple[int, int]]:
+def _scan_ranges(
+    numbers: range, chunk_tokens: int, step: int, layout: Layout
+) -> Iterator[tuple[int, int]]:
     """Ranges of `step` tokens that are indexed together: whole blocks, of one chunk or several."""
     start = numbers.start * chunk_tokens
     end = min(numbers.stop * chunk_tokens, layout.num_tokens)
@@ -165,7 +198,8 @@ def _index_blocks(
     storage: Storage,
     ends: list[tuple[int, int]],
 ) -> Array:
-    """The blocks of tokens [start, stop), BLOCK_DTYPE [n]. If tokens are read, their smallest and largest are added to `ends`."""
+    """The blocks of tokens [start, stop), BLOCK_DTYPE [n]. If tokens are read, their smallest and
+    largest are added to `ends`."""
     first = np.arange(start, stop, block_tokens, dtype=np.int64)
     sizes = np.minimum(block_tokens, stop - first)
     blocks = make_blocks(layout.header_bytes, layout.token_bytes, first, sizes)
@@ -180,7 +214,8 @@ def _index_blocks(
 
 
 def _byte_range(layout: Layout, start: int, stop: int) -> tuple[int, int]:
-    """Offset and size of tokens [start, stop), with the one before and the one after, which may end and begin a document."""
+    """Offset and size of tokens [start, stop), with the one before and the one after, which may end
+    and begin a document."""
     low = max(0, start - 1)
     high = min(stop + 1, layout.num_tokens)
     return layout.header_bytes + low * layout.token_bytes, (high - low) * layout.token_bytes

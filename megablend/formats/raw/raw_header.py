@@ -6,7 +6,8 @@ Known headers (all integers little-endian):
     llm.c          256 int32: magic, version, number of tokens; modded-nanogpt writes it, too
     lit-gpt        LITPKDS, version (uint64), code of the dtype (uint8), number of tokens (uint64): packed datasets
 
-Nothing in a header is evaluated: an `.npy` header is matched as text, and every count is checked against the file's size.
+Nothing in a header is evaluated: an `.npy` header is matched as text, and every count is checked
+against the file's size.
 """
 
 from __future__ import annotations
@@ -22,12 +23,22 @@ from megablend.formats.raw.raw_options import DTYPES, RawOptions
 from megablend.storage.base import Storage
 
 HEAD_BYTES = 1024
-"""Bytes read of each file: the longest fixed-size header, and enough for nearly all `.npy` headers."""
+"""Bytes read of each file: the longest fixed-size header, and enough for nearly all `.npy`
+headers."""
 _NPY = b"\x93NUMPY"
 _MAX_NPY_TEXT = 1 << 16
 _LIT = b"LITPKDS"
 _LIT_BYTES = 24
-_LIT_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float32", 7: "float64", 8: "uint16"}
+_LIT_DTYPES = {
+    1: "uint8",
+    2: "int8",
+    3: "int16",
+    4: "int32",
+    5: "int64",
+    6: "float32",
+    7: "float64",
+    8: "uint16",
+}
 _LLMC_BYTES = 1024
 _LLMC = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
 """Version and dtype for each magic number."""
@@ -67,12 +78,15 @@ class _Header(NamedTuple):
     num_tokens: int
 
 
-def read_layout(path: str, size: int, options: RawOptions, storage: Storage) -> tuple[Layout, bytes]:
-    """Read the layout of a file of `size` bytes. Returns the layout, and the bytes of its header that were used.
+def read_layout(
+    path: str, size: int, options: RawOptions, storage: Storage
+) -> tuple[Layout, bytes]:
+    """Read the layout of a file of `size` bytes. Returns the layout, and the bytes of its header
+    that were used.
 
-    Raises: CorruptFileError if the file's size does not match its header, or it ends in the middle of a token;
-        UnsupportedFileError for a header of another dtype, version or shape; ConfigError if the dtype is unknown, or the
-        config contradicts the header; MissingFileError.
+    Raises: CorruptFileError if the file's size does not match its header, or it ends in the middle
+        of a token; UnsupportedFileError for a header of another dtype, version or shape;
+        ConfigError if the dtype is unknown, or the config contradicts the header; MissingFileError.
     """
     if not size:
         raise CorruptFileError(path, "is empty; restore or remove it")
@@ -87,7 +101,9 @@ def read_layout(path: str, size: int, options: RawOptions, storage: Storage) -> 
         missing = layout.num_tokens * layout.token_bytes - (size - layout.header_bytes)
         if missing:
             cause = (
-                "truncated, or still being written" if missing > 0 else "something was appended, or the header is wrong"
+                "truncated, or still being written"
+                if missing > 0
+                else "something was appended, or the header is wrong"
             )
             raise CorruptFileError(
                 path,
@@ -104,12 +120,15 @@ def read_layout(path: str, size: int, options: RawOptions, storage: Storage) -> 
 
 
 def find_container(path: str, size: int, header_bytes: int | None, storage: Storage) -> str | None:
-    """The kind of file that the content of a file shows it to be, if it is one whose bytes are not token ids.
+    """The kind of file that the content of a file shows it to be, if it is one whose bytes are not
+    token ids.
 
-    A few tokens may be like a magic number, so that further bytes have to fit: the end of the file, or a header's reserved bits.
+    A few tokens may be like a magic number, so that further bytes have to fit: the end of the file,
+    or a header's reserved bits.
 
     Args:
-        header_bytes: the option: a known `.npy` header is no contradiction where tokens begin behind it.
+        header_bytes: the option: a known `.npy` header is no contradiction where tokens begin
+            behind it.
 
     Raises: as Storage.read does.
     """
@@ -155,8 +174,11 @@ def _layout_by_options(path: str, size: int, options: RawOptions) -> Layout:
     return Layout(options.dtype, header_bytes, (size - header_bytes) // token_bytes)
 
 
-def _find_header(path: str, head: bytes, size: int, options: RawOptions, storage: Storage) -> _Header | None:
-    # A few tokens may be like the beginning of a .npy header, which is truncated only where nothing else is said of the file.
+def _find_header(
+    path: str, head: bytes, size: int, options: RawOptions, storage: Storage
+) -> _Header | None:
+    # A few tokens may be like the beginning of a .npy header, which is truncated only where nothing
+    # else is said of the file.
     if head.startswith(_NPY) or (options.dtype is None and _NPY.startswith(head)):
         return _npy_header(path, head, size, storage)
     if head.startswith(_LIT) and len(head) >= _LIT_BYTES:
@@ -170,11 +192,15 @@ def _npy_header(path: str, head: bytes, size: int, storage: Storage) -> _Header:
     major = head[6] if len(head) > 6 else 0
     kind, start = ("<H", 10) if major == 1 else ("<I", 12)
     if major not in (1, 2, 3) or len(head) < start:
-        raise CorruptFileError(path, f"its .npy header has version {major} or is truncated; rewrite it with numpy.save")
+        raise CorruptFileError(
+            path, f"its .npy header has version {major} or is truncated; rewrite it with numpy.save"
+        )
     (length,) = struct.unpack_from(kind, head, 8)
     if length > _MAX_NPY_TEXT or start + length > size:
         raise CorruptFileError(
-            path, f"its .npy header has an invalid length of {length} bytes; restore the file", offset=8
+            path,
+            f"its .npy header has an invalid length of {length} bytes; restore the file",
+            offset=8,
         )
     if start + length > len(head):
         head = storage.read(path, 0, start + length)
@@ -182,15 +208,19 @@ def _npy_header(path: str, head: bytes, size: int, storage: Storage) -> _Header:
     descr = _DESCR.search(text)
     shape = _SHAPE.search(text)
     if descr is None or shape is None:
-        raise UnsupportedFileError(path, f"its .npy header is {text.strip()[:200]!r}; expected one array of integers")
+        raise UnsupportedFileError(
+            path, f"its .npy header is {text.strip()[:200]!r}; expected one array of integers"
+        )
     if descr[1] not in _NPY_DTYPES:
         raise UnsupportedFileError(
-            path, f"contains {descr[1]} according to its .npy header; write one of {', '.join(DTYPES)}, little-endian"
+            path,
+            f"contains {descr[1]} according to its .npy header; write one of {', '.join(DTYPES)}, little-endian",
         )
     sizes = [each.strip(" L\n") for each in shape[1].split(",")]
     if len(sizes) != (2 if sizes[-1] == "" else 1) or not sizes[0].isdigit() or len(sizes[0]) > 18:
         raise UnsupportedFileError(
-            path, f"has shape ({shape[1]}) according to its .npy header; write one dimension (tokens.reshape(-1))"
+            path,
+            f"has shape ({shape[1]}) according to its .npy header; write one dimension (tokens.reshape(-1))",
         )
     return _Header(".npy", start + length, _NPY_DTYPES[descr[1]], int(sizes[0]))
 

@@ -28,7 +28,8 @@ class RawOptions:
     """Documents begin with this token, which is part of them."""
 
     allow_container: bool = False
-    """Bytes that are those of a Parquet, Arrow, gzip, zstd, zip or `.npy` file are read as tokens nevertheless."""
+    """Bytes that are those of a Parquet, Arrow, gzip, zstd, zip or `.npy` file are read as tokens
+    nevertheless."""
 
     @property
     def separator(self) -> int | None:
@@ -45,7 +46,8 @@ class RawOptions:
 
 
 def parse_options(options: Mapping[str, Any]) -> RawOptions:
-    """Parse the options of a source. Raises: ValueError, which names the option, what was found and expected."""
+    """Parse the options of a source. Raises: ValueError, which names the option, what was found and
+    expected."""
     known = ("dtype", "header_bytes", "eod_token", "bos_token", "allow_container")
     for name, value in options.items():
         if name not in known:

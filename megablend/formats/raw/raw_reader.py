@@ -28,9 +28,15 @@ class RawReader:
     """None if the file is one document."""
 
     def byte_ranges(
-        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges] = (), *, tokens: bool = True
+        self,
+        blocks: Array,
+        chunks: Array,
+        fetched: Sequence[FetchedRanges] = (),
+        *,
+        tokens: bool = True,
     ) -> list[FileRanges]:
-        """The blocks' tokens; nothing if only documents are needed and the file is one document. See BlockReader.byte_ranges."""
+        """The blocks' tokens; nothing if only documents are needed and the file is one document.
+        See BlockReader.byte_ranges."""
         offsets, sizes = self._ranges(blocks)
         if fetched or not len(blocks) or not (tokens or self.separator is not None):
             return []
@@ -44,7 +50,12 @@ class RawReader:
         for i, block in enumerate(blocks):
             tokens = self._tokens(fetched[0][i])
             found.append(
-                DecodedBlock(tokens, find_offsets(self.path, block, self.separator, tokens) if pieces else NO_OFFSETS)
+                DecodedBlock(
+                    tokens,
+                    find_offsets(self.path, block, self.separator, tokens)
+                    if pieces
+                    else NO_OFFSETS,
+                )
             )
         return found
 
@@ -61,10 +72,15 @@ class RawReader:
         return found, int(blocks["stored_bytes"].sum())
 
     def _ranges(self, blocks: Array) -> tuple[Int64s, Int64s]:
-        """Offsets and sizes of blocks, int64 [n] each. Raises: CorruptFileError if they are not within the file."""
+        """Offsets and sizes of blocks, int64 [n] each. Raises: CorruptFileError if they are not
+        within the file."""
         offsets = blocks["offset"].astype(np.int64)
         sizes = blocks["tokens"].astype(np.int64) * np.dtype(self.dtype).itemsize
-        wrong = (sizes != blocks["stored_bytes"]) | (offsets < self.header_bytes) | (offsets + sizes > self.size)
+        wrong = (
+            (sizes != blocks["stored_bytes"])
+            | (offsets < self.header_bytes)
+            | (offsets + sizes > self.size)
+        )
         for i in np.flatnonzero(wrong)[:1]:
             raise CorruptFileError(
                 self.path,
@@ -76,6 +92,8 @@ class RawReader:
 
     def _tokens(self, data: Array) -> Array:
         """Tokens [num_tokens] from bytes, uint8 [stored_bytes]; read-only."""
-        tokens: Array = np.require(data.view(np.dtype(self.dtype).newbyteorder("<")), requirements="A")
+        tokens: Array = np.require(
+            data.view(np.dtype(self.dtype).newbyteorder("<")), requirements="A"
+        )
         tokens.flags.writeable = False
         return tokens

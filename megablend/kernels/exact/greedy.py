@@ -1,19 +1,22 @@
-"""Megatron's greedy blend, bit for bit: at each step the dataset that is furthest behind its weight.
+"""Megatron's greedy blend, bit for bit: at each step the dataset that is furthest behind its
+weight.
 
-At step t (1 at the first two) a dataset with weight w and count c has the error w * t - c, in IEEE doubles without a fused
-multiply-add; the greatest error wins, the first dataset among equals, and its count goes up by one. A dataset whose count reaches
-its cap is out: that makes the exhaustive blend.
+At step t (1 at the first two) a dataset with weight w and count c has the error w * t - c, in IEEE
+doubles without a fused multiply-add; the greatest error wins, the first dataset among equals, and
+its count goes up by one. A dataset whose count reaches its cap is out: that makes the exhaustive
+blend.
 
 `fill_by_scan` looks at every dataset at every step. `fill` looks at few:
 
-- Datasets of one weight and cap are a group and take turns, in order. Group g has weights[g], caps[g] and its members, ascending,
-  from firsts[g] to firsts[g + 1]; its state is turns[g], whose turn it is, and counts[g], that member's count (those before it
-  have one more).
-- Until it is drawn a group's error never falls as t rises, not even in doubles, for rounding is monotone: a group that is below
-  some level at the end of a window can be left out of the whole window, as long as the winners reach the level. One below it is
-  not used: the window ends there, and the next level is lower. A window of OUTER steps leaves out most groups, each window
-  of INNER steps within it most of the rest, and so does each of SHORT steps within that. Where the levels are changes the speed,
-  never the result; they follow the lowest winner of the window before.
+- Datasets of one weight and cap are a group and take turns, in order. Group g has weights[g],
+  caps[g] and its members, ascending, from firsts[g] to firsts[g + 1]; its state is turns[g], whose
+  turn it is, and counts[g], that member's count (those before it have one more).
+- Until it is drawn a group's error never falls as t rises, not even in doubles, for rounding is
+  monotone: a group that is below some level at the end of a window can be left out of the whole
+  window, as long as the winners reach the level. One below it is not used: the window ends there,
+  and the next level is lower. A window of OUTER steps leaves out most groups, each window of INNER
+  steps within it most of the rest, and so does each of SHORT steps within that. Where the levels
+  are changes the speed, never the result; they follow the lowest winner of the window before.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ OUTER = 256
 INNER = 64
 SHORT = 16
 """Steps of the windows; an outer one has one for every 32 groups where that is more."""
-# a level is so far below the lowest winner of the last window: wider when it failed, narrower when it held
+# a level is so far below the lowest winner of the last window: wider when it failed, narrower when
+# it held
 _LEAST_MARGIN = 1e-9
 _WIDEN = 2.0
 _NARROW_OUTER = 0.9
@@ -47,7 +51,12 @@ def _next(turn: int, size: int, count: float, cap: float) -> tuple[int, float]:
 
 @kernel
 def fill_by_scan(
-    weights: Float64s, caps: Float64s, counts: Float64s, step: int, datasets: Int16s, samples: Int64s
+    weights: Float64s,
+    caps: Float64s,
+    counts: Float64s,
+    step: int,
+    datasets: Int16s,
+    samples: Int64s,
 ) -> None:
     """Fill datasets and samples, [n] each, with the n steps from `step` on; counts advance.
 
@@ -64,7 +73,9 @@ def fill_by_scan(
         t = max(np.float64(step + i), 1.0)
         winner = 0
         most = weights[0] * t - counts[0]
-        for dataset in range(1, size - 1, 2):  # two at a time: half as many comparisons that wait for one another
+        for dataset in range(
+            1, size - 1, 2
+        ):  # two at a time: half as many comparisons that wait for one another
             error = weights[dataset] * t - counts[dataset]
             other = weights[dataset + 1] * t - counts[dataset + 1]
             better = dataset + 1 if other > error else dataset
@@ -82,10 +93,13 @@ def fill_by_scan(
 
 
 @device
-def _select(groups: Uint64s, level: float, t: float, weights: Float64s, counts: Float64s, out: Uint64s) -> int:
+def _select(
+    groups: Uint64s, level: float, t: float, weights: Float64s, counts: Float64s, out: Uint64s
+) -> int:
     """Those of `groups` whose error at step t is at the level or above; how many.
 
-    Numbers of groups are unsigned: a signed index could be negative, and every access would check for that.
+    Numbers of groups are unsigned: a signed index could be negative, and every access would check
+    for that.
     """
     found = np.uint64(0)
     for group in groups:
@@ -106,7 +120,8 @@ def fill(
     datasets: Int16s,
     samples: Int64s,
 ) -> None:
-    """Fill datasets and samples, [n] each, with the n steps from `step` on; counts and turns advance.
+    """Fill datasets and samples, [n] each, with the n steps from `step` on; counts and turns
+    advance.
 
     Args:
         weights: [num_groups], finite, 0 or more, and so small that weight * t stays below 2^52.
@@ -124,10 +139,14 @@ def fill(
     outer = max(OUTER, num_groups // 32)
     world = np.arange(num_groups, dtype=np.uint64)
     near = np.empty(num_groups, np.uint64)  # who may win in the outer window
-    hot = np.empty(num_groups, np.uint64)  # who may win in the inner one; the arrays below are in its order
+    hot = np.empty(
+        num_groups, np.uint64
+    )  # who may win in the inner one; the arrays below are in its order
     hot_weights = np.empty(num_groups)
     hot_counts = np.empty(num_groups)
-    tickets = np.empty(num_groups, np.int64)  # member << 32 | place: the least one is the first member's
+    tickets = np.empty(
+        num_groups, np.int64
+    )  # member << 32 | place: the least one is the first member's
     few = np.empty(num_groups + 1, np.uint64)  # places in `hot` of who may win in the short one
     few_weights = np.empty(num_groups + 1)
     few_counts = np.empty(num_groups + 1)
@@ -203,7 +222,9 @@ def fill(
                 if short_seen < np.inf:
                     short_lowest = short_seen
                     seen = min(seen, short_seen)
-                short_margin = max(_LEAST_MARGIN, short_margin * (_NARROW if short_holds else _WIDEN))
+                short_margin = max(
+                    _LEAST_MARGIN, short_margin * (_NARROW if short_holds else _WIDEN)
+                )
                 holds = short_holds or short_level > level
             for k in range(num_hot):
                 counts[hot[k]] = hot_counts[k]

@@ -1,8 +1,9 @@
 """Sequence lengths in one pass: the least, their sum, and a checksum of them in their order.
 
-checksum = the sum, over all positions i and modulo 2^32, of mix(length + GOLDEN * i), where `mix` is the finalizer of MurmurHash3
-(Appleby). Checksums of pieces add up to that of the whole, so lengths may be read in any pieces; `mix` is one to one, so a single
-length that changes always changes the checksum. numpy's minimum and sum and zlib's CRC-32 take five times as long.
+checksum = the sum, over all positions i and modulo 2^32, of mix(length + GOLDEN * i), where `mix`
+is the finalizer of MurmurHash3 (Appleby). Checksums of pieces add up to that of the whole, so
+lengths may be read in any pieces; `mix` is one to one, so a single length that changes always
+changes the checksum. numpy's minimum and sum and zlib's CRC-32 take five times as long.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _SECOND = np.uint32(0xC2B2AE35)
 _13 = np.uint32(13)
 _16 = np.uint32(16)
 _CHUNK = 2048
-"""Lengths that stay in the first-level cache between two loops: one of 32-bit operations, one of 64-bit sums."""
+"""Lengths that stay in the first-level cache between two loops: one of 32-bit operations, one of
+64-bit sums."""
 
 
 @kernel
@@ -37,7 +39,9 @@ def total_lengths(lengths: Int32s, position: int) -> tuple[int, int, int]:
         start = np.uint32(position + begin)
         for i in range(len(chunk)):
             least = min(least, chunk[i])
-            word = np.uint32(np.uint32(chunk[i]) + np.uint32(np.uint32(start + np.uint32(i)) * _GOLDEN))
+            word = np.uint32(
+                np.uint32(chunk[i]) + np.uint32(np.uint32(start + np.uint32(i)) * _GOLDEN)
+            )
             word = np.uint32(np.uint32(word ^ (word >> _16)) * _FIRST)
             word = np.uint32(np.uint32(word ^ (word >> _13)) * _SECOND)
             checksum = np.uint32(checksum + np.uint32(word ^ (word >> _16)))

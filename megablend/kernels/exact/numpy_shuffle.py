@@ -1,8 +1,9 @@
-"""numpy.random.RandomState.shuffle: the same swaps in the same order, and the same state afterwards.
+"""numpy.random.RandomState.shuffle: the same swaps in the same order, and the same state
+afterwards.
 
-Random draws do not depend on the entries: swap partners are drawn one buffer ahead, so that their cache lines are prefetched
-before their swap. The swaps of one buffer and the draws of the next are one loop: the draws compute while the swaps
-wait for memory.
+Random draws do not depend on the entries: swap partners are drawn one buffer ahead, so that their
+cache lines are prefetched before their swap. The swaps of one buffer and the draws of the next are
+one loop: the draws compute while the swaps wait for memory.
 
 Source: numpy's legacy `random_interval`.
 """
@@ -29,7 +30,8 @@ AHEAD = 96
 
 @kernel
 def shuffle(entries: Entries, key: Uint32s, position: int) -> int:
-    """Shuffle entries [at most 2^32] in place with the generator (key, position), which advances; the new position.
+    """Shuffle entries [at most 2^32] in place with the generator (key, position), which advances;
+    the new position.
 
     Args:
         entries: one dimension, contiguous.
@@ -48,7 +50,8 @@ def shuffle_entries(entries: Entries, key: Uint32s, position: int) -> int:
         return position
     words = np.empty(WORDS, np.uint32)
     temper(key, words)
-    # AHEAD more than a buffer, of any content: they are requested, not used; and room for a draw that is not accepted
+    # AHEAD more than a buffer, of any content: they are requested, not used; and room for a draw
+    # that is not accepted
     room = min(BUFFER, last) + AHEAD + 1
     partners = np.zeros(room, np.uint32)
     coming = np.zeros(room, np.uint32)
@@ -57,7 +60,9 @@ def shuffle_entries(entries: Entries, key: Uint32s, position: int) -> int:
         more = min(BUFFER, left)
         for k in range(min(AHEAD, count)):
             prefetch(entries, np.int64(partners[k]))
-        position, done = _draw(key, words, position, left, coming, more, entries, last, partners, count)
+        position, done = _draw(
+            key, words, position, left, coming, more, entries, last, partners, count
+        )
         _swap(entries, last, partners, done, count)
         partners, coming = coming, partners
         last = left
@@ -78,10 +83,12 @@ def _draw(
     partners: Uint32s,
     swaps: int,
 ) -> tuple[int, int]:
-    """Draw uniform numbers in [0, bound], [0, bound - 1], ...: `count` of them, bound < 2^32, count <= bound.
+    """Draw uniform numbers in [0, bound], [0, bound - 1], ...: `count` of them, bound < 2^32, count
+    <= bound.
 
-    Each is a word under the mask of its bound's bits, drawn again while above the bound. With each word goes a swap of
-    entries[last], entries[last - 1], ... with its partner, as long as there are some.
+    Each is a word under the mask of its bound's bits, drawn again while above the bound. With each
+    word goes a swap of entries[last], entries[last - 1], ... with its partner, as long as there are
+    some.
 
     Args:
         key: uint32 [WORDS], advanced.

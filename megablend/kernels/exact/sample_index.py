@@ -1,8 +1,8 @@
 """Where samples begin in concatenated documents: Megatron's sample index.
 
-Sample k begins at token k * length. Its row is (document, token in the document), where the document is the first one, in the
-order of the document index, that reaches token k * length + extra: at a document's end that is this document and its full length,
-not the next one and 0.
+Sample k begins at token k * length. Its row is (document, token in the document), where the
+document is the first one, in the order of the document index, that reaches token k * length +
+extra: at a document's end that is this document and its full length, not the next one and 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ AHEAD = 128
 
 @kernel
 def gather_lengths(lengths: Int32s, documents: Int32s, out: Int32s) -> int:
-    """Fill out[i] with lengths[documents[i]]; returns their sum, or -1 if a document is outside [0, num_lengths).
+    """Fill out[i] with lengths[documents[i]]; returns their sum, or -1 if a document is outside [0,
+    num_lengths).
 
     Args:
         lengths: int32 [num_lengths], 1 or more.
@@ -45,9 +46,16 @@ def gather_lengths(lengths: Int32s, documents: Int32s, out: Int32s) -> int:
 
 @device
 def begun(
-    document: int, start: int, reached: int, length: int, begin: int, row: int, rows: npt.NDArray[Any]
+    document: int,
+    start: int,
+    reached: int,
+    length: int,
+    begin: int,
+    row: int,
+    rows: npt.NDArray[Any],
 ) -> tuple[int, int]:
-    """Fill the rows of the samples that begin at tokens begin, begin + length, ... up to `reached`, or until rows end.
+    """Fill the rows of the samples that begin at tokens begin, begin + length, ... up to `reached`,
+    or until rows end.
 
     Args:
         document: in which they begin.
@@ -66,13 +74,21 @@ def begun(
 
 @kernel
 def cut(
-    lengths: Int32s, documents: Int32s, first: int, start: int, length: int, extra: int, sample: int, rows: Rows
+    lengths: Int32s,
+    documents: Int32s,
+    first: int,
+    start: int,
+    length: int,
+    extra: int,
+    sample: int,
+    rows: Rows,
 ) -> tuple[int, int, int]:
     """Fill the rows of samples `sample`, `sample` + 1, ... until rows or documents end.
 
     Args:
         lengths: int32 [num_lengths], 1 or more.
-        documents: int32 [n], the document index or, with `first` counted in the whole one, a run of it.
+        documents: int32 [n], the document index or, with `first` counted in the whole one, a run of
+            it.
         first: place of documents[0] in the document index.
         start: tokens before it.
         length: tokens from one sample's start to the next one's.
@@ -80,7 +96,8 @@ def cut(
         sample: the first one that is not reached before these documents; 1 or more.
         rows: int32 or int64 [num_rows, 2].
 
-    Returns: rows filled; documents passed, -1 if one is outside [0, num_lengths); tokens before the next document.
+    Returns: rows filled; documents passed, -1 if one is outside [0, num_lengths); tokens before the
+        next document.
     """
     # Unsigned: a signed index could be negative, and every access would check for that.
     row = np.uint64(0)
@@ -103,7 +120,9 @@ def cut(
         end = end + np.int64(lengths[document])
         reached = end - extra
         place = first + np.int64(i)
-        rows[row, 0] = place  # written whether or not it stays: a branch here would be guessed wrong once a sample
+        rows[row, 0] = (
+            place  # written whether or not it stays: a branch here would be guessed wrong once a sample
+        )
         rows[row, 1] = begin - start
         if begin <= reached:
             row += np.uint64(1)

@@ -1,7 +1,9 @@
-"""Where samples begin in documents much shorter than a sample: the result of megablend.kernels.exact.sample_index.cut, faster.
+"""Where samples begin in documents much shorter than a sample: the result of
+megablend.kernels.exact.sample_index.cut, faster.
 
-A sample begins in one of dozens of documents, so predicting that none begins is nearly always right and cheaper than computing
-it. What remains is the wait for the lengths, which are scattered over memory: they may be stored in a byte each if most fit.
+A sample begins in one of dozens of documents, so predicting that none begins is nearly always right
+and cheaper than computing it. What remains is the wait for the lengths, which are scattered over
+memory: they may be stored in a byte each if most fit.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ def cut_short_documents(
     sample: int,
     rows: npt.NDArray[Any],
 ) -> tuple[int, int, int]:
-    """Fill rows as megablend.kernels.exact.sample_index.cut does, whose other arguments and results these are.
+    """Fill rows as megablend.kernels.exact.sample_index.cut does, whose other arguments and results
+    these are.
 
     Args:
         short: what `narrow_to_uint8` made of the lengths, or the lengths themselves.

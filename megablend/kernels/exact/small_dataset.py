@@ -1,6 +1,8 @@
-"""All three arrays of many small datasets of Megatron's, in one call: thousands of datasets cost few steps of Python each.
+"""All three arrays of many small datasets of Megatron's, in one call: thousands of datasets cost
+few steps of Python each.
 
-The operations and the order of random draws are those of megablend.exact.documents and megablend.exact.samples.
+The operations and the order of random draws are those of megablend.exact.documents and
+megablend.exact.samples.
 """
 
 from __future__ import annotations
@@ -30,20 +32,23 @@ def fill_datasets(
     memory: Int32s,
     filled: Int64s,
 ) -> None:
-    """Fill the document, sample and shuffle index of each dataset. The caller fills the rows that its documents do not reach.
+    """Fill the document, sample and shuffle index of each dataset. The caller fills the rows that
+    its documents do not reach.
 
     Args:
-        numbers: int64 [n, 10], of each dataset: the address of its documents' lengths in tokens, int32, which the caller keeps
-            alive; documents, 1 or more; the number of the first; entries of the document index; those of them that are shuffled
-            first, before the others; samples; those of them that are shuffled first; where in `memory` its document, sample and
-            shuffle index begin.
-        key, position: of the generator of every dataset, as megablend.kernels.exact.numpy_shuffle.shuffle takes them.
+        numbers: int64 [n, 10], of each dataset: the address of its documents' lengths in tokens,
+            int32, which the caller keeps alive; documents, 1 or more; the number of the first;
+            entries of the document index; those of them that are shuffled first, before the others;
+            samples; those of them that are shuffled first; where in `memory` its document, sample
+            and shuffle index begin.
+        key, position: of the generator of every dataset, as
+            megablend.kernels.exact.numpy_shuffle.shuffle takes them.
         length: tokens from one sample's start to the next one's.
         extra: further tokens that a sample takes.
         many: documents per sample from which on the kernel for short documents is faster.
         near: documents whose lengths fit in a core's own caches.
-        memory: int32, whose entries the caller has checked to be there, filled: of a dataset int32 [entries], int32
-            [samples + 1, 2] and uint32 [samples].
+        memory: int32, whose entries the caller has checked to be there, filled: of a dataset int32
+            [entries], int32 [samples + 1, 2] and uint32 [samples].
         filled: int64 [n], set to the rows of the sample index that are filled.
     """
     unsigned = memory.view(np.uint32)
@@ -55,7 +60,9 @@ def fill_datasets(
         num_samples = numbers[i, 5]
         first_samples = numbers[i, 6]
         documents = memory[numbers[i, 7] : numbers[i, 7] + entries]
-        rows = memory[numbers[i, 8] : numbers[i, 8] + 2 * (num_samples + 1)].reshape((num_samples + 1, 2))
+        rows = memory[numbers[i, 8] : numbers[i, 8] + 2 * (num_samples + 1)].reshape(
+            (num_samples + 1, 2)
+        )
         samples = unsigned[numbers[i, 9] : numbers[i, 9] + num_samples]
         short = entries >= many * num_samples
         own = key.copy()
@@ -101,7 +108,9 @@ def _fill_dataset(
     position = shuffle_entries(documents[shuffled_together:], key, position)
     rows[0, 0] = rows[0, 1] = 0
     if short:
-        filled = cut_short_rows(lengths, _ANY_LENGTH, far, lengths, documents, 0, 0, length, extra, 1, rows[1:])[0]
+        filled = cut_short_rows(
+            lengths, _ANY_LENGTH, far, lengths, documents, 0, 0, length, extra, 1, rows[1:]
+        )[0]
     else:
         filled = cut_rows(lengths, documents, 0, 0, length, extra, 1, rows[1:])[0]
     if begin:

@@ -12,12 +12,17 @@ from megablend.kernels.parquet.lz4 import decode_lz4
 
 ZSTD_LIBRARY = "libzstd.so.1"
 zstd_decompress = library_function(ZSTD_LIBRARY, "ZSTD_decompressDCtx", "uintp", *["uintp"] * 5)
-lz4_decompress = library_function("liblz4.so.1", "LZ4_decompress_safe", "intc", "uintp", "uintp", "intc", "intc")
+lz4_decompress = library_function(
+    "liblz4.so.1", "LZ4_decompress_safe", "intc", "uintp", "uintp", "intc", "intc"
+)
 
 
 @kernel
-def expand_zstd(context: int, addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s) -> int:
-    """Decompress frames of zstd; only where there is `zstd_decompress`. Returns the first that is damaged, or -1.
+def expand_zstd(
+    context: int, addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s
+) -> int:
+    """Decompress frames of zstd; only where there is `zstd_decompress`. Returns the first that is
+    damaged, or -1.
 
     Args:
         context: address of a ZSTD_DCtx that is not used by another thread.
@@ -32,7 +37,8 @@ def expand_zstd(context: int, addresses: Int64s, sizes: Int64s, outs: Int64s, le
 
 @kernel
 def expand_lz4(addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s) -> int:
-    """Decompress blocks of LZ4 by the system's library; only where there is `lz4_decompress`. As `expand_zstd`."""
+    """Decompress blocks of LZ4 by the system's library; only where there is `lz4_decompress`. As
+    `expand_zstd`."""
     for i in range(len(addresses)):
         if lz4_decompress(addresses[i], outs[i], sizes[i], lengths[i]) != lengths[i]:  # type: ignore[misc]
             return i

@@ -12,7 +12,8 @@ from megablend.kernels.parquet.hybrid import bits_at, next_run
 
 @device
 def decode_bits(address: int, size: int, in_runs: bool, out: npt.NDArray[np.bool_]) -> int:
-    """Fill `out` from `size` bytes at `address`: the hybrid of runs and groups of one bit a value, or plain bits, lowest first.
+    """Fill `out` from `size` bytes at `address`: the hybrid of runs and groups of one bit a value,
+    or plain bits, lowest first.
 
     Returns: 0; -1 if the bytes end before `out` is full.
 

@@ -21,7 +21,8 @@ def join_streams(address: int, out: Tokens) -> None:
     """Decode BYTE_STREAM_SPLIT.
 
     Args:
-        address: the address of the encoded values, as many bytes as `out` has: the first bytes of all, then the second.
+        address: the address of the encoded values, as many bytes as `out` has: the first bytes of
+            all, then the second.
         out: int32 or int64 [num_tokens], filled.
     """
     data = pointer_at(address, out.nbytes)
@@ -36,4 +37,6 @@ def join_streams(address: int, out: Tokens) -> None:
             if begin == 0:
                 out[i] = np.int32(word)
             else:
-                out[i] = np.int64(out[i]) & np.int64(0xFFFF_FFFF) | np.int64(np.uint64(word) << shift)
+                out[i] = np.int64(out[i]) & np.int64(0xFFFF_FFFF) | np.int64(
+                    np.uint64(word) << shift
+                )

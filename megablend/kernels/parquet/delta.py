@@ -39,7 +39,13 @@ def decode_delta(address: int, size: int, out: Tokens) -> int:
     at, announced = varint(data, at, end) if at >= 0 else (at, block)
     at, value = _zigzag(data, at, end)
     # Blocks are of a multiple of 128 values, miniblocks of a multiple of 32.
-    if at < 0 or block == 0 or block > np.uint64(1 << 31) or miniblocks == 0 or miniblocks > np.uint64(1 << 16):
+    if (
+        at < 0
+        or block == 0
+        or block > np.uint64(1 << 31)
+        or miniblocks == 0
+        or miniblocks > np.uint64(1 << 16)
+    ):
         return BROKEN
     each = np.int64(block // miniblocks)
     if block % miniblocks or each % 32 or announced < np.uint64(len(out)):
@@ -76,7 +82,8 @@ def decode_delta(address: int, size: int, out: Tokens) -> int:
 
 @device
 def _zigzag(data: Pointer, at: int, end: int) -> tuple[int, np.uint64]:
-    """The position after a signed integer (below 0 if `at` is, too), and the integer, modulo 2**64."""
+    """The position after a signed integer (below 0 if `at` is, too), and the integer, modulo
+    2**64."""
     if at < 0:
         return at, np.uint64(0)
     at, value = varint(data, at, end)

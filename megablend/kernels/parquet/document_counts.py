@@ -1,4 +1,5 @@
-"""Converting pages to blocks: running counts, and the page in which each document of a column chunk ends."""
+"""Converting pages to blocks: running counts, and the page in which each document of a column chunk
+ends."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ def sum_chunks(pages: npt.NDArray[np.void], first_page: Int64s, sums: Int64s) ->
     """Sum up the pages of chunks. Returns whether each page has rows or tokens.
 
     Args:
-        pages: [num_pages], records with `rows`, `tokens` and `continues`, as formats.parquet.count has them.
+        pages: [num_pages], records with `rows`, `tokens` and `continues`, as formats.parquet.count
+            has them.
         first_page: int64 [num_chunks + 1].
-        sums: int64 [3, num_chunks], filled: rows (-1 if those of a page are unknown); tokens; 1 where the first page with
-            rows or tokens begins in the middle of a row.
+        sums: int64 [3, num_chunks], filled: rows (-1 if those of a page are unknown); tokens; 1
+            where the first page with rows or tokens begins in the middle of a row.
     """
     all_filled = True
     for i in range(len(first_page) - 1):
@@ -52,14 +54,16 @@ def fill_blocks(
     first_tokens: Int64s,
     blocks: npt.NDArray[np.void],
 ) -> None:
-    """Make blocks of pages, of which each has rows or tokens, and follow the rows from page to page.
+    """Make blocks of pages, of which each has rows or tokens, and follow the rows from page to
+    page.
 
     Args:
-        pages: [num_pages], records as formats.parquet.count has them; a chunk's first page begins with a row.
+        pages: [num_pages], records as formats.parquet.count has them; a chunk's first page begins
+            with a row.
         first_page: int64 [num_chunks + 1], the pages of each chunk.
         first_tokens: int64 [num_chunks + 1], filled: tokens before each chunk, and all.
-        blocks: BLOCK_DTYPE [num_pages] of formats.base, filled. If the rows of a page are unknown, `rows` and `ends` of all
-            are -1, and no flags are set.
+        blocks: BLOCK_DTYPE [num_pages] of formats.base, filled. If the rows of a page are unknown,
+            `rows` and `ends` of all are -1, and no flags are set.
     """
     is_known = True
     for i in range(len(pages)):
@@ -107,5 +111,7 @@ def _documents(page: np.void, carried: int, closes: bool) -> tuple[int, int]:
     open_tokens = carried + page["head"]
     has_rows = page["rows"] > 0
     last = page["tail"] if has_rows else open_tokens
-    ends = page["inner"] + (page["continues"] and has_rows and open_tokens > 0) + (closes and last > 0)
+    ends = (
+        page["inner"] + (page["continues"] and has_rows and open_tokens > 0) + (closes and last > 0)
+    )
     return ends, last

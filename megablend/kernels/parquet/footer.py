@@ -1,8 +1,11 @@
-"""The chunks of one column from a Parquet footer: one pass over thousands of row groups, without Python per group.
+"""The chunks of one column from a Parquet footer: one pass over thousands of row groups, without
+Python per group.
 
-What is unusual or damaged is left to `metadata.column_chunk`, which parses in Python and reports what is wrong.
+What is unusual or damaged is left to `metadata.column_chunk`, which parses in Python and reports
+what is wrong.
 
-Source: parquet-format, parquet.thrift (RowGroup, ColumnChunk, ColumnMetaData, Statistics, PageEncodingStats, SizeStatistics).
+Source: parquet-format, parquet.thrift (RowGroup, ColumnChunk, ColumnMetaData, Statistics,
+    PageEncodingStats, SizeStatistics).
 """
 
 from __future__ import annotations
@@ -49,7 +52,10 @@ CHUNK_DTYPE = np.dtype(
         ("min_value", "<u8"),
         ("page_encodings", "<u8"),  # of data pages, a bit each; all bits where absent
         ("num_levels", "<i8"),  # counts in the histogram of definition levels; -1 where absent
-        ("all_levels", "<i8"),  # their sum: not num_values where the writer counted wrong, as ClickHouse 26 does
+        (
+            "all_levels",
+            "<i8",
+        ),  # their sum: not num_values where the writer counted wrong, as ClickHouse 26 does
         ("top_level", "<i8"),  # the last of them
         ("offset_index", "<i8"),  # -1 where absent
         ("offset_index_bytes", "<i8"),  # 0 where absent
@@ -62,7 +68,8 @@ CHUNK_DTYPE = np.dtype(
 ABSENT = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 NUMBERED = 63
 MAX_COUNT = 1 << 48
-"""Upper bound of plausible counts of rows, values or bytes; sums of thousands of them still fit in an int64."""
+"""Upper bound of plausible counts of rows, values or bytes; sums of thousands of them still fit in
+an int64."""
 REQUIRED = sum(1 << field for field in (1, 2, 3, 4, 5, 6, 7, 9))
 """Required fields of ColumnMetaData."""
 
@@ -71,13 +78,17 @@ Chunks = npt.NDArray[np.void]
 
 
 @kernel
-def find_chunks(footer: Bytes, at: int, ordinal: int, num_leaves: int, path: Bytes, limit: int, found: Chunks) -> bool:
-    """Read the chunks of leaf number `ordinal` of `num_leaves`. False if anything is unusual or damaged.
+def find_chunks(
+    footer: Bytes, at: int, ordinal: int, num_leaves: int, path: Bytes, limit: int, found: Chunks
+) -> bool:
+    """Read the chunks of leaf number `ordinal` of `num_leaves`. False if anything is unusual or
+    damaged.
 
     Args:
         footer: uint8 [n], FileMetaData.
         at: the position of its first row group.
-        path: uint8 [m], the leaf's path_in_schema as expected in the footer; anything else is unusual.
+        path: uint8 [m], the leaf's path_in_schema as expected in the footer; anything else is
+            unusual.
         limit: the first byte of the footer in its file; all chunks and page indexes end before it.
         found: CHUNK_DTYPE [num_row_groups], filled.
     """
@@ -100,9 +111,27 @@ def _is_sound(chunk: np.void, limit: int) -> bool:
     dictionary = chunk["dictionary_page"]
     start = dictionary if 0 < dictionary < data else data
     chunk["start"] = start
-    if min(chunk["num_rows"], chunk["num_values"], chunk["decoded_bytes"], chunk["stored_bytes"], data) < 0:
+    if (
+        min(
+            chunk["num_rows"],
+            chunk["num_values"],
+            chunk["decoded_bytes"],
+            chunk["stored_bytes"],
+            data,
+        )
+        < 0
+    ):
         return False
-    if max(chunk["num_rows"], chunk["num_values"], chunk["decoded_bytes"], chunk["stored_bytes"], data) > MAX_COUNT:
+    if (
+        max(
+            chunk["num_rows"],
+            chunk["num_values"],
+            chunk["decoded_bytes"],
+            chunk["stored_bytes"],
+            data,
+        )
+        > MAX_COUNT
+    ):
         return False
     if chunk["num_values"] and not 0 < start < start + chunk["stored_bytes"] <= limit:
         return False
@@ -126,7 +155,14 @@ def _is_before(offset: int, size: int, limit: int) -> bool:
 
 @device
 def _row_group(
-    data: Pointer, at: int, end: int, ordinal: int, num_leaves: int, path: Pointer, path_bytes: int, found: np.void
+    data: Pointer,
+    at: int,
+    end: int,
+    ordinal: int,
+    num_leaves: int,
+    path: Pointer,
+    path_bytes: int,
+    found: np.void,
 ) -> int:
     """Parse a RowGroup: the position after it."""
     field = 0
@@ -143,7 +179,11 @@ def _row_group(
                 return UNUSUAL
             for leaf in range(num_leaves):
                 is_chosen = leaf == ordinal
-                at = _column_chunk(data, at, end, path, path_bytes, found) if is_chosen else skip(data, at, end, STRUCT)
+                at = (
+                    _column_chunk(data, at, end, path, path_bytes, found)
+                    if is_chosen
+                    else skip(data, at, end, STRUCT)
+                )
                 if at < 0:
                     return at
             seen |= 1
@@ -158,8 +198,11 @@ def _row_group(
 
 
 @device
-def _column_chunk(data: Pointer, at: int, end: int, path: Pointer, path_bytes: int, found: np.void) -> int:
-    """Parse a ColumnChunk: the position after it. Columns that are encrypted, or stored in another file, are unusual."""
+def _column_chunk(
+    data: Pointer, at: int, end: int, path: Pointer, path_bytes: int, found: np.void
+) -> int:
+    """Parse a ColumnChunk: the position after it. Columns that are encrypted, or stored in another
+    file, are unusual."""
     found["offset_index"] = found["column_index"] = -1
     found["offset_index_bytes"] = found["column_index_bytes"] = 0
     field = 0
@@ -198,7 +241,9 @@ def _count(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int]:
 
 
 @device
-def _meta_data(data: Pointer, at: int, end: int, path: Pointer, path_bytes: int, found: np.void) -> int:
+def _meta_data(
+    data: Pointer, at: int, end: int, path: Pointer, path_bytes: int, found: np.void
+) -> int:
     """Parse a ColumnMetaData: the position after it."""
     found["dictionary_page"] = 0
     _forget_statistics(found)
@@ -237,7 +282,9 @@ def _meta_data(data: Pointer, at: int, end: int, path: Pointer, path_bytes: int,
         elif field == 13:
             at, found["page_encodings"] = _page_encodings(data, at, end, kind)
         elif field == 16:
-            at, found["num_levels"], found["all_levels"], found["top_level"] = _histogram(data, at, end, kind)
+            at, found["num_levels"], found["all_levels"], found["top_level"] = _histogram(
+                data, at, end, kind
+            )
         else:
             at = skip(data, at, end, kind)
         if at < 0:
@@ -275,7 +322,8 @@ def _encodings(data: Pointer, at: int, end: int, kind: int) -> tuple[int, np.uin
 
 @device
 def _page_encodings(data: Pointer, at: int, end: int, kind: int) -> tuple[int, np.uint64]:
-    """Parse a list of PageEncodingStats: the position after it, and a bit for each encoding that data pages have."""
+    """Parse a list of PageEncodingStats: the position after it, and a bit for each encoding that
+    data pages have."""
     bits = np.uint64(0)
     if kind != LIST:
         return UNUSUAL, bits
@@ -313,7 +361,8 @@ def _forget_statistics(found: np.void) -> None:
 
 @device
 def _statistics(data: Pointer, at: int, end: int, kind: int, found: np.void) -> int:
-    """Parse Statistics: the number of nulls, and the smallest and largest values as stored. Returns the position after it."""
+    """Parse Statistics: the number of nulls, and the smallest and largest values as stored. Returns
+    the position after it."""
     _forget_statistics(found)
     field = 0
     if kind != STRUCT:
@@ -350,7 +399,8 @@ def _statistics(data: Pointer, at: int, end: int, kind: int, found: np.void) -> 
 
 @device
 def _value(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int, np.uint64]:
-    """The position after a field, and of an integer's 4 or 8 bytes their number and the integer; 0 and 0 of anything else."""
+    """The position after a field, and of an integer's 4 or 8 bytes their number and the integer; 0
+    and 0 of anything else."""
     word = np.uint64(0)
     stop = skip(data, at, end, kind)
     if stop < 0 or kind != BINARY:
@@ -365,7 +415,8 @@ def _value(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int, np.ui
 
 @device
 def _histogram(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int, int, int]:
-    """Parse SizeStatistics. Returns the position after it, and of the definition levels' counts: how many (or -1), sum, last."""
+    """Parse SizeStatistics. Returns the position after it, and of the definition levels' counts:
+    how many (or -1), sum, last."""
     field = 0
     count = np.int64(-1)
     total = np.int64(0)

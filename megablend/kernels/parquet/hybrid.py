@@ -21,8 +21,9 @@ def next_run(data: Pointer, at: int, end: int, width: int) -> tuple[int, bool, i
         data: the stream ends before data[end].
         width: bits a value, 0 to 32.
 
-    Returns: how many values (0 in an empty run; BROKEN if the stream is truncated inside a header or a run's value); whether
-    they are bit-packed; the number of their first bit, or the value that they all have; the position of the next run.
+    Returns: how many values (0 in an empty run; BROKEN if the stream is truncated inside a header
+    or a run's value); whether they are bit-packed; the number of their first bit, or the value that
+    they all have; the position of the next run.
     """
     header = 0
     shift = 0

@@ -1,7 +1,7 @@
 """Decoding the levels of Parquet pages: where rows begin among a page's tokens.
 
-Levels are followed run by run, both streams side by side: a run of levels that are all inside one row costs a step,
-however long it is.
+Levels are followed run by run, both streams side by side: a run of levels that are all inside one
+row costs a step, however long it is.
 
 Source: parquet-format, README.md ("Nested Encoding", "Data Pages").
 """
@@ -61,8 +61,9 @@ def read_levels(
         pages: LEVELS_DTYPE [n]; its second part is filled.
         max_def: the definition level of a token; 0 where definition levels are not stored.
         repeated: whether repetition levels are stored: 0 where a row begins, 1 inside of it.
-        offsets: int64, filled: piece i of page j begins at its token offsets[first_offset[j] + i] and ends at the one after.
-            If a page has no room for all, by `pieces`, the others are omitted.
+        offsets: int64, filled: piece i of page j begins at its token offsets[first_offset[j] + i]
+            and ends at the one after. If a page has no room for all, by `pieces`, the others are
+            omitted.
         first_offset: int64 [n + 1].
     """
     for i in range(len(pages)):
@@ -111,7 +112,8 @@ def _follow(
     repeated: bool,
     offsets: npt.NDArray[np.int64],
 ) -> None:
-    """Go through both streams together; one that is not stored says of each level that it begins a row, or that it is a token."""
+    """Go through both streams together; one that is not stored says of each level that it begins a
+    row, or that it is a token."""
     num_levels = int(page["num_levels"])
     def_width = 0
     while max_def >> def_width:
@@ -143,7 +145,9 @@ def _follow(
                 offsets[0] = 0
         while True:
             # levels counted to row belong to the piece that is open
-            found = _count_tokens(data, def_end, def_packed, definition, def_width, max_def, counted, row)
+            found = _count_tokens(
+                data, def_end, def_packed, definition, def_width, max_def, counted, row
+            )
             if found < 0:
                 page["problem"] = TOO_HIGH
                 page["detail"] = -found
@@ -183,7 +187,9 @@ def _next_row(data: Pointer, end: int, packed: bool, rep: int, i: int, count: in
     if not packed:
         return count if rep else i
     while i < count:
-        if (rep + i) & 7 == 0 and i + 8 <= count and data[(rep + i) >> 3] == 255:  # eight more of the same row
+        if (
+            (rep + i) & 7 == 0 and i + 8 <= count and data[(rep + i) >> 3] == 255
+        ):  # eight more of the same row
             i += 8
         elif bits_at(data, end, rep + i, 1):
             i += 1
@@ -194,9 +200,17 @@ def _next_row(data: Pointer, end: int, packed: bool, rep: int, i: int, count: in
 
 @device
 def _count_tokens(
-    data: Pointer, end: int, packed: bool, definition: int, width: int, max_def: int, i: int, count: int
+    data: Pointer,
+    end: int,
+    packed: bool,
+    definition: int,
+    width: int,
+    max_def: int,
+    i: int,
+    count: int,
 ) -> int:
-    """How many of levels i to count of a run are tokens; a level above max_def is returned with its sign changed."""
+    """How many of levels i to count of a run are tokens; a level above max_def is returned with its
+    sign changed."""
     if not packed:
         return -definition if definition > max_def else (count - i) * (definition == max_def)
     found = 0

@@ -1,4 +1,5 @@
-"""Our own LZ4 block decoder: a block does not state its decoded length, and Arrow's codec does not report it.
+"""Our own LZ4 block decoder: a block does not state its decoded length, and Arrow's codec does not
+report it.
 
 Source: lz4_Block_format.md of the LZ4 project.
 """
@@ -56,7 +57,8 @@ def decode_lz4(address: int, size: int, out_address: int, room: int) -> int:
 
 @device
 def _length(data: Pointer, at: int, end: int, length: int) -> tuple[int, int]:
-    """The position after a length that began with four bits of a token, and the length; endless where the block breaks off."""
+    """The position after a length that began with four bits of a token, and the length; endless
+    where the block breaks off."""
     if length == 15:
         more = 255
         while more == 255:
@@ -72,7 +74,8 @@ def _length(data: Pointer, at: int, end: int, length: int) -> tuple[int, int]:
 def _copy_words(to: Pointer, i: int, data: Pointer, j: int, count: int) -> None:
     """Copy bytes, and some more, 16 at a time; the two stretches are at least 8 apart.
 
-    The first 16 are copied even for a count of 0: a branch that nearly always goes the same way halves the time of all.
+    The first 16 are copied even for a count of 0: a branch that nearly always goes the same way
+    halves the time of all.
     """
     stop = i + count
     while True:

@@ -36,24 +36,28 @@ def count_indexed_pages(
     documents: bool,
     pages: npt.NDArray[np.void],
 ) -> tuple[int, int, int]:
-    """Count pages of rows that begin in them (with an OffsetIndex, all do: parquet-format, PageIndex.md).
+    """Count pages of rows that begin in them (with an OffsetIndex, all do: parquet-format,
+    PageIndex.md).
 
-    Null elements make `scan` true: from the counts alone one cannot tell whether they fill whole rows, which then are documents
-    without tokens. If documents are not needed, the rows of such a chunk are -1.
+    Null elements make `scan` true: from the counts alone one cannot tell whether they fill whole
+    rows, which then are documents without tokens. If documents are not needed, the rows of such a
+    chunk are -1.
 
     Args:
         first_page: int64 [n + 1], the pages of each chunk.
         offsets, sizes, rows: int64 [num_pages], as `kernels.page_index` reads them.
         nulls: int64 [num_pages]: what makes the tokens of a flat column.
         starts: int64 [num_pages], levels of repetition level 0.
-        levels: int64 [max_def + 1, num_pages], levels by definition level: what makes the tokens of lists.
+        levels: int64 [max_def + 1, num_pages], levels by definition level: what makes the tokens of
+            lists.
         has_starts: bool [n], which chunks have `starts`.
         growths: float64 [n], decoded bytes for a stored one: the index has no decoded sizes.
         encodings: int64 [n].
         slot_def: the definition level from which on a level stands for an element.
         pages: PAGE_DTYPE [num_pages] of formats.parquet.count, filled.
 
-    Returns: the first chunk that is wrong, what is wrong with it, and 0; where none is n, NONE and the pages with `scan`.
+    Returns: the first chunk that is wrong, what is wrong with it, and 0; where none is n, NONE and
+        the pages with `scan`.
     """
     max_def = len(levels) - 1
     num_unsure = 0

@@ -1,7 +1,8 @@
-"""Parsing many page headers: from memory, at known offsets of a file, or by scanning from each page to the next.
+"""Parsing many page headers: from memory, at known offsets of a file, or by scanning from each page
+to the next.
 
-What is unusual, damaged or longer than the probe is left to `formats.parquet.page_header`, which parses one header in Python and
-reports what is wrong with it.
+What is unusual, damaged or longer than the probe is left to `formats.parquet.page_header`, which
+parses one header in Python and reports what is wrong with it.
 
 Source: parquet-format, parquet.thrift (PageHeader).
 """
@@ -51,7 +52,8 @@ Headers = npt.NDArray[np.void]
 
 @kernel
 def parse_headers(addresses: npt.NDArray[np.uint64], sizes: Int64s, headers: Headers) -> int:
-    """Parse the headers of pages in memory; `offset` is not set. Returns the number of the first that needs care; n if none does.
+    """Parse the headers of pages in memory; `offset` is not set. Returns the number of the first
+    that needs care; n if none does.
 
     Args:
         addresses: uint64 [n], addresses of pages.
@@ -66,7 +68,8 @@ def parse_headers(addresses: npt.NDArray[np.uint64], sizes: Int64s, headers: Hea
 
 @kernel
 def read_headers(fd: int, offsets: Int64s, limits: Int64s, probe: Bytes, headers: Headers) -> int:
-    """Read the headers of pages at known offsets. Returns the number of the first that needs care; n if none does.
+    """Read the headers of pages at known offsets. Returns the number of the first that needs care;
+    n if none does.
 
     Args:
         fd: descriptor of the file.
@@ -98,11 +101,13 @@ def walk_headers(
     counts: Int64s,
     headers: Headers,
 ) -> tuple[int, int]:
-    """Walk through chunks, from page to page, until their values are passed, `headers` is full, or a header needs care.
+    """Walk through chunks, from page to page, until their values are passed, `headers` is full, or
+    a header needs care.
 
     Args:
         fd: descriptor of the file; -1 where there is none, and the walk ends with the probe.
-        probe: uint8 [size], the file's bytes from `probe_offset` on; with a descriptor, scratch to read into.
+        probe: uint8 [size], the file's bytes from `probe_offset` on; with a descriptor, scratch to
+            read into.
         chunk: the first that is not done.
         offsets: int64 [n], byte of the file at which the next page of each chunk begins; moved on.
         limit: byte of the file that no page goes beyond.
@@ -191,7 +196,10 @@ def parse_header(data: Pointer, at: int, end: int, header: np.void) -> int:
     header["decoded_bytes"] = decoded
     header["num_values"] = values
     header["encoding"] = encoding
-    if kind not in (DATA, DICTIONARY, DATA_V2) or min(encoding, header["def_encoding"], header["rep_encoding"]) < 0:
+    if (
+        kind not in (DATA, DICTIONARY, DATA_V2)
+        or min(encoding, header["def_encoding"], header["rep_encoding"]) < 0
+    ):
         return UNUSUAL
     if min(stored, decoded, values, header["def_bytes"], header["rep_bytes"]) < 0:
         return UNUSUAL
@@ -204,7 +212,8 @@ def parse_header(data: Pointer, at: int, end: int, header: np.void) -> int:
 
 @device
 def _counts(data: Pointer, at: int, end: int, header: np.void, kind: int) -> tuple[int, int, int]:
-    """Parse a DataPageHeader, DictionaryPageHeader or DataPageHeaderV2. Returns the position after it, values, encoding."""
+    """Parse a DataPageHeader, DictionaryPageHeader or DataPageHeaderV2. Returns the position after
+    it, values, encoding."""
     values = encoding = -1
     last_integer = 4 if kind == DATA else 2 if kind == DICTIONARY else 6
     field = 0

@@ -11,7 +11,18 @@ import numpy.typing as npt
 from megablend.arrays import Int64s
 from megablend.intrinsics import Pointer, pointer_at
 from megablend.jit import device, kernel
-from megablend.kernels.parquet.thrift import I8, I32, I64, LIST, STRUCT, UNUSUAL, integer, list_header, next_field, skip
+from megablend.kernels.parquet.thrift import (
+    I8,
+    I32,
+    I64,
+    LIST,
+    STRUCT,
+    UNUSUAL,
+    integer,
+    list_header,
+    next_field,
+    skip,
+)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -40,9 +51,11 @@ TOO_LARGE = 6
 OVERLAP = 7
 """Page `detail` begins before its chunk, or extends beyond the next page or the limit."""
 DISORDER = 8
-"""Rows are not in order: page `detail` begins after the next page, or the first page does not begin at row 0."""
+"""Rows are not in order: page `detail` begins after the next page, or the first page does not begin
+at row 0."""
 INCOMPLETE = 9
-"""There are some counts of kind `detail` (0 nulls, 1 repetition, 2 definition levels), but not all."""
+"""There are some counts of kind `detail` (0 nulls, 1 repetition, 2 definition levels), but not
+all."""
 BAD_COUNT = 10
 SUMS_DIFFER = 11
 """The histograms of a page's definition and repetition levels have different sums."""
@@ -70,17 +83,21 @@ def page_locations(
         limit: the byte beyond which none goes.
         num_rows: int64 [n], of each chunk's row group.
         first_page: int64 [n + 1], filled: the pages of each.
-        offsets: int64, room for a page in MIN_LOCATION_BYTES of the indexes, filled: bytes of the file at which pages begin.
+        offsets: int64, room for a page in MIN_LOCATION_BYTES of the indexes, filled: bytes of the
+            file at which pages begin.
         sizes: int64, as many, filled: bytes, headers included.
         rows: int64, as many, filled: rows that begin in each page.
 
-    Returns: the number of the first index that is wrong, what is wrong with it, and a detail; n, NONE and 0 where none is.
+    Returns: the number of the first index that is wrong, what is wrong with it, and a detail; n,
+        NONE and 0 where none is.
     """
     data = pointer_at(indexes.ctypes.data, len(indexes))
     filled = 0
     first_page[0] = 0
     for i in range(len(begins)):
-        count = _locations(data, begins[i], ends[i], offsets[filled:], sizes[filled:], rows[filled:])
+        count = _locations(
+            data, begins[i], ends[i], offsets[filled:], sizes[filled:], rows[filled:]
+        )
         if count <= 0:
             return i, UNREADABLE if count else NO_PAGES, 0
         first = filled
@@ -114,7 +131,9 @@ def _bad_number(offset: int, size: int, row: int) -> int:
 
 
 @device
-def _locations(data: Pointer, at: int, end: int, offsets: Int64s, sizes: Int64s, first_rows: Int64s) -> int:
+def _locations(
+    data: Pointer, at: int, end: int, offsets: Int64s, sizes: Int64s, first_rows: Int64s
+) -> int:
     """Parse an OffsetIndex. Returns the number of its pages; below 0, see `kernels.thrift`."""
     field = 0
     found = UNUSUAL
@@ -193,14 +212,18 @@ def page_counts(
         def_levels: int64 [max_def + 1, num_pages], filled.
         found: int64 [n, 3], filled: how many counts of each kind there are: none, or all.
 
-    Returns: the number of the first index that is wrong, what is wrong with it, and a detail; n, NONE and 0 where none is.
+    Returns: the number of the first index that is wrong, what is wrong with it, and a detail; n,
+        NONE and 0 where none is.
     """
     data = pointer_at(indexes.ctypes.data, len(indexes))
     found[:] = 0
     for i in range(len(begins)):
         pages = slice(first_page[i], first_page[i + 1])
         kinds = nulls[:, pages], rep_levels[:, pages], def_levels[:, pages]
-        if begins[i] < ends[i] and _counts(data, begins[i], ends[i], kinds[0], kinds[1], kinds[2], found[i]) < 0:
+        if (
+            begins[i] < ends[i]
+            and _counts(data, begins[i], ends[i], kinds[0], kinds[1], kinds[2], found[i]) < 0
+        ):
             return i, UNREADABLE, 0
         for kind in range(2, -1, -1):
             if not found[i, kind]:
@@ -239,7 +262,13 @@ def _agree(some: Int64s, others: Int64s) -> bool:
 
 @device
 def _counts(
-    data: Pointer, at: int, end: int, nulls: Int64s, rep_levels: Int64s, def_levels: Int64s, found: Int64s
+    data: Pointer,
+    at: int,
+    end: int,
+    nulls: Int64s,
+    rep_levels: Int64s,
+    def_levels: Int64s,
+    found: Int64s,
 ) -> int:
     """Parse a ColumnIndex. Returns the position after it."""
     field = 0
@@ -268,7 +297,8 @@ def _counts(
 
 @device
 def _integers(data: Pointer, at: int, end: int, kind: int, count: int, out: Int64s) -> int:
-    """Parse a list's elements into `out`, column by column, if there are as many. Returns the position after them."""
+    """Parse a list's elements into `out`, column by column, if there are as many. Returns the
+    position after them."""
     height, width = out.shape
     if count != height * width:
         for _ in range(count):

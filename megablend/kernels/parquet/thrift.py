@@ -1,8 +1,9 @@
 """Thrift's compact protocol in kernels: integers, fields, and skipping values.
 
-Bytes are read from a pointer `data`, at index `at`, before index `end`. A position below 0 is an error code: TRUNCATED
-if the bytes end too early, UNUSUAL if they do not occur in Parquet's metadata. Kernels leave both to
-`formats.parquet.thrift`, which parses in Python and reports what is wrong.
+Bytes are read from a pointer `data`, at index `at`, before index `end`. A position below 0 is an
+error code: TRUNCATED if the bytes end too early, UNUSUAL if they do not occur in Parquet's
+metadata. Kernels leave both to `formats.parquet.thrift`, which parses in Python and reports what is
+wrong.
 
 Source: Thrift "compact protocol" specification (thrift/doc/specs/thrift-compact-protocol.md).
 """
@@ -44,7 +45,8 @@ def varint(data: Pointer, at: int, end: int) -> tuple[int, np.uint64]:
 
 @device
 def integer(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int]:
-    """The position after an integer of any kind, and the integer. No other kind of value is one: UNUSUAL."""
+    """The position after an integer of any kind, and the integer. No other kind of value is one:
+    UNUSUAL."""
     if kind == I8:
         return (at + 1, np.int64(np.int8(data[at]))) if at < end else (TRUNCATED, np.int64(0))
     if not I16 <= kind <= I64:
@@ -55,7 +57,8 @@ def integer(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int]:
 
 @device
 def next_field(data: Pointer, at: int, end: int, field: int) -> tuple[int, int, int]:
-    """The position after a field's header, its id (after that of the field before it), and its kind; 0 at the struct's end."""
+    """The position after a field's header, its id (after that of the field before it), and its
+    kind; 0 at the struct's end."""
     if at >= end:
         return TRUNCATED, field, 0
     header = int(data[at])
@@ -72,7 +75,8 @@ def next_field(data: Pointer, at: int, end: int, field: int) -> tuple[int, int, 
 
 @device
 def list_header(data: Pointer, at: int, end: int) -> tuple[int, int, int]:
-    """The position after a list's header, how many elements it has (at most as many as there are bytes left), and their kind."""
+    """The position after a list's header, how many elements it has (at most as many as there are
+    bytes left), and their kind."""
     if at >= end:
         return TRUNCATED, 0, 0
     header = int(data[at])
@@ -130,7 +134,8 @@ def _skip_plain(data: Pointer, at: int, end: int, kind: int) -> int:
 
 @device
 def _skip_nested(data: Pointer, at: int, end: int, kind: int, count: int) -> int:
-    """The position after `count` values of a kind. Not recursive: what numba loads of that from its cache crashes (0.68)."""
+    """The position after `count` values of a kind. Not recursive: what numba loads of that from its
+    cache crashes (0.68)."""
     left = np.zeros(MAX_DEPTH, np.int64)
     kinds = np.zeros(MAX_DEPTH, np.int64)
     depth = 0

@@ -20,8 +20,8 @@ PACKED = 15
 def permuted(i: int, n: int, key: int) -> int:
     """Entry i of the permutation of [0, n) that `key` chooses; 0 <= i < n <= 2^50.
 
-    A Feistel network on a * b >= n, a = ceil(sqrt(n)), walked until it falls below n (nearly always at once). It is far from
-    uniform for few entries, which are shuffled exactly instead.
+    A Feistel network on a * b >= n, a = ceil(sqrt(n)), walked until it falls below n (nearly always
+    at once). It is far from uniform for few entries, which are shuffled exactly instead.
     """
     if n <= PACKED:
         return (_packed(n, key) >> 4 * i) & 15
@@ -64,7 +64,8 @@ def unpermuted(entry: int, n: int, key: int) -> int:
 
 @device
 def _packed(n: int, key: int) -> int:
-    """An exact Fisher-Yates shuffle of n <= PACKED entries, kept in one integer, four bits an entry."""
+    """An exact Fisher-Yates shuffle of n <= PACKED entries, kept in one integer, four bits an
+    entry."""
     entries = 0xEDCBA9876543210
     for last in range(n - 1, 0, -1):
         other = bounded_hash(key, last, last + 1)
@@ -75,7 +76,8 @@ def _packed(n: int, key: int) -> int:
 
 @kernel
 def shuffle(entries: npt.NDArray[np.int64], key: int, epoch: int, group: int) -> None:
-    """Shuffle int64 [n] in place, exactly (Fisher-Yates), as (key, epoch, group) choose, each in [0, 2^63)."""
+    """Shuffle int64 [n] in place, exactly (Fisher-Yates), as (key, epoch, group) choose, each in
+    [0, 2^63)."""
     chosen = hash_combine(hash_combine(key, epoch), group)
     for last in range(len(entries) - 1, 0, -1):
         other = bounded_hash(chosen, last, last + 1)

@@ -1,7 +1,9 @@
-"""The epochs of a source in a cycle: which of them has a position, and the ordinals of those that begin and end there.
+"""The epochs of a source in a cycle: which of them has a position, and the ordinals of those that
+begin and end there.
 
-An epoch that lies within a cycle is a period by itself (megablend.kernels.plan.periods), and needs only the counts at the cycle's
-edges. They are kept of the cycle that each leaf was last found in, since a cycle may have many short epochs.
+An epoch that lies within a cycle is a period by itself (megablend.kernels.plan.periods), and needs
+only the counts at the cycle's edges. They are kept of the cycle that each leaf was last found in,
+since a cycle may have many short epochs.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from megablend.kernels.plan.periods import Leaf, Stage, count_ranks, epoch_of
 from megablend.kernels.plan.tree import leaf_counts
 
 CYCLE, SEEN, LEFT, LEFT_REST, RIGHT, RIGHT_REST, COUNTS = range(7)
-"""What is kept of a leaf: a cycle, -1 for none; how many samples it has before; and its positions [left, right) there, both
-divided by the lanes: quotient and rest of each."""
+"""What is kept of a leaf: a cycle, -1 for none; how many samples it has before; and its positions
+[left, right) there, both divided by the lanes: quotient and rest of each."""
 
 
 @device
 def find_epoch(stage: Stage, leaf: Leaf, cycle: int, position: int, counts: Int64s) -> int:
-    """The epoch of a leaf's sample at a position of a cycle: estimated, and counted only where the cycle may have two.
+    """The epoch of a leaf's sample at a position of a cycle: estimated, and counted only where the
+    cycle may have two.
 
     Then row `rank` of counts int64 [num_leaves, COUNTS] is of this cycle.
     """
@@ -58,25 +61,33 @@ def _count_cycle(stage: Stage, leaf: Leaf, cycle: int, stop: int, counts: Int64s
 
 @device
 def is_within_cycle(lanes: int, cycle: int, epoch_first: int, epoch_stop: int, row: Int64s) -> bool:
-    """Whether all of an epoch's ordinals [epoch_first, epoch_stop) are of a cycle; False where it was not counted.
+    """Whether all of an epoch's ordinals [epoch_first, epoch_stop) are of a cycle; False where it
+    was not counted.
 
     row: of the leaf's `counts`.
     """
-    return bool(row[CYCLE] == cycle and row[SEEN] <= epoch_first and epoch_stop <= row[SEEN] + _size(lanes, row))
+    return bool(
+        row[CYCLE] == cycle
+        and row[SEEN] <= epoch_first
+        and epoch_stop <= row[SEEN] + _size(lanes, row)
+    )
 
 
 @device
 def ordinal_in_cycle(
     lanes: int, position: int, key: int, epoch: int, epoch_first: int, epoch_stop: int, row: Int64s
 ) -> int:
-    """The ordinal of a leaf's position in an epoch [epoch_first, epoch_stop) that is within the cycle.
+    """The ordinal of a leaf's position in an epoch [epoch_first, epoch_stop) that is within the
+    cycle.
 
     Args:
         key: of the cycle, the source and the lane.
         row: of the leaf's `counts`.
     """
     seen = int(row[SEEN])
-    before, mine, first = count_ranks(row[LEFT], row[LEFT_REST], row[RIGHT], row[RIGHT_REST], position % lanes)
+    before, mine, first = count_ranks(
+        row[LEFT], row[LEFT_REST], row[RIGHT], row[RIGHT_REST], position % lanes
+    )
     place = before + position // lanes - first
     low = max(before, epoch_first - seen)
     high = min(before + mine, epoch_stop - seen)

@@ -1,8 +1,10 @@
-"""(source, ordinal) -> sample number in a stage: the inverse of megablend.kernels.plan.lanes.locate, in closed form.
+"""(source, ordinal) -> sample number in a stage: the inverse of
+megablend.kernels.plan.lanes.locate, in closed form.
 
-Counts at the edges of cycles give an ordinal's period. In a period ordinals are dealt to lanes by residue, so a bisection over
-residues finds the lane, a walk over the period's cycles the cycle, and the inverse of the keyed permutation the turn; the
-pattern of the cycle then says which slot takes it.
+Counts at the edges of cycles give an ordinal's period. In a period ordinals are dealt to lanes by
+residue, so a bisection over residues finds the lane, a walk over the period's cycles the cycle, and
+the inverse of the keyed permutation the turn; the pattern of the cycle then says which slot takes
+it.
 """
 
 from __future__ import annotations
@@ -54,12 +56,15 @@ def find_samples(
     start: int,
     ks: Int64s,
 ) -> None:
-    """Fill ks int64 [n] with the stage's samples of leaves ranks int64 [n] and ordinals int64 [n], counted from its start.
+    """Fill ks int64 [n] with the stage's samples of leaves ranks int64 [n] and ordinals int64 [n],
+    counted from its start.
 
-    Each ordinal is from 0 to the leaf's samples. Fastest where neighbours are of one leaf and ascend.
+    Each ordinal is from 0 to the leaf's samples. Fastest where neighbours are of one leaf and
+    ascend.
 
-    owners [1 or 2, K]: which lane has each residue of a full cycle and, where there is one, of the cut cycle.
-    inverse_strides [1 or 2]: of their strides, modulo their slots. Others as `locate` has them.
+    owners [1 or 2, K]: which lane has each residue of a full cycle and, where there is one, of the
+    cut cycle. inverse_strides [1 or 2]: of their strides, modulo their slots. Others as `locate`
+    has them.
     """
     lanes = firsts.shape[1]
     total = int(leaf_samples.sum())
@@ -75,11 +80,21 @@ def find_samples(
         leaf = make_leaf(rank, leaf_samples, leaf_tokens, leaf_spans, leaf_epochs, sample_tokens)
         ordinal = missing - 1
         if kept != rank or not heads[0, rank, ORDINAL] <= ordinal < kept_stop:
-            cycle = least_multiple(left_leaves, left_samples, total, leaf.total, rank, missing, stage.step) - 1
+            cycle = (
+                least_multiple(
+                    left_leaves, left_samples, total, leaf.total, rank, missing, stage.step
+                )
+                - 1
+            )
             if (cycle + 1) * stage.step > stage.dealt:
                 _, seen = leaf_counts(left_leaves, left_samples, total, stage.dealt, rank)
                 if seen < missing:  # in the tail, which follows the tree's own order
-                    ks[i] = least_multiple(left_leaves, left_samples, total, leaf.total, rank, missing, 1) - 1
+                    ks[i] = (
+                        least_multiple(
+                            left_leaves, left_samples, total, leaf.total, rank, missing, 1
+                        )
+                        - 1
+                    )
                     continue
             fill_period_of(stage, leaf, cycle, ordinal, heads, parts)
             cycles = int(heads[0, rank, END] - heads[0, rank, BEGIN])
@@ -108,15 +123,23 @@ def find_samples(
                     chosen = hash_combine(chosen, head[EPOCH])
                 turn += unpermuted(place, high - low, chosen)
                 ahead = (turn * lanes + residue - int(firsts[schedule, lane])) // lanes
-                slot = (ahead - bounded_hash(key, 0, turns)) % turns * int(inverse_strides[schedule]) % turns
+                slot = (
+                    (ahead - bounded_hash(key, 0, turns))
+                    % turns
+                    * int(inverse_strides[schedule])
+                    % turns
+                )
                 ks[i] = cycle_low + slot * lanes + lane
                 break
             place -= high - low
 
 
 @device
-def fill_period_of(stage: Stage, leaf: Leaf, cycle: int, ordinal: int, heads: Int64s, parts: Int64s) -> None:
-    """Fill in the period that has an ordinal, which is one of cycle `cycle` by the counts at its edges."""
+def fill_period_of(
+    stage: Stage, leaf: Leaf, cycle: int, ordinal: int, heads: Int64s, parts: Int64s
+) -> None:
+    """Fill in the period that has an ordinal, which is one of cycle `cycle` by the counts at its
+    edges."""
     epoch = epoch_of(leaf, ordinal) if leaf.epoch_tokens > 0 else 0
     epoch_first, epoch_stop = epoch_bounds(leaf, epoch)
     begin, end = find_period(stage, leaf, cycle, epoch_first)
@@ -133,7 +156,9 @@ def _is_mixed(head: Int64s, parts: Int64s, lanes: int, other: int) -> bool:
 
 
 @device
-def _lane_ranks(head: Int64s, parts: Int64s, lanes: int, other: int, residue: int) -> tuple[int, int, int]:
+def _lane_ranks(
+    head: Int64s, parts: Int64s, lanes: int, other: int, residue: int
+) -> tuple[int, int, int]:
     """The ranks that a residue has in a cycle of the period: (low, high, turn of rank `low`)."""
     left, left_rest, right, right_rest = parts[other]
     before, mine, first = count_ranks(left, left_rest, right, right_rest, residue)

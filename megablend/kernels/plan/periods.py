@@ -1,15 +1,19 @@
-"""The period of a source: the cycles over which its ordinals are dealt to the lanes in runs of neighbours.
+"""The period of a source: the cycles over which its ordinals are dealt to the lanes in runs of
+neighbours.
 
-A period belongs to one epoch of the source, and ends after `span` cycles, with the epoch, or with the stage's last full cycle,
-whichever comes first; periods are counted from the cycle in which the epoch begins, or from the stage's start. A cut cycle is a
-period of its own. In a cycle in which an epoch ends, the source's positions are ranked by residue, so by lane: the first ones are
-the old epoch's, the others the new one's. Thus epochs are mixed within one cycle at most.
+A period belongs to one epoch of the source, and ends after `span` cycles, with the epoch, or with
+the stage's last full cycle, whichever comes first; periods are counted from the cycle in which the
+epoch begins, or from the stage's start. A cut cycle is a period of its own. In a cycle in which an
+epoch ends, the source's positions are ranked by residue, so by lane: the first ones are the old
+epoch's, the others the new one's. Thus epochs are mixed within one cycle at most.
 
-How many samples of the new epoch come before the old one's last: say that the cycle has n samples of the source, b of them of the
-old epoch; the others are of the new one, or of those after it. Of the first b that are read, say that o are old; then b - o are
-new, and b - o old ones are still to come. So b - o <= min(b, n - b) <= n / 2 in any order. With o = b * b / n + d it is
-b * (n - b) / n - d <= n / 4 - d, where d says by how much the old ones among the first b stray from an even spread over the
-cycle: by few samples, since positions with neighbouring residues are spread evenly over its slots.
+How many samples of the new epoch come before the old one's last: say that the cycle has n samples
+of the source, b of them of the old epoch; the others are of the new one, or of those after it. Of
+the first b that are read, say that o are old; then b - o are new, and b - o old ones are still to
+come. So b - o <= min(b, n - b) <= n / 2 in any order. With o = b * b / n + d it is b * (n - b) / n
+- d <= n / 4 - d, where d says by how much the old ones among the first b stray from an even spread
+  over the cycle: by few samples, since positions with neighbouring residues are spread evenly over
+  its slots.
 
 `epoch_tokens` of 0 stands for a source whose epochs are not regarded: all of it is one epoch.
 """
@@ -25,8 +29,9 @@ from megablend.kernels.plan.keyed_hash import hash_combine
 from megablend.kernels.plan.tree import leaf_counts, least_multiple
 
 BEGIN, END, EPOCH, PURE_BEGIN, PURE_END, ORDINAL, LOW, HIGH, HEAD = range(9)
-"""What is kept of a period: its cycles; its epoch; those of its cycles that have no other epoch; its first ordinal; the first of
-its ranks in its first cycle, and the end of its ranks in its last cycle."""
+"""What is kept of a period: its cycles; its epoch; those of its cycles that have no other epoch;
+its first ordinal; the first of its ranks in its first cycle, and the end of its ranks in its last
+cycle."""
 ALL = 1 << 62
 """Larger than any ordinal."""
 
@@ -62,7 +67,12 @@ class Leaf(NamedTuple):
 
 @device
 def make_leaf(
-    rank: int, leaf_samples: Int64s, leaf_tokens: Int64s, leaf_spans: Int64s, leaf_epochs: Int64s, sample_tokens: int
+    rank: int,
+    leaf_samples: Int64s,
+    leaf_tokens: Int64s,
+    leaf_spans: Int64s,
+    leaf_epochs: Int64s,
+    sample_tokens: int,
 ) -> Leaf:
     """One of the leaves, whose arrays are by rank: int64 [num_leaves] each."""
     return Leaf(
@@ -76,7 +86,9 @@ def make_leaf(
 
 
 @device
-def make_stage(left_leaves: Int32s, left_samples: Int64s, total: int, lanes: int, slots: int) -> Stage:
+def make_stage(
+    left_leaves: Int32s, left_samples: Int64s, total: int, lanes: int, slots: int
+) -> Stage:
     """A stage of `total` samples, whose lanes have `slots` samples in a full cycle."""
     total = int(total)
     lanes = int(lanes)
@@ -99,7 +111,8 @@ def period_of(
     cycle: int,
     ordinal: int,
 ) -> tuple[int, int]:
-    """The period [begin, end) that has an ordinal, which is one of cycle `cycle` by the counts at its edges.
+    """The period [begin, end) that has an ordinal, which is one of cycle `cycle` by the counts at
+    its edges.
 
     Of the stage and the leaf, see `Stage` and `Leaf`. Ordinals are counted from the stage's start.
     """
@@ -113,7 +126,8 @@ def period_of(
 
 @device
 def find_period(stage: Stage, leaf: Leaf, cycle: int, epoch_first: int) -> tuple[int, int]:
-    """The cycles [begin, end) of the period that has a leaf's samples of an epoch in cycle `cycle`; the last may have none.
+    """The cycles [begin, end) of the period that has a leaf's samples of an epoch in cycle `cycle`;
+    the last may have none.
 
     epoch_first: the first ordinal of the epoch.
     """
@@ -125,7 +139,13 @@ def find_period(stage: Stage, leaf: Leaf, cycle: int, epoch_first: int) -> tuple
     if before > 0 and leaf.span > 1:
         begin = (
             least_multiple(
-                stage.left_leaves, stage.left_samples, stage.total, leaf.total, leaf.rank, before + 1, stage.step
+                stage.left_leaves,
+                stage.left_samples,
+                stage.total,
+                leaf.total,
+                leaf.rank,
+                before + 1,
+                stage.step,
             )
             - 1
         )
@@ -135,17 +155,27 @@ def find_period(stage: Stage, leaf: Leaf, cycle: int, epoch_first: int) -> tuple
 
 @device
 def enter_period(
-    stage: Stage, leaf: Leaf, cycle: int, epoch: int, epoch_first: int, epoch_stop: int, heads: Int64s, parts: Int64s
+    stage: Stage,
+    leaf: Leaf,
+    cycle: int,
+    epoch: int,
+    epoch_first: int,
+    epoch_stop: int,
+    heads: Int64s,
+    parts: Int64s,
 ) -> int:
-    """The period of an epoch's ordinals [epoch_first, epoch_stop) in cycle `cycle`: which of the two that are kept of a leaf, by
-    the parity of the epoch.
+    """The period of an epoch's ordinals [epoch_first, epoch_stop) in cycle `cycle`: which of the
+    two that are kept of a leaf, by the parity of the epoch.
 
-    Where it is not kept yet, it fills row `rank` of heads int64 [2, num_leaves, HEAD] and of parts int64
-    [2, num_leaves, span, 4]; see `fill_period`.
+    Where it is not kept yet, it fills row `rank` of heads int64 [2, num_leaves, HEAD] and of parts
+    int64 [2, num_leaves, span, 4]; see `fill_period`.
     """
     which = epoch % 2
     rank = leaf.rank
-    if heads[which, rank, EPOCH] != epoch or not heads[which, rank, BEGIN] <= cycle < heads[which, rank, END]:
+    if (
+        heads[which, rank, EPOCH] != epoch
+        or not heads[which, rank, BEGIN] <= cycle < heads[which, rank, END]
+    ):
         begin, end = find_period(stage, leaf, cycle, epoch_first)
         heads[which, rank, EPOCH] = epoch
         fill_period(stage, leaf, begin, end, epoch_first, epoch_stop, which, heads, parts)
@@ -164,9 +194,11 @@ def fill_period(
     heads: Int64s,
     parts: Int64s,
 ) -> None:
-    """Fill in the period [begin, end) of an epoch's ordinals [epoch_first, epoch_stop), which may end it earlier.
+    """Fill in the period [begin, end) of an epoch's ordinals [epoch_first, epoch_stop), which may
+    end it earlier.
 
-    Of each of its cycles, parts has the leaf's positions [left, right), both divided by the lanes: quotient and rest of each.
+    Of each of its cycles, parts has the leaf's positions [left, right), both divided by the lanes:
+    quotient and rest of each.
     """
     left_leaves = stage.left_leaves
     left_samples = stage.left_samples
@@ -202,7 +234,14 @@ def fill_period(
 
 @device
 def ordinal_in_period(
-    lanes: int, rank: int, cycle: int, position: int, key: int, which: int, heads: Int64s, parts: Int64s
+    lanes: int,
+    rank: int,
+    cycle: int,
+    position: int,
+    key: int,
+    which: int,
+    heads: Int64s,
+    parts: Int64s,
 ) -> int:
     """The ordinal of a leaf's position in a cycle of a period that has been entered.
 
@@ -240,8 +279,11 @@ def ordinal_in_period(
 
 
 @device
-def count_ranks(left: int, left_rest: int, right: int, right_rest: int, residue: int) -> tuple[int, int, int]:
-    """Count a source's positions in a cycle: (with smaller residues, with `residue`, first turn of the latter)."""
+def count_ranks(
+    left: int, left_rest: int, right: int, right_rest: int, residue: int
+) -> tuple[int, int, int]:
+    """Count a source's positions in a cycle: (with smaller residues, with `residue`, first turn of
+    the latter)."""
     before = (right - left) * residue + min(right_rest, residue) - min(left_rest, residue)
     first = left + (left_rest > residue)
     return before, right + (right_rest > residue) - first, first
@@ -250,19 +292,23 @@ def count_ranks(left: int, left_rest: int, right: int, right_rest: int, residue:
 @device
 def epoch_of(leaf: Leaf, ordinal: int) -> int:
     """The epoch in which a sample begins."""
-    return (int(leaf.first_token) + int(ordinal) * int(leaf.sample_tokens)) // int(leaf.epoch_tokens)
+    return (int(leaf.first_token) + int(ordinal) * int(leaf.sample_tokens)) // int(
+        leaf.epoch_tokens
+    )
 
 
 @device
 def epoch_start(leaf: Leaf, epoch: int) -> int:
-    """The first ordinal whose sample begins in an epoch, or later; below 0 for epochs that began before the stage."""
+    """The first ordinal whose sample begins in an epoch, or later; below 0 for epochs that began
+    before the stage."""
     before = int(epoch) * int(leaf.epoch_tokens) - int(leaf.first_token)
     return (before + int(leaf.sample_tokens) - 1) // int(leaf.sample_tokens)
 
 
 @device
 def epoch_bounds(leaf: Leaf, epoch: int) -> tuple[int, int]:
-    """The ordinals [first, stop) whose samples begin in an epoch; `first` is below 0 where it began before the stage."""
+    """The ordinals [first, stop) whose samples begin in an epoch; `first` is below 0 where it began
+    before the stage."""
     if leaf.epoch_tokens == 0:
         return 0, ALL
     return epoch_start(leaf, epoch), epoch_start(leaf, epoch + 1)

@@ -1,4 +1,5 @@
-"""Cutting ranges out of concatenated items: which items a range overlaps, and where in each it begins and ends."""
+"""Cutting ranges out of concatenated items: which items a range overlaps, and where in each it
+begins and ends."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ def cut(offsets: Int64s, starts: Int64s, stops: Int64s, out: Int64s) -> None:
     Args:
         offsets: int64 [num_things + 1], ascending from 0.
         starts, stops: int64 [n], from 0 to offsets[-1].
-        out: int64 [4, count_cuts(...)], filled, range by range: number of the range, number of the item, first token and
-            stop within the item.
+        out: int64 [4, count_cuts(...)], filled, range by range: number of the range, number of the
+            item, first token and stop within the item.
     """
     filled = 0
     for i in range(len(starts)):

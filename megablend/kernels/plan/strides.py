@@ -9,11 +9,13 @@ _CANDIDATES = 256
 
 @kernel
 def golden_stride(slots: int, lanes: int) -> int:
-    """A stride g coprime with `slots`: multiples of g / slots and of g * lanes / slots spread evenly. Both at least 1.
+    """A stride g coprime with `slots`: multiples of g / slots and of g * lanes / slots spread
+    evenly. Both at least 1.
 
-    A turn moves a lane by g / slots of the cycle and moves what stands at an edge between two sources by g * lanes / slots of a
-    window of `slots` positions. Multiples of a fraction deviate from even spread by at most about the sum of its partial
-    quotients (Khinchin), so we take the candidate with the smallest sum of both.
+    A turn moves a lane by g / slots of the cycle and moves what stands at an edge between two
+    sources by g * lanes / slots of a window of `slots` positions. Multiples of a fraction deviate
+    from even spread by at most about the sum of its partial quotients (Khinchin), so we take the
+    candidate with the smallest sum of both.
     """
     centre = slots * 987 // 1597  # consecutive Fibonacci numbers: the golden ratio to six digits
     reach = min(_CANDIDATES, max(32, slots // lanes + 1))

@@ -1,6 +1,8 @@
-"""What is left of a stage that stops at the end of a cycle: of each source the tails of its lanes' runs in the period cut there.
+"""What is left of a stage that stops at the end of a cycle: of each source the tails of its lanes'
+runs in the period cut there.
 
-Lane by lane, in the sequence of residues, the tails ascend. Prefix sums over residues and a bisection find each ordinal.
+Lane by lane, in the sequence of residues, the tails ascend. Prefix sums over residues and a
+bisection find each ordinal.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ def find_tails(
 ) -> None:
     """Find the period of each source that the end of cycle `cut` - 1 cuts.
 
-    Fills edges, int64 [3, num_leaves]: the period's first ordinal, the number of ordinals read so far, and its end; where no
-    period is cut, all three are the number of ordinals read. Also fills heads, int64 [1, num_leaves, HEAD], and parts, int64
-    [1, num_leaves, max(leaf_spans), 4], for these periods. Other arguments: see megablend.kernels.plan.lanes.locate.
+    Fills edges, int64 [3, num_leaves]: the period's first ordinal, the number of ordinals read so
+    far, and its end; where no period is cut, all three are the number of ordinals read. Also fills
+    heads, int64 [1, num_leaves, HEAD], and parts, int64 [1, num_leaves, max(leaf_spans), 4], for
+    these periods. Other arguments: see megablend.kernels.plan.lanes.locate.
     """
     total = int(leaf_samples.sum())
     stage = make_stage(left_leaves, left_samples, total, lanes, slots)
@@ -44,7 +47,10 @@ def find_tails(
         edges[0, rank] = edges[1, rank] = edges[2, rank] = read
         if read >= dealt:
             continue
-        cycle = least_multiple(left_leaves, left_samples, total, leaf.total, rank, read + 1, stage.step) - 1
+        cycle = (
+            least_multiple(left_leaves, left_samples, total, leaf.total, rank, read + 1, stage.step)
+            - 1
+        )
         fill_period_of(stage, leaf, cycle, read, heads, parts)
         head = heads[0, rank]
         part = parts[0, rank]
@@ -56,9 +62,16 @@ def find_tails(
 
 @kernel
 def tail_ordinals(
-    ranks: Int64s, places: Int64s, lanes: int, cut: int, heads: Int64s, parts: Int64s, ordinals: Int64s
+    ranks: Int64s,
+    places: Int64s,
+    lanes: int,
+    cut: int,
+    heads: Int64s,
+    parts: Int64s,
+    ordinals: Int64s,
 ) -> None:
-    """Fill ordinals int64 [n] with those at `places` int64 [n] in the tails of leaves `ranks` int64 [n]; see `find_tails`."""
+    """Fill ordinals int64 [n] with those at `places` int64 [n] in the tails of leaves `ranks` int64
+    [n]; see `find_tails`."""
     for i in range(len(ranks)):
         head = heads[0, ranks[i]]
         part = parts[0, ranks[i]]
@@ -73,10 +86,18 @@ def tail_ordinals(
 
 @kernel
 def count_tails(
-    ranks: Int64s, ordinals: Int64s, lanes: int, cut: int, heads: Int64s, parts: Int64s, counts: Int64s, left: Int64s
+    ranks: Int64s,
+    ordinals: Int64s,
+    lanes: int,
+    cut: int,
+    heads: Int64s,
+    parts: Int64s,
+    counts: Int64s,
+    left: Int64s,
 ) -> None:
-    """Fill counts int64 [n]: how many ordinals in the tails of leaves `ranks` int64 [n] are below `ordinals` int64 [n], which
-    are of the cut periods; and left int64 [n]: 1 where the ordinal is itself in the tails, otherwise 0; see `find_tails`."""
+    """Fill counts int64 [n]: how many ordinals in the tails of leaves `ranks` int64 [n] are below
+    `ordinals` int64 [n], which are of the cut periods; and left int64 [n]: 1 where the ordinal is
+    itself in the tails, otherwise 0; see `find_tails`."""
     for i in range(len(ranks)):
         head = heads[0, ranks[i]]
         part = parts[0, ranks[i]]
@@ -93,4 +114,6 @@ def count_tails(
 @device
 def _read_by(head: Int64s, part: Int64s, lanes: int, residue: int, gone: int) -> int:
     """How many ordinals the lane of a residue has read in the period's first `gone` cycles."""
-    return dealt_below(head, part, lanes, residue + 1, 0, gone) - dealt_below(head, part, lanes, residue, 0, gone)
+    return dealt_below(head, part, lanes, residue + 1, 0, gone) - dealt_below(
+        head, part, lanes, residue, 0, gone
+    )

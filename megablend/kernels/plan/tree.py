@@ -1,12 +1,15 @@
-"""The tree that says how many of a stage's first n samples each source has: exact, at any n, in O(depth).
+"""The tree that says how many of a stage's first n samples each source has: exact, at any n, in
+O(depth).
 
-The sources' totals are put in a Huffman tree; of its first n samples a node hands floor(n * N_heavy / N_node + 1/2) to its
-heavier child and the rest to the lighter. Counts are monotone in n, sum to n, are exact at the end, and stay within 2 of
-n * N_d / N, because a heavier child that is itself a node holds at most 2/3 of its parent, so that errors fade on the way down.
+The sources' totals are put in a Huffman tree; of its first n samples a node hands floor(n * N_heavy
+/ N_node + 1/2) to its heavier child and the rest to the lighter. Counts are monotone in n, sum to
+n, are exact at the end, and stay within 2 of n * N_d / N, because a heavier child that is itself a
+node holds at most 2/3 of its parent, so that errors fade on the way down.
 
-A tree of `size` leaves is two arrays, its inner nodes in preorder, heavier child first: `left_leaves` (leaves below the
-heavier child) and `left_samples` (samples there). The heavier child of node i is i + 1 and the lighter i + left_leaves[i];
-leaves are numbered from left to right, their *rank*. Totals stay below 2^50.
+A tree of `size` leaves is two arrays, its inner nodes in preorder, heavier child first:
+`left_leaves` (leaves below the heavier child) and `left_samples` (samples there). The heavier child
+of node i is i + 1 and the lighter i + left_leaves[i]; leaves are numbered from left to right, their
+*rank*. Totals stay below 2^50.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from megablend.jit import device, kernel
 def huffman(totals: Int64s, left_leaves: Int32s, left_samples: Int64s, leaves: Int32s) -> None:
     """Build the tree of `totals`: int64 [size >= 1], positive, ascending, sum below 2^50.
 
-    Fills left_leaves int32 [size] and left_samples int64 [size] (last entries unused), and leaves int32 [size]: which of
-    the totals has each rank. Two queues (van Leeuwen 1976): ascending leaves, and nodes in order of creation, which ascend too.
+    Fills left_leaves int32 [size] and left_samples int64 [size] (last entries unused), and leaves
+    int32 [size]: which of the totals has each rank. Two queues (van Leeuwen 1976): ascending
+    leaves, and nodes in order of creation, which ascend too.
     """
     size = len(totals)
     num_nodes = 2 * size - 1  # leaves first, then inner nodes in order of creation
@@ -62,8 +66,9 @@ def huffman(totals: Int64s, left_leaves: Int32s, left_samples: Int64s, leaves: I
 def heavy_child_count(n: int, part: int, whole: int) -> int:
     """floor(n * part / whole + 1/2), exact, for 0 <= n, part <= whole < 2^50.
 
-    The quotient in doubles is off by less than 1 (three roundings of 2^-53 of at most 2^50); the remainder, which is small,
-    comes out right although the products wrap in 64 bits (unsigned: numba takes it that signed ones do not overflow).
+    The quotient in doubles is off by less than 1 (three roundings of 2^-53 of at most 2^50); the
+    remainder, which is small, comes out right although the products wrap in 64 bits (unsigned:
+    numba takes it that signed ones do not overflow).
     """
     quotient = int(float(n) * float(part) / float(whole) + 0.5)
     rest = int(np.int64(np.uint64(n) * np.uint64(part) - np.uint64(quotient) * np.uint64(whole)))
@@ -74,8 +79,11 @@ def heavy_child_count(n: int, part: int, whole: int) -> int:
 
 
 @device
-def leaf_counts(left_leaves: Int32s, left_samples: Int64s, total: int, n: int, rank: int) -> tuple[int, int]:
-    """Among the first n samples: (how many are of leaves before `rank`, how many of leaf `rank`)."""
+def leaf_counts(
+    left_leaves: Int32s, left_samples: Int64s, total: int, n: int, rank: int
+) -> tuple[int, int]:
+    """Among the first n samples: (how many are of leaves before `rank`, how many of leaf
+    `rank`)."""
     node = 0
     before = 0
     passed = 0
@@ -102,14 +110,19 @@ def leaf_counts(left_leaves: Int32s, left_samples: Int64s, total: int, n: int, r
 
 
 @kernel
-def counts_of_leaf(left_leaves: Int32s, left_samples: Int64s, total: int, n: int, rank: int) -> tuple[int, int]:
+def counts_of_leaf(
+    left_leaves: Int32s, left_samples: Int64s, total: int, n: int, rank: int
+) -> tuple[int, int]:
     """The same as `leaf_counts`, for callers outside of kernels."""
     return leaf_counts(left_leaves, left_samples, total, n, rank)
 
 
 @device
-def leaf_at(left_leaves: Int32s, left_samples: Int64s, total: int, start: int, stop: int, position: int) -> int:
-    """The rank of the leaf at `position` when samples [start, stop) are laid out leaf by leaf; 0 <= position < stop - start."""
+def leaf_at(
+    left_leaves: Int32s, left_samples: Int64s, total: int, start: int, stop: int, position: int
+) -> int:
+    """The rank of the leaf at `position` when samples [start, stop) are laid out leaf by leaf; 0 <=
+    position < stop - start."""
     node = 0
     rank = 0
     size = len(left_leaves)
@@ -139,7 +152,9 @@ def leaf_at(left_leaves: Int32s, left_samples: Int64s, total: int, start: int, s
 
 
 @kernel
-def all_counts(left_leaves: Int32s, left_samples: Int64s, total: int, n: int, counts: Int64s) -> None:
+def all_counts(
+    left_leaves: Int32s, left_samples: Int64s, total: int, n: int, counts: Int64s
+) -> None:
     """Fill counts int64 [size], by rank: how many of the first n samples each leaf has."""
     size = len(counts)
     # of each inner node: leaves, first rank, samples, samples among the first n
@@ -175,7 +190,13 @@ def all_counts(left_leaves: Int32s, left_samples: Int64s, total: int, n: int, co
 
 @kernel
 def first_multiple(
-    left_leaves: Int32s, left_samples: Int64s, total: int, leaf_total: int, rank: int, count: int, step: int
+    left_leaves: Int32s,
+    left_samples: Int64s,
+    total: int,
+    leaf_total: int,
+    rank: int,
+    count: int,
+    step: int,
 ) -> int:
     """The same as `least_multiple`, for callers outside of kernels."""
     return least_multiple(left_leaves, left_samples, total, leaf_total, rank, count, step)
@@ -183,19 +204,29 @@ def first_multiple(
 
 @device
 def least_multiple(
-    left_leaves: Int32s, left_samples: Int64s, total: int, leaf_total: int, rank: int, count: int, step: int
+    left_leaves: Int32s,
+    left_samples: Int64s,
+    total: int,
+    leaf_total: int,
+    rank: int,
+    count: int,
+    step: int,
 ) -> int:
-    """The least m with `count` samples of leaf `rank`, 1 to leaf_total, among the first min(m * step, total).
+    """The least m with `count` samples of leaf `rank`, 1 to leaf_total, among the first min(m *
+    step, total).
 
-    Its count is within 2 of the share, which leaves few multiples (one more sample on either side for the rounding of doubles):
-    about 6 * total / leaf_total / step of them and one, halved until one is left.
+    Its count is within 2 of the share, which leaves few multiples (one more sample on either side
+    for the rounding of doubles): about 6 * total / leaf_total / step of them and one, halved until
+    one is left.
     """
     pace = float(total) / float(leaf_total) / float(step)
     low = max(0, int(float(count - 3) * pace))
     high = min((int(total) + int(step) - 1) // int(step), int(float(count + 3) * pace) + 1)
     while low < high:
         middle = (low + high) // 2
-        _, have = leaf_counts(left_leaves, left_samples, total, min(middle * int(step), int(total)), rank)
+        _, have = leaf_counts(
+            left_leaves, left_samples, total, min(middle * int(step), int(total)), rank
+        )
         if have >= count:
             high = middle
         else:

@@ -1,7 +1,7 @@
 """Gathering samples from decoded blocks: their tokens, and where documents begin in them.
 
-Blocks are separate arrays, so kernels receive their addresses; the caller keeps them alive. A sample's
-spans follow each other, and together are `width` tokens.
+Blocks are separate arrays, so kernels receive their addresses; the caller keeps them alive. A
+sample's spans follow each other, and together are `width` tokens.
 """
 
 from __future__ import annotations
@@ -30,18 +30,21 @@ def gather_tokens(
     tokens: Int64s,
     labels: Int64s,
 ) -> int:
-    """Copy the samples' tokens out of spans that are in blocks of one type; the others are passed over.
+    """Copy the samples' tokens out of spans that are in blocks of one type; the others are passed
+    over.
 
     Args:
         like: any array of the type.
         kind: the type's number.
         kinds, addresses, sizes: of blocks, int8, int64, int64 [num_blocks]; sizes in tokens.
-        places, starts, stops: of spans, int64 [m]: which block, first token in it, stop; each within one sample.
+        places, starts, stops: of spans, int64 [m]: which block, first token in it, stop; each
+            within one sample.
         width: tokens of a sample.
-        tokens, labels: int64 [n, length], filled: a sample's tokens, and those from its second on; what it does not have is left
-            as it is.
+        tokens, labels: int64 [n, length], filled: a sample's tokens, and those from its second on;
+            what it does not have is left as it is.
 
-    Returns: -1, or the number of a span that is not within its block or its sample, or `m` where they are not n samples.
+    Returns: -1, or the number of a span that is not within its block or its sample, or `m` where
+        they are not n samples.
     """
     row = 0
     filled = 0
@@ -54,8 +57,12 @@ def gather_tokens(
         if filled + size > width or row >= len(tokens):
             return i
         if kinds[place] == kind:
-            read = bytes_at(addresses[place] + start * like.itemsize, size * like.itemsize).view(like.dtype)
-            to = tokens[row, filled : filled + size]  # a view, as long as the row goes: its loop is vectorised
+            read = bytes_at(addresses[place] + start * like.itemsize, size * like.itemsize).view(
+                like.dtype
+            )
+            to = tokens[
+                row, filled : filled + size
+            ]  # a view, as long as the row goes: its loop is vectorised
             for j in range(len(to)):
                 to[j] = read[j]
             unlabelled = 1 if filled == 0 else 0  # the first token is no label
@@ -82,16 +89,19 @@ def mark_documents(
     width: int,
     out: npt.NDArray[np.bool_],
 ) -> int:
-    """Mark the tokens at which a document, or the part of it that another block holds, begins; and the first of each sample.
+    """Mark the tokens at which a document, or the part of it that another block holds, begins; and
+    the first of each sample.
 
     Args:
-        ids, continues, addresses, counts: of blocks, [num_blocks]: number in the index; whether its first piece continues
-            the document of the block before; the address of the offsets of its pieces, and their number.
+        ids, continues, addresses, counts: of blocks, [num_blocks]: number in the index; whether its
+            first piece continues the document of the block before; the address of the offsets of
+            its pieces, and their number.
         places, epochs, starts, stops: of spans, int64 [m].
         width: tokens of a sample.
         out: bool [all samples' tokens], all False; filled.
 
-    Returns: -1, or the number of a span that is in no block, or `m` where `out` is not of the right size.
+    Returns: -1, or the number of a span that is in no block, or `m` where `out` is not of the right
+        size.
     """
     filled = 0
     for i in range(len(places)):
@@ -108,7 +118,12 @@ def mark_documents(
             out[filled + offsets[piece] - start] = True
             piece += 1
         if size > 0:
-            goes_on = filled % width > 0 and start == 0 and epochs[i] == epochs[i - 1] and continues[place]
+            goes_on = (
+                filled % width > 0
+                and start == 0
+                and epochs[i] == epochs[i - 1]
+                and continues[place]
+            )
             out[filled] |= not (goes_on and ids[places[i - 1]] == ids[place] - 1)
         filled += size
     return -1 if filled == len(out) else len(places)

@@ -12,7 +12,8 @@ Begins = npt.NDArray[np.bool_]
 
 @kernel
 def count_positions(begins: Begins, out: npt.NDArray[np.int64]) -> None:
-    """0, 1, 2, ... in each row, restarting where `begins` bool [n, length] is set; out: int64 [n, length], filled."""
+    """0, 1, 2, ... in each row, restarting where `begins` bool [n, length] is set; out: int64 [n,
+    length], filled."""
     for i in range(out.shape[0]):
         position = 0
         for j in range(out.shape[1]):
@@ -23,7 +24,9 @@ def count_positions(begins: Begins, out: npt.NDArray[np.int64]) -> None:
 
 
 @kernel
-def document_ends(begins: Begins, ends: npt.NDArray[np.int32], longest: npt.NDArray[np.int32]) -> None:
+def document_ends(
+    begins: Begins, ends: npt.NDArray[np.int32], longest: npt.NDArray[np.int32]
+) -> None:
     """Running lengths of each row's documents.
 
     Args:
@@ -52,7 +55,8 @@ def fill_causal_mask(begins: Begins, out: npt.NDArray[np.bool_]) -> None:
 
     Args:
         begins: bool [n, length], where documents begin.
-        out: bool [n, 1, length, length], filled: True where the row's token must not attend to the column's.
+        out: bool [n, 1, length, length], filled: True where the row's token must not attend to the
+            column's.
     """
     for i in range(begins.shape[0]):
         first = 0

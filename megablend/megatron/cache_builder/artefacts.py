@@ -1,7 +1,8 @@
 """Files of a cache: a description and its arrays, their names and whether they are complete.
 
-Files in a cache are trusted only after their text, shapes, types and sizes have been checked: Megatron writes the
-description first and the arrays in place, so a build of its own that was killed leaves arrays that are missing or short.
+Files in a cache are trusted only after their text, shapes, types and sizes have been checked:
+Megatron writes the description first and the arrays in place, so a build of its own that was killed
+leaves arrays that are missing or short.
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ class ArraySpec:
         text = f"{{'descr': '{_DESCRIPTORS[self.dtype]}', 'fortran_order': False, 'shape': {self.shape}, }}"
         text += " " * (_DIGITS - len(str(self.shape[0])))
         padding = _ALIGNMENT - (_PREFIX_BYTES + len(text) + 1) % _ALIGNMENT
-        return _MAGIC + struct.pack("<H", len(text) + padding + 1) + f"{text}{' ' * padding}\n".encode()
+        return (
+            _MAGIC
+            + struct.pack("<H", len(text) + padding + 1)
+            + f"{text}{' ' * padding}\n".encode()
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +107,9 @@ def names_in(cache: Path) -> frozenset[str] | None:
         return None
 
 
-def problem_with(artefact: Artefact, cache: Path, names: frozenset[str] | None = None) -> str | None:
+def problem_with(
+    artefact: Artefact, cache: Path, names: frozenset[str] | None = None
+) -> str | None:
     """Why the cached files cannot be used; "" if there is no description, None if all is well.
 
     Args:
@@ -128,7 +135,8 @@ def problem_with(artefact: Artefact, cache: Path, names: frozenset[str] | None =
 
 
 class _Parsing:
-    """Python 3.11 may raise SystemError where several threads parse at the same time, as numpy does with headers."""
+    """Python 3.11 may raise SystemError where several threads parse at the same time, as numpy does
+    with headers."""
 
     lock = threading.Lock()
 
@@ -141,9 +149,11 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def read_header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool, np.dtype[Any]]:
-    """Version, shape, whether in Fortran's order, and type of a `.npy` file that is open at its start.
+    """Version, shape, whether in Fortran's order, and type of a `.npy` file that is open at its
+    start.
 
-    Raises: ValueError if it is not one. For versions other than (1, 0) only the version is returned.
+    Raises: ValueError if it is not one. For versions other than (1, 0) only the version is
+        returned.
     """
     version = np.lib.format.read_magic(file)
     if version != (1, 0):
@@ -151,7 +161,10 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool
     try:
         with _Parsing.lock:
             return version, *np.lib.format.read_array_header_1_0(file)
-    except (SyntaxError, tokenize.TokenError) as error:  # of a damaged header, which numpy reads as Python
+    except (
+        SyntaxError,
+        tokenize.TokenError,
+    ) as error:  # of a damaged header, which numpy reads as Python
         raise ValueError(f"its header cannot be read: {error}") from error
 
 

@@ -1,4 +1,5 @@
-"""Building one artefact in this process: arrays in the order of Megatron's random draws, to the disk as they are made."""
+"""Building one artefact in this process: arrays in the order of Megatron's random draws, to the
+disk as they are made."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _DRAWN = 1 << 22
 """Samples of a blend that are made at once: 40 MiB."""
 _MAX_BYTES = 1 << 23
 TOGETHER_BYTES = 1 << 21
-"""The most bytes of arrays of several datasets built together: they are still in a core's caches when they are written."""
+"""The most bytes of arrays of several datasets built together: they are still in a core's caches
+when they are written."""
 MAX_TOGETHER = 64
 """The most datasets that are built together."""
 _ALIGNMENT = 64
@@ -36,7 +38,13 @@ _buffers = threading.local()
 
 
 def build_dataset(
-    job: DatasetJob, request: CacheRequest, commits: Commits, lengths: LengthReader, *, threads: int, overlap: bool
+    job: DatasetJob,
+    request: CacheRequest,
+    commits: Commits,
+    lengths: LengthReader,
+    *,
+    threads: int,
+    overlap: bool,
 ) -> None:
     """Write a dataset's document, sample and shuffle index.
 
@@ -45,7 +53,8 @@ def build_dataset(
         threads: for the sample index.
         overlap: shuffle the samples while the sample index is made, which takes the memory of both.
 
-    Raises: DataError where the `.idx` cannot be read; CacheError where the cache cannot be written; StoppedError.
+    Raises: DataError where the `.idx` cannot be read; CacheError where the cache cannot be written;
+        StoppedError.
     """
     documents, generator = _documents(job, request)
     with ArtefactWriter(job.artefact, commits) as out, contextlib.ExitStack() as stack:
@@ -73,7 +82,8 @@ def build_divided(
     """Write a dataset's document and shuffle index, while others write its sample index.
 
     Args:
-        begun: called with the files of document and sample index when the first is whole, the second nothing but long enough.
+        begun: called with the files of document and sample index when the first is whole, the
+            second nothing but long enough.
         await_rows: waits until the others have filled it.
 
     Others, and Raises, as build_dataset has them.
@@ -89,7 +99,8 @@ def build_divided(
 
 
 def build_blend(job: BlendJob, commits: Commits, *, threads: int) -> None:
-    """Write a blend's dataset index and dataset sample index, piece by piece. Raises: CacheError; StoppedError."""
+    """Write a blend's dataset index and dataset sample index, piece by piece. Raises: CacheError;
+    StoppedError."""
     blend = _blend(job)
     with (
         ArtefactWriter(job.artefact, commits) as out,
@@ -112,11 +123,19 @@ def _documents(job: DatasetJob, request: CacheRequest) -> tuple[Array, Generator
     """The document index, and the generator that shuffled it."""
     generator = Generator(request.random_seed)
     documents = np.arange(job.size.begin, job.size.end, dtype=np.int32)
-    return document_index(documents, job.num_epochs, generator, job.samples_before_final is not None), generator
+    return document_index(
+        documents, job.num_epochs, generator, job.samples_before_final is not None
+    ), generator
 
 
 def _write_sample_index(
-    job: DatasetJob, request: CacheRequest, reader: LengthReader, documents: Array, out: ArtefactWriter, *, threads: int
+    job: DatasetJob,
+    request: CacheRequest,
+    reader: LengthReader,
+    documents: Array,
+    out: ArtefactWriter,
+    *,
+    threads: int,
 ) -> None:
     lengths = read_part(reader.find(job.part.prefix, job.size), job.size)
     with out.array("sample_index") as file:
@@ -152,10 +171,13 @@ def is_small(job: Job) -> bool:
     )
 
 
-def build_small(jobs: Sequence[DatasetJob], request: CacheRequest, commits: Commits, lengths: LengthReader) -> None:
+def build_small(
+    jobs: Sequence[DatasetJob], request: CacheRequest, commits: Commits, lengths: LengthReader
+) -> None:
     """Write the document, sample and shuffle index of each dataset.
 
-    Raises: DataError where an `.idx` cannot be read; CacheError where the cache cannot be written; StoppedError.
+    Raises: DataError where an `.idx` cannot be read; CacheError where the cache cannot be written;
+        StoppedError.
     """
     texts: list[bytes] = []
     starts: list[int] = []
@@ -189,7 +211,8 @@ def build_small(jobs: Sequence[DatasetJob], request: CacheRequest, commits: Comm
 
 
 def _dataset(job: DatasetJob, begins: Sequence[int], lengths: LengthReader) -> SmallDataset:
-    """A dataset whose document, sample and shuffle index begin at `begins`. Raises: DataError if its `.idx` cannot be read."""
+    """A dataset whose document, sample and shuffle index begin at `begins`. Raises: DataError if
+    its `.idx` cannot be read."""
     part = job.size
     documents, rows, samples = begins
     stored = lengths.find(job.part.prefix, part)
@@ -209,7 +232,8 @@ def _dataset(job: DatasetJob, begins: Sequence[int], lengths: LengthReader) -> S
 
 
 def _buffer(size: int) -> Any:
-    """This thread's memory, which all of its datasets use: fresh pages take as long as filling them."""
+    """This thread's memory, which all of its datasets use: fresh pages take as long as filling
+    them."""
     found = getattr(_buffers, "bytes", None)
     if found is None or len(found) < size:
         fresh = np.empty(size + _ALIGNMENT, np.uint8)

@@ -1,4 +1,5 @@
-"""Filling a cache with the files that Megatron's builder will look for. Called on every rank of a launch.
+"""Filling a cache with the files that Megatron's builder will look for. Called on every rank of a
+launch.
 
     each rank  counts the tokens of its share of the prefixes      -> all ranks
     each rank  plans all of the work, checks its share of the cache's files    -> all ranks
@@ -34,8 +35,20 @@ from megablend.megatron.cache_builder.completion_marker import (
     write_marker,
 )
 from megablend.megatron.cache_builder.lengths import LengthReader, PartSize
-from megablend.megatron.cache_builder.schedule import Forecast, assign_jobs, estimate_cost, forecast, node_resources
-from megablend.megatron.cache_builder.work_plan import Job, PartKey, SplitPlan, plan_cache, refuse_oversampling
+from megablend.megatron.cache_builder.schedule import (
+    Forecast,
+    assign_jobs,
+    estimate_cost,
+    forecast,
+    node_resources,
+)
+from megablend.megatron.cache_builder.work_plan import (
+    Job,
+    PartKey,
+    SplitPlan,
+    plan_cache,
+    refuse_oversampling,
+)
 from megablend.megatron.cache_builder.worker import build_share
 from megablend.megatron.pair_files import look_at_pairs
 from megablend.megatron.request.layout import layouts
@@ -47,7 +60,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _READERS = 8
-"""Threads of a rank that open files where files have to be waited for: a network file system lets each wait a while."""
+"""Threads of a rank that open files where files have to be waited for: a network file system lets
+each wait a while."""
 _KEPT_BYTES = 1 << 27
 """Lengths that a rank keeps from counting to building, where its memory is not limited."""
 
@@ -58,7 +72,8 @@ class CacheReport:
 
     splits: tuple[SplitPlan, ...]
     missing: frozenset[str]
-    """Base names of the artefacts that the cache lacked, or that the data has changed since; built now, except in a dry run."""
+    """Base names of the artefacts that the cache lacked, or that the data has changed since; built
+    now, except in a dry run."""
     notes: tuple[str, ...]
     """Non-fatal warnings: damaged files, changed data, a file system without locks."""
     forecast: Forecast
@@ -80,17 +95,20 @@ def prepare_cache(
     Args:
         request: the same on all ranks.
         storage: where the datasets' files are read.
-        max_memory: bytes of arrays that the ranks of one node hold together; most of what is free there where None.
+        max_memory: bytes of arrays that the ranks of one node hold together; most of what is free
+            there where None.
         progress: called on rank 0 at intervals.
 
-    Raises: ConfigError, PlanError, DataError, CacheError where the launch is one process; of several ranks, one prints its
-        error and all end with its exit code.
+    Raises: ConfigError, PlanError, DataError, CacheError where the launch is one process; of
+        several ranks, one prints its error and all end with its exit code.
     """
     try:
         with _without_collection():
             report = None
             while report is None:
-                report = _prepare(request, launch, storage, dry_run, max_memory, progress or _ignore)
+                report = _prepare(
+                    request, launch, storage, dry_run, max_memory, progress or _ignore
+                )
             return report
     except BaseException as error:
         launch.abort(error)
@@ -104,7 +122,8 @@ def _prepare(
     max_memory: int | None,
     progress: Callable[[Progress], None],
 ) -> CacheReport | None:
-    """As `prepare_cache` does it; None where another build was at work meanwhile, so that all has to be looked at again."""
+    """As `prepare_cache` does it; None where another build was at work meanwhile, so that all has
+    to be looked at again."""
     start = time.monotonic()
     cache = Path(request.path_to_cache).absolute()
     lengths = LengthReader(request, storage, keep_bytes=_KEPT_BYTES if max_memory is None else 0)
@@ -120,9 +139,13 @@ def _prepare(
             refuse_oversampling(split, surplus=request.mid_level_dataset_surplus)
     jobs = _jobs(splits)
     problems = _problems(jobs, cache, launch)
-    outdated = launch.bcast(find_outdated(jobs, cache) - problems.keys() if launch.rank == 0 else None)
+    outdated = launch.bcast(
+        find_outdated(jobs, cache) - problems.keys() if launch.rank == 0 else None
+    )
     assert outdated is not None
-    missing = [job for job in jobs if job.artefact.base in outdated or job.artefact.base in problems]
+    missing = [
+        job for job in jobs if job.artefact.base in outdated or job.artefact.base in problems
+    ]
     estimates = [estimate_cost(job) for job in missing]
     nodes = launch.allgather(node_resources(max_memory))
     assignments = assign_jobs(estimates, [job.name for job in missing], nodes)
@@ -137,11 +160,22 @@ def _prepare(
             if found is None:
                 return None
             notes += found
-            build_share(missing, estimates, assignments[launch.rank], request, cache, launch, lengths, progress)
+            build_share(
+                missing,
+                estimates,
+                assignments[launch.rank],
+                request,
+                cache,
+                launch,
+                lengths,
+                progress,
+            )
             if launch.rank == 0:
                 flush_folder(cache)
                 write_marker(request, splits, pairs, built=True)  # while no other build has begun
-    elif launch.rank == 0 and not dry_run and newest_number(cache) == newest:  # else another build has begun
+    elif (
+        launch.rank == 0 and not dry_run and newest_number(cache) == newest
+    ):  # else another build has begun
         write_marker(request, splits, pairs, built=False)
     return CacheReport(
         splits=splits,
@@ -152,7 +186,9 @@ def _prepare(
     )
 
 
-def _part_sizes(request: CacheRequest, launch: Communicator, lengths: LengthReader) -> dict[PartKey, PartSize]:
+def _part_sizes(
+    request: CacheRequest, launch: Communicator, lengths: LengthReader
+) -> dict[PartKey, PartSize]:
     """Counts of all parts, on every rank; each `.idx` is read by one rank, once."""
     spans: dict[str, list[tuple[float, float]]] = {}
     for layout in layouts(request):
@@ -163,14 +199,23 @@ def _part_sizes(request: CacheRequest, launch: Communicator, lengths: LengthRead
 
     sizes = _together(lambda prefix: lengths.count(prefix, spans[prefix]), list(spans), launch)
     counted = zip(spans.items(), sizes, strict=True)
-    return {(prefix, span): size for (prefix, own), parts in counted for span, size in zip(own, parts, strict=True)}
+    return {
+        (prefix, span): size
+        for (prefix, own), parts in counted
+        for span, size in zip(own, parts, strict=True)
+    }
 
 
 def _problems(jobs: Sequence[Job], cache: Path, launch: Communicator) -> dict[str, str]:
-    """What is wrong with each artefact that the cache lacks, by base name; "" where nothing is there."""
+    """What is wrong with each artefact that the cache lacks, by base name; "" where nothing is
+    there."""
     names = names_in(cache)
     problems = _together(lambda job: problem_with(job.artefact, cache, names), jobs, launch)
-    return {job.artefact.base: problem for job, problem in zip(jobs, problems, strict=True) if problem is not None}
+    return {
+        job.artefact.base: problem
+        for job, problem in zip(jobs, problems, strict=True)
+        if problem is not None
+    }
 
 
 def _together(look: Callable[[T], R], items: Sequence[T], launch: Communicator) -> list[R]:
@@ -197,7 +242,8 @@ def _open_cache(
     launch: Communicator,
     stack: contextlib.ExitStack,
 ) -> list[str] | None:
-    """Lock the cache until `stack` ends, remove leftovers of killed builds, check for free space; returns notes.
+    """Lock the cache until `stack` ends, remove leftovers of killed builds, check for free space;
+    returns notes.
 
     None where another build was at work before this one held the lock.
 
@@ -207,7 +253,8 @@ def _open_cache(
         outdated: base names of those of them that are there, made of other data.
         newest: on rank 0, number of the newest marker before all this was found out.
 
-    Raises: CacheError where it cannot be written, is in use, has no room, or is another one on this rank.
+    Raises: CacheError where it cannot be written, is in use, has no room, or is another one on this
+        rank.
     """
     cache = Path(request.path_to_cache).absolute()
     work = cache / WORK_FOLDER
@@ -233,12 +280,17 @@ def _open_cache(
     assert held is not None
     if launch.rank > 0:
         verify_shared_filesystem(work, held.nonce)
-    return [] if held.exclusive else [f"{cache}: the file system has no locks; run one build at a time"]
+    return (
+        []
+        if held.exclusive
+        else [f"{cache}: the file system has no locks; run one build at a time"]
+    )
 
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Pause Python's search for reference cycles: a plan has none, but its many objects would trigger searches."""
+    """Pause Python's search for reference cycles: a plan has none, but its many objects would
+    trigger searches."""
     enabled = gc.isenabled()
     gc.disable()
     try:

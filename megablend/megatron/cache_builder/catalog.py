@@ -1,4 +1,5 @@
-"""One file of all `.idx` lengths: a rank that opens thousands of pairs opens this one instead, and stats none of them.
+"""One file of all `.idx` lengths: a rank that opens thousands of pairs opens this one instead, and
+stats none of them.
 
     megablend-lengths/<digest of the prefixes>.npy     int32, the lengths of all pairs, one after the other
     megablend-lengths/<digest of the prefixes>.json    for each prefix its first entry, token dtype, size and mtime; written last
@@ -40,12 +41,15 @@ def catalog_path(cache: str, prefixes: tuple[str, ...]) -> Path:
 
 @lru_cache(maxsize=8)
 def open_catalog(path: Path) -> tuple[Array, dict[str, dict[str, Any]]]:
-    """The lengths of all pairs, int32, memory-mapped, and their entries by prefix; a process opens each catalog once.
+    """The lengths of all pairs, int32, memory-mapped, and their entries by prefix; a process opens
+    each catalog once.
 
     Raises: CacheError where there is none, or it is damaged.
     """
     try:
-        lengths = np.asarray(np.load(path.with_suffix(".npy"), mmap_mode="r"))  # a kernel takes it sooner than a memmap
+        lengths = np.asarray(
+            np.load(path.with_suffix(".npy"), mmap_mode="r")
+        )  # a kernel takes it sooner than a memmap
         return lengths, parse_json(path.with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CacheError(
@@ -54,8 +58,11 @@ def open_catalog(path: Path) -> tuple[Array, dict[str, dict[str, Any]]]:
         ) from error
 
 
-def build_catalog(cache: str, prefixes: Sequence[str], *, launch: Communicator, storage: Storage) -> None:
-    """Write the catalog of these prefixes, unless there is one of the same files. Called by all ranks of the launch.
+def build_catalog(
+    cache: str, prefixes: Sequence[str], *, launch: Communicator, storage: Storage
+) -> None:
+    """Write the catalog of these prefixes, unless there is one of the same files. Called by all
+    ranks of the launch.
 
     Raises: DataError where an `.idx` cannot be read; CacheError where the cache cannot be written.
     """
@@ -65,7 +72,10 @@ def build_catalog(cache: str, prefixes: Sequence[str], *, launch: Communicator, 
     seen = {prefix: entry for part in launch.allgather(own) for prefix, entry in part.items()}
     counts = [seen[prefix]["sequences"] for prefix in names]
     firsts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
-    pairs = {prefix: {"first": first, **seen[prefix]} for prefix, first in zip(names, firsts, strict=False)}
+    pairs = {
+        prefix: {"first": first, **seen[prefix]}
+        for prefix, first in zip(names, firsts, strict=False)
+    }
     text = json.dumps(pairs, indent=0).encode()
     if launch.bcast(_is(path, text)):
         return
@@ -87,7 +97,11 @@ def _look(prefix: str, storage: Storage) -> dict[str, Any]:
     state = storage.stat(path)
     data = storage.stat(f"{prefix}.bin")
     header = parse_header(path, storage.read(path, 0, min(state.size, HEADER_BYTES)), state.size)
-    return {"sequences": header.num_sequences, "dtype": header.token_dtype, "etags": [state.etag, data.etag]}
+    return {
+        "sequences": header.num_sequences,
+        "dtype": header.token_dtype,
+        "etags": [state.etag, data.etag],
+    }
 
 
 def _is(path: Path, text: bytes) -> bool:

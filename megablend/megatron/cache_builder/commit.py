@@ -1,10 +1,13 @@
-"""Giving finished artefacts their names, many at a time: one flush for all of their files, then renames, descriptions last.
+"""Giving finished artefacts their names, many at a time: one flush for all of their files, then
+renames, descriptions last.
 
-Megatron considers an artefact present when its files exist, so no name may appear before the bytes are on the disk, and no
-description before its arrays: a build that is killed, or a machine that loses power, then leaves nothing that counts as a hit.
+Megatron considers an artefact present when its files exist, so no name may appear before the bytes
+are on the disk, and no description before its arrays: a build that is killed, or a machine that
+loses power, then leaves nothing that counts as a hit.
 
-Where the file system is a local one its `syncfs` flushes all files at once, which costs about as much as flushing two or three of
-them. Elsewhere (network file systems need not pass it on) each file is flushed when it is closed.
+Where the file system is a local one its `syncfs` flushes all files at once, which costs about as
+much as flushing two or three of them. Elsewhere (network file systems need not pass it on) each
+file is flushed when it is closed.
 """
 
 from __future__ import annotations
@@ -36,9 +39,11 @@ WORK_FOLDER = ".megablend"
 """Inside the cache, on the same file system: the build lock, and incomplete files."""
 _MIN_BATCH = 8 << 20
 _MAX_BATCH = 64 << 20
-"""Bytes of arrays that are committed together; enough that flushes are few, and not so many that a killed build loses much."""
+"""Bytes of arrays that are committed together; enough that flushes are few, and not so many that a
+killed build loses much."""
 _BATCHES = 4
-"""How many commits a build has at least, where batches are large enough: all but the last one overlap with building."""
+"""How many commits a build has at least, where batches are large enough: all but the last one
+overlap with building."""
 MAX_BUFFERS = 1024
 """The most buffers that Linux writes in one call (IOV_MAX)."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -48,7 +53,8 @@ _LOCAL = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994, 0x794C7630}
 _REPORTS_ERRORS = (5, 8)
 """The Linux version from which on syncfs reports errors of writing."""
 _BUFFER_BYTES = 1 << 20
-"""Rows are collected up to this size before they are written: a system call for each small array costs more than the array."""
+"""Rows are collected up to this size before they are written: a system call for each small array
+costs more than the array."""
 
 
 class StoppedError(Exception):
@@ -56,12 +62,14 @@ class StoppedError(Exception):
 
 
 class Commits:
-    """One rank's finished artefacts; a context that commits the last ones when it ends well, and removes what is not committed.
+    """One rank's finished artefacts; a context that commits the last ones when it ends well, and
+    removes what is not committed.
 
     Args:
         cache: in which WORK_FOLDER exists.
         nbytes: of all arrays that will be added, as far as known.
-        stop: set from elsewhere where the build has failed: nothing is committed from then on, StoppedError is raised.
+        stop: set from elsewhere where the build has failed: nothing is committed from then on,
+            StoppedError is raised.
     """
 
     def __init__(self, cache: Path, stop: threading.Event, nbytes: int = 0) -> None:
@@ -81,14 +89,19 @@ class Commits:
 
     def _open(self, folder: Path) -> int:
         fd = os.open(folder, _FOLDER)
-        weakref.finalize(self, os.close, fd)  # not by `close`: a thread that has not ended may use it, or its number
+        weakref.finalize(
+            self, os.close, fd
+        )  # not by `close`: a thread that has not ended may use it, or its number
         return fd
 
     def __enter__(self) -> Commits:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             if kind is None:
@@ -98,7 +111,8 @@ class Commits:
 
     @contextmanager
     def new_file(self, name: str) -> Iterator[int]:
-        """A descriptor of a new file of this name, to write to. Raises: CacheError where it cannot be written."""
+        """A descriptor of a new file of this name, to write to. Raises: CacheError where it cannot
+        be written."""
         with translate_os_errors(self._cache / name), _naming_files_of(self.folder):
             fd = os.open(name, _NEW, 0o666, dir_fd=self._folder_fd)
             try:
@@ -108,12 +122,19 @@ class Commits:
             finally:
                 os.close(fd)
 
-    def write(self, artefacts: Sequence[Artefact], data: Array, starts: Sequence[int], sizes: Sequence[int]) -> None:
+    def write(
+        self,
+        artefacts: Sequence[Artefact],
+        data: Array,
+        starts: Sequence[int],
+        sizes: Sequence[int],
+    ) -> None:
         """Write all files of artefacts at once, and add these.
 
         Args:
             data: uint8, the bytes of all files.
-            starts: where in `data` each file begins, in the order of the artefacts and their `file_names`.
+            starts: where in `data` each file begins, in the order of the artefacts and their
+                `file_names`.
             sizes: bytes of each file.
 
         Raises: CacheError; StoppedError.
@@ -124,10 +145,14 @@ class Commits:
         written = 0
         if self._together and new_files.AVAILABLE:
             places = np.array(starts), np.array(sizes)
-            written = new_files.write_new_files(self._folder_fd, _NEW, *_packed(names), data, *places)
+            written = new_files.write_new_files(
+                self._folder_fd, _NEW, *_packed(names), data, *places
+            )
         try:
             # again by Python where the system refused one, which says why
-            for name, start, size in zip(names[written:], starts[written:], sizes[written:], strict=True):
+            for name, start, size in zip(
+                names[written:], starts[written:], sizes[written:], strict=True
+            ):
                 with self.new_file(name) as fd:
                     write_all(fd, [data[start : start + size].data])
         except BaseException:
@@ -137,7 +162,8 @@ class Commits:
         self.add(*artefacts)
 
     def add(self, *artefacts: Artefact) -> None:
-        """Commit artefacts whose files are all written, now or later. From any thread. Raises: CacheError; StoppedError."""
+        """Commit artefacts whose files are all written, now or later. From any thread. Raises:
+        CacheError; StoppedError."""
         with self._lock:
             self._waiting += artefacts
             self._waiting_bytes += sum([artefact.nbytes for artefact in artefacts])
@@ -172,14 +198,20 @@ class Commits:
             _syncfs(self._cache)
         descriptions = [artefact.description_name for artefact in batch]
         # A description of damaged arrays must not be there while they are replaced one by one.
-        if not new_files.AVAILABLE or new_files.contains_any(self._cache_fd, *_packed(descriptions)):
+        if not new_files.AVAILABLE or new_files.contains_any(
+            self._cache_fd, *_packed(descriptions)
+        ):
             self._remove(descriptions)
         self._rename([name for artefact in batch for name in artefact.file_names[1:]])
         flush_folder(self._cache)
         self._rename(descriptions)
 
     def _rename(self, names: Sequence[str]) -> None:
-        done = new_files.rename_files(self._folder_fd, self._cache_fd, *_packed(names)) if new_files.AVAILABLE else 0
+        done = (
+            new_files.rename_files(self._folder_fd, self._cache_fd, *_packed(names))
+            if new_files.AVAILABLE
+            else 0
+        )
         for name in names[done:]:  # again by Python where the system refused one, which says why
             os.rename(name, name, src_dir_fd=self._folder_fd, dst_dir_fd=self._cache_fd)
 
@@ -212,9 +244,14 @@ def _naming_files_of(folder: Path) -> Iterator[None]:
 
 
 def can_flush_together(folder: Path) -> bool:
-    """Whether `syncfs` puts all files of the folder's file system on the disk, and reports where that fails."""
+    """Whether `syncfs` puts all files of the folder's file system on the disk, and reports where
+    that fails."""
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)
-    if release is None or (int(release[1]), int(release[2])) < _REPORTS_ERRORS or not hasattr(_libc(), "syncfs"):
+    if (
+        release is None
+        or (int(release[1]), int(release[2])) < _REPORTS_ERRORS
+        or not hasattr(_libc(), "syncfs")
+    ):
         return False
     state = ctypes.create_string_buffer(256)  # struct statfs, whose first member is a long, f_type
     if _libc().statfs(os.fsencode(folder), state):
@@ -260,7 +297,8 @@ class ArrayFile:
         self._buffered = 0
 
     def append(self, rows: Array) -> None:
-        """Write the next rows, which must have the array's type and are not changed afterwards. Raises: StoppedError."""
+        """Write the next rows, which must have the array's type and are not changed afterwards.
+        Raises: StoppedError."""
         if self._stop.is_set():
             raise StoppedError
         assert rows.dtype == self.dtype
@@ -283,7 +321,8 @@ class ArrayFile:
 
 
 class ArtefactWriter:
-    """Writes one artefact; a context that hands it to `commits` when it ends well, and leaves nothing otherwise.
+    """Writes one artefact; a context that hands it to `commits` when it ends well, and leaves
+    nothing otherwise.
 
     Once the build has stopped nothing more is written: StoppedError is raised.
     """
@@ -332,7 +371,10 @@ class ArtefactWriter:
             yield fd
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if kind is None:
             self._commit()

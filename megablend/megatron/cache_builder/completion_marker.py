@@ -1,17 +1,22 @@
-"""A completion marker: one file that lists what a request's cache consists of, so that the next run opens no `.idx` and no array.
+"""A completion marker: one file that lists what a request's cache consists of, so that the next run
+opens no `.idx` and no array.
 
     .megablend/whole-<digest of the request>.json    {"artefacts": [[base, {array: bytes of its file}], ...],
-                                                      "made_of": [what the arrays of each artefact depend on, ...],
-                                                      "number": one more than that of any marker before,
-                                                      "datasets": [[prefix, split, samples asked for, samples], ...],
-                                                      "pairs": {prefix: [bytes of its .idx, bytes of its .bin], ...},
-                                                      "modified": {prefix: [when each was written, in ns], ...}}
+                                                      "made_of": [what the arrays of each artefact
+                                                      depend on, ...], "number": one more than that
+                                                      of any marker before, "datasets": [[prefix,
+                                                      split, samples asked for, samples], ...],
+                                                      "pairs": {prefix: [bytes of its .idx, bytes of
+                                                      its .bin], ...}, "modified": {prefix: [when
+                                                      each was written, in ns], ...}}
 
-It is written when a build ends. A run that finds it compares the names and sizes of the files, all of them, and then knows how
-long every dataset is; what else may be damaged shows when the arrays are opened. If a file of a pair is missing, or has another
-size or time than before, the marker no longer counts: a build reads the lengths of all documents, and makes the arrays again of
-which a marker says that they were made of other lengths, or with other settings. Their names and shapes may be the same. Times
-are a hint only: data that was copied or touched is read once more, and nothing is made again.
+It is written when a build ends. A run that finds it compares the names and sizes of the files, all
+of them, and then knows how long every dataset is; what else may be damaged shows when the arrays
+are opened. If a file of a pair is missing, or has another size or time than before, the marker no
+longer counts: a build reads the lengths of all documents, and makes the arrays again of which a
+marker says that they were made of other lengths, or with other settings. Their names and shapes may
+be the same. Times are a hint only: data that was copied or touched is read once more, and nothing
+is made again.
 """
 
 from __future__ import annotations
@@ -48,7 +53,8 @@ Pairs = dict[str, PairState]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
-    """A cache whose files were all there, and of the right size, when it was checked; the data's files too."""
+    """A cache whose files were all there, and of the right size, when it was checked; the data's
+    files too."""
 
     num_samples: Mapping[DatasetKey, int]
     """How many samples each dataset has."""
@@ -57,7 +63,8 @@ class Marker:
 
 
 def read_marker(request: CacheRequest) -> Marker | None:
-    """The completion marker of a request; None if its cache has none, or one that is damaged or outdated."""
+    """The completion marker of a request; None if its cache has none, or one that is damaged or
+    outdated."""
     cache = Path(request.path_to_cache)
     found = _read(_path(request))
     if found is None:
@@ -68,30 +75,44 @@ def read_marker(request: CacheRequest) -> Marker | None:
         pairs = look_at_pairs(found["pairs"])
         if any(_has_other_size(pairs[prefix], sizes) for prefix, sizes in found["pairs"].items()):
             return None
-        if {prefix: times_of(pair) for prefix, pair in pairs.items()} != found.get("modified"):  # older ones have none
+        if {prefix: times_of(pair) for prefix, pair in pairs.items()} != found.get(
+            "modified"
+        ):  # older ones have none
             return None
     except (OSError, ValueError):
         return None
-    num_samples = {(prefix, split, asked): samples for prefix, split, asked, samples in found["datasets"]}
+    num_samples = {
+        (prefix, split, asked): samples for prefix, split, asked, samples in found["datasets"]
+    }
     return Marker(num_samples=num_samples, pairs=pairs)
 
 
 def find_outdated(jobs: Sequence[Job], cache: Path) -> frozenset[str]:
-    """Base names of the artefacts that were made of other data or settings, by the newest marker that lists them."""
+    """Base names of the artefacts that were made of other data or settings, by the newest marker
+    that lists them."""
     known: dict[str, object] = {}
     for _, found in _markers(cache):
         known.update(_made_of(found))
-    return frozenset(job.artefact.base for job in jobs if known.get(job.artefact.base, job.made_of) != job.made_of)
+    return frozenset(
+        job.artefact.base
+        for job in jobs
+        if known.get(job.artefact.base, job.made_of) != job.made_of
+    )
 
 
 def begin_build(
-    request: CacheRequest, jobs: Sequence[Job], missing: Set[str], outdated: Collection[str], cache: Path
+    request: CacheRequest,
+    jobs: Sequence[Job],
+    missing: Set[str],
+    outdated: Collection[str],
+    cache: Path,
 ) -> None:
     """Note what artefacts will be made of before they are, in case the build is killed.
 
     Args:
         jobs: all of the request.
-        missing: base names of the artefacts that will be built; no marker that lists one of them counts from now on.
+        missing: base names of the artefacts that will be built; no marker that lists one of them
+            counts from now on.
         outdated: those of them that are there, and count as missing from now on.
 
     Raises: CacheError.
@@ -99,7 +120,9 @@ def begin_build(
     with translate_os_errors(cache):
         for path, found in _markers(cache):
             if path.suffix == _SUFFIX and not missing.isdisjoint(_bases(found)):
-                path.rename(f"{path}{_PAST}")  # `find_outdated` still reads it: it may list artefacts of other requests
+                path.rename(
+                    f"{path}{_PAST}"
+                )  # `find_outdated` still reads it: it may list artefacts of other requests
         for base in outdated:
             (cache / f"{base}-description.txt").unlink(missing_ok=True)
         flush_folder(cache)
@@ -110,15 +133,19 @@ def begin_build(
 
 
 def newest_number(cache: Path) -> int:
-    """The number of a cache's newest marker: another one tells that a build has begun or ended since. 0 without markers."""
+    """The number of a cache's newest marker: another one tells that a build has begun or ended
+    since. 0 without markers."""
     return max([_number(found) for _, found in _markers(cache)], default=0)
 
 
-def write_marker(request: CacheRequest, splits: Sequence[SplitPlan], pairs: Pairs, *, built: bool) -> None:
+def write_marker(
+    request: CacheRequest, splits: Sequence[SplitPlan], pairs: Pairs, *, built: bool
+) -> None:
     """Write the marker of a cache that was just filled (`built`), or found complete.
 
     Args:
-        pairs: the data's files before they were read: one that was replaced since makes the marker not count.
+        pairs: the data's files before they were read: one that was replaced since makes the marker
+            not count.
 
     Raises: CacheError.
     """
@@ -129,7 +156,11 @@ def write_marker(request: CacheRequest, splits: Sequence[SplitPlan], pairs: Pair
         for split in splits
         for job in split.datasets
     ]
-    content: dict[str, Any] = {"artefacts": artefacts, "made_of": _inputs(jobs), "datasets": datasets}
+    content: dict[str, Any] = {
+        "artefacts": artefacts,
+        "made_of": _inputs(jobs),
+        "datasets": datasets,
+    }
     content["pairs"] = {prefix: sizes_of(pair) for prefix, pair in pairs.items()}
     content["modified"] = {prefix: times_of(pair) for prefix, pair in pairs.items()}
     content["number"] = newest_number(Path(request.path_to_cache)) + 1
@@ -144,9 +175,11 @@ def write_marker(request: CacheRequest, splits: Sequence[SplitPlan], pairs: Pair
 
 
 def _markers(cache: Path) -> list[tuple[Path, dict[str, Any] | None]]:
-    """All markers of a cache with their contents, also those that do not count any more, the oldest first.
+    """All markers of a cache with their contents, also those that do not count any more, the oldest
+    first.
 
-    By their numbers, for in a copy of a cache the files' times may be of any order; older versions wrote none.
+    By their numbers, for in a copy of a cache the files' times may be of any order; older versions
+    wrote none.
     """
     found = []
     for path in (cache / WORK_FOLDER).glob("whole-*.json*"):
@@ -180,12 +213,15 @@ def _bases(found: dict[str, Any] | None) -> list[str]:
 
 
 def _made_of(found: dict[str, Any] | None) -> dict[str, object]:
-    """What the artefacts that a marker lists were made of, by base name; None where that is unknown and the data has changed."""
+    """What the artefacts that a marker lists were made of, by base name; None where that is unknown
+    and the data has changed."""
     if found is None:
         return {}
     if "made_of" in found:
         return dict(zip(_bases(found), found["made_of"], strict=True))
-    changed = any(_has_other_size(look_at_pair(prefix), sizes) for prefix, sizes in found["pairs"].items())  # older
+    changed = any(
+        _has_other_size(look_at_pair(prefix), sizes) for prefix, sizes in found["pairs"].items()
+    )  # older
     return dict.fromkeys(_bases(found)) if changed else {}
 
 
@@ -206,7 +242,10 @@ def _is_there(cache: Path, base: str, arrays: Mapping[str, int]) -> bool:
 
 def _has_other_size(pair: PairState, sizes: Sequence[int | None]) -> bool:
     """Whether a pair's files are missing, or have other sizes than before."""
-    return any(before is not None and now != before for before, now in zip(sizes, sizes_of(pair), strict=True))
+    return any(
+        before is not None and now != before
+        for before, now in zip(sizes, sizes_of(pair), strict=True)
+    )
 
 
 def _path(request: CacheRequest) -> Path:
@@ -217,7 +256,8 @@ def _path(request: CacheRequest) -> Path:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Those of a dataclass; unlike dataclasses.asdict, this copies none of thousands of prefixes."""
+    """Those of a dataclass; unlike dataclasses.asdict, this copies none of thousands of
+    prefixes."""
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 

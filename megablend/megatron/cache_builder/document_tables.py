@@ -1,11 +1,13 @@
-"""Document tables: the length of every document of Parquet or Arrow files, which Megatron's order needs but files do not store.
+"""Document tables: the length of every document of Parquet or Arrow files, which Megatron's order
+needs but files do not store.
 
     megablend/generations/<digest>/             the index of the files, as `megablend build` makes it
     megablend-documents/<address>.json          which snapshot serves an address, its table's checksum; written last
     megablend-documents/<address>-<digest>.npy  int32, the lengths of its documents, end-of-document tokens included
 
-An address keeps its snapshot as long as its json exists: a run that continues does not see files that are added later, and
-files that are replaced are refused. Remove the json to have the files looked at again.
+An address keeps its snapshot as long as its json exists: a run that continues does not see files
+that are added later, and files that are replaced are refused. Remove the json to have the files
+looked at again.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ INDEX_FOLDER = "megablend"
 
 
 def build_table(cache: str, address: Address, *, launch: Communicator, storage: Storage) -> Address:
-    """Index an address's files and count their documents, unless that was done. Called by all ranks of the launch.
+    """Index an address's files and count their documents, unless that was done. Called by all ranks
+    of the launch.
 
     Returns: the address with its index.
     Raises: ConfigError, DataError, CacheError.
@@ -51,9 +54,14 @@ def build_table(cache: str, address: Address, *, launch: Communicator, storage: 
     whole = launch.bcast(_pinned(cache, address, check=True) if launch.rank == 0 else None)
     if whole is not None:
         if launch.rank == 0 and _has_token_documents(_store(cache, whole, storage), address):
-            LOG.warning("%s: its column is flat, and each token counts as a document, as it was built", address)
+            LOG.warning(
+                "%s: its column is flat, and each token counts as a document, as it was built",
+                address,
+            )
         return whole
-    spec = SourceSpec(name=_SOURCE, patterns=(address.pattern,), read=_read_spec(address), place=str(address))
+    spec = SourceSpec(
+        name=_SOURCE, patterns=(address.pattern,), read=_read_spec(address), place=str(address)
+    )
     report = build_index(str(_index(cache)), [spec], launch=launch, storage=storage)
     whole = dataclasses.replace(address, index=report.digest)
     store = _store(cache, whole, storage)
@@ -64,7 +72,9 @@ def build_table(cache: str, address: Address, *, launch: Communicator, storage: 
         )
     num_documents = store.snapshot.sources[0].rows
     with shared_array(table_path(cache, whole), num_documents, launch) as write:
-        for first, lengths, _ in count_documents(store, *share_of(store.snapshot, launch.rank, launch.size)):
+        for first, lengths, _ in count_documents(
+            store, *share_of(store.snapshot, launch.rank, launch.size)
+        ):
             if address.append_eod is not None:
                 lengths += lengths > 0
             if lengths.max(initial=0) > _LONGEST:
@@ -83,7 +93,8 @@ def build_table(cache: str, address: Address, *, launch: Communicator, storage: 
 
 
 def open_table(cache: str, address: Address, storage: Storage) -> tuple[BlockStore, Array]:
-    """The blocks of an address that has its index, and its table: int32 [num_documents], memory-mapped.
+    """The blocks of an address that has its index, and its table: int32 [num_documents],
+    memory-mapped.
 
     Raises: CacheError where they are not there.
     """
@@ -97,7 +108,8 @@ def open_table(cache: str, address: Address, storage: Storage) -> tuple[BlockSto
 
 
 def pinned_address(cache: str, text: str) -> Address:
-    """An address with the index that was built for it. Raises: CacheError where none was; ConfigError."""
+    """An address with the index that was built for it. Raises: CacheError where none was;
+    ConfigError."""
     address = parse_address(text)
     if address.index is not None:
         return address
@@ -115,7 +127,8 @@ def table_path(cache: str, address: Address) -> Path:
 
 
 def _pinned(cache: str, address: Address, *, check: bool = False) -> Address | None:
-    """The address with its index; None where it has none, or its table is gone or, if that is to be checked, damaged."""
+    """The address with its index; None where it has none, or its table is gone or, if that is to be
+    checked, damaged."""
     try:
         pin = parse_json(_pin(cache, address).read_text(encoding="utf-8"))
         found = dataclasses.replace(address, index=pin["index"])
@@ -135,13 +148,17 @@ def _pin(cache: str, address: Address) -> Path:
 
 
 def _key(address: Address) -> str:
-    return hashlib.blake2b(str(dataclasses.replace(address, index=None)).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        str(dataclasses.replace(address, index=None)).encode(), digest_size=16
+    ).hexdigest()
 
 
 def _read_spec(address: Address) -> ReadSpec:
     options: dict[str, str | int] = {}
     if address.documents is not None:
-        options[DOCUMENTS] = int(address.documents) if address.documents.isdecimal() else address.documents
+        options[DOCUMENTS] = (
+            int(address.documents) if address.documents.isdecimal() else address.documents
+        )
     return ReadSpec(column=address.column, block_bytes=_BLOCK_BYTES, options=make_options(options))
 
 
@@ -155,7 +172,9 @@ def _index(cache: str) -> Path:
 
 def _store(cache: str, address: Address, storage: Storage) -> BlockStore:
     assert address.index is not None
-    return BlockStore(_snapshot(str(_index(cache)), address.index), [address.append_eod], storage=storage)
+    return BlockStore(
+        _snapshot(str(_index(cache)), address.index), [address.append_eod], storage=storage
+    )
 
 
 @lru_cache(maxsize=64)
@@ -168,6 +187,8 @@ def share_of(snapshot: Snapshot, rank: int, size: int) -> tuple[int, int]:
     """A rank's blocks, first and end: about equally many tokens, cut where a document begins."""
     tokens = snapshot.tokens_before
     num_blocks = len(tokens) - 1
-    first, end = (int(np.searchsorted(tokens, int(tokens[-1]) * part // size)) for part in (rank, rank + 1))
+    first, end = (
+        int(np.searchsorted(tokens, int(tokens[-1]) * part // size)) for part in (rank, rank + 1)
+    )
     last = num_blocks if rank + 1 == size else next_cut(snapshot, end, num_blocks)
     return (next_cut(snapshot, first, num_blocks) if rank else 0), last

@@ -1,7 +1,9 @@
-"""Memory that this process may still take: what its node has, or less where control groups bound it (containers, Slurm).
+"""Memory that this process may still take: what its node has, or less where control groups bound it
+(containers, Slurm).
 
-A group's bound holds for all below it, so those above the process's own count, too. What it uses includes files that the kernel
-keeps as long as the memory is not needed; pages that were not used lately count as free.
+A group's bound holds for all below it, so those above the process's own count, too. What it uses
+includes files that the kernel keeps as long as the memory is not needed; pages that were not used
+lately count as free.
 
 Source: Linux, Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst.
 """
@@ -37,7 +39,8 @@ def _left_in_groups(root: Path) -> Iterator[int]:
                 continue
             own = PurePosixPath(path)
             for group in (own, *own.parents):
-                # inside a container the groups above it are not to be seen, and its own may lie at the top
+                # inside a container the groups above it are not to be seen, and its own may lie at
+                # the top
                 with contextlib.suppress(OSError, ValueError):  # "max" means no limit
                     yield _left(base / str(group).lstrip("/"), *names)
 

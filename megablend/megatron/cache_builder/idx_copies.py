@@ -1,4 +1,5 @@
-"""Local copies of the `.idx` files of pairs in object stores: a sample needs eight bytes of one for each of its documents.
+"""Local copies of the `.idx` files of pairs in object stores: a sample needs eight bytes of one for
+each of its documents.
 
 <folder>/<bucket>/<key>.idx        as Megatron itself places them in `object_storage_cache_path`
 <folder>/<bucket>/<key>.idx.seen   which version of the object it is a copy of; written last
@@ -33,7 +34,8 @@ def copies_folder(cache: str, object_storage_cache_path: str | None) -> Path:
 
 
 class IdxCopies(WrapperStorage):
-    """Reads each `.idx` of an object store from its local copy, if that is of the present version; stats are the store's."""
+    """Reads each `.idx` of an object store from its local copy, if that is of the present version;
+    stats are the store's."""
 
     def __init__(self, inner: Storage, folder: Path) -> None:
         super().__init__(inner)
@@ -55,7 +57,9 @@ class IdxCopies(WrapperStorage):
             copy = copy_path(self._folder, path)
             is_present = _read_seen(copy) == self.inner.stat(path)
             if is_present:
-                self.inner.stat(str(copy))  # the pool of descriptors closes a copy that was replaced
+                self.inner.stat(
+                    str(copy)
+                )  # the pool of descriptors closes a copy that was replaced
             self._places[path] = str(copy) if is_present else path
         return self._places[path]
 
@@ -63,7 +67,9 @@ class IdxCopies(WrapperStorage):
         """See Storage.read."""
         return self.inner.read(self.place(path), offset, size)
 
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+    def read_ranges(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
         """See Storage.read_ranges."""
         return self.inner.read_ranges(self.place(path), offsets, sizes, allocate)
 
@@ -77,15 +83,20 @@ def copy_path(folder: Path, path: str) -> Path:
     return folder / path.partition("://")[2]
 
 
-def make_copies(prefixes: Sequence[str], folder: Path, *, launch: Communicator, storage: Storage) -> None:
-    """Copy the `.idx` files of pairs in object stores that have no copy. Called by all ranks; each copies its share.
+def make_copies(
+    prefixes: Sequence[str], folder: Path, *, launch: Communicator, storage: Storage
+) -> None:
+    """Copy the `.idx` files of pairs in object stores that have no copy. Called by all ranks; each
+    copies its share.
 
     Raises: DataError where one cannot be read; CacheError where the copy cannot be written.
     """
     paths = sorted(f"{prefix}.idx" for prefix in prefixes if find_scheme(prefix))
     mine = paths[launch.rank :: launch.size]
     if mine:
-        parallel_map(lambda path: _copy(path, folder, storage), mine, storage.limits(mine[0]).max_files)
+        parallel_map(
+            lambda path: _copy(path, folder, storage), mine, storage.limits(mine[0]).max_files
+        )
     launch.barrier()
 
 
@@ -95,9 +106,13 @@ def _copy(path: str, folder: Path, storage: Storage) -> None:
     if _read_seen(copy) == state:
         return
     starts = range(0, state.size, _COPY_BYTES)
-    data = b"".join(storage.read(path, start, min(_COPY_BYTES, state.size - start)) for start in starts)
+    data = b"".join(
+        storage.read(path, start, min(_COPY_BYTES, state.size - start)) for start in starts
+    )
     if storage.stat(path) != state:
-        raise ChangedFileError(path, "changed while it was being copied; build again when its writer has finished")
+        raise ChangedFileError(
+            path, "changed while it was being copied; build again when its writer has finished"
+        )
     with translate_os_errors(copy):
         copy.parent.mkdir(parents=True, exist_ok=True)
         _seen_path(copy).unlink(missing_ok=True)

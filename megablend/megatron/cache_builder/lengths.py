@@ -1,4 +1,5 @@
-"""Sequence lengths: those of `.idx` files, whose other four fifths are not read, and those of tables, `.npy` files of int32."""
+"""Sequence lengths: those of `.idx` files, whose other four fifths are not read, and those of
+tables, `.npy` files of int32."""
 
 from __future__ import annotations
 
@@ -21,9 +22,11 @@ from megablend.storage.base import Storage
 _CHUNK = 1 << 20
 """Lengths read at once: 4 MiB."""
 _BLOCK = 1 << 20
-"""Lengths that memory is allocated for at once, 4 MiB: the system provides so much in large pages."""
+"""Lengths that memory is allocated for at once, 4 MiB: the system provides so much in large
+pages."""
 _MAX_KEPT = 1 << 16
-"""Lengths of the largest dataset that are kept: to read more of them again from the page cache takes less than new memory."""
+"""Lengths of the largest dataset that are kept: to read more of them again from the page cache
+takes less than new memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,8 @@ class StoredLengths:
     """All of them, int32 [num_sequences], if they have been read and checked before."""
 
     def read(self, first: int, last: int) -> Array:
-        """Those of sequences [first, last), as they are stored, so perhaps negative. Raises: MissingFileError."""
+        """Those of sequences [first, last), as they are stored, so perhaps negative. Raises:
+        MissingFileError."""
         if self.kept is not None:
             return self.kept[first:last]
         lengths = np.empty(last - first, "<i4")
@@ -61,12 +65,14 @@ class StoredLengths:
         return lengths
 
     def keep_in(self, memory: Array) -> StoredLengths:
-        """The same, read as a whole into `memory`, int32 [num_sequences]. Raises: MissingFileError."""
+        """The same, read as a whole into `memory`, int32 [num_sequences]. Raises:
+        MissingFileError."""
         self._read_into(memory, 0)
         return dataclasses.replace(self, kept=memory)
 
     def total(self, first: int, lengths: Array, position: int = 0) -> tuple[int, int]:
-        """(Sum, checksum) of lengths from sequence `first` on; the first is number `position` for the checksum.
+        """(Sum, checksum) of lengths from sequence `first` on; the first is number `position` for
+        the checksum.
 
         Raises: CorruptFileError where one is negative.
         """
@@ -87,7 +93,8 @@ class StoredLengths:
 
 
 def lengths_of(prefix: str, table: str | None = None, *, storage: Storage) -> StoredLengths:
-    """Where the lengths of a pair are stored, whose `.bin` must exist; or those of a `table`, int32 in a `.npy` file.
+    """Where the lengths of a pair are stored, whose `.bin` must exist; or those of a `table`, int32
+    in a `.npy` file.
 
     Raises: MissingFileError, CorruptFileError, UnsupportedFileError.
     """
@@ -97,18 +104,25 @@ def lengths_of(prefix: str, table: str | None = None, *, storage: Storage) -> St
     storage.stat(f"{prefix}.bin")
     size = storage.stat(path).size
     header = parse_header(path, storage.read(path, 0, min(size, HEADER_BYTES)), size)
-    return StoredLengths(path=path, offset=HEADER_BYTES, num_sequences=header.num_sequences, storage=storage)
+    return StoredLengths(
+        path=path, offset=HEADER_BYTES, num_sequences=header.num_sequences, storage=storage
+    )
 
 
-def counted_lengths(prefix: str, size: PartSize, table: str | None = None, *, storage: Storage) -> StoredLengths:
+def counted_lengths(
+    prefix: str, size: PartSize, table: str | None = None, *, storage: Storage
+) -> StoredLengths:
     """The same, without another look at the files, of a dataset whose part has been counted."""
     if table is not None:
         return _table(table, storage)
-    return StoredLengths(path=f"{prefix}.idx", offset=HEADER_BYTES, num_sequences=size.num_sequences, storage=storage)
+    return StoredLengths(
+        path=f"{prefix}.idx", offset=HEADER_BYTES, num_sequences=size.num_sequences, storage=storage
+    )
 
 
 def part_sizes(stored: StoredLengths, spans: Sequence[tuple[float, float]]) -> list[PartSize]:
-    """Count parts of a dataset, in one pass and bounded memory. Raises: DataError as StoredLengths.read does."""
+    """Count parts of a dataset, in one pass and bounded memory. Raises: DataError as
+    StoredLengths.read does."""
     ranges = [sequence_range(span, stored.num_sequences) for span in spans]
     tokens = [0] * len(ranges)
     checksums = [0] * len(ranges)
@@ -121,13 +135,20 @@ def part_sizes(stored: StoredLengths, spans: Sequence[tuple[float, float]]) -> l
             tokens[number] += count
             checksums[number] = (checksums[number] + checksum) % (1 << 32)
     return [
-        PartSize(begin=begin, end=end, tokens=count, num_sequences=stored.num_sequences, checksum=checksum)
+        PartSize(
+            begin=begin,
+            end=end,
+            tokens=count,
+            num_sequences=stored.num_sequences,
+            checksum=checksum,
+        )
         for (begin, end), count, checksum in zip(ranges, tokens, checksums, strict=True)
     ]
 
 
 def read_lengths(stored: StoredLengths) -> Array:
-    """All lengths: int32 [num_sequences], tokens. Raises: CorruptFileError where one is negative; MissingFileError."""
+    """All lengths: int32 [num_sequences], tokens. Raises: CorruptFileError where one is negative;
+    MissingFileError."""
     lengths = np.empty(stored.num_sequences, np.int32)
     for first, last in _chunks(0, stored.num_sequences):
         lengths[first:last] = stored.read(first, last)
@@ -152,7 +173,8 @@ def read_part(stored: StoredLengths, part: PartSize) -> Array:
 
 
 def check_part(stored: StoredLengths, part: PartSize, lengths: Array) -> None:
-    """Check lengths of a part that were read again since it was counted, unless they have been kept.
+    """Check lengths of a part that were read again since it was counted, unless they have been
+    kept.
 
     Args:
         lengths: int32 [n], those of its sequences.
@@ -214,7 +236,9 @@ class LengthReader:
     def find(self, prefix: str, size: PartSize) -> StoredLengths:
         """The lengths of a dataset whose part has been counted, by this rank or another."""
         kept = self._kept.get(prefix)
-        return kept or counted_lengths(prefix, size, self._tables.get(prefix), storage=self._storage)
+        return kept or counted_lengths(
+            prefix, size, self._tables.get(prefix), storage=self._storage
+        )
 
     def _allocate(self, size: int) -> Array | None:
         """Memory for so many lengths; None where no more may be kept."""

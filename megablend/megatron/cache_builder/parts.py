@@ -1,11 +1,13 @@
-"""Large sample indices, made by all ranks: each cuts a run of the documents into its part of the file.
+"""Large sample indices, made by all ranks: each cuts a run of the documents into its part of the
+file.
 
     owner      shuffles the documents, begins the file          -> all ranks: begun
     each rank  reads its run, gathers and counts its lengths    -> all ranks: counted
     each rank  knows the tokens before its run; writes its rows -> all ranks: written
     owner      shuffles the samples at the same time; commits the artefact
 
-Messages travel with the heartbeats of a build (see worker), so a rank works on its own jobs until one arrives.
+Messages travel with the heartbeats of a build (see worker), so a rank works on its own jobs until
+one arrives.
 """
 
 from __future__ import annotations
@@ -33,12 +35,13 @@ _POLL_SECONDS = 0.2
 
 
 class Message(NamedTuple):
-    """What a rank tells all ranks of a divided job: that it has begun, or that a part's run is counted, or its rows written."""
+    """What a rank tells all ranks of a divided job: that it has begun, or that a part's run is
+    counted, or its rows written."""
 
     job: int
     files: tuple[Path, ...] = ()
-    """Begun: the document index, which is complete, and the sample index, which is only as long as it will be; none if there is
-    nothing to do."""
+    """Begun: the document index, which is complete, and the sample index, which is only as long as
+    it will be; none if there is nothing to do."""
     part: int = -1
     """The part that is counted or written; -1 where the job has begun."""
     tokens: int = -1
@@ -88,11 +91,13 @@ class Parts:
         self._tasks: list[Future[None]] = []
 
     def begin(self, job: int, *files: Path) -> None:
-        """Called by the job's owner, from any thread, with the files of its document and sample index if there is work to do."""
+        """Called by the job's owner, from any thread, with the files of its document and sample
+        index if there is work to do."""
         self._send(Message(job, files))
 
     def await_rows(self, job: int) -> None:
-        """Wait until all parts of a job are written; from any thread but the one that receives them. Raises: StoppedError."""
+        """Wait until all parts of a job are written; from any thread but the one that receives
+        them. Raises: StoppedError."""
         while not self._whole[job].wait(_POLL_SECONDS):
             if self._stop.is_set():
                 raise StoppedError
@@ -146,7 +151,9 @@ class Parts:
         spec = job.artefact.arrays[0]
         first = spec.shape[0] * self._part // self._num_parts
         stop = spec.shape[0] * (self._part + 1) // self._num_parts
-        documents = np.memmap(self._files[number][0], np.int32, "r", len(spec.header) + 4 * first, (stop - first,))
+        documents = np.memmap(
+            self._files[number][0], np.int32, "r", len(spec.header) + 4 * first, (stop - first,)
+        )
         lengths = read_part(self._lengths.find(job.part.prefix, job.size), job.size)
         gathered, sums = count_run(lengths, documents, block=self.block)
         self._runs[number] = gathered, sums
@@ -178,7 +185,9 @@ class Parts:
         )
         sample = reached(sum(counted), length, samples, extra)
         if self._part == self._num_parts - 1 and sample <= samples:
-            end = end_row(int(gathered[-1]), documents, sample, samples, extra=extra, keep_tail=job.keep_tail)
+            end = end_row(
+                int(gathered[-1]), documents, sample, samples, extra=extra, keep_tail=job.keep_tail
+            )
             pieces = chain(pieces, [(sample, np.full((samples + 1 - sample, 2), end, spec.dtype))])
         path = self._files[number][1]
         with translate_os_errors(path), open_part(path) as file:

@@ -1,4 +1,5 @@
-"""`.npy` arrays read entry by entry through the process's pool of descriptors: none needs a map or an open file of its own."""
+"""`.npy` arrays read entry by entry through the process's pool of descriptors: none needs a map or
+an open file of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ ENTRIES_START = 128
 
 
 class PooledArray(NDArrayOperatorsMixin):
-    """An array of one or two dimensions in a `.npy` file, opened when an entry is first read. Picklable.
+    """An array of one or two dimensions in a `.npy` file, opened when an entry is first read.
+    Picklable.
 
     Operators read the whole array, and return an array of numpy's.
 
@@ -50,7 +52,8 @@ class PooledArray(NDArrayOperatorsMixin):
         return self.shape[0]
 
     def __getitem__(self, i: Any) -> Any:
-        """Entry i, or row i where there are two dimensions; else what numpy gives. Raises: IndexError."""
+        """Entry i, or row i where there are two dimensions; else what numpy gives. Raises:
+        IndexError."""
         length = len(self)
         if isinstance(i, slice) and i.step in (None, 1):
             start, stop, _ = i.indices(length)
@@ -64,11 +67,13 @@ class PooledArray(NDArrayOperatorsMixin):
         return row[0]
 
     def descriptor(self) -> AbstractContextManager[int]:
-        """A descriptor of the file, whose entries begin at ENTRIES_START. Raises: MissingFileError."""
+        """A descriptor of the file, whose entries begin at ENTRIES_START. Raises:
+        MissingFileError."""
         return self._storage.descriptor(self.path)
 
     def __getattr__(self, name: str) -> Any:
-        """Other attributes of numpy.ndarray (`max`, `tolist`, ...), of the whole array, which is read for them."""
+        """Other attributes of numpy.ndarray (`max`, `tolist`, ...), of the whole array, which is
+        read for them."""
         if name.startswith("_") or not hasattr(np.ndarray, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(np.asarray(self), name)
@@ -90,13 +95,16 @@ class PooledArray(NDArrayOperatorsMixin):
 
     @cached_property
     def _header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and dtype, of the file as it is now: the cache may have been rebuilt since the pool opened it."""
+        """Shape and dtype, of the file as it is now: the cache may have been rebuilt since the pool
+        opened it."""
         self._storage.stat(self.path)
         head = io.BytesIO(self._storage.read(self.path, 0, ENTRIES_START))
         try:
             version, shape, fortran_order, dtype = read_header(head)
         except ValueError as error:
-            raise CorruptFileError(self.path, f"not a .npy file ({error}); remove it and rebuild the cache") from error
+            raise CorruptFileError(
+                self.path, f"not a .npy file ({error}); remove it and rebuild the cache"
+            ) from error
         if version != (1, 0) or fortran_order or head.tell() != ENTRIES_START:
             order = "Fortran" if fortran_order else "C"
             raise CorruptFileError(

@@ -1,4 +1,5 @@
-"""Who builds what: memory and time of the jobs, the ranks and threads that a node's memory allows, and the share of each."""
+"""Who builds what: memory and time of the jobs, the ranks and threads that a node's memory allows,
+and the share of each."""
 
 from __future__ import annotations
 
@@ -29,17 +30,20 @@ _NS = {
     LARGEST_REMAINDER: 20.0,
     "artefact": 2e6,
 }
-"""Nanoseconds of one thread for each entry of a document index, its length, a row of a sample index, an entry of a shuffle index
-and of a blend; for an artefact's files. Rough: they order the jobs and make the estimate of a dry run."""
+"""Nanoseconds of one thread for each entry of a document index, its length, a row of a sample
+index, an entry of a shuffle index and of a blend; for an artefact's files. Rough: they order the
+jobs and make the estimate of a dry run."""
 _USABLE = 0.8
 """Usable fraction of a node's free memory if no limit is given."""
 DIVIDED_NS = 5e8
-"""Minimum cost of a sample index that all ranks make together: below it, communication takes longer."""
+"""Minimum cost of a sample index that all ranks make together: below it, communication takes
+longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostEstimate:
-    """The estimated cost of a job, and of one whose sample index all ranks make; 0 for those that cannot be divided."""
+    """The estimated cost of a job, and of one whose sample index all ranks make; 0 for those that
+    cannot be divided."""
 
     memory: int
     """Bytes of arrays, on one thread, with its two shuffles one after the other."""
@@ -62,12 +66,18 @@ def estimate_cost(job: Job) -> CostEstimate:
     if isinstance(job, BlendJob):
         memory = min(job.artefact.nbytes, _DRAWN_BYTES)
         return CostEstimate(
-            memory=memory, overlapped=memory, cost=round(_NS["artefact"] + _NS[job.interleaving] * job.num_samples)
+            memory=memory,
+            overlapped=memory,
+            cost=round(_NS["artefact"] + _NS[job.interleaving] * job.num_samples),
         )
     documents, samples, shuffle = job.artefact.arrays
-    lengths = 4 * (job.size.end - job.size.begin) + job.size.num_sequences  # those of short documents in bytes, too
+    lengths = (
+        4 * (job.size.end - job.size.begin) + job.size.num_sequences
+    )  # those of short documents in bytes, too
     gathering = lengths + documents.nbytes + min(samples.nbytes, PIECE_BYTES)
-    own = round(_NS["artefact"] + _NS["document"] * documents.shape[0] + _NS["sample"] * job.num_samples)
+    own = round(
+        _NS["artefact"] + _NS["document"] * documents.shape[0] + _NS["sample"] * job.num_samples
+    )
     parts = round(_NS["length"] * documents.shape[0] + _NS["row"] * job.num_samples)
     return CostEstimate(
         memory=max(gathering, shuffle.nbytes),
@@ -91,9 +101,12 @@ class NodeResources:
 
 
 def node_resources(max_memory: int | None) -> NodeResources:
-    """The resources of this process's node. `max_memory` bounds its node's arrays; without it most of what is free now does."""
+    """The resources of this process's node. `max_memory` bounds its node's arrays; without it most
+    of what is free now does."""
     memory = round(_USABLE * free_memory()) if max_memory is None else max_memory
-    return NodeResources(host=socket.gethostname(), memory=memory, cores=frozenset(os.sched_getaffinity(0)))
+    return NodeResources(
+        host=socket.gethostname(), memory=memory, cores=frozenset(os.sched_getaffinity(0))
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +145,8 @@ def assign_jobs(
 ) -> list[Assignment]:
     """Assign jobs to the ranks at `nodes`.
 
-    The ranks of a node share its memory equally; where the largest job does not fit a share, fewer of them work.
+    The ranks of a node share its memory equally; where the largest job does not fit a share, fewer
+    of them work.
 
     Raises: ConfigError where a job does not fit a whole node.
     """
@@ -143,7 +157,9 @@ def assign_jobs(
     workers: list[int] = []
     working = Counter[str]()
     cores: defaultdict[str, set[int]] = defaultdict(set)
-    memory: dict[str, int] = {}  # a node's ranks look at what is free one after the other: the least counts
+    memory: dict[
+        str, int
+    ] = {}  # a node's ranks look at what is free one after the other: the least counts
     for node in nodes:
         memory[node.host] = min(node.memory, memory.get(node.host, node.memory))
     for rank, node in enumerate(nodes):
@@ -159,7 +175,10 @@ def assign_jobs(
             workers.append(rank)
     spare = min(memory[host] // working[host] for host in memory) - most
     divided, reserved = _choose_divided(estimates, len(workers), spare)
-    costs = [estimate.cost - estimate.parts_cost * (number in divided) for number, estimate in enumerate(estimates)]
+    costs = [
+        estimate.cost - estimate.parts_cost * (number in divided)
+        for number, estimate in enumerate(estimates)
+    ]
     assigned = dict(zip(workers, assign_longest_first(costs, len(workers)), strict=True))
     return [
         Assignment(
@@ -175,8 +194,11 @@ def assign_jobs(
     ]
 
 
-def _choose_divided(estimates: Sequence[CostEstimate], num_parts: int, spare: int) -> tuple[frozenset[int], int]:
-    """The jobs whose sample index all ranks make, since one rank would be long over it while others are done; bytes for it.
+def _choose_divided(
+    estimates: Sequence[CostEstimate], num_parts: int, spare: int
+) -> tuple[frozenset[int], int]:
+    """The jobs whose sample index all ranks make, since one rank would be long over it while others
+    are done; bytes for it.
 
     Args:
         num_parts: ranks that work.
@@ -188,7 +210,9 @@ def _choose_divided(estimates: Sequence[CostEstimate], num_parts: int, spare: in
     lengths = 0
     gathered = 0
     reserved = 0
-    for number in sorted(large, key=lambda number: -estimates[number].cost) if num_parts > 1 else ():
+    for number in (
+        sorted(large, key=lambda number: -estimates[number].cost) if num_parts > 1 else ()
+    ):
         estimate = estimates[number]
         if estimate.parts_cost < DIVIDED_NS or estimate.gathered < 4 * num_parts:
             continue
@@ -214,22 +238,30 @@ class Forecast:
 
 
 def forecast(
-    estimates: Sequence[CostEstimate], assignments: Sequence[Assignment], nodes: Sequence[NodeResources]
+    estimates: Sequence[CostEstimate],
+    assignments: Sequence[Assignment],
+    nodes: Sequence[NodeResources],
 ) -> Forecast:
     """What `assignments` of the jobs will take at their `nodes`."""
     memory = Counter[str]()
     seconds = 0.0
     for assignment, node in zip(assignments, nodes, strict=True):
         own = [assignment.takes(job, estimates[job]) for job in assignment.jobs]
-        at_once = sorted((estimate.overlapped for estimate in own), reverse=True)[: assignment.workers]
+        at_once = sorted((estimate.overlapped for estimate in own), reverse=True)[
+            : assignment.workers
+        ]
         memory[node.host] += min(assignment.memory, sum(at_once))
         costs = [estimate.cost for estimate in own]
         if assignment.part >= 0:
             memory[node.host] += assignment.reserved
-            costs += [estimates[job].parts_cost // assignment.num_parts for job in assignment.divided]
+            costs += [
+                estimates[job].parts_cost // assignment.num_parts for job in assignment.divided
+            ]
         seconds = max(seconds, sum(costs) / assignment.threads / 1e9, max(costs, default=0) / 1e9)
     return Forecast(
-        ranks=sum(bool(assignment.jobs) for assignment in assignments), memory=max(memory.values()), seconds=seconds
+        ranks=sum(bool(assignment.jobs) for assignment in assignments),
+        memory=max(memory.values()),
+        seconds=seconds,
     )
 
 

@@ -1,4 +1,5 @@
-"""A `.npy` file of int32 that all ranks of a launch write their parts of; it takes its name when all have."""
+"""A `.npy` file of int32 that all ranks of a launch write their parts of; it takes its name when
+all have."""
 
 from __future__ import annotations
 
@@ -10,14 +11,23 @@ import numpy as np
 
 from megablend.distributed.base import Communicator
 from megablend.formats.base import Array
-from megablend.fs.atomic_write import flush, open_part, remove_leftovers, temp_sibling, translate_os_errors
+from megablend.fs.atomic_write import (
+    flush,
+    open_part,
+    remove_leftovers,
+    temp_sibling,
+    translate_os_errors,
+)
 from megablend.fs.build_lock import build_lock
 from megablend.megatron.cache_builder.artefacts import ArraySpec
 
 
 @contextlib.contextmanager
-def shared_array(path: Path, count: int, launch: Communicator) -> Iterator[Callable[[int, Array], None]]:
-    """Open the file for this rank's parts: `write(first, values)`, each entry by one rank. Called by all ranks.
+def shared_array(
+    path: Path, count: int, launch: Communicator
+) -> Iterator[Callable[[int, Array], None]]:
+    """Open the file for this rank's parts: `write(first, values)`, each entry by one rank. Called
+    by all ranks.
 
     Raises: CacheError where it cannot be written, or another build holds its folder.
     """

@@ -1,4 +1,5 @@
-"""All the work of a request, with every number known before anything is built; refuses requests on which Megatron would fail.
+"""All the work of a request, with every number known before anything is built; refuses requests on
+which Megatron would fail.
 
 Source: GPTDataset._build_document_sample_shuffle_indices, BlendedDataset.__init__.
 """
@@ -67,7 +68,13 @@ class DatasetJob:
     @property
     def made_of(self) -> list[int]:
         """What its arrays depend on that its description does not contain."""
-        return [self.size.begin, self.size.end, self.size.checksum, int(self.keep_tail), int(self.extra_token)]
+        return [
+            self.size.begin,
+            self.size.end,
+            self.size.checksum,
+            int(self.keep_tail),
+            int(self.extra_token),
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +132,11 @@ class SplitPlan:
     @property
     def num_samples(self) -> int:
         """Number of samples that training can draw."""
-        return sum(job.num_samples for job in self.datasets) if self.blend is None else self.blend.num_samples
+        return (
+            sum(job.num_samples for job in self.datasets)
+            if self.blend is None
+            else self.blend.num_samples
+        )
 
 
 def plan_cache(request: CacheRequest, sizes: Mapping[PartKey, PartSize]) -> list[SplitPlan]:
@@ -134,19 +145,24 @@ def plan_cache(request: CacheRequest, sizes: Mapping[PartKey, PartSize]) -> list
     Args:
         sizes: of all parts of the request's layouts.
 
-    Raises: PlanError for a split without tokens, a dataset that cannot be as long as requested, a blend by length with a
-        dataset that has no sample.
+    Raises: PlanError for a split without tokens, a dataset that cannot be as long as requested, a
+        blend by length with a dataset that has no sample.
     """
     plans = []
     for layout in layouts(request):
         shared = shared_members(request, layout.split)
-        datasets = tuple(_dataset_job(request, part, sizes[part.prefix, part.span], shared) for part in layout.parts)
+        datasets = tuple(
+            _dataset_job(request, part, sizes[part.prefix, part.span], shared)
+            for part in layout.parts
+        )
         blend = _blend_job(request, layout, datasets) if layout.blended else None
         plans.append(SplitPlan(name=layout.name, datasets=datasets, blend=blend))
     return plans
 
 
-def _dataset_job(request: CacheRequest, part: DatasetPart, size: PartSize, shared: str) -> DatasetJob:
+def _dataset_job(
+    request: CacheRequest, part: DatasetPart, size: PartSize, shared: str
+) -> DatasetJob:
     extra = int(request.add_extra_token_to_sequence)
     length = request.sequence_length
     if not size.tokens:
@@ -172,12 +188,16 @@ def _dataset_job(request: CacheRequest, part: DatasetPart, size: PartSize, share
         ArraySpec(name="shuffle_index", shape=(samples,), dtype=shuffle_dtype(samples)),
     )
     return DatasetJob(
-        artefact=Artefact(base=base_name(text, request.dataset_class, part.split), description=text, arrays=arrays),
+        artefact=Artefact(
+            base=base_name(text, request.dataset_class, part.split), description=text, arrays=arrays
+        ),
         part=part,
         size=size,
         num_epochs=epochs,
         num_samples=samples,
-        samples_before_final=samples_before_final_epoch(size.tokens, epochs, part.num_samples, length, extra),
+        samples_before_final=samples_before_final_epoch(
+            size.tokens, epochs, part.num_samples, length, extra
+        ),
         keep_tail=keep_tail,
         extra_token=bool(extra),
     )
@@ -189,9 +209,11 @@ def _name(part: DatasetPart) -> str:
 
 
 def _refuse_no_tokens(request: CacheRequest, part: DatasetPart, size: PartSize) -> None:
-    """Refuse a part without tokens where Megatron would fail; elsewhere it makes a dataset without samples.
+    """Refuse a part without tokens where Megatron would fail; elsewhere it makes a dataset without
+    samples.
 
-    Raises: PlanError if samples are requested, or a sample's extra token is all that Megatron would subtract from nothing.
+    Raises: PlanError if samples are requested, or a sample's extra token is all that Megatron would
+        subtract from nothing.
     """
     extra = int(request.add_extra_token_to_sequence)
     length = request.sequence_length
@@ -207,7 +229,9 @@ def _refuse_no_tokens(request: CacheRequest, part: DatasetPart, size: PartSize) 
     )
 
 
-def _blend_job(request: CacheRequest, layout: SplitLayout, datasets: tuple[DatasetJob, ...]) -> BlendJob:
+def _blend_job(
+    request: CacheRequest, layout: SplitLayout, datasets: tuple[DatasetJob, ...]
+) -> BlendJob:
     lengths = tuple(job.num_samples for job in datasets)
     if layout.weights is None:
         for job in datasets:
@@ -257,7 +281,11 @@ def refuse_oversampling(split: SplitPlan, *, surplus: float) -> None:
     if job is None or job.size is None or _bound_holds(job):
         return
     counts = _counts(job)
-    over = [d for d, (count, length) in enumerate(zip(counts, job.lengths, strict=True)) if count > length]
+    over = [
+        d
+        for d, (count, length) in enumerate(zip(counts, job.lengths, strict=True))
+        if count > length
+    ]
     if not over:
         return
     remedy = ""  # a blend by length takes at most what there is, but for rounding
@@ -287,7 +315,9 @@ def _counts(job: BlendJob) -> list[int]:
     blend = greedy(job.weights, job.num_samples)
     counts = np.zeros(len(job.weights), np.int64)
     while blend.step < blend.size:
-        datasets, _ = blend.draw(min(_DRAWN, blend.size - blend.step), threads=len(os.sched_getaffinity(0)))
+        datasets, _ = blend.draw(
+            min(_DRAWN, blend.size - blend.step), threads=len(os.sched_getaffinity(0))
+        )
         counts += np.bincount(datasets, minlength=len(counts))
     result: list[int] = counts.tolist()
     return result

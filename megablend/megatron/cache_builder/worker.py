@@ -1,7 +1,9 @@
-"""One rank's share of a build: its jobs in threads, as many at once as fit in its memory, most expensive first.
+"""One rank's share of a build: its jobs in threads, as many at once as fit in its memory, most
+expensive first.
 
-While threads work, all ranks exchange heartbeats a few times a second: their progress, and what other ranks wait for (see parts).
-So an error or exit of one rank is known to all at the next heartbeat, however long their own work would take.
+While threads work, all ranks exchange heartbeats a few times a second: their progress, and what
+other ranks wait for (see parts). So an error or exit of one rank is known to all at the next
+heartbeat, however long their own work would take.
 """
 
 from __future__ import annotations
@@ -29,15 +31,22 @@ from megablend.megatron.cache_builder.build_artefact import (
 from megablend.megatron.cache_builder.commit import Commits, StoppedError
 from megablend.megatron.cache_builder.lengths import LengthReader
 from megablend.megatron.cache_builder.parts import Message, Parts
-from megablend.megatron.cache_builder.schedule import PIECE_BYTES, Assignment, CostEstimate, MemoryGate
+from megablend.megatron.cache_builder.schedule import (
+    PIECE_BYTES,
+    Assignment,
+    CostEstimate,
+    MemoryGate,
+)
 from megablend.megatron.cache_builder.work_plan import BlendJob, DatasetJob, Job
 from megablend.megatron.request.request import CacheRequest
 
 _Heartbeat = tuple[bool, int, int, list[Message]]
-"""What a rank sends to all ranks at regular intervals: whether it has finished, files and bytes that it has built, messages."""
+"""What a rank sends to all ranks at regular intervals: whether it has finished, files and bytes
+that it has built, messages."""
 _TICK_SECONDS = 0.2
 _WIND_DOWN_SECONDS = 1.0
-"""How long an error is held back so that the other threads of its rank can remove what they have begun."""
+"""How long an error is held back so that the other threads of its rank can remove what they have
+begun."""
 
 
 def build_share(
@@ -56,7 +65,8 @@ def build_share(
         jobs: of all ranks, and their `estimates`.
         progress: called on rank 0 with what all ranks have done.
 
-    Raises: DataError, CacheError of the first job that fails; those that have begun stop at their next piece.
+    Raises: DataError, CacheError of the first job that fails; those that have begun stop at their
+        next piece.
     """
     pool = _WorkerPool(jobs, estimates, assignment, request, cache, lengths)
     num_bytes = sum(job.artefact.nbytes for job in jobs)
@@ -68,7 +78,11 @@ def build_share(
                 pool.parts.receive(message)
             finished = all(are_finished)
             if launch.rank == 0:
-                progress(Progress(files=sum(files), num_files=len(jobs), bytes=sum(sizes), num_bytes=num_bytes))
+                progress(
+                    Progress(
+                        files=sum(files), num_files=len(jobs), bytes=sum(sizes), num_bytes=num_bytes
+                    )
+                )
     finally:
         pool.end()
 
@@ -99,11 +113,15 @@ class _WorkerPool:
         self.parts = Parts(jobs, assignment, request, lengths, self._wake.set, self._stop)
         nbytes = sum([jobs[number].artefact.nbytes for number in assignment.jobs])
         self._commits = Commits(cache, self._stop, nbytes) if assignment.jobs else None
-        self._names = names_in(cache)  # another build may have made some while this one waited for the lock
+        self._names = names_in(
+            cache
+        )  # another build may have made some while this one waited for the lock
         self._left = deque(assignment.jobs)
         self._unfinished = len(assignment.jobs)
         self._small = {
-            number for number in assignment.jobs if number not in assignment.divided and is_small(jobs[number])
+            number
+            for number in assignment.jobs
+            if number not in assignment.divided and is_small(jobs[number])
         }
         self._files = 0
         self._bytes = 0
@@ -136,7 +154,8 @@ class _WorkerPool:
             self._commits.close()
 
     def _work(self) -> None:
-        """Build the remaining jobs, most expensive first; the thread that finishes the last one commits the rest."""
+        """Build the remaining jobs, most expensive first; the thread that finishes the last one
+        commits the rest."""
         while numbers := self._take_jobs():
             if numbers[0] in self._small:
                 self._build_small(numbers)
@@ -152,7 +171,8 @@ class _WorkerPool:
                 self._commits.finish()
 
     def _take_jobs(self) -> list[int]:
-        """The next job; of small datasets several, fewer towards the end, so that all threads end at about the same time."""
+        """The next job; of small datasets several, fewer towards the end, so that all threads end
+        at about the same time."""
         with self._lock:
             taken: list[int] = []
             size = 0
@@ -162,7 +182,11 @@ class _WorkerPool:
                 number = self._left[0]
                 size += self._jobs[number].artefact.nbytes
                 memory += self._estimates[number].overlapped
-                if taken and (number not in self._small or size > TOGETHER_BYTES or memory > self._assignment.memory):
+                if taken and (
+                    number not in self._small
+                    or size > TOGETHER_BYTES
+                    or memory > self._assignment.memory
+                ):
                     break
                 taken.append(self._left.popleft())
                 if number not in self._small:
@@ -172,9 +196,14 @@ class _WorkerPool:
     def _build_small(self, numbers: Sequence[int]) -> None:
         """Build small datasets together."""
         jobs = [job for number in numbers if isinstance(job := self._jobs[number], DatasetJob)]
-        missing = [job for job in jobs if problem_with(job.artefact, self._cache, self._names) is not None]
+        missing = [
+            job for job in jobs if problem_with(job.artefact, self._cache, self._names) is not None
+        ]
         with self._gate.held(
-            min(self._assignment.memory, sum([self._estimates[number].overlapped for number in numbers]))
+            min(
+                self._assignment.memory,
+                sum([self._estimates[number].overlapped for number in numbers]),
+            )
         ):
             if self._stop.is_set():
                 raise StoppedError
@@ -208,6 +237,14 @@ class _WorkerPool:
             build_blend(job, commits, threads=threads)
         elif is_divided:
             begun = partial(self.parts.begin, number)
-            build_divided(job, self._request, commits, begun=begun, await_rows=partial(self.parts.await_rows, number))
+            build_divided(
+                job,
+                self._request,
+                commits,
+                begun=begun,
+                await_rows=partial(self.parts.await_rows, number),
+            )
         else:
-            build_dataset(job, self._request, commits, self._lengths, threads=threads, overlap=overlap)
+            build_dataset(
+                job, self._request, commits, self._lengths, threads=threads, overlap=overlap
+            )

@@ -1,7 +1,9 @@
-"""Blends: the dataset of each sample, and the sample's number within that dataset, computed in order, piece by piece.
+"""Blends: the dataset of each sample, and the sample's number within that dataset, computed in
+order, piece by piece.
 
-`Greedy` is Megatron's. `Permuted` has given counts, fully shuffled by one keyed permutation: exact at the end, random before it;
-after n samples a dataset with share p is off by about sqrt(n * p * (1 - p)).
+`Greedy` is Megatron's. `Permuted` has given counts, fully shuffled by one keyed permutation: exact
+at the end, random before it; after n samples a dataset with share p is off by about sqrt(n * p * (1
+- p)).
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from megablend.plan.allocate import largest_remainder
 MAX_SCANNED = 32
 """Up to this number of datasets it is faster to scan all of them."""
 LEAD = 4096
-"""How many steps before its part a thread begins from a guessed state; 8 * groups if that is more."""
+"""How many steps before its part a thread begins from a guessed state; 8 * groups if that is
+more."""
 _State = tuple[Float64s, Int64s]
 """The state of a blend, in the form that the kernels use: counts and turns of its groups."""
 _EXACT = 2.0**52  # below it, counts that differ by one give errors that differ
@@ -38,7 +41,8 @@ _HEADS = 14  # bits of the table of datasets by position, which stays in the CPU
 
 
 class Pieces(ABC):
-    """The dataset of each sample of a blend, and the sample's number within it, with the memory of one piece at a time."""
+    """The dataset of each sample of a blend, and the sample's number within it, with the memory of
+    one piece at a time."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -47,7 +51,8 @@ class Pieces(ABC):
         """The next sample to compute."""
 
     def fill(self, datasets: Int16s, samples: Int64s, *, threads: int = 1) -> None:
-        """Compute the next n samples: the dataset of each, and the sample's number within that dataset.
+        """Compute the next n samples: the dataset of each, and the sample's number within that
+        dataset.
 
         Args:
             datasets: int16 [n], filled.
@@ -75,7 +80,8 @@ class Pieces(ABC):
 
 
 def greedy(weights: Sequence[float], size: int) -> Greedy:
-    """Make a blend of `size` samples by weight: each step takes the dataset that is furthest behind its weight.
+    """Make a blend of `size` samples by weight: each step takes the dataset that is furthest behind
+    its weight.
 
     Args:
         weights: one per dataset; Megatron normalises them to a sum of 1.
@@ -90,7 +96,8 @@ def greedy(weights: Sequence[float], size: int) -> Greedy:
 def exhaustive(sizes: Sequence[int]) -> Greedy:
     """Make a blend of all samples of all datasets, weighted by their `sizes`.
 
-    Raises: PlanError where there are no datasets or too many, or one has no samples (Megatron then writes past its arrays).
+    Raises: PlanError where there are no datasets or too many, or one has no samples (Megatron then
+        writes past its arrays).
 
     Source: helpers.build_exhaustive_blending_indices.
     """
@@ -113,7 +120,9 @@ class Greedy(Pieces):
 
     def __init__(self, weights: Float64s, caps: Float64s, size: int) -> None:
         if not 0 < len(weights) <= MAX_DATASETS:
-            raise PlanError(f"found a blend of {len(weights):,} datasets; expected 1 to {MAX_DATASETS:,}")
+            raise PlanError(
+                f"found a blend of {len(weights):,} datasets; expected 1 to {MAX_DATASETS:,}"
+            )
         super().__init__(size)
         # False for weights that are negative, NaN or too large.
         ordered = bool(np.all((weights >= 0) & (weights * max(1, size) < _EXACT)))
@@ -136,7 +145,8 @@ class Greedy(Pieces):
         self._state: _State = np.zeros(len(heads)), np.zeros(len(heads), np.int64)
 
     def _fill(self, datasets: Int16s, samples: Int64s, threads: int) -> None:
-        """Each thread but the first begins its part from a guess, which is checked, so that the result is always exact."""
+        """Each thread but the first begins its part from a guess, which is checked, so that the
+        result is always exact."""
         size = len(datasets)
         parts = max(1, min(threads, size // self.min_part)) if self._forgets else 1
         if parts == 1:
@@ -146,9 +156,13 @@ class Greedy(Pieces):
         wave = parts * self.max_part
         with ThreadPoolExecutor(parts) as pool:
             for first in range(0, size, wave):
-                self._wave(pool, parts, datasets[first : first + wave], samples[first : first + wave])
+                self._wave(
+                    pool, parts, datasets[first : first + wave], samples[first : first + wave]
+                )
 
-    def _wave(self, pool: ThreadPoolExecutor, parts: int, datasets: Int16s, samples: Int64s) -> None:
+    def _wave(
+        self, pool: ThreadPoolExecutor, parts: int, datasets: Int16s, samples: Int64s
+    ) -> None:
         """Compute `parts` parts at the same time."""
         edges = [len(datasets) * part // parts for part in range(parts + 1)]
         spans = list(pairwise(edges))
@@ -169,10 +183,20 @@ class Greedy(Pieces):
         if self._by_scan:
             fill_by_scan(self._weights, self._caps, state[0], step, datasets, samples)
         else:
-            fill(self._weights, self._caps, self._firsts, self._members, *state, step, datasets, samples)
+            fill(
+                self._weights,
+                self._caps,
+                self._firsts,
+                self._members,
+                *state,
+                step,
+                datasets,
+                samples,
+            )
 
     def _guess(self, step: int) -> _State:
-        """The probable state at `step`: the blend, run from a largest-remainder state some steps earlier."""
+        """The probable state at `step`: the blend, run from a largest-remainder state some steps
+        earlier."""
         lead = min(step, max(LEAD, 8 * len(self._weights)))
         exact = self._weights * (step - lead)
         sizes = np.diff(self._firsts)
@@ -190,16 +214,21 @@ class Greedy(Pieces):
 
 
 def _without_nan(weights: Float64s) -> Float64s:
-    """Weights without NaN that give Megatron's result: a NaN never wins, except as the first weight, which then always wins."""
+    """Weights without NaN that give Megatron's result: a NaN never wins, except as the first
+    weight, which then always wins."""
     if np.isnan(weights[0]):
         return np.where(np.arange(len(weights)) == 0, 0.0, -np.inf)
     return np.where(np.isnan(weights), -np.inf, weights)
 
 
-def largest_remainder_blend(weights: Sequence[int | float | Fraction], size: int, seed: int) -> Permuted:
-    """Make a shuffled blend of `size` samples: floor and largest remainder of size * weight, exact, ties by order.
+def largest_remainder_blend(
+    weights: Sequence[int | float | Fraction], size: int, seed: int
+) -> Permuted:
+    """Make a shuffled blend of `size` samples: floor and largest remainder of size * weight, exact,
+    ties by order.
 
-    Raises: PlanError where weights are negative, not finite or all zero, or where there are too many.
+    Raises: PlanError where weights are negative, not finite or all zero, or where there are too
+        many.
     """
     for dataset, weight in enumerate(weights):
         if not np.isfinite(float(weight)):
@@ -213,13 +242,17 @@ class Permuted(Pieces):
     def __init__(self, counts: Sequence[int], seed: int) -> None:
         super().__init__(sum(counts))
         if len(counts) > MAX_DATASETS:
-            raise PlanError(f"found a blend of {len(counts):,} datasets; expected at most {MAX_DATASETS:,}")
+            raise PlanError(
+                f"found a blend of {len(counts):,} datasets; expected at most {MAX_DATASETS:,}"
+            )
         self._starts = np.concatenate([[0], np.cumsum(np.array(counts, np.int64))])
         self._shift = max(0, self.size.bit_length() - _HEADS)
         edges = np.arange(0, self.size, 1 << self._shift)
         self._heads = (np.searchsorted(self._starts, edges, side="right") - 1).astype(np.int32)
         key = hash_combine(seed & MASK, self.size)
-        self._keys = np.array([hash_combine(key, turn) & 0xFFFFFFFF for turn in range(ROUNDS)], np.uint32)
+        self._keys = np.array(
+            [hash_combine(key, turn) & 0xFFFFFFFF for turn in range(ROUNDS)], np.uint32
+        )
         self._shuffled = np.arange(self.size if self.size <= SMALL else 0)
         shuffle(self._shuffled, key, 0, 0)
 
@@ -233,7 +266,9 @@ class Permuted(Pieces):
         for block in range(start, stop, BLOCK):
             part = slice(block, min(block + BLOCK, stop))
             positions = self._positions(self.step + part.start, self.step + part.stop)
-            find_owner(positions, self._starts, self._shift, self._heads, datasets[part], samples[part])
+            find_owner(
+                positions, self._starts, self._shift, self._heads, datasets[part], samples[part]
+            )
 
     def _positions(self, start: int, stop: int) -> Int64s:
         if len(self._shuffled):

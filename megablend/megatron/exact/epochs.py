@@ -1,7 +1,8 @@
-"""The number of epochs and samples of a Megatron dataset, and the dtypes of its arrays: Megatron's arithmetic with its rounding.
+"""The number of epochs and samples of a Megatron dataset, and the dtypes of its arrays: Megatron's
+arithmetic with its rounding.
 
-Throughout, a sample is `length` + `extra` tokens, where extra is add_extra_token_to_sequence (0 or 1), and begins `length` tokens
-after the previous one.
+Throughout, a sample is `length` + `extra` tokens, where extra is add_extra_token_to_sequence (0 or
+1), and begins `length` tokens after the previous one.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ def num_epochs(tokens: int, samples: int | None, length: int, extra: int) -> int
 
 
 def num_samples(tokens: int, epochs: int, length: int, extra: int, keep_tail: bool) -> int:
-    """Samples in `epochs` epochs of `tokens` tokens; negative where there are no tokens and `length` and `extra` are 1.
+    """Samples in `epochs` epochs of `tokens` tokens; negative where there are no tokens and
+    `length` and `extra` are 1.
 
-    With `keep_tail` (a last, partial sample is kept) the count is in single precision, as in Megatron: above 2^24 samples it may
-    be too low or too high.
+    With `keep_tail` (a last, partial sample is kept) the count is in single precision, as in
+    Megatron: above 2^24 samples it may be too low or too high.
 
     Source: helpers.build_sample_idx.
     """
@@ -44,7 +46,9 @@ def num_samples(tokens: int, epochs: int, length: int, extra: int, keep_tail: bo
     return total // length if total >= 0 else -(-total // length)  # towards zero, as in C++
 
 
-def samples_before_final_epoch(tokens: int, epochs: int, samples: int | None, length: int, extra: int) -> int | None:
+def samples_before_final_epoch(
+    tokens: int, epochs: int, samples: int | None, length: int, extra: int
+) -> int | None:
     """Samples of all epochs but the last, if the last one is shuffled separately; otherwise None.
 
     Source: GPTDataset._build_document_sample_shuffle_indices.
@@ -57,7 +61,8 @@ def samples_before_final_epoch(tokens: int, epochs: int, samples: int | None, le
 
 
 def sample_dtype(num_documents: int) -> str:
-    """Dtype of the sample index for a document index of `num_documents` entries; document lengths, int32, always fit.
+    """Dtype of the sample index for a document index of `num_documents` entries; document lengths,
+    int32, always fit.
 
     Source: helpers.build_sample_idx.
     """

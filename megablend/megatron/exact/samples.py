@@ -3,7 +3,8 @@
 Processes that share only files build one in parts:
 
 1. Each process counts the tokens of its run of documents and sends the sums to all ranks.
-2. Each process then knows the tokens before its run, and therefore which rows begin in it, and computes those rows.
+2. Each process then knows the tokens before its run, and therefore which rows begin in it, and
+   computes those rows.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from megablend.kernels.exact.sample_index import cut, gather_lengths
 from megablend.kernels.exact.short_documents import LONG, cut_short_documents, narrow_to_uint8
 
 BLOCK = 1 << 18
-"""Documents that each of several threads processes at a time: 1 MiB of lengths stays in its CPU cache."""
+"""Documents that each of several threads processes at a time: 1 MiB of lengths stays in its CPU
+cache."""
 ROWS = 1 << 21
 """Rows that a thread computes at a time; approximate with several threads."""
 SHORT = 12
-"""Mean documents per sample from which on a kernel that assumes many documents per sample is faster."""
+"""Mean documents per sample from which on a kernel that assumes many documents per sample is
+faster."""
 FAR = 1 << 20
 """Bytes of lengths that fit in a core's own caches."""
 _FEW = 1 / 64
@@ -56,15 +59,18 @@ def sample_rows(
         samples: number of samples, as computed by `num_samples`.
         dtype: int32 or int64, of the rows.
         extra: add_extra_token_to_sequence, 0 or 1.
-        keep_tail: whether samples may end (or, because the count is rounded, begin) after the documents.
+        keep_tail: whether samples may end (or, because the count is rounded, begin) after the
+            documents.
         threads: number of threads.
 
-    Yields: the sample index, [samples + 1, 2], in consecutive parts of about `threads` * ROWS rows at most: position in the
-        document index, tokens of that document before the sample.
+    Yields: the sample index, [samples + 1, 2], in consecutive parts of about `threads` * ROWS rows
+        at most: position in the document index, tokens of that document before the sample.
 
-    Raises: PlanError where the documents contain fewer samples, or where they end with an empty one at which Megatron fails.
+    Raises: PlanError where the documents contain fewer samples, or where they end with an empty one
+        at which Megatron fails.
 
-    Source: helpers.build_sample_idx, helpers_cpp.build_sample_idx_int32, helpers_cpp.build_sample_idx_int64.
+    Source: helpers.build_sample_idx, helpers_cpp.build_sample_idx_int32,
+        helpers_cpp.build_sample_idx_int64.
     """
     yield np.zeros((1, 2), dtype)
     sample = 1
@@ -73,26 +79,37 @@ def sample_rows(
         sample += len(rows)
         yield rows
     if sample <= samples:
-        end = end_row(int(lengths[documents[-1]]), len(documents), sample, samples, extra=extra, keep_tail=keep_tail)
+        end = end_row(
+            int(lengths[documents[-1]]),
+            len(documents),
+            sample,
+            samples,
+            extra=extra,
+            keep_tail=keep_tail,
+        )
         yield np.full((samples + 1 - sample, 2), end, dtype)
 
 
 def reached(tokens: int, length: int, samples: int, extra: int) -> int:
-    """The first sample, at least 1, whose row is not within the first `tokens` tokens; samples + 1 if all are.
+    """The first sample, at least 1, whose row is not within the first `tokens` tokens; samples + 1
+    if all are.
 
     The row of sample k is known once k * length + extra tokens were counted.
     """
     return min(max(1, (tokens - extra) // length + 1), samples + 1)
 
 
-def end_row(last: int, documents: int, sample: int, samples: int, *, extra: int, keep_tail: bool) -> tuple[int, int]:
+def end_row(
+    last: int, documents: int, sample: int, samples: int, *, extra: int, keep_tail: bool
+) -> tuple[int, int]:
     """The row of samples [sample, samples], which are after the documents.
 
     Args:
         last: tokens of the last document.
         documents: number of documents.
 
-    Raises: PlanError where no sample may be there (without `keep_tail`), or where Megatron fails at that row.
+    Raises: PlanError where no sample may be there (without `keep_tail`), or where Megatron fails at
+        that row.
     """
     if not keep_tail:
         raise PlanError(
@@ -125,7 +142,9 @@ def _serial(
     while sample <= samples and document < len(documents):
         rows = np.empty((min(ROWS, samples + 1 - sample), 2), dtype)
         left = documents[document:]
-        filled, passed, tokens = cutting(lengths, left, document, tokens, length, extra, sample, rows)
+        filled, passed, tokens = cutting(
+            lengths, left, document, tokens, length, extra, sample, rows
+        )
         if passed < 0:
             raise no_such(documents, lengths)
         sample += filled
@@ -133,8 +152,11 @@ def _serial(
         yield rows[:filled]
 
 
-def _cutting(lengths: Int32s, documents: Int32s, samples: int) -> Callable[..., tuple[int, int, int]]:
-    """The fastest kernel for this number of samples and documents; its signature is that of `cut`."""
+def _cutting(
+    lengths: Int32s, documents: Int32s, samples: int
+) -> Callable[..., tuple[int, int, int]]:
+    """The fastest kernel for this number of samples and documents; its signature is that of
+    `cut`."""
     if len(documents) < SHORT * samples:
         return cut
     far = lengths.nbytes > FAR
@@ -153,9 +175,16 @@ def _cut_gathered(lengths: Int32s, *args: Any) -> tuple[int, int, int]:
 
 
 def _parallel(
-    lengths: Int32s, documents: Int32s, length: int, samples: int, extra: int, dtype: npt.DTypeLike, threads: int
+    lengths: Int32s,
+    documents: Int32s,
+    length: int,
+    samples: int,
+    extra: int,
+    dtype: npt.DTypeLike,
+    threads: int,
 ) -> Iterator[npt.NDArray[Any]]:
-    """Like `_serial`, a wave of document blocks at a time: lengths are gathered, summed, then split."""
+    """Like `_serial`, a wave of document blocks at a time: lengths are gathered, summed, then
+    split."""
     block = max(1, min(BLOCK, ROWS * len(documents) // max(1, samples)))
     scratch = np.empty((threads, min(block, len(documents))), np.int32)
     places = np.arange(block, dtype=np.int32)
@@ -175,13 +204,27 @@ def _parallel(
             rows = np.empty((bounds[-1] - sample, 2), dtype)
             pieces = [rows[low - sample : high - sample] for low, high in pairwise(bounds)]
             orders = [places[: len(own)] for own in taken]
-            list(pool.map(cutting, gathered, orders, firsts, starts, repeat(length), repeat(extra), bounds, pieces))
+            list(
+                pool.map(
+                    cutting,
+                    gathered,
+                    orders,
+                    firsts,
+                    starts,
+                    repeat(length),
+                    repeat(extra),
+                    bounds,
+                    pieces,
+                )
+            )
             yield rows
             tokens = starts[-1]
             sample = bounds[-1]
 
 
-def count_run(lengths: Int32s, documents: Int32s, *, block: int = BLOCK) -> tuple[Int32s, list[int]]:
+def count_run(
+    lengths: Int32s, documents: Int32s, *, block: int = BLOCK
+) -> tuple[Int32s, list[int]]:
     """The lengths of a run of the document index, and the tokens of each block of it.
 
     Args:
@@ -215,7 +258,8 @@ def cut_run(
     block: int = BLOCK,
     max_rows: int = ROWS,
 ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """The rows of the samples that begin in a run, except the row of sample 0, and of those after all documents (`end_row`).
+    """The rows of the samples that begin in a run, except the row of sample 0, and of those after
+    all documents (`end_row`).
 
     Args:
         gathered, sums: the results of `count_run` for the run.
@@ -239,7 +283,9 @@ def cut_run(
         while sample < stop:
             rows = np.empty((min(stop - sample, max_rows), 2), dtype)
             left = places[passed : len(counted)]
-            filled, more, before = cut(counted, left, first + begin + passed, before, length, extra, sample, rows)
+            filled, more, before = cut(
+                counted, left, first + begin + passed, before, length, extra, sample, rows
+            )
             assert filled == len(rows)
             yield sample, rows
             sample += filled

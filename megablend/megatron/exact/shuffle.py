@@ -1,4 +1,5 @@
-"""numpy.random.RandomState.shuffle, faster; and what Megatron shuffles by it: the document index and the shuffle index."""
+"""numpy.random.RandomState.shuffle, faster; and what Megatron shuffles by it: the document index
+and the shuffle index."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ LARGE = 1 << 32
 class Generator:
     """The generator of numpy.random.RandomState(seed), used only for shuffles.
 
-    Creating a RandomState, reading and setting its state takes 0.2 ms, about as long as shuffling a small dataset.
+    Creating a RandomState, reading and setting its state takes 0.2 ms, about as long as shuffling a
+    small dataset.
     """
 
     def __init__(self, seed: int) -> None:
@@ -30,7 +32,8 @@ class Generator:
         """Shuffle `array` in place and advance the generator exactly as RandomState.shuffle does.
 
         Args:
-            array: [n], int32, uint32 or int64 for speed; any other array is shuffled by numpy itself.
+            array: [n], int32, uint32 or int64 for speed; any other array is shuffled by numpy
+                itself.
         """
         if _fits(array) and len(array) <= LARGE:
             entries = np.asarray(array).view(np.uint32 if array.itemsize == 4 else np.uint64)
@@ -45,7 +48,12 @@ class Generator:
 
 
 def _fits(array: npt.NDArray[Any]) -> bool:
-    return array.ndim == 1 and array.flags.c_contiguous and array.dtype.kind in "iu" and array.itemsize in (4, 8)
+    return (
+        array.ndim == 1
+        and array.flags.c_contiguous
+        and array.dtype.kind in "iu"
+        and array.itemsize in (4, 8)
+    )
 
 
 @lru_cache(maxsize=8)
@@ -57,7 +65,8 @@ def _seeded(seed: int) -> tuple[npt.NDArray[np.uint32], int]:
 def document_index(
     documents: npt.NDArray[Any], num_epochs: int, generator: Generator, separate_final_epoch: bool
 ) -> npt.NDArray[np.int32]:
-    """The documents of all epochs, shuffled together; the last epoch is shuffled separately on request.
+    """The documents of all epochs, shuffled together; the last epoch is shuffled separately on
+    request.
 
     Args:
         documents: integers [n], the documents of a split.
@@ -87,8 +96,9 @@ def shuffle_index(first_samples: int, num_samples: int, generator: Generator) ->
         num_samples: number of samples of the sample index.
         generator: advanced as Megatron advances it.
 
-    Returns: uint32 [num_samples], or int64 from 2^32 - 2 samples on. Where single precision counted fewer samples than precede a
-    separate final epoch, Megatron's index, and therefore this one, has first_samples entries.
+    Returns: uint32 [num_samples], or int64 from 2^32 - 2 samples on. Where single precision counted
+    fewer samples than precede a separate final epoch, Megatron's index, and therefore this one, has
+    first_samples entries.
 
     Source: gpt_dataset._build_shuffle_index.
     """

@@ -22,13 +22,15 @@ class SmallDataset(NamedTuple):
     """A dataset, and where in memory its indices are, in units of 4 bytes."""
 
     lengths: Int32s
-    """int32 [n], contiguous, tokens of documents `begin` to `begin` + n; n is 1 to MAX_DOCUMENTS."""
+    """int32 [n], contiguous, tokens of documents `begin` to `begin` + n; n is 1 to
+    MAX_DOCUMENTS."""
     begin: int
     num_entries: int
     """Entries of the document index: epochs * n."""
     num_samples: int
     samples_before_final: int | None
-    """Samples of all epochs but the last, if the last one is shuffled separately; otherwise None. At most num_samples."""
+    """Samples of all epochs but the last, if the last one is shuffled separately; otherwise None.
+    At most num_samples."""
     keep_tail: bool
     """Whether samples may end after the documents."""
     documents: int
@@ -54,7 +56,8 @@ class SmallDataset(NamedTuple):
 def fill_small_datasets(
     datasets: Sequence[SmallDataset], memory: Int32s, *, seed: int, length: int, extra: int
 ) -> None:
-    """Compute of each dataset what document_index, sample_rows and shuffle_index return when called one after another.
+    """Compute of each dataset what document_index, sample_rows and shuffle_index return when called
+    one after another.
 
     Args:
         length: tokens from one sample's start to the next one's.
@@ -66,15 +69,23 @@ def fill_small_datasets(
     generator = Generator(seed)
     numbers = np.array([dataset.numbers() for dataset in datasets], np.int64)
     filled = np.empty(len(datasets), np.int64)
-    fill_datasets(numbers, generator.key, generator.position, length, extra, SHORT, _NEAR, memory, filled)
+    fill_datasets(
+        numbers, generator.key, generator.position, length, extra, SHORT, _NEAR, memory, filled
+    )
     for i in np.flatnonzero(filled <= numbers[:, 5]).tolist():
         _fill_end(datasets[i], int(filled[i]), extra, memory)
 
 
 def _fill_end(dataset: SmallDataset, filled: int, extra: int, memory: Int32s) -> None:
-    """Fill the rows of the samples that are after the documents. Raises: PlanError as sample_rows does."""
+    """Fill the rows of the samples that are after the documents. Raises: PlanError as sample_rows
+    does."""
     rows = memory[dataset.rows : dataset.rows + 2 * (dataset.num_samples + 1)].reshape(-1, 2)
     last = int(dataset.lengths[memory[dataset.documents + dataset.num_entries - 1] - dataset.begin])
     rows[filled:] = end_row(
-        last, dataset.num_entries, filled, dataset.num_samples, extra=extra, keep_tail=dataset.keep_tail
+        last,
+        dataset.num_entries,
+        filled,
+        dataset.num_samples,
+        extra=extra,
+        keep_tail=dataset.keep_tail,
     )

@@ -1,11 +1,13 @@
-"""MegablendDatasetBuilder: Megatron's builder, but all ranks build what the cache lacks, and on a hit no rank waits for another.
+"""MegablendDatasetBuilder: Megatron's builder, but all ranks build what the cache lacks, and on a
+hit no rank waits for another.
 
     each rank  opens its datasets, if the cache has a completion marker for them
     all ranks  exchange whether that worked: if it did for all, nothing else is done
     else       the ranks that see one cache folder build it together; then each opens its datasets and reports it
 
-What comes out are Megatron's own objects, made by Megatron's own code, which finds every file it looks for.
-Modules that need numba, pyarrow or pydantic are imported where they are used: importing this one takes a script no time.
+What comes out are Megatron's own objects, made by Megatron's own code, which finds every file it
+looks for. Modules that need numba, pyarrow or pydantic are imported where they are used: importing
+this one takes a script no time.
 """
 
 from __future__ import annotations
@@ -65,9 +67,9 @@ if TYPE_CHECKING:
 class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]
     """In place of BlendedMegatronDatasetBuilder, with the same arguments.
 
-    Serves GPTDataset over `.bin/.idx`, and MegablendGPTDataset over these, Parquet and Arrow. Other classes, mock data, a
-    config without a cache folder, settings that are not known, and versions of megatron-core that build something else go
-    by Megatron itself, with a warning.
+    Serves GPTDataset over `.bin/.idx`, and MegablendGPTDataset over these, Parquet and Arrow. Other
+    classes, mock data, a config without a cache folder, settings that are not known, and versions
+    of megatron-core that build something else go by Megatron itself, with a warning.
 
     Args:
         cls: GPTDataset or MegablendGPTDataset.
@@ -77,16 +79,24 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     """
 
     def __init__(
-        self, cls: type[Any], sizes: Sequence[int | None], is_built_on_rank: Callable[[], bool], config: Any
+        self,
+        cls: type[Any],
+        sizes: Sequence[int | None],
+        is_built_on_rank: Callable[[], bool],
+        config: Any,
     ) -> None:
-        super().__init__(cls, list(sizes), lambda: True, config)  # older versions insist on datasets on global rank 0
+        super().__init__(
+            cls, list(sizes), lambda: True, config
+        )  # older versions insist on datasets on global rank 0
         self.is_built_on_rank = is_built_on_rank
         self._marker: Marker | None = None
 
     def build(self) -> list[Any]:
-        """Train, valid and test; None where a split has no data, or this rank holds no datasets. Called on all ranks.
+        """Train, valid and test; None where a split has no data, or this rank holds no datasets.
+        Called on all ranks.
 
-        Raises: on all ranks the error of any: ConfigError, PlanError, DataError, CacheError, LaunchError.
+        Raises: on all ranks the error of any: ConfigError, PlanError, DataError, CacheError,
+            LaunchError.
         """
         if reason := self._not_ours():
             return self._leave_to_megatron(reason)
@@ -139,39 +149,49 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         if not self.config.path_to_cache:
             return "path_to_cache (--data-cache-path) is not set"
         if unknown := find_unknown_settings(self.config, GPTDatasetConfig):
-            return (
-                f"megatron-core {installed_version()} has settings that megablend does not know: {', '.join(unknown)}"
-            )
+            return f"megatron-core {installed_version()} has settings that megablend does not know: {', '.join(unknown)}"
         return None
 
     def _leave_to_megatron(self, reason: str) -> list[Any]:
-        """Megatron's own build, on all ranks. Raises: ConfigError for a class that only we build."""
+        """Megatron's own build, on all ranks. Raises: ConfigError for a class that only we
+        build."""
         if self._is_our_class:
             raise ConfigError(
                 f"{self.cls.__name__} does not work with megatron-core {installed_version()}: {reason}; use a version "
                 f"from {TRIED[0]} to {TRIED[-1]}, or GPTDataset over .bin/.idx pairs"
             )
-        warnings.warn(f"{reason}: Megatron builds the datasets itself", RuntimeWarning, stacklevel=3)
-        return list(BlendedMegatronDatasetBuilder(self.cls, self.sizes, self.is_built_on_rank, self.config).build())
+        warnings.warn(
+            f"{reason}: Megatron builds the datasets itself", RuntimeWarning, stacklevel=3
+        )
+        return list(
+            BlendedMegatronDatasetBuilder(
+                self.cls, self.sizes, self.is_built_on_rank, self.config
+            ).build()
+        )
 
     def _open_whole(self) -> list[Any] | None:
-        """The datasets, if the cache is marked complete and is; otherwise building finds out what is wrong with it."""
+        """The datasets, if the cache is marked complete and is; otherwise building finds out what
+        is wrong with it."""
         try:
             marker = self._read_marker()
             if marker is not None or not self._has_marker:
                 return self._open(marker)
-        except Exception:  # of Megatron's too: all ranks meet again where it is repaired or reported
+        except (
+            Exception
+        ):  # of Megatron's too: all ranks meet again where it is repaired or reported
             pass
         return None
 
     def _read_marker(self) -> Marker | None:
-        """The marker of a complete cache; None where there is none, or where this rank needs none."""
+        """The marker of a complete cache; None where there is none, or where this rank needs
+        none."""
         from megablend.megatron.cache_builder.completion_marker import read_marker
 
         return read_marker(self._request()) if self._has_marker else None
 
     def _open(self, marker: Marker | None = None) -> list[Any]:
-        """The datasets of this rank, from a complete cache; with its marker, those of a blend are opened on first use.
+        """The datasets of this rank, from a complete cache; with its marker, those of a blend are
+        opened on first use.
 
         Nothing here waits for another rank.
         """
@@ -190,7 +210,9 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             return {}
         if self._is_our_class:  # the request has addresses, too, which need an index
             return look_at_pairs(pairs_of(self.config))
-        return look_at_pairs({part.prefix for layout in layouts(self._request()) for part in layout.parts})
+        return look_at_pairs(
+            {part.prefix for layout in layouts(self._request()) for part in layout.parts}
+        )
 
     def _build_together(self, job: Job, world: FailTogether) -> None:
         """Build what is missing, with the ranks that see the same cache folder."""
@@ -233,10 +255,16 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         config = self.config
         cache = cache_of(self.config)
         names = {word: self._named(word) for word in data_path_entries(config)}
-        tables = {name: table_path(cache, address) for name in names.values() if (address := parse_address(name)).index}
+        tables = {
+            name: table_path(cache, address)
+            for name in names.values()
+            if (address := parse_address(name)).index
+        }
         named = copy.copy(config)
         named.blend = _renamed(config.blend, names)
-        named.blend_per_split = config.blend_per_split and [_renamed(blend, names) for blend in config.blend_per_split]
+        named.blend_per_split = config.blend_per_split and [
+            _renamed(blend, names) for blend in config.blend_per_split
+        ]
         request = request_of(named, self.sizes)
         lengths_at = {name: str(path) for name, path in tables.items()}
         return dataclasses.replace(request, dataset_class=self.cls.__name__, lengths_at=lengths_at)
@@ -265,23 +293,34 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def _build_megatron_datasets_parallel(
         self, prefixes: list[str], split: Any, sizes_per_dataset: list[list[int | None]]
     ) -> list[list[Any]]:
-        """As Megatron does it, on all ranks at once; those that a marker knows are opened when they are used.
+        """As Megatron does it, on all ranks at once; those that a marker knows are opened when they
+        are used.
 
-        The first is opened at once: what is wrong with the config, and what Megatron warns of, shows now.
+        The first is opened at once: what is wrong with the config, and what Megatron warns of,
+        shows now.
         """
         build = self._build_megatron_dataset_splits
         first = build(prefixes[0], split, sizes_per_dataset[0])
         datasets = self._defer(first, prefixes, split, sizes_per_dataset)
         if datasets is None:
             with ThreadPoolExecutor(max(1, self.config.num_dataset_builder_threads)) as pool:
-                rest = pool.map(lambda prefix, sizes: build(prefix, split, sizes), prefixes[1:], sizes_per_dataset[1:])
+                rest = pool.map(
+                    lambda prefix, sizes: build(prefix, split, sizes),
+                    prefixes[1:],
+                    sizes_per_dataset[1:],
+                )
                 datasets = [first, *rest]
         return [list(each) for each in zip(*datasets, strict=True)]
 
     def _defer(
-        self, first: list[Any], prefixes: list[str], split: Any, sizes_per_dataset: list[list[int | None]]
+        self,
+        first: list[Any],
+        prefixes: list[str],
+        split: Any,
+        sizes_per_dataset: list[list[int | None]],
     ) -> list[list[Any]] | None:
-        """Datasets that are opened on first use, by prefix; None where the marker does not know them all.
+        """Datasets that are opened on first use, by prefix; None where the marker does not know
+        them all.
 
         Args:
             first: of the first prefix, opened: ours must be identified as they are.
@@ -302,8 +341,15 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
                 elif samples is None:
                     return None
                 else:
-                    known = {"dataset_path": path, "num_samples": size, "index_split": kind, "config": self.config}
-                    own.append(defer(self.cls, partial(opener.dataset, kind, size), samples, **known))
+                    known = {
+                        "dataset_path": path,
+                        "num_samples": size,
+                        "index_split": kind,
+                        "config": self.config,
+                    }
+                    own.append(
+                        defer(self.cls, partial(opener.dataset, kind, size), samples, **known)
+                    )
             made.append(own)
         return made
 
@@ -315,7 +361,9 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         self, dataset_path: str, split: Any, sizes: list[int | None], synchronize_ranks: bool = True
     ) -> list[Any]:
         """The same as Megatron's method, without waiting for rank 0."""
-        return list(super()._build_megatron_dataset_splits(self._path(dataset_path), split, sizes, False))
+        return list(
+            super()._build_megatron_dataset_splits(self._path(dataset_path), split, sizes, False)
+        )
 
     @staticmethod
     def build_generic_dataset(
@@ -324,7 +372,9 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         """The same as Megatron's method, without waiting for rank 0."""
         if torch.distributed.is_initialized() and not is_built_on_rank():
             return None
-        if cls is core.BlendedDataset and all(isinstance(each, MegablendGPTDataset) for each in args[0]):
+        if cls is core.BlendedDataset and all(
+            isinstance(each, MegablendGPTDataset) for each in args[0]
+        ):
             return BlendedDataset(*args)
         return cls(*args)
 

@@ -24,19 +24,26 @@ def uses_own_plan(config: GPTDatasetConfig) -> bool:
 
 _DECISIVE = (
     *("sequence_length", "random_seed", "split", "multiple_validation_sets", "full_validation"),
-    *("mid_level_dataset_surplus", "drop_last_partial_validation_sequence", "add_extra_token_to_sequence"),
+    *(
+        "mid_level_dataset_surplus",
+        "drop_last_partial_validation_sequence",
+        "add_extra_token_to_sequence",
+    ),
     *("order", "run", "lanes", "shuffle_window"),
 )
 """Settings that decide which tokens a sample has, apart from the blends."""
 
 
-def list_settings(cls: type[Any], config: GPTDatasetConfig, sizes: Sequence[int | None]) -> dict[str, Any]:
-    """What has to be the same on all ranks, so that they read the same samples: of data paths the last part, since nodes may
-    have their data in other folders."""
+def list_settings(
+    cls: type[Any], config: GPTDatasetConfig, sizes: Sequence[int | None]
+) -> dict[str, Any]:
+    """What has to be the same on all ranks, so that they read the same samples: of data paths the
+    last part, since nodes may have their data in other folders."""
     blends = {"blend": [config.blend], "blend_per_split": config.blend_per_split or ()}
     named = {
         name: [
-            each and {"prefixes": [word.rpartition("/")[2] for word in each[0]], "weights": each[1]} for each in listed
+            each and {"prefixes": [word.rpartition("/")[2] for word in each[0]], "weights": each[1]}
+            for each in listed
         ]
         for name, listed in blends.items()
     }
@@ -48,19 +55,22 @@ def list_settings(cls: type[Any], config: GPTDatasetConfig, sizes: Sequence[int 
 class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     """Configuration of MegablendGPTDataset, and of how MegablendDatasetBuilder builds.
 
-    Prefixes may be addresses of other formats: `parquet:/data/web/*.parquet?column=input_ids&append_eod=0`, `arrow:...`.
+    Prefixes may be addresses of other formats:
+    `parquet:/data/web/*.parquet?column=input_ids&append_eod=0`, `arrow:...`.
     """
 
     order: str = MEGATRON_ORDER
-    """"megatron": Megatron's own shuffles, sample by sample the same over any format; "block": megablend's plan, which reads
-    whole blocks, needs no arrays and reads nothing twice; "document": megablend's plan over single documents, fully shuffled,
-    which reads a block for each."""
+    """"megatron": Megatron's own shuffles, sample by sample the same over any format; "block":
+    megablend's plan, which reads whole blocks, needs no arrays and reads nothing twice; "document":
+    megablend's plan over single documents, fully shuffled, which reads a block for each."""
 
     run: str = "default"
-    """Orders other than "megatron": name of the run in the cache; its samples never change, another name starts a new run."""
+    """Orders other than "megatron": name of the run in the cache; its samples never change, another
+    name starts a new run."""
 
     lanes: int = 8
-    """Orders other than "megatron": independent streams; best a multiple of micro batch x data-parallel size (x workers)."""
+    """Orders other than "megatron": independent streams; best a multiple of micro batch x
+    data-parallel size (x workers)."""
 
     shuffle_window: int = 64
     """Orders other than "megatron": samples per lane that are shuffled together."""
@@ -69,18 +79,22 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
     """The old name of `shuffle_window`."""
 
     shared_fs: str = "auto"
-    """Whether all ranks see one cache folder: "yes", "no" (one per machine) or "auto" (detected when something must be built)."""
+    """Whether all ranks see one cache folder: "yes", "no" (one per machine) or "auto" (detected
+    when something must be built)."""
 
     max_open_files: int = 256
-    """Descriptors of data files and index arrays that MegablendGPTDataset keeps open in a process."""
+    """Descriptors of data files and index arrays that MegablendGPTDataset keeps open in a
+    process."""
 
     memory: int = 512 << 20
-    """Bytes that a process may hold for reading a split, as `memory` of a config. In Megatron's order they are for the decoded
-    pages of Parquet and Arrow files: an equal part for each of these in the data paths."""
+    """Bytes that a process may hold for reading a split, as `memory` of a config. In Megatron's
+    order they are for the decoded pages of Parquet and Arrow files: an equal part for each of these
+    in the data paths."""
 
     storage: ObjectOptions | Mapping[str, Mapping[str, Any]] | str | None = None
-    """Settings of object stores (endpoint, region, ...) by URL prefix, as under `storage` of a config of megablend; or the path
-    of a YAML or JSON file with them under `storage`; None for the file that the environment variable MEGABLEND_STORAGE names."""
+    """Settings of object stores (endpoint, region, ...) by URL prefix, as under `storage` of a
+    config of megablend; or the path of a YAML or JSON file with them under `storage`; None for the
+    file that the environment variable MEGABLEND_STORAGE names."""
 
     def __post_init__(self) -> None:
         """Check the settings that Megatron does not know."""
@@ -90,7 +104,9 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
         if self.cycle is not None:
             warnings.warn("cycle is now called shuffle_window", DeprecationWarning, stacklevel=3)
             if self.shuffle_window != 64:
-                raise ConfigError("cycle: duplicate key: cycle is the old name of shuffle_window; remove cycle")
+                raise ConfigError(
+                    "cycle: duplicate key: cycle is the old name of shuffle_window; remove cycle"
+                )
             self.shuffle_window = self.cycle
             self.cycle = None  # copies are checked again
         if uses_own_plan(self):
@@ -99,7 +115,9 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
             except ValueError as error:
                 raise ConfigError(f"order: {error}, or {MEGATRON_ORDER}") from None
         if self.shared_fs not in SHARED_FS:
-            raise ConfigError(f"shared_fs is {self.shared_fs!r}; choose one of {', '.join(SHARED_FS)}")
+            raise ConfigError(
+                f"shared_fs is {self.shared_fs!r}; choose one of {', '.join(SHARED_FS)}"
+            )
         self.storage = load_storage_settings(self.storage)
         for name in ("lanes", "shuffle_window", "max_open_files", "memory"):
             if getattr(self, name) < 1:

@@ -1,4 +1,5 @@
-"""GPTDataset over Parquet, Arrow, or any number of `.bin/.idx` pairs: the same samples for the same documents."""
+"""GPTDataset over Parquet, Arrow, or any number of `.bin/.idx` pairs: the same samples for the same
+documents."""
 
 from __future__ import annotations
 
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
 
 
 class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
-    """A GPTDataset whose documents and index arrays are read through a bounded number of descriptors.
+    """A GPTDataset whose documents and index arrays are read through a bounded number of
+    descriptors.
 
-    Made by MegablendDatasetBuilder, which builds what this class only opens. What makes a sample's dict of its tokens is the
-    installed GPTDataset's own; samples of pairs whose masks are the same for all are made of them here, many at once.
+    Made by MegablendDatasetBuilder, which builds what this class only opens. What makes a sample's
+    dict of its tokens is the installed GPTDataset's own; samples of pairs whose masks are the same
+    for all are made of them here, many at once.
     """
 
     _plain: bool | None = None
@@ -46,7 +49,8 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
     def build_low_level_dataset(dataset_path: str, config: MegablendDatasetConfig) -> Documents:
         """Open the documents of an address or a prefix.
 
-        Raises: CacheError where they were not prepared; ConfigError for an address that cannot be read.
+        Raises: CacheError where they were not prepared; ConfigError for an address that cannot be
+            read.
         """
         from megablend.megatron.cache_builder.catalog import catalog_path
         from megablend.megatron.cache_builder.document_tables import pinned_address
@@ -58,7 +62,9 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         if address.format == PAIR:
             return PairDocuments(dataset_path, catalog_path(cache, pairs_of(config)), storage)
         num_tables = len(data_path_entries(config)) - len(pairs_of(config))
-        return TableDocuments(cache, pinned_address(cache, dataset_path), config.memory // num_tables, storage)
+        return TableDocuments(
+            cache, pinned_address(cache, dataset_path), config.memory // num_tables, storage
+        )
 
     def __len__(self) -> int:
         return len(self._arrays[1]) - 1
@@ -69,17 +75,21 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         return self._first(idx) if found is None else found[0]
 
     def __getitems__(self, indices: Sequence[int | None]) -> list[dict[str, Any]]:
-        """The dicts of several samples, which torch's DataLoader asks for by batch. Raises as `__getitem__` does."""
+        """The dicts of several samples, which torch's DataLoader asks for by batch. Raises as
+        `__getitem__` does."""
         found = _read_plain([(self, indices)])
         return [self[idx] for idx in indices] if found is None else found
 
     def _first(self, idx: int | None) -> dict[str, Any]:
-        """The installed GPTDataset's dict; the first one is compared with what would be made here."""
+        """The installed GPTDataset's dict; the first one is compared with what would be made
+        here."""
         try:
             found: dict[str, Any] = super().__getitem__(idx)
         except DataError as error:
             remedy = f"restore the file, or remove the cache ({cache_of(self.config)}) and restart the job, which builds it anew"
-            problem = error.problem.replace(CHANGED_REMEDY, remedy)  # which is for those who have a config of megablend
+            problem = error.problem.replace(
+                CHANGED_REMEDY, remedy
+            )  # which is for those who have a config of megablend
             raise type(error)(error.path, problem, offset=error.offset) from error
         if self._plain is None and idx is not None:
             self._plain = self._may_be_plain()
@@ -100,7 +110,8 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         )
 
     def _read_tokens(self, indices: Sequence[int | None], out: Array) -> bool:
-        """Read the tokens of samples into `out` [n, sequence_length + 1], of its dtype; False where `_read_plain` is None."""
+        """Read the tokens of samples into `out` [n, sequence_length + 1], of its dtype; False where
+        `_read_plain` is None."""
         from megablend.kernels.gpt_samples import read_samples
 
         numbers = np.asarray(indices)
@@ -119,7 +130,9 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
             if idx_fd < 0 or bin_fd < 0:  # in an object store
                 return False
             fds = np.array((documents_fd, samples_fd, shuffle_fd, idx_fd, bin_fd), np.int64)
-            return read_samples(numbers, fds, self._layout, documents.sequence_lengths, out.view(np.uint8))
+            return read_samples(
+                numbers, fds, self._layout, documents.sequence_lengths, out.view(np.uint8)
+            )
 
     @cached_property
     def _layout(self) -> Array:
@@ -127,12 +140,16 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         documents = self.dataset
         _, sample_index, shuffle_index = self._arrays
         widths = sample_index.dtype.itemsize, shuffle_index.dtype.itemsize, documents.dtype.itemsize
-        return np.array([len(shuffle_index), *widths, ENTRIES_START, documents.pointers_start, 1], np.int64)
+        return np.array(
+            [len(shuffle_index), *widths, ENTRIES_START, documents.pointers_start, 1], np.int64
+        )
 
     def _build_document_sample_shuffle_indices(self) -> tuple[Any, Any, Any]:
-        """Arrays that are opened when they are first read; Megatron would map three for each dataset.
+        """Arrays that are opened when they are first read; Megatron would map three for each
+        dataset.
 
-        Where Megatron's are deferred (`defer_npy_index_mmap`), these are None until the first sample is read.
+        Where Megatron's are deferred (`defer_npy_index_mmap`), these are None until the first
+        sample is read.
         """
         base = f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}"
         paths = [
@@ -141,7 +158,11 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         ]
         self.path_to_document_index, self.path_to_sample_index, self.path_to_shuffle_index = paths
         storage = make_dataset_storage(self.config)
-        self._arrays = PooledArray(paths[0], storage), PooledArray(paths[1], storage), PooledArray(paths[2], storage)
+        self._arrays = (
+            PooledArray(paths[0], storage),
+            PooledArray(paths[1], storage),
+            PooledArray(paths[2], storage),
+        )
         return (None, None, None) if setting(self.config, "defer_npy_index_mmap") else self._arrays
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[Any, ...]:
@@ -153,7 +174,8 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
 
 
 class BlendedDataset(core.BlendedDataset):  # type: ignore[misc]
-    """Megatron's blend, of the same name since its cache files contain it, which reads the samples of a dataset together."""
+    """Megatron's blend, of the same name since its cache files contain it, which reads the samples
+    of a dataset together."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The dicts of several samples, as `__getitem__` returns them. Raises as it does."""
@@ -164,20 +186,29 @@ class BlendedDataset(core.BlendedDataset):  # type: ignore[misc]
         places: dict[int, list[int]] = {}
         for place, number in enumerate(numbers.tolist()):
             places.setdefault(number, []).append(place)
-        parts = [(self.datasets[number], [samples[k] for k in found]) for number, found in places.items()]
-        read = _read_plain(parts) or [each for dataset, wanted in parts for each in dataset.__getitems__(wanted)]
+        parts = [
+            (self.datasets[number], [samples[k] for k in found]) for number, found in places.items()
+        ]
+        read = _read_plain(parts) or [
+            each for dataset, wanted in parts for each in dataset.__getitems__(wanted)
+        ]
         by_place = dict(zip(chain.from_iterable(places.values()), read, strict=True))
         return [{"dataset_id": number, **by_place[place]} for place, number in enumerate(numbers)]
 
 
-def _read_plain(parts: Sequence[tuple[MegablendGPTDataset, Sequence[int | None]]]) -> list[dict[str, Any]] | None:
-    """Samples that are full, of datasets of one config: the tokens of each dataset are read by one call of a kernel.
+def _read_plain(
+    parts: Sequence[tuple[MegablendGPTDataset, Sequence[int | None]]],
+) -> list[dict[str, Any]] | None:
+    """Samples that are full, of datasets of one config: the tokens of each dataset are read by one
+    call of a kernel.
 
-    None where the slower way has to find out what they are, or the error. The position ids and the attention mask are one object
-    for all samples of a dataset, as those of GPTDataset are.
+    None where the slower way has to find out what they are, or the error. The position ids and the
+    attention mask are one object for all samples of a dataset, as those of GPTDataset are.
     """
     first = parts[0][0]
-    if not all(dataset._plain and dataset.dataset.dtype == first.dataset.dtype for dataset, _ in parts):
+    if not all(
+        dataset._plain and dataset.dataset.dtype == first.dataset.dtype for dataset, _ in parts
+    ):
         return None
     owners = [dataset for dataset, indices in parts for _ in indices]
     raw = np.empty((len(owners), first.config.sequence_length + 1), first.dataset.dtype)
@@ -193,7 +224,9 @@ def _read_plain(parts: Sequence[tuple[MegablendGPTDataset, Sequence[int | None]]
         begin = end
     tokens = raw[:, :-1].astype(np.int64)
     labels = raw[:, 1:].astype(np.int64)
-    masks = [dataset.cached_loss_mask.clone() for dataset in owners]  # expanding one mask takes longer
+    masks = [
+        dataset.cached_loss_mask.clone() for dataset in owners
+    ]  # expanding one mask takes longer
     pad = first._pad_token_id
     if np.count_nonzero(raw == pad):
         for mask, row in zip(masks, labels, strict=True):
@@ -214,9 +247,11 @@ def _read_plain(parts: Sequence[tuple[MegablendGPTDataset, Sequence[int | None]]
 
 
 def _are_same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    """Whether two samples have the same keys in the same order, and tensors of the same values and dtypes."""
+    """Whether two samples have the same keys in the same order, and tensors of the same values and
+    dtypes."""
     return list(ours) == list(theirs) and all(
-        ours[name].dtype == theirs[name].dtype and torch.equal(ours[name], theirs[name]) for name in ours
+        ours[name].dtype == theirs[name].dtype and torch.equal(ours[name], theirs[name])
+        for name in ours
     )
 
 
@@ -230,7 +265,8 @@ def cache_of(config: Any) -> str:
 
 
 def make_dataset_storage(config: Any) -> Storage:
-    """Make the storage that the config's datasets are read from; it bounds the files that the process keeps open.
+    """Make the storage that the config's datasets are read from; it bounds the files that the
+    process keeps open.
 
     Object stores are read in a way that lets Megatron's DataLoader fork this process.
     """

@@ -1,8 +1,10 @@
-"""Datasets of a blend that are opened when they are first used: opening a thousand takes Megatron a second on every rank.
+"""Datasets of a blend that are opened when they are first used: opening a thousand takes Megatron a
+second on every rank.
 
-Until then an object knows what a blend and a training script ask of all datasets: path, split, identifiers and length. With the
-first sample, or any other attribute, or one that is set, Megatron's own constructor opens the files, and the object becomes one
-of its class, as if it had never been another.
+Until then an object knows what a blend and a training script ask of all datasets: path, split,
+identifiers and length. With the first sample, or any other attribute, or one that is set,
+Megatron's own constructor opens the files, and the object becomes one of its class, as if it had
+never been another.
 """
 
 from __future__ import annotations
@@ -32,14 +34,20 @@ def defer(cls: type[Any], opened: Open, samples: int, **known: Any) -> Any:
     Args:
         opened: called once, then; picklable.
         samples: how many the dataset has.
-        known: dataset_path, num_samples, index_split, config: attributes that the constructor would set.
+        known: dataset_path, num_samples, index_split, config: attributes that the constructor would
+            set.
     """
     return _restore(cls, {"_opened": opened, "_samples": samples, **known})
 
 
 @cache
 def _deferred(cls: type[Any]) -> type[Any]:
-    members = {"__len__": _length, "__getitem__": _sample, "__getattr__": _attribute, "__reduce_ex__": _reduce}
+    members = {
+        "__len__": _length,
+        "__getitem__": _sample,
+        "__getattr__": _attribute,
+        "__reduce_ex__": _reduce,
+    }
     members |= {"__setattr__": _set_attribute, "__delattr__": _delete_attribute}
     members |= {"unique_identifiers": property(identifiers), "__module__": cls.__module__}  # type: ignore[dict-item]
     deferred = type(cls.__name__, (cls,), members)
@@ -59,7 +67,12 @@ def identifiers(dataset: Any) -> OrderedDict[str, Any]:
     """The identifiers, as the constructor makes them. Source: MegatronDataset.__init__."""
     own = [("class", type(dataset).__name__), ("dataset_path", dataset.dataset_path)]
     own += [("num_samples", dataset.num_samples), ("index_split", dataset.index_split.name)]
-    return OrderedDict([*own, *((name, getattr(dataset.config, name)) for name in dataset._key_config_attributes())])
+    return OrderedDict(
+        [
+            *own,
+            *((name, getattr(dataset.config, name)) for name in dataset._key_config_attributes()),
+        ]
+    )
 
 
 class PrefixOpener:
@@ -71,7 +84,9 @@ class PrefixOpener:
         files: of the pair when the cache was compared with it; None if it is no pair.
     """
 
-    def __init__(self, cls: type[Any], config: Any, path: str, split: Any, files: PairState | None = None) -> None:
+    def __init__(
+        self, cls: type[Any], config: Any, path: str, split: Any, files: PairState | None = None
+    ) -> None:
         self._cls = cls
         self._config = config
         self._path = path
@@ -83,7 +98,8 @@ class PrefixOpener:
         return PrefixOpener, (self._cls, self._config, self._path, self._split, self._files)
 
     def dataset(self, kind: Any, num_samples: int | None) -> Any:
-        """The dataset of a split. Source: BlendedMegatronDatasetBuilder._build_megatron_dataset_splits.
+        """The dataset of a split. Source:
+        BlendedMegatronDatasetBuilder._build_megatron_dataset_splits.
 
         Raises: MissingFileError, ChangedFileError where its pair is another one by now.
         """
@@ -94,7 +110,9 @@ class PrefixOpener:
             self._documents = documents
         count = float(self._cls.numel_low_level_dataset(self._documents))
         begin, end = (round(edge * count) for edge in self._split[kind.value])
-        return self._cls(self._documents, self._path, _numbers(end)[begin:end], num_samples, kind, self._config)
+        return self._cls(
+            self._documents, self._path, _numbers(end)[begin:end], num_samples, kind, self._config
+        )
 
     def _check(self) -> None:
         if self._files is not None:
@@ -102,7 +120,8 @@ class PrefixOpener:
 
 
 def _numbers(end: int) -> npt.NDArray[np.int32]:
-    """Read-only 0, 1, ..., of which `end` or more; one array for all datasets, whose `indices` are parts of it."""
+    """Read-only 0, 1, ..., of which `end` or more; one array for all datasets, whose `indices` are
+    parts of it."""
     global _shared
     if len(_shared) < end:
         _shared = np.arange(end, dtype=np.int32)
@@ -122,7 +141,8 @@ def _sample(dataset: Any, idx: Any) -> Any:
 
 
 def _attribute(dataset: Any, name: str) -> Any:
-    """Attributes that are not known before opening; `copy` and `pickle` look for special methods, which are the class's."""
+    """Attributes that are not known before opening; `copy` and `pickle` look for special methods,
+    which are the class's."""
     if name.startswith("__") or "_opened" not in dataset.__dict__:
         if name in dataset.__dict__:  # another thread has opened it in the meantime
             return dataset.__dict__[name]
@@ -153,7 +173,9 @@ def _open(dataset: Any) -> Any:
     with _opening:
         if opened := dataset.__dict__.get("_opened"):
             found = opened()
-            dataset.__dict__.update(found.__dict__)  # before the class changes: other threads use the dataset unlocked
+            dataset.__dict__.update(
+                found.__dict__
+            )  # before the class changes: other threads use the dataset unlocked
             object.__setattr__(dataset, "__class__", type(found))
             del dataset.__dict__["_opened"], dataset.__dict__["_samples"]
     return dataset

@@ -1,4 +1,5 @@
-"""Low-level datasets: what GPTDataset reads from an IndexedDataset, and what other code looks up in one."""
+"""Low-level datasets: what GPTDataset reads from an IndexedDataset, and what other code looks up in
+one."""
 
 from __future__ import annotations
 
@@ -23,13 +24,15 @@ from megablend.storage.base import Storage
 
 
 class SequenceIndex:
-    """Lengths, places and documents of sequences. Nothing but lengths is read before it is asked for.
+    """Lengths, places and documents of sequences. Nothing but lengths is read before it is asked
+    for.
 
     Args:
         sequence_lengths: int32 [num_sequences], tokens.
         dtype: of a token.
         read_pointers: int64 [num_sequences], bytes from the start of the data to each sequence.
-        read_documents: int64 [num_documents + 1], the first sequence of each document, and the number of sequences.
+        read_documents: int64 [num_documents + 1], the first sequence of each document, and the
+            number of sequences.
 
     Source: megatron.core.datasets.indexed_dataset._IndexReader.
     """
@@ -79,7 +82,8 @@ class SequenceIndex:
 
 
 class Documents(ABC):
-    """Documents by number, with the interface of megatron.core.datasets.indexed_dataset.IndexedDataset. Picklable."""
+    """Documents by number, with the interface of
+    megatron.core.datasets.indexed_dataset.IndexedDataset. Picklable."""
 
     path_prefix: str
     """Name of the documents in the blend."""
@@ -89,7 +93,8 @@ class Documents(ABC):
 
     @abstractmethod
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
-        """Tokens [offset, offset + length) of a document; to its end where no length is given. Raises: IndexError."""
+        """Tokens [offset, offset + length) of a document; to its end where no length is given.
+        Raises: IndexError."""
 
     @property
     @abstractmethod
@@ -98,7 +103,8 @@ class Documents(ABC):
 
     @property
     def document_indices(self) -> Array:
-        """int64 [num_documents + 1], the first sequence of each document; of a pair, a document may be several sequences."""
+        """int64 [num_documents + 1], the first sequence of each document; of a pair, a document may
+        be several sequences."""
         return self.index.document_indices
 
     def get_document_indices(self) -> Array:
@@ -120,12 +126,16 @@ class Documents(ABC):
         if isinstance(idx, slice):
             start, stop, step = idx.indices(len(self))
             if step != 1:
-                raise ValueError(f"{self.path_prefix}: found a slice with step {step}; expected documents in a row")
+                raise ValueError(
+                    f"{self.path_prefix}: found a slice with step {step}; expected documents in a row"
+                )
             # Megatron splits what it has read at once, and nothing splits into one empty part
             return [self.get(i) for i in range(start, stop)] or [np.zeros(0, self.index.dtype)]
         if isinstance(idx, int | np.integer):
             return self.get(int(idx))
-        raise TypeError(f"{self.path_prefix}: found a {type(idx).__name__}; expected a document's number or a slice")
+        raise TypeError(
+            f"{self.path_prefix}: found a {type(idx).__name__}; expected a document's number or a slice"
+        )
 
     def _number(self, idx: int) -> int:
         """A document's number, counted from the end where it is negative. Raises: IndexError."""
@@ -138,7 +148,8 @@ class Documents(ABC):
 class PairDocuments(Documents):
     """A `.bin/.idx` pair of a catalog, read through the process's pool of descriptors.
 
-    Lengths are the catalog's; a document's place in the `.bin` is read from the `.idx` when it is asked for.
+    Lengths are the catalog's; a document's place in the `.bin` is read from the `.idx` when it is
+    asked for.
     """
 
     def __init__(self, prefix: str, catalog: Path, storage: Storage) -> None:
@@ -155,17 +166,21 @@ class PairDocuments(Documents):
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
         """See Documents.get.
 
-        Raises: IndexError; MissingFileError; CorruptFileError where the pair's files end early; ChangedFileError where they
-            are others.
+        Raises: IndexError; MissingFileError; CorruptFileError where the pair's files end early;
+            ChangedFileError where they are others.
         """
         if not self._checked:
             self._check()
         width = self.dtype.itemsize
         number = self._number(idx)
         place = self.pointers_start + 8 * number
-        pointer = int.from_bytes(self.storage.read(f"{self.path_prefix}.idx", place, 8), "little", signed=True)
+        pointer = int.from_bytes(
+            self.storage.read(f"{self.path_prefix}.idx", place, 8), "little", signed=True
+        )
         count = int(self.sequence_lengths[number]) - offset if length is None else int(length)
-        data = self.storage.read(f"{self.path_prefix}.bin", pointer + int(offset) * width, count * width)
+        data = self.storage.read(
+            f"{self.path_prefix}.bin", pointer + int(offset) * width, count * width
+        )
         return np.frombuffer(data, self.dtype)
 
     @property
@@ -184,7 +199,10 @@ class PairDocuments(Documents):
     def index(self) -> SequenceIndex:
         """See Documents.index; its arrays are maps of the `.idx`."""
         return SequenceIndex(
-            self.sequence_lengths, self.dtype, lambda: self._idx_arrays[0], lambda: self._idx_arrays[1]
+            self.sequence_lengths,
+            self.dtype,
+            lambda: self._idx_arrays[0],
+            lambda: self._idx_arrays[1],
         )
 
     @cached_property
@@ -192,9 +210,13 @@ class PairDocuments(Documents):
         """Pointers and document boundaries. Raises as `get` does."""
         self._check()
         path = f"{self.path_prefix}.idx"
-        with self.storage.descriptor(path) as fd:  # the file that was checked, whatever the path refers to now
+        with self.storage.descriptor(
+            path
+        ) as fd:  # the file that was checked, whatever the path refers to now
             if fd < 0:  # in an object store, without a copy
-                whole: Array = np.frombuffer(self.storage.read(path, 0, self.storage.stat(path).size), np.uint8)
+                whole: Array = np.frombuffer(
+                    self.storage.read(path, 0, self.storage.stat(path).size), np.uint8
+                )
             else:
                 whole = np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ), np.uint8)
         header = parse_header(path, whole[:HEADER_BYTES].tobytes(), len(whole))
@@ -202,7 +224,8 @@ class PairDocuments(Documents):
         return pointers.view("<i8"), rest[: 8 * header.num_boundaries].view("<i8")
 
     def _check(self) -> None:
-        """On first use, when its file is opened anyway, check that the `.idx` is the one whose lengths are in the catalog.
+        """On first use, when its file is opened anyway, check that the `.idx` is the one whose
+        lengths are in the catalog.
 
         One that was copied or touched is read through, once a process.
         """
@@ -223,7 +246,8 @@ class PairDocuments(Documents):
 
 
 class TableDocuments(Documents):
-    """Documents of Parquet or Arrow files, found through the index and their table; decoded pages are kept in a window."""
+    """Documents of Parquet or Arrow files, found through the index and their table; decoded pages
+    are kept in a window."""
 
     def __init__(self, cache: str, address: Address, memory: int, storage: Storage) -> None:
         store, self.sequence_lengths = open_table(cache, address, storage)
@@ -234,7 +258,8 @@ class TableDocuments(Documents):
         self._table = table_path(cache, address)
 
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
-        """See Documents.get. Raises: IndexError; MissingFileError, ChangedFileError, CorruptFileError, CacheError."""
+        """See Documents.get. Raises: IndexError; MissingFileError, ChangedFileError,
+        CorruptFileError, CacheError."""
         number = self._number(idx)
         count = int(self.sequence_lengths[number]) - offset if length is None else int(length)
         start = self._position(number) + int(offset)
@@ -257,21 +282,29 @@ class TableDocuments(Documents):
 
     @cached_property
     def index(self) -> SequenceIndex:
-        """See Documents.index: as if all tokens lay back to back in one `.bin`, each row a sequence and a document."""
+        """See Documents.index: as if all tokens lay back to back in one `.bin`, each row a sequence
+        and a document."""
         dtype = np.result_type(*self._snapshot.token_dtypes(self._snapshot.sources[0].files))
         return SequenceIndex(
             self.sequence_lengths,
             dtype,
-            lambda: (np.cumsum(self.sequence_lengths, dtype=np.int64) - self.sequence_lengths) * dtype.itemsize,
+            lambda: (
+                (np.cumsum(self.sequence_lengths, dtype=np.int64) - self.sequence_lengths)
+                * dtype.itemsize
+            ),
             lambda: np.arange(len(self) + 1, dtype=np.int64),
         )
 
     def _position(self, idx: int) -> int:
         """Tokens before a document, over all files."""
         snapshot = self._snapshot
-        block = int(snapshot.find_blocks("rows_before", range(snapshot.num_blocks), np.array([idx]))[0])
+        block = int(
+            snapshot.find_blocks("rows_before", range(snapshot.num_blocks), np.array([idx]))[0]
+        )
         row = int(snapshot.running("rows_before", [block])[0])
-        position = self._count_before(block) + int(self.sequence_lengths[row:idx].sum(dtype=np.int64))
+        position = self._count_before(block) + int(
+            self.sequence_lengths[row:idx].sum(dtype=np.int64)
+        )
         if self._snapshot.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT:
             position += int(self._window.get([block])[0].offsets[1])
         return position
@@ -285,7 +318,9 @@ class TableDocuments(Documents):
     def _tokens_before(self) -> Array:
         """int64 [num_blocks + 1], end-of-document tokens included; not verified."""
         tokens: Array = self._snapshot.tokens_before
-        return tokens if self._made_of[1].append_eod is None else tokens + self._snapshot.ends_before
+        return (
+            tokens if self._made_of[1].append_eod is None else tokens + self._snapshot.ends_before
+        )
 
     def __reduce__(self) -> tuple[Callable[..., TableDocuments], tuple[Any, ...]]:
         return TableDocuments, self._made_of

@@ -1,4 +1,5 @@
-"""Page and row order: megablend's own plan, returned as GPTDataset's dict. No arrays are built; each sample is computed."""
+"""Page and row order: megablend's own plan, returned as GPTDataset's dict. No arrays are built;
+each sample is computed."""
 
 from __future__ import annotations
 
@@ -31,13 +32,17 @@ Blend = tuple[Sequence[str], Sequence[float] | None]
 
 
 class PageOrderDataset(MegablendGPTDataset):
-    """A split of a run as a GPTDataset: its masks, labels and padding are the installed GPTDataset's own.
+    """A split of a run as a GPTDataset: its masks, labels and padding are the installed
+    GPTDataset's own.
 
-    Index i is the i-th sample that is trained on: Megatron counts by itself, so ranges that the run skips are left out here.
+    Index i is the i-th sample that is trained on: Megatron counts by itself, so ranges that the run
+    skips are left out here.
     """
 
     def __init__(self, run: Dataset, split: Split, config: MegablendDatasetConfig) -> None:
-        super().__init__(run, None, np.zeros(0, np.int32), run.skips.count_trained(len(run)), split, config)
+        super().__init__(
+            run, None, np.zeros(0, np.int32), run.skips.count_trained(len(run)), split, config
+        )
         self._batch: dict[int, Sample] = {}
         """Samples that were read together and are being asked for, by their index."""
 
@@ -53,10 +58,15 @@ class PageOrderDataset(MegablendGPTDataset):
         return {"dataset_id": self.dataset.run.plan.locate(self._sample(idx or 0))[0], **found}
 
     def __getitems__(self, indices: Sequence[int | None]) -> list[dict[str, Any]]:
-        """The dicts of several samples, whose blocks are read together. Raises as `__getitem__` does."""
+        """The dicts of several samples, whose blocks are read together. Raises as `__getitem__`
+        does."""
         wanted = [int(idx) for idx in indices if idx is not None]
         with suppress(DataError, IndexError):  # one by one, the sample that it is of is named
-            self._batch = dict(zip(wanted, self.dataset.samples([self._sample(idx) for idx in wanted]), strict=True))
+            self._batch = dict(
+                zip(
+                    wanted, self.dataset.samples([self._sample(idx) for idx in wanted]), strict=True
+                )
+            )
         try:
             return [self[idx] for idx in indices]
         finally:
@@ -77,13 +87,19 @@ class PageOrderDataset(MegablendGPTDataset):
         return None, None, None
 
 
-def build_pages(config: MegablendDatasetConfig, sizes: Sequence[int | None], launch: Communicator) -> None:
-    """Index the data and commit the run's order. Called by all ranks of the launch. Raises: as megablend.build does."""
+def build_pages(
+    config: MegablendDatasetConfig, sizes: Sequence[int | None], launch: Communicator
+) -> None:
+    """Index the data and commit the run's order. Called by all ranks of the launch. Raises: as
+    megablend.build does."""
     build(run_config(config, sizes), launch=launch, storage=make_dataset_storage(config))
 
 
-def open_pages(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> list[PageOrderDataset | None]:
-    """The splits that have data. Raises: CacheError where the run was not built, or is to be lengthened; PlanError."""
+def open_pages(
+    config: MegablendDatasetConfig, sizes: Sequence[int | None]
+) -> list[PageOrderDataset | None]:
+    """The splits that have data. Raises: CacheError where the run was not built, or is to be
+    lengthened; PlanError."""
     checked = run_config(config, sizes)
     storage = make_dataset_storage(config)
     found: list[PageOrderDataset | None] = []
@@ -140,7 +156,8 @@ def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> C
 
 
 def _with_skips(cache: str, run: str, samples: int) -> int:
-    """How long the run has to be for Megatron to train on `samples` samples: longer by those that it skips.
+    """How long the run has to be for Megatron to train on `samples` samples: longer by those that
+    it skips.
 
     Raises: CacheError where the ledger or the list of skipped samples is damaged.
     """
@@ -149,8 +166,19 @@ def _with_skips(cache: str, run: str, samples: int) -> int:
 
 
 def _source(number: int, word: str, weights: Sequence[float] | None) -> dict[str, Any]:
-    """A source by its place in the blend, so that data may move; without weights, its tokens count."""
+    """A source by its place in the blend, so that data may move; without weights, its tokens
+    count."""
     address = parse_address(word)
-    path = make_absolute(address.pattern, str(Path.cwd())) if address.format == PAIR else address.pattern
+    path = (
+        make_absolute(address.pattern, str(Path.cwd()))
+        if address.format == PAIR
+        else address.pattern
+    )
     share = {"epochs": 1} if weights is None else {"weight": str(weights[number])}
-    return {"name": f"{number}", "path": path, "column": address.column, "append_eod": address.append_eod, **share}
+    return {
+        "name": f"{number}",
+        "path": path,
+        "column": address.column,
+        "append_eod": address.append_eod,
+        **share,
+    }

@@ -1,12 +1,13 @@
-"""Whether the plugin fits the installed megatron-core, checked by inspecting its code and by building tiny datasets both ways.
+"""Whether the plugin fits the installed megatron-core, checked by inspecting its code and by
+building tiny datasets both ways.
 
     methods    those that our classes override exist and take the same arguments; those that we add do not exist there
     waiting    no step of opening datasets waits for other ranks, except those that we override
     settings   those that a cache depends on exist
     builds     Megatron finds all files that it needs in a cache of ours, and builds the same arrays and samples by itself
 
-A version that differs in any of these is refused with a message that says how; its number does not matter. It is checked once
-per node, and the outcome stored:
+A version that differs in any of these is refused with a message that says how; its number does not
+matter. It is checked once per node, and the outcome stored:
 
 <kernel cache>/megatron-<digest>.json     what was found of this code of Megatron's, with this code of ours
 """
@@ -40,7 +41,12 @@ from megablend.fs.atomic_write import replace_file, translate_os_errors
 from megablend.jit import cache_dir
 from megablend.megatron.cache_builder.build_cache import prepare_cache
 from megablend.megatron.compat import has_default, query_result
-from megablend.megatron.core import BlendedMegatronDatasetBuilder, GPTDataset, GPTDatasetConfig, installed_version
+from megablend.megatron.core import (
+    BlendedMegatronDatasetBuilder,
+    GPTDataset,
+    GPTDatasetConfig,
+    installed_version,
+)
 from megablend.megatron.plugin.config import MegablendDatasetConfig
 from megablend.megatron.plugin.dataset import MegablendGPTDataset
 from megablend.megatron.request.config import DatasetConfig, request_of
@@ -63,9 +69,27 @@ _DATASET_METHODS = (
     "_build_document_sample_shuffle_indices",
     "_query_document_sample_shuffle_indices",
 )
-_WAITING = {"all_gather", "all_gather_object", "all_reduce", "barrier", "broadcast", "broadcast_object_list"}
-_MODULES = ("blended_megatron_dataset_builder", "blended_dataset", "gpt_dataset", "megatron_dataset")
-_ARRAYS = ("document_index", "sample_index", "shuffle_index", "dataset_index", "dataset_sample_index")
+_WAITING = {
+    "all_gather",
+    "all_gather_object",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+}
+_MODULES = (
+    "blended_megatron_dataset_builder",
+    "blended_dataset",
+    "gpt_dataset",
+    "megatron_dataset",
+)
+_ARRAYS = (
+    "document_index",
+    "sample_index",
+    "shuffle_index",
+    "dataset_index",
+    "dataset_sample_index",
+)
 _COMPARED = 3
 """Samples of each tiny dataset."""
 
@@ -79,12 +103,16 @@ class ProbeTokenizer:
     eos = 298
 
     def __init__(self) -> None:
-        self.unique_identifiers = OrderedDict([("class", "megablend.ProbeTokenizer"), ("words", ["ö"])])
+        self.unique_identifiers = OrderedDict(
+            [("class", "megablend.ProbeTokenizer"), ("words", ["ö"])]
+        )
 
 
 def write_pairs(folder: Path) -> list[str]:
     """Write the pairs; returns their prefixes."""
-    return [_write_pair(folder / f"pair{number}", lengths) for number, lengths in enumerate(_LENGTHS)]
+    return [
+        _write_pair(folder / f"pair{number}", lengths) for number, lengths in enumerate(_LENGTHS)
+    ]
 
 
 def _write_pair(prefix: Path, lengths: list[int]) -> str:
@@ -94,13 +122,19 @@ def _write_pair(prefix: Path, lengths: list[int]) -> str:
     pointers = 2 * (np.cumsum(sizes, dtype="<i8") - sizes)
     documents = np.arange(len(sizes) + 1, dtype="<i8")
     prefix.with_suffix(".bin").write_bytes(tokens.tobytes())
-    prefix.with_suffix(".idx").write_bytes(header + sizes.tobytes() + pointers.tobytes() + documents.tobytes())
+    prefix.with_suffix(".idx").write_bytes(
+        header + sizes.tobytes() + pointers.tobytes() + documents.tobytes()
+    )
     return str(prefix)
 
 
 def several_epochs(prefixes: list[str]) -> Case:
     """A blend by weights, its last epochs shuffled by themselves."""
-    return {"blend": (prefixes, [0.3, 0.7]), "split": "6,2,2", "mid_level_dataset_surplus": 0.5}, [60, 9, 0]
+    return {"blend": (prefixes, [0.3, 0.7]), "split": "6,2,2", "mid_level_dataset_surplus": 0.5}, [
+        60,
+        9,
+        0,
+    ]
 
 
 def by_length(prefixes: list[str]) -> Case:
@@ -119,7 +153,11 @@ def validation_sets(prefixes: list[str]) -> Case:
     """Several validation sets, each used as a whole."""
     several = {"multiple_validation_sets": True, "full_validation": True}
     kept = {"drop_last_partial_validation_sequence": False}
-    return {"blend_per_split": [(prefixes, [2.0, 1.0]), (prefixes, None), None], **several, **kept}, [20, None, 0]
+    return {
+        "blend_per_split": [(prefixes, [2.0, 1.0]), (prefixes, None), None],
+        **several,
+        **kept,
+    }, [20, None, 0]
 
 
 CASES: tuple[Callable[[list[str]], Case], ...] = (several_epochs, by_length, alone, validation_sets)
@@ -163,7 +201,8 @@ def _parameters(function: Any) -> list[str]:
 
 
 def _find_waiting() -> str | None:
-    """A function of the modules that open datasets that waits for other ranks, besides those that the builder replaces."""
+    """A function of the modules that open datasets that waits for other ranks, besides those that
+    the builder replaces."""
     for module in _MODULES:
         for name, code in _functions(sys.modules[f"megatron.core.datasets.{module}"]):
             if _names(code) & _WAITING and name not in _BUILDER_METHODS:
@@ -200,16 +239,18 @@ def _compare_builds(builder: type[Any]) -> str | None:
     Raises: CacheError where the temporary folder cannot be written.
     """
     own = Path(tempfile.gettempdir())
-    with translate_os_errors(own), tempfile.TemporaryDirectory(prefix="megablend-probe-", dir=own) as folder, _quiet():
+    with (
+        translate_os_errors(own),
+        tempfile.TemporaryDirectory(prefix="megablend-probe-", dir=own) as folder,
+        _quiet(),
+    ):
         prefixes = write_pairs(Path(folder))
         for case in CASES:
             options, sizes = case(prefixes)
             try:
                 difference = _compare(builder, Path(folder, case.__name__), options, sizes)
             except FileNotFoundError as error:
-                difference = (
-                    f"Megatron looks for {Path(error.filename or str(error)).name}, which megablend does not write"
-                )
+                difference = f"Megatron looks for {Path(error.filename or str(error)).name}, which megablend does not write"
             except (OSError, CacheError, MemoryError):  # of this machine, not of a version
                 raise
             except Exception as error:  # code that is not known may raise anything
@@ -219,9 +260,13 @@ def _compare_builds(builder: type[Any]) -> str | None:
     return None
 
 
-def _compare(builder: type[Any], cache: Path, options: dict[str, Any], sizes: list[int | None]) -> str | None:
+def _compare(
+    builder: type[Any], cache: Path, options: dict[str, Any], sizes: list[int | None]
+) -> str | None:
     known = {field.name for field in fields(GPTDatasetConfig)}
-    options = {name: value for name, value in options.items() if name in known or not has_default(name)}
+    options = {
+        name: value for name, value in options.items() if name in known or not has_default(name)
+    }
     config = _config(GPTDatasetConfig, cache, options)
     prepare_cache(request_of(config, sizes), launch=SingleProcess(), storage=make_storage())
     made = _contents(cache)
@@ -238,7 +283,9 @@ def _compare(builder: type[Any], cache: Path, options: dict[str, Any], sizes: li
         for name in _ARRAYS:
             if not _same(getattr(ours, name, None), getattr(theirs, name, None)):
                 return f"Megatron builds a different {name} for {type(ours).__name__}"
-    opened = builder(MegablendGPTDataset, sizes, lambda: True, _config(MegablendDatasetConfig, cache, options))
+    opened = builder(
+        MegablendGPTDataset, sizes, lambda: True, _config(MegablendDatasetConfig, cache, options)
+    )
     opened._fill(SingleProcess())
     return _compare_samples(opened._open(), found, config)
 
@@ -274,7 +321,9 @@ def _compare_samples(ours: list[Any], theirs: list[Any], config: Any) -> str | N
                 return difference
         elif other is not None:
             if len(one) != len(other):
-                return f"MegablendGPTDataset has {len(one)} samples where GPTDataset has {len(other)}"
+                return (
+                    f"MegablendGPTDataset has {len(one)} samples where GPTDataset has {len(other)}"
+                )
             for k in range(min(len(other), _COMPARED)):
                 if one[k].keys() != other[k].keys() or not all(
                     _same(one[k][name], other[k][name]) for name in other[k]
@@ -288,7 +337,10 @@ def _compare_samples(ours: list[Any], theirs: list[Any], config: Any) -> str | N
 
 
 def _same(one: Any, other: Any) -> bool:
-    one, other = (value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value) for value in (one, other))
+    one, other = (
+        value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        for value in (one, other)
+    )
     return bool(one.dtype == other.dtype and np.array_equal(one, other))
 
 
@@ -310,7 +362,8 @@ def _quiet() -> Iterator[None]:
 
 @cache
 def misfit(builder: type[Any]) -> str | None:
-    """Why the plugin does not fit the installed megatron-core, as found before, or else by `find_misfit`; None where it does."""
+    """Why the plugin does not fit the installed megatron-core, as found before, or else by
+    `find_misfit`; None where it does."""
     path = cache_dir() / f"megatron-{_digest()}.json"
     try:
         kept: str | None = json.loads(path.read_text(encoding="utf-8"))["misfit"]
@@ -325,7 +378,9 @@ def misfit(builder: type[Any]) -> str | None:
 
 def _digest() -> str:
     """Digest of everything that the result depends on."""
-    digest = hashlib.blake2b(f"{installed_version()} {np.__version__} {sys.version}".encode(), digest_size=16)
+    digest = hashlib.blake2b(
+        f"{installed_version()} {np.__version__} {sys.version}".encode(), digest_size=16
+    )
     for path in _files():
         digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
     return digest.hexdigest()

@@ -1,4 +1,5 @@
-"""A dataset's source as an entry of a blend, such as `parquet:/data/web/*.parquet?column=input_ids&append_eod=0`."""
+"""A dataset's source as an entry of a blend, such as
+`parquet:/data/web/*.parquet?column=input_ids&append_eod=0`."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Read an address; a path without a scheme is the prefix of a pair. Patterns become absolute, prefixes stay as written.
+    """Read an address; a path without a scheme is the prefix of a pair. Patterns become absolute,
+    prefixes stay as written.
 
     Raises: ConfigError for an option that does not exist or cannot be read.
     """
@@ -70,7 +72,8 @@ def parse_address(text: str) -> Address:
 
 
 def is_in_object_store(word: str) -> bool:
-    """Whether the files of an address or a prefix are in an object store. Raises: as parse_address does."""
+    """Whether the files of an address or a prefix are in an object store. Raises: as parse_address
+    does."""
     return "://" in word and find_scheme(parse_address(word).pattern) in OBJECT_SCHEMES
 
 
@@ -84,7 +87,9 @@ def _options(text: str, query: str) -> Mapping[str, str]:
         name, _, value = part.partition("=")
         if name not in _OPTIONS:
             hint = did_you_mean(name, _OPTIONS, before="; ")
-            raise ConfigError(f"{text}: unknown option {name!r}{hint} (known: column, append_eod, documents)")
+            raise ConfigError(
+                f"{text}: unknown option {name!r}{hint} (known: column, append_eod, documents)"
+            )
         if name in options or not value:
             raise ConfigError(
                 f"{text}: option {name!r} has {'two values' if name in options else 'no value'}; give one"

@@ -29,7 +29,9 @@ class DatasetConfig(Protocol):
     add_extra_token_to_sequence: bool
 
 
-def request_of(config: DatasetConfig, sizes: Sequence[int | None], *, interleaving: str = GREEDY) -> CacheRequest:
+def request_of(
+    config: DatasetConfig, sizes: Sequence[int | None], *, interleaving: str = GREEDY
+) -> CacheRequest:
     """The request that a config and sizes describe.
 
     Raises: ConfigError if Megatron would refuse it or use mock data.
@@ -40,7 +42,11 @@ def request_of(config: DatasetConfig, sizes: Sequence[int | None], *, interleavi
         )
     if len(sizes) != len(SPLITS):
         raise ConfigError(f"{len(sizes)} sizes given; expected three, for train, valid and test")
-    per_split = config.blend_per_split if config.blend_per_split is not None and any(config.blend_per_split) else None
+    per_split = (
+        config.blend_per_split
+        if config.blend_per_split is not None and any(config.blend_per_split)
+        else None
+    )
     return CacheRequest(
         path_to_cache=config.path_to_cache or "",
         random_seed=config.random_seed,
@@ -63,4 +69,6 @@ def request_of(config: DatasetConfig, sizes: Sequence[int | None], *, interleavi
 
 def _blend(blend: tuple[Sequence[str], Sequence[float] | None]) -> Blend:
     prefixes, weights = blend
-    return Blend(prefixes=tuple(prefixes), weights=None if weights is None else tuple(map(float, weights)))
+    return Blend(
+        prefixes=tuple(prefixes), weights=None if weights is None else tuple(map(float, weights))
+    )

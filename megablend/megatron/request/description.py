@@ -1,4 +1,5 @@
-"""Descriptions: the JSON by which Megatron names a dataset's files. Its bytes are hashed, so every one of them counts.
+"""Descriptions: the JSON by which Megatron names a dataset's files. Its bytes are hashed, so every
+one of them counts.
 
 Source: MegatronDataset.__init__, BlendedDataset.__init__.
 """
@@ -34,7 +35,8 @@ def dataset_description(request: CacheRequest, part: DatasetPart, shared: str) -
     """The description.txt of a dataset; ASCII.
 
     Args:
-        shared: shared_members of its split: most of the text, written once for thousands of datasets.
+        shared: shared_members of its split: most of the text, written once for thousands of
+            datasets.
     """
     # by hand, for json.dumps takes ten times as long where it indents
     asked = "null" if part.num_samples is None else part.num_samples
@@ -55,11 +57,16 @@ def blend_description(
     weights: Sequence[float] | Sequence[int],
     size: int | None,
 ) -> str:
-    """The description.txt of a blend: the descriptions of its datasets, its weights and its size; ASCII."""
-    inner = ",\n".join(datasets).replace("\n", "\n" + 8 * " ")  # no text in JSON holds a line break as such
+    """The description.txt of a blend: the descriptions of its datasets, its weights and its size;
+    ASCII."""
+    inner = ",\n".join(datasets).replace(
+        "\n", "\n" + 8 * " "
+    )  # no text in JSON holds a line break as such
     listed = f'    "datasets": [\n{8 * " "}{inner}\n    ]'
     rest = {"split": SPLITS[split], "weights": list(weights), "size": size}
-    return _object([_members({"class": BLEND_CLASSES[request.interleaving]}), listed, _members(rest)])
+    return _object(
+        [_members({"class": BLEND_CLASSES[request.interleaving]}), listed, _members(rest)]
+    )
 
 
 def base_name(text: str, class_name: str, split: int) -> str:

@@ -1,7 +1,7 @@
 """The request that the flags of Megatron's training script describe.
 
-Source: megatron.training.utils.get_blend_and_blend_per_split, validate_args and core_gpt_dataset_config_from_args of
-Megatron-LM 0.16.1.
+Source: megatron.training.utils.get_blend_and_blend_per_split, validate_args and
+core_gpt_dataset_config_from_args of Megatron-LM 0.16.1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from megablend.system.limited_json import parse_json
 _LEGACY_SPLIT = "969, 30, 1"
 """What Megatron takes where --data-path comes without --split; its spaces are hashed."""
 _SIZE_FLAGS = (
-    *("train_samples", "train_iters", "global_batch_size", "rampup_batch_size", "eval_interval", "eval_iters"),
+    *(
+        "train_samples",
+        "train_iters",
+        "global_batch_size",
+        "rampup_batch_size",
+        "eval_interval",
+        "eval_iters",
+    ),
     *("full_validation", "valid_samples", "test_samples"),
 )
 """What `count_samples` takes."""
@@ -42,7 +49,9 @@ def blend_from_words(words: Sequence[str], *, place: str) -> Blend:
             return Blend(prefixes=tuple(words[1::2]), weights=tuple(map(float, words[::2])))
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
-    wrong = next((i for i, is_number in enumerate(numbers) if is_number != (i % 2 == 0)), len(words))
+    wrong = next(
+        (i for i, is_number in enumerate(numbers) if is_number != (i % 2 == 0)), len(words)
+    )
     found = repr(words[wrong]) if wrong < len(words) else "the end"
     raise ConfigError(
         f"{place}: word {wrong + 1} of {len(words)} is {found}; expected a weight before each prefix, "
@@ -56,7 +65,8 @@ def read_words(path: str) -> list[str]:
 
 
 def read_blends(path: str) -> tuple[Blend | None, ...]:
-    """Blends by split, out of a JSON file with the keys train, valid and test (--per-split-data-args-path).
+    """Blends by split, out of a JSON file with the keys train, valid and test
+    (--per-split-data-args-path).
 
     Each is a list of words, a string of words, or null. Raises: ConfigError.
     """
@@ -75,8 +85,12 @@ def _blend_of(value: Any, *, place: str) -> Blend | None:
     if value is None:
         return None
     words = value.split() if isinstance(value, str) else value
-    if not isinstance(words, list) or not all(isinstance(word, str | int | float) for word in words):
-        raise ConfigError(f"{place}: found {value!r}; expected a list of words, a string of words, or null")
+    if not isinstance(words, list) or not all(
+        isinstance(word, str | int | float) for word in words
+    ):
+        raise ConfigError(
+            f"{place}: found {value!r}; expected a list of words, a string of words, or null"
+        )
     return blend_from_words([str(word) for word in words], place=place)
 
 
@@ -108,9 +122,11 @@ def count_samples(
     valid_samples: int | None = None,
     test_samples: int | None = None,
 ) -> tuple[int | None, ...]:
-    """How many samples training will ask each split for, by flags named as Megatron names them, and by sizes given directly.
+    """How many samples training will ask each split for, by flags named as Megatron names them, and
+    by sizes given directly.
 
-    Steps of batch-size ramps and phases are not reckoned with: where these decide, the numbers are given directly.
+    Steps of batch-size ramps and phases are not reckoned with: where these decide, the numbers are
+    given directly.
 
     Args:
         used: numbers of the splits that have data.
@@ -118,17 +134,22 @@ def count_samples(
 
     Returns: 0 for splits that are not in `used`, None for a valid split of one epoch.
 
-    Raises: ConfigError where a flag is missing that the size of a used split follows from, or two contradict.
+    Raises: ConfigError where a flag is missing that the size of a used split follows from, or two
+        contradict.
     Source: megatron.training.training.get_train_valid_test_num_samples, update_train_iters.
     """
     if train_samples and train_iters:
-        raise ConfigError("--train-samples and --train-iters are both given; Megatron takes one of them")
+        raise ConfigError(
+            "--train-samples and --train-iters are both given; Megatron takes one of them"
+        )
     if full_validation and valid_samples is not None:
         raise ConfigError("--full-validation takes whole epochs; leave out --valid-samples")
 
     def batch(split: str) -> int:
         if not global_batch_size:
-            raise ConfigError(f"{split}: its size needs --global-batch-size, or set it directly by --{split}-samples")
+            raise ConfigError(
+                f"{split}: its size needs --global-batch-size, or set it directly by --{split}-samples"
+            )
         return global_batch_size
 
     def iterations(split: str) -> int:
@@ -146,7 +167,9 @@ def count_samples(
         if full_validation or valid_samples is not None:
             return valid_samples
         if not eval_interval:
-            raise ConfigError("valid: its size needs --eval-interval, or set it directly by --valid-samples")
+            raise ConfigError(
+                "valid: its size needs --eval-interval, or set it directly by --valid-samples"
+            )
         return (iterations("valid") // eval_interval + 1) * eval_iters * batch("valid")
 
     def test() -> int:
@@ -160,7 +183,8 @@ def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any
     """The request that Megatron makes of flags.
 
     Args:
-        flags: by the names of their attributes, words as tuples; all that `megablend megatron-cache` takes.
+        flags: by the names of their attributes, words as tuples; all that
+            `megablend megatron-cache` takes.
         tokenizer_flags: what --tokenizer-type is built with.
 
     Raises: ConfigError where flags are missing or contradict, or name a file that cannot be read.
@@ -173,7 +197,9 @@ def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any
         raise ConfigError("--data-args-path needs --split, such as 969,30,1")
     used = [
         number
-        for number, part in enumerate(blend_per_split or () if blend is None or split is None else split_matrix(split))
+        for number, part in enumerate(
+            blend_per_split or () if blend is None or split is None else split_matrix(split)
+        )
         if part is not None
     ]
     return CacheRequest(
@@ -211,7 +237,8 @@ def _blends(flags: Mapping[str, Any]) -> tuple[Blend | None, tuple[Blend | None,
     if path := flags["per_split_data_args_path"]:
         return None, read_blends(path)
     return None, tuple(
-        blend_from_words(words, place=f"--{split}-data-path") if words else None for split, words in split_words.items()
+        blend_from_words(words, place=f"--{split}-data-path") if words else None
+        for split, words in split_words.items()
     )
 
 

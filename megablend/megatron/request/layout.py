@@ -1,11 +1,13 @@
-"""Which datasets each split is made of, and how many samples of each Megatron's builder asks for. Looks at no file.
+"""Which datasets each split is made of, and how many samples of each Megatron's builder asks for.
+Looks at no file.
 
     one prefix, no weights     one dataset, as many samples as the split (a per-split blend of one prefix: with weights, too)
     prefixes with weights      ceil(size * w) of each, built with the surplus on top; the blend is their sum
     prefixes without weights   one epoch of each; the blend takes the split's size, or all
     multiple validation sets   each prefix of valid by itself, no blend
 
-Source: BlendedMegatronDatasetBuilder._build_blended_dataset_splits, _get_size_per_split_per_dataset.
+Source: BlendedMegatronDatasetBuilder._build_blended_dataset_splits,
+    _get_size_per_split_per_dataset.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ _WHOLE = (0.0, 1.0)
 
 
 def split_matrix(split: str) -> Matrix:
-    """The matrix that Megatron makes of a split string such as "969,30,1"; goes into descriptions, down to the type of its zeros.
+    """The matrix that Megatron makes of a split string such as "969,30,1"; goes into descriptions,
+    down to the type of its zeros.
 
-    Raises: ConfigError where it has more than three parts, no part above 0, or a part that Megatron would misread.
+    Raises: ConfigError where it has more than three parts, no part above 0, or a part that Megatron
+        would misread.
     Source: parse_and_normalize_split, convert_split_vector_to_split_matrix.
     """
     if re.search(r"[0-9.]\s*[eE+-]|[eE+-]\s*[0-9.]", split):
@@ -39,9 +43,13 @@ def split_matrix(split: str) -> Matrix:
     try:
         parts = [float(part) for part in re.findall(r"[.0-9]+", split)]
     except ValueError as error:
-        raise ConfigError(f"split {split!r}: {error}; expected up to three numbers such as 969,30,1") from None
+        raise ConfigError(
+            f"split {split!r}: {error}; expected up to three numbers such as 969,30,1"
+        ) from None
     if len(parts) > len(SPLITS) or not sum(parts) > 0:
-        raise ConfigError(f"split {split!r}: expected up to three numbers such as 969,30,1, one of them above 0")
+        raise ConfigError(
+            f"split {split!r}: expected up to three numbers such as 969,30,1, one of them above 0"
+        )
     edges: list[float] = [0]
     for part in normalized(parts + [0.0] * (len(SPLITS) - len(parts))):
         edges.append(edges[-1] + part)
@@ -49,7 +57,8 @@ def split_matrix(split: str) -> Matrix:
 
 
 def normalized(weights: list[float] | list[int]) -> list[float]:
-    """Weights that sum to 1, in the order of rounding that Megatron uses. Source: megatron.core.datasets.utils.normalize."""
+    """Weights that sum to 1, in the order of rounding that Megatron uses. Source:
+    megatron.core.datasets.utils.normalize."""
     array = np.array(weights, np.float64)
     result: list[float] = (array / np.sum(array)).tolist()
     return result
@@ -86,7 +95,8 @@ class SplitLayout:
     weights: tuple[float, ...] | None = None
     """Normalised once; None where the datasets' lengths count."""
     targets: tuple[int, ...] | None = None
-    """With weights: the samples that the blend means to take of each dataset, before the surplus."""
+    """With weights: the samples that the blend means to take of each dataset, before the
+    surplus."""
     size: int | None = None
     """The split's size as requested."""
 
@@ -104,7 +114,8 @@ def matrix_of(request: CacheRequest) -> Matrix | None:
 def layouts(request: CacheRequest) -> list[SplitLayout]:
     """The splits that have data, in order.
 
-    Raises: ConfigError for a split string that cannot be read, or a weight that is used and gives no share above 0.
+    Raises: ConfigError for a split string that cannot be read, or a weight that is used and gives
+        no share above 0.
     """
     matrix = matrix_of(request) or [_WHOLE] * len(SPLITS)
     result = []
@@ -115,7 +126,9 @@ def layouts(request: CacheRequest) -> list[SplitLayout]:
     return result
 
 
-def _split_layout(request: CacheRequest, split: int, span: tuple[float, float], blend: Blend) -> SplitLayout:
+def _split_layout(
+    request: CacheRequest, split: int, span: tuple[float, float], blend: Blend
+) -> SplitLayout:
     size = request.sizes[split]
     per_split = request.blend_per_split is not None
     alone = len(blend.prefixes) == 1 and (per_split or blend.weights is None)
@@ -136,20 +149,30 @@ def _split_layout(request: CacheRequest, split: int, span: tuple[float, float], 
         for prefix, num_samples in zip(blend.prefixes, asked, strict=True)
     )
     return SplitLayout(
-        split=split, parts=parts, blended=not (alone or apart), weights=weights, targets=targets, size=size
+        split=split,
+        parts=parts,
+        blended=not (alone or apart),
+        weights=weights,
+        targets=targets,
+        size=size,
     )
 
 
 def _shares(prefixes: Sequence[str], weights: Sequence[float]) -> tuple[float, ...]:
-    """Weights that sum to 1. Raises: ConfigError where a share is not above 0, on which Megatron fails without a message."""
+    """Weights that sum to 1. Raises: ConfigError where a share is not above 0, on which Megatron
+    fails without a message."""
     with np.errstate(all="ignore"):
         shares = normalized(list(weights))
     if all(share > 0 for share in shares):  # also where all weights are negative
         return tuple(shares)
     for prefix, weight in zip(prefixes, weights, strict=True):
         if not (math.isfinite(weight) and weight > 0):
-            raise ConfigError(f"{prefix} has weight {weight}; expected a number above 0, or leave the prefix out")
-    prefix, weight, share = next(each for each in zip(prefixes, weights, shares, strict=True) if not each[2] > 0)
+            raise ConfigError(
+                f"{prefix} has weight {weight}; expected a number above 0, or leave the prefix out"
+            )
+    prefix, weight, share = next(
+        each for each in zip(prefixes, weights, shares, strict=True) if not each[2] > 0
+    )
     raise ConfigError(
         f"{prefix} has weight {weight} of {sum(weights)} in all, a share of {share}; expected one above 0: use "
         "weights of similar magnitude, or leave the prefix out"

@@ -1,4 +1,5 @@
-"""The arguments of Megatron's builder: blends, sizes, seed, length, tokenizer. Named as in its config, and validated."""
+"""The arguments of Megatron's builder: blends, sizes, seed, length, tokenizer. Named as in its
+config, and validated."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Blend:
 
     prefixes: tuple[str, ...]
     weights: tuple[float, ...] | None = None
-    """As given, not normalised; without them the datasets' lengths count. Checked where they are used (layouts)."""
+    """As given, not normalised; without them the datasets' lengths count. Checked where they are
+    used (layouts)."""
 
     def __post_init__(self) -> None:
         if not self.prefixes:
@@ -46,7 +48,8 @@ class Blend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRequest:
-    """One call of Megatron's dataset builder. Fields are named as in GPTDatasetConfig where both have them."""
+    """One call of Megatron's dataset builder. Fields are named as in GPTDatasetConfig where both
+    have them."""
 
     path_to_cache: str
     random_seed: int
@@ -60,7 +63,8 @@ class CacheRequest:
     blend_per_split: tuple[Blend | None, ...] | None = None
     split: str | None = None
     multiple_validation_sets: bool = False
-    """Each prefix of the valid blend is a dataset by itself. Only with `blend_per_split`, as in Megatron."""
+    """Each prefix of the valid blend is a dataset by itself. Only with `blend_per_split`, as in
+    Megatron."""
     full_validation: bool = False
     mid_level_dataset_surplus: float = 0.005
     drop_last_partial_validation_sequence: bool = True
@@ -68,9 +72,11 @@ class CacheRequest:
     dataset_class: str = "GPTDataset"
     """Name of the datasets' class in descriptions and file names."""
     lengths_at: Mapping[str, str] = field(default_factory=dict)
-    """For prefixes that are no `.bin/.idx` pairs: their documents' lengths, int32 in a `.npy` file."""
+    """For prefixes that are no `.bin/.idx` pairs: their documents' lengths, int32 in a `.npy`
+    file."""
     interleaving: str = GREEDY
-    """Megatron's own, or LARGEST_REMAINDER: a blend that is not Megatron's, under a class name of its own."""
+    """Megatron's own, or LARGEST_REMAINDER: a blend that is not Megatron's, under a class name of
+    its own."""
 
     def __post_init__(self) -> None:
         if not self.path_to_cache:
@@ -80,17 +86,25 @@ class CacheRequest:
         if self.sequence_length < 1:
             raise ConfigError(f"the sequence length is {self.sequence_length}; expected 1 or more")
         if not 0 <= self.random_seed < 1 << 32:
-            raise ConfigError(f"the seed is {self.random_seed}; numpy's RandomState takes 0 to {(1 << 32) - 1}")
+            raise ConfigError(
+                f"the seed is {self.random_seed}; numpy's RandomState takes 0 to {(1 << 32) - 1}"
+            )
         if not 0 <= self.mid_level_dataset_surplus < math.inf:
-            raise ConfigError(f"the mid-level surplus is {self.mid_level_dataset_surplus}; expected 0 or more")
+            raise ConfigError(
+                f"the mid-level surplus is {self.mid_level_dataset_surplus}; expected 0 or more"
+            )
         if self.interleaving not in (GREEDY, LARGEST_REMAINDER):
-            raise ConfigError(f"blend {self.interleaving!r} is unknown; choose {GREEDY} or {LARGEST_REMAINDER}")
+            raise ConfigError(
+                f"blend {self.interleaving!r} is unknown; choose {GREEDY} or {LARGEST_REMAINDER}"
+            )
         if (self.blend is None) == (self.blend_per_split is None):
             raise ConfigError(
                 "expected either one blend for all splits (--data-path) or blends by split (--train-data-path, ...)"
             )
         if self.blend is not None and self.split is None:
-            raise ConfigError("one blend for all splits needs its proportions: give split (--split), such as 969,30,1")
+            raise ConfigError(
+                "one blend for all splits needs its proportions: give split (--split), such as 969,30,1"
+            )
         if self.blend_per_split is not None and self.split is not None:
             raise ConfigError(
                 f"split {self.split!r} contradicts blends by split, which are not divided; leave out one of them"
@@ -98,15 +112,22 @@ class CacheRequest:
         self._check_sizes()
 
     def list_settings(self) -> dict[str, Any]:
-        """All fields but the paths of the cache and of what it contains, which differ on nodes with folders of their own."""
-        return {name: value for name, value in asdict(self).items() if name not in ("path_to_cache", "lengths_at")}
+        """All fields but the paths of the cache and of what it contains, which differ on nodes with
+        folders of their own."""
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in ("path_to_cache", "lengths_at")
+        }
 
     def blend_of(self, split: int) -> Blend | None:
         """The blend that serves a split, by its number."""
         return self.blend if self.blend_per_split is None else self.blend_per_split[split]
 
     def _check_sizes(self) -> None:
-        for name, size, blend in zip(SPLITS, self.sizes, map(self.blend_of, range(len(SPLITS))), strict=True):
+        for name, size, blend in zip(
+            SPLITS, self.sizes, map(self.blend_of, range(len(SPLITS))), strict=True
+        ):
             if size is not None and size < 0:
                 raise ConfigError(f"{name}: {size} samples requested; expected 0 or more")
             if size is None and blend is not None and blend.weights is not None:
@@ -115,7 +136,9 @@ class CacheRequest:
                     "without weights only; leave the weights out, or give a number"
                 )
         valid = None if self.blend_per_split is None else self.blend_per_split[1]
-        several = self.multiple_validation_sets and valid is not None and len(valid.prefixes) > 1  # one has a number
+        several = (
+            self.multiple_validation_sets and valid is not None and len(valid.prefixes) > 1
+        )  # one has a number
         if several and self.full_validation and self.sizes[1] is not None:
             raise ConfigError(
                 f"valid: full validation sets take whole epochs, found {self.sizes[1]} samples; leave the number out"
@@ -127,4 +150,6 @@ def _check_prefix(prefix: str) -> None:
     if scheme == "msc" or (scheme and find_storage(scheme) is None):
         raise ConfigError(f"{prefix}: {explain_scheme(scheme)}")
     if prefix.endswith((".bin", ".idx")):
-        raise ConfigError(f"{prefix}: Megatron adds .bin and .idx itself; give the path without its suffix")
+        raise ConfigError(
+            f"{prefix}: Megatron adds .bin and .idx itself; give the path without its suffix"
+        )

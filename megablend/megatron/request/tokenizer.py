@@ -1,8 +1,9 @@
-"""The tokenizer's part of a description: its `unique_identifiers`, given as JSON, or out of the tokenizer itself.
+"""The tokenizer's part of a description: its `unique_identifiers`, given as JSON, or out of the
+tokenizer itself.
 
-They depend on how the training script builds the tokenizer (by class path, or the legacy class with all its options), and
-are exact only from there: an earlier run's description.txt has them. Megatron-core, where it is installed, can build
-the tokenizers of the former kind.
+They depend on how the training script builds the tokenizer (by class path, or the legacy class with
+all its options), and are exact only from there: an earlier run's description.txt has them.
+Megatron-core, where it is installed, can build the tokenizers of the former kind.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from megablend.system.limited_json import parse_json
 
 
 def identifiers_of(tokenizer: Any) -> dict[str, Any]:
-    """The identifiers of a tokenizer object, as json.dumps gives and takes them. Raises: ConfigError where it has none."""
+    """The identifiers of a tokenizer object, as json.dumps gives and takes them. Raises:
+    ConfigError where it has none."""
     try:
         found: dict[str, Any] = json.loads(json.dumps(tokenizer.unique_identifiers))
     except (AttributeError, TypeError) as error:
@@ -31,7 +33,8 @@ def identifiers_of(tokenizer: Any) -> dict[str, Any]:
 
 
 def read_identifiers(given: str) -> dict[str, Any]:
-    """Identifiers from inline JSON, from a file of them, or from the description.txt of a dataset or of a blend.
+    """Identifiers from inline JSON, from a file of them, or from the description.txt of a dataset
+    or of a blend.
 
     Raises: ConfigError where there are none.
     """
@@ -58,7 +61,8 @@ def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The identifiers of the tokenizer that the installed megatron-core builds of Megatron's flags.
 
     Args:
-        flags: all of Megatron's tokenizer flags, by the names of their attributes, words as tuples; the same as in training.
+        flags: all of Megatron's tokenizer flags, by the names of their attributes, words as tuples;
+            the same as in training.
 
     Raises: ConfigError where megatron-core is not installed, or cannot build it.
     """
@@ -69,12 +73,18 @@ def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
         )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the GPU libraries that megatron-core misses, as it is imported
+            warnings.simplefilter(
+                "ignore"
+            )  # of the GPU libraries that megatron-core misses, as it is imported
             from megatron.core.tokenizers.text.utils.build_tokenizer import build_tokenizer
     except ImportError as error:
-        raise ConfigError(f"--tokenizer-type needs megatron-core ({error}); install it, or {given}") from None
+        raise ConfigError(
+            f"--tokenizer-type needs megatron-core ({error}); install it, or {given}"
+        ) from None
     try:
-        tokenizer = build_tokenizer(SimpleNamespace(**{name: _as_argparse(value) for name, value in flags.items()}))
+        tokenizer = build_tokenizer(
+            SimpleNamespace(**{name: _as_argparse(value) for name, value in flags.items()})
+        )
     except Exception as error:  # the tokenizer's library may raise anything
         raise ConfigError(
             f"--tokenizer-type {flags['tokenizer_type']}: megatron-core cannot build it "
@@ -84,5 +94,6 @@ def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_argparse(value: Any) -> Any:
-    """Words as argparse gives them, a list, or None where there are none: identifiers hold how they print."""
+    """Words as argparse gives them, a list, or None where there are none: identifiers hold how they
+    print."""
     return (list(value) or None) if isinstance(value, tuple) else value

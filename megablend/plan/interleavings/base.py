@@ -1,4 +1,5 @@
-"""What an interleaving is: a function from sample number to (source, ordinal), and back to counts."""
+"""What an interleaving is: a function from sample number to (source, ordinal), and back to
+counts."""
 
 from __future__ import annotations
 
@@ -20,14 +21,17 @@ MAX_TOKENS = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRequest:
-    """The input of an interleaving. Each interleaving uses the fields that it needs and always meets `totals` exactly."""
+    """The input of an interleaving. Each interleaving uses the fields that it needs and always
+    meets `totals` exactly."""
 
     totals: Int64s
     """int64 [num_sources], samples of each source; the sum is at least 1."""
     first_sample: int = 0
-    """Sample number in the run of the stage's first sample; seeds the order, so that stages do not repeat each other's."""
+    """Sample number in the run of the stage's first sample; seeds the order, so that stages do not
+    repeat each other's."""
     first_tokens: Int64s
-    """int64 [num_sources], first token of each source's first sample of the stage, counted over all its epochs."""
+    """int64 [num_sources], first token of each source's first sample of the stage, counted over all
+    its epochs."""
     seed: int = 0
     lanes: int = 1
     shuffle_window: int = 1
@@ -35,7 +39,8 @@ class StageRequest:
     cycles: Int64s
     """int64 [num_sources], how many cycles share each run of the source's ordinals."""
     epoch_tokens: Int64s | None = None
-    """int64 [num_sources], tokens per epoch of each source; None where runs of ordinals need not end at epoch ends."""
+    """int64 [num_sources], tokens per epoch of each source; None where runs of ordinals need not
+    end at epoch ends."""
     sample_tokens: int = 1
     """Tokens from one sample's start to the next one's."""
 
@@ -46,9 +51,11 @@ class StageRequest:
 
 
 class Plan(Protocol):
-    """A pure function from sample number to (source, ordinal). Immutable; safe to share between threads and to pickle.
+    """A pure function from sample number to (source, ordinal). Immutable; safe to share between
+    threads and to pickle.
 
-    The plan of a stage counts samples and ordinals from the start of the stage; the plan of a run, from the start of the run.
+    The plan of a stage counts samples and ordinals from the start of the stage; the plan of a run,
+    from the start of the run.
     """
 
     num_samples: int
@@ -63,40 +70,56 @@ class Plan(Protocol):
         ...
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples come from each source: int64 [num_sources]. Raises IndexError."""
+        """How many of the first n samples come from each source: int64 [num_sources]. Raises
+        IndexError."""
         ...
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of `locate_many`.
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of
+        `locate_many`.
 
         Raises: IndexError for a source or ordinal that the plan does not have.
         """
         ...
 
-    def first_sample_from(self, source: int, ordinal: int, *, before: int | None = None) -> int | None:
-        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none (before `before`)."""
+    def first_sample_from(
+        self, source: int, ordinal: int, *, before: int | None = None
+    ) -> int | None:
+        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan
+        has none (before `before`)."""
         ...
 
     def nth_sample(self, source: int, n: int) -> int:
-        """The sample with which a source has given n samples, of whatever ordinals; n from 1 to the source's samples."""
+        """The sample with which a source has given n samples, of whatever ordinals; n from 1 to the
+        source's samples."""
         ...
 
 
 def sample_numbers(ks: npt.ArrayLike, num_samples: int) -> Int64s:
-    """Sample numbers as int64 [n]. Raises IndexError outside [0, num_samples), TypeError where they are not integers."""
+    """Sample numbers as int64 [n]. Raises IndexError outside [0, num_samples), TypeError where they
+    are not integers."""
     given = np.asarray(ks)
-    if given.dtype.kind == "O" and all(isinstance(k, int) for k in given.flat):  # too large for 64 bits
-        raise IndexError(f"sample {max(given.flat, key=abs)} is out of range: the plan has {num_samples} samples")
+    if given.dtype.kind == "O" and all(
+        isinstance(k, int) for k in given.flat
+    ):  # too large for 64 bits
+        raise IndexError(
+            f"sample {max(given.flat, key=abs)} is out of range: the plan has {num_samples} samples"
+        )
     if given.dtype.kind not in "iu" and given.size:
         raise TypeError(f"sample numbers must be integers, found {given.dtype}")
     outside = (given < 0) | (given >= num_samples)
     if outside.any():
-        raise IndexError(f"sample {given[outside].ravel()[0]} is out of range: the plan has {num_samples} samples")
+        raise IndexError(
+            f"sample {given[outside].ravel()[0]} is out of range: the plan has {num_samples} samples"
+        )
     return np.ascontiguousarray(given, np.int64)
 
 
-def check_places(sources: npt.ArrayLike, ordinals: npt.ArrayLike, totals: Int64s) -> tuple[Int32s, Int64s]:
-    """Sources as int32 [n] and ordinals as int64 [n]. Raises: IndexError where a source or an ordinal does not exist."""
+def check_places(
+    sources: npt.ArrayLike, ordinals: npt.ArrayLike, totals: Int64s
+) -> tuple[Int32s, Int64s]:
+    """Sources as int32 [n] and ordinals as int64 [n]. Raises: IndexError where a source or an
+    ordinal does not exist."""
     owners = np.ascontiguousarray(sources, np.int32)
     numbers = np.ascontiguousarray(ordinals, np.int64)
     known = (owners >= 0) & (owners < len(totals))
@@ -104,14 +127,18 @@ def check_places(sources: npt.ArrayLike, ordinals: npt.ArrayLike, totals: Int64s
     outside[known] |= numbers[known] >= totals[owners[known]]
     if outside.any():
         first = int(np.argmax(outside))
-        raise IndexError(f"the plan has no sample with source {owners[first]} and ordinal {numbers[first]}")
+        raise IndexError(
+            f"the plan has no sample with source {owners[first]} and ordinal {numbers[first]}"
+        )
     return owners, numbers
 
 
 def prefix_length(n: int, num_samples: int) -> int:
     """Return `n` unchanged. Raises: IndexError outside [0, num_samples]."""
     if not 0 <= n <= num_samples:
-        raise IndexError(f"the first {n} samples requested of a plan that has {num_samples} samples")
+        raise IndexError(
+            f"the first {n} samples requested of a plan that has {num_samples} samples"
+        )
     return n
 
 
@@ -129,9 +156,13 @@ class LocatesMany:
 
 
 def check_tokens(
-    samples: Sequence[int], first_tokens: Sequence[int], epoch_tokens: Sequence[int], sample_tokens: int
+    samples: Sequence[int],
+    first_tokens: Sequence[int],
+    epoch_tokens: Sequence[int],
+    sample_tokens: int,
 ) -> None:
-    """Check that the tokens of each source, [num_sources], can be counted in 64 bits. Raises: PlanError.
+    """Check that the tokens of each source, [num_sources], can be counted in 64 bits. Raises:
+    PlanError.
 
     Args:
         samples: samples of each source in a stage.
@@ -141,10 +172,14 @@ def check_tokens(
     """
     if sample_tokens < 1:
         raise PlanError(f"samples are {sample_tokens} tokens apart; expected at least 1")
-    for source, (tokens, first, read) in enumerate(zip(epoch_tokens, first_tokens, samples, strict=True)):
+    for source, (tokens, first, read) in enumerate(
+        zip(epoch_tokens, first_tokens, samples, strict=True)
+    ):
         if tokens < (read > 0):
             raise PlanError(f"source {source} has epochs of {tokens} tokens; expected at least 1")
-        if first + (read + 4) * sample_tokens + tokens > MAX_TOKENS:  # estimates overshoot the end by less
+        if (
+            first + (read + 4) * sample_tokens + tokens > MAX_TOKENS
+        ):  # estimates overshoot the end by less
             raise PlanError(
                 f"source {source} has {read} samples of {sample_tokens} tokens from token {first} on and epochs of {tokens} "
                 f"tokens; a plan can count at most {MAX_TOKENS} tokens of a source, including one epoch after the last sample"

@@ -1,11 +1,14 @@
-"""Even interleaving in lanes: sample number -> (source, ordinal) from totals, tree, cycles and lanes, without long arrays.
+"""Even interleaving in lanes: sample number -> (source, ordinal) from totals, tree, cycles and
+lanes, without long arrays.
 
-The tree gives C_d(n), how many of a stage's first n samples come from source d. The stage is divided into cycles of `lanes` *
-`window` samples; within a cycle megablend.kernels.plan.lanes assigns positions to lanes. So `counts` equals C_d at the end of
-every cycle, within 2 samples of the share, and deviates by a few samples in between.
+The tree gives C_d(n), how many of a stage's first n samples come from source d. The stage is
+divided into cycles of `lanes` * `window` samples; within a cycle megablend.kernels.plan.lanes
+assigns positions to lanes. So `counts` equals C_d at the end of every cycle, within 2 samples of
+the share, and deviates by a few samples in between.
 
-A stage that is not a multiple of full cycles ends with a short cycle of fewer slots, and a tail of fewer than `lanes` samples in
-the tree's own order: unequal numbers of slots would break the even spread over lanes, and the tail is too short for lanes.
+A stage that is not a multiple of full cycles ends with a short cycle of fewer slots, and a tail of
+fewer than `lanes` samples in the tree's own order: unequal numbers of slots would break the even
+spread over lanes, and the tail is too short for lanes.
 """
 
 from __future__ import annotations
@@ -50,8 +53,10 @@ class LanePlan(LocatesMany):
         seed: decides the order; taken modulo 2^63.
         epoch_tokens: tokens per epoch of each source, [D]; runs of ordinals then end at epoch ends.
         sample_tokens: tokens from one sample's start to the next one's.
-        first_sample: sample number in the run of the stage's first sample; together with `seed`, decides the order.
-        first_tokens: first token of each source's first sample of the stage, counted over all its epochs, [D].
+        first_sample: sample number in the run of the stage's first sample; together with `seed`,
+            decides the order.
+        first_tokens: first token of each source's first sample of the stage, counted over all its
+            epochs, [D].
 
     Raises: PlanError, naming the source.
     """
@@ -75,7 +80,12 @@ class LanePlan(LocatesMany):
         first = zeros if first_tokens is None else np.asarray(first_tokens, np.int64)
         _check(lanes, window, cycles)
         if epoch_tokens is not None:
-            check_tokens(totals.tolist(), first.tolist(), [int(tokens) for tokens in epoch_tokens], sample_tokens)
+            check_tokens(
+                totals.tolist(),
+                first.tolist(),
+                [int(tokens) for tokens in epoch_tokens],
+                sample_tokens,
+            )
         self.num_sources = len(totals)
         self.num_samples = int(totals.sum())
         self._lanes = lanes
@@ -88,7 +98,9 @@ class LanePlan(LocatesMany):
         tree = self._tree = build_tree(totals)
         self._leaf_tokens = first[tree.sources]
         self._leaf_cycles = cycles[tree.sources]
-        self._leaf_epochs = (zeros if epoch_tokens is None else np.asarray(epoch_tokens, np.int64))[tree.sources]
+        self._leaf_epochs = (zeros if epoch_tokens is None else np.asarray(epoch_tokens, np.int64))[
+            tree.sources
+        ]
         self._sample_tokens = sample_tokens
         cut = self._dealt % self._cycle_samples // lanes
         self._schedules = [make_lane_schedule(lanes, slots) for slots in (window, cut) if slots]
@@ -100,15 +112,21 @@ class LanePlan(LocatesMany):
         return self._locate(sample_numbers(ks, self.num_samples), self._leaf_cycles)
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples come from each source: int64 [num_sources]. Raises IndexError."""
+        """How many of the first n samples come from each source: int64 [num_sources]. Raises
+        IndexError."""
         n = prefix_length(n, self.num_samples)
-        low = n if n >= self._dealt else n - n % self._cycle_samples  # full cycles, or part of the tail
+        low = (
+            n if n >= self._dealt else n - n % self._cycle_samples
+        )  # full cycles, or part of the tail
         counts = np.zeros(self.num_sources, np.int64)
         counts[self._tree.sources] = self._tree.counts(low)
         return counts + np.bincount(self._sources(low, n), minlength=self.num_sources)
 
-    def first_sample_from(self, source: int, ordinal: int, *, before: int | None = None) -> int | None:
-        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none (before `before`)."""
+    def first_sample_from(
+        self, source: int, ordinal: int, *, before: int | None = None
+    ) -> int | None:
+        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan
+        has none (before `before`)."""
         ordinal = max(0, ordinal)
         ranks = np.flatnonzero(self._tree.sources == source)
         if len(ranks) == 0 or ordinal >= self._tree.samples[ranks[0]]:
@@ -122,11 +140,14 @@ class LanePlan(LocatesMany):
         return None
 
     def nth_sample(self, source: int, n: int) -> int:
-        """The sample with which a source has given n samples, of whatever ordinals; n from 1 to the source's samples."""
+        """The sample with which a source has given n samples, of whatever ordinals; n from 1 to the
+        source's samples."""
         rank = int(self._ranks[source])
         cycle = self._cycle_of(rank, n)
         in_cycle = (
-            self._samples_in_cycle(rank, cycle) if cycle * self._cycle_samples < self._dealt else np.zeros(0, np.int64)
+            self._samples_in_cycle(rank, cycle)
+            if cycle * self._cycle_samples < self._dealt
+            else np.zeros(0, np.int64)
         )
         _, seen = self._counts_of(rank, min(cycle * self._cycle_samples, self._dealt))
         if n > seen + len(in_cycle):  # of the stage's tail
@@ -136,7 +157,8 @@ class LanePlan(LocatesMany):
         return int(in_cycle[n - 1 - seen])
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of `locate_many`.
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of
+        `locate_many`.
 
         Raises: IndexError for a source or ordinal that the plan does not have.
         """
@@ -163,13 +185,15 @@ class LanePlan(LocatesMany):
         return ks
 
     def round_up(self, n: int) -> int:
-        """The first sample from n on at which a cycle begins, or all samples beyond the last full cycle."""
+        """The first sample from n on at which a cycle begins, or all samples beyond the last full
+        cycle."""
         full = self.num_samples - self.num_samples % self._cycle_samples
         rounded = -(-n // self._cycle_samples) * self._cycle_samples
         return rounded if rounded <= full else self.num_samples
 
     def find_tails(self, n: int) -> Tails:
-        """What is left of each source's period after the first n samples, which end with a full cycle."""
+        """What is left of each source's period after the first n samples, which end with a full
+        cycle."""
         tree = self._tree
         size = len(self._tree.sources)
         heads = np.zeros((1, size, HEAD), np.int64)
@@ -178,7 +202,17 @@ class LanePlan(LocatesMany):
         cut = n // self._cycle_samples
         columns = tree.samples, self._leaf_tokens, self._leaf_cycles, self._leaf_epochs
         shape = tree.left_leaves, tree.left_samples
-        find_tails(*shape, *columns, self._sample_tokens, self._lanes, self._window, cut, heads, parts, edges)
+        find_tails(
+            *shape,
+            *columns,
+            self._sample_tokens,
+            self._lanes,
+            self._window,
+            cut,
+            heads,
+            parts,
+            edges,
+        )
         by_source = np.zeros((3, self.num_sources), np.int64)
         by_source[:, tree.sources] = edges
         first, read, stop = by_source
@@ -209,13 +243,17 @@ class LanePlan(LocatesMany):
 
     @cached_property
     def _inverse_schedules(self) -> tuple[Int64s, Int64s]:
-        """For each schedule, the lane with each residue, int64 [1 or 2, K], and the inverse of its stride, int64 [1 or 2]."""
+        """For each schedule, the lane with each residue, int64 [1 or 2, K], and the inverse of its
+        stride, int64 [1 or 2]."""
         owners = np.argsort(self._firsts % self._lanes, axis=1)
-        return owners, np.array([pow(each.stride, -1, each.slots) for each in self._schedules], np.int64)
+        return owners, np.array(
+            [pow(each.stride, -1, each.slots) for each in self._schedules], np.int64
+        )
 
     def _samples_about(self, rank: int, ordinal: int, stop: int) -> Iterator[Int64s]:
-        """Samples int64 [n], ascending, that a leaf has in each cycle of the period with its `ordinal`, then those of the stage's
-        tail; without cycles that begin at sample `stop` or later."""
+        """Samples int64 [n], ascending, that a leaf has in each cycle of the period with its
+        `ordinal`, then those of the stage's tail; without cycles that begin at sample `stop` or
+        later."""
         tree = self._tree
         total = self.num_samples
         shape = tree.left_leaves, tree.left_samples
@@ -241,17 +279,25 @@ class LanePlan(LocatesMany):
         return low + np.sort(schedule.samples(np.arange(left, left + seen_high - seen), shift))
 
     def _cycle_of(self, rank: int, count: int) -> int:
-        """The cycle in which a leaf has given `count` samples; its samples in the stage's tail are of the short cycle, too."""
+        """The cycle in which a leaf has given `count` samples; its samples in the stage's tail are
+        of the short cycle, too."""
         tree = self._tree
         shape = tree.left_leaves, tree.left_samples, self.num_samples
-        return int(first_multiple(*shape, int(tree.samples[rank]), rank, count, self._cycle_samples)) - 1
+        return (
+            int(first_multiple(*shape, int(tree.samples[rank]), rank, count, self._cycle_samples))
+            - 1
+        )
 
     def _counts_of(self, rank: int, n: int) -> tuple[int, int]:
-        """Among the first n samples: (how many are of leaves before `rank`, how many of leaf `rank`)."""
-        return counts_of_leaf(self._tree.left_leaves, self._tree.left_samples, self.num_samples, n, rank)
+        """Among the first n samples: (how many are of leaves before `rank`, how many of leaf
+        `rank`)."""
+        return counts_of_leaf(
+            self._tree.left_leaves, self._tree.left_samples, self.num_samples, n, rank
+        )
 
     def _sources(self, start: int, stop: int) -> Int32s:
-        """Sources of samples [start, stop), int32 [stop - start]; they do not depend on how many cycles share a run."""
+        """Sources of samples [start, stop), int32 [stop - start]; they do not depend on how many
+        cycles share a run."""
         return self._locate(np.arange(start, stop), np.ones_like(self._leaf_cycles))[0]
 
     def _locate(self, ks: Int64s, leaf_cycles: Int64s) -> tuple[Int32s, Int64s]:

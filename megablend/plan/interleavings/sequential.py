@@ -9,7 +9,13 @@ import numpy.typing as npt
 
 from megablend.arrays import Int32s, Int64s
 from megablend.errors import PlanError
-from megablend.plan.interleavings.base import LocatesMany, StageRequest, check_places, prefix_length, sample_numbers
+from megablend.plan.interleavings.base import (
+    LocatesMany,
+    StageRequest,
+    check_places,
+    prefix_length,
+    sample_numbers,
+)
 
 
 class SequentialPlan(LocatesMany):
@@ -25,7 +31,9 @@ class SequentialPlan(LocatesMany):
         for source, total in enumerate(totals):
             if total < 0:
                 raise PlanError(f"source {source} has {total} samples; expected 0 or more")
-        self._offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(totals, np.int64))])
+        self._offsets = np.concatenate(
+            [np.zeros(1, np.int64), np.cumsum(np.asarray(totals, np.int64))]
+        )
         self.num_sources = len(totals)
         self.num_samples = int(self._offsets[-1])
 
@@ -36,18 +44,23 @@ class SequentialPlan(LocatesMany):
         return sources.astype(np.int32), numbers - self._offsets[sources]
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples come from each source: int64 [num_sources]. Raises IndexError."""
+        """How many of the first n samples come from each source: int64 [num_sources]. Raises
+        IndexError."""
         reached: Int64s = np.minimum(self._offsets, prefix_length(n, self.num_samples))
         return reached[1:] - reached[:-1]
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]. Raises IndexError where there are none."""
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]. Raises IndexError
+        where there are none."""
         sources, ordinals = check_places(sources, ordinals, np.diff(self._offsets))
         ks: Int64s = self._offsets[sources] + ordinals
         return ks
 
-    def first_sample_from(self, source: int, ordinal: int, *, before: int | None = None) -> int | None:
-        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan has none (before `before`)."""
+    def first_sample_from(
+        self, source: int, ordinal: int, *, before: int | None = None
+    ) -> int | None:
+        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan
+        has none (before `before`)."""
         start, stop = self._offsets[source : source + 2].tolist()
         sample = int(start + max(0, ordinal))
         return sample if sample < stop and (before is None or sample < before) else None

@@ -1,8 +1,10 @@
-"""What is left of the periods that the end of a cycle cuts: the next ordinals of each source after an amendment.
+"""What is left of the periods that the end of a cycle cuts: the next ordinals of each source after
+an amendment.
 
-A source's *next* ordinals after the cut are numbered on from those it has read. The first of them are the tails, which stand for
-the ordinals of the cut period that its lanes had not read, lane by lane; those after the period stand for themselves. So next
-ordinals stand for the ordinals that were not read, in ascending order.
+A source's *next* ordinals after the cut are numbered on from those it has read. The first of them
+are the tails, which stand for the ordinals of the cut period that its lanes had not read, lane by
+lane; those after the period stand for themselves. So next ordinals stand for the ordinals that were
+not read, in ascending order.
 """
 
 from __future__ import annotations
@@ -50,13 +52,15 @@ class Tails:
         chosen = sources[rows]
         inside = np.empty(len(rows), np.int64)
         places = ordinals[rows] - self.read[chosen]
-        tail_ordinals(self.ranks[chosen], places, self.lanes, self.cut, self.heads, self.parts, inside)
+        tail_ordinals(
+            self.ranks[chosen], places, self.lanes, self.cut, self.heads, self.parts, inside
+        )
         found[rows] = inside
         return found
 
     def find_next(self, sources: Int32s, ordinals: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """The next ordinals that stand for `ordinals` int64 [n], or for the first ones after them that are left: int64 [n];
-        and whether each is left: bool [n]."""
+        """The next ordinals that stand for `ordinals` int64 [n], or for the first ones after them
+        that are left: int64 [n]; and whether each is left: bool [n]."""
         found = np.maximum(ordinals, self.read[sources])
         left = ordinals >= self.stop[sources]
         rows = np.flatnonzero((ordinals >= self.first[sources]) & ~left)
@@ -65,7 +69,16 @@ class Tails:
         chosen = sources[rows]
         counts = np.empty(len(rows), np.int64)
         is_left = np.empty(len(rows), np.int64)
-        count_tails(self.ranks[chosen], ordinals[rows], self.lanes, self.cut, self.heads, self.parts, counts, is_left)
+        count_tails(
+            self.ranks[chosen],
+            ordinals[rows],
+            self.lanes,
+            self.cut,
+            self.heads,
+            self.parts,
+            counts,
+            is_left,
+        )
         found[rows] = self.read[chosen] + counts
         left[rows] = is_left > 0
         return found, left

@@ -1,4 +1,5 @@
-"""A stage's tree (megablend.kernels.plan.tree): the totals of its sources, which gives the counts of any prefix."""
+"""A stage's tree (megablend.kernels.plan.tree): the totals of its sources, which gives the counts
+of any prefix."""
 
 from __future__ import annotations
 
@@ -23,14 +24,16 @@ class Tree(NamedTuple):
     """int64 [num_leaves], by rank: the totals."""
 
     def counts(self, n: int) -> npt.NDArray[np.int64]:
-        """How many of the first n samples each leaf has: int64 [num_leaves], by rank; 0 <= n <= sum of the totals."""
+        """How many of the first n samples each leaf has: int64 [num_leaves], by rank; 0 <= n <= sum
+        of the totals."""
         counts = np.empty(len(self.sources), np.int64)
         all_counts(self.left_leaves, self.left_samples, int(self.samples.sum()), n, counts)
         return counts
 
 
 def build_tree(totals: npt.NDArray[np.int64]) -> Tree:
-    """Build the tree of a stage: totals int64 [D], not negative, at least one positive, sum below 2^50. O(D log D)."""
+    """Build the tree of a stage: totals int64 [D], not negative, at least one positive, sum below
+    2^50. O(D log D)."""
     order = np.argsort(totals, kind="stable")
     order = order[totals[order] > 0]
     left_leaves = np.zeros(len(order), np.int32)

@@ -22,7 +22,8 @@ class Address(NamedTuple):
     bucket: str
     """A bucket or container; of HTTP the server (`host` or `host:port`)."""
     key: str
-    """As the store knows it: without percent signs that only a URL needs. Empty for the bucket itself."""
+    """As the store knows it: without percent signs that only a URL needs. Empty for the bucket
+    itself."""
 
     @property
     def root(self) -> str:
@@ -41,7 +42,9 @@ def parse_location(location: str) -> Address:
         return _parse_url(location, scheme)
     bucket, _, key = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
-        raise ConfigError(f"{location}: found {bucket!r} for a bucket, expected {_EXPECTED.get(scheme, 'a bucket')}")
+        raise ConfigError(
+            f"{location}: found {bucket!r} for a bucket, expected {_EXPECTED.get(scheme, 'a bucket')}"
+        )
     return Address(scheme, bucket, key)
 
 
@@ -55,7 +58,8 @@ def check_key(location: str, key: str) -> None:
     parts = key.split("/")
     if any(part in ("", ".", "..") for part in parts):
         raise UnsupportedFileError(
-            location, "its key has an empty part, `.` or `..` between slashes; copy the object to a key without these"
+            location,
+            "its key has an empty part, `.` or `..` between slashes; copy the object to a key without these",
         )
 
 
@@ -64,7 +68,9 @@ def _parse_url(location: str, scheme: str) -> Address:
     server, _, path = shown.partition("://")[2].partition("/")
     if "@" in server:
         host = server.rpartition("@")[2]
-        raise ConfigError(f"{scheme}://{host}/{path}: contains a user or password; remove it from the URL")
+        raise ConfigError(
+            f"{scheme}://{host}/{path}: contains a user or password; remove it from the URL"
+        )
     if not server:
         raise ConfigError(f"{shown}: names no server, expected {scheme}://host/path")
     if not is_server_url(f"{scheme}://{server}"):
@@ -73,5 +79,7 @@ def _parse_url(location: str, scheme: str) -> Address:
         )
     url = urlsplit(location)
     if re.search(r"%2f", url.path, re.IGNORECASE):
-        raise ConfigError(f"{location}: has an encoded slash (%2F), which cannot be requested; use a URL without it")
+        raise ConfigError(
+            f"{location}: has an encoded slash (%2F), which cannot be requested; use a URL without it"
+        )
     return Address(scheme, url.netloc, unquote(url.path.removeprefix("/")))

@@ -1,4 +1,5 @@
-"""What is asked of one bucket or server: the state of an object, ranges of it, listings. Coroutines of the event loop."""
+"""What is asked of one bucket or server: the state of an object, ranges of it, listings. Coroutines
+of the event loop."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Bucket:
     async def stat(self, path: str, key: str) -> ObjectVersion:
         """The present version of an object. Raises: MissingFileError; DataError.
 
-        By a GET of its first byte: the answer to a HEAD has no reason of a failure, and many signed URLs allow none.
+        By a GET of its first byte: the answer to a HEAD has no reason of a failure, and many signed
+        URLs allow none.
         """
         return (await self._read_head(path, key, 1))[0]
 
@@ -69,22 +71,36 @@ class Bucket:
             for task in tasks:
                 task.cancel()
         is_same = answer is not None and found.find_difference(answer.version) is None
-        return found, HeadAndTail(found.size, head, answer.join() if answer is not None and is_same else b"")
+        return found, HeadAndTail(
+            found.size, head, answer.join() if answer is not None and is_same else b""
+        )
 
-    async def _read_begin(self, path: str, key: str, version: ObjectVersion | None) -> tuple[ObjectVersion, bytes]:
+    async def _read_begin(
+        self, path: str, key: str, version: ObjectVersion | None
+    ) -> tuple[ObjectVersion, bytes]:
         if version is not None:
             size = min(version.size, HEAD_BYTES)
-            return version, (await self.client.get(path, key, 0, size, version)).join() if size else b""
+            return version, (
+                await self.client.get(path, key, 0, size, version)
+            ).join() if size else b""
         try:
             return await self._read_head(path, key, HEAD_BYTES)
-        except UnsupportedFileError:  # a server may answer with the whole file where that is not longer
+        except (
+            UnsupportedFileError
+        ):  # a server may answer with the whole file where that is not longer
             return await self._read_head(path, key, 1)
 
-    async def _read_tail(self, path: str, key: str, version: ObjectVersion | None, size: int) -> RangeResponse | None:
+    async def _read_tail(
+        self, path: str, key: str, version: ObjectVersion | None, size: int
+    ) -> RangeResponse | None:
         if version is None:
             return await self.client.get_tail(key, size) if size else None
         size = min(size, version.size)
-        return await self.client.get(path, key, version.size - size, version.size, version) if size else None
+        return (
+            await self.client.get(path, key, version.size - size, version.size, version)
+            if size
+            else None
+        )
 
     async def _read_head(self, path: str, key: str, size: int) -> tuple[ObjectVersion, bytes]:
         """The present version of an object, and its first bytes."""
@@ -100,7 +116,9 @@ class Bucket:
             if error.offset is None:
                 raise
         version = await self._head(path, key)
-        if isinstance(version, Failure) and version.kind is Kind.REFUSED:  # web servers may, and signed URLs do
+        if (
+            isinstance(version, Failure) and version.kind is Kind.REFUSED
+        ):  # web servers may, and signed URLs do
             return ObjectVersion(size=0, etag="", modified=0), b""
         return _answer(path, version), b""
 
@@ -124,9 +142,17 @@ class Bucket:
         return await self.client.retry(path, attempt)
 
     async def read_into(
-        self, path: str, key: str, version: ObjectVersion, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes
+        self,
+        path: str,
+        key: str,
+        version: ObjectVersion,
+        offsets: Int64s,
+        sizes: Int64s,
+        begins: Int64s,
+        out: Bytes,
     ) -> None:
-        """Read ranges of one version into `out`: neighbours by one request, long ones by several, all at the same time.
+        """Read ranges of one version into `out`: neighbours by one request, long ones by several,
+        all at the same time.
 
         Args:
             offsets, sizes, begins: int64 [n]; where each range is in the object, and where it goes.
@@ -138,22 +164,35 @@ class Bucket:
         if len(parts) == 1:
             await self._read_part(path, key, version, parts[0], view)
             return
-        await call_each(lambda part: self._read_part(path, key, version, part, view), parts, self.client.limiter)
+        await call_each(
+            lambda part: self._read_part(path, key, version, part, view), parts, self.client.limiter
+        )
 
     async def _read_part(
-        self, path: str, key: str, version: ObjectVersion, part: tuple[int, int, int], out: memoryview
+        self,
+        path: str,
+        key: str,
+        version: ObjectVersion,
+        part: tuple[int, int, int],
+        out: memoryview,
     ) -> None:
         start, stop, begin = part
-        answer = await self.client.get(path, key, start, stop, version, out[begin : begin + stop - start])
-        for each in answer.parts:  # not by numpy, which would release the lock of the interpreter for each
+        answer = await self.client.get(
+            path, key, start, stop, version, out[begin : begin + stop - start]
+        )
+        for (
+            each
+        ) in answer.parts:  # not by numpy, which would release the lock of the interpreter for each
             out[begin : begin + len(each)] = each
             begin += len(each)
 
-    async def find(self, pattern: str, address: Address) -> tuple[Listed, Mapping[str, ObjectVersion]]:
+    async def find(
+        self, pattern: str, address: Address
+    ) -> tuple[Listed, Mapping[str, ObjectVersion]]:
         """Find what a pattern matches.
 
-        Returns: the objects, sorted by key, and folders that it matches as it does objects; the versions of these objects, and of
-            all others that the listings contained, by key.
+        Returns: the objects, sorted by key, and folders that it matches as it does objects; the
+            versions of these objects, and of all others that the listings contained, by key.
         Raises: MissingFileError, DataError.
         """
         listed: dict[str, ObjectVersion] = {}
@@ -184,12 +223,15 @@ class Bucket:
             return False
         return bool(listed.folders or listed.objects)
 
-    async def _list_folder(self, pattern: str, address: Address, folder: str, *, is_there: bool = False) -> Listed:
+    async def _list_folder(
+        self, pattern: str, address: Address, folder: str, *, is_there: bool = False
+    ) -> Listed:
         """What a folder has, without markers of folders.
 
         Args:
-            is_there: another listing has it: if it has nothing, it is listed a few times more, since a proxy may have answered
-                with a web page, which the client takes for a listing of nothing.
+            is_there: another listing has it: if it has nothing, it is listed a few times more,
+                since a proxy may have answered with a web page, which the client takes for a
+                listing of nothing.
         """
         listed = await self._list_once(pattern, address, folder)
         for _ in range(EMPTY_TRIES if is_there else 0):
@@ -197,7 +239,9 @@ class Bucket:
                 break
             listed = await self._list_once(pattern, address, folder)
         markers = {folder, *listed.folders}
-        return listed._replace(objects=[each for each in listed.objects if each["size"] or each["path"] not in markers])
+        return listed._replace(
+            objects=[each for each in listed.objects if each["size"] or each["path"] not in markers]
+        )
 
     async def _list_once(self, pattern: str, address: Address, folder: str) -> Listed:
         import obstore
@@ -208,7 +252,9 @@ class Bucket:
             except Exception as error:  # of the client: whatever it is
                 return _read_list_failure(error, address)
             folders = list(listed["common_prefixes"])
-            self.client.counts.add_listing([*folders, *(each["path"] for each in listed["objects"])])
+            self.client.counts.add_listing(
+                [*folders, *(each["path"] for each in listed["objects"])]
+            )
             return Listed(folders, listed["objects"])
 
         return _answer(pattern, await self.client.retry(pattern, attempt), is_list=True)
@@ -218,7 +264,9 @@ class Bucket:
 
         async def attempt() -> Sequence[Object] | Failure:
             try:
-                listed = await obstore.list(self._lister, folder or None, chunk_size=1000).collect_async()
+                listed = await obstore.list(
+                    self._lister, folder or None, chunk_size=1000
+                ).collect_async()
             except Exception as error:  # of the client: whatever it is
                 return _read_list_failure(error, address)
             self.client.counts.add_listing([each["path"] for each in listed])
@@ -230,28 +278,38 @@ class Bucket:
     async def _leave_out_markers(
         self, pattern: str, address: Address, folder: str, objects: Sequence[Object]
     ) -> Sequence[Object]:
-        """Objects without the empty ones that stand for folders, whose trailing slash the client takes away.
+        """Objects without the empty ones that stand for folders, whose trailing slash the client
+        takes away.
 
-        One that stands for a folder of nothing looks like an empty file here; the listing of the folder that has it tells.
+        One that stands for a folder of nothing looks like an empty file here; the listing of the
+        folder that has it tells.
         """
         folders = {folder, *(each["path"].rpartition("/")[0] for each in objects)}
-        unclear = [each["path"] for each in objects if not each["size"] and each["path"] not in folders]
+        unclear = [
+            each["path"] for each in objects if not each["size"] and each["path"] not in folders
+        ]
         for parent in sorted({key.rpartition("/")[0] for key in unclear}):
-            folders.update((await self._list_folder(pattern, address, parent, is_there=True)).folders)
+            folders.update(
+                (await self._list_folder(pattern, address, parent, is_there=True)).folders
+            )
         return [each for each in objects if each["size"] or each["path"] not in folders]
 
 
 def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[tuple[int, int, int]]:
     """Requests that read ranges: (first byte, byte after the last, where it goes).
 
-    A range that begins where the one before ends, in the object and in what it is read into, is read with it, up to
-    MAX_PART_BYTES; a longer one in parts. Empty ranges are not read.
+    A range that begins where the one before ends, in the object and in what it is read into, is
+    read with it, up to MAX_PART_BYTES; a longer one in parts. Empty ranges are not read.
     """
     requests: list[tuple[int, int, int]] = []
     for offset, size, begin in zip(offsets.tolist(), sizes.tolist(), begins.tolist(), strict=True):
         if requests and size:
             start, stop, place = requests[-1]
-            if stop == offset and place + stop - start == begin and stop - start + size <= MAX_PART_BYTES:
+            if (
+                stop == offset
+                and place + stop - start == begin
+                and stop - start + size <= MAX_PART_BYTES
+            ):
                 requests[-1] = (start, offset + size, place)
                 continue
         for done in range(0, size, MAX_PART_BYTES):
@@ -264,13 +322,16 @@ def _read_list_failure(error: Exception, address: Address) -> Failure:
     if (key := find_bad_key(error)) is not None:
         remedy = "copy it to a key without these and remove it, or use a pattern of another folder"
         return Failure(
-            Kind.REFUSED, f"the object {address.root}/{key} has an empty part, `.` or `..` between slashes", remedy
+            Kind.REFUSED,
+            f"the object {address.root}/{key} has an empty part, `.` or `..` between slashes",
+            remedy,
         )
     return read_failure(error)
 
 
 def _answer(location: str, found: T | Failure, *, is_list: bool = False) -> T:
-    """What was found. Raises: MissingFileError, UnsupportedFileError, DataError where that is a failure."""
+    """What was found. Raises: MissingFileError, UnsupportedFileError, DataError where that is a
+    failure."""
     if not isinstance(found, Failure):
         return found
     if found.kind is Kind.MISSING:

@@ -1,4 +1,5 @@
-"""Requests to one bucket or server: a ranged GET of one version, tried again and hedged; and how it went, in numbers."""
+"""Requests to one bucket or server: a ranged GET of one version, tried again and hedged; and how it
+went, in numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class RangeResponse(NamedTuple):
     """Bytes of an object, and which version of it they are of."""
 
     parts: list[Any]
-    """Buffers, one after the other; none where the bytes are in the memory that was given for them."""
+    """Buffers, one after the other; none where the bytes are in the memory that was given for
+    them."""
     version: ObjectVersion
 
     def join(self) -> bytes:
@@ -58,7 +60,12 @@ class BucketClient:
     """
 
     def __init__(
-        self, root: str, store: Any, options: StoreOptions, processes: int, sockets: SocketReader | None = None
+        self,
+        root: str,
+        store: Any,
+        options: StoreOptions,
+        processes: int,
+        sockets: SocketReader | None = None,
     ) -> None:
         self.root = root
         self.store = store
@@ -69,7 +76,9 @@ class BucketClient:
         self._policy = RetryPolicy(root, options.give_up_after, self.limiter)
         self._said_weak = False
         self._tail_refusals = 0
-        self._monitor = InFlightMonitor(self.timing, self.limiter, options.read_timeout, self._hedge)
+        self._monitor = InFlightMonitor(
+            self.timing, self.limiter, options.read_timeout, self._hedge
+        )
 
     @property
     def counts(self) -> Counts:
@@ -85,12 +94,14 @@ class BucketClient:
         version: ObjectVersion | None,
         into: memoryview | None = None,
     ) -> RangeResponse:
-        """Bytes `start` to `stop` of one version of an object; of whichever there is where `version` is None.
+        """Bytes `start` to `stop` of one version of an object; of whichever there is where
+        `version` is None.
 
         Args:
             into: memory for all of them; the answer has the parts that are not there yet.
 
-        Raises: MissingFileError; ChangedFileError; CorruptFileError where it ends before; DataError.
+        Raises: MissingFileError; ChangedFileError; CorruptFileError where it ends before;
+            DataError.
         """
         wanted = RangeRequest(key, start, stop, version, into=into)
         found = await self._attempt(wanted)
@@ -103,8 +114,9 @@ class BucketClient:
         return found
 
     async def get_tail(self, key: str, size: int) -> RangeResponse | None:
-        """The last `size` bytes of an object of unknown size, or all of a smaller one; None where that is not answered, for
-        whichever reason. It is requested once; after some refusals in a row no more."""
+        """The last `size` bytes of an object of unknown size, or all of a smaller one; None where
+        that is not answered, for whichever reason. It is requested once; after some refusals in a
+        row no more."""
         if self._tail_refusals >= _MAX_TAIL_REFUSALS:
             return None
         found = await self._attempt(RangeRequest(key, -size, 0, None))
@@ -115,7 +127,9 @@ class BucketClient:
             self._tail_refusals += 1
         return None
 
-    async def retry(self, location: str, attempt: Callable[[], Awaitable[T | Failure]]) -> T | Failure:
+    async def retry(
+        self, location: str, attempt: Callable[[], Awaitable[T | Failure]]
+    ) -> T | Failure:
         """See RetryPolicy.retry: for other requests than ranged GETs."""
         return await self._policy.retry(location, attempt)
 
@@ -133,7 +147,9 @@ class BucketClient:
             if request.hedge is not None:
                 request.hedge.cancel()
             self.limiter.leave(wanted.size)
-            if answers == self.timing.num_answers:  # slow for all: nothing is learned from what is not waited for
+            if (
+                answers == self.timing.num_answers
+            ):  # slow for all: nothing is learned from what is not waited for
                 wanted.timeout_factor = min(_MAX_TIMEOUT_FACTOR, 2 * wanted.timeout_factor)
 
     def _start(self, wanted: RangeRequest, hedge_after: float = math.inf) -> Request:
@@ -143,7 +159,8 @@ class BucketClient:
         return Request(now, wanted, num_answers=self.timing.num_answers, late_at=now + hedge_after)
 
     def _hedge_after(self, size: int) -> float:
-        """Seconds after which a request is sent a second time; never where few bytes or requests may be sent."""
+        """Seconds after which a request is sent a second time; never where few bytes or requests
+        may be sent."""
         if size > LARGE_BYTES or self.options.max_source_rate is not None or self.limiter.is_slowed:
             return math.inf
         return self.timing.hedge_after() or math.inf
@@ -170,7 +187,13 @@ class BucketClient:
             if request.is_stalled:
                 is_alive = self.timing.num_answers > request.num_answers
                 silence = asyncio.get_running_loop().time() - request.last
-                kind = Kind.AGAIN if is_alive else Kind.BUSY if self.timing.num_answers else Kind.CONNECT
+                kind = (
+                    Kind.AGAIN
+                    if is_alive
+                    else Kind.BUSY
+                    if self.timing.num_answers
+                    else Kind.CONNECT
+                )
                 return Failure(kind, f"no answer for {silence:.0f} s", "")
             raise
         except Exception as error:  # of the client: whatever it is
@@ -214,7 +237,9 @@ class BucketClient:
             "range": (start, stop) if start >= 0 else {"suffix": -start},
             **(version.conditions if version is not None else {}),
         }
-        request.waits_for = cast("asyncio.Future[Any]", obstore.get_async(self.store, wanted.key, options=options))
+        request.waits_for = cast(
+            "asyncio.Future[Any]", obstore.get_async(self.store, wanted.key, options=options)
+        )
         result = await request.waits_for
         request.first = request.last = loop.time()
         there = version_of_answer(result.meta, version, versions=self.options.versions)
@@ -267,7 +292,8 @@ def _explain_length(result: Any) -> Failure:
 
 
 def _is_cancelled() -> bool:
-    """Whether this task itself was cancelled, not just what it waited for; not known before Python 3.11."""
+    """Whether this task itself was cancelled, not just what it waited for; not known before Python
+    3.11."""
     return bool(getattr(asyncio.current_task(), "cancelling", int)())
 
 
@@ -278,7 +304,9 @@ def _take_hedge(request: Request, second: asyncio.Task[RangeResponse | Failure])
         request.interrupt()
 
 
-def _error_of(location: str, failure: Failure, version: ObjectVersion | None, start: int, stop: int) -> DataError:
+def _error_of(
+    location: str, failure: Failure, version: ObjectVersion | None, start: int, stop: int
+) -> DataError:
     """What to say of a request that failed for good."""
     if failure.kind is Kind.MISSING:
         if version is None:
@@ -286,7 +314,9 @@ def _error_of(location: str, failure: Failure, version: ObjectVersion | None, st
         return MissingFileError(location, f"was deleted while it was in use; {CHANGED_REMEDY}")
     if failure.kind is Kind.CHANGED:
         found = "" if failure.cause == "was replaced" else f" ({failure.cause})"
-        return ChangedFileError(location, f"was replaced while it was in use{found}; {CHANGED_REMEDY}")
+        return ChangedFileError(
+            location, f"was replaced while it was in use{found}; {CHANGED_REMEDY}"
+        )
     if failure.kind is Kind.EMPTY:
         return CorruptFileError(
             location,

@@ -1,4 +1,5 @@
-"""obstore's stores: one for requests, and one for listings, of each bucket with its options; shared by the process."""
+"""obstore's stores: one for requests, and one for listings, of each bucket with its options; shared
+by the process."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from megablend.storage.transfer import Counted
 INSTALL = "install megablend[objects] (`pip install 'megablend[objects]'`)"
 _LIST_SECONDS = 30.0
 _LIST_SILENCE = 3
-"""Times `read_timeout` after which a listing that sends nothing is asked for again: a store may search long for a page."""
+"""Times `read_timeout` after which a listing that sends nothing is asked for again: a store may
+search long for a page."""
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
@@ -61,7 +63,8 @@ def get_client(address: Address, options: StoreOptions, query: str) -> BucketCli
 
 
 def get_lister(address: Address, options: StoreOptions) -> Any:
-    """obstore's store for listings of a bucket: these are of many requests, each of which is tried again by itself."""
+    """obstore's store for listings of a bucket: these are of many requests, each of which is tried
+    again by itself."""
     check_fork()
     key = (address.root, options)
     with _lock:
@@ -71,13 +74,17 @@ def get_lister(address: Address, options: StoreOptions) -> Any:
 
 
 def get_web_server(endpoint: str, options: StoreOptions) -> Any:
-    """obstore's store of an endpoint as of a web server, reached as its options say. Raises: ConfigError."""
+    """obstore's store of an endpoint as of a web server, reached as its options say. Raises:
+    ConfigError."""
     scheme, _, server = endpoint.partition("://")
-    return _make_store(Address(scheme.lower(), server.rstrip("/"), ""), options, "", is_for_lists=False)
+    return _make_store(
+        Address(scheme.lower(), server.rstrip("/"), ""), options, "", is_for_lists=False
+    )
 
 
 def find_endpoint(address: Address, options: StoreOptions) -> str | None:
-    """The endpoint that is set, by the config or by the environment. Raises: ConfigError where it is not a URL."""
+    """The endpoint that is set, by the config or by the environment. Raises: ConfigError where it
+    is not a URL."""
     return options.endpoint or _find_endpoint(address.scheme)
 
 
@@ -89,15 +96,24 @@ def count_requests() -> Counted:
 
 
 def forget_clients() -> None:
-    """Make clients again on their next use, for what has changed in the environment; not while requests are in flight."""
+    """Make clients again on their next use, for what has changed in the environment; not while
+    requests are in flight."""
     with _lock:
         _clients.clear()
         _listers.clear()
 
 
-def _make_sockets(address: Address, options: StoreOptions, query: str, store: Any) -> SocketReader | None:
-    """What reads ranges without the client, where its URLs are known or can be signed for everything that options ask for."""
-    if options.versions or options.proxy or options.anonymous or address.scheme not in ("s3", *WEB_SCHEMES):
+def _make_sockets(
+    address: Address, options: StoreOptions, query: str, store: Any
+) -> SocketReader | None:
+    """What reads ranges without the client, where its URLs are known or can be signed for
+    everything that options ask for."""
+    if (
+        options.versions
+        or options.proxy
+        or options.anonymous
+        or address.scheme not in ("s3", *WEB_SCHEMES)
+    ):
         return None
 
     async def find_url(key: str) -> str:
@@ -127,17 +143,24 @@ def _make_store(address: Address, options: StoreOptions, query: str, *, is_for_l
     given = find_endpoint(address, options)
     common: dict[str, Any] = {
         "client_options": _client_options(address, options, given, is_for_lists=is_for_lists),
-        "retry_config": {"max_retries": 4 if is_for_lists else 0, "retry_timeout": timedelta(seconds=_LIST_SECONDS)},
+        "retry_config": {
+            "max_retries": 4 if is_for_lists else 0,
+            "retry_timeout": timedelta(seconds=_LIST_SECONDS),
+        },
     }
     try:
         if address.scheme in WEB_SCHEMES:
-            return HTTPStore(f"{address.scheme}://{address.bucket}/{f'?{query}' if query else ''}", **common)
+            return HTTPStore(
+                f"{address.scheme}://{address.bucket}/{f'?{query}' if query else ''}", **common
+            )
         if options.anonymous:
             common["skip_signature"] = True
         if address.scheme == "gs":
             return GCSStore(address.bucket, **common, **_drop_none(base_url=given))
         if address.scheme == "az":
-            return AzureStore(address.bucket, **common, **_drop_none(account_name=options.account, endpoint=given))
+            return AzureStore(
+                address.bucket, **common, **_drop_none(account_name=options.account, endpoint=given)
+            )
         return S3Store(address.bucket, **common, **_s3_settings(address, options, given))
     except ConfigError:
         raise
@@ -157,7 +180,8 @@ def _drop_none(**settings: str | None) -> dict[str, Any]:
 
 
 def _find_endpoint(scheme: str) -> str | None:
-    """The endpoint that the environment gives. Raises: ConfigError where it is not a URL; the client would panic."""
+    """The endpoint that the environment gives. Raises: ConfigError where it is not a URL; the
+    client would panic."""
     for name in _ENDPOINTS.get(scheme, ()):
         if found := os.environ.get(name):
             if not is_server_url(found):
@@ -172,7 +196,9 @@ def _check_region() -> None:
     """Raises: ConfigError where the region that the environment gives cannot be one."""
     for name in _REGIONS:
         if (found := os.environ.get(name)) and not is_region(found):
-            raise ConfigError(f"{name}: found {found!r}, expected the name of a region such as us-east-1")
+            raise ConfigError(
+                f"{name}: found {found!r}, expected the name of a region such as us-east-1"
+            )
 
 
 def _s3_settings(address: Address, options: StoreOptions, endpoint: str | None) -> dict[str, Any]:
@@ -183,7 +209,9 @@ def _s3_settings(address: Address, options: StoreOptions, endpoint: str | None) 
         _check_region()
     if endpoint:
         scheme, _, host = endpoint.partition("://")
-        settings["endpoint"] = endpoint if options.path_style is not False else f"{scheme}://{address.bucket}.{host}"
+        settings["endpoint"] = (
+            endpoint if options.path_style is not False else f"{scheme}://{address.bucket}.{host}"
+        )
     if options.path_style is not None:
         settings["virtual_hosted_style_request"] = not options.path_style
     if options.requester_pays:
@@ -214,19 +242,26 @@ def _client_options(
         try:
             settings["root_certificate"] = data = Path(ca_file).expanduser().read_bytes()
             if not data:
-                raise ConfigError(f"{address.root}: ca_file {ca_file}: is empty; expected certificates in PEM format")
+                raise ConfigError(
+                    f"{address.root}: ca_file {ca_file}: is empty; expected certificates in PEM format"
+                )
             ssl.create_default_context(cadata=data.decode("ascii", "ignore"))
         except ssl.SSLError:
-            raise ConfigError(f"{address.root}: ca_file {ca_file}: expected certificates in PEM format") from None
+            raise ConfigError(
+                f"{address.root}: ca_file {ca_file}: expected certificates in PEM format"
+            ) from None
         except OSError as error:
-            raise ConfigError(f"{address.root}: ca_file {ca_file}: cannot be read ({error.strerror})") from None
+            raise ConfigError(
+                f"{address.root}: ca_file {ca_file}: cannot be read ({error.strerror})"
+            ) from None
     if options.proxy:
         settings["proxy_url"] = options.proxy
     return settings
 
 
 def _unlock() -> None:
-    """After a fork the lock may be held by a thread that the child does not have; stores cannot be used, nor safely dropped."""
+    """After a fork the lock may be held by a thread that the child does not have; stores cannot be
+    used, nor safely dropped."""
     global _lock
     _lock = threading.Lock()
 

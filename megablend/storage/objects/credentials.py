@@ -1,6 +1,8 @@
-"""Credentials of S3 that obstore does not find by itself: profiles and single sign-on of ~/.aws, through botocore.
+"""Credentials of S3 that obstore does not find by itself: profiles and single sign-on of ~/.aws,
+through botocore.
 
-Keys of the environment, web identities, containers and instances are obstore's, as are all of Google's and Azure's.
+Keys of the environment, web identities, containers and instances are obstore's, as are all of
+Google's and Azure's.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _FOUND_BY_OBSTORE = (
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
 _ASK_AGAIN = timedelta(minutes=6)
-"""obstore asks for new ones 5 minutes before the end: once a minute; botocore answers from memory until they expire."""
+"""obstore asks for new ones 5 minutes before the end: once a minute; botocore answers from memory
+until they expire."""
 _REMEDY = "they are read by botocore: `pip install botocore`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 Provider = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -33,7 +36,9 @@ def find_provider(profile: str | None) -> Provider | None:
     Raises: ConfigError where a profile is asked for that cannot be read.
     """
     named = profile or os.environ.get("AWS_PROFILE")
-    if named is None and (any(os.environ.get(name) for name in _FOUND_BY_OBSTORE) or not _has_files()):
+    if named is None and (
+        any(os.environ.get(name) for name in _FOUND_BY_OBSTORE) or not _has_files()
+    ):
         return None
     try:
         import botocore.exceptions
@@ -43,11 +48,15 @@ def find_provider(profile: str | None) -> Provider | None:
             LOG.warning("credentials in ~/.aws are not read: %s", _REMEDY)
             return None
         where = "`profile`" if profile else "AWS_PROFILE"
-        raise ConfigError(f"credentials of profile {named!r} in ~/.aws: {_REMEDY}, and remove {where}") from None
+        raise ConfigError(
+            f"credentials of profile {named!r} in ~/.aws: {_REMEDY}, and remove {where}"
+        ) from None
     try:
         credentials = botocore.session.Session(profile=named).get_credentials()
     except botocore.exceptions.ProfileNotFound:
-        raise ConfigError(f"profile {named!r}: not found in ~/.aws/config or ~/.aws/credentials") from None
+        raise ConfigError(
+            f"profile {named!r}: not found in ~/.aws/config or ~/.aws/credentials"
+        ) from None
     if credentials is None:
         if named is None:
             return None
@@ -69,5 +78,10 @@ def find_provider(profile: str | None) -> Provider | None:
 
 
 def _has_files() -> bool:
-    names = (("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), ("AWS_CONFIG_FILE", "~/.aws/config"))
-    return any(Path(os.environ.get(name) or default).expanduser().is_file() for name, default in names)
+    names = (
+        ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+        ("AWS_CONFIG_FILE", "~/.aws/config"),
+    )
+    return any(
+        Path(os.environ.get(name) or default).expanduser().is_file() for name, default in names
+    )

@@ -1,7 +1,7 @@
 """What an error of the client means: which are tried again, and what is said of the others.
 
-The client's messages contain whole URLs, with the signature that a query may be, and answers of servers that echo keys: only
-known codes of them are shown.
+The client's messages contain whole URLs, with the signature that a query may be, and answers of
+servers that echo keys: only known codes of them are shown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Kind(Enum):
     NO_RANGES = "no ranges"
     """The server answers with a whole object, also where it is empty."""
     UNUSABLE = "unusable"
-    """The server's answers cannot be used: it is tried a few times, since a proxy may have sent this one."""
+    """The server's answers cannot be used: it is tried a few times, since a proxy may have sent
+    this one."""
     REFUSED = "refused"
     """It will not be answered, however often it is tried."""
 
@@ -53,28 +54,57 @@ _BAD_TIME = "source: InvalidLastModified {"
 """Of the client's description of an answer whose Last-Modified header is not a time."""
 _COPY = "use a server that does, or copy the file"
 _ANSWERS = (
-    ("TooManyRedirects", "the server redirects in a circle", "check the location, and whether it needs a login"),
-    ("MissingContentLength", "the server's answers have no Content-Length", _COPY.replace("does", "sends it")),
-    ("NoContentRange", "the server's answers have no Content-Range", _COPY.replace("does", "sends it")),
-    ("ParseContentRange", "the server's answers do not say how large the file is (Content-Range)", _COPY),
-    ("UnexpectedRange", "the server answers with other bytes of the file than were requested", _COPY),
+    (
+        "TooManyRedirects",
+        "the server redirects in a circle",
+        "check the location, and whether it needs a login",
+    ),
+    (
+        "MissingContentLength",
+        "the server's answers have no Content-Length",
+        _COPY.replace("does", "sends it"),
+    ),
+    (
+        "NoContentRange",
+        "the server's answers have no Content-Range",
+        _COPY.replace("does", "sends it"),
+    ),
+    (
+        "ParseContentRange",
+        "the server's answers do not say how large the file is (Content-Range)",
+        _COPY,
+    ),
+    (
+        "UnexpectedRange",
+        "the server answers with other bytes of the file than were requested",
+        _COPY,
+    ),
 )
-"""Answers that cannot be used: a word of the client's description, what is said of it, and what to do."""
+"""Answers that cannot be used: a word of the client's description, what is said of it, and what to
+do."""
 _NAMES = re.compile(r"https?://\S+|\"[^\"\n]*/[^\"\n]*\"")
 """URLs and keys, which may contain any word."""
-_METADATA = re.compile(r"/latest/api/token|/latest/meta-data|/computeMetadata/v1|/metadata/identity/oauth2")
+_METADATA = re.compile(
+    r"/latest/api/token|/latest/meta-data|/computeMetadata/v1|/metadata/identity/oauth2"
+)
 """Addresses at which machines of a cloud get their credentials."""
 _BUSY = {"408", "425", "429", "502", "503", "504"}
 _CLOCK = "set the clock of this machine"
 _KEYS = "check the credentials of the environment (access key, secret and session token belong together)"
 _EXPIRED = "renew the credentials; those of roles and profiles are refreshed by themselves"
-_ACCESS = (
-    "get permission to read it (and to list its folder, for patterns); or set `anonymous: true` where it is public"
-)
+_ACCESS = "get permission to read it (and to list its folder, for patterns); or set `anonymous: true` where it is public"
 _REGION = "set `region` of this prefix under `storage`, or AWS_REGION"
 _CODES = {
-    "NoSuchBucket": (Kind.REFUSED, "there is no such bucket", "check its name, `endpoint` and `region`"),
-    "ContainerNotFound": (Kind.REFUSED, "there is no such container", "check its name and the account"),
+    "NoSuchBucket": (
+        Kind.REFUSED,
+        "there is no such bucket",
+        "check its name, `endpoint` and `region`",
+    ),
+    "ContainerNotFound": (
+        Kind.REFUSED,
+        "there is no such container",
+        "check its name and the account",
+    ),
     "InvalidBucketName": (Kind.REFUSED, "this is not a valid bucket name", "check its name"),
     "ExpiredToken": (Kind.EXPIRED, "the credentials have expired", _EXPIRED),
     "ExpiredTokenException": (Kind.EXPIRED, "the credentials have expired", _EXPIRED),
@@ -83,12 +113,20 @@ _CODES = {
     "InvalidAccessKeyId": (Kind.REFUSED, "the access key does not exist", _KEYS),
     "SignatureDoesNotMatch": (Kind.REFUSED, "the secret key is wrong", _KEYS),
     "AuthenticationFailed": (Kind.REFUSED, "the account key or token is wrong", _KEYS),
-    "RequestTimeTooSkewed": (Kind.REFUSED, "the clocks of this machine and the store differ", _CLOCK),
+    "RequestTimeTooSkewed": (
+        Kind.REFUSED,
+        "the clocks of this machine and the store differ",
+        _CLOCK,
+    ),
     "AuthorizationHeaderMalformed": (Kind.REFUSED, "the bucket is in another region", _REGION),
     "PermanentRedirect": (Kind.REFUSED, "the bucket is in another region", _REGION),
     "AccessDenied": (Kind.REFUSED, "access is denied", _ACCESS),
     "SlowDown": (Kind.BUSY, "the store asks for fewer requests", ""),
-    "InvalidObjectState": (Kind.REFUSED, "the object is archived", "restore it from the archive first"),
+    "InvalidObjectState": (
+        Kind.REFUSED,
+        "the object is archived",
+        "restore it from the archive first",
+    ),
 }
 _STATUSES = {
     "400": (Kind.REFUSED, "the store refuses the request", "check `endpoint` and `region`"),
@@ -100,7 +138,9 @@ _STATUSES = {
     "416": (Kind.EMPTY, "the object ends before", ""),
 }
 _NO_CREDENTIALS = Failure(
-    Kind.CONNECT, "no credentials were found", "set them in the environment; or `anonymous: true` for public data"
+    Kind.CONNECT,
+    "no credentials were found",
+    "set them in the environment; or `anonymous: true` for public data",
 )
 _BROKEN = Failure(Kind.AGAIN, "the connection broke", "")
 _BROKEN_WRITE = Failure(
@@ -111,7 +151,8 @@ _BROKEN_WRITE = Failure(
 
 
 def read_failure(error: BaseException, *, is_write: bool = False) -> Failure:
-    """What an exception of obstore (or of its credentials) means; of a request that writes an object if `is_write`."""
+    """What an exception of obstore (or of its credentials) means; of a request that writes an
+    object if `is_write`."""
     found = _read_failure(error)
     return _BROKEN_WRITE if is_write and found == _BROKEN else found
 
@@ -128,7 +169,11 @@ def _read_failure(error: BaseException) -> Failure:
     if isinstance(error, FileNotFoundError):
         return Failure(*_STATUSES["404"])
     if "redirect without LOCATION" in text:
-        return Failure(Kind.REFUSED, "the store redirects elsewhere: the bucket is probably in another region", _REGION)
+        return Failure(
+            Kind.REFUSED,
+            "the store redirects elsewhere: the bucket is probably in another region",
+            _REGION,
+        )
     if name == "NotSupportedError" or "non-partial response" in text:
         return Failure(
             Kind.NO_RANGES,
@@ -137,7 +182,9 @@ def _read_failure(error: BaseException) -> Failure:
         )
     if (key := find_bad_key(error)) is not None:
         cause = f"the object {key} has an empty part, `.` or `..` between slashes"
-        return Failure(Kind.REFUSED, cause, "remove it; if it is needed, copy it to another key first")
+        return Failure(
+            Kind.REFUSED, cause, "remove it; if it is needed, copy it to another key first"
+        )
     if _BAD_TIME in text:
         return Failure(
             Kind.REFUSED,
@@ -154,15 +201,20 @@ def _read_failure(error: BaseException) -> Failure:
 
 
 def find_bad_key(error: BaseException) -> str | None:
-    """The key that a LIST failed at, since the client cannot express it; None where that is not the cause."""
-    found = re.search(r'Path "([^"]*)" contained empty path segment|Error parsing Path "([^"]*)"', str(error))
+    """The key that a LIST failed at, since the client cannot express it; None where that is not the
+    cause."""
+    found = re.search(
+        r'Path "([^"]*)" contained empty path segment|Error parsing Path "([^"]*)"', str(error)
+    )
     return (found[1] or found[2]) if found else None
 
 
 def _of_status(status: str, code: str, text: str) -> Failure:
     shown = f"HTTP {status}{f', {code}' if code else ''}"
     if status == "407":
-        return Failure(Kind.REFUSED, f"the proxy asks for credentials ({shown})", "give them in HTTPS_PROXY")
+        return Failure(
+            Kind.REFUSED, f"the proxy asks for credentials ({shown})", "give them in HTTPS_PROXY"
+        )
     if status in _STATUSES:
         kind, cause, remedy = _STATUSES[status]
         return Failure(kind, f"{cause} ({shown})" if kind is Kind.REFUSED else cause, remedy)
@@ -177,9 +229,13 @@ def _of_connection(text: str, name: str) -> Failure:
     low = _NAMES.sub("", text).lower()
     if "causedasendentity" in low:
         remedy = "give the server a certificate of its own, signed by that authority, whose PEM file `ca_file` names"
-        return Failure(Kind.CONNECT, "the server's TLS certificate is that of an authority (CA:TRUE)", remedy)
+        return Failure(
+            Kind.CONNECT, "the server's TLS certificate is that of an authority (CA:TRUE)", remedy
+        )
     if "certificate" in low or "invalidcertificate" in low or "unknownissuer" in low:
-        remedy = "set `ca_file` to the PEM file of the authority that signed it, or correct `endpoint`"
+        remedy = (
+            "set `ca_file` to the PEM file of the authority that signed it, or correct `endpoint`"
+        )
         return Failure(Kind.CONNECT, "the server's TLS certificate is not trusted", remedy)
     if "dns error" in low:
         return Failure(
@@ -189,21 +245,27 @@ def _of_connection(text: str, name: str) -> Failure:
         )
     if "invalidmessage" in low or "corrupt message" in low:
         return Failure(
-            Kind.CONNECT, "the server does not speak TLS at this port", "check `http` or `https` of `endpoint`"
+            Kind.CONNECT,
+            "the server does not speak TLS at this port",
+            "check `http` or `https` of `endpoint`",
         )
     if "tunnel" in low or "proxy" in low:
         return Failure(
-            Kind.CONNECT, "the proxy does not connect", "check `proxy` or HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
+            Kind.CONNECT,
+            "the proxy does not connect",
+            "check `proxy` or HTTPS_PROXY, HTTP_PROXY and NO_PROXY",
         )
     if "aws sso login" in low or "sso token" in low:
-        return Failure(Kind.EXPIRED, "nobody is signed in with the profile", "run `aws sso login` with it")
-    if "builder error" in low or "url scheme is not allowed" in low:
-        cause = (
-            "the server redirects to a URL that cannot be requested (from https:// to http://, or of another scheme)"
+        return Failure(
+            Kind.EXPIRED, "nobody is signed in with the profile", "run `aws sso login` with it"
         )
+    if "builder error" in low or "url scheme is not allowed" in low:
+        cause = "the server redirects to a URL that cannot be requested (from https:// to http://, or of another scheme)"
         return Failure(Kind.REFUSED, cause, "check the location and `endpoint`")
     if "credential" in low or name == "UnauthenticatedError":
         return _NO_CREDENTIALS
     if "kind: connect" in low or "tcp connect error" in low:
-        return Failure(Kind.CONNECT, "no connection to the server", "check `endpoint`, `proxy` and the network")
+        return Failure(
+            Kind.CONNECT, "no connection to the server", "check `endpoint`, `proxy` and the network"
+        )
     return _BROKEN

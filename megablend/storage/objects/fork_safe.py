@@ -23,7 +23,8 @@ from megablend.storage.wrapper import WrapperStorage
 
 
 class ForkSafeStorage(WrapperStorage):
-    """Reads object stores through a helper process, except in a DataLoader's workers, and if this process has a client already.
+    """Reads object stores through a helper process, except in a DataLoader's workers, and if this
+    process has a client already.
 
     Args:
         inner: reads everything else; picklable.
@@ -64,7 +65,8 @@ class ForkSafeStorage(WrapperStorage):
 
 
 class _HelperStorage(WrapperStorage):
-    """Calls `inner` in the helper process, and keeps the versions that it has met: for it, and for forked workers."""
+    """Calls `inner` in the helper process, and keeps the versions that it has met: for it, and for
+    forked workers."""
 
     def __init__(self, inner: Storage, *, checking: bool) -> None:
         super().__init__(inner)
@@ -115,11 +117,15 @@ class _HelperStorage(WrapperStorage):
         """See Storage.read."""
         return bytes(self._call("read", path, offset, size))
 
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+    def read_ranges(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
         """See Storage.read_ranges."""
         return self.fetch(path, offsets, sizes, allocate).result()
 
-    def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
+    def fetch(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> Future[tuple[Bytes, Int64s]]:
         """See Storage.fetch."""
         found = Future[tuple[Bytes, Int64s]]()
 
@@ -157,7 +163,8 @@ class _HelperStorage(WrapperStorage):
         return {} if version is None else {scheme: {path: version}}
 
     def _keep(self, known: KnownFiles) -> None:
-        """Keep the versions that a call has met. Raises: ChangedFileError if a call at the same time has met another one."""
+        """Keep the versions that a call has met. Raises: ChangedFileError if a call at the same
+        time has met another one."""
         for scheme, files in known.items():
             of_scheme = self._known.setdefault(scheme, {})
             for path, each in files.items():

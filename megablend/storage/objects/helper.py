@@ -1,8 +1,10 @@
-"""Object stores read by a helper process, for programs that fork workers later: this process never has a client.
+"""Object stores read by a helper process, for programs that fork workers later: this process never
+has a client.
 
-The client does not work in a child that is forked after its first use, and Megatron's DataLoader forks its workers. Its
-parent reads little (it builds caches), so that these reads may go through a pipe. Workers read by themselves. The helper is a new
-Python process, not a fork, and does not import the program's main module.
+The client does not work in a child that is forked after its first use, and Megatron's DataLoader
+forks its workers. Its parent reads little (it builds caches), so that these reads may go through a
+pipe. Workers read by themselves. The helper is a new Python process, not a fork, and does not
+import the program's main module.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Helper:
         self._connection, theirs = Pipe()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-c", _CODE, str(theirs.fileno())]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
+        )
         theirs.close()
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -45,13 +49,17 @@ class Helper:
         self._reader = threading.Thread(target=self._receive, name="megablend-helper", daemon=True)
         self._reader.start()
 
-    def call(self, storage: Storage, known: KnownFiles, method: str, *arguments: Any) -> Future[Any]:
+    def call(
+        self, storage: Storage, known: KnownFiles, method: str, *arguments: Any
+    ) -> Future[Any]:
         """Call a method of a storage, whose first argument is a location.
 
         Args:
-            known: versions of files that the call is to read, if they are known. The helper keeps none from call to call.
+            known: versions of files that the call is to read, if they are known. The helper keeps
+                none from call to call.
 
-        Returns: a future of its result and the versions known afterwards, or of its error; DataError where the process has ended.
+        Returns: a future of its result and the versions known afterwards, or of its error;
+            DataError where the process has ended.
         """
         number = next(self._numbers)
         found = Future[Any]()
@@ -60,7 +68,9 @@ class Helper:
         with self._lock:
             self._pending[number] = (arguments[0], found)
             try:
-                self._connection.send_bytes(pickle.dumps((number, pickled, known, method, arguments)))
+                self._connection.send_bytes(
+                    pickle.dumps((number, pickled, known, method, arguments))
+                )
             except OSError:
                 self._pending.pop(number)[1].set_exception(self._ended(arguments[0]))
         return found
@@ -92,9 +102,7 @@ class Helper:
 
     @staticmethod
     def _ended(path: str) -> DataError:
-        problem = (
-            "cannot be read: the helper process for object stores has ended; start again: its messages above say why"
-        )
+        problem = "cannot be read: the helper process for object stores has ended; start again: its messages above say why"
         return DataError(path, problem)
 
 

@@ -1,6 +1,8 @@
-"""Requests in flight, looked at several times a second: stalled ones are ended, late ones are sent a second time.
+"""Requests in flight, looked at several times a second: stalled ones are ended, late ones are sent
+a second time.
 
-One timer serves all requests of a source: a timer, and a task that waits for it, would cost more CPU time than a request.
+One timer serves all requests of a source: a timer, and a task that waits for it, would cost more
+CPU time than a request.
 """
 
 from __future__ import annotations
@@ -56,14 +58,17 @@ class Request:
         "wanted",
     )
 
-    def __init__(self, now: float, wanted: RangeRequest, *, num_answers: int, late_at: float = math.inf) -> None:
+    def __init__(
+        self, now: float, wanted: RangeRequest, *, num_answers: int, late_at: float = math.inf
+    ) -> None:
         self.wanted = wanted
         self.num_answers = num_answers
         """The source's answers when it was sent."""
         self.began = self.last = now
         """When something of its answer last arrived."""
         self.check_at = 0.0
-        """Earlier it is not looked at whether it has stalled: how long others take is known better by then."""
+        """Earlier it is not looked at whether it has stalled: how long others take is known better
+        by then."""
         self.first: float | None = None
         """When its answer began."""
         self.waits_for: asyncio.Future[Any] | None = None
@@ -93,7 +98,11 @@ class InFlightMonitor:
     """
 
     def __init__(
-        self, timing: Timing, limiter: RateLimiter, read_timeout: float, hedge: Callable[[Request], None]
+        self,
+        timing: Timing,
+        limiter: RateLimiter,
+        read_timeout: float,
+        hedge: Callable[[Request], None],
     ) -> None:
         self._timing = timing
         self._limiter = limiter
@@ -125,7 +134,9 @@ class InFlightMonitor:
         for request in list(self._requests):
             if request.hedge_answer is not None:
                 request.interrupt()
-            elif now >= max(request.check_at, request.last + self._read_timeout) and self._has_stalled(request, now):
+            elif now >= max(
+                request.check_at, request.last + self._read_timeout
+            ) and self._has_stalled(request, now):
                 request.is_stalled = True
                 request.interrupt()
             elif now >= request.late_at:
@@ -139,7 +150,8 @@ class InFlightMonitor:
         return now >= end
 
     def _allow(self, request: Request) -> float:
-        """Seconds that may pass after the last sign of an answer: few where a whole round of later requests was answered."""
+        """Seconds that may pass after the last sign of an answer: few where a whole round of later
+        requests was answered."""
         size = 0 if request.first is None or request.is_large else request.wanted.size
         if self._timing.is_overtaken(request.began, self._limiter.requests):
             return self._timing.allow_stalled(size)

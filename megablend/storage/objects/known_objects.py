@@ -1,4 +1,5 @@
-"""What a storage knows of objects without asking again: the version of each that was met, and the ends of some."""
+"""What a storage knows of objects without asking again: the version of each that was met, and the
+ends of some."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ class KnownObjects:
         self._versions.update(versions)
         self._new.update(versions)
 
-    def keep(self, path: str, version: ObjectVersion, ends: HeadAndTail | None = None) -> ObjectVersion:
+    def keep(
+        self, path: str, version: ObjectVersion, ends: HeadAndTail | None = None
+    ) -> ObjectVersion:
         """Returns: the version that all readers of an object have: the one that was met first."""
         kept = self._versions.setdefault(path, version)
         if kept is version:

@@ -1,7 +1,9 @@
-"""Keys that match a pattern, by LIST: one request (and its further pages) a folder for `*`, and one for all below `**`.
+"""Keys that match a pattern, by LIST: one request (and its further pages) a folder for `*`, and one
+for all below `**`.
 
-Patterns mean what they mean on a local disk: `*`, `?` and `[]` within a name, `**` for any number of folders, names that begin
-with a dot only where the pattern has one. A name that equals its part of the pattern matches, whatever characters it has.
+Patterns mean what they mean on a local disk: `*`, `?` and `[]` within a name, `**` for any number
+of folders, names that begin with a dot only where the pattern has one. A name that equals its part
+of the pattern matches, whatever characters it has.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ ListAll = Callable[[str], Awaitable[Sequence[Object]]]
 
 
 async def find_objects(pattern: str, list_folder: ListFolder, list_all: ListAll) -> Listed:
-    """Objects whose key matches `pattern`, sorted by key, and folders that it matches as it does objects.
+    """Objects whose key matches `pattern`, sorted by key, and folders that it matches as it does
+    objects.
 
     The pattern has a wildcard. Raises as the two callbacks do.
     """
@@ -53,7 +56,9 @@ def is_wild(part: str) -> bool:
     return re.search(r"[*?[]", part) is not None
 
 
-async def _search(folder: str, parts: Sequence[str], list_folder: ListFolder, list_all: ListAll) -> Listed:
+async def _search(
+    folder: str, parts: Sequence[str], list_folder: ListFolder, list_all: ListAll
+) -> Listed:
     """Objects, and folders, below a folder that match the parts of a pattern."""
     if ANY_FOLDERS in parts:
         plain = next(i for i, part in enumerate(parts) if is_wild(part))
@@ -62,16 +67,27 @@ async def _search(folder: str, parts: Sequence[str], list_folder: ListFolder, li
             skip = len(below) + 1 if below else 0
             objects = await list_all(below)
             wanted = tuple(parts[plain:])
-            return Listed([], [each for each in objects if matches_parts(each["path"][skip:].split("/"), wanted)])
+            return Listed(
+                [],
+                [each for each in objects if matches_parts(each["path"][skip:].split("/"), wanted)],
+            )
     plain = next((i for i, part in enumerate(parts) if is_wild(part)), len(parts) - 1)
     folder = _join(folder, parts[:plain])
     parts = parts[plain:]
     listed = await list_folder(folder)
     folders = [each for each in listed.folders if matches_part(_name(each), parts[0])]
     if len(parts) == 1:
-        return Listed(folders, [each for each in listed.objects if matches_part(_name(each["path"]), parts[0])])
-    found = await asyncio.gather(*(_search(each, parts[1:], list_folder, list_all) for each in folders))
-    return Listed([name for each in found for name in each.folders], [obj for each in found for obj in each.objects])
+        return Listed(
+            folders,
+            [each for each in listed.objects if matches_part(_name(each["path"]), parts[0])],
+        )
+    found = await asyncio.gather(
+        *(_search(each, parts[1:], list_folder, list_all) for each in folders)
+    )
+    return Listed(
+        [name for each in found for name in each.folders],
+        [obj for each in found for obj in each.objects],
+    )
 
 
 def _join(folder: str, parts: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """The process's one event loop, in a thread of its own, which all requests to object stores run in.
 
-The client is not safe to use after a fork: its threads do not exist in the child, which would wait for them forever. So
-a child of a process that has used it is refused at once.
+The client is not safe to use after a fork: its threads do not exist in the child, which would wait
+for them forever. So a child of a process that has used it is refused at once.
 """
 
 from __future__ import annotations
@@ -34,15 +34,19 @@ class _Loop:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="megablend-objects", daemon=True)
+        self._thread = threading.Thread(
+            target=self.loop.run_forever, name="megablend-objects", daemon=True
+        )
         self._thread.start()
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Cancel what is in flight, and stop the loop: the client ends the process with an error if one of its threads has an
-        answer for an interpreter that has ended."""
+        """Cancel what is in flight, and stop the loop: the client ends the process with an error if
+        one of its threads has an answer for an interpreter that has ended."""
         with contextlib.suppress(Exception):  # the process ends in any case
-            asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result(timeout=2 * _CLOSE_SECONDS)
+            asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result(
+                timeout=2 * _CLOSE_SECONDS
+            )
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=5)
 
@@ -68,7 +72,9 @@ _forked_after_use = False
 def check_fork() -> None:
     """Refuse to go on in a child of a process that has used the client. Raises: ConfigError."""
     if _forked_after_use:
-        raise ConfigError(f"this process was forked from one that has read from an object store: {FORK_REMEDY}")
+        raise ConfigError(
+            f"this process was forked from one that has read from an object store: {FORK_REMEDY}"
+        )
 
 
 def is_used() -> bool:
@@ -77,7 +83,8 @@ def is_used() -> bool:
 
 
 def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
-    """Run a coroutine in the loop. Raises: ConfigError in a forked child of a process that has done so before."""
+    """Run a coroutine in the loop. Raises: ConfigError in a forked child of a process that has done
+    so before."""
     global _running
     if _forked_after_use:
         work.close()

@@ -1,4 +1,5 @@
-"""Which version of an object is read: its size and etag, sent along with every request and compared with every answer."""
+"""Which version of an object is read: its size and etag, sent along with every request and compared
+with every answer."""
 
 from __future__ import annotations
 
@@ -17,11 +18,13 @@ class ObjectVersion:
     size: int
     """Bytes."""
     etag: str
-    """Without quotes; empty where the store gives none, or a weak one, which two versions may share."""
+    """Without quotes; empty where the store gives none, or a weak one, which two versions may
+    share."""
     modified: int
     """Seconds since 1970; 0 where it is not known."""
     version_id: str | None = None
-    """The store's name of it, by which it is read on after another has come; None where versions are not asked for."""
+    """The store's name of it, by which it is read on after another has come; None where versions
+    are not asked for."""
 
     @property
     def stat(self) -> FileStat:
@@ -45,13 +48,21 @@ class ObjectVersion:
             return f"it has {other.size} bytes, had {self.size}"
         if self.etag and other.etag and other.etag != self.etag:
             return f"its etag is {other.etag}, was {self.etag}"
-        if not (self.etag and other.etag) and self.modified and other.modified and other.modified != self.modified:
+        if (
+            not (self.etag and other.etag)
+            and self.modified
+            and other.modified
+            and other.modified != self.modified
+        ):
             return f"it was modified at {_show(other.modified)}, before at {_show(self.modified)}"
         return None
 
 
-def version_of_answer(meta: Mapping[str, Any], expected: ObjectVersion | None, *, versions: bool) -> ObjectVersion:
-    """The version that an answer is of; `expected` itself where that is the one, which most answers are."""
+def version_of_answer(
+    meta: Mapping[str, Any], expected: ObjectVersion | None, *, versions: bool
+) -> ObjectVersion:
+    """The version that an answer is of; `expected` itself where that is the one, which most answers
+    are."""
     etag = normalise_etag(meta["e_tag"])
     if etag and expected is not None and (etag, meta["size"]) == (expected.etag, expected.size):
         return expected
@@ -59,7 +70,8 @@ def version_of_answer(meta: Mapping[str, Any], expected: ObjectVersion | None, *
 
 
 def make_version(meta: Mapping[str, Any], *, versions: bool = False) -> ObjectVersion:
-    """The version that obstore's metadata of an object describes; `versions`: keep the store's name of it."""
+    """The version that obstore's metadata of an object describes; `versions`: keep the store's name
+    of it."""
     return ObjectVersion(
         size=int(meta["size"]),
         etag=normalise_etag(meta["e_tag"]),

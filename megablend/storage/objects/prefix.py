@@ -1,4 +1,5 @@
-"""`ObjectPrefix`: whole objects below a prefix of a bucket, read, written, listed and removed. Requests are tried again."""
+"""`ObjectPrefix`: whole objects below a prefix of a bucket, read, written, listed and removed.
+Requests are tried again."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ class ObjectEntry(NamedTuple):
 class ObjectPrefix:
     """Objects by their keys below a prefix. Picklable; safe between threads.
 
-    Raises, from any call: ConfigError if the client is missing or this process was forked after using it; CacheError if a request
-    is refused, or failed for `give_up_after`.
+    Raises, from any call: ConfigError if the client is missing or this process was forked after
+    using it; CacheError if a request is refused, or failed for `give_up_after`.
 
     Args:
         location: such as s3://bucket/caches/x.
@@ -72,7 +73,8 @@ class ObjectPrefix:
         return self._map(read, keys)
 
     def describe_all(self, keys: Sequence[str]) -> list[ObjectEntry | None]:
-        """Several objects as they are now, whatever listings say; None for one that does not exist."""
+        """Several objects as they are now, whatever listings say; None for one that does not
+        exist."""
 
         async def describe(key: str) -> ObjectEntry | None:
             meta = await self._retry(key, lambda store: _head(store, self._key(key)))
@@ -81,18 +83,23 @@ class ObjectPrefix:
         return self._map(describe, keys)
 
     def download(self, key: str, size: int, path: Path) -> None:
-        """Copy an object of `size` bytes to a new file. Raises: FileNotFoundError if there is none of that size."""
+        """Copy an object of `size` bytes to a new file. Raises: FileNotFoundError if there is none
+        of that size."""
 
         async def read(start: int) -> bytes | None:
             stop = min(size, start + PART_BYTES)
-            return await self._retry(key, lambda store: _read_range(store, self._key(key), start, stop), PART_BYTES)
+            return await self._retry(
+                key, lambda store: _read_range(store, self._key(key), start, stop), PART_BYTES
+            )
 
         with path.open("xb") as file:
             starts = range(0, size, PART_BYTES)
             for first in range(0, len(starts), _MAX_REQUESTS):
                 for part in self._map(read, starts[first : first + _MAX_REQUESTS]):
                     if part is None:
-                        raise FileNotFoundError(f"{self.location}/{key}: no such object of {size} bytes")
+                        raise FileNotFoundError(
+                            f"{self.location}/{key}: no such object of {size} bytes"
+                        )
                     file.write(part)
 
     def write(self, key: str, data: bytes | Path) -> None:
@@ -100,11 +107,14 @@ class ObjectPrefix:
         self.write_all({key: data})
 
     def write_all(self, objects: Mapping[str, bytes | Path]) -> dict[str, str]:
-        """Write several objects at the same time. Returns: the etag of each, "" where the store gives none."""
+        """Write several objects at the same time. Returns: the etag of each, "" where the store
+        gives none."""
 
         async def write(key: str, data: bytes | Path) -> str:
             size = data.stat().st_size if isinstance(data, Path) else len(data)
-            return await self._retry(key, lambda store: _put(store, self._key(key), data, size), size, is_write=True)
+            return await self._retry(
+                key, lambda store: _put(store, self._key(key), data, size), size, is_write=True
+            )
 
         etags = self._map(lambda each: write(*each), list(objects.items()))
         return dict(zip(objects, etags, strict=True))
@@ -112,16 +122,20 @@ class ObjectPrefix:
     def create(self, key: str, data: bytes) -> bool:
         """Write an object unless there is one. Returns: whether it was written.
 
-        False also if an earlier attempt of this call wrote it, and the answer was lost: compare what is there.
+        False also if an earlier attempt of this call wrote it, and the answer was lost: compare
+        what is there.
         """
         return self.create_each(key, [data]) == 1
 
     def create_each(self, key: str, data: Sequence[bytes]) -> int:
-        """Let several requests try to create the same object at the same time. Returns: how many wrote it."""
+        """Let several requests try to create the same object at the same time. Returns: how many
+        wrote it."""
 
         async def create(each: bytes) -> bool:
             size = len(each)
-            return await self._retry(key, lambda store: _create(store, self._key(key), each), size, is_write=True)
+            return await self._retry(
+                key, lambda store: _create(store, self._key(key), each), size, is_write=True
+            )
 
         return sum(self._map(create, data))
 
@@ -170,7 +184,12 @@ class ObjectPrefix:
         return get_client(self._address, self._find_options(), "")
 
     async def _retry(
-        self, key: str, request: Callable[[Any], Awaitable[T]], size: int = 0, *, is_write: bool = False
+        self,
+        key: str,
+        request: Callable[[Any], Awaitable[T]],
+        size: int = 0,
+        *,
+        is_write: bool = False,
     ) -> T:
         """Send a request until it succeeds or is refused."""
         client = self._client()
@@ -188,7 +207,9 @@ class ObjectPrefix:
         try:
             found = await client.retry(place, attempt)
         except DataError as error:
-            raise CacheError(f"{place}: cannot access the cache: {error.problem.partition(': ')[2]}") from None
+            raise CacheError(
+                f"{place}: cannot access the cache: {error.problem.partition(': ')[2]}"
+            ) from None
         if isinstance(found, Failure):
             remedy = _WRITE_ACCESS if "access is denied" in found.cause else found.remedy
             raise CacheError(f"{place}: cannot access the cache: {found.cause}: {remedy}")
@@ -216,7 +237,9 @@ class ObjectPrefix:
 
 
 def _make_entry(key: str, meta: Mapping[str, Any]) -> ObjectEntry:
-    return ObjectEntry(key, meta["size"], meta["last_modified"].timestamp(), normalise_etag(meta["e_tag"]))
+    return ObjectEntry(
+        key, meta["size"], meta["last_modified"].timestamp(), normalise_etag(meta["e_tag"])
+    )
 
 
 async def _head(store: Any, key: str) -> Mapping[str, Any] | None:
@@ -260,7 +283,9 @@ def _check_missing(error: FileNotFoundError) -> None:
 async def _put(store: Any, key: str, data: bytes | Path, size: int) -> str:
     import obstore
 
-    result = await obstore.put_async(store, key, data, use_multipart=size > PART_BYTES, chunk_size=PART_BYTES)
+    result = await obstore.put_async(
+        store, key, data, use_multipart=size > PART_BYTES, chunk_size=PART_BYTES
+    )
     return normalise_etag(result["e_tag"])
 
 

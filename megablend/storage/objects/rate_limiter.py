@@ -1,4 +1,5 @@
-"""How many requests to a source are in flight, how many bytes they ask for, and at which rate: this process's share."""
+"""How many requests to a source are in flight, how many bytes they ask for, and at which rate: this
+process's share."""
 
 from __future__ import annotations
 
@@ -10,15 +11,17 @@ from collections import deque
 from typing import Any
 
 FIRST_REQUESTS = 256
-"""In flight at a time in a process, before anything was measured: at 30 ms and 64 KB each, about 500 MB/s. Latency alone does not
-make them fewer: a client and a server that are busy take less CPU time for each of many requests."""
+"""In flight at a time in a process, before anything was measured: at 30 ms and 64 KB each, about
+500 MB/s. Latency alone does not make them fewer: a client and a server that are busy take less CPU
+time for each of many requests."""
 MAX_REQUESTS = 1024
 MAX_BYTES = 256 << 20
 """Asked for at a time by a process."""
 _MIN_REQUESTS = 4
 _IS_SHORT = 1.5
 _IS_LONG = 3.0
-"""Times the shortest latency: below the first more requests make more throughput, above the second they only wait in line."""
+"""Times the shortest latency: below the first more requests make more throughput, above the second
+they only wait in line."""
 _GROWTH = 1.25
 _SHRINKING = 0.9
 _LATENCY_SECONDS = 10.0
@@ -28,7 +31,9 @@ _SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 def count_processes() -> int:
     """Processes of the job that read: its ranks, times the workers of this process's DataLoader."""
-    ranks = next((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdigit()), 1)
+    ranks = next(
+        (int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdigit()), 1
+    )
     worker = _find_worker()
     return max(1, ranks) * (worker.num_workers if worker is not None else 1)
 
@@ -46,9 +51,10 @@ def _find_worker() -> Any:
 class RateLimiter:
     """Admits requests of one source; used in the event loop only.
 
-    How many follows from latency and bandwidth: while answers begin as soon as they do at best, the network has room for more,
-    and more are admitted; where they take several times as long, requests wait for one another, and fewer are, though not less
-    than FIRST_REQUESTS. Less than those are admitted after the source said that it is busy, and one more after each round of
+    How many follows from latency and bandwidth: while answers begin as soon as they do at best, the
+    network has room for more, and more are admitted; where they take several times as long,
+    requests wait for one another, and fewer are, though not less than FIRST_REQUESTS. Less than
+    those are admitted after the source said that it is busy, and one more after each round of
     successes.
 
     Args:
@@ -68,7 +74,8 @@ class RateLimiter:
         self._until_aimed: float = self.limit
         self.requests = self.bytes = 0
         self.backlog = 0
-        """Requests that follow as soon as others are done: `call_each` counts those of which it has not called yet."""
+        """Requests that follow as soon as others are done: `call_each` counts those of which it has
+        not called yet."""
         self._rate = None if max_rate is None else max_rate / processes
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._paid_until = self._slowed_at = 0.0
@@ -125,7 +132,8 @@ class RateLimiter:
             self._adjust(self._latency / max(1e-6, min(self._shortest, self._shortest_now)))
 
     def _adjust(self, times: float) -> None:
-        """After a round: more or fewer, by how many times the shortest latency the present one is."""
+        """After a round: more or fewer, by how many times the shortest latency the present one
+        is."""
         is_slowed = self.is_slowed
         aim = self._aim
         if times < _IS_SHORT and (self._waiting or self.backlog):
@@ -136,7 +144,9 @@ class RateLimiter:
         self.limit = min(self.limit, aim) if is_slowed else aim
 
     def _has_room(self, size: int) -> bool:
-        return self.requests < int(self.limit) and (self.bytes + size <= MAX_BYTES or not self.requests)
+        return self.requests < int(self.limit) and (
+            self.bytes + size <= MAX_BYTES or not self.requests
+        )
 
     def _add(self, size: int) -> None:
         self.requests += 1

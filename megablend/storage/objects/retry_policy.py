@@ -1,4 +1,5 @@
-"""Trying again: whatever is requested of a source, until it succeeds, is refused, or has failed for too long."""
+"""Trying again: whatever is requested of a source, until it succeeds, is refused, or has failed for
+too long."""
 
 from __future__ import annotations
 
@@ -19,11 +20,13 @@ _LOG_SECONDS = 60.0
 _QUIET_ATTEMPTS = 3
 """Before anything is logged about a request: single failures are ordinary."""
 _FIRST_CONTACT_SECONDS = 10.0
-"""A source that has never answered is given up sooner: its name, port or certificate is probably wrong."""
+"""A source that has never answered is given up sooner: its name, port or certificate is probably
+wrong."""
 _FEW_ATTEMPTS = 3
 """Where trying again rarely helps."""
 _RANDOM = random.SystemRandom()
-"""Not the global one: a program that has seeded it draws the same numbers whatever is read. Forked workers differ."""
+"""Not the global one: a program that has seeded it draws the same numbers whatever is read. Forked
+workers differ."""
 _MAX_SECONDS = 10.0
 _PAGE_KEYS = 1000
 _LISTED_BYTES = 250
@@ -71,7 +74,10 @@ class RetryPolicy:
         self._limiter.speed_up()
 
     async def retry(
-        self, location: str, attempt: Callable[[], Awaitable[T | Failure]], first: Failure | None = None
+        self,
+        location: str,
+        attempt: Callable[[], Awaitable[T | Failure]],
+        first: Failure | None = None,
     ) -> T | Failure:
         """Call `attempt` until it succeeds, or fails in a way that trying again does not change.
 
@@ -111,7 +117,9 @@ class RetryPolicy:
             self._log(failure, now)
         count_retry()
         longest = min(_MAX_SECONDS, 0.1 * 2 ** min(attempts, 20))
-        await asyncio.sleep(longest * _RANDOM.uniform(0.5, 1) + (failure.kind is Kind.EXPIRED) * 0.5)
+        await asyncio.sleep(
+            longest * _RANDOM.uniform(0.5, 1) + (failure.kind is Kind.EXPIRED) * 0.5
+        )
 
     def _is_final(self, failure: Failure, attempts: int) -> bool:
         """Whether trying again changes nothing."""
@@ -134,7 +142,8 @@ class RetryPolicy:
             )
         if seconds >= timeout_factor:
             raise DataError(
-                location, f"cannot be read: {failure.cause}; tried {attempts} times in {seconds:.0f} s: {remedy}"
+                location,
+                f"cannot be read: {failure.cause}; tried {attempts} times in {seconds:.0f} s: {remedy}",
             )
 
     def _log(self, failure: Failure, now: float) -> None:

@@ -1,9 +1,10 @@
 """Ranged GETs over sockets of the event loop, straight into the memory that the bytes are for.
 
-The client needs two calls for a range of one version, and a thread for each that hands its answer on: five times the CPU time
-that reading the same from a socket takes. So what is read most, ranges of versions that are known, is requested here, by
-URLs that the client signs. Only the answer that is expected is taken. For whatever else comes the client is asked, which knows
-redirects, credentials and proxies, and what an error means.
+The client needs two calls for a range of one version, and a thread for each that hands its answer
+on: five times the CPU time that reading the same from a socket takes. So what is read most, ranges
+of versions that are known, is requested here, by URLs that the client signs. Only the answer that
+is expected is taken. For whatever else comes the client is asked, which knows redirects,
+credentials and proxies, and what an error means.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ _MAX_TARGETS = 4096
 _HEAD_BYTES = 8 << 10
 """The longest head of an answer that is taken."""
 _IDLE_SECONDS = 45.0
-"""A connection that was idle for longer is not used again: something on the way may have forgotten it."""
+"""A connection that was idle for longer is not used again: something on the way may have forgotten
+it."""
 _MAX_UNEXPECTED = 3
-"""Times in a row that the client got an answer which was not as expected here; then only the client is asked."""
+"""Times in a row that the client got an answer which was not as expected here; then only the client
+is asked."""
 
 
 class UnexpectedAnswerError(Exception):
@@ -72,7 +75,8 @@ class _Connection(asyncio.BufferedProtocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def ask(self, head: bytes, request: Request) -> asyncio.Future[int]:
-        """Send a request. Returns: its status, when the bytes are in their memory; or ConnectionError, UnexpectedAnswerError."""
+        """Send a request. Returns: its status, when the bytes are in their memory; or
+        ConnectionError, UnexpectedAnswerError."""
         assert self._transport is not None
         self._request = request
         self._done = asyncio.get_running_loop().create_future()
@@ -121,7 +125,8 @@ class _Connection(asyncio.BufferedProtocol):
             self._end(None)
 
     def _begin_body(self, request: Request, end: int) -> memoryview | None:
-        """The head, which ends at byte `end`, is there. Returns: where the rest of the body goes; None if it is not taken."""
+        """The head, which ends at byte `end`, is there. Returns: where the rest of the body goes;
+        None if it is not taken."""
         head = self._head[:end].decode("latin-1")
         lower = head.lower()  # names of headers may be written in any case
 
@@ -142,7 +147,11 @@ class _Connection(asyncio.BufferedProtocol):
             assert wanted.into is not None
             assert wanted.version is not None
             place = f"bytes {wanted.start}-{wanted.stop - 1}/{wanted.version.size}"
-            if find("content-range") != place or int(length) != wanted.size or find("content-encoding"):
+            if (
+                find("content-range") != place
+                or int(length) != wanted.size
+                or find("content-encoding")
+            ):
                 return None
             if normalise_etag(find("etag")) != wanted.version.etag:
                 return None
@@ -195,7 +204,8 @@ class SocketReader:
         self._idle = deque[_Connection]()
         self._unexpected = 0
         self._generation = 0
-        """Of signed URLs: new ones are made where an answer was not as expected, since credentials may have expired."""
+        """Of signed URLs: new ones are made where an answer was not as expected, since credentials
+        may have expired."""
 
     @property
     def is_usable(self) -> bool:
@@ -214,7 +224,9 @@ class SocketReader:
             failure = await self._read(request)
         except (UnexpectedAnswerError, OSError):
             found = await ask_client(request)
-            if not isinstance(found, Failure) and generation == self._generation:  # once, although many are in flight
+            if (
+                not isinstance(found, Failure) and generation == self._generation
+            ):  # once, although many are in flight
                 self._generation += 1
                 self._unexpected += 1
             return found
@@ -263,7 +275,9 @@ class SocketReader:
         loop = asyncio.get_running_loop()
         key = request.wanted.key
         period = int(loop.time() // (SIGNED_SECONDS / 3))
-        found = self._targets.get((key, period, self._generation), lambda: loop.create_task(self._make_target(key)))
+        found = self._targets.get(
+            (key, period, self._generation), lambda: loop.create_task(self._make_target(key))
+        )
         request.waits_for = waiting = asyncio.shield(found)  # others wait for it, too
         try:
             return await waiting
@@ -279,8 +293,19 @@ class SocketReader:
             raise UnexpectedAnswerError
         tls = self._make_tls() if url.scheme == "https" else None
         target = f"{url.path}?{url.query}" if url.query else url.path
-        lines = (f"GET {target} HTTP/1.1", f"Host: {url.netloc}", "User-Agent: megablend", "Accept: */*", "")
-        return _Target(url.hostname, url.port or (80 if tls is None else 443), tls, "\r\n".join(lines).encode("ascii"))
+        lines = (
+            f"GET {target} HTTP/1.1",
+            f"Host: {url.netloc}",
+            "User-Agent: megablend",
+            "Accept: */*",
+            "",
+        )
+        return _Target(
+            url.hostname,
+            url.port or (80 if tls is None else 443),
+            tls,
+            "\r\n".join(lines).encode("ascii"),
+        )
 
     def _take_idle(self) -> _Connection | None:
         """The connection that was used last; those that were idle for long are closed."""
@@ -298,7 +323,9 @@ class SocketReader:
         loop = asyncio.get_running_loop()
 
         async def connect() -> _Connection:
-            connecting = loop.create_connection(_Connection, target.host, target.port, ssl=target.tls)
+            connecting = loop.create_connection(
+                _Connection, target.host, target.port, ssl=target.tls
+            )
             return (await asyncio.wait_for(connecting, self._connect_timeout))[1]
 
         request.waits_for = made = loop.create_task(connect())

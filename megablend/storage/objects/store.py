@@ -1,4 +1,5 @@
-"""`ObjectStorage`: objects and web files as a Storage. Each version is pinned when it is first met, and read on or refused."""
+"""`ObjectStorage`: objects and web files as a Storage. Each version is pinned when it is first met,
+and read on or refused."""
 
 from __future__ import annotations
 
@@ -26,7 +27,13 @@ from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects import loop
 from megablend.storage.objects.address import WEB_SCHEMES, Address, check_key, parse_location
 from megablend.storage.objects.bucket import MAX_PART_BYTES, Bucket
-from megablend.storage.objects.clients import check_installed, find_endpoint, get_client, get_lister, get_web_server
+from megablend.storage.objects.clients import (
+    check_installed,
+    find_endpoint,
+    get_client,
+    get_lister,
+    get_web_server,
+)
 from megablend.storage.objects.endpoints import find_bucket_in, is_page
 from megablend.storage.objects.known_objects import KnownObjects
 from megablend.storage.objects.listing import is_wild
@@ -41,14 +48,16 @@ MAX_FILES = 16
 
 
 class ObjectStorage:
-    """Object stores and web servers of any number of buckets. Picklable (its options are); safe between threads.
+    """Object stores and web servers of any number of buckets. Picklable (its options are); safe
+    between threads.
 
-    Raises, from any call: ConfigError where the client is missing, the location names no bucket, or this process was forked from
-    one that has read from an object store.
+    Raises, from any call: ConfigError where the client is missing, the location names no bucket, or
+    this process was forked from one that has read from an object store.
 
     Args:
         options: how object stores are reached and read.
-        checking: ask for the state of an object each time; for those who look whether it has changed.
+        checking: ask for the state of an object each time; for those who look whether it has
+            changed.
     """
 
     def __init__(self, options: ObjectOptions, *, checking: bool = False) -> None:
@@ -62,7 +71,12 @@ class ObjectStorage:
 
     def limits(self, path: str) -> ReadLimits:
         """See Storage.limits: neighbours are read together, gaps are not."""
-        return ReadLimits(max_gap_bytes=0, max_merged_bytes=MAX_PART_BYTES, max_reads=MAX_REQUESTS, max_files=MAX_FILES)
+        return ReadLimits(
+            max_gap_bytes=0,
+            max_merged_bytes=MAX_PART_BYTES,
+            max_reads=MAX_REQUESTS,
+            max_files=MAX_FILES,
+        )
 
     def for_checking(self) -> Storage:
         """See Storage.for_checking."""
@@ -73,7 +87,8 @@ class ObjectStorage:
         return ObjectStorage(self._options, checking=self._checking)
 
     def find(self, pattern: str) -> Found:
-        """See Storage.find. Sizes and etags of a listing are kept, also those of other keys: `stat` requests nothing then.
+        """See Storage.find. Sizes and etags of a listing are kept, also those of other keys: `stat`
+        requests nothing then.
 
         Raises: ConfigError where nothing is found since the endpoint is not that of the store.
         """
@@ -100,12 +115,15 @@ class ObjectStorage:
         if bucket.has_versions:  # which are not part of listings
             loop.run(self._find_versions(bucket, paths, keys))
         else:
-            self._known.replace({f"{address.root}/{key}": version for key, version in versions.items()})
+            self._known.replace(
+                {f"{address.root}/{key}": version for key, version in versions.items()}
+            )
         folders = tuple(f"{address.root}/{key}" for key in found.folders)
         return Found([Match(0, path, path) for path in paths], {}, folders)
 
     def glob(self, pattern: str) -> list[str]:
-        """See Storage.glob; nothing for a pattern of a web server, which does not list: `find` says so."""
+        """See Storage.glob; nothing for a pattern of a web server, which does not list: `find` says
+        so."""
         address = parse_location(pattern)
         if address.scheme in WEB_SCHEMES and _is_url_pattern(pattern):
             return []
@@ -155,12 +173,17 @@ class ObjectStorage:
         )
         return out[begins[0] : begins[0] + size].tobytes()
 
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+    def read_ranges(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
         """See Storage.read_ranges: all at the same time."""
         return wait_for(self.fetch(path, offsets, sizes, allocate))
 
-    def fetch(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> Future[tuple[Bytes, Int64s]]:
-        """The same without waiting: what `read_ranges` returns or raises is the future's. From any thread."""
+    def fetch(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> Future[tuple[Bytes, Int64s]]:
+        """The same without waiting: what `read_ranges` returns or raises is the future's. From any
+        thread."""
         try:
             bucket, address = self._open(path)
             self._check_ranges(path, offsets, sizes)
@@ -177,7 +200,14 @@ class ObjectStorage:
         yield -1
 
     async def _fill(
-        self, bucket: Bucket, path: str, key: str, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes
+        self,
+        bucket: Bucket,
+        path: str,
+        key: str,
+        offsets: Int64s,
+        sizes: Int64s,
+        begins: Int64s,
+        out: Bytes,
     ) -> tuple[Bytes, Int64s]:
         version = self._known.get(path)
         if version is None:
@@ -186,15 +216,21 @@ class ObjectStorage:
         await bucket.read_into(path, key, version, offsets, sizes, begins, out)
         return out, begins
 
-    async def _find_versions(self, bucket: Bucket, paths: Sequence[str], keys: Sequence[str]) -> None:
+    async def _find_versions(
+        self, bucket: Bucket, paths: Sequence[str], keys: Sequence[str]
+    ) -> None:
         """Find the present versions of objects whose readers read on in them."""
         for path in paths:
             self._known.forget(path)
         await call_each(
-            lambda each: self._read_ends(bucket, *each, None), zip(paths, keys, strict=True), bucket.client.limiter
+            lambda each: self._read_ends(bucket, *each, None),
+            zip(paths, keys, strict=True),
+            bucket.client.limiter,
         )
 
-    async def _read_ends(self, bucket: Bucket, path: str, key: str, version: ObjectVersion | None) -> None:
+    async def _read_ends(
+        self, bucket: Bucket, path: str, key: str, version: ObjectVersion | None
+    ) -> None:
         tail_bytes = 0 if self._checking else self._known.tail_bytes
         found, ends = await bucket.read_ends(path, key, version, tail_bytes)
         self._known.keep(path, found, ends)
@@ -218,7 +254,8 @@ class ObjectStorage:
         return Found([Match(0, path, path)], {})
 
     def _check_endpoint(self, location: str, address: Address, *, asks: bool) -> None:
-        """Look at the endpoint that is set, since nothing was found at a location; ask it what it is if `asks`.
+        """Look at the endpoint that is set, since nothing was found at a location; ask it what it
+        is if `asks`.
 
         Raises: ConfigError where it cannot be that of the store.
         """
@@ -227,10 +264,16 @@ class ObjectStorage:
         if endpoint is None:
             return
         found = f"{location}: nothing was found with the endpoint {endpoint}, which"
-        if (better := find_bucket_in(endpoint, address, path_style=options.path_style is not False)) is not None:
+        if (
+            better := find_bucket_in(endpoint, address, path_style=options.path_style is not False)
+        ) is not None:
             raise ConfigError(f"{found} has the bucket in it: write {better}")
-        if asks and loop.run(is_page(get_web_server(endpoint, options), address.bucket, options.read_timeout)):
-            raise ConfigError(f"{found} answers with a web page: set the address of the store, not that of its console")
+        if asks and loop.run(
+            is_page(get_web_server(endpoint, options), address.bucket, options.read_timeout)
+        ):
+            raise ConfigError(
+                f"{found} answers with a web page: set the address of the store, not that of its console"
+            )
 
     def _find_version(self, path: str) -> ObjectVersion:
         version = None if self._checking else self._known.get(path)
@@ -273,7 +316,9 @@ class ObjectStorage:
         options = self._options.find(plain)
         check_installed(location)
         source = get_client(address, options, query)
-        return Bucket(source, None if address.scheme in WEB_SCHEMES else get_lister(address, options))
+        return Bucket(
+            source, None if address.scheme in WEB_SCHEMES else get_lister(address, options)
+        )
 
 
 def _is_url_pattern(url: str) -> bool:

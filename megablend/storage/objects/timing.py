@@ -1,7 +1,8 @@
-"""How long a request may take before it is tried again, or sent a second time: learned from the answers before.
+"""How long a request may take before it is tried again, or sent a second time: learned from the
+answers before.
 
-A fixed time-out sends requests again that a slow source would still have answered, which makes it slower. So more time is given
-where answers usually take longer, as they do behind a limited rate.
+A fixed time-out sends requests again that a slow source would still have answered, which makes it
+slower. So more time is given where answers usually take longer, as they do behind a limited rate.
 """
 
 from __future__ import annotations
@@ -58,13 +59,15 @@ class Timing:
             self._late = sorted(self._recent)[int(0.99 * len(self._recent))]
 
     def is_overtaken(self, began: float, in_flight: int) -> bool:
-        """Whether as many later requests were answered as are in flight: a request sent at `began` is not just waiting for its
-        turn. Requests that were sent at about the same time are answered in any order."""
+        """Whether as many later requests were answered as are in flight: a request sent at `began`
+        is not just waiting for its turn. Requests that were sent at about the same time are
+        answered in any order."""
         later = began + self._read_timeout / 5
         return sum(other > later for other in self._began) >= max(_MIN_LATER, in_flight)
 
     def allow(self, size: int) -> float:
-        """Seconds in which an answer may not begin, or not go on, or `size` bytes may come that are waited for at once."""
+        """Seconds in which an answer may not begin, or not go on, or `size` bytes may come that are
+        waited for at once."""
         return max(self._read_timeout, _MANY_TIMES * self._slowest) + self._seconds_of(size)
 
     def allow_stalled(self, size: int) -> float:

@@ -1,4 +1,5 @@
-"""Lists of URLs, since web servers do not list their files: braces, and text files; and queries, which are secrets."""
+"""Lists of URLs, since web servers do not list their files: braces, and text files; and queries,
+which are secrets."""
 
 from __future__ import annotations
 
@@ -23,9 +24,11 @@ def is_web(location: str) -> bool:
 
 
 def expand_location(location: str) -> list[str]:
-    """The URLs that a location with braces, or a text file of URLs, stands for; any other location itself.
+    """The URLs that a location with braces, or a text file of URLs, stands for; any other location
+    itself.
 
-    Raises: ConfigError where the file cannot be read or contains something else, or braces stand for too many.
+    Raises: ConfigError where the file cannot be read or contains something else, or braces stand
+        for too many.
     """
     if is_web(location):
         return expand_braces(location)
@@ -43,7 +46,8 @@ def split_query(location: str) -> tuple[str, str]:
 
 
 def expand_braces(url: str) -> list[str]:
-    """`{a,b}` and `{00..12}` of a URL, as a shell expands them; not those in its query. Raises: ConfigError."""
+    """`{a,b}` and `{00..12}` of a URL, as a shell expands them; not those in its query. Raises:
+    ConfigError."""
     plain, mark, query = url.partition("?")
     pieces = _BRACES.split(plain)
     choices = [[piece] if i % 2 == 0 else _choices(piece) for i, piece in enumerate(pieces)]
@@ -51,7 +55,9 @@ def expand_braces(url: str) -> list[str]:
     for each in choices:
         count *= len(each)
     if count > MAX_URLS:
-        raise ConfigError(f"{plain}: its braces stand for {count:,} URLs, expected at most {MAX_URLS:,}")
+        raise ConfigError(
+            f"{plain}: its braces stand for {count:,} URLs, expected at most {MAX_URLS:,}"
+        )
     return ["".join(chosen) + mark + query for chosen in itertools.product(*choices)]
 
 
@@ -75,7 +81,9 @@ def _read_lines(path: str) -> Iterable[str]:
     urls = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     for number, url in enumerate(urls):
         if not is_web(url):
-            raise ConfigError(f"{path}: entry {number + 1} is {url[:80]!r}, expected a URL (http:// or https://)")
+            raise ConfigError(
+                f"{path}: entry {number + 1} is {url[:80]!r}, expected a URL (http:// or https://)"
+            )
     if not urls:
         raise ConfigError(f"{path}: contains no URLs; expected one per line")
     return urls

@@ -1,6 +1,8 @@
-"""Calling a coroutine function for many items by a few tasks, about as many as requests are admitted.
+"""Calling a coroutine function for many items by a few tasks, about as many as requests are
+admitted.
 
-A task for each item, all made at once, costs more CPU time than the requests: the garbage collector looks through all that wait.
+A task for each item, all made at once, costs more CPU time than the requests: the garbage collector
+looks through all that wait.
 """
 
 from __future__ import annotations
@@ -15,8 +17,11 @@ from megablend.storage.objects.rate_limiter import RateLimiter
 T = TypeVar("T")
 
 
-async def call_each(call: Callable[[T], Awaitable[None]], items: Iterable[T], limiter: RateLimiter) -> None:
-    """Call a coroutine function for each item, as many at a time as `limiter` admits requests, and more when it admits more.
+async def call_each(
+    call: Callable[[T], Awaitable[None]], items: Iterable[T], limiter: RateLimiter
+) -> None:
+    """Call a coroutine function for each item, as many at a time as `limiter` admits requests, and
+    more when it admits more.
 
     Raises: the first exception of a call, after which the others are cancelled.
     """

@@ -28,7 +28,9 @@ def check_job(job: Job) -> None:
     dataset = megablend.open(job.config)
     settings = list_settings(dataset, job)
     lengths = [each["sequence_length"] for each in settings]
-    samples = [twin.list_samples(dataset, source, lengths) for source in range(job.files.num_sources)]
+    samples = [
+        twin.list_samples(dataset, source, lengths) for source in range(job.files.num_sources)
+    ]
     assert sum(map(len, samples)) == len(dataset)
     known = job.files.list_tokens()
     read = read_fields(dataset)
@@ -36,12 +38,15 @@ def check_job(job: Job) -> None:
         for sample in listed:
             is_skipped = any(start <= sample.k < stop for start, stop in job.skips)
             tokens = [*sample.tokens, *([] if sample.extra is None else [sample.extra])]
-            expected = twin.make_fields(settings[sample.k], tokens, mark_documents(tokens, known, source), source)
+            expected = twin.make_fields(
+                settings[sample.k], tokens, mark_documents(tokens, known, source), source
+            )
             assert read[sample.k] == expected
             assert is_skipped or job.trained[sample.k] == expected
     for k in job.rng.sample(range(len(dataset)), 20):
         assert {
-            name: field.tolist() if hasattr(field, "tolist") else field for name, field in dataset[k].items()
+            name: field.tolist() if hasattr(field, "tolist") else field
+            for name, field in dataset[k].items()
         } == read[k]
     epochs = [check_tokens(job, source, samples[source]) for source in range(job.files.num_sources)]
     check_stages(job, samples)
@@ -60,7 +65,9 @@ def list_settings(dataset: megablend.Dataset, job: Job) -> list[dict[str, Any]]:
     return found
 
 
-def mark_documents(tokens: Sequence[int], known: dict[int, tuple[int, int, int]], source: int) -> list[bool]:
+def mark_documents(
+    tokens: Sequence[int], known: dict[int, tuple[int, int, int]], source: int
+) -> list[bool]:
     """Whether each token is not the next one of the document of the token before. Checks that all are of the source."""
     places = [(source, -1, -1) if token == EOD else known[token] for token in tokens]
     assert {place[0] for place in places} <= {source}
@@ -91,7 +98,9 @@ def check_tokens(job: Job, source: int, samples: list[SourceSample]) -> list[int
     for number, requested in enumerate(job.requested):
         if number and requested.snapshot != job.requested[number - 1].snapshot:
             first = find_first(stretches, number)
-            begun = max((each.position + len(each.tokens) for each in samples if each.k < first), default=0)
+            begun = max(
+                (each.position + len(each.tokens) for each in samples if each.k < first), default=0
+            )
             changes.append(Change(requested.snapshot, begun, longest))
     tokens = twin.join_tokens(samples, changes=len(changes))
     epochs = twin.divide_epochs(tokens, changes, twin.tokens_of_source(job.files, source))
@@ -109,20 +118,29 @@ def check_stages(job: Job, samples: list[list[SourceSample]]) -> None:
         stage = ledger.stages[number]
         first = find_first(stretches, number)
         ranges = [
-            range(each.start, each.stop) for each in stretches if each.stage == number and each.start < stage.stop
+            range(each.start, each.stop)
+            for each in stretches
+            if each.stage == number and each.start < stage.stop
         ]
         weights = requested.weights
-        steps = [[sum(owners[k] == source for k in each) for source in range(len(weights))] for each in ranges]
+        steps = [
+            [sum(owners[k] == source for k in each) for source in range(len(weights))]
+            for each in ranges
+        ]
         counts = np.sum(steps, axis=0).tolist()
         is_cut = stage.cut is not None
         limits = {int(name[1:]): limit for name, limit in settings.get("sources", {}).items()}
         if settings.get("schedule"):
-            before = (*job.requested[number - 1].weights, *[type(weights[0])(0)] * len(weights))[: len(weights)]
+            before = (*job.requested[number - 1].weights, *[type(weights[0])(0)] * len(weights))[
+                : len(weights)
+            ]
             assert stage.blend.schedule is not None
             if (
                 job.settings_of(number - 1).get("on_exhausted") == "redistribute"
             ):  # it begins at the shares that this gave
-                before = (*stage.blend.schedule.start, *[Fraction(0)] * len(weights))[: len(weights)]
+                before = (*stage.blend.schedule.start, *[Fraction(0)] * len(weights))[
+                    : len(weights)
+                ]
             twin.check_steps(
                 steps if not is_cut else steps[:-1],
                 len(stage.blend.schedule.done),
@@ -136,7 +154,10 @@ def check_stages(job: Job, samples: list[list[SourceSample]]) -> None:
                 counts,
                 weights,
                 is_cut=is_cut,
-                caps=[_cap_of(limits.get(s, {}), samples[s], first, stage) for s in range(len(weights))]
+                caps=[
+                    _cap_of(limits.get(s, {}), samples[s], first, stage)
+                    for s in range(len(weights))
+                ]
                 if is_redistributed
                 else None,
             )
@@ -144,7 +165,9 @@ def check_stages(job: Job, samples: list[list[SourceSample]]) -> None:
             _check_limit(limit, samples[source], first, stage.stop)
 
 
-def _cap_of(limit: dict[str, Any], samples: list[SourceSample], first: int, stage: Stage) -> int | None:
+def _cap_of(
+    limit: dict[str, Any], samples: list[SourceSample], first: int, stage: Stage
+) -> int | None:
     """How many samples a source may give in a stage, if it has a cap that is a number of tokens."""
     if limit.get("max_epochs") is not None:  # as it turned out: checked by itself
         return sum(first <= each.k < stage.stop for each in samples)
@@ -196,7 +219,9 @@ def check_commands(
     for source, each in enumerate(described["sources"]):
         assert sum(stage["sources"][source]["samples"] for stage in stages) == each["samples"]
         if described["stages"]:
-            assert sum(stage["sources"][source]["tokens"] for stage in stages) == each["tokens_read"]
+            assert (
+                sum(stage["sources"][source]["tokens"] for stage in stages) == each["tokens_read"]
+            )
     assert not megablend.verify(job.config["cache"], data=True).problems
     checked = megablend.check(job.config)
     assert checked.problems == checked.older_problems == ()
@@ -220,7 +245,9 @@ def check_rebuilt(job: Job, dataset: megablend.Dataset) -> None:
     stages = list[dict[str, Any]]()
     if len(ledger.indices) > 1:
         return
-    for before, stage, listed in zip([None, *ledger.stages], ledger.stages, job.stages, strict=False):
+    for before, stage, listed in zip(
+        [None, *ledger.stages], ledger.stages, job.stages, strict=False
+    ):
         cut = {} if before is None or before.cut is None else {"from": before.cut}
         stages.append({**listed, **cut, **({} if stage.drain is None else {"drain": stage.drain})})
     again = job.config | {"cache": str(job.folder / "again"), "stages": stages}
@@ -236,13 +263,17 @@ def check_export(job: Job, dataset: megablend.Dataset) -> None:
         str(file.path.with_suffix(".bin") if file.path.suffix == ".idx" else file.path): file
         for file in job.files.files
     }
-    for row, sample in zip(rows, read_samples(dataset, [row["sample"] for row in rows]), strict=True):
+    for row, sample in zip(
+        rows, read_samples(dataset, [row["sample"] for row in rows]), strict=True
+    ):
         tokens = sample.tokens.tolist()
         at = 0
         for piece in row["pieces"]:
             part = tokens[at : at + piece["stop"] - piece["start"]]
             at += len(part)
-            listed = {token for document in known[piece["file"]].documents for token in document or ()}
+            listed = {
+                token for document in known[piece["file"]].documents for token in document or ()
+            }
             assert set(part) - {EOD} <= listed
             if piece["row"] is not None and part[0] != EOD:
                 assert part[0] in (known[piece["file"]].documents[piece["row"]] or ())

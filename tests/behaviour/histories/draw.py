@@ -25,7 +25,11 @@ def draw_stage(job: Job) -> tuple[dict[str, Any], Requested]:
     weights += [Fraction(0)] * (files.num_sources - len(weights))
     if len(living) > 2 and rng.random() < 0.15:
         # an index has the new name of a renamed file only if its source is still there
-        may_go = [source for source in living if source < len(job.requested[-1].weights) and source != renamed]
+        may_go = [
+            source
+            for source in living
+            if source < len(job.requested[-1].weights) and source != renamed
+        ]
         gone = rng.choice(may_go)
         files.withdraw(gone)
         living.remove(gone)
@@ -34,7 +38,9 @@ def draw_stage(job: Job) -> tuple[dict[str, Any], Requested]:
     for source in living:
         weights[source] = Fraction(rng.randrange(0, 4))
     if "new_data" in stage and files.lost_by in living and rng.random() < 0.5:
-        weights[files.lost_by] = Fraction(0)  # what is left of its epoch comes later, perhaps after further changes
+        weights[files.lost_by] = Fraction(
+            0
+        )  # what is left of its epoch comes later, perhaps after further changes
     if not any(weights):
         weights[living[0]] = Fraction(1)
     stage["sources"] = {f"s{s}": {"weight": weights[s]} for s in living}
@@ -52,7 +58,9 @@ def draw_stage(job: Job) -> tuple[dict[str, Any], Requested]:
     return stage, Requested(len(files.snapshots) - 1, tuple(weights))
 
 
-def draw_limits(rng: random.Random, stage: dict[str, Any], living: list[int], *, is_withdrawn: bool) -> None:
+def draw_limits(
+    rng: random.Random, stage: dict[str, Any], living: list[int], *, is_withdrawn: bool
+) -> None:
     """Perhaps a schedule, or caps of a source."""
     stage["on_exhausted"] = "error"
     if not is_withdrawn and rng.random() < 0.25:
@@ -61,16 +69,27 @@ def draw_limits(rng: random.Random, stage: dict[str, Any], living: list[int], *,
         cap = stage["sources"][f"s{source}"]
         cap |= {"max_epochs": None, "max_tokens": None}
         if rng.random() < 0.4:
-            cap |= rng.choice([{"max_epochs": rng.choice([1, 1.5, 2.25, 4])}, {"max_tokens": rng.randrange(400, 4000)}])
+            cap |= rng.choice(
+                [
+                    {"max_epochs": rng.choice([1, 1.5, 2.25, 4])},
+                    {"max_tokens": rng.randrange(400, 4000)},
+                ]
+            )
             stage["on_exhausted"] = (
-                "error" if "schedule" in stage else rng.choice(["error", "redistribute", "redistribute"])
+                "error"
+                if "schedule" in stage
+                else rng.choice(["error", "redistribute", "redistribute"])
             )
 
 
 def change_caps(job: Job, stage: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """What a stage says of its sources, to be changed."""
-    living = [source for source in range(len(job.requested[-1].weights)) if job.files.list_files(source)]
-    found: dict[str, dict[str, Any]] = stage.setdefault("sources", {f"s{source}": {} for source in living})
+    living = [
+        source for source in range(len(job.requested[-1].weights)) if job.files.list_files(source)
+    ]
+    found: dict[str, dict[str, Any]] = stage.setdefault(
+        "sources", {f"s{source}": {} for source in living}
+    )
     return found
 
 
@@ -90,14 +109,19 @@ def ease(job: Job, stage: dict[str, Any], requested: Requested) -> Requested:
         stage["on_exhausted"] = "error"
     elif "gets none of" in said:
         source = int(said.partition("source 's")[2].partition("'")[0])
-        weights = [Fraction(0) if number == source else each for number, each in enumerate(requested.weights)]
+        weights = [
+            Fraction(0) if number == source else each
+            for number, each in enumerate(requested.weights)
+        ]
         change_caps(job, stage)[f"s{source}"]["weight"] = 0
         return requested._replace(weights=tuple(weights))
     elif "has no document counts" in said:
         del stage["order"]
     elif "would not change" in said:
         stage["shuffle_window"] = 3 + job.rng.randrange(9)
-        job.amends_late = True  # perhaps it is the stage before this one that has not begun, and changes nothing
+        job.amends_late = (
+            True  # perhaps it is the stage before this one that has not begun, and changes nothing
+        )
     else:
         raise AssertionError(said)
     return requested

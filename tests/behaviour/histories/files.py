@@ -39,7 +39,9 @@ class Files:
             -t.
     """
 
-    def __init__(self, folder: Path, rng: random.Random, shares: Sequence[Fraction], *, appends_eod: bool) -> None:
+    def __init__(
+        self, folder: Path, rng: random.Random, shares: Sequence[Fraction], *, appends_eod: bool
+    ) -> None:
         self.folder = folder
         self.rng = rng
         self.shares = shares
@@ -104,7 +106,10 @@ class Files:
 
     def list_files(self, source: int) -> list[DataFile]:
         """The files that a source has now, by path."""
-        return sorted((f for f in self.files if f.source == source and not f.is_gone), key=lambda file: file.path)
+        return sorted(
+            (f for f in self.files if f.source == source and not f.is_gone),
+            key=lambda file: file.path,
+        )
 
     def take_snapshot(self) -> None:
         """Remember the files as they are now."""
@@ -118,7 +123,12 @@ class Files:
 
     def list_tokens(self) -> dict[int, tuple[int, int, int]]:
         """Of each token that there ever was: its source, its document, and how many tokens are left in that."""
-        documents = [(file.source, document) for file in self.files for document in file.documents if document]
+        documents = [
+            (file.source, document)
+            for file in self.files
+            for document in file.documents
+            if document
+        ]
         return {
             token: (source, number, len(document) - i - 1)
             for number, (source, document) in enumerate(documents)
@@ -128,7 +138,12 @@ class Files:
     @contextlib.contextmanager
     def hide_gone(self) -> Iterator[None]:
         """Files that are gone are not found meanwhile; afterwards what the run read of them can be compared."""
-        hidden = [(path, path.with_name(f"{path.name}.gone")) for f in self.files if f.is_gone for path in _paths(f)]
+        hidden = [
+            (path, path.with_name(f"{path.name}.gone"))
+            for f in self.files
+            if f.is_gone
+            for path in _paths(f)
+        ]
         for path, other in hidden:
             path.rename(other)
         try:
@@ -158,7 +173,11 @@ class Files:
         return frozenset(found)
 
     def _remove(self, file: DataFile) -> None:
-        others = [f for f in self.list_files(file.source) if f is not file and f.arrived < len(self.snapshots)]
+        others = [
+            f
+            for f in self.list_files(file.source)
+            if f is not file and f.arrived < len(self.snapshots)
+        ]
         if file.arrived < len(self.snapshots) and others:
             file.is_gone = True
             self.lost_by = file.source
@@ -172,7 +191,11 @@ class Files:
         file.path = new
 
     def _new_path(self, source: int) -> Path:
-        return self.folder / f"source{source}" / f"{self.rng.randrange(10**9)}{KINDS[self.kinds[source]].suffix}"
+        return (
+            self.folder
+            / f"source{source}"
+            / f"{self.rng.randrange(10**9)}{KINDS[self.kinds[source]].suffix}"
+        )
 
 
 def _paths(file: DataFile) -> list[Path]:

@@ -36,7 +36,10 @@ class Requested(NamedTuple):
 def draw_masks(rng: random.Random) -> dict[str, bool]:
     """What samples contain besides their tokens."""
     masks = {key: rng.random() < 0.4 for key in MASKS}
-    return masks | {"create_attention_mask": masks["create_attention_mask"] and not masks["inter_document_masking"]}
+    return masks | {
+        "create_attention_mask": masks["create_attention_mask"]
+        and not masks["inter_document_masking"]
+    }
 
 
 class Job:
@@ -91,7 +94,12 @@ class Job:
         for source, kind in enumerate(files.kinds):
             path = f"{self.folder}/data/source{source}/*{KINDS[kind].suffix}"
             sources.append(
-                {"name": f"s{source}", "path": path, "column": KINDS[kind].column, "weight": int(source < 2)}
+                {
+                    "name": f"s{source}",
+                    "path": path,
+                    "column": KINDS[kind].column,
+                    "weight": int(source < 2),
+                }
             )
             if self.eod is not None:
                 sources[-1]["append_eod"] = self.eod
@@ -170,11 +178,15 @@ class Job:
             k += 1
         return k
 
-    def _read(self, steps: int, ranks: int, micro: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def _read(
+        self, steps: int, ranks: int, micro: int
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         dataset = megablend.open(self.config, state=self.state)
         assert dataset.consumed_samples == self.position
         loaders = [
-            megablend.Loader(dataset, micro_batch_size=micro, data_parallel_rank=rank, data_parallel_size=ranks)
+            megablend.Loader(
+                dataset, micro_batch_size=micro, data_parallel_rank=rank, data_parallel_size=ranks
+            )
             for rank in range(ranks)
         ]
         try:
@@ -240,14 +252,18 @@ class Job:
 
     def check_trained(self) -> None:
         """The dataset gives what training was given."""
-        for (k, sample), found in zip(self.trained.items(), read_fields(self.dataset, list(self.trained)), strict=True):
+        for (k, sample), found in zip(
+            self.trained.items(), read_fields(self.dataset, list(self.trained)), strict=True
+        ):
             assert found == sample, f"sample {k} of the past has changed"
 
     def _check_skips(self, at: int) -> None:
         """Ranges before an amendment are kept; later ones only where the samples are those that were to be skipped, perhaps
         before an amendment that this one takes back.
         """
-        listed = [(each["start"], each["stop"]) for each in megablend.list_skips(self.config)["skips"]]
+        listed = [
+            (each["start"], each["stop"]) for each in megablend.list_skips(self.config)["skips"]
+        ]
         now = [k for start, stop in listed for k in range(start, stop)]
         for k, sample in zip(now, read_fields(self.dataset, now), strict=True):
             assert sample in self.skipped[k]
@@ -271,11 +287,17 @@ class Job:
             except ConfigError as error:
                 if "skips; amend it at" not in str(error):
                     raise
-                where["at"] = int(str(error).rpartition("amend it at sample ")[2].split(" ")[0].replace(",", ""))
+                where["at"] = int(
+                    str(error).rpartition("amend it at sample ")[2].split(" ")[0].replace(",", "")
+                )
                 where = {key: where[key] for key in where if key in ("at", "batch")}
         now, then = (self.settings_of(len(self.stages) - back) for back in (1, 2))
-        is_next = expected.at > self.dataset.run.ledger.starts[-1]  # else stages that had not begun come before
-        has_ended = expected.at == self.dataset.run.num_samples and not expected.drain  # as planned, with nothing left
+        is_next = (
+            expected.at > self.dataset.run.ledger.starts[-1]
+        )  # else stages that had not begun come before
+        has_ended = (
+            expected.at == self.dataset.run.num_samples and not expected.drain
+        )  # as planned, with nothing left
         if is_next and now["sequence_length"] != then["sequence_length"] and not has_ended:
             unit = math.lcm(where.get("batch", 1), now["lanes"], then["lanes"])
             assert (expected.at + expected.drain) % unit == 0

@@ -63,13 +63,18 @@ def make_fields(
     fields: dict[str, Any] = {
         "tokens": list(tokens[:length]),
         "labels": [*tokens[1:], 0][:length],
-        "loss_mask": [float(i + 1 < len(tokens) and not (masks_eod and tokens[i] == EOD)) for i in range(length)],
+        "loss_mask": [
+            float(i + 1 < len(tokens) and not (masks_eod and tokens[i] == EOD))
+            for i in range(length)
+        ],
         "position_ids": [i - begin for i, begin in enumerate(first)],
         "dataset_id": source,
     }
     if settings.get("create_attention_mask"):
         seen = after_eod if settings.get("reset_attention_mask") else whole
-        rows = [[not seen[row] <= column <= row for column in range(length)] for row in range(length)]
+        rows = [
+            [not seen[row] <= column <= row for column in range(length)] for row in range(length)
+        ]
         fields["attention_mask"] = [rows]
     if by_document:
         ends = [*sorted(set(documents)), length]
@@ -83,7 +88,9 @@ def _last_of(marks: Sequence[bool]) -> list[int]:
     return list(itertools.accumulate((i if mark else 0 for i, mark in enumerate(marks)), max))
 
 
-def list_samples(dataset: megablend.Dataset, source: int, lengths: Sequence[int]) -> list[SourceSample]:
+def list_samples(
+    dataset: megablend.Dataset, source: int, lengths: Sequence[int]
+) -> list[SourceSample]:
     """The samples of a source by their positions; `lengths` of all samples of the run, without extra tokens."""
     sources, ordinals = dataset.run.plan.locate_many(range(len(dataset)))
     positions = dataset.run.plan.token_ranges(sources, ordinals)[0].tolist()
@@ -123,7 +130,9 @@ def join_tokens(samples: Sequence[SourceSample], *, changes: int) -> list[int | 
     return found
 
 
-def divide_epochs(tokens: Sequence[int | None], changes: Sequence[Change], tokens_of: TokensOf) -> list[int] | None:
+def divide_epochs(
+    tokens: Sequence[int | None], changes: Sequence[Change], tokens_of: TokensOf
+) -> list[int] | None:
     """Where the epochs of a source begin, if its tokens are epochs of its snapshots, one after another, of each token once.
 
     Returns: None where they are not.
@@ -139,8 +148,13 @@ def divide_epochs(tokens: Sequence[int | None], changes: Sequence[Change], token
             continue
         tried.add((place, snapshot))
         later = [each for each in changes if each.snapshot > snapshot and each.begun <= place]
-        must = max((each.snapshot for each in later if each.begun + each.period + 1 < place), default=snapshot)
-        for now in sorted({snapshot, *(each.snapshot for each in later)}):  # the last one is tried first
+        must = max(
+            (each.snapshot for each in later if each.begun + each.period + 1 < place),
+            default=snapshot,
+        )
+        for now in sorted(
+            {snapshot, *(each.snapshot for each in later)}
+        ):  # the last one is tried first
             expected: frozenset[int] | set[int] = tokens_of(now)
             for each in changes:
                 if each.snapshot > now and place < each.begun <= place + len(expected):
@@ -154,7 +168,11 @@ def divide_epochs(tokens: Sequence[int | None], changes: Sequence[Change], token
 
 
 def check_shares(
-    counts: Sequence[int], weights: Sequence[Fraction], *, is_cut: bool, caps: Sequence[int | None] | None = None
+    counts: Sequence[int],
+    weights: Sequence[Fraction],
+    *,
+    is_cut: bool,
+    caps: Sequence[int | None] | None = None,
 ) -> None:
     """Samples of a stage are divided by weight: to one sample, and within two where the stage was cut.
 
@@ -180,7 +198,12 @@ def check_shares(
 
 
 def check_steps(
-    steps: Sequence[Sequence[int]], number: int, start: Sequence[Fraction], stop: Sequence[Fraction], *, is_cosine: bool
+    steps: Sequence[Sequence[int]],
+    number: int,
+    start: Sequence[Fraction],
+    stop: Sequence[Fraction],
+    *,
+    is_cosine: bool,
 ) -> None:
     """The steps of a schedule go from one stage's weights to another's, and their rounding does not add up.
 
@@ -203,7 +226,9 @@ def check_steps(
 
 def count_reads(samples: Sequence[SourceSample], stop: int) -> int:
     """How often the samples before `stop` have read the token that they read most often."""
-    reads = Counter(token for sample in samples if sample.k < stop for token in sample.tokens if token != EOD)
+    reads = Counter(
+        token for sample in samples if sample.k < stop for token in sample.tokens if token != EOD
+    )
     return max(reads.values(), default=0)
 
 

@@ -72,7 +72,9 @@ class Bench:
     def fill(self, value: Any) -> Any:
         """Settings or text in which `{1}` and `{name}` are replaced."""
         if isinstance(value, str):
-            return re.sub(r"\{(\d)\}", lambda found: self.said[int(found[1])], self._fill_names(value))
+            return re.sub(
+                r"\{(\d)\}", lambda found: self.said[int(found[1])], self._fill_names(value)
+            )
         if isinstance(value, Mapping):
             return {key: self.fill(each) for key, each in value.items()}
         return [self.fill(each) for each in value] if isinstance(value, list) else value
@@ -111,19 +113,26 @@ def check(bench: Bench, case: Fault, remedy: Step) -> None:
     bench.said = found
     perform(bench, remedy)
     said = perform(bench, fails if case.works is None else case.works)
-    assert not (isinstance(said, str) and re.search(case.says, said, re.DOTALL)), f"still said: {said}"
+    assert not (isinstance(said, str) and re.search(case.says, said, re.DOTALL)), (
+        f"still said: {said}"
+    )
 
 
 def table(*faults: Fault, bench: str = "bench") -> Callable[..., None]:
     """A test of each remedy of each fault, on the fixture of this name."""
     cases = [
         pytest.param(
-            each, remedy, id=f"{each.name}-{number}" if len(each.remedies) > 1 else each.name, marks=each.marks
+            each,
+            remedy,
+            id=f"{each.name}-{number}" if len(each.remedies) > 1 else each.name,
+            marks=each.marks,
         )
         for each in faults
         for number, remedy in enumerate(each.remedies)
     ]
-    assert len({(case.id) for case in cases}) == len(cases), "each fault has a name of its own, and a remedy"
+    assert len({(case.id) for case in cases}) == len(cases), (
+        "each fault has a name of its own, and a remedy"
+    )
     assert all(each.remedies for each in faults), "each fault has a remedy"
 
     @pytest.mark.parametrize(("case", "remedy"), cases)

@@ -35,7 +35,11 @@ class Data(Bench):
         self.patch = patch
         self.folder.mkdir()
         self.source: dict[str, Any] = {"name": "a"}
-        self.settings: dict[str, Any] = {"cache": str(folder / "cache"), "sequence_length": 8, "samples": 20}
+        self.settings: dict[str, Any] = {
+            "cache": str(folder / "cache"),
+            "sequence_length": 8,
+            "samples": 20,
+        }
 
     @property
     def path(self) -> Path:
@@ -46,7 +50,9 @@ class Data(Bench):
         return self.settings | {"sources": [self.source]}
 
     def change(self, settings: Mapping[str, Any]) -> None:
-        self.source = {key: value for key, value in {**self.source, **settings}.items() if value is not None}
+        self.source = {
+            key: value for key, value in {**self.source, **settings}.items() if value is not None
+        }
 
     def set(self, **settings: Any) -> None:
         self.settings |= settings
@@ -104,7 +110,9 @@ def stream(path: Path) -> None:
         writer.write_table(TABLE, max_chunksize=50)
 
 
-def pair(lengths: Sequence[int] = (9,) * 60, idx: bytes | None = None, *, half: bool = False) -> Write:
+def pair(
+    lengths: Sequence[int] = (9,) * 60, idx: bytes | None = None, *, half: bool = False
+) -> Write:
     """A `.bin/.idx`: the `.idx` has these bytes, or is not there."""
 
     def write(path: Path) -> None:
@@ -146,7 +154,9 @@ def first_feather(path: Path) -> None:
 
 def without_page_index(path: Path) -> None:
     """Its page index would be behind the end of the file."""
-    parquet(write_page_index=True, data_page_size=100, write_batch_size=5, use_dictionary=False)(path)
+    parquet(write_page_index=True, data_page_size=100, write_batch_size=5, use_dictionary=False)(
+        path
+    )
     chunk = pq.read_metadata(path).row_group(0).column(0)
     end = chunk.data_page_offset + chunk.total_compressed_size
     data = path.read_bytes()
@@ -155,7 +165,9 @@ def without_page_index(path: Path) -> None:
 
 def arrow_start(data: bytes) -> int:
     """Where the footer of an Arrow file begins, or the first message of a stream."""
-    return len(data) - 10 - int.from_bytes(data[-10:-6], "little") if data.startswith(b"ARROW1") else 8
+    return (
+        len(data) - 10 - int.from_bytes(data[-10:-6], "little") if data.startswith(b"ARROW1") else 8
+    )
 
 
 def of_version_3(data: bytes) -> bytes:
@@ -182,7 +194,9 @@ def big_endian(data: bytes) -> bytes:
     schema = Table.root(data, arrow_start(data)).table(1 if data.startswith(b"ARROW1") else 2)
     assert schema is not None
     assert schema._place(0) is None
-    changed[schema._vtable + 4 : schema._vtable + 6] = changed[schema._vtable + 6 : schema._vtable + 8]
+    changed[schema._vtable + 4 : schema._vtable + 6] = changed[
+        schema._vtable + 6 : schema._vtable + 8
+    ]
     return bytes(changed)
 
 

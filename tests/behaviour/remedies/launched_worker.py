@@ -67,15 +67,22 @@ def main() -> None:
     }
     attempt("ranks", lambda: read(megablend.Loader(dataset, micro_batch_size=4, **ranks)))
     group: Any = torch.distributed.group.WORLD
-    attempt("group", lambda: read(megablend.Loader(dataset, micro_batch_size=4, data_parallel_group=group)))
+    attempt(
+        "group",
+        lambda: read(megablend.Loader(dataset, micro_batch_size=4, data_parallel_group=group)),
+    )
 
     def sampled() -> DataLoader[Any]:
-        return DataLoader(dataset, batch_sampler=megablend.PretrainingSampler(dataset, micro_batch_size=4, **ranks))
+        return DataLoader(
+            dataset,
+            batch_sampler=megablend.PretrainingSampler(dataset, micro_batch_size=4, **ranks),
+        )
 
     accelerator = importlib.import_module("accelerate").Accelerator(cpu=True)
     attempt("prepared sampler", lambda: read(accelerator.prepare(sampled())))
     attempt(
-        "prepared loader", lambda: read(accelerator.prepare(megablend.Loader(dataset, micro_batch_size=4, **ranks)))
+        "prepared loader",
+        lambda: read(accelerator.prepare(megablend.Loader(dataset, micro_batch_size=4, **ranks))),
     )
     attempt("sampler", lambda: read(sampled()))
     torch.distributed.destroy_process_group()

@@ -29,12 +29,16 @@ class OddSource(FaultySource):
     refuses: Callable[[Headers], tuple[int, str] | None] | None = None
     """The status and the code of the answer to a request with these headers."""
 
-    async def _answer(self, writer: asyncio.StreamWriter, method: str, target: str, headers: Headers) -> bool:
+    async def _answer(
+        self, writer: asyncio.StreamWriter, method: str, target: str, headers: Headers
+    ) -> bool:
         if self.redirect is not None and "?" not in target:
             return await self._send(writer, method, 302, {"Location": self.redirect}, b"")
         if self.refuses is not None and (refused := self.refuses(headers)):
             status, code = refused
-            return await self._send(writer, method, status, {}, f"<Error><Code>{code}</Code></Error>".encode())
+            return await self._send(
+                writer, method, status, {}, f"<Error><Code>{code}</Code></Error>".encode()
+            )
         return await super()._answer(writer, method, target, headers)
 
     async def _send(
@@ -73,13 +77,17 @@ class Case(Bench):
 
     def use(self) -> None:
         scheme = self.location.partition("//")[0]
-        storage = make_storage(objects=parse_options({f"{scheme}//": self.settings} if ":" in scheme else {}))
+        storage = make_storage(
+            objects=parse_options({f"{scheme}//": self.settings} if ":" in scheme else {})
+        )
         (match,) = storage.find(self.location).files
         assert storage.read(match.path, 0, len(DATA)) == DATA
 
 
 def env(**values: str | None) -> Step:
-    return lambda case: case.env(**{name: value and case.fill(value) for name, value in values.items()})
+    return lambda case: case.env(
+        **{name: value and case.fill(value) for name, value in values.items()}
+    )
 
 
 def at(location: str) -> Step:

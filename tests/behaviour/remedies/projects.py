@@ -33,7 +33,9 @@ class Run(Project, Bench):
 
     def change(self, settings: Mapping[str, Any]) -> None:
         given = {**self.config, **settings}
-        self.path.write_text(json.dumps({key: value for key, value in given.items() if value is not None}))
+        self.path.write_text(
+            json.dumps({key: value for key, value in given.items() if value is not None})
+        )
 
     def command(self, line: str) -> str:
         """CONFIG is the config's file, CACHE the cache."""

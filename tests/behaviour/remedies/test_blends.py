@@ -51,7 +51,11 @@ class Blend(Bench):
             elif value is None:
                 config.pop(key, None)
             else:
-                config[key] = config["sources"][:value] if key == "sources" and isinstance(value, int) else value
+                config[key] = (
+                    config["sources"][:value]
+                    if key == "sources" and isinstance(value, int)
+                    else value
+                )
         for source in by_name.values():
             if source["path"] in by_name:
                 source["path"] = by_name[source["path"]]["path"]
@@ -61,7 +65,11 @@ class Blend(Bench):
         """Load the config, whose sources have a path; the data is not looked at."""
         config = self.config
         sources = config["sources"]
-        for source in sources if isinstance(sources, list) else [each for split in sources.values() for each in split]:
+        for source in (
+            sources
+            if isinstance(sources, list)
+            else [each for split in sources.values() for each in split]
+        ):
             if isinstance(source, dict):
                 source.setdefault("path", self.base["sources"][0]["path"])
         megablend.load_config(config)
@@ -79,7 +87,9 @@ class Blend(Bench):
 def base(tmp_path_factory: pytest.TempPathFactory) -> Change:
     folder = tmp_path_factory.mktemp("blends")
     sources = []
-    for d, (name, size, weight) in enumerate((("s0", 400, 6), ("s1", 800, 3), ("s2", 1600, 1), ("tiny", 3, 0))):
+    for d, (name, size, weight) in enumerate(
+        (("s0", 400, 6), ("s1", 800, 3), ("s2", 1600, 1), ("tiny", 3, 0))
+    ):
         pieces = 4 if size > 3 else 1
         documents = [[d * 10**5 + i for i in range(size // pieces)] for _ in range(pieces)]
         source = write_source(folder, d, "arrow", documents, num_files=1)
@@ -103,7 +113,9 @@ def committed(base: Change, tmp_path: Path) -> Change:
 
 def in_units(unit: str, most: float, tiny: float = 0) -> Change:
     """Amounts in place of weights."""
-    return {name: {"weight": None, unit: most} for name in NAMES} | {"tiny": {"weight": None, unit: tiny}}
+    return {name: {"weight": None, unit: most} for name in NAMES} | {
+        "tiny": {"weight": None, unit: tiny}
+    }
 
 
 def weights(*values: object) -> Change:
@@ -139,7 +151,9 @@ OTHER_RUN: Change = {"run": "next"}
 
 def said_by(use: Callable[[Blend], Any]) -> Callable[..., Fault]:
     """Faults with messages in full, not patterns."""
-    return lambda name, change, says, *remedies: fault(name, change, re.escape(says), *remedies, fails=use)
+    return lambda name, change, says, *remedies: fault(
+        name, change, re.escape(says), *remedies, fails=use
+    )
 
 
 config = said_by(Blend.load)
@@ -356,7 +370,9 @@ def test_weights_are_relative_whatever_they_sum_to(bench: Blend) -> None:
 
 def test_a_position_beyond_the_run(base: Change) -> None:
     """A position in another unit, such as tokens or steps of another batch, is refused (modelscope/ms-swift#10099)."""
-    with pytest.raises(megablend.StateError, match="consumed_samples is 1,600; this run has 0 to 200 samples"):
+    with pytest.raises(
+        megablend.StateError, match="consumed_samples is 1,600; this run has 0 to 200 samples"
+    ):
         megablend.open(base | {"run": "built"}, consumed_samples=1600)
     assert megablend.open(base | {"run": "built"}, consumed_samples=160).consumed_samples == 160
 
@@ -418,21 +434,30 @@ def test_a_split_of_one_pass_that_is_too_short(committed: Change) -> None:
     each = config | {"run": "each", "sequence_length": 700}
     megablend.build(each)
     with pytest.raises(
-        megablend.PlanError, match=r"one sample of 700 tokens in each of its sources \(703 tokens in all\)"
+        megablend.PlanError,
+        match=r"one sample of 700 tokens in each of its sources \(703 tokens in all\)",
     ):
         megablend.open(each, "valid")
     larger = config | {"split": "25,75,0", "run": "larger"}
     megablend.build(larger)
     assert len(megablend.open(larger, "valid")) > 0
-    first, second = ({key: config["sources"][i][key] for key in ("name", "path", "column")} for i in (0, 2))
-    listed = config | {"run": "listed", "sources": {"train": [second | {"weight": 1}], "valid": [first]}}
+    first, second = (
+        {key: config["sources"][i][key] for key in ("name", "path", "column")} for i in (0, 2)
+    )
+    listed = config | {
+        "run": "listed",
+        "sources": {"train": [second | {"weight": 1}], "valid": [first]},
+    }
     del listed["split"]
     megablend.build(listed)
-    with pytest.raises(megablend.PlanError, match=r"'valid' .* \(400 tokens in all\): add data to its sources"):
+    with pytest.raises(
+        megablend.PlanError, match=r"'valid' .* \(400 tokens in all\): add data to its sources"
+    ):
         megablend.open(listed, "valid")
     more = listed | {
         "run": "more",
-        "sources": listed["sources"] | {"valid": [first | {"path": [first["path"], second["path"]]}]},
+        "sources": listed["sources"]
+        | {"valid": [first | {"path": [first["path"], second["path"]]}]},
     }
     megablend.build(more)
     assert len(megablend.open(more, "valid")) == 2

@@ -41,7 +41,9 @@ class Remote(Bench):
 
     def find(self, pattern: str) -> str:
         """The key of the last object that ends as a pattern says."""
-        return max(each.key for each in self.prefix.list_objects() if re.fullmatch(pattern, f"/{each.key}"))
+        return max(
+            each.key for each in self.prefix.list_objects() if re.fullmatch(pattern, f"/{each.key}")
+        )
 
     def keep(self, pattern: str) -> bytes:
         """Keep an object for `restore`."""
@@ -87,7 +89,9 @@ def change(pattern: str, how: Change) -> Step:
     def make(bench: Remote) -> None:
         data = bench.keep(pattern)
         changed = how(json.loads(data))
-        bench.prefix.write(bench.key, data[:20] if changed is None else json.dumps(changed).encode())
+        bench.prefix.write(
+            bench.key, data[:20] if changed is None else json.dumps(changed).encode()
+        )
 
     return make
 
@@ -222,7 +226,9 @@ def test_a_version_that_no_store_creates(bench: Remote) -> None:
     chain = Chain(bench.prefix, "runs/other")
     with bench.patch.context() as patch:
         patch.setattr(commits, "_MOST_COLLISIONS", 2)
-        patch.setattr(ObjectPrefix, "create", lambda *_: False)  # as two requests that collide, again and again
+        patch.setattr(
+            ObjectPrefix, "create", lambda *_: False
+        )  # as two requests that collide, again and again
         says = r"runs/other/0000\.json: cannot be created, although it does not exist: check the store$"
         with pytest.raises(CacheError, match=says):
             chain.append("x", -1)
@@ -239,7 +245,9 @@ def test_a_store_in_which_several_writes_of_an_object_succeed(
     monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(tmp_path / "node"))
     monkeypatch.setattr(store, "_ROUNDS", 10)
     local, config = configs(tmp_path, "s3://remedies/of/x")
-    says = "this store ignores `If-None-Match: .*: use a store that honours it, or a cache in a folder"
+    says = (
+        "this store ignores `If-None-Match: .*: use a store that honours it, or a cache in a folder"
+    )
     with pytest.raises(CacheError, match=says):
         megablend.build(config)
     megablend.build(local)  # "a cache in a folder"

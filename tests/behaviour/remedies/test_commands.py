@@ -28,7 +28,11 @@ class Calls(Bench):
 
     def own(self, name: str, **settings: Any) -> dict[str, Any]:
         """A run of its own; None removes a setting."""
-        config = {key: value for key, value in (self.config | {"run": name} | settings).items() if value is not None}
+        config = {
+            key: value
+            for key, value in (self.config | {"run": name} | settings).items()
+            if value is not None
+        }
         megablend.build(config)
         return config
 
@@ -57,7 +61,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def compare(path: str) -> Step:
     """With the run's config; `path` begins in the folder of the config, or is a URL."""
-    return lambda bench: megablend.diff(path if "://" in path else bench.folder / path, bench.folder / "run.json")
+    return lambda bench: megablend.diff(
+        path if "://" in path else bench.folder / path, bench.folder / "run.json"
+    )
 
 
 def opening(*, state: str | None = None, **options: Any) -> Step:
@@ -78,7 +84,9 @@ def load(config: dict[str, Any], *, consumed: int = 0, **options: Any) -> None:
     """Warnings that advise are errors here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", category=RuntimeWarning)
-        dataset = megablend.open(config, **({"transform": options.pop("first")} if "first" in options else {}))
+        dataset = megablend.open(
+            config, **({"transform": options.pop("first")} if "first" in options else {})
+        )
         loader = megablend.Loader(dataset, **{"micro_batch_size": 4, **options})
         if consumed:
             loader.load_state_dict(dataset.state_dict() | {"consumed_samples": consumed})
@@ -104,7 +112,9 @@ def loading_after_a_skip(batch: int = 4, *, again: int | None = None, **options:
 
 
 def showing(sample: int, *, cache: bool = False, **options: Any) -> Step:
-    return lambda bench: megablend.show(bench.config["cache"] if cache else bench.config, sample, **options)
+    return lambda bench: megablend.show(
+        bench.config["cache"] if cache else bench.config, sample, **options
+    )
 
 
 def showing_unrecorded(*, config: bool = False, again: bool = False) -> Step:
@@ -125,7 +135,8 @@ def showing_unrecorded(*, config: bool = False, again: bool = False) -> Step:
 def validating(split: str) -> Step:
     """One pass over the data of validation."""
     return lambda bench: megablend.open(
-        bench.own(f"split-{split.replace(',', '-')}", split=split, valid_samples=None), split="valid"
+        bench.own(f"split-{split.replace(',', '-')}", split=split, valid_samples=None),
+        split="valid",
     )[0]
 
 
@@ -159,7 +170,9 @@ def data_of_splits(bench: Run) -> None:
         split: [write_source(bench.folder, i, "parquet", documents(i, 60, 30, 5), num_files=1)]
         for i, split in enumerate(("train", "valid", "test"))
     }
-    bench.change({"run": "splits", "sources": sources, "samples": 20, "valid_samples": 4, "test_samples": 4})
+    bench.change(
+        {"run": "splits", "sources": sources, "samples": 20, "valid_samples": 4, "test_samples": 4}
+    )
     bench.build()
 
 

@@ -18,7 +18,11 @@ WEB: dict[str, Any] = {"name": "web", "path": "/w.arrow", "weight": 3}
 CODE: dict[str, Any] = {"name": "code", "path": "/c.arrow", "weight": 1}
 BOOKS: dict[str, Any] = {"name": "books", "path": "/b.arrow", "weight": 0}
 READ: dict[str, Any] = BOOKS | {"weight": 1}
-WITHDRAWN: list[dict[str, Any]] = [{"samples": 64}, {"samples": 128, "withdraw": ["books"]}, {"lanes": 4}]
+WITHDRAWN: list[dict[str, Any]] = [
+    {"samples": 64},
+    {"samples": 128, "withdraw": ["books"]},
+    {"lanes": 4},
+]
 TWO = {"sources": {"web": {"weight": 2}}}
 
 
@@ -26,7 +30,12 @@ class Config(Bench):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / "run.yaml"
-        self.given: dict[str, Any] = {"cache": "c", "sequence_length": 8, "samples": 192, "sources": [WEB, CODE]}
+        self.given: dict[str, Any] = {
+            "cache": "c",
+            "sequence_length": 8,
+            "samples": 192,
+            "sources": [WEB, CODE],
+        }
 
     def change(self, settings: Mapping[str, Any]) -> None:
         self.given |= settings
@@ -35,8 +44,13 @@ class Config(Bench):
         """Load the config without the settings that are None, in its sources too."""
         sources = self.given["sources"]
         if isinstance(sources, list):
-            sources = [{key: value for key, value in source.items() if value is not None} for source in sources]
-        self.loaded = load_config({k: v for k, v in (self.given | {"sources": sources}).items() if v is not None})
+            sources = [
+                {key: value for key, value in source.items() if value is not None}
+                for source in sources
+            ]
+        self.loaded = load_config(
+            {k: v for k, v in (self.given | {"sources": sources}).items() if v is not None}
+        )
 
     def read_file(self) -> None:
         self.loaded = load_config(self.path)
@@ -57,7 +71,13 @@ def listed(*sources: dict[str, Any], **settings: Any) -> dict[str, Any]:
 
 
 def write_twice(bench: Config) -> None:
-    lines = ["cache: c", "sequence_length: 8", "samples: 9", "samples: 8", "sources: [{name: a, path: /a.arrow}]"]
+    lines = [
+        "cache: c",
+        "sequence_length: 8",
+        "samples: 9",
+        "samples: 8",
+        "sources: [{name: a, path: /a.arrow}]",
+    ]
     bench.path.write_text("\n".join(lines))
 
 

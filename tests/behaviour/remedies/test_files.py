@@ -62,7 +62,12 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
 
 
 def old_levels(path: Path) -> None:
-    write(path, [data_page(b"\x2c" + np.array([1, 3, 4, 6], "<i4").tobytes(), 6, levels=4)], num_values=6, num_rows=6)
+    write(
+        path,
+        [data_page(b"\x2c" + np.array([1, 3, 4, 6], "<i4").tobytes(), 6, levels=4)],
+        num_values=6,
+        num_rows=6,
+    )
 
 
 def beside(bench: Data) -> None:
@@ -108,7 +113,12 @@ def split_source(bench: Data) -> None:
 def deltas(**options: Any) -> Write:
     """Pages of an encoding that the kernels do not know, where DECODERS lacks it: they are read together."""
     tokens = pa.array(random.Random(0).choices(range(1 << 20), k=2000), pa.int32())
-    return parquet({"ids": tokens}, use_dictionary=False, column_encoding={"ids": "DELTA_BINARY_PACKED"}, **options)
+    return parquet(
+        {"ids": tokens},
+        use_dictionary=False,
+        column_encoding={"ids": "DELTA_BINARY_PACKED"},
+        **options,
+    )
 
 
 def masked(mask: Any, ids: Any = ROWS) -> Step:
@@ -294,7 +304,8 @@ def test_a_vocabulary_that_is_not_in_a_tokenizer(bench: Data) -> None:
     path.write_text("{}")
     megablend.build(bench.config)
     with pytest.raises(
-        ConfigError, match=r"not a tokenizer.json \(KeyError: .*\); give the number of token ids instead"
+        ConfigError,
+        match=r"not a tokenizer.json \(KeyError: .*\); give the number of token ids instead",
     ):
         check_data(bench.config | {"vocab_size": str(path)})
     assert not check_data(bench.config | {"vocab_size": 50}).problems
@@ -302,7 +313,9 @@ def test_a_vocabulary_that_is_not_in_a_tokenizer(bench: Data) -> None:
     assert not check_data(bench.config | {"vocab_size": str(path)}).problems
 
 
-def while_it_is_indexed(module: Any, name: str, change: Callable[[], Any], *, is_early: bool) -> pytest.MonkeyPatch:
+def while_it_is_indexed(
+    module: Any, name: str, change: Callable[[], Any], *, is_early: bool
+) -> pytest.MonkeyPatch:
     """A writer changes the file just before the index takes a digest of it, or just after."""
     digest = getattr(module, name)
 
@@ -343,7 +356,9 @@ def test_a_file_that_is_still_written(bench: Data, name: str) -> None:
     limit(reader, "WHOLE_BYTES", 100)(bench)
     limit(lengths, "WHOLE_BYTES", 100)(bench)
     make(bench)
-    patch = while_it_is_indexed(module, digest, lambda: write_again(bench.path), is_early=name == "a.idx")
+    patch = while_it_is_indexed(
+        module, digest, lambda: write_again(bench.path), is_early=name == "a.idx"
+    )
     with pytest.raises(ChangedFileError, match=f"{name}: {says}"):
         bench.use()
     patch.undo()
@@ -356,9 +371,7 @@ def test_a_format_of_a_package_that_is_gone(bench: Data, remedy: str) -> None:
     file("a.tokens", arrow())(bench)
     bench.use()
     del FORMATS["tokens"]
-    says = (
-        "source 'a' has format 'tokens', which this megablend does not support; install the version or the package that"
-    )
+    says = "source 'a' has format 'tokens', which this megablend does not support; install the version or the package that"
     with pytest.raises(CacheError, match=says):
         megablend.open(bench.config)
     if remedy == "install":

@@ -60,7 +60,9 @@ def test_a_count_of_processes_that_is_no_number(tmp_path: Path) -> None:
     project = Project(tmp_path)
     done = run(build(project), PMI_SIZE="many")
     assert done.returncode == 2
-    named = re.search(r"(\w+): expected an integer, got 'many': unset it, or restart the job", done.stderr)
+    named = re.search(
+        r"(\w+): expected an integer, got 'many': unset it, or restart the job", done.stderr
+    )
     assert named, done.stderr
     done = run(["env", "-u", named[1], *build(project)], PMI_SIZE="many")
     assert done.returncode == 0, done.stderr
@@ -86,11 +88,21 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     project = Project(folder, samples=96)
     prefix = write_pair(folder / "data" / "x", np.full(400, 40))
     worker = str(Path(__file__).with_name("launched_worker.py"))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--standalone",
+    ]
     out = ["--redirects", "3", "--log-dir", str(folder / "logs")]
     done = run([*launcher, *out, worker, str(project.path), str(folder / "megatron"), prefix])
     logs = {path.parent.name: path for path in (folder / "logs").rglob("stdout.log")}
-    assert done.returncode == 0, (done.stderr, [path.read_text() for path in (folder / "logs").rglob("*.log")])
+    assert done.returncode == 0, (
+        done.stderr,
+        [path.read_text() for path in (folder / "logs").rglob("*.log")],
+    )
     first = [tokens[0] for tokens in project.tokens]
     found = [json.loads(logs[rank].read_text().splitlines()[-1]) for rank in ("0", "1")]
     expected = [[first[i : i + 4] for i in range(4 * rank, len(first), 8)] for rank in (0, 1)]
@@ -117,7 +129,10 @@ def test_a_process_group_that_is_not_there(ranks: list[dict[str, Any]]) -> None:
 @SLOW
 def test_a_loader_in_a_job_of_two(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
-        assert "give data_parallel_rank= and data_parallel_size=, or data_parallel_group=" in found["no rank"]
+        assert (
+            "give data_parallel_rank= and data_parallel_size=, or data_parallel_group="
+            in found["no rank"]
+        )
         reads_its_part(found, "ranks")
         reads_its_part(found, "group")
 
@@ -139,11 +154,15 @@ def test_a_loader_whose_batches_another_took(tmp_path: Path) -> None:
     project = Project(tmp_path, samples=96)
 
     def loader(workers: int) -> Any:
-        return megablend.Loader(megablend.open(str(project.path)), micro_batch_size=4, num_workers=workers)
+        return megablend.Loader(
+            megablend.open(str(project.path)), micro_batch_size=4, num_workers=workers
+        )
 
     taken = loader(2)
     next(iter(accelerate.skip_first_batches(taken, 3)))
-    with pytest.raises(megablend.StateError, match=r"load the Loader's state_dict .*, or use num_workers=0") as caught:
+    with pytest.raises(
+        megablend.StateError, match=r"load the Loader's state_dict .*, or use num_workers=0"
+    ) as caught:
         taken.state_dict()
     assert "with Trainer: ignore_data_skip=True" in str(caught.value)
     alone = loader(0)

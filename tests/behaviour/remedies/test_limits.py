@@ -75,12 +75,16 @@ def run(script: str, *arguments: object) -> str:
     """What a process prints: an error's message, or nothing."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user, whom the limit binds")
+@pytest.mark.skipif(
+    os.getuid() != 0, reason="only root can become another user, whom the limit binds"
+)
 def test_too_few_threads() -> None:
     says = r"loader: the system refuses to start more threads: raise the limit \(`ulimit -u`\), or stop other processes"
     assert re.search(says, run(THREADS, 10))
@@ -88,9 +92,7 @@ def test_too_few_threads() -> None:
 
 
 def test_too_little_memory() -> None:
-    says = (
-        r"sample 3: out of memory \(.*\): the machine, or the job's limit, has no memory left: stop other processes, or"
-    )
+    says = r"sample 3: out of memory \(.*\): the machine, or the job's limit, has no memory left: stop other processes, or"
     assert re.search(says, run(MEMORY, 1 << 30))
     assert run(MEMORY, 4 << 30) == ""
     assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY

@@ -24,7 +24,9 @@ ALONE: dict[str, Any] = {"data_parallel_rank": 0, "data_parallel_size": 1}
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     folder = tmp_path_factory.mktemp("loaders")
     given = make_config(
-        folder, [write_source(folder, 0, "arrow", documents(0, 150, 60, 5)) | {"weight": 1}], samples=80
+        folder,
+        [write_source(folder, 0, "arrow", documents(0, 150, 60, 5)) | {"weight": 1}],
+        samples=80,
     )
     megablend.build(given)
     megablend.build(given | {"order": "document", "run": "document"})
@@ -118,7 +120,9 @@ test_loaders = table(
     "shuffle",
     [
         lambda dataset: next(iter(DataLoader(dataset, batch_size=4, shuffle=True))),
-        lambda dataset: next(iter(DistributedSampler(dataset, num_replicas=2, rank=0, shuffle=True))),
+        lambda dataset: next(
+            iter(DistributedSampler(dataset, num_replicas=2, rank=0, shuffle=True))
+        ),
     ],
     ids=["DataLoader", "DistributedSampler"],
 )
@@ -131,4 +135,6 @@ def test_another_shuffle(config: Config, shuffle: Callable[[megablend.Dataset], 
         warnings.simplefilter("error")
         expected = [dataset[k]["tokens"] for k in range(80)]
         for batches in (load(config), own_loader(config)):
-            assert torch.equal(torch.cat([batch["tokens"] for batch in batches]), torch.stack(expected))
+            assert torch.equal(
+                torch.cat([batch["tokens"] for batch in batches]), torch.stack(expected)
+            )

@@ -42,7 +42,9 @@ class Call(Bench):
         self.cache = folder / "cache"
         self.patch = patch
         lengths = np.random.default_rng(0).integers(1, 60, (3, 1500))
-        self.a, self.b, self.c = (write_pair(folder / f"{i}_text", each) for i, each in enumerate(lengths))
+        self.a, self.b, self.c = (
+            write_pair(folder / f"{i}_text", each) for i, each in enumerate(lengths)
+        )
         self.flags: dict[str, Any] = {
             "data_path": ["1", self.a, "2", self.b],
             "split": "8,1,1",
@@ -63,7 +65,11 @@ class Call(Bench):
         for name, values in self.flags.items():
             if values is not None:
                 words.append("--" + name.replace("_", "-"))
-                words += [] if values is True else map(str, values if isinstance(values, list) else [values])
+                words += (
+                    []
+                    if values is True
+                    else map(str, values if isinstance(values, list) else [values])
+                )
         done = runner_with_stderr().invoke(
             megatron_cache, [*words, "--json"], catch_exceptions=False, standalone_mode=False
         )
@@ -120,7 +126,9 @@ def take_earlier_identifiers(bench: Call) -> None:
     """Those in the description of an earlier run."""
     bench.change({"tokenizer_identifiers": IDENTIFIERS})
     bench.run()
-    bench.change({"tokenizer_identifiers": next(bench.cache.glob("*-GPTDataset-train-description.txt"))})
+    bench.change(
+        {"tokenizer_identifiers": next(bench.cache.glob("*-GPTDataset-train-description.txt"))}
+    )
 
 
 def fill_disk(bench: Call) -> None:
@@ -244,7 +252,9 @@ test_shared_file_system = table(
 # fmt: on
 
 
-def test_an_idx_that_changes_while_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idx_that_changes_while_it_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "x.idx").write_bytes(b"0123")
     storage = MovedStorage(make_storage())
     read = storage.read
@@ -272,7 +282,10 @@ def samples_of(documents: int, threads: int) -> Step:
     lengths = np.array([5, 6], np.int32)
 
     def call(_: object) -> None:
-        assert sample_index(lengths, index_of(documents), 4, 2, extra=1, threads=threads).shape == (3, 2)
+        assert sample_index(lengths, index_of(documents), 4, 2, extra=1, threads=threads).shape == (
+            3,
+            2,
+        )
 
     return call
 
@@ -321,10 +334,14 @@ def test_a_file_that_changed_is_answered_with_what_a_user_of_megatron_can_do(
 ) -> None:
     """There is no config whose `run:` could be another."""
     word = write_word(tmp_path / "data", kind, draw_documents(1))
-    config = plugin_config(tmp_path / "cache", blend=([word], None), split="1", order=order, max_open_files=1)
+    config = plugin_config(
+        tmp_path / "cache", blend=([word], None), split="1", order=order, max_open_files=1
+    )
 
     def build() -> Any:
-        return MegablendDatasetBuilder(MegablendGPTDataset, [60, 0, 0], lambda: True, config).build()[0]
+        return MegablendDatasetBuilder(
+            MegablendGPTDataset, [60, 0, 0], lambda: True, config
+        ).build()[0]
 
     dataset = build()
     if "in use" in says:

@@ -36,7 +36,15 @@ def build(path: Path, mount: Path | None) -> subprocess.CompletedProcess[str]:
     ]  # not one that is preloaded: it would have the mounts of its server
     other = command
     if mount is not None:
-        other = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" || exit 77; exec "$@"', str(mount), *command]
+        other = [
+            "unshare",
+            "-m",
+            "sh",
+            "-c",
+            'mount -t tmpfs none "$0" || exit 77; exec "$@"',
+            str(mount),
+            *command,
+        ]
     return subprocess.run(
         [str(MPIRUN), "-n", "1", *command, ":", "-n", "1", *other],
         capture_output=True,
@@ -52,7 +60,9 @@ def build(path: Path, mount: Path | None) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(not MPIRUN.exists(), reason="no mpirun in this environment")
 @pytest.mark.parametrize("folder", MOUNTS)
 def test_a_folder_that_ranks_do_not_share(tmp_path: Path, folder: str) -> None:
-    sources = [write_source(tmp_path, 0, "parquet", documents(0, 150, 60, 5), num_files=6) | {"weight": 1}]
+    sources = [
+        write_source(tmp_path, 0, "parquet", documents(0, 150, 60, 5), num_files=6) | {"weight": 1}
+    ]
     config: dict[str, Any] = make_config(tmp_path, sources, samples=80, order="document")
     path = tmp_path / "run.json"
     mount = tmp_path / "cache" / folder

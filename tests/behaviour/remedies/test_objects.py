@@ -29,7 +29,17 @@ from megablend.storage.objects.fork_safe import ForkSafeStorage
 from megablend.storage.objects.helper import close_helper, get_helper
 from megablend.storage.objects.prefix import ObjectPrefix
 from tests.behaviour.remedies.driver import Step, fault, misuse, table
-from tests.behaviour.remedies.objects import DATA, Case, Headers, OddSource, answers, at, env, has, source
+from tests.behaviour.remedies.objects import (
+    DATA,
+    Case,
+    Headers,
+    OddSource,
+    answers,
+    at,
+    env,
+    has,
+    source,
+)
 from tests.storage.faulty import FaultySource
 from tests.storage.objects.conftest import KEYS, READER_KEYS, S3Server, plain_environment
 from tests.storage.objects.servers.fill import AzureContainer
@@ -52,7 +62,9 @@ def no_credentials() -> Step:
 
 def write_pem(case: Case) -> None:
     path = case.folder / "ca.pem"
-    path.write_text("".join(map(ssl.DER_cert_to_PEM_cert, ssl.create_default_context().get_ca_certs(True)[:1])))
+    path.write_text(
+        "".join(map(ssl.DER_cert_to_PEM_cert, ssl.create_default_context().get_ca_certs(True)[:1]))
+    )
     case.change({"ca_file": str(path)})
 
 
@@ -60,7 +72,12 @@ def write_key_of_google(case: Case) -> None:
     """A service account's key, for a server that does not ask for a login."""
     command = "openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048"
     private = subprocess.run(command.split(), check=True, capture_output=True).stdout
-    account = {"type": "service_account", "client_email": "me", "private_key_id": "x", "private_key": private.decode()}
+    account = {
+        "type": "service_account",
+        "client_email": "me",
+        "private_key_id": "x",
+        "private_key": private.decode(),
+    }
     path = case.folder / "google.json"
     path.write_text(json.dumps(account | {"disable_oauth": True, "gcs_base_url": case.source.url}))
     case.env(GOOGLE_APPLICATION_CREDENTIALS=str(path))
@@ -68,7 +85,9 @@ def write_key_of_google(case: Case) -> None:
 
 def expired(*, but: str | None = None) -> Step:
     """Keys have expired, but for this one; what is not signed is answered."""
-    return lambda case: setattr(case.source, "is_expired", (lambda key: key != but) if but else bool)
+    return lambda case: setattr(
+        case.source, "is_expired", (lambda key: key != but) if but else bool
+    )
 
 
 def asks_for_password(headers: Headers) -> tuple[int, str] | None:
@@ -97,7 +116,9 @@ def compress(headers: Headers, body: bytes) -> tuple[Headers, bytes]:
 
 def with_time(value: str | None) -> Callable[[Headers, bytes], tuple[Headers, bytes]]:
     def change(headers: Headers, body: bytes) -> tuple[Headers, bytes]:
-        return {k: v for k, v in (headers | {"Last-Modified": value}).items() if v is not None}, body
+        return {
+            k: v for k, v in (headers | {"Last-Modified": value}).items() if v is not None
+        }, body
 
     return change
 
@@ -295,7 +316,9 @@ def test_a_server_without_tls(whole_files: str, monkeypatch: pytest.MonkeyPatch)
         make_storage(objects=parse_options({"s3://": options})).stat("s3://b/x")
     with OddSource({"b/x": DATA}) as source:
         options["endpoint"] = source.url
-        assert make_storage(objects=parse_options({"s3://": options})).stat("s3://b/x").size == len(DATA)
+        assert make_storage(objects=parse_options({"s3://": options})).stat("s3://b/x").size == len(
+            DATA
+        )
 
 
 @pytest.mark.parametrize("remedy", [{"ca_file": True}, {"endpoint": True}])
@@ -310,7 +333,9 @@ def test_a_certificate_that_is_not_trusted(
         says = "TLS certificate is not trusted; .*: set `ca_file` to the PEM file of .*, or correct `endpoint`"
         with pytest.raises(MegablendError, match=says):
             case.use()
-        case.change({"ca_file": str(certificate)} if "ca_file" in remedy else {"endpoint": source.url})
+        case.change(
+            {"ca_file": str(certificate)} if "ca_file" in remedy else {"endpoint": source.url}
+        )
         storage = make_storage(objects=parse_options({"s3://": case.settings}))
         assert storage.stat("s3://x/x").size == 4
 
@@ -322,7 +347,9 @@ def test_a_proxy_of_the_environment(
     url, certificate = tls
     with OddSource({}) as proxy:
         case = Case(proxy, tmp_path, monkeypatch)
-        storage = make_storage(objects=parse_options({"https://": {"ca_file": str(certificate), "give_up_after": 0.5}}))
+        storage = make_storage(
+            objects=parse_options({"https://": {"ca_file": str(certificate), "give_up_after": 0.5}})
+        )
         case.env(HTTPS_PROXY=proxy.url)
         with pytest.raises(MegablendError, match=f"the proxy does not connect; .*: {NO_PROXY}"):
             storage.stat(url)
@@ -336,7 +363,10 @@ AZURE = [
         {"AZURE_STORAGE_ACCOUNT_NAME": None},
         "az://{}/x",
         r"set AZURE_STORAGE_ACCOUNT_NAME \(or `account` under `storage`\) and its credentials",
-        [({}, {"AZURE_STORAGE_ACCOUNT_NAME": "devstoreaccount1"}), ({"account": "devstoreaccount1"}, {})],
+        [
+            ({}, {"AZURE_STORAGE_ACCOUNT_NAME": "devstoreaccount1"}),
+            ({"account": "devstoreaccount1"}, {}),
+        ],
     ),
     (
         {},
@@ -344,14 +374,31 @@ AZURE = [
         r"there is no such container \(ContainerNotFound\): check its name and the account",
         [({}, {})],
     ),
-    ({}, "abfs://{}/x", "write az://container/key, and the account under `storage` or in", [({}, {})]),
-    ({}, "abfss://{}/x", "write az://container/key, and the account under `storage` or in", [({}, {})]),
+    (
+        {},
+        "abfs://{}/x",
+        "write az://container/key, and the account under `storage` or in",
+        [({}, {})],
+    ),
+    (
+        {},
+        "abfss://{}/x",
+        "write az://container/key, and the account under `storage` or in",
+        [({}, {})],
+    ),
     ({}, "azure://{}/x", "azure:// is not supported: write az://", [({}, {})]),
-    ({}, "msc://{}/x", "use the bucket's s3://, gs:// or az:// URL, and set its endpoint under `storage`", [({}, {})]),
+    (
+        {},
+        "msc://{}/x",
+        "use the bucket's s3://, gs:// or az:// URL, and set its endpoint under `storage`",
+        [({}, {})],
+    ),
 ]
 
 
-@pytest.mark.parametrize(("wrong", "location", "says", "remedies"), AZURE, ids=[says[:30] for _, _, says, _ in AZURE])
+@pytest.mark.parametrize(
+    ("wrong", "location", "says", "remedies"), AZURE, ids=[says[:30] for _, _, says, _ in AZURE]
+)
 def test_azure(
     azurite: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -365,7 +412,9 @@ def test_azure(
     def set_environment(values: Mapping[str, str | None]) -> None:
         forget_clients()
         for name, value in values.items():
-            monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+            monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(
+                name, value
+            )
 
     set_environment(box.environment)
     box.put("x", DATA)
@@ -373,7 +422,9 @@ def test_azure(
         set_environment(box.environment | wrong)
         options = {"endpoint": azurite, "give_up_after": 1.0}
         with pytest.raises(MegablendError, match=says):
-            make_storage(objects=parse_options({"az://": options})).read(location.format(box.name), 0, 10)
+            make_storage(objects=parse_options({"az://": options})).read(
+                location.format(box.name), 0, 10
+            )
         set_environment(environment)
         storage = make_storage(objects=parse_options({"az://": options | settings}))
         assert storage.read(f"az://{box.name}/x", 0, 10) == DATA
@@ -398,7 +449,9 @@ def test_a_cache_without_permission(swift: S3Server, monkeypatch: pytest.MonkeyP
     assert prefix.list_objects() == []
 
 
-def test_a_cache_with_a_key_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_with_a_key_that_cannot_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with OddSource({"b/c/runs/x": b"1", "b/c/runs//y": b"1"}) as source:
         case = Case(source, tmp_path, monkeypatch)
         prefix = ObjectPrefix("s3://b/c", parse_options({"s3://": case.settings}))
@@ -449,14 +502,19 @@ def test_a_profile_without_keys(tmp_path: Path) -> None:
 def test_a_profile_that_nobody_is_signed_in_with(tmp_path: Path) -> None:
     sign_out(tmp_path)
     with OddSource({"b/x": DATA}) as source:
-        with pytest.raises(MegablendError, match="nobody is signed in with the profile: run `aws sso login` with it"):
+        with pytest.raises(
+            MegablendError,
+            match="nobody is signed in with the profile: run `aws sso login` with it",
+        ):
             read(source, profile="signed-in")
         sign_in(tmp_path)
         assert read(source, profile="signed-in") == DATA
 
 
 @pytest.mark.usefixtures("profiles")
-def test_profiles_without_botocore(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_profiles_without_botocore(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     says = "read by botocore: `pip install botocore`, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and remove "
     with OddSource({"b/x": DATA}) as source:
         with monkeypatch.context() as patch:
@@ -475,7 +533,10 @@ def test_profiles_without_botocore(monkeypatch: pytest.MonkeyPatch, caplog: pyte
             caplog.clear()
             with pytest.raises(MegablendError):
                 read(source)
-            assert "credentials in ~/.aws are not read: they are read by botocore: `pip install" in caplog.text
+            assert (
+                "credentials in ~/.aws are not read: they are read by botocore: `pip install"
+                in caplog.text
+            )
         assert read(source, profile="file") == DATA  # where it is installed
         assert "AWS_ACCESS_KEY_ID" not in os.environ
         assert read(source) == DATA

@@ -39,7 +39,9 @@ def ramfs(tmp_path: Path) -> Iterator[Path]:
     """A folder on a file system without O_DIRECT."""
     folder = tmp_path / "ram"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "ramfs", "none", str(folder)], check=False, capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "ramfs", "none", str(folder)], check=False, capture_output=True
+    ).returncode:
         pytest.skip("this user cannot mount a file system")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
@@ -49,7 +51,9 @@ def test_direct_reads_where_there_are_none(ramfs: Path) -> None:
     source = write_source(ramfs, 0, "parquet", documents(0, 60, 30, seed=4)) | {"weight": 1}
     config = make_config(ramfs, [source], samples=20)
     megablend.build(config)
-    with pytest.raises(DataError, match="its file system does not support O_DIRECT; set direct_io: false"):
+    with pytest.raises(
+        DataError, match="its file system does not support O_DIRECT; set direct_io: false"
+    ):
         megablend.open(config | {"direct_io": True})[0]
     assert len(megablend.open(config | {"direct_io": False})[0]["tokens"]) == 8
 
@@ -64,8 +68,12 @@ class Package:
 
     def install(self, group: str, name: str, code: str) -> None:
         self.information.mkdir()
-        (self.information / "METADATA").write_text("Metadata-Version: 2.1\nName: megablend-odd\nVersion: 1.0\n")
-        (self.information / "entry_points.txt").write_text(f"[{group}]\n{name} = megablend_odd_{name}:make\n")
+        (self.information / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: megablend-odd\nVersion: 1.0\n"
+        )
+        (self.information / "entry_points.txt").write_text(
+            f"[{group}]\n{name} = megablend_odd_{name}:make\n"
+        )
         self.write(name, code)
 
     def write(self, name: str, code: str) -> None:

@@ -28,7 +28,14 @@ from megablend.index.cache_folders import external_references_dir
 from megablend.index.manifest import dump_with_checksum, read_manifest, read_roots
 from tests.behaviour.project import commands_in, flip, truncate
 from tests.behaviour.remedies.driver import Step, fault, misuse, table
-from tests.behaviour.remedies.projects import Run, back_up, build_and_use, restore, restore_config, run_named
+from tests.behaviour.remedies.projects import (
+    Run,
+    back_up,
+    build_and_use,
+    restore,
+    restore_config,
+    run_named,
+)
 from tests.formats.writers import write_megatron
 
 LEDGER = "cache/runs/default.json"
@@ -72,14 +79,20 @@ def write_data(kind: str, rows: list[list[int]]) -> Callable[[Run], None]:
 
 def changed(kind: str) -> Step:
     """The file of a run, of which there is a backup, has other rows."""
-    make: Step = (remove("data"), lambda bench: (bench.folder / "data").mkdir(), write_data(kind, [[5] * 30] * 90))
+    make: Step = (
+        remove("data"),
+        lambda bench: (bench.folder / "data").mkdir(),
+        write_data(kind, [[5] * 30] * 90),
+    )
     config = {"sources": [{"name": "a", "path": f"{{folder}}/data/0.{kind}"}], "run": kind}
     return (*make, config, Run.build, back_up, write_data(kind, CHANGED))
 
 
 def load(**arguments: Any) -> Step:
     def call(bench: Run) -> None:
-        assert list(megablend.Loader(megablend.open(str(bench.path)), micro_batch_size=2, **arguments))
+        assert list(
+            megablend.Loader(megablend.open(str(bench.path)), micro_batch_size=2, **arguments)
+        )
 
     return call
 
@@ -90,7 +103,9 @@ def open_state(bench: Run, **change: Any) -> Any:
 
 
 def newer_format(bench: Run) -> None:
-    (bench.kept / "manifest.json").write_bytes(dump_with_checksum({**read_manifest(bench.kept), "format_version": 9}))
+    (bench.kept / "manifest.json").write_bytes(
+        dump_with_checksum({**read_manifest(bench.kept), "format_version": 9})
+    )
 
 
 def of_another_source(bench: Run) -> None:
@@ -99,7 +114,9 @@ def of_another_source(bench: Run) -> None:
     roots = read_roots(bench.kept)
     manifest["sources"][0]["name"] = "b"
     (bench.kept / "manifest.json").write_bytes(dump_with_checksum(manifest))
-    (bench.kept / "roots.json").write_bytes(dump_with_checksum(roots | {"roots": {"b": roots["roots"]["a"]}}))
+    (bench.kept / "roots.json").write_bytes(
+        dump_with_checksum(roots | {"roots": {"b": roots["roots"]["a"]}})
+    )
 
 
 def write_reference(bench: Run) -> None:
@@ -192,7 +209,10 @@ def same_limits() -> Iterator[None]:
 
 
 def launched_as(rank: int, size: int) -> Step:
-    return lambda bench: (bench.patch.setenv("WORLD_SIZE", str(size)), bench.patch.setenv("RANK", str(rank)))
+    return lambda bench: (
+        bench.patch.setenv("WORLD_SIZE", str(size)),
+        bench.patch.setenv("RANK", str(rank)),
+    )
 
 
 def amended_during(bench: Run) -> None:
@@ -206,7 +226,9 @@ def amended_during(bench: Run) -> None:
         megablend.amend(bench.path, at=80)
         return planned
 
-    bench.change({"samples": None, "stages": [{"samples": 150}, {"samples": 300, "shuffle_window": 8}]})
+    bench.change(
+        {"samples": None, "stages": [{"samples": 150}, {"samples": 300, "shuffle_window": 8}]}
+    )
     bench.patch.setattr(module, "_compile_amended", plan_while_another_amends)
 
 
@@ -336,11 +358,15 @@ test_runs = table(
 
 
 @pytest.mark.parametrize("change", [{"sequence_length": 16}, {"lanes": 4}])
-def test_a_change_during_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, int]) -> None:
+def test_a_change_during_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, int]
+) -> None:
     """Restore the config, add the stages that the message writes, and amend the run."""
     bench = Run(tmp_path, monkeypatch, lanes=2, shuffle_window=8)
     bench.change(change)
-    with pytest.raises(MegablendError, match="to change it from where training is, restore it, add ") as caught:
+    with pytest.raises(
+        MegablendError, match="to change it from where training is, restore it, add "
+    ) as caught:
         bench.build()
     written = re.search(r"`stages: (\[.*?\])`", str(caught.value))
     (command,) = (each for each in commands_in(str(caught.value)) if each.startswith("amend"))
@@ -348,7 +374,9 @@ def test_a_change_during_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     ((key, value),) = change.items()
     restore_config(bench)
     bench.change({"stages": yaml.safe_load(written[1].replace("NUMBER", f"{value}"))})
-    assert f"{key}: {bench.given.get(key, 8)} -> {value}" in bench.run(command.replace("SAMPLE", "50"))
+    assert f"{key}: {bench.given.get(key, 8)} -> {value}" in bench.run(
+        command.replace("SAMPLE", "50")
+    )
     bench.build()
     assert bench.read()[:64] == bench.tokens[:64]
 
@@ -368,7 +396,9 @@ def test_a_state_of_another_run(bench: Run) -> None:
     bench.add(1)
     bench.change({"run": "index", "seed": None})
     bench.build()
-    with pytest.raises(MegablendError, match=r"open the state's index with megablend\.open\(config, state=state\)"):
+    with pytest.raises(
+        MegablendError, match=r"open the state's index with megablend\.open\(config, state=state\)"
+    ):
         megablend.open(str(bench.path)).load_state_dict(state)
     assert megablend.open(str(bench.path), state=state)[0]["tokens"].tolist() == bench.tokens[0]
 

@@ -24,7 +24,11 @@ class Sources(Bench):
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.patch = patch
-        self.config: dict[str, Any] = {"cache": str(folder / "cache"), "sequence_length": 8, "samples": 20}
+        self.config: dict[str, Any] = {
+            "cache": str(folder / "cache"),
+            "sequence_length": 8,
+            "samples": 20,
+        }
         self.data("a.parquet")
         self.change({"sources": [{"path": f"{folder}/a.parquet"}]})
 
@@ -33,13 +37,19 @@ class Sources(Bench):
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         columns = {"ids": pa.array(ROWS, pa.list_(pa.int32()))} if columns is None else columns
-        kinds = {".parquet": parquet(columns), ".arrow": arrow(columns), ".bin": pair([len(row) for row in ROWS])}
+        kinds = {
+            ".parquet": parquet(columns),
+            ".arrow": arrow(columns),
+            ".bin": pair([len(row) for row in ROWS]),
+        }
         kinds.get(path.suffix, raw(b""))(path)
         return path
 
     def change(self, settings: Mapping[str, Any]) -> None:
         """Sources are named s0, s1 and so on."""
-        given = {key: value for key, value in {**self.config, **settings}.items() if value is not None}
+        given = {
+            key: value for key, value in {**self.config, **settings}.items() if value is not None
+        }
         given["sources"] = [
             {"name": f"s{i}", **source} if isinstance(source, dict) else source
             for i, source in enumerate(given["sources"])
@@ -145,7 +155,9 @@ def raise_caps(bench: Sources) -> None:
     """Each cap by itself, as its own message says."""
     bench.change({"samples": 4000, "run": "caps"})
     for _ in CAPS:
-        if found := re.search("source 's(.)'.*`max_epochs: ([^`]+)`", attempt(bench, Sources.use), re.DOTALL):
+        if found := re.search(
+            "source 's(.)'.*`max_epochs: ([^`]+)`", attempt(bench, Sources.use), re.DOTALL
+        ):
             bench.config["sources"][int(found[1])]["max_epochs"] = found[2]
 
 

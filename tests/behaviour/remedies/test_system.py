@@ -90,7 +90,9 @@ def move_data(bench: Run) -> None:
     other = bench.folder / "other"
     bench.folder.joinpath("data").chmod(0o700)
     shutil.copytree(bench.folder / "data", other, copy_function=copy_readable)
-    bench.change({"run": "other", "sources": [{**bench.given["sources"][0], "path": f"{other}/*.parquet"}]})
+    bench.change(
+        {"run": "other", "sources": [{**bench.given["sources"][0], "path": f"{other}/*.parquet"}]}
+    )
 
 
 def move_config(bench: Run) -> None:
@@ -120,18 +122,36 @@ CLOSED = {
         "data: cannot be read: Permission denied.*: get permission, or remove dangling links",
         move_data,
     ),
-    "the config": Closed("run.json", "build", rf"run\.json: cannot read the config: {ADVICE}", move_config),
-    "the cache": Closed("cache", "build", rf"cache/fragments: cannot write the cache \({ADVICE}", MOVE_CACHE),
-    "the cache, when read": Closed("cache", "show", rf"runs/default\.json: cannot read .* \({ADVICE}", MOVE_CACHE),
-    "the indexes": Closed("cache/generations", "build", rf"generations: cannot write the cache \({ADVICE}", MOVE_CACHE),
+    "the config": Closed(
+        "run.json", "build", rf"run\.json: cannot read the config: {ADVICE}", move_config
+    ),
+    "the cache": Closed(
+        "cache", "build", rf"cache/fragments: cannot write the cache \({ADVICE}", MOVE_CACHE
+    ),
+    "the cache, when read": Closed(
+        "cache", "show", rf"runs/default\.json: cannot read .* \({ADVICE}", MOVE_CACHE
+    ),
+    "the indexes": Closed(
+        "cache/generations", "build", rf"generations: cannot write the cache \({ADVICE}", MOVE_CACHE
+    ),
     "the indexes, when read": Closed(
-        "cache/generations", "show", rf"manifest\.json: cannot read the cache \({ADVICE}", MOVE_CACHE
+        "cache/generations",
+        "show",
+        rf"manifest\.json: cannot read the cache \({ADVICE}",
+        MOVE_CACHE,
     ),
-    "the fragments": Closed("cache/fragments", "build", rf"fragments: cannot write the cache \({ADVICE}", MOVE_CACHE),
+    "the fragments": Closed(
+        "cache/fragments", "build", rf"fragments: cannot write the cache \({ADVICE}", MOVE_CACHE
+    ),
     "the ledger": Closed(
-        "cache/runs/default.json", "build", rf"default\.json: cannot read the run's ledger \({ADVICE}", MOVE_CACHE
+        "cache/runs/default.json",
+        "build",
+        rf"default\.json: cannot read the run's ledger \({ADVICE}",
+        MOVE_CACHE,
     ),
-    "the lock": Closed("cache/.lock", "build", rf"\.lock: cannot write the cache \({ADVICE}", MOVE_CACHE),
+    "the lock": Closed(
+        "cache/.lock", "build", rf"\.lock: cannot write the cache \({ADVICE}", MOVE_CACHE
+    ),
 }
 
 
@@ -154,7 +174,9 @@ def test_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def outcomes() -> list[tuple[bool, str]]:
         tail = {"build": [], "show": ["--sample", "0"]}
-        commands = [[case.command, str(project.path), *tail[case.command]] for case, project, _ in projects]
+        commands = [
+            [case.command, str(project.path), *tail[case.command]] for case, project, _ in projects
+        ]
         return run_all(commands, before=UNPRIVILEGED)
 
     try:
@@ -182,7 +204,10 @@ def test_too_few_open_files(project: Run) -> None:
     advised = set[str]()
     for ok, said in run_all(commands, "sh", "-c", 'ulimit -S -n 6; exec "$@"', "sh"):
         assert not ok
-        found = re.search(r"Too many open files\): the limit is 6 open files: raise it \(`(ulimit -n \d+)`\)", said)
+        found = re.search(
+            r"Too many open files\): the limit is 6 open files: raise it \(`(ulimit -n \d+)`\)",
+            said,
+        )
         assert found, said
         advised.add(found[1])
     assert len(advised) == 1
@@ -201,7 +226,9 @@ def test_too_few_open_files_to_store_kernels(project: Run, limit: int) -> None:
     assert "Traceback" not in said
     found = re.search(rf"the limit is {limit} open files: raise it \(`(ulimit -n \d+)`\)", said)
     assert found, said
-    ((ok, said),) = run_all(commands, "sh", "-c", f'ulimit -S -n {limit}; {found[1]}; exec "$@"', "sh")
+    ((ok, said),) = run_all(
+        commands, "sh", "-c", f'ulimit -S -n {limit}; {found[1]}; exec "$@"', "sh"
+    )
     assert ok, said
 
 
@@ -209,7 +236,11 @@ def test_a_hard_limit_of_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     for soft, hard, says in [
         (100, resource.RLIM_INFINITY, "the limit is 100 open files: raise it (`ulimit -n 1024`)"),
         (1000, 2000, "the limit is 1000 open files: raise it (`ulimit -n 2000`)"),
-        (500, 500, "the limit is 500 open files, which only root or the job's settings can raise (`ulimit -Hn`)"),
+        (
+            500,
+            500,
+            "the limit is 500 open files, which only root or the job's settings can raise (`ulimit -Hn`)",
+        ),
     ]:
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=(soft, hard): limits)
         assert remedy_of(24) == says
@@ -220,7 +251,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on a disk of 2 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)], check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)], check=False
+    )
     if mounted.returncode:
         pytest.skip("this user cannot mount a file system")
     try:
@@ -247,7 +280,9 @@ def test_a_full_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch, free: in
     says = r"disk/cache/\S+: cannot write the cache \(.*No space left on device\): free disk space there, or use another folder"
     refuse(project, says)
     assert project.read() == project.tokens
-    project.change({"cache": str(small_disk.parent / "cache"), "run": "other"})  # "or use another folder"
+    project.change(
+        {"cache": str(small_disk.parent / "cache"), "run": "other"}
+    )  # "or use another folder"
     project.build()
     project.change({"cache": str(project.cache), "run": "default"})
     refuse(project, says)
@@ -262,10 +297,14 @@ def test_a_read_only_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> 
     project = Run(small_disk, monkeypatch)
     project.add(1)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    says = r"cannot write the cache \(Read-only file system\): make it writable, or use another folder"
+    says = (
+        r"cannot write the cache \(Read-only file system\): make it writable, or use another folder"
+    )
     refuse(project, says)
     assert project.read() == project.tokens
-    megablend.build(project.given | {"cache": str(small_disk.parent / "cache")})  # "use another folder"
+    megablend.build(
+        project.given | {"cache": str(small_disk.parent / "cache")}
+    )  # "use another folder"
     subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)  # "make it writable"
     project.build()
     assert project.read() == project.tokens
@@ -323,14 +362,29 @@ def test_a_call_that_fails(tmp_path: Path, project: Run, name: str) -> None:
     case = INJECTED[name]
     if case.command == "build":
         project.add(1)
-    words = [case.command, str(project.path), *(["--sample", "0"] if case.command == "show" else [])]
+    words = [
+        case.command,
+        str(project.path),
+        *(["--sample", "0"] if case.command == "show" else []),
+    ]
     kind = case.inject.partition(":")[0]
-    trace = [str(STRACE), "-f", "-o", str(tmp_path / "trace"), "-e", f"trace={kind}", "-e", f"inject={case.inject}"]
+    trace = [
+        str(STRACE),
+        "-f",
+        "-o",
+        str(tmp_path / "trace"),
+        "-e",
+        f"trace={kind}",
+        "-e",
+        f"inject={case.inject}",
+    ]
     for path in sorted(tmp_path.glob(case.path or "")) if case.path else []:
         trace += ["-P", str(path)]
     process = start_all(before=TRACED)
     assert process.stdout is not None
-    with subprocess.Popen([*trace, "-p", process.stdout.readline()], stderr=subprocess.PIPE, text=True) as tracer:
+    with subprocess.Popen(
+        [*trace, "-p", process.stdout.readline()], stderr=subprocess.PIPE, text=True
+    ) as tracer:
         assert tracer.stderr is not None
         is_traced = "attached" in tracer.stderr.readline()
         ((ok, said),) = finish_all(process, [words])

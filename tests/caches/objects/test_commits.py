@@ -36,7 +36,12 @@ def write(folder: Path, **files: str) -> Path:
 
 
 def commit(
-    prefix: ObjectPrefix, node: Path, written: Path, replaced: dict[str, bytes], *, is_same: bool = False
+    prefix: ObjectPrefix,
+    node: Path,
+    written: Path,
+    replaced: dict[str, bytes],
+    *,
+    is_same: bool = False,
 ) -> Folders:
     folders = Folders(prefix, node)
     folders.commit(FOLDER, written, replaced, lambda *_: is_same)
@@ -49,7 +54,9 @@ def read(prefix: ObjectPrefix, node: Path) -> dict[str, str]:
     return {each.name: each.read_text() for each in path.iterdir()}
 
 
-def test_a_version_whose_answer_was_lost_is_its_own(prefix: ObjectPrefix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_whose_answer_was_lost_is_its_own(
+    prefix: ObjectPrefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chain = Chain(prefix, "runs/a")
     create = ObjectPrefix.create
 
@@ -74,25 +81,37 @@ def test_of_rivals_one_wins_unless_both_write_the_same(prefix: ObjectPrefix) -> 
 
 
 def test_the_last_version_is_that_of_the_largest_number() -> None:
-    assert find_last(["a/9999.json", "a/10000.json", "a/0001.json", "a/x.json", "a/999.json"]) == 10000
+    assert (
+        find_last(["a/9999.json", "a/10000.json", "a/0001.json", "a/x.json", "a/999.json"]) == 10000
+    )
     assert find_last(["a/x.json"]) == -1
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", ".x", ".."])
 def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
     file = {"at": "a", "bytes": 1, "blake2b": "b", "etag": ""}
-    with pytest.raises(CacheError, match=r"place: damaged \(it lacks valid names of files\); restore it from a backup"):
+    with pytest.raises(
+        CacheError,
+        match=r"place: damaged \(it lacks valid names of files\); restore it from a backup",
+    ):
         parse_commit("place", Record({"files": {name: file}, "replaced": []}, 0))
-    assert list(parse_commit("place", Record({"files": {"x": file}, "replaced": []}, 0)).files) == ["x"]
+    assert list(parse_commit("place", Record({"files": {"x": file}, "replaced": []}, 0)).files) == [
+        "x"
+    ]
 
 
 @pytest.mark.parametrize("name", [["x"], {}, 1, None])
 def test_names_that_are_no_text_are_refused(name: object) -> None:
-    with pytest.raises(CacheError, match=r"place: damaged \(it lacks valid names of files\); restore it from a backup"):
+    with pytest.raises(
+        CacheError,
+        match=r"place: damaged \(it lacks valid names of files\); restore it from a backup",
+    ):
         parse_commit("place", Record({"files": {}, "replaced": [name]}, 0))
 
 
-def test_a_copy_follows_what_is_replaced_and_what_is_not(prefix: ObjectPrefix, tmp_path: Path) -> None:
+def test_a_copy_follows_what_is_replaced_and_what_is_not(
+    prefix: ObjectPrefix, tmp_path: Path
+) -> None:
     node = tmp_path / "node"
     other = tmp_path / "other"
     commit(prefix, node, write(tmp_path / "first", table="one"), {"seen": b"1"})
@@ -121,7 +140,9 @@ def test_a_damaged_object_is_not_copied(prefix: ObjectPrefix, tmp_path: Path) ->
     assert found is not None
     (key,) = found.list_keys(FOLDER)
     prefix.write(key, b"two")
-    with pytest.raises(CacheError, match=rf"{key}: damaged: its blake2b is .*; rebuild the index to repair it"):
+    with pytest.raises(
+        CacheError, match=rf"{key}: damaged: its blake2b is .*; rebuild the index to repair it"
+    ):
         read(prefix, tmp_path / "other")
     assert list((tmp_path / "other" / "generations").iterdir()) == []
     prefix.write(key, b"o")
@@ -160,13 +181,18 @@ def test_files_that_are_removed_before_their_commit_are_uploaded_again(
     assert read(prefix, tmp_path / "other") == {"table": "one", "seen": "1"}
 
 
-def test_a_folder_is_removed_once_and_can_be_committed_again(prefix: ObjectPrefix, tmp_path: Path) -> None:
+def test_a_folder_is_removed_once_and_can_be_committed_again(
+    prefix: ObjectPrefix, tmp_path: Path
+) -> None:
     folders = commit(prefix, tmp_path / "node", write(tmp_path / "first", table="one"), {})
     folders.remove(FOLDER)
     folders.remove(FOLDER)
     assert folders.read(FOLDER) is None
     assert folders.describe_all("generations") == []
-    assert [each.key.rpartition("/")[2] for each in prefix.list_objects(FOLDER)] == ["0000.json", "0001.json"]
+    assert [each.key.rpartition("/")[2] for each in prefix.list_objects(FOLDER)] == [
+        "0000.json",
+        "0001.json",
+    ]
     commit(prefix, tmp_path / "node", tmp_path / "first", {})
     assert read(prefix, tmp_path / "other") == {"table": "one"}
 
@@ -175,7 +201,9 @@ def test_leftovers_are_old_and_of_no_present_commit(prefix: ObjectPrefix, tmp_pa
     folders = commit(prefix, tmp_path / "node", write(tmp_path / "first", table="one"), {})
     prefix.write(f"{FOLDER}/dead/table", b"x")
     later = time.time() + 3600
-    assert [each.key for each in folders.find_leftovers("generations", later)] == [f"{FOLDER}/dead/table"]
+    assert [each.key for each in folders.find_leftovers("generations", later)] == [
+        f"{FOLDER}/dead/table"
+    ]
     assert list(folders.find_leftovers("generations", time.time() - 3600)) == []
 
 
@@ -195,7 +223,9 @@ def test_only_what_is_unfinished_for_a_day_is_removed_from_a_node(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "answer"), [("create_each", lambda *_: 2), ("create", lambda *_: True)], ids=["several win", "replaced"]
+    ("name", "answer"),
+    [("create_each", lambda *_: 2), ("create", lambda *_: True)],
+    ids=["several win", "replaced"],
 )
 def test_a_store_that_ignores_conditions_is_refused(
     prefix: ObjectPrefix, name: str, answer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
@@ -203,7 +233,8 @@ def test_a_store_that_ignores_conditions_is_refused(
     check_creates_once(prefix)
     monkeypatch.setattr(ObjectPrefix, name, answer)
     with pytest.raises(
-        CacheError, match=r"this store ignores `If-None-Match: .*use a store that honours it, or a cache"
+        CacheError,
+        match=r"this store ignores `If-None-Match: .*use a store that honours it, or a cache",
     ):
         check_creates_once(prefix)
     assert prefix.list_objects() == []
@@ -226,7 +257,10 @@ def test_a_new_record_does_not_replace_one_of_another_process(prefix: ObjectPref
     store = ObjectCacheStore(prefix.location, ObjectOptions())
     store.write_record(RUNS, "a", "x", None)
     store.write_record(RUNS, "a", "x", None)
-    with pytest.raises(OvertakenError, match=r"/runs/a: another process has changed it meanwhile; repeat the command$"):
+    with pytest.raises(
+        OvertakenError,
+        match=r"/runs/a: another process has changed it meanwhile; repeat the command$",
+    ):
         store.write_record(RUNS, "a", "y", None)
     record = store.read_record(RUNS, "a")
     assert record is not None
@@ -237,7 +271,9 @@ def test_a_new_record_does_not_replace_one_of_another_process(prefix: ObjectPref
     assert store.read_record(RUNS, "a") == Record("y", record.number + 1)
 
 
-def test_files_that_do_not_exist_are_not_copied_and_old_copies_of_them_go(prefix: ObjectPrefix) -> None:
+def test_files_that_do_not_exist_are_not_copied_and_old_copies_of_them_go(
+    prefix: ObjectPrefix,
+) -> None:
     store = ObjectCacheStore(prefix.location, ObjectOptions())
     assert not store.fetch_file("fragments", "a").exists()
     prefix.write("fragments/a", b"one")
@@ -246,7 +282,9 @@ def test_files_that_do_not_exist_are_not_copied_and_old_copies_of_them_go(prefix
     assert not store.fetch_file("fragments", "a").exists()
 
 
-def test_a_file_that_is_removed_while_files_are_copied(prefix: ObjectPrefix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_removed_while_files_are_copied(
+    prefix: ObjectPrefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = ObjectCacheStore(prefix.location, ObjectOptions())
     prefix.write("fragments/a", b"one")
     monkeypatch.setattr(store, "list_files", lambda _: ["a", "gone"])

@@ -98,7 +98,9 @@ def test_the_folder_of_the_cache_itself_stays(tmp_path: Path) -> None:
     assert not other.exists()
 
 
-def test_what_is_used_while_it_is_looked_at_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_used_while_it_is_looked_at_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     receipt = make_copy(tmp_path / ("0" * 24))
 
     @contextlib.contextmanager

@@ -27,7 +27,9 @@ ROWS = [[1, 2], None, [3, None], [], [7, 8], [9, None], [], [6]]
 
 
 def write(path: Path, table: pa.Table, *, rows: int = 3, codec: str | None = None) -> Path:
-    with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+    with pa.ipc.new_file(
+        path, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)
+    ) as writer:
         writer.write_table(table, max_chunksize=rows)
     return path
 
@@ -49,12 +51,16 @@ def expected(values: list[Any]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
-@pytest.mark.parametrize("element", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"])
+@pytest.mark.parametrize(
+    "element", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"]
+)
 def test_integer_types(tmp_path: Path, element: str, codec: str | None) -> None:
     limits = np.iinfo(element)
     values = [[0, limits.max], [limits.min, None], None, []]
     path = write(
-        tmp_path / "x.arrow", pa.table({"ids": pa.array(values, pa.list_(pa.type_for_alias(element)))}), codec=codec
+        tmp_path / "x.arrow",
+        pa.table({"ids": pa.array(values, pa.list_(pa.type_for_alias(element)))}),
+        codec=codec,
     )
     assert read(path) == expected(values)
     assert index(path, "ids").token_dtype == element
@@ -95,7 +101,9 @@ def test_layouts_beside_and_inside_other_columns(
             "word": pa.array(texts).dictionary_encode(),
             "deep": pa.array([[[1.5]]] * num_rows, pa.list_(pa.list_(pa.float32(), 1))),
             "record": pa.StructArray.from_arrays(
-                [pa.array(texts, pa.string_view()), ids], ["view", "ids"], mask=pa.array(mask, pa.bool_())
+                [pa.array(texts, pa.string_view()), ids],
+                ["view", "ids"],
+                mask=pa.array(mask, pa.bool_()),
             ),
             "ids": ids,
             "last": texts,
@@ -111,13 +119,20 @@ def test_layouts_beside_and_inside_other_columns(
     ):  # where the first message is known, buffers are expected where the first batch has them
         ahead = PrefetchedStorage(STORAGE)
         ahead.request(str(path), np.array([0]), np.array([path.stat().st_size // 2]))
-        assert index(path, column, storage=ahead).blocks.tolist() == index(path, column).blocks.tolist()
+        assert (
+            index(path, column, storage=ahead).blocks.tolist()
+            == index(path, column).blocks.tolist()
+        )
 
 
 def test_null_rows_may_have_slots(tmp_path: Path) -> None:
-    ids = pa.ListArray.from_arrays(pa.array([0, 2, 3, 5], pa.int32()), pa.array([1, 2, 3, 4, 5], pa.int32()))
+    ids = pa.ListArray.from_arrays(
+        pa.array([0, 2, 3, 5], pa.int32()), pa.array([1, 2, 3, 4, 5], pa.int32())
+    )
     valid = pa.py_buffer(b"\x05")
-    ids = pa.ListArray.from_buffers(ids.type, 3, [valid, ids.buffers()[1]], null_count=1, children=[ids.values])
+    ids = pa.ListArray.from_buffers(
+        ids.type, 3, [valid, ids.buffers()[1]], null_count=1, children=[ids.values]
+    )
     assert read(write(tmp_path / "x.arrow", pa.table({"ids": ids}))) == [[1, 2], [], [4, 5]]
 
 
@@ -133,7 +148,9 @@ def test_an_extension_type_is_read_as_it_is_stored(tmp_path: Path) -> None:
 
 
 def test_only_the_column_is_read(tmp_path: Path) -> None:
-    table = pa.table({"text": ["x" * 10_000] * 4, "ids": pa.array([[1, 2]] * 4, pa.list_(pa.int32()))})
+    table = pa.table(
+        {"text": ["x" * 10_000] * 4, "ids": pa.array([[1, 2]] * 4, pa.list_(pa.int32()))}
+    )
     found = index(write(tmp_path / "x.arrow", table, rows=2), "ids")
     assert found.scanned_bytes == 2 * 3 * 4  # the offsets of two batches
     assert found.blocks["stored_bytes"].max() < 1000
@@ -146,13 +163,23 @@ def test_only_the_column_is_read(tmp_path: Path) -> None:
         (pa.list_(pa.string()), [["a"]], r"has type list<item: string>, expected integers"),
         (pa.list_(pa.list_(pa.int32())), [[[1]]], "has type list<item: list<.*, expected integers"),
         (pa.uint64(), [1], "has type uint64; write it as int64 or uint32"),
-        (pa.dictionary(pa.int32(), pa.int32()), [1], "is dictionary-encoded; decode it before writing"),
-        (pa.list_(pa.dictionary(pa.int8(), pa.int32())), [[1]], "is dictionary-encoded; decode it before writing"),
+        (
+            pa.dictionary(pa.int32(), pa.int32()),
+            [1],
+            "is dictionary-encoded; decode it before writing",
+        ),
+        (
+            pa.list_(pa.dictionary(pa.int8(), pa.int32())),
+            [[1]],
+            "is dictionary-encoded; decode it before writing",
+        ),
         (pa.list_(pa.int32(), 0), [[]], "contains lists of size 0"),
     ],
     ids=str,
 )
-def test_columns_that_hold_no_tokens(tmp_path: Path, kind: Any, values: list[Any], message: str) -> None:
+def test_columns_that_hold_no_tokens(
+    tmp_path: Path, kind: Any, values: list[Any], message: str
+) -> None:
     path = write(tmp_path / "x.arrow", pa.table({"ids": pa.array(values, kind)}))
     with pytest.raises(ConfigError, match=message):
         index(path, "ids")
@@ -161,15 +188,19 @@ def test_columns_that_hold_no_tokens(tmp_path: Path, kind: Any, values: list[Any
 def test_beside_the_tokens_any_numbers_will_do() -> None:
     kinds = [pa.bool_(), pa.float16(), pa.float32(), pa.float64(), pa.int8()]
     schema = pa.schema(
-        [(str(kind), kind) for kind in kinds] + [("text", pa.string()), ("lists", pa.list_(pa.uint64()))]
+        [(str(kind), kind) for kind in kinds]
+        + [("text", pa.string()), ("lists", pa.list_(pa.uint64()))]
     )
     found = [find_column("x", str(kind), schema, numbers=True)[1].token_dtype for kind in kinds]
     assert found == ["bool", "float16", "float32", "float64", "int8"]
     with pytest.raises(
-        ConfigError, match=r"x: column 'text' has type string, expected integers, floats, booleans or li"
+        ConfigError,
+        match=r"x: column 'text' has type string, expected integers, floats, booleans or li",
     ):
         find_column("x", "text", schema, numbers=True)
-    with pytest.raises(ConfigError, match=r"'lists' has type list<item: uint64>; write it as int64 or uint32"):
+    with pytest.raises(
+        ConfigError, match=r"'lists' has type list<item: uint64>; write it as int64 or uint32"
+    ):
         find_column("x", "lists", schema, numbers=True)
 
 
@@ -177,7 +208,9 @@ def test_beside_the_tokens_any_numbers_will_do() -> None:
 def test_columns_of_unknown_layout_are_named(tmp_path: Path) -> None:
     views = pa.ListViewArray.from_arrays([0], [1], pa.array([1]))
     path = write(tmp_path / "x.arrow", pa.table({"odd": views, "ids": [1]}))
-    with pytest.raises(UnsupportedFileError, match=r"column odd has type list_view<.*leave it out of the file"):
+    with pytest.raises(
+        UnsupportedFileError, match=r"column odd has type list_view<.*leave it out of the file"
+    ):
         index(path, "ids")
 
 
@@ -185,10 +218,13 @@ def test_the_column_must_be_clear(tmp_path: Path) -> None:
     table = pa.table({"a": [[1]], "b": [1], "record": [{"input_id": [1]}]})
     path = write(tmp_path / "x.arrow", table)
     with pytest.raises(
-        ConfigError, match=r"lists of integers: a, record\.input_id; single integers, which may be counts or ids: b"
+        ConfigError,
+        match=r"lists of integers: a, record\.input_id; single integers, which may be counts or ids: b",
     ):
         index(path, None)
-    with pytest.raises(ConfigError, match=r"no column 'record.input_ids'; did you mean 'record.input_id'"):
+    with pytest.raises(
+        ConfigError, match=r"no column 'record.input_ids'; did you mean 'record.input_id'"
+    ):
         index(path, "record.input_ids")
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"])
     with pytest.raises(UnsupportedFileError, match="has two columns named a; rename one"):
@@ -201,12 +237,14 @@ def test_streams_named_files_and_old_feather_are_refused_with_the_remedy(tmp_pat
     with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table)
     with pytest.raises(
-        UnsupportedFileError, match=r"is an Arrow stream, not an Arrow file; set `format: arrow-stream`"
+        UnsupportedFileError,
+        match=r"is an Arrow stream, not an Arrow file; set `format: arrow-stream`",
     ):
         FORMATS["arrow"].index(str(path), ReadSpec(column="ids"), storage=STORAGE)
     path.write_bytes(b"FEA1" + bytes(40) + b"FEA1")
     with pytest.raises(
-        UnsupportedFileError, match=r"is Feather V1, which cannot contain lists; write the tokens to a Parquet file"
+        UnsupportedFileError,
+        match=r"is Feather V1, which cannot contain lists; write the tokens to a Parquet file",
     ):
         index(path, "ids")
 
@@ -219,9 +257,18 @@ def test_damaged_ends(tmp_path: Path) -> None:
         (b"", "0 bytes are too short"),
         (b"PAR1" + whole[4:], "at byte 0: begins with b'PAR1"),
         (whole[:-1] + b"2", r"ends with b'ARROW2', not with b'ARROW1': truncated"),
-        (whole[:-10] + struct.pack("<i", -5) + whole[-6:], "has an invalid footer length: -5 bytes"),
-        (whole[:-10] + struct.pack("<i", 1 << 30) + whole[-6:], "has an invalid footer length: 1073741824 bytes"),
-        (whole[:footer] + b"\xff" * 8 + whole[footer + 8 :], f"at byte {footer}: footer: an offset points to byte"),
+        (
+            whole[:-10] + struct.pack("<i", -5) + whole[-6:],
+            "has an invalid footer length: -5 bytes",
+        ),
+        (
+            whole[:-10] + struct.pack("<i", 1 << 30) + whole[-6:],
+            "has an invalid footer length: 1073741824 bytes",
+        ),
+        (
+            whole[:footer] + b"\xff" * 8 + whole[footer + 8 :],
+            f"at byte {footer}: footer: an offset points to byte",
+        ),
     ):
         path.write_bytes(damaged)
         with pytest.raises(CorruptFileError, match=message):
@@ -249,7 +296,9 @@ def test_compressed_buffers_must_have_the_size_they_claim() -> None:
     assert bytes(decompress(stored(b"\xff" * 8 + b"as it is"), "lz4")) == b"as it is"
     with pytest.raises(BatchError, match="of 3 bytes is too short for its size field"):
         decompress(stored(b"abc"), "lz4")
-    with pytest.raises(BatchError, match=f"invalid uncompressed size: {buffers.MAX_BYTES + 1} bytes"):
+    with pytest.raises(
+        BatchError, match=f"invalid uncompressed size: {buffers.MAX_BYTES + 1} bytes"
+    ):
         decompress(stored(struct.pack("<q", buffers.MAX_BYTES + 1)), "zstd")
 
 
@@ -277,7 +326,9 @@ def test_flatbuffer_tables_are_checked() -> None:
 @pytest.mark.parametrize("codec", [None, "zstd"])
 def test_expected_buffers_are_within_the_bodies(tmp_path: Path, codec: str | None) -> None:
     """Of batches that are shorter than the first one, down to empty ones."""
-    path = write(tmp_path / "x.arrow", pa.table({"first": range(8), "ids": ROWS}), rows=8, codec=codec)
+    path = write(
+        tmp_path / "x.arrow", pa.table({"first": range(8), "ids": ROWS}), rows=8, codec=codec
+    )
     size = path.stat().st_size
     footer = read_footer(str(path), size, STORAGE)
     column = find_column(str(path), "ids", read_schema(str(path), size, footer), numbers=False)[1]

@@ -31,7 +31,9 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_files_and_streams_of_one_suffix_are_told_apart_by_their_content(tmp_path: Path, path: Path) -> None:
+def test_files_and_streams_of_one_suffix_are_told_apart_by_their_content(
+    tmp_path: Path, path: Path
+) -> None:
     write_arrow(tmp_path / "y.arrow", [[1]])
     assert format_of(str(path), STORAGE) is STREAM
     assert format_of(str(tmp_path / "y.arrow"), STORAGE) is FORMATS["arrow"]
@@ -60,7 +62,10 @@ def test_what_is_not_whole_is_refused(path: Path) -> None:
         (whole + b"more", "4 bytes follow the end of its Arrow stream"),
         (whole[:-20], "only .* bytes (of the file )?are left|end-of-stream"),
         (b"\xff\xff\xff\xff\0\0\0\0", "is an Arrow stream without a schema"),
-        (whole[:-8] + whole, "the schema of an Arrow stream must be its first message, and occur only once"),
+        (
+            whole[:-8] + whole,
+            "the schema of an Arrow stream must be its first message, and occur only once",
+        ),
         (whole[:4] + b"\xff\xff\xff\x7f" + whole[8:], "message with -?[0-9]+ bytes of metadata"),
         (whole[:-8] + b"PAR1PAR1", "no message of an Arrow stream begins here: found b'PAR1'"),
     ):
@@ -84,7 +89,11 @@ def test_places_survive_packing(batches: list[tuple[int, int, int]]) -> None:
 
 def test_a_stream_takes_a_number_a_batch_of_the_index(tmp_path: Path) -> None:
     write_arrow_stream(tmp_path / "x.arrow", [[1, 2, 3]] * 7 * 300)
-    packed = pack_places(read_stream(str(tmp_path / "x.arrow"), (tmp_path / "x.arrow").stat().st_size, STORAGE).places)
+    packed = pack_places(
+        read_stream(
+            str(tmp_path / "x.arrow"), (tmp_path / "x.arrow").stat().st_size, STORAGE
+        ).places
+    )
     assert (packed["count"], len(packed["body_bytes"])) == (300, 300)
     assert len(packed["gaps"]) == len(packed["metadata_bytes"]) == 2
 
@@ -100,7 +109,9 @@ def test_places_outside_the_file_are_refused(path: Path, name: str, value: list[
 
 def test_a_run_over_streams_has_the_samples_of_files(tmp_path: Path) -> None:
     listed = documents(0, 60, 20, seed=1)
-    sources = {kind: write_source(tmp_path / kind, 0, kind, listed) for kind in ("arrow", "arrow-stream")}
+    sources = {
+        kind: write_source(tmp_path / kind, 0, kind, listed) for kind in ("arrow", "arrow-stream")
+    }
     configs = [
         make_config(tmp_path, [source | {"weight": 1}], samples=12, cache=f"{tmp_path}/c{kind}")
         for kind, source in sources.items()

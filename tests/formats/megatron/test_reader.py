@@ -50,7 +50,9 @@ def read(path: Path) -> list[list[int]]:
     """All sequences."""
     found = index(path, None)
     assert found.scanned_bytes == 0
-    return list(itertools.chain.from_iterable(pieces(opened(path, None, found), found.blocks, found.chunks)))
+    return list(
+        itertools.chain.from_iterable(pieces(opened(path, None, found), found.blocks, found.chunks))
+    )
 
 
 def test_megatron_reads_the_same(path: Path, indexed_dataset: Any) -> None:
@@ -59,9 +61,13 @@ def test_megatron_reads_the_same(path: Path, indexed_dataset: Any) -> None:
 
 
 @pytest.mark.parametrize("multimodal", [False, True])
-def test_what_megatron_writes_is_read(tmp_path: Path, indexed_dataset: Any, multimodal: bool) -> None:
+def test_what_megatron_writes_is_read(
+    tmp_path: Path, indexed_dataset: Any, multimodal: bool
+) -> None:
     path = tmp_path / "x.bin"
-    builder = indexed_dataset.IndexedDatasetBuilder(str(path), dtype=np.uint16, multimodal=multimodal)
+    builder = indexed_dataset.IndexedDatasetBuilder(
+        str(path), dtype=np.uint16, multimodal=multimodal
+    )
     for i, sequence in enumerate(DOCUMENTS):
         builder.add_item(torch.tensor(sequence, dtype=torch.int64), mode=i % 2)
         if i % 3 == 1 or i == len(DOCUMENTS) - 1:  # a document there may be of several sequences
@@ -85,7 +91,10 @@ def test_integer_dtypes(tmp_path: Path, dtype: str) -> None:
 def test_float_tokens_are_refused(tmp_path: Path, dtype: str) -> None:
     path = tmp_path / "x.bin"
     write_megatron(path, DOCUMENTS, dtype=dtype)
-    with pytest.raises(UnsupportedFileError, match=rf"x\.idx at byte 17: contains {dtype} values, expected integers"):
+    with pytest.raises(
+        UnsupportedFileError,
+        match=rf"x\.idx at byte 17: contains {dtype} values, expected integers",
+    ):
         index(path, None)
 
 
@@ -105,7 +114,11 @@ def test_pointers_out_of_order_begin_new_blocks(tmp_path: Path) -> None:
     write_megatron(path, [[1, 2], [3], [4, 5]])
     field(path, HEADER_BYTES + 4 * 3, struct.pack("<3q", 12, 8, 0))
     found = index(path, None)
-    assert pieces(opened(path, None, found), found.blocks, found.chunks) == [[[4, 5]], [[3]], [[1, 2]]]
+    assert pieces(opened(path, None, found), found.blocks, found.chunks) == [
+        [[4, 5]],
+        [[3]],
+        [[1, 2]],
+    ]
     assert found.blocks["offset"].tolist() == [12, 8, 0]
 
 
@@ -116,14 +129,34 @@ def test_pointers_out_of_order_begin_new_blocks(tmp_path: Path) -> None:
         (0, b"TNTIDX\0\0", r"legacy format; recreate it"),
         (9, struct.pack("<Q", 2), "at byte 9: has version 2"),
         (17, b"\x0b", "at byte 17: dtype code 11 is unknown"),
-        (18, struct.pack("<Q", 8), "at byte 18: has .* bytes where 8 sequences and 8 document boundaries take"),
+        (
+            18,
+            struct.pack("<Q", 8),
+            "at byte 18: has .* bytes where 8 sequences and 8 document boundaries take",
+        ),
         (18, b"\xff" * 8, "at byte 18: has .* bytes where 18446744073709551615 sequences"),
-        (26, struct.pack("<Q", 7), "at byte 18: has .* bytes where 7 sequences and 7 document boundaries"),
-        (HEADER_BYTES + 4 * 3, struct.pack("<i", -1), r"sequence 3 \(-1 tokens .* is outside the \.bin"),
+        (
+            26,
+            struct.pack("<Q", 7),
+            "at byte 18: has .* bytes where 7 sequences and 7 document boundaries",
+        ),
+        (
+            HEADER_BYTES + 4 * 3,
+            struct.pack("<i", -1),
+            r"sequence 3 \(-1 tokens .* is outside the \.bin",
+        ),
         (HEADER_BYTES + 4 * 3, struct.pack("<i", 1 << 30), r"sequence 3 .* is outside the \.bin"),
         (HEADER_BYTES + 4 * 7, struct.pack("<q", -4), r"sequence 0 .* is outside the \.bin"),
-        (HEADER_BYTES + 4 * 7 + 8 * 6, struct.pack("<q", 1 << 62), r"sequence 6 .* belongs to another pair"),
-        (HEADER_BYTES + 12 * 7, struct.pack("<q", 1), "document boundaries do not ascend from 0 to 7"),
+        (
+            HEADER_BYTES + 4 * 7 + 8 * 6,
+            struct.pack("<q", 1 << 62),
+            r"sequence 6 .* belongs to another pair",
+        ),
+        (
+            HEADER_BYTES + 12 * 7,
+            struct.pack("<q", 1),
+            "document boundaries do not ascend from 0 to 7",
+        ),
         (HEADER_BYTES + 12 * 7 + 8 * 7, struct.pack("<q", 6), "document boundaries do not ascend"),
         (HEADER_BYTES + 12 * 7 + 8 * 3, struct.pack("<q", 0), "document boundaries do not ascend"),
     ],
@@ -152,7 +185,9 @@ def test_an_idx_that_changes_under_its_reader(path: Path) -> None:
     block_bytes=st.integers(1, 300),
     jumps=st.sets(st.integers(0, 39)),
 )
-def test_blocks_are_neighbouring_whole_sequences(lengths: list[int], block_bytes: int, jumps: set[int]) -> None:
+def test_blocks_are_neighbouring_whole_sequences(
+    lengths: list[int], block_bytes: int, jumps: set[int]
+) -> None:
     pointers = []
     place = 0
     for i, length in enumerate(lengths):
@@ -160,7 +195,9 @@ def test_blocks_are_neighbouring_whole_sequences(lengths: list[int], block_bytes
         pointers.append(place)
         place += 2 * length
     sequences = Sequences(
-        token_dtype="uint16", lengths=np.array(lengths, np.int32), pointers=np.array(pointers, np.int64)
+        token_dtype="uint16",
+        lengths=np.array(lengths, np.int32),
+        pointers=np.array(pointers, np.int64),
     )
     starts = block_starts(sequences, block_bytes).tolist()
     assert starts[0] == 0
@@ -177,10 +214,15 @@ def test_a_bin_that_is_longer_than_its_idx_says_is_noted(path: Path, indexed_dat
     assert MEGATRON.describe_unused_bytes(str(path), index(path, None).blocks, size) is None
     with open(path, "ab") as file:
         file.write(bytes(6))
-    assert [sequence.tolist() for sequence in indexed_dataset.IndexedDataset(str(path)[:-4])] == DOCUMENTS
+    assert [
+        sequence.tolist() for sequence in indexed_dataset.IndexedDataset(str(path)[:-4])
+    ] == DOCUMENTS
     note = MEGATRON.describe_unused_bytes(str(path), index(path, None).blocks, size + 6)
     assert note is not None
-    assert f": has {size + 6:,} bytes, of which {path.with_suffix('.idx')} describes the first {size:,};" in note
+    assert (
+        f": has {size + 6:,} bytes, of which {path.with_suffix('.idx')} describes the first {size:,};"
+        in note
+    )
     assert read(path) == DOCUMENTS
 
 

@@ -52,7 +52,9 @@ class Remote(WrapperStorage):
         self.reads.append((offset, size))
         return super().read(path, offset, size)
 
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+    def read_ranges(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
         self.reads += zip(offsets.tolist(), sizes.tolist(), strict=True)
         return super().read_ranges(path, offsets, sizes, allocate)
 
@@ -61,13 +63,20 @@ class Remote(WrapperStorage):
 
 
 def store(path: Path, rows: Rows = ROWS, kind: pa.DataType = LISTS, **options: object) -> Path:
-    settings = {"use_dictionary": False, "data_page_size": 200, "write_batch_size": 8, "row_group_size": 150}
+    settings = {
+        "use_dictionary": False,
+        "data_page_size": 200,
+        "write_batch_size": 8,
+        "row_group_size": 150,
+    }
     pq.write_table(pa.table({"ids": pa.array(rows, kind)}), path, **(settings | options))
     return path
 
 
 def reader_of(path: Path, found: FileIndex, storage: Storage) -> BlockReader:
-    return ParquetReader(ByteSource(str(path), storage, path.stat().st_size), Column.from_meta(found.meta))
+    return ParquetReader(
+        ByteSource(str(path), storage, path.stat().st_size), Column.from_meta(found.meta)
+    )
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
@@ -76,7 +85,12 @@ def reader_of(path: Path, found: FileIndex, storage: Storage) -> BlockReader:
 def test_a_storage_without_descriptors_gives_the_same(
     tmp_path: Path, version: str, page_index: bool, documents: bool
 ) -> None:
-    path = store(tmp_path / "x.parquet", data_page_version=version, write_page_index=page_index, compression="zstd")
+    path = store(
+        tmp_path / "x.parquet",
+        data_page_version=version,
+        write_page_index=page_index,
+        compression="zstd",
+    )
     storage = Remote()
     found = index(path, "ids", documents=documents, storage=storage)
     expected = index(path, "ids", documents=documents)
@@ -84,11 +98,15 @@ def test_a_storage_without_descriptors_gives_the_same(
     assert found.chunks.tobytes() == expected.chunks.tobytes()
     storage.reads.clear()
     blocks = read_blocks(reader_of(path, found, storage), found.blocks, found.chunks, storage)
-    assert np.concatenate([b.tokens for b in blocks]).tolist() == [t for d in documents_of(ROWS) for t in d]
+    assert np.concatenate([b.tokens for b in blocks]).tolist() == [
+        t for d in documents_of(ROWS) for t in d
+    ]
     assert len(storage.reads) <= len(found.chunks)  # pages of a chunk follow each other
 
 
-def test_walks_longer_than_what_is_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walks_longer_than_what_is_read_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = store(tmp_path / "x.parquet", [[1, 2]] * 5000, row_group_size=5000)
     expected = index(path, "ids", documents=False)
     for ahead, room in [(40, 7), (300, 1000), (1000, 1)]:
@@ -100,9 +118,16 @@ def test_walks_longer_than_what_is_read_ahead(tmp_path: Path, monkeypatch: pytes
 
 
 def test_headers_at_known_places_are_read_by_many_threads(tmp_path: Path) -> None:
-    rows: Rows = [[i, None] for i in range(2 * PART_PAGES + 5)]  # nulls: the page index does not tell the rows
+    rows: Rows = [
+        [i, None] for i in range(2 * PART_PAGES + 5)
+    ]  # nulls: the page index does not tell the rows
     path = store(
-        tmp_path / "x.parquet", rows, data_page_size=1, write_batch_size=1, row_group_size=10**6, write_page_index=True
+        tmp_path / "x.parquet",
+        rows,
+        data_page_size=1,
+        write_batch_size=1,
+        row_group_size=10**6,
+        write_page_index=True,
     )
     assert len(check(path, rows).blocks) == len(rows)
 
@@ -111,19 +136,26 @@ def test_chunks_of_a_large_file_are_indexed_side_by_side(tmp_path: Path) -> None
     path = store(tmp_path / "x.parquet", row_group_size=20)
     read = ReadSpec(column="ids", count_documents=True)
     expected = index_file(str(path), read, STORAGE)
-    assert index_file(str(path), read, STORAGE, threaded_bytes=0).blocks.tobytes() == expected.blocks.tobytes()
+    assert (
+        index_file(str(path), read, STORAGE, threaded_bytes=0).blocks.tobytes()
+        == expected.blocks.tobytes()
+    )
     data = bytearray(path.read_bytes())
     place = int(expected.blocks["offset"][len(expected.blocks) // 2])
     data[place : place + 4] = b"\xff" * 4
     path.write_bytes(data)
-    with pytest.raises(CorruptFileError, match=f"{path} at byte {place}: the page header is damaged"):
+    with pytest.raises(
+        CorruptFileError, match=f"{path} at byte {place}: the page header is damaged"
+    ):
         index_file(str(path), read, STORAGE, threaded_bytes=0)
 
 
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BINARY_PACKED"])
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 @pytest.mark.parametrize("together", [False, True])
-def test_a_block_keeps_no_more_than_its_page(tmp_path: Path, encoding: str, codec: str, together: bool) -> None:
+def test_a_block_keeps_no_more_than_its_page(
+    tmp_path: Path, encoding: str, codec: str, together: bool
+) -> None:
     path = store(
         tmp_path / "x.parquet",
         [list(range(200))] * 40,
@@ -151,7 +183,9 @@ def test_blocks_larger_than_what_is_worked_on_at_once(tmp_path: Path) -> None:
         small.reads.clear()
         reader = reader_of(path, found, small)
         blocks = read_blocks(reader, found.blocks, found.chunks, small, batch_bytes=batch_bytes)
-        assert np.concatenate([b.tokens for b in blocks]).tolist() == [t for d in documents_of(ROWS) for t in d]
+        assert np.concatenate([b.tokens for b in blocks]).tolist() == [
+            t for d in documents_of(ROWS) for t in d
+        ]
         reads.append(len(small.reads))
     assert 10 < reads[0] <= reads[1]
 
@@ -159,7 +193,9 @@ def test_blocks_larger_than_what_is_worked_on_at_once(tmp_path: Path) -> None:
 def test_of_thousands_of_columns_one_is_read(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     others = {f"c{i}": pa.array([0.5, 1.5]) for i in range(2000)}
-    pq.write_table(pa.table({"ids": pa.array([[1, 2], [3]], LISTS), **others}), path, row_group_size=1)
+    pq.write_table(
+        pa.table({"ids": pa.array([[1, 2], [3]], LISTS), **others}), path, row_group_size=1
+    )
     check(path, [[1, 2], [3]], "ids")
 
 

@@ -10,7 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, DataError, UnsupportedFileError
+from megablend.errors import (
+    ChangedFileError,
+    ConfigError,
+    CorruptFileError,
+    DataError,
+    UnsupportedFileError,
+)
 from megablend.formats.fetch import read_blocks
 from megablend.formats.parquet.decoding.values import BY_ROW_GROUP
 from megablend.formats.parquet.metadata.thrift import Kind, write_struct
@@ -47,11 +53,15 @@ def int32s(*values: int) -> bytes:
 
 
 def flat_page(*, padding: int = 0, crc: int | None = None) -> bytes:
-    return data_page(prefixed(hybrid(FLAT_LEVELS, 1)) + int32s(1, 3, 4, 6), 6, padding=padding, crc=crc)
+    return data_page(
+        prefixed(hybrid(FLAT_LEVELS, 1)) + int32s(1, 3, 4, 6), 6, padding=padding, crc=crc
+    )
 
 
 def list_page(rep: list[int], definition: list[int], *values: int) -> bytes:
-    return data_page(prefixed(hybrid(rep, 1)) + prefixed(hybrid(definition, 2)) + int32s(*values), len(rep))
+    return data_page(
+        prefixed(hybrid(rep, 1)) + prefixed(hybrid(definition, 2)) + int32s(*values), len(rep)
+    )
 
 
 def dictionary_values(definition: list[int], width: int, indices: bytes) -> bytes:
@@ -69,10 +79,15 @@ def test_a_page(path: Path) -> None:
 
 @pytest.mark.parametrize("padding", [100, 127, 500, 5000, 70_000])
 def test_a_header_longer_than_the_probe(path: Path, padding: int) -> None:
-    check(write(path, [flat_page(padding=padding), flat_page()], num_values=12, num_rows=12), [*VALUES, *VALUES])
+    check(
+        write(path, [flat_page(padding=padding), flat_page()], num_values=12, num_rows=12),
+        [*VALUES, *VALUES],
+    )
 
 
-@pytest.mark.parametrize("meta", [[], [(11, Kind.I64, 0)], [(11, Kind.I64, 4)]], ids=["absent", "zero", "given"])
+@pytest.mark.parametrize(
+    "meta", [[], [(11, Kind.I64, 0)], [(11, Kind.I64, 4)]], ids=["absent", "zero", "given"]
+)
 def test_the_place_of_a_dictionary(path: Path, meta: Fields) -> None:
     indices = dictionary_values([1, 0, 1, 1], 2, b"\x03\x24\x00")  # bit-packed 0, 1, 2
     pages = [dictionary_page([70, 80, 90]), data_page(indices, 4, encoding=8), flat_page()]
@@ -84,14 +99,23 @@ def test_the_place_of_a_dictionary(path: Path, meta: Fields) -> None:
 
 
 def test_indices_of_no_bits(path: Path) -> None:
-    pages = [dictionary_page([7]), data_page(dictionary_values([1, 0, 1, 1], 0, b"\x06"), 4, encoding=2)]
+    pages = [
+        dictionary_page([7]),
+        data_page(dictionary_values([1, 0, 1, 1], 0, b"\x06"), 4, encoding=2),
+    ]
     check(write(path, pages, num_values=4, num_rows=4), [7, None, 7, 7])
 
 
 def test_offsets_above_4_gib(path: Path) -> None:
     hole = 5 << 30
-    pages = [dictionary_page([7]), data_page(dictionary_values([1, 0, 1, 1], 0, b"\x06"), 4, encoding=8)]
-    found = check(write(path, pages, num_values=4, num_rows=4, hole=hole, data_offset=4 + hole), [7, None, 7, 7])
+    pages = [
+        dictionary_page([7]),
+        data_page(dictionary_values([1, 0, 1, 1], 0, b"\x06"), 4, encoding=8),
+    ]
+    found = check(
+        write(path, pages, num_values=4, num_rows=4, hole=hole, data_offset=4 + hole),
+        [7, None, 7, 7],
+    )
     assert found.chunks["dictionary_offset"].tolist() == [4 + hole]
     assert found.blocks["offset"].tolist() == [4 + hole + len(pages[0])]
 
@@ -100,7 +124,9 @@ def test_v2_pages_without_values(path: Path) -> None:
     empty = data_page_v2(b"", b"", b"", 0, 0)
     nulls = data_page_v2(b"", hybrid([0] * 5, 1), b"", 5, 5)
     full = data_page_v2(b"", hybrid([1] * 2, 1), int32s(8, 9), 2, 2)
-    found = check(write(path, [empty, nulls, full, empty], num_values=7, num_rows=7), [None] * 5 + [8, 9])
+    found = check(
+        write(path, [empty, nulls, full, empty], num_values=7, num_rows=7), [None] * 5 + [8, 9]
+    )
     assert len(found.blocks) == 2
 
 
@@ -115,7 +141,10 @@ def test_hadoop_lz4(path: Path) -> None:
     body = prefixed(hybrid(FLAT_LEVELS, 1)) + int32s(1, 3, 4, 6)
     block = pa.Codec("lz4_raw").compress(body, asbytes=True)
     stored = len(body).to_bytes(4, "big") + len(block).to_bytes(4, "big") + block
-    check(write(path, [data_page(stored, 6, decoded=len(body))], num_values=6, num_rows=6, codec=5), VALUES)
+    check(
+        write(path, [data_page(stored, 6, decoded=len(body))], num_values=6, num_rows=6, codec=5),
+        VALUES,
+    )
 
 
 def test_rows_over_many_pages(path: Path) -> None:
@@ -129,7 +158,9 @@ def test_rows_over_many_pages(path: Path) -> None:
         list_page([1, 0], [2, 0]),
     ]
     rows: Rows = [[1, 2, None, None, 3, None], None, [], [None, None, 4], [5, None], None]
-    found = check(write(path, pages, num_values=14, num_rows=6, schema=LIST, names=LIST_NAMES), rows)
+    found = check(
+        write(path, pages, num_values=14, num_rows=6, schema=LIST, names=LIST_NAMES), rows
+    )
     assert found.blocks["ends"].tolist() == [0, 1, 0, 1, 1]
     assert found.blocks["flags"].tolist() == [0, 1 | 2 | 4, 0, 1, 1 | 2 | 4]
     assert pq.read_table(path)["ids"].to_pylist() == list(rows)
@@ -138,14 +169,18 @@ def test_rows_over_many_pages(path: Path) -> None:
 def test_levels_in_an_old_encoding_are_refused(path: Path) -> None:
     write(path, [data_page(b"\x2c" + int32s(1, 3, 4, 6), 6, levels=4)], num_values=6, num_rows=6)
     with pytest.raises(
-        UnsupportedFileError, match="its levels are encoded as BIT_PACKED, which readers interpret differently"
+        UnsupportedFileError,
+        match="its levels are encoded as BIT_PACKED, which readers interpret differently",
     ):
         index(path, "ids")
 
 
 def test_writers_name_old_levels_where_there_are_none(path: Path) -> None:
     found = check(
-        write(path, [data_page(int32s(1, 2), 2, levels=4)], num_values=2, num_rows=2, schema=REQUIRED), [1, 2]
+        write(
+            path, [data_page(int32s(1, 2), 2, levels=4)], num_values=2, num_rows=2, schema=REQUIRED
+        ),
+        [1, 2],
     )
     assert found.blocks["encoding"].tolist() == [0]
 
@@ -185,16 +220,30 @@ def test_writers_name_old_levels_where_there_are_none(path: Path) -> None:
             {"codec": 1},
             "6 values need 24 bytes, only 0 are left",
         ),
-        ([data_page(dictionary_values([1] * 6, 1, b"\x06"), 6, encoding=8)], {}, "are dictionary-encoded, but"),
+        (
+            [data_page(dictionary_values([1] * 6, 1, b"\x06"), 6, encoding=8)],
+            {},
+            "are dictionary-encoded, but",
+        ),
         ([flat_page()], {"footer": [(8, Kind.STRUCT, b"\0")]}, "its columns are encrypted"),
         ([flat_page()], {"chunk": [(8, Kind.STRUCT, b"\0")]}, "the column is encrypted"),
-        ([flat_page()], {"chunk": [(1, Kind.BINARY, b"other.parquet")]}, "is stored in another file .other.parquet."),
+        (
+            [flat_page()],
+            {"chunk": [(1, Kind.BINARY, b"other.parquet")]},
+            "is stored in another file .other.parquet.",
+        ),
         ([flat_page()], {"codec": 3}, "codec LZO"),
-        ([data_page(prefixed(hybrid([0] * 6, 1)), 6, encoding=3)], {}, "pyarrow cannot read it .RLE encoding"),
+        (
+            [data_page(prefixed(hybrid([0] * 6, 1)), 6, encoding=3)],
+            {},
+            "pyarrow cannot read it .RLE encoding",
+        ),
         ([flat_page()], {"codec": 77}, "codec unknown .77."),
     ],
 )
-def test_damaged_and_unsupported_files(path: Path, pages: list[bytes], options: dict[str, object], match: str) -> None:
+def test_damaged_and_unsupported_files(
+    path: Path, pages: list[bytes], options: dict[str, object], match: str
+) -> None:
     write(path, pages, **({"num_values": 6, "num_rows": 6, "schema": FLAT} | options))  # type: ignore[arg-type]
     with pytest.raises((CorruptFileError, UnsupportedFileError), match=match) as caught:
         check(path, VALUES)
@@ -203,7 +252,9 @@ def test_damaged_and_unsupported_files(path: Path, pages: list[bytes], options: 
 
 @pytest.mark.parametrize(("codec", "name"), [(0, None), (1, "snappy"), (6, "zstd"), (7, "lz4_raw")])
 @pytest.mark.parametrize("version", [1, 2])
-def test_values_that_end_before_the_levels_do(path: Path, codec: int, name: str | None, version: int) -> None:
+def test_values_that_end_before_the_levels_do(
+    path: Path, codec: int, name: str | None, version: int
+) -> None:
     """Such a page's memory is handed on as it is, unless this is seen."""
     levels = hybrid([1] * 6, 1)
     values = int32s(*range(5))
@@ -218,7 +269,8 @@ def test_values_that_end_before_the_levels_do(path: Path, codec: int, name: str 
         short = data_page_v2(b"", levels, packed(values), 6, 6, decoded_values=len(values))
     write(path, [short], num_values=6, num_rows=6, schema=FLAT, codec=codec)
     with pytest.raises(
-        CorruptFileError, match=r"byte 4: the page is damaged: 6 values need 24 bytes, only 20 are left"
+        CorruptFileError,
+        match=r"byte 4: the page is damaged: 6 values need 24 bytes, only 20 are left",
     ):
         check(path, VALUES)
 
@@ -228,10 +280,20 @@ def test_levels_that_are_not_those_of_the_page_index(path: Path) -> None:
     """Where documents are asked for, and nulls make these unsure, pages' levels are read; and must agree page by page."""
     rows = [[1, None, 2]] * 40 + [[1, None, None]] * 40
     table = pa.table({"ids": pa.array(rows, pa.list_(pa.int32()))})
-    pq.write_table(table, path, use_dictionary=False, write_page_index=True, data_page_size=1, write_batch_size=40)
+    pq.write_table(
+        table,
+        path,
+        use_dictionary=False,
+        write_page_index=True,
+        data_page_size=1,
+        write_batch_size=40,
+    )
     found = check(path, rows)
     tokens = found.blocks["tokens"].tolist()
-    nulls = [3 * rows - tokens for rows, tokens in zip(found.blocks["rows"].tolist(), tokens, strict=True)]
+    nulls = [
+        3 * rows - tokens
+        for rows, tokens in zip(found.blocks["rows"].tolist(), tokens, strict=True)
+    ]
     histograms = [[0, 0, *page] for page in zip(nulls, tokens, strict=True)]
 
     def stored(pages: list[list[int]]) -> bytes:
@@ -242,7 +304,9 @@ def test_levels_that_are_not_those_of_the_page_index(path: Path) -> None:
     assert (tokens[0], nulls[0]) == (nulls[3], tokens[3]) == (28, 14)
     swapped = [histograms[3], *histograms[1:3], histograms[0], *histograms[4:]]
     path.write_bytes(data.replace(stored(histograms), stored(swapped)))
-    with pytest.raises(CorruptFileError, match="damaged: a page has 28 tokens, 14 in its ColumnIndex"):
+    with pytest.raises(
+        CorruptFileError, match="damaged: a page has 28 tokens, 14 in its ColumnIndex"
+    ):
         index(path, "ids")
     heights = [[rows, 2 * rows] for rows in found.blocks["rows"].tolist()]
     assert data.count(stored(heights)) == 1
@@ -259,19 +323,35 @@ def test_levels_that_are_not_those_of_the_page_index(path: Path) -> None:
 
 def test_a_level_above_the_column(path: Path) -> None:
     required = [*LIST[:3], element("element", 0, type=1)]  # levels up to 2, in 2 bits
-    write(path, [list_page([0], [3], 1)], num_values=1, num_rows=1, schema=required, names=LIST_NAMES)
+    write(
+        path, [list_page([0], [3], 1)], num_values=1, num_rows=1, schema=required, names=LIST_NAMES
+    )
     with pytest.raises(CorruptFileError, match="it has level 3, above the column's maximum of 2"):
         check(path, [[1]])
 
 
 def test_a_first_page_cannot_continue(path: Path) -> None:
-    write(path, [list_page([1, 0], [3, 3], 1, 2)], num_values=2, num_rows=1, schema=LIST, names=LIST_NAMES)
+    write(
+        path,
+        [list_page([1, 0], [3, 3], 1, 2)],
+        num_values=2,
+        num_rows=1,
+        schema=LIST,
+        names=LIST_NAMES,
+    )
     with pytest.raises(CorruptFileError, match="its first page begins in the middle of a row"):
         check(path, [[1]])
 
 
 def test_rows_must_agree(path: Path) -> None:
-    write(path, [list_page([0, 0], [3, 3], 1, 2)], num_values=2, num_rows=3, schema=LIST, names=LIST_NAMES)
+    write(
+        path,
+        [list_page([0, 0], [3, 3], 1, 2)],
+        num_values=2,
+        num_rows=3,
+        schema=LIST,
+        names=LIST_NAMES,
+    )
     with pytest.raises(CorruptFileError, match="its pages have 2 rows, its row group has 3"):
         check(path, [[1], [2]])
 
@@ -313,7 +393,9 @@ def test_a_histogram_that_does_not_add_up_is_not_believed(path: Path, histogram:
         (b"PARE" + bytes(100) + b"PARE", UnsupportedFileError, "the footer is encrypted .PARE."),
     ],
 )
-def test_files_without_a_footer(path: Path, data: bytes, error: type[DataError], match: str) -> None:
+def test_files_without_a_footer(
+    path: Path, data: bytes, error: type[DataError], match: str
+) -> None:
     path.write_bytes(data)
     with pytest.raises(error, match=match) as caught:
         index(path, "ids")
@@ -325,15 +407,21 @@ def test_a_file_that_changed_is_named(path: Path) -> None:
     found = index(path, "ids")
     whole = path.read_bytes()
     path.write_bytes(whole + b"x")
-    with pytest.raises(ChangedFileError, match=rf"has {len(whole) + 1} bytes, had {len(whole)} when it was indexed"):
+    with pytest.raises(
+        ChangedFileError, match=rf"has {len(whole) + 1} bytes, had {len(whole)} when it was indexed"
+    ):
         opened(path, None, found, size=len(whole))
     flipped = bytearray(whole)
     flipped[-20] ^= 1
     path.write_bytes(flipped)
-    with pytest.raises(ChangedFileError, match=rf"footer's digest is [0-9a-f]{{32}}, was {found.structure} when"):
+    with pytest.raises(
+        ChangedFileError, match=rf"footer's digest is [0-9a-f]{{32}}, was {found.structure} when"
+    ):
         opened(path, None, found)
     path.write_bytes(bytes(len(whole)))
-    with pytest.raises(ChangedFileError, match="changed since it was indexed: not a complete Parquet file"):
+    with pytest.raises(
+        ChangedFileError, match="changed since it was indexed: not a complete Parquet file"
+    ):
         opened(path, None, found)
 
 
@@ -374,24 +462,33 @@ def test_any_change_of_a_body_with_a_checksum_is_noticed(path: Path) -> None:
         start = column.dictionary_page_offset or column.data_page_offset
         for _ in range(40):
             data = bytearray(whole)
-            data[start + 60 + chance.randrange(column.total_compressed_size - 60)] ^= 1 << chance.randrange(8)
+            data[start + 60 + chance.randrange(column.total_compressed_size - 60)] ^= (
+                1 << chance.randrange(8)
+            )
             path.write_bytes(data)
             try:
                 read = read_blocks(opened(path, None, found), found.blocks, found.chunks, STORAGE)
             except CorruptFileError:
                 continue
             # A flip of a header's statistics, or of a bit that the format does not use, changes nothing.
-            assert [t for block in read for t in block.tokens.tolist()] == [t for row in rows for t in row]
+            assert [t for block in read for t in block.tokens.tolist()] == [
+                t for row in rows for t in row
+            ]
 
 
 def test_checksums_of_dictionaries_and_of_row_groups(path: Path) -> None:
-    pages = [dictionary_page([7]), data_page(dictionary_values([1, 0, 1, 1], 0, b"\x06"), 4, encoding=8)]
+    pages = [
+        dictionary_page([7]),
+        data_page(dictionary_values([1, 0, 1, 1], 0, b"\x06"), 4, encoding=8),
+    ]
     write(path, pages, num_values=4, num_rows=4)
     found = index(path, "ids")
     data = bytearray(path.read_bytes())
     data[4 + len(pages[0]) - 1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CorruptFileError, match="at byte 4: the dictionary page is damaged: its checksum is"):
+    with pytest.raises(
+        CorruptFileError, match="at byte 4: the dictionary page is damaged: its checksum is"
+    ):
         read_blocks(opened(path, None, found), found.blocks, found.chunks, STORAGE)
     blocks = found.blocks.copy()
     blocks["encoding"] = BY_ROW_GROUP
@@ -422,7 +519,11 @@ def test_mutated_files_give_clear_errors(tmp_path: Path, version: str, page_inde
     for i in range(300):
         mutated = bytearray(data)
         for _ in range(chance.choice([1, 1, 2, 8])):
-            place = chance.randrange(len(data) - footer, len(data)) if i % 2 else chance.randrange(len(data))
+            place = (
+                chance.randrange(len(data) - footer, len(data))
+                if i % 2
+                else chance.randrange(len(data))
+            )
             mutated[place] = chance.choice([0, 255, mutated[place] ^ 1 << chance.randrange(8)])
         if i % 10 == 0:
             del mutated[chance.randrange(len(data)) :]
@@ -462,6 +563,8 @@ def test_a_flipped_bit_of_a_page_header_never_gives_other_tokens(path: Path, ver
     path.write_bytes(whole)
     other = found.blocks.copy()
     other["encoding"] = 9
-    with pytest.raises(CorruptFileError, match="its values have encoding PLAIN, the index has BYTE_STREAM_SPLIT"):
+    with pytest.raises(
+        CorruptFileError, match="its values have encoding PLAIN, the index has BYTE_STREAM_SPLIT"
+    ):
         read_blocks(opened(path, None, found), other, found.chunks, STORAGE)
     assert any("the index has PLAIN" in message for message in messages)

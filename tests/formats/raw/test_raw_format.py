@@ -20,7 +20,13 @@ from hypothesis import strategies as st
 import megablend
 from megablend.config.read_spec import OptionValue, ReadSpec, make_options
 from megablend.distributed.base import SingleProcess
-from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, MegablendError, UnsupportedFileError
+from megablend.errors import (
+    ChangedFileError,
+    ConfigError,
+    CorruptFileError,
+    MegablendError,
+    UnsupportedFileError,
+)
 from megablend.formats.base import FileIndex, Format, OpenedFile
 from megablend.formats.blocks import place_blocks
 from megablend.formats.fetch import read_blocks
@@ -47,19 +53,27 @@ def lit_header(dtype: str, count: int) -> bytes:
     return b"LITPKDS" + struct.pack("<QBQ", 1, LIT[dtype], count)
 
 
-def index(path: Path, block_bytes: int = 8, format: Format = RAW, /, **options: OptionValue) -> FileIndex:
+def index(
+    path: Path, block_bytes: int = 8, format: Format = RAW, /, **options: OptionValue
+) -> FileIndex:
     format.check_options(options)
-    return format.index(str(path), ReadSpec(block_bytes=block_bytes, options=make_options(options)), storage=STORAGE)
+    return format.index(
+        str(path), ReadSpec(block_bytes=block_bytes, options=make_options(options)), storage=STORAGE
+    )
 
 
 def read(path: Path, found: FileIndex) -> list[list[int]]:
     """The documents of a file."""
     size = path.stat().st_size
-    opened = OpenedFile(size=size, token_dtype=found.token_dtype, structure=found.structure, meta=found.meta)
+    opened = OpenedFile(
+        size=size, token_dtype=found.token_dtype, structure=found.structure, meta=found.meta
+    )
     reader = RAW.open(str(path), None, opened, storage=STORAGE)
     placed = place_blocks(found.blocks)
     decoded = read_blocks(reader, placed, found.chunks, STORAGE)
-    parts = [[each.tolist() for each in np.split(block.tokens, block.offsets[1:-1])] for block in decoded]
+    parts = [
+        [each.tolist() for each in np.split(block.tokens, block.offsets[1:-1])] for block in decoded
+    ]
     return list(join_pieces(found, parts))
 
 
@@ -112,7 +126,9 @@ def test_documents_are_those_of_a_naive_split(
         if separator == "eod_token" and token == 0:
             expected.append([])
     expected = expected if expected[-1] else expected[:-1]
-    options: dict[str, OptionValue] = {"dtype": "uint16"} | ({} if separator is None else {separator: 0})
+    options: dict[str, OptionValue] = {"dtype": "uint16"} | (
+        {} if separator is None else {separator: 0}
+    )
     raw = RawFormat()
     raw.chunk_bytes = 2 * chunk
     raw.scan_bytes = 2 * scan
@@ -126,7 +142,11 @@ def test_documents_are_those_of_a_naive_split(
     assert found.blocks["ends"].sum() == len(expected)
     assert together.blocks.tobytes() == found.blocks.tobytes()
     assert together.chunks.tobytes() == found.chunks.tobytes()
-    assert (together.rows, together.tokens, together.scanned_bytes) == (found.rows, found.tokens, found.scanned_bytes)
+    assert (together.rows, together.tokens, together.scanned_bytes) == (
+        found.rows,
+        found.tokens,
+        found.scanned_bytes,
+    )
     assert (found.scanned_bytes == 0) == (separator is None)
 
 
@@ -134,8 +154,18 @@ def test_documents_are_those_of_a_naive_split(
     ("content", "options", "error", "problem"),
     [
         (b"", {"dtype": "uint16"}, CorruptFileError, "is empty"),
-        (b"12345", {"dtype": "uint16"}, CorruptFileError, "has 5 bytes, expected header_bytes 0 plus a multiple of 2"),
-        (b"1234", {"dtype": "uint16", "header_bytes": 6}, CorruptFileError, "has 4 bytes, expected header_bytes 6"),
+        (
+            b"12345",
+            {"dtype": "uint16"},
+            CorruptFileError,
+            "has 5 bytes, expected header_bytes 0 plus a multiple of 2",
+        ),
+        (
+            b"1234",
+            {"dtype": "uint16", "header_bytes": 6},
+            CorruptFileError,
+            "has 4 bytes, expected header_bytes 6",
+        ),
         (b"1234", {}, ConfigError, "the dtype of its tokens is unknown"),
         (
             llmc_header("uint16", 3) + b"1234",
@@ -155,7 +185,12 @@ def test_documents_are_those_of_a_naive_split(
             ConfigError,
             "has dtype uint16, format_options has int32",
         ),
-        (llmc_header("uint16", -1) + b"1234", {}, UnsupportedFileError, "begins like an llm.c file .* and -1 tokens"),
+        (
+            llmc_header("uint16", -1) + b"1234",
+            {},
+            UnsupportedFileError,
+            "begins like an llm.c file .* and -1 tokens",
+        ),
         (
             lit_header("int32", 2)[:15] + b"\x06" + bytes(8),
             {},
@@ -163,7 +198,12 @@ def test_documents_are_those_of_a_naive_split(
             "lit-gpt packed dataset, version 1, dtype",
         ),
         (b"\x93NUM", {}, CorruptFileError, "its .npy header has version 0 or is truncated"),
-        (b"\x93NUMPY\x01\0\xff\xff{}", {}, CorruptFileError, "its .npy header has an invalid length of 65535 bytes"),
+        (
+            b"\x93NUMPY\x01\0\xff\xff{}",
+            {},
+            CorruptFileError,
+            "its .npy header has an invalid length of 65535 bytes",
+        ),
         (b"\x93NUMPY\x01\0\x04\0{1:2", {}, UnsupportedFileError, r"its .npy header is '\{1:2'"),
         (
             llmc_header("uint16", 2) + b"1234",
@@ -174,7 +214,11 @@ def test_documents_are_those_of_a_naive_split(
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(
-    tmp_path: Path, content: bytes, options: dict[str, OptionValue], error: type[MegablendError], problem: str
+    tmp_path: Path,
+    content: bytes,
+    options: dict[str, OptionValue],
+    error: type[MegablendError],
+    problem: str,
 ) -> None:
     path = tmp_path / "x.bin"
     path.write_bytes(content)
@@ -202,7 +246,10 @@ def test_arrays_that_hold_no_tokens_are_refused(tmp_path: Path, array: Any, prob
     ("options", "problem"),
     [
         ({"dtyp": "uint16"}, "unknown option 'dtyp'; did you mean 'dtype'"),
-        ({"dtype": "float32"}, "dtype: found 'float32', expected one of uint16, uint32, int32, int64"),
+        (
+            {"dtype": "float32"},
+            "dtype: found 'float32', expected one of uint16, uint32, int32, int64",
+        ),
         ({"header_bytes": -1}, "header_bytes: found -1"),
         ({"header_bytes": 3, "dtype": "uint16"}, "header_bytes: found 3, expected a multiple of 2"),
         ({"eod_token": True}, "eod_token: found True"),
@@ -246,7 +293,9 @@ def test_a_run_over_raw_files_has_the_samples_of_other_formats(tmp_path: Path) -
     assert all(a[k]["tokens"].equal(b[k]["tokens"]) for k in range(12))
     assert megablend.verify(configs[1]["cache"], data=True) == []
     other = raw | {"format_options": options | {"eod_token": 5}}
-    with pytest.raises(MegablendError, match=r"source 's0' has options \{.*'eod_token': 0.*\}; the config has"):
+    with pytest.raises(
+        MegablendError, match=r"source 's0' has options \{.*'eod_token': 0.*\}; the config has"
+    ):
         megablend.open(make_config(tmp_path, [other], cache=configs[1]["cache"], **settings))
 
 
@@ -294,7 +343,9 @@ KINDS = ("Parquet", "Arrow", "gzip", "zstd", "zip", ".npy")
 
 
 def contradiction(path: Path, **options: OptionValue) -> str | None:
-    return RAW.describe_contradiction(str(path), ReadSpec(options=make_options(options)), storage=STORAGE)
+    return RAW.describe_contradiction(
+        str(path), ReadSpec(options=make_options(options)), storage=STORAGE
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -302,7 +353,9 @@ def test_containers_are_not_tokens(tmp_path: Path, kind: str) -> None:
     content, options = containers(tmp_path)[kind]
     path = tmp_path / "x.bin"
     path.write_bytes(content)
-    assert re.match(rf"its content is that of a file of kind {kind}", contradiction(path, **options) or "")
+    assert re.match(
+        rf"its content is that of a file of kind {kind}", contradiction(path, **options) or ""
+    )
     assert contradiction(path, **options, allow_container=True) is None
 
 
@@ -318,11 +371,19 @@ def test_containers_are_not_tokens(tmp_path: Path, kind: str) -> None:
         (b"PK\x03\x04\x14\0\0\x80\x08\0" + b"\1" * 40, {}),
         (b"PK\x03\x04\x14\0\0\0\x07\0" + b"\1" * 40, {}),
         (b"PK\x03\x04\x14\0\0\0\x08\0" + b"\xff" * 40, {}),  # a name longer than the file
-        (b"\x93NUMPY\x01\x00\xff\xff" + b"\1" * 40, {"header_bytes": 0}),  # a header longer than the file
-        (b"\x93NUMPY\x01\x00\x02\x00{}" + b"\1" * 40, {"header_bytes": 12}),  # tokens begin behind the header
+        (
+            b"\x93NUMPY\x01\x00\xff\xff" + b"\1" * 40,
+            {"header_bytes": 0},
+        ),  # a header longer than the file
+        (
+            b"\x93NUMPY\x01\x00\x02\x00{}" + b"\1" * 40,
+            {"header_bytes": 12},
+        ),  # tokens begin behind the header
     ],
 )
-def test_tokens_like_a_magic_number_are_tokens(tmp_path: Path, content: bytes, options: dict[str, OptionValue]) -> None:
+def test_tokens_like_a_magic_number_are_tokens(
+    tmp_path: Path, content: bytes, options: dict[str, OptionValue]
+) -> None:
     path = tmp_path / "x.bin"
     path.write_bytes(content)
     assert contradiction(path, **options) is None

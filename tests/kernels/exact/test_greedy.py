@@ -9,7 +9,9 @@ from megablend.kernels.exact.greedy import fill, fill_by_scan
 from tests import naive_megatron as naive
 from tests.examples import examples
 
-WEIGHTS = st.lists(st.sampled_from([1, 2, 3, 7, 50]) | st.floats(0, 1), min_size=1, max_size=9).filter(any)
+WEIGHTS = st.lists(
+    st.sampled_from([1, 2, 3, 7, 50]) | st.floats(0, 1), min_size=1, max_size=9
+).filter(any)
 
 
 def drawn(datasets: Any, samples: Any) -> list[tuple[int, int]]:

@@ -82,9 +82,13 @@ def test_deal_finds_owners() -> None:
     starts = np.concatenate([[0], np.cumsum(counts)])
     owners = np.repeat(np.arange(9), counts)
     for shift in (0, 1, 4, 12):
-        heads = (np.searchsorted(starts, np.arange(0, 1000, 1 << shift), side="right") - 1).astype(np.int32)
+        heads = (np.searchsorted(starts, np.arange(0, 1000, 1 << shift), side="right") - 1).astype(
+            np.int32
+        )
         datasets = np.empty(1000, np.int16)
         samples = np.empty(1000, np.int64)
         find_owner(np.arange(1000), starts, shift, heads, datasets, samples)
         np.testing.assert_array_equal(datasets, owners)
-        np.testing.assert_array_equal(samples, np.concatenate([np.arange(count) for count in counts]))
+        np.testing.assert_array_equal(
+            samples, np.concatenate([np.arange(count) for count in counts])
+        )

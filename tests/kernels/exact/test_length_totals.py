@@ -20,16 +20,23 @@ def naive(lengths: list[int], position: int) -> tuple[int, int, int]:
         return h ^ h >> 16
 
     ratio = round((5**0.5 - 1) / 2 * 2**32) | 1  # odd, so that no two positions are alike
-    words = [mixed(length + ratio * number & WORD) for number, length in enumerate(lengths, position)]
+    words = [
+        mixed(length + ratio * number & WORD) for number, length in enumerate(lengths, position)
+    ]
     return min([0, *lengths]), sum(lengths), sum(words) & WORD
 
 
-@given(st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=70), st.sampled_from([0, 1, 5, WORD - 3, 1 << 40]))
+@given(
+    st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=70),
+    st.sampled_from([0, 1, 5, WORD - 3, 1 << 40]),
+)
 def test_like_plain_integers(lengths: list[int], position: int) -> None:
     assert total_lengths(np.array(lengths, np.int32), position) == naive(lengths, position)
 
 
-@pytest.mark.parametrize("size", [length_totals._CHUNK + more for more in (-1, 0, 1)] + [3 * length_totals._CHUNK + 7])
+@pytest.mark.parametrize(
+    "size", [length_totals._CHUNK + more for more in (-1, 0, 1)] + [3 * length_totals._CHUNK + 7]
+)
 def test_more_lengths_than_stay_in_the_cache(size: int) -> None:
     lengths = np.random.default_rng(size).integers(0, 1 << 31, size).astype(np.int32)
     assert total_lengths(lengths, 3) == naive(lengths.tolist(), 3)
@@ -46,11 +53,16 @@ def test_checksums_of_pieces_add_up(lengths: list[int], data: st.DataObject) -> 
 
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=40), st.data())
-def test_lengths_that_change_or_change_places_have_another_checksum(lengths: list[int], data: st.DataObject) -> None:
+def test_lengths_that_change_or_change_places_have_another_checksum(
+    lengths: list[int], data: st.DataObject
+) -> None:
     first, second = (data.draw(st.integers(0, len(lengths) - 1)) for _ in range(2))
     other = lengths.copy()
     if lengths[first] == lengths[second]:
         other[first] += 1
     else:
         other[first], other[second] = other[second], other[first]
-    assert total_lengths(np.array(lengths, np.int32), 0)[2] != total_lengths(np.array(other, np.int32), 0)[2]
+    assert (
+        total_lengths(np.array(lengths, np.int32), 0)[2]
+        != total_lengths(np.array(other, np.int32), 0)[2]
+    )

@@ -10,7 +10,17 @@ from tests import naive_megatron as naive
 from tests.examples import examples
 
 SIZES = [0, 1, 2, 3, 4, 5, AHEAD, AHEAD + 1, AHEAD + 2, 255, 256, 257, 467, 468, 469, 623, 624, 625]
-LONG = [BUFFER - 1, BUFFER, BUFFER + 1, BUFFER + 2, 3 * BUFFER + 1, 2**15 + 1, 2**17 - 1, 2**17, 2**17 + 1]
+LONG = [
+    BUFFER - 1,
+    BUFFER,
+    BUFFER + 1,
+    BUFFER + 2,
+    3 * BUFFER + 1,
+    2**15 + 1,
+    2**17 - 1,
+    2**17,
+    2**17 + 1,
+]
 
 
 def parts(state: np.random.RandomState) -> tuple[Any, int]:

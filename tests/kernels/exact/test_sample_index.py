@@ -31,7 +31,9 @@ KERNELS = pytest.mark.parametrize("cut", [cut, cut_narrowed, cut_as_they_are])
 def test_cut_in_any_pieces_equals_the_twin(cut: Any, dtype: Any, data: st.DataObject) -> None:
     sizes = st.integers(0, 9) | st.integers(LONG - 1, LONG + 1)
     lengths = np.array(data.draw(st.lists(sizes, min_size=1, max_size=8)), np.int32)
-    documents = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=12)), np.int32)
+    documents = np.array(
+        data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=12)), np.int32
+    )
     length = data.draw(st.integers(1, 7))
     extra = data.draw(st.integers(0, 1))
     samples = max(0, (int(lengths[documents].sum()) - extra) // length)

@@ -17,7 +17,9 @@ def address(data: bytes) -> tuple[np.ndarray[tuple[int], np.dtype[np.uint8]], in
 @examples(60)
 @given(st.lists(st.booleans(), max_size=70))
 def test_bits(values: list[bool]) -> None:
-    data = sum(value << i for i, value in enumerate(values)).to_bytes((len(values) + 7) // 8, "little")
+    data = sum(value << i for i, value in enumerate(values)).to_bytes(
+        (len(values) + 7) // 8, "little"
+    )
     held, at = address(data)
     out = np.zeros(len(values), np.bool_)
     assert decode_bits(at, len(data), False, out) == 0

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megablend.kernels.parquet.levels import BROKEN, LEVELS_DTYPE, NONE, TOO_FEW, TOO_HIGH, TOO_LONG, read_levels
+from megablend.kernels.parquet.levels import (
+    BROKEN,
+    LEVELS_DTYPE,
+    NONE,
+    TOO_FEW,
+    TOO_HIGH,
+    TOO_LONG,
+    read_levels,
+)
 from tests.examples import examples
 from tests.kernels.parquet_streams import groups, hybrids, packed, run, varint
 
@@ -15,11 +23,20 @@ SETTINGS = examples(80)
 
 
 def read(
-    rep: bytes | None, definition: bytes | None, num_levels: int, max_def: int, *, v2: bool = False, room: int = 10**4
+    rep: bytes | None,
+    definition: bytes | None,
+    num_levels: int,
+    max_def: int,
+    *,
+    v2: bool = False,
+    room: int = 10**4,
 ) -> tuple[dict[str, Any], list[int]]:
     """What is found of one page, None where levels are not stored; and the offsets of its pieces."""
     parts = [part for part in (rep, definition) if part is not None]
-    body = b"".join(part if v2 else len(part).to_bytes(4, "little") + part for part in parts) + b"values"
+    body = (
+        b"".join(part if v2 else len(part).to_bytes(4, "little") + part for part in parts)
+        + b"values"
+    )
     buffer = pa.py_buffer(body)
     page = np.zeros(1, LEVELS_DTYPE)
     page["address"] = buffer.address
@@ -44,7 +61,9 @@ def lengths_of(rep: list[int], definition: list[int], max_def: int) -> list[int]
     return pieces
 
 
-def check(rep: list[int], definition: list[int], max_def: int, found: dict[str, Any], offsets: list[int]) -> None:
+def check(
+    rep: list[int], definition: list[int], max_def: int, found: dict[str, Any], offsets: list[int]
+) -> None:
     pieces = lengths_of(rep, definition, max_def)
     assert offsets == [sum(pieces[:i]) for i in range(len(pieces) + 1)]
     assert (found["problem"], found["tokens"], found["pieces"]) == (NONE, sum(pieces), len(pieces))
@@ -58,7 +77,9 @@ def check(rep: list[int], definition: list[int], max_def: int, found: dict[str, 
 
 @SETTINGS
 @given(hybrids(1, 1), hybrids(2, 3), st.booleans())
-def test_levels_of_lists(rep: tuple[bytes, list[int]], definition: tuple[bytes, list[int]], v2: bool) -> None:
+def test_levels_of_lists(
+    rep: tuple[bytes, list[int]], definition: tuple[bytes, list[int]], v2: bool
+) -> None:
     count = min(len(rep[1]), len(definition[1]))
     found, offsets = read(rep[0], definition[0], count, 3, v2=v2)
     check(rep[1][:count], definition[1][:count], 3, found, offsets)
@@ -91,7 +112,10 @@ def test_streams_that_break_off_are_noticed_or_are_not_needed(
     rep: tuple[bytes, list[int]], definition: tuple[bytes, list[int]], cut_rep: int, cut_def: int
 ) -> None:
     count = min(len(rep[1]), len(definition[1]))
-    cut = [rep[0][: max(0, len(rep[0]) - cut_rep)], definition[0][: max(0, len(definition[0]) - cut_def)]]
+    cut = [
+        rep[0][: max(0, len(rep[0]) - cut_rep)],
+        definition[0][: max(0, len(definition[0]) - cut_def)],
+    ]
     found, offsets = read(cut[0], cut[1], count, 3)
     if found["problem"] == NONE:
         check(rep[1][:count], definition[1][:count], 3, found, offsets)
@@ -149,7 +173,8 @@ def test_broken_levels(stream: bytes, max_def: int, problem: int, detail: int) -
 
 
 @pytest.mark.parametrize(
-    ("body", "detail"), [(b"", 0), (b"\xff\xff", 65535), (b"\x05\0\0\0abcd", 5), (b"\xff" * 4, 2**32 - 1)]
+    ("body", "detail"),
+    [(b"", 0), (b"\xff\xff", 65535), (b"\x05\0\0\0abcd", 5), (b"\xff" * 4, 2**32 - 1)],
 )
 def test_levels_longer_than_their_page(body: bytes, detail: int) -> None:
     buffer = pa.py_buffer(body)

@@ -49,7 +49,9 @@ def naive(block: bytes) -> bytes:
 @pytest.mark.parametrize("width", [1, 3, 4, 8])
 def test_blocks_come_back(size: int, kinds: int, width: int) -> None:
     chance = random.Random(size)
-    data = b"".join(bytes([chance.randrange(kinds)]) * width for _ in range(size // width + 1))[:size]
+    data = b"".join(bytes([chance.randrange(kinds)]) * width for _ in range(size // width + 1))[
+        :size
+    ]
     block = pa.Codec("lz4_raw").compress(data, asbytes=True)
     assert naive(block) == data
     assert decode(block, size) == decode(block, size + 1) == decode(block, size + 100) == data
@@ -67,7 +69,9 @@ def test_blocks_come_back(size: int, kinds: int, width: int) -> None:
 )
 def test_matches_near_and_far(parts: list[tuple[bytes, int, int]], last: bytes, spare: int) -> None:
     def extended(length: int) -> bytes:
-        return b"" if length < 15 else b"\xff" * ((length - 15) // 255) + bytes([(length - 15) % 255])
+        return (
+            b"" if length < 15 else b"\xff" * ((length - 15) // 255) + bytes([(length - 15) % 255])
+        )
 
     block = b""
     size = 0

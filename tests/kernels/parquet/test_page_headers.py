@@ -12,8 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.formats.parquet.metadata.page_header import parse_page_header
-from megablend.formats.parquet.metadata.thrift import Kind, MalformedError, read_struct, write_struct
-from megablend.kernels.parquet.page_headers import HEADER_DTYPE, parse_headers, read_headers, walk_headers
+from megablend.formats.parquet.metadata.thrift import (
+    Kind,
+    MalformedError,
+    read_struct,
+    write_struct,
+)
+from megablend.kernels.parquet.page_headers import (
+    HEADER_DTYPE,
+    parse_headers,
+    read_headers,
+    walk_headers,
+)
 from megablend.kernels.parquet.thrift import TRUNCATED, skip_structs
 from tests.examples import examples
 
@@ -34,17 +44,29 @@ def page_headers(draw: st.DrawFn) -> bytes:
         fields.append((4, Kind.I32, draw(st.integers(-(2**31), 2**31 - 1))))
     values = draw(COUNT)
     encoding = draw(st.sampled_from([0, 2, 3, 5, 8, 9, 77]))
-    statistics: Fields = [(5 if kind == 0 else 8, Kind.STRUCT, STATISTICS)] if draw(st.booleans()) else []
+    statistics: Fields = (
+        [(5 if kind == 0 else 8, Kind.STRUCT, STATISTICS)] if draw(st.booleans()) else []
+    )
     counts: dict[int, Fields] = {
-        0: [(1, Kind.I32, values), (2, Kind.I32, encoding), (3, Kind.I32, 3), (4, Kind.I32, draw(st.integers(3, 4)))],
+        0: [
+            (1, Kind.I32, values),
+            (2, Kind.I32, encoding),
+            (3, Kind.I32, 3),
+            (4, Kind.I32, draw(st.integers(3, 4))),
+        ],
         1: [],
         2: [(1, Kind.I32, values), (2, Kind.I32, encoding)],
         3: [
             *[(1, Kind.I32, values), (2, Kind.I32, 1), (3, Kind.I32, 2), (4, Kind.I32, encoding)],
-            *[(5, Kind.I32, min(sizes) // draw(st.integers(1, 9))), (6, Kind.I32, draw(st.integers(0, 99)))],
+            *[
+                (5, Kind.I32, min(sizes) // draw(st.integers(1, 9))),
+                (6, Kind.I32, draw(st.integers(0, 99))),
+            ],
         ],
     }
-    fields.append(({0: 5, 1: 6, 2: 7, 3: 8}[kind], Kind.STRUCT, write_struct(counts[kind] + statistics)))
+    fields.append(
+        ({0: 5, 1: 6, 2: 7, 3: 8}[kind], Kind.STRUCT, write_struct(counts[kind] + statistics))
+    )
     if draw(st.booleans()):
         fields.append((15, Kind.BINARY, bytes(draw(st.integers(0, 300)))))
     return write_struct(fields)
@@ -54,7 +76,9 @@ def parse(data: bytes) -> tuple[bool, tuple[object, ...]]:
     """Whether the kernel took the header, and what it read."""
     buffer = pa.py_buffer(data)
     header = np.zeros(1, HEADER_DTYPE)
-    taken = parse_headers(np.array([buffer.address], np.uint64), np.array([buffer.size]), header) == 1
+    taken = (
+        parse_headers(np.array([buffer.address], np.uint64), np.array([buffer.size]), header) == 1
+    )
     return taken, header[0].item()
 
 
@@ -95,8 +119,15 @@ def test_random_bytes_are_left_alone_or_read_alike() -> None:
 
 
 def header(values: int, size: int, padding: int = 0) -> bytes:
-    counts = write_struct([(1, Kind.I32, values), (2, Kind.I32, 0), (3, Kind.I32, 3), (4, Kind.I32, 3)])
-    fields: Fields = [(1, Kind.I32, 0), (2, Kind.I32, size), (3, Kind.I32, size), (5, Kind.STRUCT, counts)]
+    counts = write_struct(
+        [(1, Kind.I32, values), (2, Kind.I32, 0), (3, Kind.I32, 3), (4, Kind.I32, 3)]
+    )
+    fields: Fields = [
+        (1, Kind.I32, 0),
+        (2, Kind.I32, size),
+        (3, Kind.I32, size),
+        (5, Kind.STRUCT, counts),
+    ]
     return write_struct([*fields, (9, Kind.BINARY, bytes(padding))] if padding else fields)
 
 
@@ -122,7 +153,9 @@ def walk(
     offsets = np.array([4])
     left = np.array([values])
     counts = np.array([0])
-    filled, _ = walk_headers(fd, probe, 4 if fd < 0 else limit, 0, offsets, limit, left, counts, headers)
+    filled, _ = walk_headers(
+        fd, probe, 4 if fd < 0 else limit, 0, offsets, limit, left, counts, headers
+    )
     assert counts.tolist() == [filled]
     return headers["offset"][:filled].tolist(), int(offsets[0]), int(left[0])
 
@@ -148,7 +181,10 @@ def test_a_walk_ends_where_values_room_or_bytes_do(
         stop = min(reach, 3)
         assert walk(data, fd, probe_bytes, 3, 820)[0] == offsets[:stop]
         assert walk(data, fd, probe_bytes, 100, 3)[0] == offsets[: min(reach, 2)]
-        assert walk(data, fd, probe_bytes, 100, 820, limit=offsets[1] + 5)[0] == offsets[: min(reach, 1)]
+        assert (
+            walk(data, fd, probe_bytes, 100, 820, limit=offsets[1] + 5)[0]
+            == offsets[: min(reach, 1)]
+        )
     finally:
         if descriptor:
             os.close(fd)
@@ -167,14 +203,19 @@ def test_headers_at_known_places(tmp_path: Path, pages: tuple[bytes, list[int]])
         assert headers["num_values"].tolist() == list(range(40, 0, -1))
         assert headers["offset"].tolist() == offsets[::-1]
         assert read_headers(file.fileno(), places, whole - 1, probe, headers) == 0
-        assert read_headers(file.fileno(), places, np.append(len(data), places[:-1]), probe, headers) == 40
+        assert (
+            read_headers(file.fileno(), places, np.append(len(data), places[:-1]), probe, headers)
+            == 40
+        )
         assert read_headers(file.fileno(), places[::-1].copy(), whole - 1, probe, headers) == 39
         assert read_headers(file.fileno(), np.array([len(data), 4]), whole, probe, headers) == 0
 
 
 @pytest.mark.parametrize("room", [1, 3, 100])
 @pytest.mark.parametrize("descriptor", [False, True])
-def test_a_walk_through_chunks(tmp_path: Path, pages: tuple[bytes, list[int]], room: int, descriptor: bool) -> None:
+def test_a_walk_through_chunks(
+    tmp_path: Path, pages: tuple[bytes, list[int]], room: int, descriptor: bool
+) -> None:
     """The pages are of 1 to 40 values: chunks of the first 3, of none, and of the 5th to the 9th."""
     data, places = pages
     path = tmp_path / "x"
@@ -189,11 +230,17 @@ def test_a_walk_through_chunks(tmp_path: Path, pages: tuple[bytes, list[int]], r
         chunk = 0
         while chunk < 3:
             headers = np.zeros(room, HEADER_DTYPE)
-            filled, chunk = walk_headers(fd, probe, 0, chunk, offsets, len(data), left, counts, headers)
+            filled, chunk = walk_headers(
+                fd, probe, 0, chunk, offsets, len(data), left, counts, headers
+            )
             found += headers["num_values"][:filled].tolist()
             assert filled == room or chunk == 3
         assert found == [1, 2, 3, 5, 6, 7, 8, 9]
-        assert (counts.tolist(), left.tolist(), offsets.tolist()) == ([3, 0, 5], [0, 0, 0], [places[3], 0, places[9]])
+        assert (counts.tolist(), left.tolist(), offsets.tolist()) == (
+            [3, 0, 5],
+            [0, 0, 0],
+            [places[3], 0, places[9]],
+        )
 
 
 def skipped(data: bytes, count: int = 1) -> int:

@@ -29,22 +29,37 @@ def side_by_side(parts: list[bytes]) -> tuple[npt.NDArray[np.uint8], Int64s, Int
     """Parts with a byte between them, and where each begins and ends."""
     ends = np.cumsum([len(part) + 1 for part in parts]) - 1
     begins = ends - [len(part) for part in parts]
-    data = bytearray(b"\xff".join(parts) + b"\xff")  # writable, as those that are read: kernels are compiled for either
+    data = bytearray(
+        b"\xff".join(parts) + b"\xff"
+    )  # writable, as those that are read: kernels are compiled for either
     return np.frombuffer(data, np.uint8), begins, ends
 
 
 def offset_index(places: list[Place]) -> bytes:
     kinds = Kind.I64, Kind.I32, Kind.I64
     structs = [write_struct(list(zip((1, 2, 3), kinds, place, strict=True))) for place in places]
-    return write_struct([(1, Kind.LIST, (Kind.STRUCT, structs)), (2, Kind.LIST, (Kind.I64, [7, 8]))])
+    return write_struct(
+        [(1, Kind.LIST, (Kind.STRUCT, structs)), (2, Kind.LIST, (Kind.I64, [7, 8]))]
+    )
 
 
-def locations(parts: list[bytes], starts: list[int], num_rows: list[int]) -> tuple[tuple[int, int, int], list[Int64s]]:
+def locations(
+    parts: list[bytes], starts: list[int], num_rows: list[int]
+) -> tuple[tuple[int, int, int], list[Int64s]]:
     data, begins, ends = side_by_side(parts)
     offsets, sizes, rows = np.full((3, len(data) // MIN_LOCATION_BYTES), -9, np.int64)
     first_page = np.full(len(parts) + 1, -9, np.int64)
     found = page_locations(
-        data, begins, ends, np.array(starts), LIMIT, np.array(num_rows), first_page, offsets, sizes, rows
+        data,
+        begins,
+        ends,
+        np.array(starts),
+        LIMIT,
+        np.array(num_rows),
+        first_page,
+        offsets,
+        sizes,
+        rows,
     )
     return found, [first_page, offsets, sizes, rows]
 
@@ -61,7 +76,9 @@ def chunks_of_places(draw: st.DrawFn) -> tuple[list[list[Place]], list[int], lis
         row = 0
         for gap, size, rows in draw(
             st.lists(
-                st.tuples(st.integers(0, 99), st.integers(0, 2**31 - 1), st.integers(0, 2**33)), min_size=1, max_size=9
+                st.tuples(st.integers(0, 99), st.integers(0, 2**31 - 1), st.integers(0, 2**33)),
+                min_size=1,
+                max_size=9,
             )
         ):
             places.append((at + gap, size, row))
@@ -87,7 +104,9 @@ def test_places_of_pages(written: tuple[list[list[Place]], list[int], list[int]]
     ]
     for places, total, begin in zip(chunks, num_rows, first_page[:-1].tolist(), strict=True):
         rows_of_pages = rows[begin : begin + len(places)].tolist()
-        assert [sum(rows_of_pages[:i]) for i in range(len(places))] == [place[2] for place in places]
+        assert [sum(rows_of_pages[:i]) for i in range(len(places))] == [
+            place[2] for place in places
+        ]
         assert sum(rows_of_pages) == total
     parts[-1] = parts[-1][:-cut]
     assert locations(parts, starts, num_rows)[0] == (len(chunks) - 1, page_index.UNREADABLE, 0)
@@ -95,7 +114,9 @@ def test_places_of_pages(written: tuple[list[list[Place]], list[int], list[int]]
 
 @SETTINGS
 @given(chunks_of_places(), st.data())
-def test_places_that_cannot_be(written: tuple[list[list[Place]], list[int], list[int]], data: st.DataObject) -> None:
+def test_places_that_cannot_be(
+    written: tuple[list[list[Place]], list[int], list[int]], data: st.DataObject
+) -> None:
     chunks, starts, num_rows = written
     chunk = data.draw(st.integers(0, len(chunks) - 1))
     places = chunks[chunk]
@@ -113,8 +134,12 @@ def test_places_that_cannot_be(written: tuple[list[list[Place]], list[int], list
         and [starts[chunk], *covered, LIMIT] == sorted([starts[chunk], *covered, LIMIT])
         and (firsts[0] == 0 and [*firsts, num_rows[chunk]] == sorted([*firsts, num_rows[chunk]]))
     )
-    (found, problem, _), _ = locations([offset_index(places) for places in chunks], starts, num_rows)
-    assert (found, problem == page_index.NONE) == ((len(chunks), True) if is_sound else (chunk, False))
+    (found, problem, _), _ = locations(
+        [offset_index(places) for places in chunks], starts, num_rows
+    )
+    assert (found, problem == page_index.NONE) == (
+        (len(chunks), True) if is_sound else (chunk, False)
+    )
     if not 0 <= changed[number] <= 2**48:
         assert problem == (page_index.BAD_OFFSET, page_index.BAD_SIZE, page_index.BAD_ROW)[number]
 
@@ -139,16 +164,22 @@ HEIGHTS = 1, 2, 3
 """Of counts of nulls, repetition levels, definition levels."""
 
 
-def counts(parts: list[bytes], num_pages: list[int]) -> tuple[tuple[int, int, int], Int64s, list[Int64s]]:
+def counts(
+    parts: list[bytes], num_pages: list[int]
+) -> tuple[tuple[int, int, int], Int64s, list[Int64s]]:
     data, begins, ends = side_by_side(parts)
-    nulls, reps, defs = out = [np.full((height, sum(num_pages)), -9, np.int64) for height in HEIGHTS]
+    nulls, reps, defs = out = [
+        np.full((height, sum(num_pages)), -9, np.int64) for height in HEIGHTS
+    ]
     found = np.full((len(parts), 3), -9, np.int64)
     first_page = np.cumsum([0, *num_pages])
     return page_counts(data, begins, ends, first_page, nulls, reps, defs, found), found, out
 
 
 def column_index(lists: list[list[int]]) -> bytes:
-    fields: Fields = [(i, Kind.LIST, (Kind.I64, values)) for i, values in enumerate(lists, 5) if values]
+    fields: Fields = [
+        (i, Kind.LIST, (Kind.I64, values)) for i, values in enumerate(lists, 5) if values
+    ]
     return write_struct([(2, Kind.LIST, (Kind.BINARY, [b"abc", b""])), *fields])
 
 
@@ -168,7 +199,9 @@ def lists_of_counts(draw: st.DrawFn) -> tuple[list[list[int]], int]:
 
 @SETTINGS
 @given(st.lists(lists_of_counts(), min_size=1, max_size=4), st.data())
-def test_counts_of_column_indexes(chunks: list[tuple[list[list[int]], int]], data: st.DataObject) -> None:
+def test_counts_of_column_indexes(
+    chunks: list[tuple[list[list[int]], int]], data: st.DataObject
+) -> None:
     absent = data.draw(st.integers(-1, len(chunks) - 1))
     if absent >= 0:
         chunks[absent] = [[], [], []], chunks[absent][1]
@@ -178,7 +211,9 @@ def test_counts_of_column_indexes(chunks: list[tuple[list[list[int]], int]], dat
     assert problem == (len(chunks), page_index.NONE, 0)
     assert found.tolist() == [[len(values) for values in lists] for lists, _ in chunks]
     for kind, height in enumerate(HEIGHTS):
-        expected = [number for lists, pages in chunks for number in lists[kind] or [0] * height * pages]
+        expected = [
+            number for lists, pages in chunks for number in lists[kind] or [0] * height * pages
+        ]
         assert out[kind].T.ravel().tolist() == expected
     chunk = data.draw(st.integers(0, len(chunks) - 1))
     kind = data.draw(st.integers(0, 2))
@@ -211,7 +246,10 @@ ROWS = st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=4),
 
 
 def counted(
-    chunks: list[list[list[list[int | None] | None]]], *, documents: bool, wrong: dict[str, int] | None = None
+    chunks: list[list[list[list[int | None] | None]]],
+    *,
+    documents: bool,
+    wrong: dict[str, int] | None = None,
 ) -> tuple[tuple[int, int, int], npt.NDArray[np.void]]:
     """Pages of rows, as page indices have them: the numbers of nulls, empty lists, null elements and tokens."""
     pages = [page for chunk in chunks for page in chunk]
@@ -260,12 +298,18 @@ def test_pages_are_counted_as_their_rows_are(
         has_nulls = [any(None in (row or []) for row in page) for page in chunk]
         for page, scan in zip(chunk, has_nulls, strict=True):
             found = pages[i]
-            assert found["tokens"] == sum(element is not None for row in page for element in row or [])
+            assert found["tokens"] == sum(
+                element is not None for row in page for element in row or []
+            )
             assert found["rows"] == (len(page) if documents or not any(has_nulls) else -1)
             assert found["scan"] == scan
             if not scan:
                 assert found["inner"] == sum(bool(row) for row in page)
-            assert (found["offset"], found["stored_bytes"], found["encoding"]) == (i * 100, i * 10, number)
+            assert (found["offset"], found["stored_bytes"], found["encoding"]) == (
+                i * 100,
+                i * 10,
+                number,
+            )
             assert found["decoded_bytes"] == -(-i * 10 * (number + 1) // 3)
             assert not any(found[name] for name in ("continues", "head", "tail"))
             i += 1
@@ -275,7 +319,11 @@ def test_counts_that_cannot_be() -> None:
     chunks: list[list[list[list[int | None] | None]]] = [[[[1, 2]]], [[[3]], [[4], [5]]]]
     assert counted(chunks, documents=True, wrong={"starts": 2})[0] == (1, problems.OTHER_ROWS, 0)
     chunks[1][0] = [None]  # a null more than it has rows
-    assert counted(chunks, documents=True, wrong={"levels": 1})[0] == (1, problems.TOO_FEW_TOKENS, 0)
+    assert counted(chunks, documents=True, wrong={"levels": 1})[0] == (
+        1,
+        problems.TOO_FEW_TOKENS,
+        0,
+    )
 
 
 def test_flat_columns() -> None:
@@ -298,12 +346,16 @@ def test_flat_columns() -> None:
 @SETTINGS
 @given(
     st.lists(
-        st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 2), st.booleans()), max_size=4), min_size=1, max_size=5
+        st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 2), st.booleans()), max_size=4),
+        min_size=1,
+        max_size=5,
     )
 )
 def test_sums_of_chunks(chunks: list[list[tuple[int, int, bool]]]) -> None:
     pages = np.zeros(sum(map(len, chunks)), PAGE_DTYPE)
-    for page, (rows, tokens, continues) in zip(pages, (page for chunk in chunks for page in chunk), strict=True):
+    for page, (rows, tokens, continues) in zip(
+        pages, (page for chunk in chunks for page in chunk), strict=True
+    ):
         page["rows"] = rows
         page["tokens"] = tokens
         page["continues"] = continues
@@ -312,6 +364,8 @@ def test_sums_of_chunks(chunks: list[list[tuple[int, int, bool]]]) -> None:
     assert all_filled == all(rows or tokens for chunk in chunks for rows, tokens, _ in chunk)
     for (rows, tokens, continues), chunk in zip(sums.T.tolist(), chunks, strict=True):
         filled = [page for page in chunk if page[:2] != (0, 0)]
-        assert rows == (-1 if any(page[0] < 0 for page in filled) else sum(page[0] for page in filled))
+        assert rows == (
+            -1 if any(page[0] < 0 for page in filled) else sum(page[0] for page in filled)
+        )
         assert tokens == sum(page[1] for page in filled)
         assert continues == (bool(filled) and filled[0][2])

@@ -29,7 +29,9 @@ def decoded(way: int, data: bytes, count: int, like: npt.NDArray[Any]) -> tuple[
     entries = np.array([70, 80], like.dtype)
     out = np.full(count, 5, like.dtype)
     addresses = (array.__array_interface__["data"][0] for array in (out, entries))
-    pages = np.array([(way, held.address, held.size, count, *addresses, len(entries), -1)], VALUES_DTYPE)
+    pages = np.array(
+        [(way, held.address, held.size, count, *addresses, len(entries), -1)], VALUES_DTYPE
+    )
     decode_values(pages, like)
     return int(pages["problem"][0]), out.tolist()
 

@@ -19,7 +19,9 @@ def check_every_ordinal(arguments: oracle.Plan, *, backwards: bool = False) -> N
     expected = {place: k for k, place in enumerate(walked)}
     for source, total in enumerate(np.sum(arguments["totals"], axis=0).tolist()):
         for end in (-1, total):
-            with pytest.raises(IndexError, match=f"no sample with source {source} and ordinal {end}"):
+            with pytest.raises(
+                IndexError, match=f"no sample with source {source} and ordinal {end}"
+            ):
                 plan.samples_of(np.array([source], np.int32), np.array([end]))
     places = sorted(expected, reverse=backwards)
     sources, ordinals = np.array(places).T
@@ -46,7 +48,9 @@ def test_the_first_sample_from_an_ordinal_on(arguments: oracle.Plan) -> None:
     walked = oracle.walk(**arguments)
     for source, total in enumerate(np.sum(arguments["totals"], axis=0).tolist()):
         for ordinal in {0, total // 2, total - 1}.intersection(range(total)):
-            first = next(k for k, place in enumerate(walked) if place[0] == source and place[1] >= ordinal)
+            first = next(
+                k for k, place in enumerate(walked) if place[0] == source and place[1] >= ordinal
+            )
             assert plan.first_sample_from(source, ordinal) == first
             assert plan.first_sample_from(source, ordinal, before=first + 1) == first
             assert plan.first_sample_from(source, ordinal, before=first) is None
@@ -65,7 +69,9 @@ def test_large_plans_go_there_and_back() -> None:
     totals = rng.integers(1, 10**9, (3, 300)).tolist()
     epochs = rng.integers(10**4, 10**12, 300).tolist()
     spans = rng.integers(1, 33, 300).tolist()
-    plan = lane_plan(totals, lanes=96, slots=200, spans=spans, seed=9, epoch_tokens=epochs, sample_tokens=4096)
+    plan = lane_plan(
+        totals, lanes=96, slots=200, spans=spans, seed=9, epoch_tokens=epochs, sample_tokens=4096
+    )
     ks = np.sort(rng.integers(0, plan.num_samples, 20_000))
     np.testing.assert_array_equal(plan.samples_of(*plan.locate_many(ks)), ks)
 
@@ -84,7 +90,9 @@ def test_one_pass() -> None:
     ordinals = np.array([2, 0, 1, 0])
     assert plan.samples_of(sources, ordinals).tolist() == [2, 3, 4, 0]
     for source, ordinal in ((0, 3), (1, 0), (2, 2), (0, -1), (3, 0)):
-        with pytest.raises(IndexError, match=f"no sample with source {source} and ordinal {ordinal}"):
+        with pytest.raises(
+            IndexError, match=f"no sample with source {source} and ordinal {ordinal}"
+        ):
             plan.samples_of(np.array([source], np.int32), np.array([ordinal]))
 
 

@@ -14,7 +14,9 @@ def python(x: int) -> int:
 def test_equals_unbounded_integers(x: int) -> None:
     assert mix(np.uint64(x)) == python(x)
     for value in (0, 1, MASK):
-        assert hash_combine(x, value) == python(python((x + 0x9E3779B97F4A7C15) % 2**64) ^ value) >> 1
+        assert (
+            hash_combine(x, value) == python(python((x + 0x9E3779B97F4A7C15) % 2**64) ^ value) >> 1
+        )
 
 
 def test_first_number_of_splitmix64() -> None:

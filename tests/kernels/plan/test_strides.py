@@ -14,7 +14,9 @@ def test_coprime_and_below_the_slots(lanes: int) -> None:
         assert 1 <= stride <= slots
 
 
-@pytest.mark.parametrize(("slots", "lanes"), [(512, 8), (4096, 64), (1000, 96), (4096, 24), (997, 1)])
+@pytest.mark.parametrize(
+    ("slots", "lanes"), [(512, 8), (4096, 64), (1000, 96), (4096, 24), (997, 1)]
+)
 def test_multiples_spread_evenly(slots: int, lanes: int) -> None:
     stride = golden_stride(slots, lanes)
     for step in (stride, stride * lanes):

@@ -51,7 +51,9 @@ def test_handed_is_exact_at_edges(whole: int) -> None:
     numbers = {0, 1, 2, whole // 3, whole // 2, whole // 2 + 1, whole - 2, whole - 1, whole}
     for n in numbers & set(range(whole + 1)) if whole < 9 else numbers:
         for part in numbers & set(range(whole + 1)) if whole < 9 else numbers:
-            assert heavy_child_count(n, part, whole) == floor(Fraction(n * part, whole) + Fraction(1, 2)), (n, part)
+            assert heavy_child_count(n, part, whole) == floor(
+                Fraction(n * part, whole) + Fraction(1, 2)
+            ), (n, part)
 
 
 @examples(60)
@@ -88,7 +90,9 @@ def test_first_multiple_is_the_least(totals: list[int], step: int, data: st.Data
     total = sum(totals)
     rank = data.draw(st.integers(0, len(totals) - 1))
     count = data.draw(st.integers(1, int(tree.samples[rank])))
-    found = first_multiple(tree.left_leaves, tree.left_samples, total, int(tree.samples[rank]), rank, count, step)
+    found = first_multiple(
+        tree.left_leaves, tree.left_samples, total, int(tree.samples[rank]), rank, count, step
+    )
     assert tree.counts(min(found * step, total))[rank] >= count
     assert tree.counts((found - 1) * step)[rank] < count
 
@@ -100,7 +104,11 @@ def test_heavier_children_that_are_nodes_hold_two_thirds_at_most() -> None:
                 assert child.children is None or 3 * child.samples <= 2 * node.samples
                 check(child)
 
-    for totals in ([1, 14, 10, 11, 28, 50, 65, 111, 107, 251, 381], [1] * 100, [2**i for i in range(30)]):
+    for totals in (
+        [1, 14, 10, 11, 28, 50, 65, 111, 107, 251, 381],
+        [1] * 100,
+        [2**i for i in range(30)],
+    ):
         check(oracle.huffman(totals))
 
 
@@ -119,7 +127,9 @@ def test_large_stages_are_exact() -> None:
     tree = arrays(totals)
     twin = oracle.huffman(totals)
     for n in rng.integers(0, sum(totals), 3).tolist():
-        assert dict(zip(twin.sources, tree.counts(n).tolist(), strict=True)) == oracle.prefix(twin, n)
+        assert dict(zip(twin.sources, tree.counts(n).tolist(), strict=True)) == oracle.prefix(
+            twin, n
+        )
 
 
 def test_sources_without_samples_are_left_out() -> None:

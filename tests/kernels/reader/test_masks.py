@@ -10,7 +10,9 @@ from megablend.kernels.reader.masks import count_positions, document_ends, fill_
 from tests.examples import examples
 
 ROWS = st.integers(1, 9).flatmap(
-    lambda length: st.lists(st.lists(st.booleans(), min_size=length, max_size=length), min_size=1, max_size=3)
+    lambda length: st.lists(
+        st.lists(st.booleans(), min_size=length, max_size=length), min_size=1, max_size=3
+    )
 )
 
 
@@ -23,7 +25,9 @@ def starts(row: list[bool]) -> list[int]:
 def test_positions_count_from_the_last_start(rows: list[list[bool]]) -> None:
     out = np.empty((len(rows), len(rows[0])), np.int64)
     count_positions(np.array(rows), out)
-    expected = [[i - max(s for s in starts(row) if s <= i) for i in range(len(row))] for row in rows]
+    expected = [
+        [i - max(s for s in starts(row) if s <= i) for i in range(len(row))] for row in rows
+    ]
     assert out.tolist() == expected
 
 
@@ -49,5 +53,7 @@ def test_attention_stays_within_a_document_and_the_past(rows: list[list[bool]]) 
     fill_causal_mask(np.array(rows), out)
     for row, found in zip(rows, out[:, 0], strict=True):
         document = [sum(s <= i for s in starts(row)) for i in range(length)]
-        seen = [[document[i] == document[j] and j <= i for j in range(length)] for i in range(length)]
+        seen = [
+            [document[i] == document[j] and j <= i for j in range(length)] for i in range(length)
+        ]
         assert np.array_equal(~found, seen)

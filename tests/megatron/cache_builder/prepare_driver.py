@@ -82,7 +82,9 @@ def main() -> None:
     found: dict[str, Any] = {"built": built, "error": None}
     start = time.monotonic()
     try:
-        found["missing"] = len(prepare(config_of(spec, spec["cache"].format(node=node)), spec["sizes"]).missing)
+        found["missing"] = len(
+            prepare(config_of(spec, spec["cache"].format(node=node)), spec["sizes"]).missing
+        )
     except Exception as error:
         found["error"] = f"{type(error).__name__}: {error}"
     found["seconds"] = time.monotonic() - start

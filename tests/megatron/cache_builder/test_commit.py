@@ -79,7 +79,10 @@ def test_files_are_those_of_numpy_save(tmp_path: Path) -> None:
     [
         (None, r"sample_index\.npy: cannot be read \(No such file"),
         (b"", r"sample_index\.npy: not a \.npy file"),
-        (saved(SAMPLES)[:-1], r"contains int32 \[3, 2\] in 23 bytes; expected contains int32 \[3, 2\] in 24 bytes"),
+        (
+            saved(SAMPLES)[:-1],
+            r"contains int32 \[3, 2\] in 23 bytes; expected contains int32 \[3, 2\] in 24 bytes",
+        ),
         (saved(SAMPLES)[:100], r"sample_index\.npy: not a \.npy file"),
         (saved(SAMPLES).replace(b"(3, 2)", b"(3, 2 "), r"sample_index\.npy: not a \.npy file"),
         (saved(SAMPLES[:2]), r"contains int32 \[2, 2\] in 16 bytes"),
@@ -87,7 +90,9 @@ def test_files_are_those_of_numpy_save(tmp_path: Path) -> None:
         (saved(np.asfortranarray(SAMPLES)), r"contains Fortran int32"),
     ],
 )
-def test_arrays_that_are_not_whole_are_no_hit(array: bytes | None, message: str, tmp_path: Path) -> None:
+def test_arrays_that_are_not_whole_are_no_hit(
+    array: bytes | None, message: str, tmp_path: Path
+) -> None:
     write(tmp_path)
     path = ARTEFACT.path(tmp_path, "sample_index")
     path.unlink()
@@ -102,12 +107,17 @@ def test_arrays_that_are_not_whole_are_no_hit(array: bytes | None, message: str,
 def test_another_description_is_no_hit(tmp_path: Path) -> None:
     write(tmp_path)
     ARTEFACT.description_path(tmp_path).write_text("{")
-    assert "the text does not match the hash in the file's name" in (problem_with(ARTEFACT, tmp_path) or "")
+    assert "the text does not match the hash in the file's name" in (
+        problem_with(ARTEFACT, tmp_path) or ""
+    )
 
 
 def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     def fail() -> None:
-        with Commits(tmp_path, threading.Event()) as commits, ArtefactWriter(ARTEFACT, commits) as out:
+        with (
+            Commits(tmp_path, threading.Event()) as commits,
+            ArtefactWriter(ARTEFACT, commits) as out,
+        ):
             out.write("sample_index", SAMPLES)
             raise ZeroDivisionError("between two arrays")
 
@@ -121,7 +131,9 @@ def test_the_description_goes_before_arrays_are_replaced(tmp_path: Path) -> None
     """A build that dies between two arrays leaves no description that old and new ones share."""
     write(tmp_path)
     ARTEFACT.path(tmp_path, "shuffle_index").unlink()
-    ARTEFACT.path(tmp_path, "shuffle_index").mkdir()  # renaming a file onto it fails, after the first array's
+    ARTEFACT.path(
+        tmp_path, "shuffle_index"
+    ).mkdir()  # renaming a file onto it fails, after the first array's
     path = re.escape(str(ARTEFACT.path(tmp_path, "shuffle_index")))
     with pytest.raises(CacheError, match=rf"^{path}: cannot write the cache"):
         write(tmp_path)
@@ -130,7 +142,9 @@ def test_the_description_goes_before_arrays_are_replaced(tmp_path: Path) -> None
 
 def test_a_description_that_cannot_be_removed_is_named_with_its_folder(tmp_path: Path) -> None:
     ARTEFACT.description_path(tmp_path).mkdir()
-    with pytest.raises(CacheError, match=rf"^{re.escape(str(ARTEFACT.description_path(tmp_path)))}: cannot write"):
+    with pytest.raises(
+        CacheError, match=rf"^{re.escape(str(ARTEFACT.description_path(tmp_path)))}: cannot write"
+    ):
         write(tmp_path)
 
 
@@ -139,7 +153,9 @@ def test_a_file_that_cannot_be_created_is_named_with_its_folder(tmp_path: Path) 
     with Commits(tmp_path, threading.Event()) as commits:
         (commits.folder / "x").mkdir()
         with (
-            pytest.raises(CacheError, match=rf"^{re.escape(str(commits.folder))}/x: cannot write the cache"),
+            pytest.raises(
+                CacheError, match=rf"^{re.escape(str(commits.folder))}/x: cannot write the cache"
+            ),
             commits.new_file("x"),
         ):
             pass
@@ -165,7 +181,8 @@ def artefacts(number: int) -> list[Artefact]:
     """Some of one array each."""
     spec = ArraySpec(name="shuffle_index", shape=(4,), dtype="uint32")
     return [
-        Artefact(base=f"f{i:02}-GPTDataset-train", description=f'{{"{i}": 0}}', arrays=(spec,)) for i in range(number)
+        Artefact(base=f"f{i:02}-GPTDataset-train", description=f'{{"{i}": 0}}', arrays=(spec,))
+        for i in range(number)
     ]
 
 
@@ -185,7 +202,9 @@ def test_no_name_appears_before_all_bytes_are_on_the_disk(
     def seen(step: str) -> None:
         names = {path.name for path in tmp_path.iterdir()}
         described = {name for name in names if name.endswith("description.txt")}
-        assert all(name.replace("description.txt", "shuffle_index.npy") in names for name in described)
+        assert all(
+            name.replace("description.txt", "shuffle_index.npy") in names for name in described
+        )
         assert not names - {WORK_FOLDER} or flushed(steps)
         steps.append(step)
 
@@ -214,11 +233,15 @@ def test_no_name_appears_before_all_bytes_are_on_the_disk(
                 out.write("shuffle_index", SHUFFLED)
         assert [path.name for path in tmp_path.iterdir()] == [WORK_FOLDER]
     assert [problem_with(artefact, tmp_path) for artefact in artefacts(5)] == [None] * 5
-    assert (steps.count("rename"), steps.count("rename_files")) == ((0, 2) if available else (10, 0))
+    assert (steps.count("rename"), steps.count("rename_files")) == (
+        (0, 2) if available else (10, 0)
+    )
     assert steps.count("syncfs") == together
 
 
-def test_a_full_batch_is_committed_before_the_build_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_batch_is_committed_before_the_build_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(commit, "_MIN_BATCH", 2 * SHUFFLED.nbytes)
     (tmp_path / WORK_FOLDER).mkdir()
     with Commits(tmp_path, threading.Event()) as commits:
@@ -285,7 +308,9 @@ def test_what_the_kernel_could_not_write_is_written_or_reported(
     """A file that the system refused once is tried again; refused again, it is an error and nothing is left."""
     write = new_files.write_new_files
 
-    def write_some(folder: int, flags: int, names: Any, name_starts: Any, data: Any, starts: Any, sizes: Any) -> int:
+    def write_some(
+        folder: int, flags: int, names: Any, name_starts: Any, data: Any, starts: Any, sizes: Any
+    ) -> int:
         return write(folder, flags, names, name_starts, data, starts[:written], sizes[:written])
 
     monkeypatch.setattr(new_files, "write_new_files", write_some)

@@ -6,14 +6,21 @@ from megablend.megatron.cache_builder.free_memory import free_memory
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in {"proc/meminfo": "MemTotal: 900 kB\nMemAvailable:   500 kB\nSwapFree: 7 kB\n", **files}.items():
+    for name, text in {
+        "proc/meminfo": "MemTotal: 900 kB\nMemAvailable:   500 kB\nSwapFree: 7 kB\n",
+        **files,
+    }.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     return root
 
 
 def group(path: str, limit: str, used: int, inactive: int, version: int = 2) -> dict[str, str]:
-    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    names = (
+        ("memory.max", "memory.current")
+        if version == 2
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    )
     stat = f"anon 1\ninactive_file {inactive}\ntotal_inactive_file {inactive}\n"
     values = {names[0]: f"{limit}\n", names[1]: f"{used}\n", "memory.stat": stat}
     return {f"sys/fs/cgroup/{path}{name}": value for name, value in values.items()}
@@ -30,7 +37,11 @@ def test_what_a_group_uses_is_not_free(tmp_path: Path) -> None:
 
 def test_the_tightest_group_counts(tmp_path: Path) -> None:
     own = {"proc/self/cgroup": "0::/slurm/job_7/step_0\n"}
-    files = own | group("slurm/job_7/step_0/", "max", 1000, 0) | group("slurm/job_7/", "300000", 100_000, 0)
+    files = (
+        own
+        | group("slurm/job_7/step_0/", "max", 1000, 0)
+        | group("slurm/job_7/", "300000", 100_000, 0)
+    )
     assert free_memory(write(tmp_path, files)) == 200_000
     assert free_memory(write(tmp_path, group("slurm/", "90000", 100_000, 0))) == 0
     assert free_memory(write(tmp_path, group("slurm/", "max", 100_000, 0))) == 200_000

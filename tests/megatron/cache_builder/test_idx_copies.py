@@ -23,14 +23,23 @@ DRIVER = Path(__file__).with_name("objects_driver.py")
 
 def write_words(folder: Path, bucket: str = "b") -> tuple[list[str], list[str], dict[str, bytes]]:
     """A pair and Parquet files: as words of local files, as words of a bucket, and the bucket's contents."""
-    words = [write_word(folder / kind, kind, draw_documents(i)) for i, kind in enumerate(("megatron", "parquet"))]
-    files = {f"{bucket}/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    words = [
+        write_word(folder / kind, kind, draw_documents(i))
+        for i, kind in enumerate(("megatron", "parquet"))
+    ]
+    files = {
+        f"{bucket}/{path.relative_to(folder)}": path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
     return words, [word.replace(str(folder), f"s3://{bucket}") for word in words], files
 
 
 def run(driver_arguments: list[str], **keys: str) -> str:
     command = [*python("megatron"), str(DRIVER), *driver_arguments]
-    done = subprocess.run(command, env=environment(**keys), capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, env=environment(**keys), capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -38,21 +47,32 @@ def run(driver_arguments: list[str], **keys: str) -> str:
 def test_forked_workers_read_an_object_store(tmp_path: Path) -> None:
     local, remote, files = write_words(tmp_path / "data")
     with FaultySource(files, Faults(latency=0.002, status={503: 0.05})) as source:
-        keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_ENDPOINT_URL": source.url}
+        keys = {
+            "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "y",
+            "AWS_ENDPOINT_URL": source.url,
+        }
         found = run([str(tmp_path / "remote"), "2", *remote], **keys)
     assert source.faulty["503"] > 0
     assert found == read_all(tmp_path / "local", 0, local)
-    assert (tmp_path / "remote/idx/b/megatron/pair.idx").read_bytes() == files["b/megatron/pair.idx"]
+    assert (tmp_path / "remote/idx/b/megatron/pair.idx").read_bytes() == files[
+        "b/megatron/pair.idx"
+    ]
 
 
-def test_settings_of_a_server_that_speaks_s3(tmp_path: Path, swift: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_a_server_that_speaks_s3(
+    tmp_path: Path, swift: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its address is in a file, or in the config; the environment has the keys."""
     local, remote, files = write_words(tmp_path / "data", bucket="megatron")
     swift.admin.make_bucket_if_missing("megatron")
     for name, data in files.items():
         swift.admin.put("megatron", name.partition("/")[2], data)
     monkeypatch.delenv("AWS_ENDPOINT_URL")
-    settings = {"s3://": {"endpoint": "http://127.0.0.1:9"}, "s3://megatron/": {"endpoint": swift.url}}
+    settings = {
+        "s3://": {"endpoint": "http://127.0.0.1:9"},
+        "s3://megatron/": {"endpoint": swift.url},
+    }
     file = tmp_path / "megablend.yaml"
     file.write_text(str({"storage": settings}))
     expected = read_all(tmp_path / "local", 0, local)
@@ -61,7 +81,9 @@ def test_settings_of_a_server_that_speaks_s3(tmp_path: Path, swift: S3Server, mo
     assert read_all(tmp_path / "by keys", 0, remote, storage=settings) == expected
     of_blocks = read_all(tmp_path / "local blocks", 0, local, order="block")
     assert read_all(tmp_path / "blocks", 0, remote, storage=str(file), order="block") == of_blocks
-    with pytest.raises(ConfigError, match=r"^storage: s3://: endpont: unknown setting; did you mean 'endpoint'\?"):
+    with pytest.raises(
+        ConfigError, match=r"^storage: s3://: endpont: unknown setting; did you mean 'endpoint'\?"
+    ):
         read_all(tmp_path / "wrong", 0, remote, storage={"s3://": {"endpont": swift.url}})
 
 
@@ -70,7 +92,9 @@ def test_copies_are_of_the_present_version(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
     with FaultySource({"b/x.idx": b"0123456789"}) as source:
         monkeypatch.setenv("AWS_ENDPOINT_URL", source.url)
-        make_copies(["s3://b/x", "/local/y"], tmp_path, launch=SingleProcess(), storage=make_storage())
+        make_copies(
+            ["s3://b/x", "/local/y"], tmp_path, launch=SingleProcess(), storage=make_storage()
+        )
         copy = copy_path(tmp_path, "s3://b/x.idx")
         assert copy.read_bytes() == b"0123456789"
         copy.write_bytes(b"9876543210")  # to see which one is read
@@ -86,11 +110,22 @@ def test_copies_are_of_the_present_version(tmp_path: Path, monkeypatch: pytest.M
         assert copy.read_bytes() == b"ABCDEFGHIJ"
 
 
-def test_megatron_cache_takes_prefixes_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_megatron_cache_takes_prefixes_in_a_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     local, remote, files = write_words(tmp_path / "data")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
-    flags = ["--split", "90,10,0", "--seq-length", "16", "--train-samples", "50", "--valid-samples", "4"]
+    flags = [
+        "--split",
+        "90,10,0",
+        "--seq-length",
+        "16",
+        "--train-samples",
+        "50",
+        "--valid-samples",
+        "4",
+    ]
     flags += ["--test-samples", "0", "--tokenizer-identifiers", '{"class": "T"}']
     made: dict[str, list[bytes]] = {}
     with FaultySource(files) as source:
@@ -100,7 +135,12 @@ def test_megatron_cache_takes_prefixes_in_a_bucket(tmp_path: Path, monkeypatch: 
             cache = tmp_path / name
             command = [*python(), "-m", "megablend", "megatron-cache", "--data-path", word, *flags]
             command += ["--storage", str(file)]
-            subprocess.run([*command, "--data-cache-path", str(cache)], check=True, timeout=300, capture_output=True)
+            subprocess.run(
+                [*command, "--data-cache-path", str(cache)],
+                check=True,
+                timeout=300,
+                capture_output=True,
+            )
             made[name] = [path.read_bytes() for path in cache.glob("*_index.npy")]
     assert sorted(made["local"]) == sorted(made["remote"])
     assert len(made["remote"]) == 6

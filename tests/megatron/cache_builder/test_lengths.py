@@ -29,7 +29,9 @@ def prefix(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 100])
-def test_a_part_is_counted_and_read_in_pieces(prefix: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_is_counted_and_read_in_pieces(
+    prefix: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_CHUNK", chunk)
     stored = lengths_of(prefix, storage=STORAGE)
     part, rest = part_sizes(stored, [(0.2, 0.8), (0.8, 1.0)])
@@ -65,7 +67,9 @@ def test_lengths_of_a_table(tmp_path: Path) -> None:
 def test_counted_lengths_are_kept(tmp_path: Path) -> None:
     """They are read once, as long as there is room, and only if all of them are used."""
     first, second, third = (write_pair(tmp_path / name, [5, 0, 1, 2]) for name in "abc")
-    reader = LengthReader(make_request(tmp_path, first, second, third), STORAGE, keep_bytes=4 * (4 + 4 + 1))
+    reader = LengthReader(
+        make_request(tmp_path, first, second, third), STORAGE, keep_bytes=4 * (4 + 4 + 1)
+    )
     halves = [(0.0, 0.5), (0.5, 1.0)]
     sizes = reader.count(first, halves)
     assert [(size.begin, size.end, size.tokens) for size in sizes] == [(0, 2, 5), (2, 4, 3)]
@@ -92,18 +96,27 @@ def make_request(folder: Path, *prefixes: str) -> CacheRequest:
     )
 
 
-def test_lengths_of_large_datasets_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_of_large_datasets_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_MAX_KEPT", 3)
     small, large = (write_pair(tmp_path / str(n), [1] * n) for n in (3, 4))
     reader = LengthReader(make_request(tmp_path, small, large), STORAGE, keep_bytes=1 << 20)
     sizes = {prefix: reader.count(prefix, [(0.0, 1.0)])[0] for prefix in (small, large)}
-    assert [reader.find(prefix, sizes[prefix]).kept is not None for prefix in (small, large)] == [True, False]
+    assert [reader.find(prefix, sizes[prefix]).kept is not None for prefix in (small, large)] == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("most_bytes", [build_artefact._MAX_BYTES, 0], ids=["small", "large"])
 @pytest.mark.parametrize(("changed", "tokens"), [([8] + 9 * [9], 44), ([8, 10] + 8 * [9], 45)])
 def test_lengths_that_change_during_the_build_are_refused(
-    changed: list[int], tokens: int, most_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changed: list[int],
+    tokens: int,
+    most_bytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_MAX_KEPT", 0)
     monkeypatch.setattr(build_artefact, "_MAX_BYTES", most_bytes)

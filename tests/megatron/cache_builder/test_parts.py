@@ -53,7 +53,9 @@ def request_for(folder: Path, cache: str, lengths: list[Any], **options: Any) ->
         "sequence_length": 16,
         "tokenizer": {"class": "T"},
         "sizes": (4000, 200, 0),
-        "blend": Blend(prefixes=tuple(prefixes), weights=tuple(map(float, range(1, len(prefixes) + 1)))),
+        "blend": Blend(
+            prefixes=tuple(prefixes), weights=tuple(map(float, range(1, len(prefixes) + 1)))
+        ),
         "split": "9,1,0",
     }
     return CacheRequest(**{**common, **options})
@@ -66,11 +68,18 @@ def test_ranks_write_the_bytes_of_one(
 ) -> None:
     rng = np.random.default_rng(0)
     lengths = [rng.integers(0, 40, 3000), rng.integers(0, 900, 300), [3000, 0, 2, 1] * 9]
-    options: dict[str, Any] = {"add_extra_token_to_sequence": extra, "mid_level_dataset_surplus": 0.1}
-    prepare_cache(request_for(tmp_path, "alone", lengths, **options), launch=SingleProcess(), storage=STORAGE)
+    options: dict[str, Any] = {
+        "add_extra_token_to_sequence": extra,
+        "mid_level_dataset_surplus": 0.1,
+    }
+    prepare_cache(
+        request_for(tmp_path, "alone", lengths, **options), launch=SingleProcess(), storage=STORAGE
+    )
     assert not divided
     request = request_for(tmp_path, "shared", lengths, **options)
-    reports = on_ranks(num_ranks, lambda launch: prepare_cache(request, launch=launch, storage=STORAGE))
+    reports = on_ranks(
+        num_ranks, lambda launch: prepare_cache(request, launch=launch, storage=STORAGE)
+    )
     assert all(len(report.missing) == 8 for report in reports)
     assert contents(tmp_path / "shared") == contents(tmp_path / "alone")
     assert {part for _, part in divided} == set(range(num_ranks))
@@ -113,9 +122,14 @@ def test_a_part_that_fails_fails_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not list((tmp_path / "cache").glob("*-GPTDataset-train-*"))
     assert not list((tmp_path / "cache" / ".megablend").glob(".tmp*"))
     monkeypatch.setattr(parts.Parts, "_count", count)
-    prepare_cache(request_for(tmp_path, "alone", [[20] * 4000]), launch=SingleProcess(), storage=STORAGE)
+    prepare_cache(
+        request_for(tmp_path, "alone", [[20] * 4000]), launch=SingleProcess(), storage=STORAGE
+    )
     assert all(
-        report.missing for report in on_ranks(3, lambda launch: prepare_cache(request, launch=launch, storage=STORAGE))
+        report.missing
+        for report in on_ranks(
+            3, lambda launch: prepare_cache(request, launch=launch, storage=STORAGE)
+        )
     )
     assert contents(tmp_path / "cache") == contents(tmp_path / "alone")
 
@@ -142,7 +156,9 @@ def test_what_another_build_has_done_is_not_built_again(
     assert not divided
 
 
-def test_an_error_ends_builds_of_other_ranks_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_ends_builds_of_other_ranks_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One rank fails as the others have begun on work without end."""
 
     def endless(*args: Any, **options: Any) -> Any:
@@ -153,7 +169,9 @@ def test_an_error_ends_builds_of_other_ranks_at_once(tmp_path: Path, monkeypatch
         raise CacheError("full")
 
     monkeypatch.setattr(schedule, "DIVIDED_NS", 1e18)
-    monkeypatch.setattr(schedule.Assignment, "workers", 4)  # so that none waits for work without end
+    monkeypatch.setattr(
+        schedule.Assignment, "workers", 4
+    )  # so that none waits for work without end
     monkeypatch.setattr(worker, "is_small", lambda job: False)
     monkeypatch.setattr(build, "sample_rows", endless)
     monkeypatch.setattr(ArtefactWriter, "_commit", failing)  # of the blend

@@ -30,7 +30,14 @@ def test_entries_are_those_of_the_array(tmp_path: Path, array: np.ndarray) -> No
     for i in (*range(0, len(array), 37), *range(-len(array), 0, 41)):
         assert np.array_equal(found[np.uint32(i) if i >= 0 else i], array[i])
         assert type(found[i]) is type(array[i])
-    for part in (slice(3, 9), slice(None), slice(-5, None), slice(9, 3), slice(None, None, 2), np.array([], np.int64)):
+    for part in (
+        slice(3, 9),
+        slice(None),
+        slice(-5, None),
+        slice(9, 3),
+        slice(None, None, 2),
+        np.array([], np.int64),
+    ):
         assert np.array_equal(found[part], array[part])
     assert found.tolist() == array.tolist()
     assert (found.ndim, found.size, found.sum()) == (array.ndim, array.size, array.sum())
@@ -44,9 +51,22 @@ def test_operators_are_those_of_the_array(tmp_path: Path) -> None:
     array = np.arange(6, dtype=np.uint32)
     np.save(tmp_path / "a.npy", array)
     found = PooledArray(str(tmp_path / "a.npy"), storage=STORAGE)
-    pairs = [(found == 3, array == 3), (found != found[::-1], array != array[::-1]), (found > 2, array > 2)]
-    pairs += [(found + 1, array + 1), (1 - found, 1 - array), (found @ found, array @ array), (-found, -array)]
-    pairs += [(array * found, array * array), (found & 1, array & 1), (np.add.reduce(found), np.add.reduce(array))]
+    pairs = [
+        (found == 3, array == 3),
+        (found != found[::-1], array != array[::-1]),
+        (found > 2, array > 2),
+    ]
+    pairs += [
+        (found + 1, array + 1),
+        (1 - found, 1 - array),
+        (found @ found, array @ array),
+        (-found, -array),
+    ]
+    pairs += [
+        (array * found, array * array),
+        (found & 1, array & 1),
+        (np.add.reduce(found), np.add.reduce(array)),
+    ]
     for result, expected in pairs:
         np.testing.assert_array_equal(result, expected, strict=True)
     with pytest.raises(TypeError, match="NotImplemented"):

@@ -28,7 +28,9 @@ DRIVER = Path(__file__).with_name("prepare_driver.py")
 SOON = 60.0
 """Seconds."""
 slow = pytest.mark.slow
-each_launcher = pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=slow), "mpirun"])
+each_launcher = pytest.mark.parametrize(
+    "launcher", [pytest.param("torchrun", marks=slow), "mpirun"]
+)
 forked_or_launched = pytest.mark.parametrize(
     "launcher", ["forked", *(pytest.param(name, marks=slow) for name in ("torchrun", "mpirun"))]
 )
@@ -60,7 +62,9 @@ def started_by(launcher: str, num_ranks: int = NUM_RANKS, *, killed: bool = Fals
 @pytest.fixture
 def prefixes(tmp_path: Path) -> list[str]:
     rng = np.random.default_rng(0)
-    return [write_pair(tmp_path / "data" / f"{i}_text", rng.integers(0, 60, 3000)) for i in range(3)]
+    return [
+        write_pair(tmp_path / "data" / f"{i}_text", rng.integers(0, 60, 3000)) for i in range(3)
+    ]
 
 
 def spec_of(folder: Path, prefixes: list[str], launcher: str, **options: Any) -> dict[str, Any]:
@@ -83,7 +87,11 @@ def prepared(folder: Path, spec: dict[str, Any], num_ranks: int) -> list[Any]:
         RUN_FORKED[0](str(folder / "spec.json"), num_ranks)
     else:
         killed = spec.get("victim") is not None
-        command = [*started_by(spec["launcher"], num_ranks, killed=killed), str(DRIVER), str(folder / "spec.json")]
+        command = [
+            *started_by(spec["launcher"], num_ranks, killed=killed),
+            str(DRIVER),
+            str(folder / "spec.json"),
+        ]
         subprocess.run(command, env=environment(), capture_output=True, timeout=240, check=False)
     paths = [folder / "out" / f"{rank}.json" for rank in range(num_ranks)]
     return [json.loads(path.read_text()) if path.exists() else None for path in paths]
@@ -113,7 +121,9 @@ def alone(folder: Path, spec: dict[str, Any]) -> dict[str, bytes]:
         pytest.param("mpirun", False, marks=slow),
     ],
 )
-def test_each_artefact_is_built_once(divided: bool, launcher: str, prefixes: list[str], tmp_path: Path) -> None:
+def test_each_artefact_is_built_once(
+    divided: bool, launcher: str, prefixes: list[str], tmp_path: Path
+) -> None:
     spec = spec_of(tmp_path, prefixes, launcher, divided=divided)
     found = prepared(tmp_path, spec, NUM_RANKS)
     assert [each["error"] for each in found] == [None] * NUM_RANKS
@@ -126,7 +136,9 @@ def test_each_artefact_is_built_once(divided: bool, launcher: str, prefixes: lis
 
 
 @forked_or_launched
-def test_nodes_with_folders_of_their_own(launcher: str, prefixes: list[str], tmp_path: Path) -> None:
+def test_nodes_with_folders_of_their_own(
+    launcher: str, prefixes: list[str], tmp_path: Path
+) -> None:
     spec = spec_of(tmp_path, prefixes, launcher, cache=str(tmp_path / "node{node}"))
     found = prepared(tmp_path, spec, NUM_RANKS)
     for node in (found[:2], found[2:]):
@@ -137,7 +149,9 @@ def test_nodes_with_folders_of_their_own(launcher: str, prefixes: list[str], tmp
 
 
 @each_launcher
-def test_a_folder_that_cannot_be_written(launcher: str, prefixes: list[str], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(
+    launcher: str, prefixes: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "node1").write_text("a file where the folder should be")
     for cache in ("node1/cache", "node{node}"):
         spec = spec_of(tmp_path, prefixes, launcher, cache=str(tmp_path / cache))
@@ -161,9 +175,13 @@ def test_a_disk_that_runs_full(launcher: str, prefixes: list[str], tmp_path: Pat
 
 @forked_or_launched
 @pytest.mark.parametrize("fault", ["File too large", "File exists"])
-def test_one_nodes_fault_reaches_others_at_work(fault: str, launcher: str, prefixes: list[str], tmp_path: Path) -> None:
+def test_one_nodes_fault_reaches_others_at_work(
+    fault: str, launcher: str, prefixes: list[str], tmp_path: Path
+) -> None:
     """The disk of one of two nodes runs full, or its folder cannot be written; the other's work takes some minutes."""
-    spec = spec_of(tmp_path, prefixes, launcher, cache=str(tmp_path / "node{node}"), limited=1, patient=200)
+    spec = spec_of(
+        tmp_path, prefixes, launcher, cache=str(tmp_path / "node{node}"), limited=1, patient=200
+    )
     if fault == "File too large":
         spec["limit"] = 20_000
     else:
@@ -199,14 +217,43 @@ def test_a_rank_is_killed(launcher: str, prefixes: list[str], tmp_path: Path) ->
 def test_processes_that_have_not_met_are_refused(prefixes: list[str], tmp_path: Path) -> None:
     spec = spec_of(tmp_path, prefixes, "torchrun", meet=False)
     for each in prepared(tmp_path, spec, 2):
-        assert "torchrun started 2 processes (WORLD_SIZE), but torch.distributed is not initialized" in each["error"]
+        assert (
+            "torchrun started 2 processes (WORLD_SIZE), but torch.distributed is not initialized"
+            in each["error"]
+        )
 
 
 def command_words(prefixes: list[str], cache: str) -> list[str]:
     words = [word for i, prefix in enumerate(prefixes) for word in (str(i + 1), prefix)]
-    sizes = ["--seq-length", "16", "--train-samples", "9000", "--valid-samples", "300", "--test-samples", "20"]
-    options = ["--split", "8,1,1", "--tokenizer-identifiers", '{"class": "T"}', "--mid-level-dataset-surplus", "0.05"]
-    return ["megatron-cache", "--data-path", *words, *sizes, *options, "--seed", "7", "--data-cache-path", cache]
+    sizes = [
+        "--seq-length",
+        "16",
+        "--train-samples",
+        "9000",
+        "--valid-samples",
+        "300",
+        "--test-samples",
+        "20",
+    ]
+    options = [
+        "--split",
+        "8,1,1",
+        "--tokenizer-identifiers",
+        '{"class": "T"}',
+        "--mid-level-dataset-surplus",
+        "0.05",
+    ]
+    return [
+        "megatron-cache",
+        "--data-path",
+        *words,
+        *sizes,
+        *options,
+        "--seed",
+        "7",
+        "--data-cache-path",
+        cache,
+    ]
 
 
 def program(launcher: str) -> list[str]:
@@ -214,7 +261,9 @@ def program(launcher: str) -> list[str]:
 
 
 @each_launcher
-def test_the_command_builds_what_prepare_does(launcher: str, prefixes: list[str], tmp_path: Path) -> None:
+def test_the_command_builds_what_prepare_does(
+    launcher: str, prefixes: list[str], tmp_path: Path
+) -> None:
     words = command_words(prefixes, str(tmp_path / "cache"))
     done = subprocess.run(
         [*program(launcher), *words, "--json"],
@@ -231,11 +280,18 @@ def test_the_command_builds_what_prepare_does(launcher: str, prefixes: list[str]
 
 
 @each_launcher
-def test_the_commands_error_is_told_by_every_rank(launcher: str, prefixes: list[str], tmp_path: Path) -> None:
+def test_the_commands_error_is_told_by_every_rank(
+    launcher: str, prefixes: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     words = command_words(prefixes, str(tmp_path / "file" / "cache"))
     done = subprocess.run(
-        [*program(launcher), *words], env=environment(), capture_output=True, text=True, timeout=240, check=False
+        [*program(launcher), *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == (3 if launcher == "mpirun" else 1)  # torchrun's own
     assert done.stderr.count("file/cache: cannot write the cache (Not a directory)") == NUM_RANKS
@@ -245,8 +301,15 @@ def test_the_commands_error_is_told_by_every_rank(launcher: str, prefixes: list[
 @pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
 def test_a_killed_command_ends_and_is_taken_up(launcher: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    prefixes = [write_pair(tmp_path / "data" / f"{i}_text", rng.integers(0, 60, 30_000)) for i in range(3)]
-    words = [*started_by(launcher, killed=True), "-m", "megablend", *command_words(prefixes, str(tmp_path / "cache"))]
+    prefixes = [
+        write_pair(tmp_path / "data" / f"{i}_text", rng.integers(0, 60, 30_000)) for i in range(3)
+    ]
+    words = [
+        *started_by(launcher, killed=True),
+        "-m",
+        "megablend",
+        *command_words(prefixes, str(tmp_path / "cache")),
+    ]
     process = subprocess.Popen(words, env=environment(), stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 240
     while not list((tmp_path / "cache").glob("*.npy")) and time.monotonic() < deadline:
@@ -254,7 +317,9 @@ def test_a_killed_command_ends_and_is_taken_up(launcher: str, tmp_path: Path) ->
     victim = ranks_of(tmp_path / "cache")[-1]
     os.kill(victim, signal.SIGKILL)
     process.wait(timeout=SOON)
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        words, env=environment(), capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "cache") == alone(tmp_path, spec_of(tmp_path, prefixes, launcher))
 
@@ -264,9 +329,13 @@ def ranks_of(cache: Path) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            words, given = ((path / name).read_bytes().split(b"\0") for name in ("cmdline", "environ"))
+            words, given = (
+                (path / name).read_bytes().split(b"\0") for name in ("cmdline", "environ")
+            )
         except OSError:  # it has ended meanwhile, or is another user's
             continue
-        if os.fsencode(cache) in words and any(word.startswith((b"RANK=", b"PMI_RANK=")) for word in given):
+        if os.fsencode(cache) in words and any(
+            word.startswith((b"RANK=", b"PMI_RANK=")) for word in given
+        ):
             found.append(int(path.name))
     return found

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.errors import ConfigError
-from megablend.megatron.cache_builder.schedule import CostEstimate, MemoryGate, NodeResources, assign_jobs, forecast
+from megablend.megatron.cache_builder.schedule import (
+    CostEstimate,
+    MemoryGate,
+    NodeResources,
+    assign_jobs,
+    forecast,
+)
 from tests.examples import examples
 
 MB = 1 << 20
@@ -26,13 +32,17 @@ def place(host: str, memory: int = 100 * MB, cores: int = 4) -> NodeResources:
     st.lists(st.tuples(st.integers(0, 50), st.integers(1, 10**9)), max_size=30),
     st.lists(st.sampled_from("abc"), min_size=1, max_size=12),
 )
-def test_every_job_is_dealt_once_and_fits_its_rank(jobs: list[tuple[int, int]], hosts: list[str]) -> None:
+def test_every_job_is_dealt_once_and_fits_its_rank(
+    jobs: list[tuple[int, int]], hosts: list[str]
+) -> None:
     needs = [need(memory * MB, cost) for memory, cost in jobs]
     places = [place(host) for host in hosts]
     shares = assign_jobs(needs, [str(i) for i in range(len(needs))], places)
     assert sorted(job for share in shares for job in share.jobs) == list(range(len(needs)))
     for host in set(hosts):
-        working = [share for share, at in zip(shares, hosts, strict=True) if at == host and share.jobs]
+        working = [
+            share for share, at in zip(shares, hosts, strict=True) if at == host and share.jobs
+        ]
         assert sum(share.memory for share in working) <= 100 * MB
         assert all(needs[job].memory <= share.memory for share in working for job in share.jobs)
     expected = forecast(needs, shares, places)
@@ -48,7 +58,9 @@ def test_ranks_rest_where_memory_does_not_hold_all() -> None:
 
 @pytest.mark.parametrize("free", [(99, 100), (100, 99)])
 def test_a_node_has_what_the_rank_that_found_least_free_says(free: tuple[int, int]) -> None:
-    shares = assign_jobs([need(50 * MB)] * 4, list("abcd"), [place("x", memory * MB) for memory in free])
+    shares = assign_jobs(
+        [need(50 * MB)] * 4, list("abcd"), [place("x", memory * MB) for memory in free]
+    )
     assert [(len(share.jobs), share.memory) for share in shares] == [(4, 99 * MB), (0, 99 * MB)]
 
 
@@ -59,7 +71,8 @@ def test_ranks_that_are_bound_to_cores_have_those() -> None:
 
 def test_a_job_that_no_node_holds_is_named() -> None:
     with pytest.raises(
-        ConfigError, match=r"big: its arrays take 104,857,601 bytes of memory, but x may use 104,857,600"
+        ConfigError,
+        match=r"big: its arrays take 104,857,601 bytes of memory, but x may use 104,857,600",
     ):
         assign_jobs([need(MB), need(100 * MB + 1)], ["small", "big"], [place("x")])
 

@@ -30,7 +30,10 @@ def request(*sizes: int | None, **options: Any) -> CacheRequest:
 def plan(asked: CacheRequest, tokens: int, documents: int = 100) -> list[SplitPlan]:
     """The plan where every part has so many tokens in so many documents."""
     size = PartSize(begin=0, end=documents, tokens=tokens, num_sequences=documents, checksum=0)
-    return plan_cache(asked, {(part.prefix, part.span): size for layout in layouts(asked) for part in layout.parts})
+    return plan_cache(
+        asked,
+        {(part.prefix, part.span): size for layout in layouts(asked) for part in layout.parts},
+    )
 
 
 def test_sizes_of_a_weighted_blend_are_rounded_up_and_get_the_surplus() -> None:
@@ -49,37 +52,57 @@ def test_sizes_of_a_weighted_blend_are_rounded_up_and_get_the_surplus() -> None:
     ("weights", "all_together"),
     [((1e308, 1e308), "inf"), ((1e-300, 1e300), r"1e\+300"), ((1e-320, 1e10), "10000000000.0")],
 )
-def test_weights_whose_shares_doubles_do_not_hold_are_refused(weights: tuple[float, float], all_together: str) -> None:
+def test_weights_whose_shares_doubles_do_not_hold_are_refused(
+    weights: tuple[float, float], all_together: str
+) -> None:
     asked = request(1000, 10, 0, blend=Blend(prefixes=("/a", "/b"), weights=weights))
-    with pytest.raises(ConfigError, match=rf"^/a has weight 1e.* of {all_together} in all, a share of 0\.0; expected"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"^/a has weight 1e.* of {all_together} in all, a share of 0\.0; expected",
+    ):
         layouts(asked)
 
 
 @pytest.mark.parametrize("weights", [(1.0, 0.0), (1.0, math.nan), (1.0, -2.0), (1.0, math.inf)])
 def test_a_weight_that_is_no_share_is_named_where_it_counts(weights: tuple[float, float]) -> None:
     blend = Blend(prefixes=("/a", "/b"), weights=weights)
-    with pytest.raises(ConfigError, match=rf"^/b has weight {weights[1]}; expected a number above 0, or leave"):
+    with pytest.raises(
+        ConfigError, match=rf"^/b has weight {weights[1]}; expected a number above 0, or leave"
+    ):
         layouts(request(1000, 10, 0, blend=blend))
-    apart = request(1, 5, 0, blend=None, split=None, blend_per_split=(None, blend, None), multiple_validation_sets=True)
+    apart = request(
+        1,
+        5,
+        0,
+        blend=None,
+        split=None,
+        blend_per_split=(None, blend, None),
+        multiple_validation_sets=True,
+    )
     assert [part.num_samples for part in layouts(apart)[0].parts] == [5, 5]
 
 
 def test_a_split_without_tokens_is_refused() -> None:
     with pytest.raises(
-        PlanError, match=r"^/a \(train\): its sequences 0 to 100 of 100 contain no tokens.*loop forever.*0 in --split"
+        PlanError,
+        match=r"^/a \(train\): its sequences 0 to 100 of 100 contain no tokens.*loop forever.*0 in --split",
     ):
         plan(request(0, 0, 0), 0)
 
 
 def test_a_split_without_sequences_is_refused() -> None:
     with pytest.raises(
-        PlanError, match=r"^/a \(train\): its sequences 0 to 0 of 0 contain no tokens, and Megatron would fail"
+        PlanError,
+        match=r"^/a \(train\): its sequences 0 to 0 of 0 contain no tokens, and Megatron would fail",
     ):
         plan(request(None, None, None), 0, documents=0)
 
 
 def test_epochs_are_counted_in_32_bits() -> None:
-    with pytest.raises(PlanError, match=r"/a \(train\): 3,000,000,000 samples.*read its 1 tokens 24,000,000,001 times"):
+    with pytest.raises(
+        PlanError,
+        match=r"/a \(train\): 3,000,000,000 samples.*read its 1 tokens 24,000,000,001 times",
+    ):
         plan(request(3 * 10**9, 0, 0), 1)
 
 
@@ -103,10 +126,15 @@ def test_a_kept_tail_that_single_precision_loses_is_refused() -> None:
     length = 2
     kept = {**valid, "drop_last_partial_validation_sequence": False, "sequence_length": length}
     exact = tokens // length
-    assert plan(request(0, exact, 0, **valid, sequence_length=length), tokens)[0].num_samples >= exact
+    assert (
+        plan(request(0, exact, 0, **valid, sequence_length=length), tokens)[0].num_samples >= exact
+    )
     (split,) = plan(request(0, None, 0, **kept), tokens + 1)
     assert split.num_samples == 1 << 24 | 2
-    with pytest.raises(PlanError, match=r"/a \(valid\): Megatron rounds its 33,554,435 tokens to 16,777,216 samples"):
+    with pytest.raises(
+        PlanError,
+        match=r"/a \(valid\): Megatron rounds its 33,554,435 tokens to 16,777,216 samples",
+    ):
         plan(request(0, (1 << 24) + 1, 0, **kept), tokens)
 
 

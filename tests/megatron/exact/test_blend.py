@@ -38,14 +38,18 @@ def weights_of(kind: str, size: int, seed: int = 0) -> npt.NDArray[np.float64]:
         "unnormalised": uniform,
         "drifting": uniform,
     }
-    chosen = weights[kind] / weights[kind].sum() * {"unnormalised": 3.7, "drifting": 0.4}.get(kind, 1.0)
+    chosen = (
+        weights[kind] / weights[kind].sum() * {"unnormalised": 3.7, "drifting": 0.4}.get(kind, 1.0)
+    )
     return np.asarray(chosen)
 
 
 def theirs(weights: Any, size: int) -> tuple[Any, Any]:
     datasets = np.zeros(size, np.int16)
     samples = np.zeros(size, np.int64)
-    megatron("helpers_cpp").build_blending_indices(datasets, samples, weights, len(weights), size, False)
+    megatron("helpers_cpp").build_blending_indices(
+        datasets, samples, weights, len(weights), size, False
+    )
     return datasets, samples
 
 
@@ -56,7 +60,9 @@ def check(found: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [1, 2, 3, 24, 25, 26, MAX_SCANNED, MAX_SCANNED + 1, MAX_SCANNED + 2, 100, 1000])
+@pytest.mark.parametrize(
+    "size", [1, 2, 3, 24, 25, 26, MAX_SCANNED, MAX_SCANNED + 1, MAX_SCANNED + 2, 100, 1000]
+)
 def test_greedy_as_megatron(kind: str, size: int) -> None:
     weights = weights_of(kind, size)
     count = 5 * size + 700
@@ -104,7 +110,9 @@ def test_odd_weights_as_megatron(weights: list[float], repeats: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("sizes", [[1], [5], [3, 3, 3], [1, 2, 300], [7] * 50, [1] * 40 + [90]], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [[1], [5], [3, 3, 3], [1, 2, 300], [7] * 50, [1] * 40 + [90]], ids=str
+)
 def test_exhaustive_as_megatron(sizes: list[int]) -> None:
     _check_exhaustive(sizes)
 
@@ -128,15 +136,26 @@ def _check_exhaustive(sizes: list[int]) -> None:
 
 @pytest.mark.long
 def test_pieces_and_threads_do_not_matter() -> None:
-    for kind, size in (("uniform", 200), ("rounded", 400), ("zipf", 20), ("tiny", 90), ("unnormalised", 50)):
+    for kind, size in (
+        ("uniform", 200),
+        ("rounded", 400),
+        ("zipf", 20),
+        ("tiny", 90),
+        ("unnormalised", 50),
+    ):
         weights = weights_of(kind, size)
         expected = theirs(weights, 40_000)
         for threads in (1, 2, 5):
             blend = greedy(weights.tolist(), 40_000)
             blend.min_part = 500
             blend.max_part = 3000
-            pieces = [blend.draw(count, threads=threads) for count in (1, 1, 0, 12_345, 20_000, 7653)]
-            check((np.concatenate([p[0] for p in pieces]), np.concatenate([p[1] for p in pieces])), expected)
+            pieces = [
+                blend.draw(count, threads=threads) for count in (1, 1, 0, 12_345, 20_000, 7653)
+            ]
+            check(
+                (np.concatenate([p[0] for p in pieces]), np.concatenate([p[1] for p in pieces])),
+                expected,
+            )
 
 
 @pytest.mark.long
@@ -147,7 +166,10 @@ def test_wrong_guesses_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def guess_wrong(self: Greedy, step: int) -> _State:
         state = guess(self, step)
         wrong.append(step)
-        state[0][len(wrong) % 2 : 2 + len(wrong) % 2] += [1, -1]  # one of them would be right by its sum
+        state[0][len(wrong) % 2 : 2 + len(wrong) % 2] += [
+            1,
+            -1,
+        ]  # one of them would be right by its sum
         return state
 
     monkeypatch.setattr(Greedy, "_guess", guess_wrong)
@@ -169,7 +191,9 @@ def test_guesses_are_nearly_always_right() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(PlanError, match="dataset 1 has 0 samples; an exhaustive blend needs at least one of each"):
+    with pytest.raises(
+        PlanError, match="dataset 1 has 0 samples; an exhaustive blend needs at least one of each"
+    ):
         exhaustive([3, 0, 4])
     with pytest.raises(PlanError, match="a blend of 0 datasets; expected 1 to 32,766"):
         greedy([], 4)

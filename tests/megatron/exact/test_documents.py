@@ -33,7 +33,8 @@ def test_document_index_as_megatron(size: int, epochs: int, separate: bool, seed
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("first", "total"), [(0, 0), (0, 5), (5, 5), (3, 8), (MANY, MANY), (MANY + 3, 2 * MANY + 9), (9, 6)]
+    ("first", "total"),
+    [(0, 0), (0, 5), (5, 5), (3, 8), (MANY, MANY), (MANY + 3, 2 * MANY + 9), (9, 6)],
 )
 def test_shuffle_index_as_megatron(first: int, total: int) -> None:
     state = Generator(3)

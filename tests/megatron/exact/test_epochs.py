@@ -42,7 +42,9 @@ def test_no_tokens_no_epochs() -> None:
 def test_no_tokens_no_samples_as_megatron(length: int, extra: int, keep_tail: bool) -> None:
     lengths = np.zeros(3, np.int32)
     documents = np.arange(2, dtype=np.int32)
-    expected = megatron("helpers").build_sample_idx(lengths, documents, length, 1, 0, not keep_tail, bool(extra))
+    expected = megatron("helpers").build_sample_idx(
+        lengths, documents, length, 1, 0, not keep_tail, bool(extra)
+    )
     assert num_samples(0, 1, length, extra, keep_tail) == len(expected) - 1
 
 
@@ -56,7 +58,9 @@ def test_no_tokens_no_samples_as_megatron(length: int, extra: int, keep_tail: bo
         (1, 10, 1, 0),
     ],
 )
-def test_kept_tails_are_counted_in_single_precision(tokens: int, length: int, extra: int, expected: int) -> None:
+def test_kept_tails_are_counted_in_single_precision(
+    tokens: int, length: int, extra: int, expected: int
+) -> None:
     assert num_samples(tokens, 1, length, extra, keep_tail=True) == expected
 
 

@@ -15,7 +15,9 @@ def test_every_sample_of_every_dataset_once(size: int) -> None:
     order = np.lexsort((samples, datasets))
     counts = largest_remainder([Fraction(weight) for weight in weights], size)
     np.testing.assert_array_equal(datasets[order], np.repeat(np.arange(6), counts))
-    np.testing.assert_array_equal(samples[order], np.concatenate([np.arange(count) for count in counts]))
+    np.testing.assert_array_equal(
+        samples[order], np.concatenate([np.arange(count) for count in counts])
+    )
 
 
 @pytest.mark.compiled
@@ -31,7 +33,11 @@ def test_pieces_and_threads_do_not_matter(size: int) -> None:
 
 
 def test_seeds_and_sizes_give_other_orders() -> None:
-    orders = {Permuted([size], seed).draw(10)[1].tobytes() for size in (1000, 1001) for seed in (0, 1, 2, -1)}
+    orders = {
+        Permuted([size], seed).draw(10)[1].tobytes()
+        for size in (1000, 1001)
+        for seed in (0, 1, 2, -1)
+    }
     assert len(orders) == 8
 
 

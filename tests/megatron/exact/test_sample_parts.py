@@ -23,7 +23,9 @@ from tests.megatron.exact.whole_index import sample_index
 @given(st.data())
 def test_parts_make_the_whole(dtype: Any, data: st.DataObject) -> None:
     lengths = np.array(data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=9)), np.int32)
-    documents = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=20)), np.int32)
+    documents = np.array(
+        data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=20)), np.int32
+    )
     length = data.draw(st.integers(1, 9))
     extra = data.draw(st.integers(0, 1))
     keep_tail = data.draw(st.booleans())
@@ -66,7 +68,10 @@ def test_parts_make_the_whole(dtype: Any, data: st.DataObject) -> None:
 
 def test_a_run_of_other_lengths_is_refused() -> None:
     lengths = np.array([5, 6], np.int32)
-    with pytest.raises(PlanError, match="the document index refers to documents 0 to 2, but lengths are given for 2"):
+    with pytest.raises(
+        PlanError,
+        match="the document index refers to documents 0 to 2, but lengths are given for 2",
+    ):
         count_run(lengths, np.array([0, 2], np.int32))
     with pytest.raises(PlanError, match="the documents contain 2 samples; expected 3"):
         end_row(6, 2, reached(11, 4, 3, 1), 3, extra=1, keep_tail=False)

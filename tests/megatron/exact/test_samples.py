@@ -14,7 +14,14 @@ from tests.megatron_core import megatron
 
 
 def theirs(
-    lengths: Any, documents: Any, length: int, epochs: int, tokens: int, keep_tail: bool, extra: int, dtype: Any
+    lengths: Any,
+    documents: Any,
+    length: int,
+    epochs: int,
+    tokens: int,
+    keep_tail: bool,
+    extra: int,
+    dtype: Any,
 ) -> Any:
     build = getattr(megatron("helpers_cpp"), f"build_sample_idx_{np.dtype(dtype).name}")
     rows: Any = build(lengths, documents, length, epochs, tokens, not keep_tail, extra)
@@ -42,7 +49,9 @@ def test_as_megatron(dtype: Any, data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ours, "BLOCK", data.draw(st.integers(1, 4)))
         patch.setattr(ours, "ROWS", data.draw(st.integers(1, 9)))
-        patch.setattr(ours, "SHORT", data.draw(st.sampled_from([0, ours.SHORT])))  # 0: all documents are short
+        patch.setattr(
+            ours, "SHORT", data.draw(st.sampled_from([0, ours.SHORT]))
+        )  # 0: all documents are short
         patch.setattr(ours, "FAR", data.draw(st.sampled_from([0, ours.FAR])))
         threads = data.draw(st.integers(1, 3))
         if expected[-1, 1] < 0:
@@ -63,7 +72,9 @@ def test_many_documents_as_megatron(threads: int) -> None:
     tokens = int(lengths.sum())
     samples = num_samples(tokens, 1, 512, 1, keep_tail=False)
     found = sample_index(lengths, documents, 512, samples, extra=1, threads=threads)
-    np.testing.assert_array_equal(found, theirs(lengths, documents, 512, 1, tokens, False, 1, np.int32), strict=True)
+    np.testing.assert_array_equal(
+        found, theirs(lengths, documents, 512, 1, tokens, False, 1, np.int32), strict=True
+    )
 
 
 @pytest.mark.long
@@ -77,7 +88,9 @@ def test_short_documents_as_megatron(longest: int, dtype: Any) -> None:
     tokens = int(lengths.sum())
     samples = num_samples(tokens, 2, 2000, 0, keep_tail=True)
     found = sample_index(lengths, documents, 2000, samples, extra=0, keep_tail=True, dtype=dtype)
-    np.testing.assert_array_equal(found, theirs(lengths, documents, 2000, 2, tokens, True, 0, dtype), strict=True)
+    np.testing.assert_array_equal(
+        found, theirs(lengths, documents, 2000, 2, tokens, True, 0, dtype), strict=True
+    )
 
 
 @pytest.mark.long
@@ -87,7 +100,9 @@ def test_samples_that_single_precision_adds() -> None:
     documents = np.arange(len(lengths), dtype=np.int32)
     samples = num_samples(2**25 + 7, 1, 2, 1, keep_tail=True)
     found = sample_index(lengths, documents, 2, samples, extra=1, keep_tail=True, threads=2)
-    np.testing.assert_array_equal(found, theirs(lengths, documents, 2, 1, 2**25 + 7, True, 1, np.int32), strict=True)
+    np.testing.assert_array_equal(
+        found, theirs(lengths, documents, 2, 1, 2**25 + 7, True, 1, np.int32), strict=True
+    )
     np.testing.assert_array_equal(found[-1], found[-2])
 
 
@@ -97,5 +112,10 @@ def test_wrong_lengths_are_refused(threads: int) -> None:
     documents = np.array([0, 1, 1], np.int32)
     with pytest.raises(PlanError, match="the documents contain 4 samples; expected 5"):
         sample_index(lengths, documents, 4, 5, extra=1, threads=threads)
-    with pytest.raises(PlanError, match="the document index refers to documents 0 to 2, but lengths are given for 2"):
-        sample_index(lengths, documents + np.array([0, 0, 1], np.int32), 4, 4, extra=1, threads=threads)
+    with pytest.raises(
+        PlanError,
+        match="the document index refers to documents 0 to 2, but lengths are given for 2",
+    ):
+        sample_index(
+            lengths, documents + np.array([0, 0, 1], np.int32), 4, 4, extra=1, threads=threads
+        )

@@ -30,7 +30,9 @@ def test_array_and_state_as_numpy(dtype: Any, size: int) -> None:
 
 def test_other_arrays_go_to_numpy() -> None:
     check(np.arange(4 * MANY, dtype=np.int32)[::2], Generator(1), np.random.RandomState(1))
-    check(np.arange(3 * MANY, dtype=np.int32).reshape(-1, 3), Generator(1), np.random.RandomState(1))
+    check(
+        np.arange(3 * MANY, dtype=np.int32).reshape(-1, 3), Generator(1), np.random.RandomState(1)
+    )
 
 
 def test_mapped_arrays(tmp_path: Any) -> None:

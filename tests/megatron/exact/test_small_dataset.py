@@ -39,7 +39,9 @@ class Arrays(NamedTuple):
         )
 
 
-def place(lengths: Any, begin: int, asked: int | None, rules: Rules, start: int, *, keep_tail: bool) -> Arrays:
+def place(
+    lengths: Any, begin: int, asked: int | None, rules: Rules, start: int, *, keep_tail: bool
+) -> Arrays:
     """A dataset whose arrays are in memory from `start` on, a gap between each two."""
     tokens = int(lengths.sum())
     epochs = num_epochs(tokens, asked, rules.length, rules.extra)
@@ -47,7 +49,9 @@ def place(lengths: Any, begin: int, asked: int | None, rules: Rules, start: int,
     before = samples_before_final_epoch(tokens, epochs, asked, rules.length, rules.extra)
     rows = start + epochs * len(lengths) + 1
     last = rows + 2 * (samples + 1) + 1
-    dataset = SmallDataset(lengths, begin, epochs * len(lengths), samples, before, keep_tail, start, rows, last)
+    dataset = SmallDataset(
+        lengths, begin, epochs * len(lengths), samples, before, keep_tail, start, rows, last
+    )
     return Arrays(dataset, epochs)
 
 
@@ -61,7 +65,9 @@ def test_as_megatron(data: st.DataObject) -> None:
     end = 0
     all_arrays = list[Arrays]()
     for _ in range(data.draw(st.integers(1, 4))):
-        lengths = np.array(data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=40)), np.int32)
+        lengths = np.array(
+            data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=40)), np.int32
+        )
         if lengths.sum():
             begin = data.draw(st.sampled_from([0, 0, 7]))
             keep_tail = data.draw(st.booleans())
@@ -97,11 +103,17 @@ def as_megatron(arrays: Arrays, rules: Rules) -> tuple[Any, ...]:
     rows = megatron("helpers_cpp").build_sample_idx_int32(
         whole, documents, rules.length, arrays.epochs, tokens, not dataset.keep_tail, rules.extra
     )
-    first = dataset.num_samples if dataset.samples_before_final is None else dataset.samples_before_final
+    first = (
+        dataset.num_samples
+        if dataset.samples_before_final is None
+        else dataset.samples_before_final
+    )
     return documents, rows, module._build_shuffle_index(first, dataset.num_samples, state)
 
 
 def test_documents_that_do_not_reach_all_samples_are_an_error() -> None:
-    dataset = SmallDataset(np.array([3, 4], np.int32), 0, 2, 3, None, keep_tail=False, documents=0, rows=2, samples=10)
+    dataset = SmallDataset(
+        np.array([3, 4], np.int32), 0, 2, 3, None, keep_tail=False, documents=0, rows=2, samples=10
+    )
     with pytest.raises(PlanError, match=r"contain 1 samples; expected 3"):
         fill_small_datasets([dataset], np.empty(13, np.int32), seed=1, length=4, extra=1)

@@ -17,7 +17,13 @@ from megatron.core.datasets.gpt_dataset import GPTDataset
 from megablend.errors import CacheError, ConfigError, CorruptFileError, MissingFileError
 from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset, compat, prepare
 from megablend.storage.descriptors import shared_pool
-from tests.megatron.plugin_data import assert_same_samples, draw_documents, environment, plugin_config, write_word
+from tests.megatron.plugin_data import (
+    assert_same_samples,
+    draw_documents,
+    environment,
+    plugin_config,
+    write_word,
+)
 from tests.megatron.reference import config_of, megatron_build
 from tests.pairs import contents, write_pair
 from tests.preloaded import python
@@ -31,7 +37,9 @@ SIZES = [200, 20, 10]
 
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
-    words = [write_word(tmp_path / str(seed), "megatron", draw_documents(seed, 60)) for seed in range(2)]
+    words = [
+        write_word(tmp_path / str(seed), "megatron", draw_documents(seed, 60)) for seed in range(2)
+    ]
     return {"blend": (words, [0.4, 0.6]), "split": "80,15,5"}
 
 
@@ -48,7 +56,8 @@ def test_what_prepare_has_filled_is_only_opened(tmp_path: Path, options: dict[st
     (tmp_path / "cache").rename(tmp_path / "moved")
     build(GPTDataset, config_of(tmp_path / "moved", **options))
     moved = {
-        tmp_path / "cache" / path.relative_to(tmp_path / "moved"): path for path in (tmp_path / "moved").rglob("*")
+        tmp_path / "cache" / path.relative_to(tmp_path / "moved"): path
+        for path in (tmp_path / "moved").rglob("*")
     }
     assert {path: now.stat().st_mtime_ns for path, now in moved.items()} == before
 
@@ -59,7 +68,10 @@ FORTRAN = np.asfortranarray(np.zeros((3, 2)))
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda path: path.write_bytes(b"x" * 300), r"not a \.npy file \(.*\); remove it and rebuild the cache"),
+        (
+            lambda path: path.write_bytes(b"x" * 300),
+            r"not a \.npy file \(.*\); remove it and rebuild the cache",
+        ),
         (
             lambda path: np.save(path, FORTRAN),
             r"Fortran order .*expected .* C order and 128: remove it and rebuild the",
@@ -112,9 +124,12 @@ def test_a_cache_of_data_that_was_replaced_is_built_again(
 
 
 @pytest.mark.parametrize(
-    ("cls", "harm"), [(GPTDataset, "truncated"), (GPTDataset, "removed"), (MegablendGPTDataset, "removed")]
+    ("cls", "harm"),
+    [(GPTDataset, "truncated"), (GPTDataset, "removed"), (MegablendGPTDataset, "removed")],
 )
-def test_a_damaged_cache_is_mended(tmp_path: Path, options: dict[str, Any], cls: type[Any], harm: str) -> None:
+def test_a_damaged_cache_is_mended(
+    tmp_path: Path, options: dict[str, Any], cls: type[Any], harm: str
+) -> None:
     make = config_of if cls is GPTDataset else plugin_config
     expected = build(cls, make(tmp_path / "expected", **options))
     whole = {path.name: path.read_bytes() for path in (tmp_path / "expected").glob("*.npy")}
@@ -131,7 +146,9 @@ def test_a_damaged_cache_is_mended(tmp_path: Path, options: dict[str, Any], cls:
         assert_same_samples(ours, theirs)
 
 
-def test_flags_that_megatrons_names_leave_out_are_told_apart(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_flags_that_megatrons_names_leave_out_are_told_apart(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     options["blend"] = (options["blend"][0][:1], None)
     first = build(GPTDataset, config_of(tmp_path / "cache", **options), [200, None, 0])[1]
     kept = {"drop_last_partial_validation_sequence": False, "add_extra_token_to_sequence": False}
@@ -172,7 +189,9 @@ for sizes in ({SIZES}, [201, 20, 10]):
         print(error)
 """
     command = [*python("megatron"), "-c", code]
-    result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240, check=False)
+    result = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=240, check=False
+    )
     if result.returncode == 77:
         pytest.skip("no right to mount")
     length, complaint = result.stdout.splitlines()
@@ -181,14 +200,19 @@ for sizes in ({SIZES}, [201, 20, 10]):
 
 
 def test_an_unknown_version_that_fits_is_used_and_named_in_the_log(
-    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("megablend.megatron.plugin.builder.installed_version", lambda: "0.99.0")
     build(GPTDataset, config_of(tmp_path / "ours", **options))
     assert (tmp_path / "ours" / ".megablend").exists()
-    assert [record.name for record in caplog.records if "megatron-core 0.99.0 is not a version" in record.message] == [
-        "megablend"
-    ]
+    assert [
+        record.name
+        for record in caplog.records
+        if "megatron-core 0.99.0 is not a version" in record.message
+    ] == ["megablend"]
     caplog.clear()
     monkeypatch.undo()
     build(GPTDataset, config_of(tmp_path / "ours", **options))
@@ -198,13 +222,20 @@ def test_an_unknown_version_that_fits_is_used_and_named_in_the_log(
 def test_a_version_that_does_not_fit_goes_megatrons_way(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("megablend.megatron.plugin.probe.misfit", lambda builder: "GPTDataset has no __len__")
+    monkeypatch.setattr(
+        "megablend.megatron.plugin.probe.misfit", lambda builder: "GPTDataset has no __len__"
+    )
     for fast in (False, True):
-        monkeypatch.setattr("megablend.megatron.plugin.builder.assumes_whole_cache", lambda config, fast=fast: fast)
-        with pytest.warns(RuntimeWarning, match=r"GPTDataset has no __len__: Megatron builds the datasets itself"):
+        monkeypatch.setattr(
+            "megablend.megatron.plugin.builder.assumes_whole_cache", lambda config, fast=fast: fast
+        )
+        with pytest.warns(
+            RuntimeWarning, match=r"GPTDataset has no __len__: Megatron builds the datasets itself"
+        ):
             found = build(GPTDataset, config_of(tmp_path / "ours", **options))
         with pytest.raises(
-            ConfigError, match=r"MegablendGPTDataset does not work with megatron-core .*no __len__; use"
+            ConfigError,
+            match=r"MegablendGPTDataset does not work with megatron-core .*no __len__; use",
         ):
             build(MegablendGPTDataset, plugin_config(tmp_path / "tried", **options))
     theirs = megatron_build(config_of(tmp_path / "theirs", **options), SIZES)
@@ -219,7 +250,9 @@ def test_a_setting_that_is_not_known_and_on_is_left_to_megatron(
 ) -> None:
     monkeypatch.setattr(compat, "_OTHERS", compat._OTHERS - {"num_dataset_builder_threads"})
     build(GPTDataset, config_of(tmp_path / "off", **options))
-    with pytest.warns(RuntimeWarning, match=r"settings that megablend does not know: num_dataset_builder_threads"):
+    with pytest.warns(
+        RuntimeWarning, match=r"settings that megablend does not know: num_dataset_builder_threads"
+    ):
         build(GPTDataset, config_of(tmp_path / "on", **options, num_dataset_builder_threads=2))
 
 
@@ -229,9 +262,15 @@ class OtherDataset(GPTDataset):  # type: ignore[misc]
 
 def test_what_is_not_ours_goes_megatrons_way(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.warns(RuntimeWarning, match="OtherDataset is not a class that megablend builds"):
-        assert type(build(OtherDataset, config_of(tmp_path / "a", **options))[0].datasets[0]) is OtherDataset
+        assert (
+            type(build(OtherDataset, config_of(tmp_path / "a", **options))[0].datasets[0])
+            is OtherDataset
+        )
     with pytest.warns(RuntimeWarning, match="path_to_cache"):
-        assert len(build(GPTDataset, config_of(tmp_path / "b", **options, path_to_cache=None))[0]) >= 200
+        assert (
+            len(build(GPTDataset, config_of(tmp_path / "b", **options, path_to_cache=None))[0])
+            >= 200
+        )
     with pytest.raises(ConfigError, match="path_to_cache"):
         build(MegablendGPTDataset, plugin_config(tmp_path / "c", **options, path_to_cache=None))
 
@@ -245,16 +284,22 @@ def test_what_cannot_be_built_is_told(tmp_path: Path, options: dict[str, Any]) -
         build(GPTDataset, config_of(tmp_path / "file", **options))
     with pytest.raises(ConfigError, match="matches no file"):
         build(
-            MegablendGPTDataset, plugin_config(tmp_path / "d", **options | {"blend": (["parquet:/no/*.parquet"], None)})
+            MegablendGPTDataset,
+            plugin_config(tmp_path / "d", **options | {"blend": (["parquet:/no/*.parquet"], None)}),
         )
 
 
 @pytest.mark.parametrize("num_prefixes", [300, pytest.param(5000, marks=pytest.mark.slow)])
 def test_many_prefixes_take_few_descriptors(tmp_path: Path, num_prefixes: int) -> None:
     rng = np.random.default_rng(0)
-    prefixes = [write_pair(tmp_path / "data" / f"{i}_text", rng.integers(1, 9, 30)) for i in range(num_prefixes)]
+    prefixes = [
+        write_pair(tmp_path / "data" / f"{i}_text", rng.integers(1, 9, 30))
+        for i in range(num_prefixes)
+    ]
     weights = rng.uniform(1, 10, num_prefixes).tolist()
-    config = plugin_config(tmp_path / "cache", blend=(prefixes, weights), split="1", max_open_files=16)
+    config = plugin_config(
+        tmp_path / "cache", blend=(prefixes, weights), split="1", max_open_files=16
+    )
     pool = shared_pool("local")
     before = len(list(Path("/proc/self/fd").iterdir())) - len(pool), _num_maps(tmp_path)
     train = build(MegablendGPTDataset, config, [4 * num_prefixes, 0, 0])[0]

@@ -20,7 +20,13 @@ from megablend.errors import CorruptFileError
 from megablend.megatron import MegablendDatasetBuilder
 from megablend.megatron.plugin.dataset import MegablendGPTDataset
 from tests.formats.writers import write_megatron
-from tests.megatron.plugin_data import assert_same_samples, draw_documents, known, plugin_config, write_word
+from tests.megatron.plugin_data import (
+    assert_same_samples,
+    draw_documents,
+    known,
+    plugin_config,
+    write_word,
+)
 from tests.megatron.reference import config_of, draw_case, megatron_build
 from tests.pairs import contents
 
@@ -33,9 +39,18 @@ EOD = 0
 KINDS = ["megatron", "parquet", "arrow-lz4"]
 FLAGS: list[dict[str, Any]] = [
     {},
-    {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True, "create_attention_mask": True},
+    {
+        "reset_position_ids": True,
+        "reset_attention_mask": True,
+        "eod_mask_loss": True,
+        "create_attention_mask": True,
+    },
     {"drop_last_partial_validation_sequence": False, "add_extra_token_to_sequence": False},
-    {"drop_last_partial_validation_sequence": False, "create_attention_mask": True, "mmap_bin_files": False},
+    {
+        "drop_last_partial_validation_sequence": False,
+        "create_attention_mask": True,
+        "mmap_bin_files": False,
+    },
 ]
 
 
@@ -44,7 +59,8 @@ def build(cls: type[Any], config: Any, sizes: Sequence[int | None]) -> list[Any]
 
 
 @pytest.mark.parametrize(
-    "seed", [seed if seed < 12 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(100)]
+    "seed",
+    [seed if seed < 12 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(100)],
 )
 def test_pairs_are_served_unchanged(tmp_path: Path, seed: int) -> None:
     case = draw_case(tmp_path / "data", seed)
@@ -55,7 +71,11 @@ def test_pairs_are_served_unchanged(tmp_path: Path, seed: int) -> None:
     pooled = build(MegablendGPTDataset, plugin_config(tmp_path / "ours", **options), case.sizes)
     for theirs, ours, bounded in zip(expected, found, pooled, strict=True):
         assert type(theirs) is type(ours)
-        every = zip(theirs, ours, bounded, strict=True) if isinstance(theirs, list) else [(theirs, ours, bounded)]
+        every = (
+            zip(theirs, ours, bounded, strict=True)
+            if isinstance(theirs, list)
+            else [(theirs, ours, bounded)]
+        )
         for one, other, third in every:
             if one is not None and len(one):
                 assert_same_samples(other, one)
@@ -64,17 +84,25 @@ def test_pairs_are_served_unchanged(tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_format_gives_the_same_samples(tmp_path: Path, kind: str, flags: dict[str, Any]) -> None:
+def test_every_format_gives_the_same_samples(
+    tmp_path: Path, kind: str, flags: dict[str, Any]
+) -> None:
     documents = [draw_documents(seed, 45) for seed in range(3)]
-    if "drop_last_partial_validation_sequence" in flags:  # Megatron fails where empty documents follow the last token
+    if (
+        "drop_last_partial_validation_sequence" in flags
+    ):  # Megatron fails where empty documents follow the last token
         documents = [[document or [7] for document in each] for each in documents]
-    pairs = [write_word(tmp_path / f"pair{i}", "megatron", each, EOD) for i, each in enumerate(documents)]
+    pairs = [
+        write_word(tmp_path / f"pair{i}", "megatron", each, EOD) for i, each in enumerate(documents)
+    ]
     words = [write_word(tmp_path / f"word{i}", kind, each, EOD) for i, each in enumerate(documents)]
     # Megatron makes a mask of a sample in a loop over its documents, which takes milliseconds; the other flags have many epochs.
     sizes = [150 if "reset_attention_mask" in flags else 400, 30, None]
     split = "80,15,5"
     for prefixes, blended in ((pairs, words), (pairs[:1], words[:1])):
-        expected = megatron_build(config_of(tmp_path / "theirs", blend=(prefixes, None), split=split, **flags), sizes)
+        expected = megatron_build(
+            config_of(tmp_path / "theirs", blend=(prefixes, None), split=split, **flags), sizes
+        )
         config = plugin_config(tmp_path / "ours", blend=(blended, None), split=split, **flags)
         found = build(MegablendGPTDataset, config, sizes)
         assert [isinstance(each, BlendedDataset) for each in found] == [len(prefixes) > 1] * 3
@@ -85,7 +113,9 @@ def test_every_format_gives_the_same_samples(tmp_path: Path, kind: str, flags: d
 
 @pytest.mark.parametrize("option", [{"defer_npy_index_mmap": True}, {"fast_cache_load": True}])
 @pytest.mark.parametrize("cls", [GPTDataset, MegablendGPTDataset])
-def test_a_whole_cache_may_be_opened_without_a_look(tmp_path: Path, cls: type[Any], option: dict[str, bool]) -> None:
+def test_a_whole_cache_may_be_opened_without_a_look(
+    tmp_path: Path, cls: type[Any], option: dict[str, bool]
+) -> None:
     prefix = write_word(tmp_path / "pair", "megatron", draw_documents(5))
     sizes = [300, 20, 0]
     blends = {"blend_per_split": [([prefix, prefix], [0.3, 0.7]), ([prefix], None), None]}
@@ -120,16 +150,21 @@ def test_a_cache_that_is_built_anew_in_its_old_place_is_read_anew(tmp_path: Path
         prefix = write_word(tmp_path / "pair", "megatron", documents)
         config = plugin_config(tmp_path / "cache", blend=([prefix], None), split="1")
         dataset = build(MegablendGPTDataset, config, [30, 0, 0])[0]
-        expected = megatron_build(config_of(tmp_path / f"theirs{seed}", blend=([prefix], None), split="1"), [30, 0, 0])
+        expected = megatron_build(
+            config_of(tmp_path / f"theirs{seed}", blend=([prefix], None), split="1"), [30, 0, 0]
+        )
         assert_same_samples(dataset, expected[0])
         shutil.rmtree(tmp_path / "cache")
         shutil.rmtree(tmp_path / "pair")
 
 
 @pytest.mark.parametrize(
-    "damaged", ["pair.bin", "pair.idx", "document_index.npy", "sample_index.npy", "shuffle_index.npy"]
+    "damaged",
+    ["pair.bin", "pair.idx", "document_index.npy", "sample_index.npy", "shuffle_index.npy"],
 )
-def test_samples_that_are_read_together_report_a_file_that_ends_early(tmp_path: Path, damaged: str) -> None:
+def test_samples_that_are_read_together_report_a_file_that_ends_early(
+    tmp_path: Path, damaged: str
+) -> None:
     prefix = write_word(tmp_path / "pair", "megatron", draw_documents(9))
     config = plugin_config(tmp_path / "cache", blend=([prefix], None), split="1")
     dataset = build(MegablendGPTDataset, config, [60, 0, 0])[0]
@@ -145,19 +180,27 @@ def test_samples_that_are_read_together_report_a_file_that_ends_early(tmp_path: 
 
 
 def test_samples_are_the_users_own_and_pads_are_masked(tmp_path: Path) -> None:
-    documents = [[*document, 49_999, 5] for document in draw_documents(10)]  # a pad token in nearly every sample
+    documents = [
+        [*document, 49_999, 5] for document in draw_documents(10)
+    ]  # a pad token in nearly every sample
     prefix = write_word(tmp_path / "pair", "megatron", documents)
-    theirs = megatron_build(config_of(tmp_path / "theirs", blend=([prefix], None), split="1"), [60, 0, 0])[0]
-    ours = build(MegablendGPTDataset, plugin_config(tmp_path / "ours", blend=([prefix], None), split="1"), [60, 0, 0])[
-        0
-    ]
+    theirs = megatron_build(
+        config_of(tmp_path / "theirs", blend=([prefix], None), split="1"), [60, 0, 0]
+    )[0]
+    ours = build(
+        MegablendGPTDataset,
+        plugin_config(tmp_path / "ours", blend=([prefix], None), split="1"),
+        [60, 0, 0],
+    )[0]
     assert_same_samples(ours, theirs)
     assert ours._plain
     for several in (ours.__getitems__([3, 4, 3]), [ours[3], ours[3]]):
         own = [sample[name] for sample in several for name in ("tokens", "labels", "loss_mask")]
         for number, tensor in enumerate(own):
             tensor.fill_(number)
-        assert [tensor.unique().tolist() for tensor in own] == [[number] for number in range(len(own))]
+        assert [tensor.unique().tolist() for tensor in own] == [
+            [number] for number in range(len(own))
+        ]
     assert_same_samples(ours, theirs)
 
 
@@ -166,9 +209,14 @@ def test_samples_are_the_users_own_and_pads_are_masked(tmp_path: Path) -> None:
 def test_batches_of_a_blend(tmp_path: Path, second: str, has_mask: bool) -> None:
     """Of pairs of one token type, and not, and of a pair and another format."""
     most = 30_000 if second == "int16" else 50_000
-    documents = [[[*document, 49_999, 5] for document in draw_documents(seed, 60)] for seed in (11, 12)]
+    documents = [
+        [[*document, 49_999, 5] for document in draw_documents(seed, 60)] for seed in (11, 12)
+    ]
     documents[1] = [[token % most for token in document] for document in documents[1]]
-    pairs = [write_word(tmp_path / f"{number}", "megatron", each) for number, each in enumerate(documents)]
+    pairs = [
+        write_word(tmp_path / f"{number}", "megatron", each)
+        for number, each in enumerate(documents)
+    ]
     write_megatron(tmp_path / "0" / "pair.bin", documents[0], dtype="uint16")
     words = list(pairs)
     if second == "parquet":
@@ -176,24 +224,37 @@ def test_batches_of_a_blend(tmp_path: Path, second: str, has_mask: bool) -> None
     else:
         write_megatron(tmp_path / "1" / "pair.bin", documents[1], dtype=second)
     options: dict[str, Any] = {"split": "1", "create_attention_mask": has_mask}
-    theirs = megatron_build(config_of(tmp_path / "theirs", blend=(pairs, [0.3, 0.7]), **options), [200, 0, 0])[0]
+    theirs = megatron_build(
+        config_of(tmp_path / "theirs", blend=(pairs, [0.3, 0.7]), **options), [200, 0, 0]
+    )[0]
     config = plugin_config(tmp_path / "ours", blend=(words, [0.3, 0.7]), **options)
     ours = build(MegablendGPTDataset, config, [200, 0, 0])[0]
     assert_same_samples(ours, theirs)
     assert [each._plain for each in ours.datasets] == [True, second != "parquet"]
     assert all(len(ours.__getitems__([k, k + 1])) == 2 for k in range(0, 100, 2))
-    assert [type(each["dataset_id"]) for each in ours.__getitems__([0, 1])] == [type(theirs[0]["dataset_id"])] * 2
+    assert [type(each["dataset_id"]) for each in ours.__getitems__([0, 1])] == [
+        type(theirs[0]["dataset_id"])
+    ] * 2
 
 
 def test_the_first_request_of_a_blend_may_be_a_batch(tmp_path: Path) -> None:
     """Of none, too; and of a dataset it may be the padding sample."""
-    words = [write_word(tmp_path / f"{number}", "megatron", draw_documents(number)) for number in (16, 17)]
-    options: dict[str, Any] = {"blend": (words, None), "split": "1", **known({"defer_npy_index_mmap": True})}
+    words = [
+        write_word(tmp_path / f"{number}", "megatron", draw_documents(number))
+        for number in (16, 17)
+    ]
+    options: dict[str, Any] = {
+        "blend": (words, None),
+        "split": "1",
+        **known({"defer_npy_index_mmap": True}),
+    }
     blend = build(MegablendGPTDataset, plugin_config(tmp_path / "cache", **options), [60, 0, 0])[0]
     assert (blend.dataset_index, blend.__getitems__([])) == (None, [])
     assert [len(each["tokens"]) for each in blend.__getitems__([3, 4])] == [16, 16]
     assert blend.__getitems__([]) == []
-    dataset = build(MegablendGPTDataset, plugin_config(tmp_path / "cache", **options), [60, 0, 0])[0].datasets[1]
+    dataset = build(MegablendGPTDataset, plugin_config(tmp_path / "cache", **options), [60, 0, 0])[
+        0
+    ].datasets[1]
     assert not dataset[None]["loss_mask"].any()
     assert len(dataset[2]) == 4
     assert dataset._plain
@@ -202,10 +263,19 @@ def test_the_first_request_of_a_blend_may_be_a_batch(tmp_path: Path) -> None:
 def test_numbers_of_samples_are_as_gptdataset_takes_them(tmp_path: Path) -> None:
     prefix = write_word(tmp_path / "pair", "megatron", draw_documents(13))
     dataset = build(
-        MegablendGPTDataset, plugin_config(tmp_path / "cache", blend=([prefix], None), split="1"), [60, 0, 0]
+        MegablendGPTDataset,
+        plugin_config(tmp_path / "cache", blend=([prefix], None), split="1"),
+        [60, 0, 0],
     )[0]
     expected = dataset[7]["tokens"]
-    for number in (7, np.int32(7), np.int64(7), np.uint64(7), 7 - len(dataset.shuffle_index), torch.tensor(7)):
+    for number in (
+        7,
+        np.int32(7),
+        np.int64(7),
+        np.uint64(7),
+        7 - len(dataset.shuffle_index),
+        torch.tensor(7),
+    ):
         assert torch.equal(dataset[number]["tokens"], expected)
         assert torch.equal(dataset.__getitems__([number, 3])[0]["tokens"], expected)
     assert dataset._plain
@@ -235,10 +305,16 @@ class Shifted(MegablendGPTDataset):
 @pytest.mark.parametrize(
     ("cls", "change"), [(Doubled, lambda tokens: 2 * tokens), (Shifted, lambda tokens: tokens + 1)]
 )
-def test_classes_of_the_user_are_asked_for_each_sample(tmp_path: Path, cls: type[Any], change: Any) -> None:
+def test_classes_of_the_user_are_asked_for_each_sample(
+    tmp_path: Path, cls: type[Any], change: Any
+) -> None:
     prefix = write_word(tmp_path / "pair", "megatron", draw_documents(14))
     plain, own = (
-        build(each, plugin_config(tmp_path / each.__name__, blend=([prefix], None), split="1"), [60, 0, 0])[0]
+        build(
+            each,
+            plugin_config(tmp_path / each.__name__, blend=([prefix], None), split="1"),
+            [60, 0, 0],
+        )[0]
         for each in (MegablendGPTDataset, cls)
     )
     for _ in range(2):
@@ -251,7 +327,11 @@ def test_classes_of_the_user_are_asked_for_each_sample(tmp_path: Path, cls: type
     ("where", "name", "value"),
     [
         ("megablend.megatron.plugin.dataset", "installed_version", lambda: "0.99.0"),
-        ("megablend.megatron.plugin.dataset", "find_unknown_settings", lambda config, known: ["colour"]),
+        (
+            "megablend.megatron.plugin.dataset",
+            "find_unknown_settings",
+            lambda config, known: ["colour"],
+        ),
         ("config", "inter_document_masking", True),
     ],
 )

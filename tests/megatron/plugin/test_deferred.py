@@ -29,15 +29,21 @@ SIZES = [200, 20, 10]
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    prefixes = [write_pair(tmp_path / "data" / f"{i}_text", rng.integers(0, 60, 100)) for i in range(4)]
+    prefixes = [
+        write_pair(tmp_path / "data" / f"{i}_text", rng.integers(0, 60, 100)) for i in range(4)
+    ]
     return {"blend": (prefixes, [0.4, 0.3, 0.2, 0.1]), "split": "80,15,5"}
 
 
 @pytest.fixture
 def opened(tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The datasets on a hit, and `opened.calls`: how often Megatron's constructor ran since."""
-    MegablendDatasetBuilder(GPTDataset, SIZES, lambda: True, config_of(tmp_path / "cache", **options)).build()
-    return MegablendDatasetBuilder(GPTDataset, SIZES, lambda: True, config_of(tmp_path / "cache", **options)).build()
+    MegablendDatasetBuilder(
+        GPTDataset, SIZES, lambda: True, config_of(tmp_path / "cache", **options)
+    ).build()
+    return MegablendDatasetBuilder(
+        GPTDataset, SIZES, lambda: True, config_of(tmp_path / "cache", **options)
+    ).build()
 
 
 def count_opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -74,7 +80,9 @@ def test_a_hit_opens_one_prefix_and_the_others_when_they_are_used(
 
 
 @pytest.mark.parametrize("per_split", [False, True])
-def test_samples_and_attributes_are_megatrons(tmp_path: Path, options: dict[str, Any], per_split: bool) -> None:
+def test_samples_and_attributes_are_megatrons(
+    tmp_path: Path, options: dict[str, Any], per_split: bool
+) -> None:
     if per_split:
         options = {"blend_per_split": [options["blend"], (options["blend"][0][:2], None), None]}
     theirs = megatron_build(config_of(tmp_path / "theirs", **options), SIZES)
@@ -95,7 +103,9 @@ def test_samples_and_attributes_are_megatrons(tmp_path: Path, options: dict[str,
             assert_same_samples(found, expected)
 
 
-def test_many_threads_open_a_dataset_once(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_threads_open_a_dataset_once(
+    opened: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = count_opens(monkeypatch)
     dataset = opened[0].datasets[1]
     with ThreadPoolExecutor(8) as pool:
@@ -131,7 +141,10 @@ def test_what_is_set_before_the_first_sample_is_kept(
     class Own(GPTDataset):  # type: ignore[misc]
         """A class of the user's."""
 
-    first, expected = (megatron_build(config_of(tmp_path / "theirs", **options), SIZES)[0].datasets for _ in range(2))
+    first, expected = (
+        megatron_build(config_of(tmp_path / "theirs", **options), SIZES)[0].datasets
+        for _ in range(2)
+    )
     datasets = opened[0].datasets
     pad = int(first[1][0]["labels"][0])
     assert type(datasets[1]) is not GPTDataset
@@ -208,7 +221,13 @@ def test_numbers_are_shared() -> None:
     ],
 )
 def test_a_pair_that_is_replaced_before_its_first_sample_is_refused(
-    tmp_path: Path, options: dict[str, Any], opened: list[Any], copies: bool, change: str, error: type, says: str
+    tmp_path: Path,
+    options: dict[str, Any],
+    opened: list[Any],
+    copies: bool,
+    change: str,
+    error: type,
+    says: str,
 ) -> None:
     prefix = options["blend"][0][2]
     dataset = opened[0].datasets[2]
@@ -246,7 +265,9 @@ def test_a_pair_that_is_replaced_while_it_is_opened_is_refused(
         return real(path, config)
 
     monkeypatch.setattr(GPTDataset, "build_low_level_dataset", staticmethod(replaced_and_opened))
-    with pytest.raises(ChangedFileError, match=r"2_text\.idx: was replaced or written to after this job began"):
+    with pytest.raises(
+        ChangedFileError, match=r"2_text\.idx: was replaced or written to after this job began"
+    ):
         opened[0].datasets[2][0]
 
 
@@ -261,9 +282,15 @@ def test_a_pair_that_is_replaced_while_the_cache_is_built_is_refused(
         write_pair(Path(prefix), [9] * 150)
 
     monkeypatch.setattr(MegablendDatasetBuilder, "_build_together", build_and_replace)
-    with pytest.raises(ChangedFileError, match=r"1_text\.idx: was replaced or written to after this job began"):
-        MegablendDatasetBuilder(GPTDataset, SIZES, lambda: True, config_of(tmp_path / "cache", **options)).build()
+    with pytest.raises(
+        ChangedFileError, match=r"1_text\.idx: was replaced or written to after this job began"
+    ):
+        MegablendDatasetBuilder(
+            GPTDataset, SIZES, lambda: True, config_of(tmp_path / "cache", **options)
+        ).build()
     monkeypatch.undo()
-    ours = MegablendDatasetBuilder(GPTDataset, SIZES, lambda: True, config_of(tmp_path / "cache", **options)).build()
+    ours = MegablendDatasetBuilder(
+        GPTDataset, SIZES, lambda: True, config_of(tmp_path / "cache", **options)
+    ).build()
     theirs = megatron_build(config_of(tmp_path / "theirs", **options), SIZES)
     assert_same_samples(ours[0], theirs[0])  # "restart the job"

@@ -52,10 +52,14 @@ def open_documents(folder: Path, kind: str, eod: int | None = None) -> Documents
 
 
 @pytest.mark.parametrize("eod", [None, EOD])
-@pytest.mark.parametrize("kind", ["megatron", "parquet", "parquet-v2-unindexed", "arrow", "arrow-lz4"])
+@pytest.mark.parametrize(
+    "kind", ["megatron", "parquet", "parquet-v2-unindexed", "arrow", "arrow-lz4"]
+)
 def test_documents_are_those_written(tmp_path: Path, kind: str, eod: int | None) -> None:
     found: Any = open_documents(tmp_path, kind, eod)
-    expected = [[*document, eod] if document and eod is not None else document for document in DOCUMENTS]
+    expected = [
+        [*document, eod] if document and eod is not None else document for document in DOCUMENTS
+    ]
     assert found.sequence_lengths.dtype == np.int32
     assert found.sequence_lengths.tolist() == [len(document) for document in expected]
     assert len(found) == len(expected)
@@ -66,11 +70,16 @@ def test_documents_are_those_written(tmp_path: Path, kind: str, eod: int | None)
             assert again.get(np.int32(number)).tolist() == document
             offset = rng.randrange(len(document) + 1)
             length = rng.randrange(len(document) - offset + 1)
-            assert again.get(number, offset=offset, length=length).tolist() == document[offset : offset + length]
+            assert (
+                again.get(number, offset=offset, length=length).tolist()
+                == document[offset : offset + length]
+            )
             assert again.get(number, offset=np.int32(offset)).tolist() == document[offset:]
 
 
-def test_a_pair_that_was_replaced_since_is_refused_and_one_that_was_touched_is_not(tmp_path: Path) -> None:
+def test_a_pair_that_was_replaced_since_is_refused_and_one_that_was_touched_is_not(
+    tmp_path: Path,
+) -> None:
     open_documents(tmp_path, "megatron")
     word = str(tmp_path / "megatron" / "pair")
     catalog = catalog_path(str(tmp_path / "cache"), (str(tmp_path / "megatron" / "pair"),))
@@ -99,11 +108,20 @@ def test_documents_that_pages_break_up(tmp_path: Path, eod: int | None) -> None:
     cache = str(tmp_path / "cache")
     golden = sorted(GOLDEN.glob("mid_row_*.parquet"))
     rows = [json.loads(path.with_suffix(".json").read_text())["rows"] for path in golden]
-    documents = [[token for token in row or [] if token is not None] for each in rows for row in each]
-    expected = [[*document, eod] if document and eod is not None else document for document in documents]
-    address = Address(format="parquet", pattern=f"{GOLDEN}/mid_row_*.parquet", column="input_ids", append_eod=eod)
+    documents = [
+        [token for token in row or [] if token is not None] for each in rows for row in each
+    ]
+    expected = [
+        [*document, eod] if document and eod is not None else document for document in documents
+    ]
+    address = Address(
+        format="parquet", pattern=f"{GOLDEN}/mid_row_*.parquet", column="input_ids", append_eod=eod
+    )
     found = TableDocuments(
-        cache, build_table(cache, address, launch=SingleProcess(), storage=STORAGE), memory=1, storage=STORAGE
+        cache,
+        build_table(cache, address, launch=SingleProcess(), storage=STORAGE),
+        memory=1,
+        storage=STORAGE,
     )
     assert found.sequence_lengths.tolist() == [len(document) for document in expected]
     rng = random.Random(0)
@@ -119,12 +137,19 @@ def test_ranks_share_the_blocks_at_the_ends_of_documents(tmp_path: Path, num_ran
     cache = str(tmp_path / "cache")
     address = Address(format="parquet", pattern=f"{GOLDEN}/mid_row_*.parquet", column="input_ids")
     found = TableDocuments(
-        cache, build_table(cache, address, launch=SingleProcess(), storage=STORAGE), memory=1, storage=STORAGE
+        cache,
+        build_table(cache, address, launch=SingleProcess(), storage=STORAGE),
+        memory=1,
+        storage=STORAGE,
     )
-    store, _ = open_table(cache, build_table(cache, address, launch=SingleProcess(), storage=STORAGE), storage=STORAGE)
+    store, _ = open_table(
+        cache, build_table(cache, address, launch=SingleProcess(), storage=STORAGE), storage=STORAGE
+    )
     shares = [share_of(store.snapshot, rank, num_ranks) for rank in range(num_ranks)]
     assert [begin for begin, _ in shares[1:]] == [end for _, end in shares[:-1]]
-    parts = [lengths for begin, end in shares for _, lengths, _ in count_documents(store, begin, end)]
+    parts = [
+        lengths for begin, end in shares for _, lengths, _ in count_documents(store, begin, end)
+    ]
     assert np.concatenate(parts).tolist() == found.sequence_lengths.tolist()
 
 
@@ -143,13 +168,19 @@ def write_flat(folder: Path, kind: str) -> str:
 
 @pytest.mark.parametrize("eod", [None, EOD])
 @pytest.mark.parametrize(
-    ("choice", "cuts"), [("file", [9]), ("row_group", [4, 8, 9]), ("7", [3, 5, 6, 9])], ids=["file", "row_group", "7"]
+    ("choice", "cuts"),
+    [("file", [9]), ("row_group", [4, 8, 9]), ("7", [3, 5, 6, 9])],
+    ids=["file", "row_group", "7"],
 )
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_documents_of_a_flat_column(tmp_path: Path, kind: str, choice: str, cuts: list[int], eod: int | None) -> None:
+def test_documents_of_a_flat_column(
+    tmp_path: Path, kind: str, choice: str, cuts: list[int], eod: int | None
+) -> None:
     word = write_flat(tmp_path / "data", kind)
     cache = str(tmp_path / "cache")
-    address = parse_address(f"{word}&documents={choice}" + ("" if eod is None else f"&append_eod={eod}"))
+    address = parse_address(
+        f"{word}&documents={choice}" + ("" if eod is None else f"&append_eod={eod}")
+    )
     table = build_table(cache, address, launch=SingleProcess(), storage=STORAGE)
     found = TableDocuments(cache, table, memory=2000, storage=STORAGE)
     expected = [
@@ -178,7 +209,10 @@ def test_a_flat_column_needs_its_documents(
         assert not caplog.messages
     assert build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE) == first
     assert "each token counts as a document" in caplog.text
-    assert TableDocuments(cache, first, memory=2000, storage=STORAGE).sequence_lengths.tolist() == [1] * 18
+    assert (
+        TableDocuments(cache, first, memory=2000, storage=STORAGE).sequence_lengths.tolist()
+        == [1] * 18
+    )
 
 
 def test_a_table_is_made_once_and_stays_with_its_files(tmp_path: Path) -> None:
@@ -196,13 +230,17 @@ def test_a_table_is_made_once_and_stays_with_its_files(tmp_path: Path) -> None:
     assert table_path(cache, first).stat().st_mtime_ns == made
     for pin in (tmp_path / "cache" / "megablend-documents").glob("*.json"):
         pin.unlink()
-    assert build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE).index != first.index
+    assert (
+        build_table(cache, parse_address(word), launch=SingleProcess(), storage=STORAGE).index
+        != first.index
+    )
 
 
 def test_what_was_not_prepared_is_told(tmp_path: Path) -> None:
     cache = str(tmp_path)
     with pytest.raises(
-        CacheError, match=r"not indexed in .*; open the dataset through MegablendDatasetBuilder, which does it"
+        CacheError,
+        match=r"not indexed in .*; open the dataset through MegablendDatasetBuilder, which does it",
     ):
         pinned_address(cache, "arrow:/data/*.arrow?column=ids")
     with pytest.raises(CacheError, match=r"lengths of the \.idx files are missing or damaged"):
@@ -211,7 +249,9 @@ def test_what_was_not_prepared_is_told(tmp_path: Path) -> None:
 
 def test_a_catalog_follows_its_files(tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
-    words = [write_word(tmp_path / str(seed), "megatron", draw_documents(seed)) for seed in range(5)]
+    words = [
+        write_word(tmp_path / str(seed), "megatron", draw_documents(seed)) for seed in range(5)
+    ]
     build_catalog(cache, words, launch=SingleProcess(), storage=STORAGE)
     path = catalog_path(cache, tuple(words)).with_suffix(".npy")
     made = path.stat().st_mtime_ns
@@ -221,7 +261,9 @@ def test_a_catalog_follows_its_files(tmp_path: Path) -> None:
     build_catalog(cache, words, launch=SingleProcess(), storage=STORAGE)
     expected = [len(document) for document in draw_documents(30)]
     assert (
-        PairDocuments(words[3], catalog_path(cache, tuple(words)), storage=STORAGE).sequence_lengths.tolist()
+        PairDocuments(
+            words[3], catalog_path(cache, tuple(words)), storage=STORAGE
+        ).sequence_lengths.tolist()
         == expected
     )
 
@@ -235,7 +277,9 @@ def test_a_catalog_follows_its_files(tmp_path: Path) -> None:
         ("arrow:/d/a?.arrow?column=x", Address(format="arrow", pattern="/d/a?.arrow", column="x")),
         (
             "parquet:/d/*.parquet?column=a.b&append_eod=2&index=ff",
-            Address(format="parquet", pattern="/d/*.parquet", column="a.b", append_eod=2, index="ff"),
+            Address(
+                format="parquet", pattern="/d/*.parquet", column="a.b", append_eod=2, index="ff"
+            ),
         ),
         ("arrow:/d/a?documents=7", Address(format="arrow", pattern="/d/a", documents="7")),
     ],
@@ -256,7 +300,10 @@ def test_addresses(text: str, expected: Address) -> None:
             "arrow:/d/a?documents=rows",
             "documents is 'rows'; expected file, row_group or the token id that ends documents",
         ),
-        ("arrow:/d/a?documents=4294967296", "documents is '4294967296'; expected file, row_group or the token id"),
+        (
+            "arrow:/d/a?documents=4294967296",
+            "documents is '4294967296'; expected file, row_group or the token id",
+        ),
     ],
 )
 def test_addresses_that_are_refused(text: str, message: str) -> None:
@@ -271,7 +318,9 @@ def test_a_pair_looks_inside_like_an_indexed_dataset(tmp_path: Path) -> None:
     rng = random.Random(3)
     for _ in range(20):
         sizes = [rng.randrange(9) for _ in range(rng.randrange(1, 4))]
-        writer.add_document(np.array([rng.randrange(50_000) for _ in range(sum(sizes))], np.uint16), sizes)
+        writer.add_document(
+            np.array([rng.randrange(50_000) for _ in range(sum(sizes))], np.uint16), sizes
+        )
     writer.finalize(f"{prefix}.idx")
     build_catalog(str(tmp_path), [prefix], launch=SingleProcess(), storage=STORAGE)
     theirs = IndexedDataset(prefix)
@@ -290,10 +339,14 @@ def test_a_pair_looks_inside_like_an_indexed_dataset(tmp_path: Path) -> None:
     for number in (0, 7, np.int32(3), -1, -len(theirs)):
         assert ours[number].tolist() == ours.get(number).tolist() == theirs[number].tolist()
     for part in (slice(2, 9), slice(None), slice(-4, None), slice(3, 3)):
-        assert [found.tolist() for found in ours[part]] == [found.tolist() for found in theirs[part]]
+        assert [found.tolist() for found in ours[part]] == [
+            found.tolist() for found in theirs[part]
+        ]
     ours.set_document_indices(theirs.get_document_indices()[:5])
     assert np.array_equal(ours.get_document_indices(), theirs.document_indices[:5])
-    assert np.array_equal(pickle.loads(pickle.dumps(ours)).document_indices, theirs.document_indices)
+    assert np.array_equal(
+        pickle.loads(pickle.dumps(ours)).document_indices, theirs.document_indices
+    )
 
 
 @pytest.mark.parametrize("kind", ["megatron", "parquet", "arrow"])
@@ -304,7 +357,9 @@ def test_documents_are_looked_up_by_number_and_slice(tmp_path: Path, kind: str) 
     assert found.document_indices.tolist() == list(range(len(DOCUMENTS) + 1))
     pointers = found.index.sequence_pointers
     itemsize = found.index.dtype_size
-    assert np.array_equal(np.diff(pointers), found.sequence_lengths[:-1].astype(np.int64) * itemsize)
+    assert np.array_equal(
+        np.diff(pointers), found.sequence_lengths[:-1].astype(np.int64) * itemsize
+    )
     assert found.index.dtype == np.result_type(found[0]).type
     for number in (len(DOCUMENTS), -len(DOCUMENTS) - 1):
         with pytest.raises(IndexError, match=rf"document {number} of {len(DOCUMENTS)}"):
@@ -324,7 +379,9 @@ def damage_lengths(path: Path, change: int, number: int = -1) -> None:
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize("number", [0, 100, -1])  # of the document whose length is damaged
-def test_a_table_with_more_tokens_than_its_files_is_named_and_removed(tmp_path: Path, kind: str, number: int) -> None:
+def test_a_table_with_more_tokens_than_its_files_is_named_and_removed(
+    tmp_path: Path, kind: str, number: int
+) -> None:
     found: Any = open_documents(tmp_path, kind)
     cache, address = found._made_of[:2]
     path = table_path(cache, address)
@@ -337,13 +394,17 @@ def test_a_table_with_more_tokens_than_its_files_is_named_and_removed(tmp_path: 
             documents.get(number)
 
     with pytest.raises(
-        CacheError, match=r"\.npy: damaged: document [\d,]+ has more tokens than its files; remove it and build"
+        CacheError,
+        match=r"\.npy: damaged: document [\d,]+ has more tokens than its files; remove it and build",
     ) as caught:
         read()
     Path(str(caught.value).partition(":")[0]).unlink()
     again = build_table(cache, parse_address(str(address)), launch=SingleProcess(), storage=STORAGE)
     assert again == address
-    assert TableDocuments(cache, again, memory=2000, storage=STORAGE).get(last).tolist() == DOCUMENTS[last]
+    assert (
+        TableDocuments(cache, again, memory=2000, storage=STORAGE).get(last).tolist()
+        == DOCUMENTS[last]
+    )
 
 
 def test_a_damaged_table_is_built_again(tmp_path: Path) -> None:
@@ -372,7 +433,9 @@ def test_a_table_without_a_checksum_is_removed_as_its_message_says(tmp_path: Pat
     whole = path.read_bytes()
     path.write_bytes(b"x")
     build_table(cache, address, launch=SingleProcess(), storage=STORAGE)
-    with pytest.raises(CacheError, match=r"missing or damaged \(.*\); remove it and build again") as caught:
+    with pytest.raises(
+        CacheError, match=r"missing or damaged \(.*\); remove it and build again"
+    ) as caught:
         open_table(cache, address, STORAGE)
     Path(str(caught.value).partition(":")[0]).unlink()
     build_table(cache, address, launch=SingleProcess(), storage=STORAGE)

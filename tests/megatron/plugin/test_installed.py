@@ -64,12 +64,18 @@ def another_shuffle(patch: pytest.MonkeyPatch) -> None:
 
 def another_name(patch: pytest.MonkeyPatch) -> None:
     keys = GPTDataset._key_config_attributes()
-    patch.setattr(GPTDataset, "_key_config_attributes", staticmethod(lambda: [*keys, "eod_mask_loss"]))
+    patch.setattr(
+        GPTDataset, "_key_config_attributes", staticmethod(lambda: [*keys, "eod_mask_loss"])
+    )
 
 
 def another_token(patch: pytest.MonkeyPatch) -> None:
     get = PairDocuments.get
-    patch.setattr(PairDocuments, "get", lambda self, *args, **options: get(self, *args, **options) + np.uint16(1))
+    patch.setattr(
+        PairDocuments,
+        "get",
+        lambda self, *args, **options: get(self, *args, **options) + np.uint16(1),
+    )
 
 
 def an_error(patch: pytest.MonkeyPatch) -> None:
@@ -99,12 +105,17 @@ def an_error(patch: pytest.MonkeyPatch) -> None:
             another_name,
             r"^tiny datasets \(several_epochs\): Megatron looks for \w+-(GPT|Blended)Dataset-(train|valid|test)-\S+ in addition",
         ),
-        (another_token, r"^tiny datasets \(several_epochs\): sample 0 differs between MegablendGPTDataset"),
+        (
+            another_token,
+            r"^tiny datasets \(several_epochs\): sample 0 differs between MegablendGPTDataset",
+        ),
         (an_error, r"^tiny datasets \(several_epochs\): KeyError: 'epochs'$"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_differs_is_named(change: Change, misfit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_differs_is_named(
+    change: Change, misfit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         change(patch)
         found = probe.find_misfit(MegablendDatasetBuilder)
@@ -119,11 +130,14 @@ def test_ranks_that_may_not_write_find_the_same(monkeypatch: pytest.MonkeyPatch)
     another_name(monkeypatch)
     found = probe.find_misfit(MegablendDatasetBuilder)
     assert re.fullmatch(
-        r"tiny datasets \(several_epochs\): Megatron looks for \S+\.npy, which megablend does not write", found or ""
+        r"tiny datasets \(several_epochs\): Megatron looks for \S+\.npy, which megablend does not write",
+        found or "",
     )
 
 
-def test_a_folder_that_cannot_be_written_is_no_misfit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_no_misfit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(CacheError, match="nowhere"):
         probe.find_misfit(MegablendDatasetBuilder)
@@ -170,7 +184,9 @@ def test_an_outcome_is_kept_as_long_as_nothing_changes(
     copied.mkdir()
     (copied / "gpt_dataset.py").write_text("changed = True")
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules[GPTDataset.__module__], "__file__", str(copied / "gpt_dataset.py"))
+        patch.setattr(
+            sys.modules[GPTDataset.__module__], "__file__", str(copied / "gpt_dataset.py")
+        )
         assert [ask(), ask()] == ["GPTDataset differs"] * 2
     assert len(probed) == 7
     assert ask() == "GPTDataset differs"
@@ -212,4 +228,9 @@ def test_a_version_that_nothing_tells_is_no_error(monkeypatch: pytest.MonkeyPatc
 
 def test_what_was_found_is_kept_for_this_code_alone() -> None:
     names = {f"{path.parent.name}/{path.name}" for path in probe._files()}
-    assert {"datasets/gpt_dataset.py", "plugin/probe.py", "cache_builder/work_plan.py", "exact/shuffle.py"} <= names
+    assert {
+        "datasets/gpt_dataset.py",
+        "plugin/probe.py",
+        "cache_builder/work_plan.py",
+        "exact/shuffle.py",
+    } <= names

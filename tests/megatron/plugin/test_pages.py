@@ -29,7 +29,10 @@ SIZES: list[int | None] = [400, 30, 10]
 @pytest.fixture
 def words(tmp_path: Path) -> list[str]:
     kinds = ["parquet", "arrow", "megatron"]
-    return [write_word(tmp_path / kind, kind, draw_documents(seed), EOD) for seed, kind in enumerate(kinds)]
+    return [
+        write_word(tmp_path / kind, kind, draw_documents(seed), EOD)
+        for seed, kind in enumerate(kinds)
+    ]
 
 
 def build(config: Any, sizes: list[int | None] = SIZES) -> list[Any]:
@@ -37,7 +40,13 @@ def build(config: Any, sizes: list[int | None] = SIZES) -> list[Any]:
 
 
 def options(words: list[str], **others: Any) -> dict[str, Any]:
-    common = {"blend": (words, [0.5, 0.2, 0.3]), "split": "80,15,5", "order": "page", "lanes": 4, "shuffle_window": 8}
+    common = {
+        "blend": (words, [0.5, 0.2, 0.3]),
+        "split": "80,15,5",
+        "order": "page",
+        "lanes": 4,
+        "shuffle_window": 8,
+    }
     return common | others
 
 
@@ -93,7 +102,9 @@ def test_what_these_orders_do_not_have(
 
 
 def test_a_partial_sequence_that_megatron_cannot_keep(tmp_path: Path, words: list[str]) -> None:
-    partial = options(words, order="megatron", random_seed=1, drop_last_partial_validation_sequence=False)
+    partial = options(
+        words, order="megatron", random_seed=1, drop_last_partial_validation_sequence=False
+    )
     says = r"cannot keep a partial sample after it: drop the last partial sequence, or use another seed$"
     with pytest.raises(PlanError, match=says):
         build(plugin_config(tmp_path / "cache", **partial))
@@ -103,7 +114,9 @@ def test_a_partial_sequence_that_megatron_cannot_keep(tmp_path: Path, words: lis
 
 @pytest.mark.parametrize("order", ["page", "row"])
 def test_samples_are_megablends_own(tmp_path: Path, words: list[str], order: str) -> None:
-    train, valid, _ = build(plugin_config(tmp_path / "cache", **options(words, order=order)), [400, 30, 0])
+    train, valid, _ = build(
+        plugin_config(tmp_path / "cache", **options(words, order=order)), [400, 30, 0]
+    )
     config = expected(tmp_path / "own", words, order=order)
     megablend.build(config)
     for found, split in ((train, "train"), (valid, "valid")):
@@ -120,7 +133,9 @@ def test_samples_are_megablends_own(tmp_path: Path, words: list[str], order: str
 
 @pytest.mark.parametrize("order", ["page", "row"])
 def test_samples_that_are_asked_for_together(tmp_path: Path, words: list[str], order: str) -> None:
-    config = plugin_config(tmp_path / "cache", **options(words, order=order), reset_position_ids=True)
+    config = plugin_config(
+        tmp_path / "cache", **options(words, order=order), reset_position_ids=True
+    )
     build(config)
     megablend.skip(tmp_path / "cache" / "megablend", 90, 110, batch_size=8, run="default")
     train = build(config)[0]
@@ -132,14 +147,23 @@ def test_samples_that_are_asked_for_together(tmp_path: Path, words: list[str], o
         return read(k)
 
     train.dataset.sample = count_read
-    questions: list[list[Any]] = [[0, 1, 2, 3], [87, 88, 399, 5, 5], [np.int64(7), None, 3], [None], []]
+    questions: list[list[Any]] = [
+        [0, 1, 2, 3],
+        [87, 88, 399, 5, 5],
+        [np.int64(7), None, 3],
+        [None],
+        [],
+    ]
     for asked in questions:
         found = train.__getitems__(asked)
         assert reads == [0] * asked.count(None)
         for idx, sample in zip(asked, found, strict=True):
             expected = train[idx]
             assert sample.keys() == expected.keys()
-            assert all(torch.equal(torch.as_tensor(sample[name]), torch.as_tensor(expected[name])) for name in expected)
+            assert all(
+                torch.equal(torch.as_tensor(sample[name]), torch.as_tensor(expected[name]))
+                for name in expected
+            )
         reads.clear()
     with pytest.raises(IndexError):
         train.__getitems__([0, 400])
@@ -153,7 +177,9 @@ def test_masks_padding_and_pickling(tmp_path: Path, words: list[str]) -> None:
         "create_attention_mask": True,
     }
     train, _, test = build(
-        plugin_config(tmp_path / "cache", **options(words[:1]) | {"blend": (words[:1], None)}, **flags)
+        plugin_config(
+            tmp_path / "cache", **options(words[:1]) | {"blend": (words[:1], None)}, **flags
+        )
     )
     again = pickle.loads(pickle.dumps(train))
     for k in range(0, len(train), 7):
@@ -168,7 +194,9 @@ def test_masks_padding_and_pickling(tmp_path: Path, words: list[str]) -> None:
     assert len(test) > 0
 
 
-def test_a_run_that_gets_samples_of_another_length_is_refused(tmp_path: Path, words: list[str]) -> None:
+def test_a_run_that_gets_samples_of_another_length_is_refused(
+    tmp_path: Path, words: list[str]
+) -> None:
     """Megatron's sample dicts all have the length that its config says."""
     plugin = plugin_config(tmp_path / "cache", **options(words))
     build(plugin, [400, 0, 0])
@@ -176,7 +204,9 @@ def test_a_run_that_gets_samples_of_another_length_is_refused(tmp_path: Path, wo
     stages = [{"samples": config.pop("samples")}, {"samples": 480, "sequence_length": 8}]
     config.pop("valid_samples")
     found = megablend.amend(config | {"stages": stages}, at=100)
-    with pytest.raises(PlanError, match=rf"from sample {found.at} on, sequence_length was 8, is now 16"):
+    with pytest.raises(
+        PlanError, match=rf"from sample {found.at} on, sequence_length was 8, is now 16"
+    ):
         build(plugin, [400, 0, 0])
 
 
@@ -219,7 +249,9 @@ def test_skipped_samples_are_left_out_and_made_up_for(tmp_path: Path, words: lis
     assert len(build(config)[1]) == 30
 
 
-@pytest.mark.parametrize("option", ["multiple_validation_sets", "drop_last_partial_validation_sequence"])
+@pytest.mark.parametrize(
+    "option", ["multiple_validation_sets", "drop_last_partial_validation_sequence"]
+)
 def test_what_page_order_lacks_is_refused(tmp_path: Path, words: list[str], option: str) -> None:
     value = option == "multiple_validation_sets"
     with pytest.raises(ConfigError, match=option):

@@ -24,7 +24,9 @@ Result = dict[str, Any]
 
 
 def spec_of(folder: Path, kind: str, **options: Any) -> dict[str, Any]:
-    words = [write_word(folder / "data" / str(seed), kind, draw_documents(seed, 80)) for seed in range(3)]
+    words = [
+        write_word(folder / "data" / str(seed), kind, draw_documents(seed, 80)) for seed in range(3)
+    ]
     cls = "GPTDataset" if kind == "megatron" else "MegablendGPTDataset"
     (folder / "out").mkdir(exist_ok=True)
     return {
@@ -47,10 +49,14 @@ def write_spec(folder: Path, spec: dict[str, Any]) -> str:
 
 
 def results(spec: dict[str, Any]) -> dict[int, Result]:
-    return {int(path.stem): json.loads(path.read_text()) for path in Path(spec["out"]).glob("*.json")}
+    return {
+        int(path.stem): json.loads(path.read_text()) for path in Path(spec["out"]).glob("*.json")
+    }
 
 
-def run(folder: Path, spec: dict[str, Any], num_ranks: int, before: Callable[[], None] | None = None) -> list[Result]:
+def run(
+    folder: Path, spec: dict[str, Any], num_ranks: int, before: Callable[[], None] | None = None
+) -> list[Result]:
     """All ranks' results, in their order."""
     made = subprocess.run(
         [*launcher(spec["launcher"], num_ranks), write_spec(folder, spec)],
@@ -89,15 +95,24 @@ def built_once(found: list[Result]) -> None:
     assert set(counts.values()) == {1}
 
 
-def test_what_goes_megatrons_way_waits_for_rank_0(tmp_path: Path, forked: Callable[[str, int], list[int]]) -> None:
+def test_what_goes_megatrons_way_waits_for_rank_0(
+    tmp_path: Path, forked: Callable[[str, int], list[int]]
+) -> None:
     """From an empty cache the other ranks find nothing before."""
     spec = spec_of(tmp_path, "megatron")
     first, second = run_forked(forked, tmp_path, {**spec, "class": "OtherDataset"}, 2)
-    assert [first["error"], second["error"], first["built"], second["built"]] == [None, None, [], []]
+    assert [first["error"], second["error"], first["built"], second["built"]] == [
+        None,
+        None,
+        [],
+        [],
+    ]
     assert first["samples"] == second["samples"]
 
 
-def test_ranks_with_different_settings_all_name_them(tmp_path: Path, forked: Callable[[str, int], list[int]]) -> None:
+def test_ranks_with_different_settings_all_name_them(
+    tmp_path: Path, forked: Callable[[str, int], list[int]]
+) -> None:
     """Whether something is to be built, or each rank finds its own cache whole."""
     spec = spec_of(tmp_path, "megatron", cache=str(tmp_path / "cache{rank}"))
     says = "ConfigError: the ranks have different settings: random_seed is 1234 on rank 0, 7 on rank 1; start all ranks"
@@ -137,14 +152,21 @@ def test_each_artefact_is_built_once(
 
 @slow
 def test_one_rank_and_four_build_the_same(tmp_path: Path) -> None:
-    specs = [spec_of(tmp_path, "megatron", cache=str(tmp_path / f"cache{n}")) for n in (1, NUM_RANKS)]
+    specs = [
+        spec_of(tmp_path, "megatron", cache=str(tmp_path / f"cache{n}")) for n in (1, NUM_RANKS)
+    ]
     found = [run(tmp_path, spec, n)[0] for spec, n in zip(specs, (1, NUM_RANKS), strict=True)]
     assert found[0]["samples"] == found[1]["samples"]
-    caches = [{p.name: p.read_bytes() for p in Path(spec["cache"]).glob("*.*") if p.is_file()} for spec in specs]
+    caches = [
+        {p.name: p.read_bytes() for p in Path(spec["cache"]).glob("*.*") if p.is_file()}
+        for spec in specs
+    ]
     assert caches[0] == caches[1]
 
 
-def test_rank_0_need_not_hold_a_dataset(tmp_path: Path, forked: Callable[[str, int], list[int]]) -> None:
+def test_rank_0_need_not_hold_a_dataset(
+    tmp_path: Path, forked: Callable[[str, int], list[int]]
+) -> None:
     spec = spec_of(tmp_path, "megatron", holders=[1, 3])
     found = run_forked(forked, tmp_path, spec, NUM_RANKS)
     built_once(found)
@@ -153,16 +175,25 @@ def test_rank_0_need_not_hold_a_dataset(tmp_path: Path, forked: Callable[[str, i
     assert not found[0]["built"]
 
 
-@pytest.mark.parametrize("name", ["forked", *(pytest.param(name, marks=slow) for name in ("torchrun", "mpirun"))])
+@pytest.mark.parametrize(
+    "name", ["forked", *(pytest.param(name, marks=slow) for name in ("torchrun", "mpirun"))]
+)
 def test_folders_of_their_own_are_each_built(
     tmp_path: Path, name: str, forked: Callable[[str, int], list[int]]
 ) -> None:
     spec = spec_of(tmp_path, "arrow", cache=str(tmp_path / "cache{rank}"))
-    found = run_forked(forked, tmp_path, spec, 2) if name == "forked" else run(tmp_path, spec | {"launcher": name}, 2)
+    found = (
+        run_forked(forked, tmp_path, spec, 2)
+        if name == "forked"
+        else run(tmp_path, spec | {"launcher": name}, 2)
+    )
     for each in found:
         built_once([each])
     assert found[0]["samples"] == found[1]["samples"]
-    own = [{p.name: p.read_bytes() for p in (tmp_path / f"cache{rank}").glob("*.*") if p.is_file()} for rank in (0, 1)]
+    own = [
+        {p.name: p.read_bytes() for p in (tmp_path / f"cache{rank}").glob("*.*") if p.is_file()}
+        for rank in (0, 1)
+    ]
     assert own[0] == own[1]
 
 
@@ -183,9 +214,13 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, name: str) -> None:
         assert "cannot write the cache" in each["error"]
 
 
-def test_one_rank_without_a_cache_fails_them_all(tmp_path: Path, forked: Callable[[str, int], list[int]]) -> None:
+def test_one_rank_without_a_cache_fails_them_all(
+    tmp_path: Path, forked: Callable[[str, int], list[int]]
+) -> None:
     (tmp_path / "cache1").write_text("a file where the folder should be")
-    found = run_forked(forked, tmp_path, spec_of(tmp_path, "megatron", cache=str(tmp_path / "cache{rank}")), 3)
+    found = run_forked(
+        forked, tmp_path, spec_of(tmp_path, "megatron", cache=str(tmp_path / "cache{rank}")), 3
+    )
     for each in found:
         assert "cache1: cannot write the cache" in each["error"]
 

@@ -20,5 +20,7 @@ def test_a_cache_of_the_release_gives_the_same_samples(tmp_path: Path, release: 
     folder = copy_release(release, tmp_path)
     ledger = folder / "plugin" / "megablend" / "runs" / "default.json"
     before = ledger.read_bytes()
-    assert read_plugin(plugin_datasets(folder / "plugin", folder)) == load_expected(release)["plugin"]
+    assert (
+        read_plugin(plugin_datasets(folder / "plugin", folder)) == load_expected(release)["plugin"]
+    )
     assert ledger.read_bytes() == before

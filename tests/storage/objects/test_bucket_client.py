@@ -42,7 +42,9 @@ async def end_request(*, cancel: bool, before: int = 0, others: int = 0) -> Rang
     return await task
 
 
-@pytest.mark.parametrize(("before", "others", "kind"), [(0, 0, Kind.CONNECT), (1, 0, Kind.BUSY), (1, 1, Kind.AGAIN)])
+@pytest.mark.parametrize(
+    ("before", "others", "kind"), [(0, 0, Kind.CONNECT), (1, 0, Kind.BUSY), (1, 1, Kind.AGAIN)]
+)
 def test_a_stalled_request_is_a_failure(before: int, others: int, kind: Kind) -> None:
     """Of a source that is busy, unless it has answered others in the meantime; or that has never answered."""
     found = asyncio.run(end_request(cancel=False, before=before, others=others))

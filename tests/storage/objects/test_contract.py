@@ -22,7 +22,9 @@ NUMBERS = itertools.count()
 
 
 class ObjectContract(StorageContract):
-    works_after_fork = False  # the client's threads do not survive it; the storage refuses, see test_fork
+    works_after_fork = (
+        False  # the client's threads do not survive it; the storage refuses, see test_fork
+    )
     missing = "no such object"
     # the servers are slow
     examples = 3
@@ -66,7 +68,9 @@ class TestGoogle(ObjectContract):
         return f"gs://{self.bucket.name}"
 
     def make_storage(self) -> Storage:
-        return make_storage(objects=parse_options({"gs://": {"endpoint": self.url, "anonymous": True}}))
+        return make_storage(
+            objects=parse_options({"gs://": {"endpoint": self.url, "anonymous": True}})
+        )
 
 
 class TestAzure(ObjectContract):

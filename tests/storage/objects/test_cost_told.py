@@ -49,7 +49,12 @@ def draw(seed: int, num_tokens: int, longest: int = 2000) -> Documents:
 
 
 def write_parquet(path: Path, documents: Documents, **settings: Any) -> None:
-    defaults = {"data_page_size": 64 << 10, "compression": "none", "write_page_index": True, "use_dictionary": False}
+    defaults = {
+        "data_page_size": 64 << 10,
+        "compression": "none",
+        "write_page_index": True,
+        "use_dictionary": False,
+    }
     pq.write_table(documents.table, path, **defaults | settings)
 
 
@@ -77,8 +82,14 @@ def write_megatron(path: Path, documents: Documents) -> None:
     sizes = 4 * documents.lengths
     header = b"MMIDIDX\0\0" + np.array([1], "<u8").tobytes() + bytes([IDX_CODES["int32"]])
     counts = np.array([len(sizes), len(sizes) + 1], "<u8").tobytes()
-    arrays = (documents.lengths.astype("<i4"), (np.cumsum(sizes) - sizes).astype("<i8"), np.arange(len(sizes) + 1))
-    path.with_suffix(".idx").write_bytes(b"".join([header, counts, *(each.tobytes() for each in arrays)]))
+    arrays = (
+        documents.lengths.astype("<i4"),
+        (np.cumsum(sizes) - sizes).astype("<i8"),
+        np.arange(len(sizes) + 1),
+    )
+    path.with_suffix(".idx").write_bytes(
+        b"".join([header, counts, *(each.tobytes() for each in arrays)])
+    )
     path.write_bytes(documents.tokens.tobytes())
 
 
@@ -94,7 +105,9 @@ def write_mixed(folder: Path) -> None:
 
 def write_many(folder: Path) -> None:
     for i in range(40):
-        write_parquet(folder / f"{i:04d}.parquet", draw(i, 1_000 + 47_777 * i % 250_000), compression="zstd")
+        write_parquet(
+            folder / f"{i:04d}.parquet", draw(i, 1_000 + 47_777 * i % 250_000), compression="zstd"
+        )
     for i in range(40, 800):
         (folder / f"{i:04d}.parquet").write_bytes((folder / f"{i % 40:04d}.parquet").read_bytes())
 
@@ -113,7 +126,9 @@ def write_large(folder: Path) -> None:
     settings = {"write_page_index": False, "row_group_size": 2000}
     for i in range(3):
         write_parquet(folder / f"{i}.parquet", draw(i, 1_000_000 * (2 + 3 * i)), **settings)
-    write_parquet(folder / "3.parquet", draw(3, 4_000_000), use_dictionary=True, row_group_size=1000)
+    write_parquet(
+        folder / "3.parquet", draw(3, 4_000_000), use_dictionary=True, row_group_size=1000
+    )
 
 
 CORPORA: dict[str, Callable[[Path], None]] = {
@@ -148,7 +163,9 @@ def is_told(least: float, most: float, seen: float) -> bool:
     return near or (least <= seen <= most <= 1.5 * least)
 
 
-def configure(corpus: str, folder: Path, source: FaultySource, *, is_named: bool = False) -> dict[str, Any]:
+def configure(
+    corpus: str, folder: Path, source: FaultySource, *, is_named: bool = False
+) -> dict[str, Any]:
     column: dict[str, Any] = {"column": "input_ids"}
     if corpus == "raw":
         column = {"format": "raw", "format_options": {"dtype": "int32", "eod_token": 7}}
@@ -157,12 +174,23 @@ def configure(corpus: str, folder: Path, source: FaultySource, *, is_named: bool
     data = [f"s3://{name}" for name in source.files if not name.endswith(".idx")]
     paths = data if is_named else [f"s3://b/*{data[0][data[0].rindex('.') :]}"]
     config = make_config(folder, [{"name": "s", "weight": 1, "path": paths, **column}])
-    server = {"endpoint": source.url, "anonymous": True, "price_per_1000_requests": 0.5, "price_per_gb": 2.0}
-    return config | {"storage": {"s3://": server}, "sequence_length": 2048, "epochs": 1, "block_bytes": 1 << 18}
+    server = {
+        "endpoint": source.url,
+        "anonymous": True,
+        "price_per_1000_requests": 0.5,
+        "price_per_gb": 2.0,
+    }
+    return config | {
+        "storage": {"s3://": server},
+        "sequence_length": 2048,
+        "epochs": 1,
+        "block_bytes": 1 << 18,
+    }
 
 
 @pytest.mark.parametrize(
-    ("corpus", "is_named"), [*((corpus, False) for corpus in CORPORA), *((corpus, True) for corpus in SOME)]
+    ("corpus", "is_named"),
+    [*((corpus, False) for corpus in CORPORA), *((corpus, True) for corpus in SOME)],
 )
 def test_a_dry_run_tells_what_indexing_takes(
     corpus: str, is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -191,22 +219,42 @@ def test_commands_print_figures_and_ranges(tmp_path: Path) -> None:
         path.write_text(json.dumps(config))
         (told,) = dry_run(config)
         figures = f"{told.requests} requests, {told.source_bytes / 1e9:.2f} GB, which costs {told.cost:.2f}"
-        assert f"5 files, 0.02 GB; indexing takes {figures}\n" in run("build", path, "--dry-run").stdout
+        assert (
+            f"5 files, 0.02 GB; indexing takes {figures}\n"
+            in run("build", path, "--dry-run").stdout
+        )
         path.write_text(json.dumps(config | {"order": "document"}))
         assert f"{figures}; and reading the lengths" in run("build", path, "--dry-run").stdout
         path.write_text(json.dumps(config))
         megablend.build(config)
-        assert re.search(r"takes 13. requests, 0.02 GB, which costs 0.11 with one loader", run("describe", path).stdout)
-    wide = {"requests": 990, "most_requests": 1200, "bytes": 10**9, "most_bytes": 10**9, "cost": 1.0, "most_cost": 2.5}
+        assert re.search(
+            r"takes 13. requests, 0.02 GB, which costs 0.11 with one loader",
+            run("describe", path).stdout,
+        )
+    wide = {
+        "requests": 990,
+        "most_requests": 1200,
+        "bytes": 10**9,
+        "most_bytes": 10**9,
+        "cost": 1.0,
+        "most_cost": 2.5,
+    }
     assert format_transfer(wide) == "990 to 1,200 requests, 1.00 GB, which costs 1.00 to 2.50"
 
 
-def read_all(config: dict[str, Any], *, micro_batch_size: int, data_parallel_size: int, num_workers: int) -> None:
+def read_all(
+    config: dict[str, Any], *, micro_batch_size: int, data_parallel_size: int, num_workers: int
+) -> None:
     """Read train as each rank does, one after another."""
     for rank in range(data_parallel_size):
-        ranks: dict[str, Any] = {"data_parallel_rank": rank, "data_parallel_size": data_parallel_size}
+        ranks: dict[str, Any] = {
+            "data_parallel_rank": rank,
+            "data_parallel_size": data_parallel_size,
+        }
         dataset = megablend.open(config)
-        loader = megablend.Loader(dataset, micro_batch_size=micro_batch_size, num_workers=num_workers, **ranks)
+        loader = megablend.Loader(
+            dataset, micro_batch_size=micro_batch_size, num_workers=num_workers, **ranks
+        )
         num_batches = len(loader)
         assert sum(1 for _ in loader) == num_batches
 
@@ -219,7 +267,9 @@ READINGS = [
 
 
 @pytest.mark.parametrize(("corpus", "ranks", "workers"), READINGS)
-def test_describe_tells_what_reading_takes(corpus: str, ranks: int, workers: int, tmp_path: Path) -> None:
+def test_describe_tells_what_reading_takes(
+    corpus: str, ranks: int, workers: int, tmp_path: Path
+) -> None:
     told, plain, source = describe_and_read(corpus, ranks, workers, tmp_path)
     assert is_told(told.requests, told.most_requests, source.requests)
     assert is_told(told.bytes, told.most_bytes, source.bytes)
@@ -243,10 +293,16 @@ def test_describe_plans_parts_of_long_runs(
     assert told.bytes < source.bytes < told.most_bytes < 4 * told.bytes
 
 
-def describe_and_read(corpus: str, ranks: int, workers: int, folder: Path) -> tuple[Transfer, Transfer, FaultySource]:
+def describe_and_read(
+    corpus: str, ranks: int, workers: int, folder: Path
+) -> tuple[Transfer, Transfer, FaultySource]:
     """What `describe` tells of loaders, and of one; and the source that the loaders have read from."""
     files = write_corpus(corpus, folder / "data")
-    loaders: dict[str, Any] = {"micro_batch_size": 2, "data_parallel_size": ranks, "num_workers": workers}
+    loaders: dict[str, Any] = {
+        "micro_batch_size": 2,
+        "data_parallel_size": ranks,
+        "num_workers": workers,
+    }
     with FaultySource(files) as source:
         config = configure(corpus, folder, source) | {"file_checks_per_second": 0}
         megablend.build(config)
@@ -272,6 +328,8 @@ def test_files_in_object_stores_are_opened_once(tmp_path: Path) -> None:
         numbers = np.arange(16)  # of one file
         rows = store.snapshot.blocks(numbers)
         with ThreadPoolExecutor(16) as threads:
-            reads = threads.map(lambda i: store.begin_read(numbers[i : i + 1], rows[i : i + 1]), range(16))
+            reads = threads.map(
+                lambda i: store.begin_read(numbers[i : i + 1], rows[i : i + 1]), range(16)
+            )
             assert len({id(read[0].reader) for read in reads}) == 1
     assert len(source.headers) == 2  # its state and its end

@@ -51,11 +51,15 @@ class KeyServer:
 
 
 @pytest.fixture
-def key_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[KeyServer]:
+def key_server(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[KeyServer]:
     keys = KeyServer(request.param)
     (tmp_path / "token").write_text("x")
     monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(tmp_path / "token"))
-    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{keys.server.server_port}/keys")
+    monkeypatch.setenv(
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{keys.server.server_port}/keys"
+    )
     yield keys
     keys.close()
 
@@ -65,7 +69,9 @@ def key_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, 
     [(2.0, 4.0), pytest.param(20.0, 120.0, marks=[pytest.mark.slow, pytest.mark.timeout(600)])],
     indirect=["key_server"],
 )
-def test_keys_that_expire_are_renewed_without_an_error(key_server: KeyServer, seconds: float) -> None:
+def test_keys_that_expire_are_renewed_without_an_error(
+    key_server: KeyServer, seconds: float
+) -> None:
     with FaultySource({"b/x": b"0123"}) as source:
         source.is_expired = key_server.is_expired
         storage = make_storage(objects=parse_options({"s3://b": {"endpoint": source.url}}))
@@ -73,6 +79,9 @@ def test_keys_that_expire_are_renewed_without_an_error(key_server: KeyServer, se
         while time.monotonic() < end:
             assert storage.read("s3://b/x", 0, 4) == b"0123"
             time.sleep(0.05)
-        used = {headers["authorization"].split("Credential=")[1].split("/")[0] for headers in source.headers}
+        used = {
+            headers["authorization"].split("Credential=")[1].split("/")[0]
+            for headers in source.headers
+        }
     assert len(used) >= 2
     assert used <= set(key_server.ends)

@@ -69,7 +69,9 @@ def test_a_page_that_is_damaged_once_is_read_once_more(
     for place in range(100, size * 9 // 10, size // 17):
         caplog.clear()
         dataset = megablend.open(config)
-        assert dataset[0]["tokens"].tolist() == expected[0]  # the file's end is read when it is opened
+        assert (
+            dataset[0]["tokens"].tolist() == expected[0]
+        )  # the file's end is read when it is opened
         source.damages = {KEY: place}
         with caplog.at_level(logging.WARNING, "megablend"):
             assert read(dataset) == expected
@@ -89,7 +91,9 @@ def test_a_loader_reads_ahead_through_damage(make: Make, source: FaultySource) -
     assert (found, source.damages) == (expected, {})
 
 
-def test_a_page_header_that_is_damaged_once(make: Make, source: FaultySource, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_page_header_that_is_damaged_once(
+    make: Make, source: FaultySource, caplog: pytest.LogCaptureFixture
+) -> None:
     config = make(index=False)
     megablend.build(config)
     expected = read(megablend.open(config))

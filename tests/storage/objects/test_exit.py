@@ -33,10 +33,16 @@ sys.exit(2)
 def test_a_process_ends_while_requests_are_in_flight(how: str) -> None:
     with FaultySource({"b/x": bytes(1000)}, Faults(latency=0.5)) as source:
         command = [sys.executable, "-c", SCRIPT, f"{source.url}/b/x", how]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment())
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=240, check=False, env=environment()
+        )
     lines = done.stderr.splitlines()
     if how == "interrupt":
-        assert (done.returncode, lines[0], lines[-1]) == (-2, "Traceback (most recent call last):", "KeyboardInterrupt")
+        assert (done.returncode, lines[0], lines[-1]) == (
+            -2,
+            "Traceback (most recent call last):",
+            "KeyboardInterrupt",
+        )
         assert len(lines) < 5
     else:
         assert (done.returncode, done.stderr) == (2, "")

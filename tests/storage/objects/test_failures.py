@@ -97,19 +97,32 @@ def while_reading(happens: Callable[[FaultySource], None], message: str) -> Faul
 
 FAULTS = {
     "bucket is missing": Fault(
-        location="s3://nobucket/a", message=r"cannot be read: there is no such bucket \(NoSuchBucket\): check"
+        location="s3://nobucket/a",
+        message=r"cannot be read: there is no such bucket \(NoSuchBucket\): check",
     ),
     "bucket is missing, LIST": Fault(
-        location="s3://nobucket/*", message=r"nobucket/\*: cannot be listed: there is no such bucket"
+        location="s3://nobucket/*",
+        message=r"nobucket/\*: cannot be listed: there is no such bucket",
     ),
-    "key is missing": Fault(location="s3://failures/none", message=r"s3://failures/none: no such object"),
-    "no bucket is named": Fault(location="s3://", code=2, message=r"found '' for a bucket, expected s3://bucket/key"),
-    "region is wrong": Fault(settings={"region": "eu-west-1"}, message=r"in another region \(\w+\): set `region`"),
+    "key is missing": Fault(
+        location="s3://failures/none", message=r"s3://failures/none: no such object"
+    ),
+    "no bucket is named": Fault(
+        location="s3://", code=2, message=r"found '' for a bucket, expected s3://bucket/key"
+    ),
+    "region is wrong": Fault(
+        settings={"region": "eu-west-1"}, message=r"in another region \(\w+\): set `region`"
+    ),
     "secret is wrong": Fault(
-        keys=("test:tester", CANARY), message=r"the secret key is wrong \(\w+\): check the credentials"
+        keys=("test:tester", CANARY),
+        message=r"the secret key is wrong \(\w+\): check the credentials",
     ),
-    "access key is wrong": Fault(keys=(CANARY, "x"), message=r"InvalidAccessKeyId|SignatureDoesNotMatch"),
-    "403": Fault(keys=READER_KEYS, message=r"cannot be read: access is denied \(AccessDenied\): get"),
+    "access key is wrong": Fault(
+        keys=(CANARY, "x"), message=r"InvalidAccessKeyId|SignatureDoesNotMatch"
+    ),
+    "403": Fault(
+        keys=READER_KEYS, message=r"cannot be read: access is denied \(AccessDenied\): get"
+    ),
     "403, LIST": Fault(
         location="s3://failures/*",
         keys=READER_KEYS,
@@ -118,20 +131,34 @@ FAULTS = {
     "DNS": no_server(r"cannot be resolved; tried \d+ times", endpoint="http://no.such.invalid"),
     "no server": no_server(r"no connection to the server; tried \d", endpoint="http://127.0.0.1:9"),
     "proxy": no_server(r"no connection to the server; .*`proxy`", proxy="http://127.0.0.1:9"),
-    "CA file": Fault(settings={"ca_file": "/no/such.pem"}, code=2, message=r"ca_file /no/such.pem: cannot be read"),
-    "TLS": Fault(server="tls", message=r"TLS certificate is not trusted.*set `ca_file` to the PEM file"),
-    "replaced": while_reading(replace_object, r"s3://b/x: was replaced while it was in use; restore"),
+    "CA file": Fault(
+        settings={"ca_file": "/no/such.pem"},
+        code=2,
+        message=r"ca_file /no/such.pem: cannot be read",
+    ),
+    "TLS": Fault(
+        server="tls", message=r"TLS certificate is not trusted.*set `ca_file` to the PEM file"
+    ),
+    "replaced": while_reading(
+        replace_object, r"s3://b/x: was replaced while it was in use; restore"
+    ),
     "replaced, conditions ignored": while_reading(
         replace_silently, r"was replaced while it was in use \(its etag is \w+, was"
     ),
     "deleted": while_reading(delete_object, r"s3://b/x: was deleted while it was in use; restore"),
-    "truncated": while_reading(truncate_object, r"was replaced while it was in use \(it has 4 bytes, had 10\)"),
-    "keys expired": while_reading(let_keys_expire, r"the credentials have expired \(ExpiredToken\): renew"),
+    "truncated": while_reading(
+        truncate_object, r"was replaced while it was in use \(it has 4 bytes, had 10\)"
+    ),
+    "keys expired": while_reading(
+        let_keys_expire, r"the credentials have expired \(ExpiredToken\): renew"
+    ),
     "access is taken away": while_reading(
         close_to_all, r"cannot be read: access is denied \(AccessDenied\): get permission"
     ),
     "broken": while_reading(break_down, r"the source failed \(HTTP 500\); tried \d+ times in \d s"),
-    "gone": while_reading(go_away, r"(the connection broke|no connection to the server); tried \d+ times in \d s"),
+    "gone": while_reading(
+        go_away, r"(the connection broke|no connection to the server); tried \d+ times in \d s"
+    ),
     "listing is wrong": Fault(
         server="source",
         location="s3://b/x",
@@ -165,7 +192,11 @@ def test_each_fault_has_its_message_exit_code_and_time(
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", fault.keys[0])
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", fault.keys[1])
     is_read = fault.server == "source"
-    error = fail_while_reading(server, fault) if is_read else fail(location, fault.seconds, **fault.settings)
+    error = (
+        fail_while_reading(server, fault)
+        if is_read
+        else fail(location, fault.seconds, **fault.settings)
+    )
     assert error.exit_code == fault.code
     assert re.search(fault.message, str(error)), str(error)
     shown = "".join(traceback.format_exception(error)) + repr(error.__dict__)
@@ -178,7 +209,9 @@ def fail_while_reading(source: FaultySource, fault: Fault) -> MegablendError:
     storage = make_storage(objects=parse_options({"s3://": {"give_up_after": 1.0}}))
     if fault.before is not None:
         fault.before(source)
-    assert [each.path for each in storage.find("s3://b/*").files] == ["s3://b/x"]  # sizes and etags of the listing
+    assert [each.path for each in storage.find("s3://b/*").files] == [
+        "s3://b/x"
+    ]  # sizes and etags of the listing
     if fault.happens is not None:
         assert storage.read("s3://b/x", 0, 4) == b"0123"
         fault.happens(source)
@@ -191,7 +224,9 @@ def fail_while_reading(source: FaultySource, fault: Fault) -> MegablendError:
 
 def fail(location: str, seconds: float, **settings: object) -> MegablendError:
     """The error of a read, which comes within so many seconds (and what a loaded machine takes more)."""
-    storage = make_storage(objects=parse_options({location.split("//")[0] + "//": {"give_up_after": 1.0, **settings}}))
+    storage = make_storage(
+        objects=parse_options({location.split("//")[0] + "//": {"give_up_after": 1.0, **settings}})
+    )
     begin = time.monotonic()
     with pytest.raises(MegablendError) as caught:
         storage.find(location).files or storage.stat(location)
@@ -200,7 +235,9 @@ def fail(location: str, seconds: float, **settings: object) -> MegablendError:
 
 
 @pytest.mark.usefixtures("obstore")
-def test_expired_credentials_are_asked_for_again_and_then_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_credentials_are_asked_for_again_and_then_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
     with FaultySource({"b/x": b"0123"}) as source:
@@ -208,7 +245,9 @@ def test_expired_credentials_are_asked_for_again_and_then_told(monkeypatch: pyte
         source.faults = Faults(status={400: 1.0})
         error = fail("s3://b/x", 5, endpoint=source.url)
         assert isinstance(error, DataError)
-        assert error.problem.startswith("cannot be read: the credentials have expired (ExpiredToken): renew")
+        assert error.problem.startswith(
+            "cannot be read: the credentials have expired (ExpiredToken): renew"
+        )
         assert source.requests == 3 + 1  # and one for the end of the object
         assert CANARY not in "".join(traceback.format_exception(error))
 
@@ -222,12 +261,18 @@ def tls(tmp_path: Path, obstore: None) -> Iterator[tuple[str, Path]]:
         "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
         " -addext basicConstraints=critical,CA:FALSE"
     )
-    subprocess.run([*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    subprocess.run(
+        [*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True
+    )
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(206)
-            for name, value in {"Content-Range": "bytes 0-0/4", "Content-Length": "1", "ETag": '"a"'}.items():
+            for name, value in {
+                "Content-Range": "bytes 0-0/4",
+                "Content-Length": "1",
+                "ETag": '"a"',
+            }.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(b"0")
@@ -247,7 +292,9 @@ def tls(tmp_path: Path, obstore: None) -> Iterator[tuple[str, Path]]:
 
 
 def test_a_certificate_of_a_ca_file_is_trusted(tls: tuple[str, Path]) -> None:
-    storage = make_storage(objects=parse_options({"https://localhost": {}, "https://": {"ca_file": str(tls[1])}}))
+    storage = make_storage(
+        objects=parse_options({"https://localhost": {}, "https://": {"ca_file": str(tls[1])}})
+    )
     assert storage.stat(tls[0]).size == 4
 
 
@@ -256,7 +303,11 @@ def test_a_header_that_is_not_a_time_is_named_at_once() -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(206)
-            headers = {"Content-Range": "bytes 0-0/4", "Content-Length": "1", "Last-Modified": "yesterday"}
+            headers = {
+                "Content-Range": "bytes 0-0/4",
+                "Content-Length": "1",
+                "Last-Modified": "yesterday",
+            }
             for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()

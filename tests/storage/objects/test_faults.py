@@ -39,8 +39,12 @@ def test_pages_are_right_through_a_fifth_of_each_fault(faults: Faults) -> None:
         assert source.most_in_flight > 8
 
 
-@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
-def test_an_outage_is_waited_for_and_said_once(seconds: float, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "seconds", [3, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+)
+def test_an_outage_is_waited_for_and_said_once(
+    seconds: float, caplog: pytest.LogCaptureFixture
+) -> None:
     with FaultySource({"b/x": DATA}) as source:
         storage = make_storage()
         url = f"{source.url}/b/x"
@@ -51,7 +55,11 @@ def test_an_outage_is_waited_for_and_said_once(seconds: float, caplog: pytest.Lo
         with caplog.at_level(logging.WARNING, "megablend"):
             read_pages(storage, url, 50)
         assert source.is_down is False
-    assert [record.getMessage() for record in caplog.records if "being tried again" in record.getMessage()] != []
+    assert [
+        record.getMessage()
+        for record in caplog.records
+        if "being tried again" in record.getMessage()
+    ] != []
     assert len(caplog.records) == 1
     assert caplog.records[0].getMessage().startswith(f"{source.url}: ")
     assert "each for 600 s at most" in caplog.records[0].getMessage()
@@ -64,7 +72,8 @@ def test_it_is_given_up_after_the_time_that_was_set() -> None:
         storage.stat(f"{source.url}/b/x")
         source.faults = Faults(status={503: 1.0})
         with pytest.raises(
-            DataError, match=r"b/x: cannot be read: the source is busy \(HTTP 503\); tried \d+ times in [12] s"
+            DataError,
+            match=r"b/x: cannot be read: the source is busy \(HTTP 503\); tried \d+ times in [12] s",
         ):
             storage.read(f"{source.url}/b/x", 0, 10)
 
@@ -77,12 +86,15 @@ def test_words_of_a_key_do_not_explain_a_failure() -> None:
         url = f"{source.url}/b/{key.replace(' ', '%20')}"
         storage.stat(url)
         source.faults = Faults(reset=1.0)
-        with pytest.raises(DataError, match=r"cannot be read: the connection broke; tried \d+ times"):
+        with pytest.raises(
+            DataError, match=r"cannot be read: the connection broke; tried \d+ times"
+        ):
             storage.read(url, 0, 10)
 
 
 @pytest.mark.parametrize(
-    ("rate", "rounds"), [(6e5, 1), pytest.param(1e6, 4, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+    ("rate", "rounds"),
+    [(6e5, 1), pytest.param(1e6, 4, marks=[pytest.mark.slow, pytest.mark.timeout(600)])],
 )
 def test_a_slow_source_is_not_asked_twice(rate: float, rounds: int) -> None:
     """Behind a limited rate a request takes long because others are served: sending it again would make it slower."""
@@ -95,10 +107,14 @@ def test_a_slow_source_is_not_asked_twice(rate: float, rounds: int) -> None:
         storage.stat(url)
         source.bytes = 0
         offsets = np.random.default_rng(1).permutation(pages) * ((len(data) - size) // pages)
-        out, begins = storage.read_ranges(url, offsets, np.full(pages, size), lambda total: np.empty(total, np.uint8))
+        out, begins = storage.read_ranges(
+            url, offsets, np.full(pages, size), lambda total: np.empty(total, np.uint8)
+        )
         for offset, begin in zip(offsets.tolist(), begins.tolist(), strict=True):
             assert out[begin : begin + size].tobytes() == data[offset : offset + size]
-        assert source.most_in_flight > 128  # many wait, also where the machine is slow to ask for all of them
+        assert (
+            source.most_in_flight > 128
+        )  # many wait, also where the machine is slow to ask for all of them
         assert source.bytes <= 1.01 * pages * size
 
 
@@ -123,7 +139,10 @@ def test_late_answers_are_asked_for_twice_but_few() -> None:
         source.faults = Faults(latency=0.02, tail=0.02)
         before = source.requests
         out, _ = storage.read_ranges(
-            url, np.arange(200) * 20_000, np.full(200, 16_384), lambda total: np.empty(total, np.uint8)
+            url,
+            np.arange(200) * 20_000,
+            np.full(200, 16_384),
+            lambda total: np.empty(total, np.uint8),
         )
         assert out[-16_384:].tobytes() == DATA[199 * 20_000 :][:16_384]
         assert 1 <= source.requests - before - 200 <= 0.005 * source.requests + 1
@@ -136,7 +155,9 @@ def test_a_server_that_ignores_conditions_is_compared() -> None:
         url = f"{source.url}/b/x"
         assert storage.read(url, 0, 4) == b"0123"
         source.files["b/x"] = b"9876543210"
-        with pytest.raises(ChangedFileError, match=r"was replaced while it was in use \(its etag is \w+, was \w+\)"):
+        with pytest.raises(
+            ChangedFileError, match=r"was replaced while it was in use \(its etag is \w+, was \w+\)"
+        ):
             storage.read(url, 0, 4)
         source.files["b/x"] = b"01234"
         with pytest.raises(ChangedFileError, match=r"\(it has 5 bytes, had 10\)"):
@@ -144,8 +165,13 @@ def test_a_server_that_ignores_conditions_is_compared() -> None:
 
 
 @pytest.mark.parametrize("kind", ["weak_etags", "no_etags"])
-def test_without_a_strong_etag_time_and_size_decide_and_it_is_said(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    with FaultySource({"b/x": b"0123456789"}) as source, caplog.at_level(logging.WARNING, "megablend"):
+def test_without_a_strong_etag_time_and_size_decide_and_it_is_said(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        FaultySource({"b/x": b"0123456789"}) as source,
+        caplog.at_level(logging.WARNING, "megablend"),
+    ):
         setattr(source, kind, True)
         storage = make_storage()
         url = f"{source.url}/b/x"
@@ -162,7 +188,9 @@ def test_without_a_strong_etag_time_and_size_decide_and_it_is_said(kind: str, ca
 class SilentOnce(FaultySource):
     """Never answers the first HEAD."""
 
-    async def _answer(self, writer: asyncio.StreamWriter, method: str, target: str, headers: dict[str, str]) -> bool:
+    async def _answer(
+        self, writer: asyncio.StreamWriter, method: str, target: str, headers: dict[str, str]
+    ) -> bool:
         if method == "HEAD" and not self.faulty["silent"]:
             self.faulty["silent"] += 1
             await asyncio.sleep(3600)
@@ -179,7 +207,9 @@ def test_a_head_that_is_not_answered_is_sent_again() -> None:
 class StalledListing(FaultySource):
     """Stops in the middle of the first listing."""
 
-    async def _answer(self, writer: asyncio.StreamWriter, method: str, target: str, headers: dict[str, str]) -> bool:
+    async def _answer(
+        self, writer: asyncio.StreamWriter, method: str, target: str, headers: dict[str, str]
+    ) -> bool:
         if "list-type" in target:
             self.faults = Faults(stall=float(not self.faulty["stall"]))
         return await super()._answer(writer, method, target, headers)
@@ -199,7 +229,9 @@ def test_a_listing_that_stops_is_asked_for_again(pattern: str) -> None:
 @pytest.mark.parametrize("pattern", ["*/*", "**"])
 def test_a_web_page_is_no_listing_of_an_empty_folder(pattern: str) -> None:
     with FaultySource({"b/x/y": b"1", "b/x/void/": b"", "b/z/y": b"2", "b/z/void/": b""}) as source:
-        storage = make_storage(objects=parse_options({"s3://b": {"endpoint": source.url, "anonymous": True}}))
+        storage = make_storage(
+            objects=parse_options({"s3://b": {"endpoint": source.url, "anonymous": True}})
+        )
         source.pages.update(["prefix=x", "prefix=x", "prefix=z"])
         assert storage.glob(f"s3://b/{pattern}") == ["s3://b/x/y", "s3://b/z/y"]
         assert +source.pages == Counter()

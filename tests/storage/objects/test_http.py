@@ -23,7 +23,9 @@ from tests.storage.objects.conftest import WebServer
 
 def write_parts(folder: Path, count: int) -> list[dict[str, Any]]:
     """Sources of Parquet files, by their paths."""
-    sources = [write_source(folder, i, "parquet", documents(i, 30, 20, seed=i)) for i in range(count)]
+    sources = [
+        write_source(folder, i, "parquet", documents(i, 30, 20, seed=i)) for i in range(count)
+    ]
     return [each | {"path": list_files(each)} for each in sources]
 
 
@@ -38,15 +40,23 @@ def test_a_run_over_urls_has_the_same_index_and_samples(nginx: WebServer, tmp_pa
     folder.mkdir()
     paths = [Path(path) for each in write_parts(folder, 3) for path in each["path"]]
     names = sorted(path.relative_to(folder) for path in paths)
-    (tmp_path / "list.urls").write_text("# tokens\n" + "".join(f"{nginx.url}/run/{name}\n" for name in names))
+    (tmp_path / "list.urls").write_text(
+        "# tokens\n" + "".join(f"{nginx.url}/run/{name}\n" for name in names)
+    )
     plain = make_config(
-        tmp_path, [{"name": "a", "path": [str(p) for p in paths], "weight": 1}], samples=8, cache=str(tmp_path / "x")
+        tmp_path,
+        [{"name": "a", "path": [str(p) for p in paths], "weight": 1}],
+        samples=8,
+        cache=str(tmp_path / "x"),
     )
     expected = megablend.build(plain).ledger.digest
     samples = [megablend.open(plain)[k]["tokens"] for k in range(8)]
     listed = [f"{nginx.url}/run/{name}" for name in names]
     for number, path in enumerate([listed, str(tmp_path / "list.urls")]):
-        config = plain | {"sources": [{"name": "a", "path": path, "weight": 1}], "cache": str(tmp_path / f"{number}")}
+        config = plain | {
+            "sources": [{"name": "a", "path": path, "weight": 1}],
+            "cache": str(tmp_path / f"{number}"),
+        }
         assert megablend.build(config).ledger.digest == expected
         data = pickle.loads(pickle.dumps(megablend.open(config)))
         assert all(data[k]["tokens"].equal(samples[k]) for k in range(8))
@@ -54,7 +64,9 @@ def test_a_run_over_urls_has_the_same_index_and_samples(nginx: WebServer, tmp_pa
 
 
 def test_braces_stand_for_urls(tmp_path: Path) -> None:
-    config = make_config(tmp_path, [{"name": "a", "path": "http://h/{x,y}/p-{08..10}.bin", "weight": 1}], samples=1)
+    config = make_config(
+        tmp_path, [{"name": "a", "path": "http://h/{x,y}/p-{08..10}.bin", "weight": 1}], samples=1
+    )
     paths = load_config(config).sources["train"][0].path
     assert paths == tuple(f"http://h/{folder}/p-{i:02d}.bin" for folder in "xy" for i in (8, 9, 10))
 
@@ -76,20 +88,36 @@ def test_what_a_web_server_cannot_do_is_refused(nginx: WebServer, tmp_path: Path
     storage = make_storage()
     with pytest.raises(ConfigError, match=r"web servers do not list their files.*\{00\.\.12\}"):
         storage.find(f"{nginx.url}/*.bin")
-    with pytest.raises(ConfigError, match=r"^http://h/x: contains a user or password; remove it") as caught:
+    with pytest.raises(
+        ConfigError, match=r"^http://h/x: contains a user or password; remove it"
+    ) as caught:
         storage.stat("http://user:hush@h/x")
     assert "hush" not in str(caught.value)
-    with pytest.raises(ConfigError, match=rf"source 'a': {nginx.url}/none.parquet matches no file$"):
+    with pytest.raises(
+        ConfigError, match=rf"source 'a': {nginx.url}/none.parquet matches no file$"
+    ):
         megablend.build(
-            make_config(tmp_path, [{"name": "a", "path": f"{nginx.url}/none.parquet", "weight": 1}], samples=1)
+            make_config(
+                tmp_path,
+                [{"name": "a", "path": f"{nginx.url}/none.parquet", "weight": 1}],
+                samples=1,
+            )
         )
     with pytest.raises(ConfigError, match="encoded slash"):
         storage.stat("http://h/a%2Fb")
     with pytest.raises(UnsupportedFileError, match="empty part"):
         storage.stat("http://h/a//b")
     (tmp_path / "bad.urls").write_text("http://h/x\n/local\n")
-    with pytest.raises(ConfigError, match=r"sources\[0\].path: .*bad.urls: entry 2 is '/local', expected a URL"):
-        load_config(make_config(tmp_path, [{"name": "a", "path": str(tmp_path / "bad.urls"), "weight": 1}], samples=1))
+    with pytest.raises(
+        ConfigError, match=r"sources\[0\].path: .*bad.urls: entry 2 is '/local', expected a URL"
+    ):
+        load_config(
+            make_config(
+                tmp_path,
+                [{"name": "a", "path": str(tmp_path / "bad.urls"), "weight": 1}],
+                samples=1,
+            )
+        )
 
 
 @pytest.mark.usefixtures("obstore")
@@ -111,8 +139,13 @@ def test_queries_are_for_the_requests_only(tmp_path: Path) -> None:
     assert not any(b"canary" in path.read_bytes() for path in kept)
     checked = load_config(config)
     assert "canary" not in repr(checked)
-    with pytest.raises(ConfigError, match=r"^http://h/a: given with two different queries; keep one$"):
-        load_config(config | {"sources": [{"name": "a", "path": ["http://h/a?x", "http://h/a?y"], "weight": 1}]})
+    with pytest.raises(
+        ConfigError, match=r"^http://h/a: given with two different queries; keep one$"
+    ):
+        load_config(
+            config
+            | {"sources": [{"name": "a", "path": ["http://h/a?x", "http://h/a?y"], "weight": 1}]}
+        )
 
 
 SIGNATURE = "X-Amz-Signature=s3cr3t"
@@ -122,8 +155,13 @@ def make_signed_run(nginx: WebServer, folder: Path, name: str) -> dict[str, Any]
     """A built run over signed URLs; nginx answers whatever the query is."""
     (nginx.folder / name).mkdir()
     source = write_source(nginx.folder / name, 0, "parquet", documents(0, 60, 40, 3))
-    urls = [f"{nginx.url}/{Path(path).relative_to(nginx.folder)}?{SIGNATURE}" for path in list_files(source)]
-    config = make_config(folder, [source | {"path": urls, "weight": 1}], samples=32, file_checks_per_second=0)
+    urls = [
+        f"{nginx.url}/{Path(path).relative_to(nginx.folder)}?{SIGNATURE}"
+        for path in list_files(source)
+    ]
+    config = make_config(
+        folder, [source | {"path": urls, "weight": 1}], samples=32, file_checks_per_second=0
+    )
     megablend.build(config)
     return config
 
@@ -134,14 +172,21 @@ def test_a_pickle_has_no_query_and_its_first_read_says_so(nginx: WebServer, tmp_
         assert len(kept[31]["tokens"])
     stored = pickle.dumps(dataset)
     assert b"s3cr3t" not in stored
-    with pytest.raises(ConfigError, match=r"/signed/.*: its query, which may be a signature, is not part of pickles"):
+    with pytest.raises(
+        ConfigError,
+        match=r"/signed/.*: its query, which may be a signature, is not part of pickles",
+    ):
         pickle.loads(stored)[0]
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_workers_that_are_started_get_the_query(nginx: WebServer, tmp_path: Path, method: str) -> None:
+def test_workers_that_are_started_get_the_query(
+    nginx: WebServer, tmp_path: Path, method: str
+) -> None:
     config = make_signed_run(nginx, tmp_path, f"signed-{method}")
-    loader = megablend.Loader(megablend.open(config), micro_batch_size=4, num_workers=1, multiprocessing_context=method)
+    loader = megablend.Loader(
+        megablend.open(config), micro_batch_size=4, num_workers=1, multiprocessing_context=method
+    )
     assert sum(len(batch["tokens"]) for batch in loader) == 32
 
 
@@ -160,7 +205,9 @@ def test_signatures_that_are_no_part_of_a_key_are_refused_and_not_printed(locati
         given | {"sources": [source]},
         given | {"cache": location, "sources": [source | {"path": "x.parquet"}]},
     ):
-        with pytest.raises(ConfigError, match="with a signature, expected a key without one") as caught:
+        with pytest.raises(
+            ConfigError, match="with a signature, expected a key without one"
+        ) as caught:
             load_config(config)
         assert "s3cr3t" not in str(caught.value)
     with pytest.raises(ConfigError, match="with a signature, expected a key without one") as caught:

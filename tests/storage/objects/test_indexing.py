@@ -69,13 +69,17 @@ def write_long_footer(path: Path) -> None:
 
 def write_arrow(path: Path, codec: str | None) -> None:
     table = pa.table({"other": pa.array(np.arange(len(ROWS))), "input_ids": ROWS})
-    with pa.ipc.new_file(str(path), table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+    with pa.ipc.new_file(
+        str(path), table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)
+    ) as writer:
         writer.write_table(table, max_chunksize=27)  # the last one is shorter
 
 
 WRITERS = {
     "page index": lambda path: write_parquet(path, write_page_index=True, use_dictionary=False),
-    "page index and dictionaries": lambda path: write_parquet(path, write_page_index=True, data_page_version="2.0"),
+    "page index and dictionaries": lambda path: write_parquet(
+        path, write_page_index=True, data_page_version="2.0"
+    ),
     "arrow": lambda path: write_arrow(path, None),
     "arrow, or a stream": lambda path: write_arrow(path, None),
     "arrow, compressed": lambda path: write_arrow(path, "zstd"),
@@ -100,15 +104,27 @@ def copy_files(folder: Path, count: int) -> dict[str, bytes]:
     return {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
 
 
-ROOTS = {"listed": "s3://b", "single": "s3://b", "no tails": "s3://b", "no room": "s3://b", "web": "{url}/b"}
+ROOTS = {
+    "listed": "s3://b",
+    "single": "s3://b",
+    "no tails": "s3://b",
+    "no room": "s3://b",
+    "web": "{url}/b",
+}
 """How files are named and where they are; also on servers that refuse requests for a file's end, and where no ends are kept."""
 
 
-def build(folder: Path, source: FaultySource, named: str = "listed", **entries: Any) -> tuple[str, str]:
+def build(
+    folder: Path, source: FaultySource, named: str = "listed", **entries: Any
+) -> tuple[str, str]:
     """Digests of the indexes of the local files in `folder` and of the source's."""
     column = {} if list(folder.glob("*.bin")) else {"column": "input_ids"}
     suffix = next(path.suffix for path in sorted(folder.iterdir()))
-    names = ["*" + suffix] if named == "listed" else [path.name for path in sorted(folder.glob("*" + suffix))]
+    names = (
+        ["*" + suffix]
+        if named == "listed"
+        else [path.name for path in sorted(folder.glob("*" + suffix))]
+    )
     made = {"name": "s", "weight": 1, **column, **entries}
     configs = [
         make_config(
@@ -125,7 +141,12 @@ def build(folder: Path, source: FaultySource, named: str = "listed", **entries: 
 
 
 def build_in_rounds(
-    folder: Path, files: dict[str, bytes], named: str = "listed", *, rounds: int = MAX_ROUNDS, **entries: Any
+    folder: Path,
+    files: dict[str, bytes],
+    named: str = "listed",
+    *,
+    rounds: int = MAX_ROUNDS,
+    **entries: Any,
 ) -> FaultySource:
     """Build from a source that answers all requests of a round at once. Returns: it, with the rounds of each file.
 
@@ -192,7 +213,11 @@ def test_a_file_is_indexed_in_three_rounds(
 def _ranges(source: FaultySource) -> list[tuple[dict[str, str], str]]:
     """Requests of ranges that do not begin at the first byte."""
     pairs = zip(source.headers, source.paths, strict=True)
-    return [(headers, path) for headers, path in pairs if not headers.get("range", "bytes=0-").startswith("bytes=0-")]
+    return [
+        (headers, path)
+        for headers, path in pairs
+        if not headers.get("range", "bytes=0-").startswith("bytes=0-")
+    ]
 
 
 def _count_bytes(value: str, size: int) -> int:
@@ -206,9 +231,12 @@ def test_pages_whose_index_has_no_counts_are_requested_together(
     """As older versions of pyarrow write it: where lists may be empty, every page has to be looked into."""
     indexing = "megablend.formats.parquet.indexing"
     monkeypatch.setattr(
-        f"{indexing}.chunks.has_token_counts", lambda counts, _: np.zeros(len(counts.has_levels), np.bool_)
+        f"{indexing}.chunks.has_token_counts",
+        lambda counts, _: np.zeros(len(counts.has_levels), np.bool_),
     )
-    monkeypatch.setattr(f"{indexing}.by_headers.has_histogram", lambda chunks, _: np.zeros(len(chunks), np.bool_))
+    monkeypatch.setattr(
+        f"{indexing}.by_headers.has_histogram", lambda chunks, _: np.zeros(len(chunks), np.bool_)
+    )
     folder = tmp_path / "data"
     folder.mkdir()
     WRITERS["page index"](folder / "0.parquet")
@@ -228,12 +256,16 @@ def test_without_a_page_index_a_file_is_read_once(
     files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
     source = build_in_rounds(folder, files, append_eod=0 if documents else None)
     total = sum(map(len, files.values()))
-    assert source.bytes < total + 2 * (70_000 + 16 * 4096)  # besides the footer, and samples for the digest
+    assert source.bytes < total + 2 * (
+        70_000 + 16 * 4096
+    )  # besides the footer, and samples for the digest
     assert source.requests < total // (1 << 18) + 2 * (16 + 8)
     assert max(source.rounds.values()) <= MAX_ROUNDS
 
 
-def test_a_raw_file_with_separators_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_raw_file_with_separators_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(RawFormat, "scan_bytes", 1 << 17)
     folder = tmp_path / "data"
     folder.mkdir()
@@ -244,7 +276,9 @@ def test_a_raw_file_with_separators_is_read_once(tmp_path: Path, monkeypatch: py
         digests = list[str]()
         for root in (folder, "s3://b"):
             made = {"name": "s", "weight": 1, "path": f"{root}/*.raw", **options}
-            config = make_config(tmp_path, [made], samples=5, cache=str(tmp_path / f"c{len(digests)}"))
+            config = make_config(
+                tmp_path, [made], samples=5, cache=str(tmp_path / f"c{len(digests)}")
+            )
             config |= {"block_bytes": 1 << 16, "storage": {"s3://": {"endpoint": source.url}}}
             digests.append(megablend.build(config).index.digest)
     assert digests[0] == digests[1]
@@ -258,8 +292,12 @@ def write_stream(path: Path, rows: int) -> None:
         writer.write_table(table, max_chunksize=rows)
 
 
-@pytest.mark.parametrize(("rows", "small"), [(2, 256 << 10), (40, 1 << 12)], ids=["small batches", "large batches"])
-def test_streams_of_batches(rows: int, small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("rows", "small"), [(2, 256 << 10), (40, 1 << 12)], ids=["small batches", "large batches"]
+)
+def test_streams_of_batches(
+    rows: int, small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Small batches are read in portions at the same time; large ones are passed over, in many files at the same time."""
     monkeypatch.setattr("megablend.formats.arrow_stream.look_ahead.PORTION_BYTES", 1 << 18)
     monkeypatch.setattr("megablend.formats.arrow_stream.look_ahead.SMALL_BYTES", small)
@@ -295,7 +333,9 @@ def write_files(folder: Path, count: int) -> dict[str, bytes]:
 def test_a_damaged_file_among_others_is_named(tmp_path: Path) -> None:
     files = write_files(tmp_path / "data", 3)
     files["b/1.parquet"] = files["b/1.parquet"][:-100]
-    refused = pytest.raises(CorruptFileError, match=r"s3://b/1\.parquet.*not a complete Parquet file")
+    refused = pytest.raises(
+        CorruptFileError, match=r"s3://b/1\.parquet.*not a complete Parquet file"
+    )
     with FaultySource(files) as source, refused:
         build(tmp_path / "data", source)
 
@@ -309,18 +349,35 @@ def test_ranks_request_each_range_once(tmp_path: Path) -> None:
         write_arrow(folder / f"{i}.arrow", None)
     files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
     paths = {kind: [f"s3://b/{i}.{kind}" for i in range(4)] for kind in ("bin", "arrow")}
-    made: list[dict[str, Any]] = [{"name": kind, "weight": 1, "path": each} for kind, each in paths.items()]
+    made: list[dict[str, Any]] = [
+        {"name": kind, "weight": 1, "path": each} for kind, each in paths.items()
+    ]
     made[1]["column"] = "input_ids"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    command = ["mpirun", "-n", "2", *python(), "-m", "megablend", "build", str(tmp_path / "config.json")]
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)
+    }
+    command = [
+        "mpirun",
+        "-n",
+        "2",
+        *python(),
+        "-m",
+        "megablend",
+        "build",
+        str(tmp_path / "config.json"),
+    ]
     for seconds in (ROUND, 10 * ROUND):
         with FaultySource(files, Faults(round=seconds)) as source:
             config = make_config(tmp_path, made, samples=5, cache=str(tmp_path / f"cache{seconds}"))
             config |= {"storage": {"s3://": {"endpoint": source.url}}}
             (tmp_path / "config.json").write_text(json.dumps(config))
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=300, check=False, env=environment
+            )
             assert done.returncode == 0, done.stderr
-        requested = Counter((h.get("range"), p) for h, p in zip(source.headers, source.paths, strict=True))
+        requested = Counter(
+            (h.get("range"), p) for h, p in zip(source.headers, source.paths, strict=True)
+        )
         assert set(requested.values()) == {1}
         if max(source.rounds.values()) <= MAX_ROUNDS:
             break
@@ -328,7 +385,9 @@ def test_ranks_request_each_range_once(tmp_path: Path) -> None:
     assert max(source.rounds.values()) <= MAX_ROUNDS
 
 
-def test_a_server_that_refuses_the_end_of_a_file_is_soon_asked_for_it_no_more(tmp_path: Path) -> None:
+def test_a_server_that_refuses_the_end_of_a_file_is_soon_asked_for_it_no_more(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     write_arrow(folder / "0.feather", None)
@@ -363,7 +422,9 @@ def test_a_file_on_azure_is_indexed_in_three_rounds(
                     {"name": kind, "weight": 1, "path": f"{root}/0.{kind}", "column": "input_ids"}
                     for kind in ("arrow", "parquet")
                 ]
-                config = make_config(tmp_path, made, samples=5, cache=f"{tmp_path}/{seconds}{len(digests)}")
+                config = make_config(
+                    tmp_path, made, samples=5, cache=f"{tmp_path}/{seconds}{len(digests)}"
+                )
                 config |= {"storage": {"az://": {"endpoint": f"{source.url}/{account}"}}}
                 digests.append(megablend.build(config).index.digest)
         assert digests[0] == digests[1]
@@ -379,7 +440,9 @@ def test_a_dry_run_and_describe_tell_requests_bytes_and_cost(tmp_path: Path) -> 
     with FaultySource(files) as source:
         prices = {"price_per_1000_requests": 0.5, "price_per_gb": 2.0}
         made = {"name": "s", "weight": 1, "path": "s3://b/*.parquet", "column": "input_ids"}
-        config = make_config(tmp_path, [made], samples=5) | {"storage": {"s3://": {"endpoint": source.url} | prices}}
+        config = make_config(tmp_path, [made], samples=5) | {
+            "storage": {"s3://": {"endpoint": source.url} | prices}
+        }
         (predicted,) = dry_run(config)
         assert not Path(config["cache"]).exists()
         assert (predicted.files, predicted.bytes) == (4, sum(map(len, files.values())))
@@ -388,15 +451,21 @@ def test_a_dry_run_and_describe_tell_requests_bytes_and_cost(tmp_path: Path) -> 
         megablend.build_index(config)
         assert source.requests - before == pytest.approx(predicted.requests, rel=0.1)
         assert source.bytes - sent == pytest.approx(predicted.source_bytes, rel=0.1)
-        assert predicted.cost == pytest.approx(predicted.requests / 1000 * 0.5 + predicted.source_bytes / 1e9 * 2.0)
+        assert predicted.cost == pytest.approx(
+            predicted.requests / 1000 * 0.5 + predicted.source_bytes / 1e9 * 2.0
+        )
         megablend.build(config)
         described = megablend.describe(config)
         assert isinstance(described, RunDescription)
         transfer = described.transfer
         assert transfer is not None
         assert 0 < transfer.requests < 20
-        assert transfer.cost == pytest.approx(transfer.requests / 1000 * 0.5 + transfer.bytes / 1e9 * 2.0)
-    plain = make_config(tmp_path, [made | {"path": f"{folder}/*.parquet"}], samples=5, cache=str(tmp_path / "plain"))
+        assert transfer.cost == pytest.approx(
+            transfer.requests / 1000 * 0.5 + transfer.bytes / 1e9 * 2.0
+        )
+    plain = make_config(
+        tmp_path, [made | {"path": f"{folder}/*.parquet"}], samples=5, cache=str(tmp_path / "plain")
+    )
     assert [each.requests for each in dry_run(plain)] == [0]
     megablend.build(plain)
     assert "transfer" not in megablend.describe(plain)
@@ -405,8 +474,16 @@ def test_a_dry_run_and_describe_tell_requests_bytes_and_cost(tmp_path: Path) -> 
 def test_documents_of_several_files_are_counted_at_a_time(tmp_path: Path) -> None:
     files = write_files(tmp_path / "data", 6)
     with FaultySource(files, Faults(latency=0.05)) as source:
-        made = {"name": "s", "weight": 1, "path": "s3://b/*.parquet", "column": "input_ids", "append_eod": 0}
-        config = make_config(tmp_path, [made], samples=5) | {"storage": {"s3://": {"endpoint": source.url}}}
+        made = {
+            "name": "s",
+            "weight": 1,
+            "path": "s3://b/*.parquet",
+            "column": "input_ids",
+            "append_eod": 0,
+        }
+        config = make_config(tmp_path, [made], samples=5) | {
+            "storage": {"s3://": {"endpoint": source.url}}
+        }
         config |= {"order": "document", "block_bytes": 1 << 20}
         megablend.build_index(config | {"order": "block"})
         source.paths.clear()
@@ -415,7 +492,9 @@ def test_documents_of_several_files_are_counted_at_a_time(tmp_path: Path) -> Non
         last_of_first = len(source.paths) - source.paths[::-1].index(firsts[0])
     assert built.documents is not None
     assert built.documents.counted == 6 * len(DOCUMENTS)
-    assert {f"/{name}" for name in files} <= set(source.paths[:last_of_first])  # before the first one is done
+    assert {f"/{name}" for name in files} <= set(
+        source.paths[:last_of_first]
+    )  # before the first one is done
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 1 << 20, (3 << 20) + 5])
@@ -430,19 +509,27 @@ def test_portions_of_a_file_are_requested_at_the_same_time(size: int) -> None:
 
 
 @pytest.mark.parametrize("folder", ["books[1]", ""])
-def test_a_folder_of_splits_in_a_bucket_is_answered_with_that_of_one(tmp_path: Path, folder: str) -> None:
+def test_a_folder_of_splits_in_a_bucket_is_answered_with_that_of_one(
+    tmp_path: Path, folder: str
+) -> None:
     """As a local one is; the folder that the answer names can be read, and holds that split alone."""
     kind = KINDS["arrow"]
     kind.write(tmp_path / "a.arrow", [[1, 2, 3], [4, 5]])
     below = f"b/{folder}/".replace("//", "/")
-    shards = {f"{below}{split}/data-0.arrow": (tmp_path / "a.arrow").read_bytes() for split in ("train", "validation")}
+    shards = {
+        f"{below}{split}/data-0.arrow": (tmp_path / "a.arrow").read_bytes()
+        for split in ("train", "validation")
+    }
     record = json.dumps({"splits": ["train", "validation"]}).encode()
     with FaultySource(shards | {f"{below}dataset_dict.json": record}) as source:
         place = f"s3://b/{folder}".rstrip("/")
         found = re.escape(place)
         listed = {"name": "a", "path": place, "column": kind.column, "weight": 1}
         config = make_config(
-            tmp_path, [listed], samples=1, storage={"s3://b": {"endpoint": source.url, "anonymous": True}}
+            tmp_path,
+            [listed],
+            samples=1,
+            storage={"s3://b": {"endpoint": source.url, "anonymous": True}},
         )
         remedy = f"{place}/train/*.arrow".replace("[", "[[]")
         says = f"{found} is a folder: it has the splits train, validation, so name the folder of one: .* `{re.escape(remedy)}`"

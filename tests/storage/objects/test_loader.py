@@ -40,10 +40,16 @@ def remote(tmp_path: Path) -> Any:
     folder.mkdir()
     source = write_source(folder, 0, "megatron", documents(0, 60, 20, seed=1)) | {"weight": 1}
     plain = make_config(tmp_path, [source], samples=8, cache=str(tmp_path / "plain"))
-    files = {f"d/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = {
+        f"d/{path.relative_to(folder)}": path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
     with FaultySource(files) as server:
         path = [each.replace(str(folder), f"{server.url}/d") for each in list_files(source)]
-        config = make_config(tmp_path, [source | {"path": path}], samples=8, cache=str(tmp_path / "remote"))
+        config = make_config(
+            tmp_path, [source | {"path": path}], samples=8, cache=str(tmp_path / "remote")
+        )
         megablend.build(plain)
         megablend.build(config)
         yield plain, config
@@ -51,13 +57,22 @@ def remote(tmp_path: Path) -> Any:
 
 def test_workers_are_not_forked_and_give_the_same_batches(remote: Any) -> None:
     plain, config = remote
-    expected = [batch["tokens"] for batch in megablend.Loader(megablend.open(plain), micro_batch_size=2)]
+    expected = [
+        batch["tokens"] for batch in megablend.Loader(megablend.open(plain), micro_batch_size=2)
+    ]
     loader = megablend.Loader(megablend.open(config), micro_batch_size=2, num_workers=2)
     found = [batch["tokens"] for batch in loader]
     assert len(found) == len(expected) == 4
     assert all(a.equal(b) for a, b in zip(expected, found, strict=True))
-    with pytest.raises(ConfigError, match="multiprocessing_context: found 'fork', expected 'forkserver' or 'spawn'"):
-        megablend.Loader(megablend.open(config), micro_batch_size=2, num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(
+        ConfigError, match="multiprocessing_context: found 'fork', expected 'forkserver' or 'spawn'"
+    ):
+        megablend.Loader(
+            megablend.open(config),
+            micro_batch_size=2,
+            num_workers=1,
+            multiprocessing_context="fork",
+        )
 
 
 def run_script(folder: Path, text: str, config: dict[str, Any]) -> subprocess.CompletedProcess[str]:
@@ -86,20 +101,32 @@ def test_a_script_with_the_remedy_of_its_message(remote: Any, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("is_opened", [False, True], ids=["before files are opened", "while blocks are read"])
+@pytest.mark.parametrize(
+    "is_opened", [False, True], ids=["before files are opened", "while blocks are read"]
+)
 @pytest.mark.parametrize("how", ["collected", "closed"])
 def test_requests_to_a_source_that_is_down_end_with_the_loader(
     how: str, is_opened: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
-    monkeypatch.setattr("megablend.storage.objects.retry_policy._MAX_SECONDS", 0.2)  # between two attempts
-    source = write_source(tmp_path / "data", 0, "parquet", documents(0, 60, 20, seed=1)) | {"weight": 1}
-    files = {f"b/{path.name}": path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()}
+    monkeypatch.setattr(
+        "megablend.storage.objects.retry_policy._MAX_SECONDS", 0.2
+    )  # between two attempts
+    source = write_source(tmp_path / "data", 0, "parquet", documents(0, 60, 20, seed=1)) | {
+        "weight": 1
+    }
+    files = {
+        f"b/{path.name}": path.read_bytes()
+        for path in (tmp_path / "data").rglob("*")
+        if path.is_file()
+    }
     with FaultySource(files) as server:
         settings: dict[str, Any] = {"samples": 8, "file_checks_per_second": 0}
         settings["storage"] = {"s3://": {"endpoint": server.url}}
-        config = make_config(tmp_path, [source | {"path": [f"s3://{name}" for name in files]}], **settings)
+        config = make_config(
+            tmp_path, [source | {"path": [f"s3://{name}" for name in files]}], **settings
+        )
         megablend.build(config)
         loader = megablend.Loader(megablend.open(config), micro_batch_size=2)
         assert loader._steps is not None
@@ -143,12 +170,20 @@ def test_the_first_batch_is_there_when_one_percent_of_the_data_has_arrived(
     values = np.random.default_rng(0).integers(0, 1 << 20, 4_000_000, dtype=np.int32)
     rows = pa.ListArray.from_arrays(np.arange(0, len(values) + 1, 1000, dtype=np.int32), values)
     path = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"ids": rows}), path, use_dictionary=False, data_page_size=64 << 10, write_page_index=True)
+    pq.write_table(
+        pa.table({"ids": rows}),
+        path,
+        use_dictionary=False,
+        data_page_size=64 << 10,
+        write_page_index=True,
+    )
     data = path.read_bytes()
     with FaultySource({f"b/{i}.parquet": data for i in range(80)}) as server:
         source = {"name": "s", "path": "s3://b/*.parquet", "column": "ids", "weight": 1}
         storage = {"s3://": {"endpoint": server.url}}
-        config = make_config(tmp_path, [source], samples=10_000, sequence_length=2048, storage=storage)
+        config = make_config(
+            tmp_path, [source], samples=10_000, sequence_length=2048, storage=storage
+        )
         del config["block_bytes"]
         megablend.build(config)
         server.faults = Faults(latency=0.03)

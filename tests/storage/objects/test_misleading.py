@@ -38,7 +38,9 @@ def silent_server() -> Iterator[str]:
 
 
 @contextmanager
-def answering(status: int, body: bytes = b"", context: ssl.SSLContext | None = None) -> Iterator[str]:
+def answering(
+    status: int, body: bytes = b"", context: ssl.SSLContext | None = None
+) -> Iterator[str]:
     """A server with the same answer to everything."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -65,9 +67,7 @@ def answering(status: int, body: bytes = b"", context: ssl.SSLContext | None = N
 
 def authority(folder: Path) -> tuple[ssl.SSLContext, Path]:
     """The context of a server whose certificate is that of an authority (CA:TRUE), and its file."""
-    request = (
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    )
+    request = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
     files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "ca.pem")]
     done = [*request.split(), "-addext", "basicConstraints=critical,CA:TRUE", *files]
     subprocess.run(done, check=True, capture_output=True)
@@ -102,10 +102,14 @@ def silent_store(stack: ExitStack, _: Path, patch: pytest.MonkeyPatch) -> tuple[
 
 def metadata_refuses(stack: ExitStack, _: Path, patch: pytest.MonkeyPatch) -> tuple[str, Settings]:
     patch.setenv("AWS_METADATA_ENDPOINT", stack.enter_context(answering(403)))
-    return "s3://bucket/a.parquet", {"s3://bucket": {"endpoint": stack.enter_context(answering(200))}}
+    return "s3://bucket/a.parquet", {
+        "s3://bucket": {"endpoint": stack.enter_context(answering(200))}
+    }
 
 
-def certificate_of_an_authority(stack: ExitStack, folder: Path, patch: pytest.MonkeyPatch) -> tuple[str, Settings]:
+def certificate_of_an_authority(
+    stack: ExitStack, folder: Path, patch: pytest.MonkeyPatch
+) -> tuple[str, Settings]:
     context, path = authority(folder)
     url = stack.enter_context(answering(200, context=context))
     return f"{url}/a.parquet", {url: {"ca_file": str(path)}}
@@ -127,26 +131,43 @@ def expired(stack: ExitStack, _: Path, patch: pytest.MonkeyPatch) -> tuple[str, 
     patch.setenv("AWS_ACCESS_KEY_ID", "a")
     patch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     body = b"<Error><Code>ExpiredToken</Code></Error>"
-    return "s3://bucket/a.parquet", {"s3://bucket": {"endpoint": stack.enter_context(answering(400, body))}}
+    return "s3://bucket/a.parquet", {
+        "s3://bucket": {"endpoint": stack.enter_context(answering(400, body))}
+    }
 
 
-def bucket_in_the_path(stack: ExitStack, _: Path, patch: pytest.MonkeyPatch) -> tuple[str, Settings]:
+def bucket_in_the_path(
+    stack: ExitStack, _: Path, patch: pytest.MonkeyPatch
+) -> tuple[str, Settings]:
     source = stack.enter_context(FaultySource({"bucket/a.parquet": b"PAR1"}))
-    return "s3://bucket/*.parquet", {"s3://bucket": {"endpoint": f"{source.url}/bucket/", "anonymous": True}}
+    return "s3://bucket/*.parquet", {
+        "s3://bucket": {"endpoint": f"{source.url}/bucket/", "anonymous": True}
+    }
 
 
-def bucket_in_the_path_of_a_key(stack: ExitStack, folder: Path, patch: pytest.MonkeyPatch) -> tuple[str, Settings]:
+def bucket_in_the_path_of_a_key(
+    stack: ExitStack, folder: Path, patch: pytest.MonkeyPatch
+) -> tuple[str, Settings]:
     return "s3://bucket/a.parquet", bucket_in_the_path(stack, folder, patch)[1]
 
 
-def bucket_in_the_host(stack: ExitStack, _: Path, patch: pytest.MonkeyPatch) -> tuple[str, Settings]:
+def bucket_in_the_host(
+    stack: ExitStack, _: Path, patch: pytest.MonkeyPatch
+) -> tuple[str, Settings]:
     source = stack.enter_context(FaultySource({"127/a.parquet": b"PAR1"}))
     patch.setenv("AWS_ENDPOINT_URL", source.url)
     return "s3://127/b/*.parquet", {"s3://127": {"anonymous": True}}
 
 
-def bucket_twice_in_the_host(stack: ExitStack, _: Path, patch: pytest.MonkeyPatch) -> tuple[str, Settings]:
-    settings = {"endpoint": "http://bucket.store.invalid", "path_style": False, "anonymous": True, "give_up_after": 1}
+def bucket_twice_in_the_host(
+    stack: ExitStack, _: Path, patch: pytest.MonkeyPatch
+) -> tuple[str, Settings]:
+    settings = {
+        "endpoint": "http://bucket.store.invalid",
+        "path_style": False,
+        "anonymous": True,
+        "give_up_after": 1,
+    }
     return "s3://bucket/a.parquet", {"s3://bucket": settings}
 
 
@@ -160,8 +181,14 @@ PAGE = "answers with a web page: set the address of the store, not that of its c
 SITUATIONS = [
     Situation("an endpoint that ends with the bucket", bucket_in_the_path, IN_IT),
     Situation("the same of a key", bucket_in_the_path_of_a_key, IN_IT),
-    Situation("an endpoint that begins with the bucket", bucket_in_the_host, "in it: write http://0.0.1:"),
-    Situation("the same with hosts of buckets", bucket_twice_in_the_host, "write http://store.invalid and `path"),
+    Situation(
+        "an endpoint that begins with the bucket", bucket_in_the_host, "in it: write http://0.0.1:"
+    ),
+    Situation(
+        "the same with hosts of buckets",
+        bucket_twice_in_the_host,
+        "write http://store.invalid and `path",
+    ),
     *(
         Situation(
             f"a console that answers {status} for {key}",
@@ -171,18 +198,38 @@ SITUATIONS = [
         for status in (200, 404)
         for key in ("a.parquet", "*.parquet", "**/*.parquet")
     ),
-    Situation("a server that never answers", silent, "the server has never answered: check the location"),
-    Situation("a store that never answers", silent_store, "the server has never answered: check the location"),
-    Situation("a metadata address that refuses", metadata_refuses, "no credentials were found", "get permission"),
+    Situation(
+        "a server that never answers", silent, "the server has never answered: check the location"
+    ),
+    Situation(
+        "a store that never answers",
+        silent_store,
+        "the server has never answered: check the location",
+    ),
+    Situation(
+        "a metadata address that refuses",
+        metadata_refuses,
+        "no credentials were found",
+        "get permission",
+    ),
     Situation(
         "a certificate of an authority",
         certificate_of_an_authority,
         "certificate is that of an authority (CA:TRUE)",
         "is not trusted",
     ),
-    Situation("a newline in a key", newline, "its key has a control character, such as a newline or a tab"),
-    Situation("a tab in a key", tab, "its key has a control character, such as a newline or a tab", "empty part"),
-    Situation("credentials that have expired", expired, "the credentials have expired (ExpiredToken)"),
+    Situation(
+        "a newline in a key", newline, "its key has a control character, such as a newline or a tab"
+    ),
+    Situation(
+        "a tab in a key",
+        tab,
+        "its key has a control character, such as a newline or a tab",
+        "empty part",
+    ),
+    Situation(
+        "credentials that have expired", expired, "the credentials have expired (ExpiredToken)"
+    ),
 ]
 
 
@@ -193,7 +240,9 @@ def find_and_read(storage: Storage, location: str) -> bytes:
 
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: situation.name)
-def test_what_is_said_and_how_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, situation: Situation) -> None:
+def test_what_is_said_and_how_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, situation: Situation
+) -> None:
     with ExitStack() as stack:
         location, settings = situation.prepare(stack, tmp_path, monkeypatch)
         storage = make_storage(objects=parse_options(settings))
@@ -211,8 +260,12 @@ def test_credentials_that_expire_during_a_run_are_not_a_file_to_restore(tmp_path
     data = next(Path(written["path"]).parent.glob("*")).read_bytes()
     with FaultySource({"b/a.parquet": data}) as source:
         settings = {"s3://b": {"endpoint": source.url, "anonymous": True}}
-        listed = [{"name": "a", "path": "s3://b/a.parquet", "column": written["column"], "weight": 1}]
-        config = make_config(tmp_path, listed, samples=64, storage=settings, file_checks_per_second=0)
+        listed = [
+            {"name": "a", "path": "s3://b/a.parquet", "column": written["column"], "weight": 1}
+        ]
+        config = make_config(
+            tmp_path, listed, samples=64, storage=settings, file_checks_per_second=0
+        )
         megablend.build(config)
         dataset = megablend.open(config)
         source.body = b"<Error><Code>ExpiredToken</Code></Error>"

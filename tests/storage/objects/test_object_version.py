@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from megablend.storage.objects.object_version import ObjectVersion, make_version, normalise_etag, version_of_answer
+from megablend.storage.objects.object_version import (
+    ObjectVersion,
+    make_version,
+    normalise_etag,
+    version_of_answer,
+)
 
 TIME = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 SECONDS = int(TIME.timestamp())
@@ -52,7 +57,10 @@ def test_an_answer_is_of_the_expected_version_where_etag_and_size_are_equal() ->
     assert version_of_answer(answer(etag='"b"'), VERSION, versions=False).etag == "b"
     unnamed = ObjectVersion(10, "", SECONDS)
     later = TIME.replace(second=6)
-    assert version_of_answer(answer(etag=None, time=later), unnamed, versions=False).modified == SECONDS + 1
+    assert (
+        version_of_answer(answer(etag=None, time=later), unnamed, versions=False).modified
+        == SECONDS + 1
+    )
     assert version_of_answer(answer(), None, versions=False) == VERSION
 
 

@@ -35,7 +35,11 @@ def partial_reply(data: bytes, start: int, stop: int) -> Reply:
     if start >= len(data):
         return Reply(416, {"Content-Range": f"bytes */{len(data)}"}, b"")
     body = data[start:stop]
-    return Reply(206, {"Content-Range": f"bytes {start}-{start + len(body) - 1}/{len(data)}", "ETag": '"a"'}, body)
+    return Reply(
+        206,
+        {"Content-Range": f"bytes {start}-{start + len(body) - 1}/{len(data)}", "ETag": '"a"'},
+        body,
+    )
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,9 @@ class Server:
 
 
 def without(name: str) -> Callable[[Reply], Reply]:
-    return lambda reply: Reply(reply.status, {k: v for k, v in reply.headers.items() if k != name}, reply.body)
+    return lambda reply: Reply(
+        reply.status, {k: v for k, v in reply.headers.items() if k != name}, reply.body
+    )
 
 
 def with_header(name: str, value: str) -> Callable[[Reply], Reply]:
@@ -59,7 +65,9 @@ def with_header(name: str, value: str) -> Callable[[Reply], Reply]:
 
 
 def compress(reply: Reply) -> Reply:
-    return Reply(reply.status, reply.headers | {"Content-Encoding": "gzip"}, gzip.compress(reply.body))
+    return Reply(
+        reply.status, reply.headers | {"Content-Encoding": "gzip"}, gzip.compress(reply.body)
+    )
 
 
 def send_in_chunks(reply: Reply) -> Reply:
@@ -85,17 +93,35 @@ SERVERS = {
     "empty, refuses HEAD": Server(data=b"", heads=405),
 }
 FAULTS = {
-    "redirects in a circle": (Server(redirects={"/x": "/y", "/y": "/x"}), "the server redirects in a circle: check"),
+    "redirects in a circle": (
+        Server(redirects={"/x": "/y", "/y": "/x"}),
+        "the server redirects in a circle: check",
+    ),
     "whole files": (
         Server(send_whole),
         "does not answer requests for ranges of bytes: use a server that does, or copy",
     ),
     "a page to log in": (Server(send_page), "does not answer requests for ranges of bytes"),
-    "whole files, refuses HEAD": (Server(send_whole, heads=405), "does not answer requests for ranges of bytes"),
-    "compresses": (Server(compress), r"compresses its answers \(Content-Encoding: gzip\): switch that off"),
-    "chunks": (Server(send_in_chunks), "answers have no Content-Length: use a server that sends it, or copy the file"),
-    "no Content-Range": (Server(without("Content-Range")), "answers have no Content-Range: use a server that sends it"),
-    "no size": (Server(with_header("Content-Range", "bytes 0-0/*")), "do not say how large the file is"),
+    "whole files, refuses HEAD": (
+        Server(send_whole, heads=405),
+        "does not answer requests for ranges of bytes",
+    ),
+    "compresses": (
+        Server(compress),
+        r"compresses its answers \(Content-Encoding: gzip\): switch that off",
+    ),
+    "chunks": (
+        Server(send_in_chunks),
+        "answers have no Content-Length: use a server that sends it, or copy the file",
+    ),
+    "no Content-Range": (
+        Server(without("Content-Range")),
+        "answers have no Content-Range: use a server that sends it",
+    ),
+    "no size": (
+        Server(with_header("Content-Range", "bytes 0-0/*")),
+        "do not say how large the file is",
+    ),
     "another range": (
         Server(with_header("Content-Range", "bytes 7-7/50000")),
         "answers with other bytes of the file than were requested",
@@ -125,7 +151,11 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 
         def _send(self, reply: Reply) -> None:
             self.send_response(reply.status)
-            length = {"Transfer-Encoding": "chunked"} if reply.chunks else {"Content-Length": str(len(reply.body))}
+            length = (
+                {"Transfer-Encoding": "chunked"}
+                if reply.chunks
+                else {"Content-Length": str(len(reply.body))}
+            )
             for name, value in (reply.headers | length).items():
                 self.send_header(name, value)
             self.end_headers()
@@ -149,7 +179,11 @@ def test_the_bytes_are_right(url: str, request: pytest.FixtureRequest) -> None:
     data = SERVERS[request.node.callspec.id].data
     storage = make_storage()
     assert storage.stat(url).size == len(data)
-    for start, stop in ((0, len(data)), (len(data) // 2, len(data)), (max(0, len(data) - 1), len(data))):
+    for start, stop in (
+        (0, len(data)),
+        (len(data) // 2, len(data)),
+        (max(0, len(data) - 1), len(data)),
+    ):
         assert storage.read(url, start, stop - start) == data[start:stop]
     assert storage.stat(url) == make_storage().stat(url)
 
@@ -161,5 +195,8 @@ def test_what_is_wrong_with_the_server_is_said_at_once(url: str, says: str) -> N
     storage = make_storage()
     with pytest.raises(UnsupportedFileError) as caught:
         storage.read(url, 1000, 100)
-    assert re.search(f"cannot be read: {'' if says.startswith('the ') else 'the server.*'}{says}", str(caught.value))
+    assert re.search(
+        f"cannot be read: {'' if says.startswith('the ') else 'the server.*'}{says}",
+        str(caught.value),
+    )
     assert time.monotonic() - begin < 200

@@ -31,7 +31,9 @@ def test_google_cloud_storage(fake_gcs: str) -> None:
     bucket = GoogleBucket(fake_gcs, "bucket")
     for key in KEYS:
         bucket.put(key, DATA)
-    storage = make_storage(objects=parse_options({"gs://": {"endpoint": fake_gcs, "anonymous": True}}))
+    storage = make_storage(
+        objects=parse_options({"gs://": {"endpoint": fake_gcs, "anonymous": True}})
+    )
     check_store(storage, "gs://bucket")
     bucket.put("a/x.bin", DATA[::-1])
     with pytest.raises(ChangedFileError, match=r"a/x.bin: was replaced while it was in use"):

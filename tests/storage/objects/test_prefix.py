@@ -65,7 +65,9 @@ class WriterOnly(BaseHTTPRequestHandler):
 
 
 @pytest.mark.usefixtures("obstore")
-def test_a_write_whose_connection_breaks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_write_whose_connection_breaks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), WriterOnly)
     Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")

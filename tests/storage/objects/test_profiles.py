@@ -51,9 +51,13 @@ def profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     except ImportError:
         unavailable("botocore is not installed")
     cache = tmp_path / ".aws/sso/cache"
-    monkeypatch.setattr(SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(cache))  # else below the first test's HOME
+    monkeypatch.setattr(
+        SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(cache)
+    )  # else below the first test's HOME
     cache.mkdir(parents=True)
-    monkeypatch.setattr(SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(cache))  # found when botocore was imported
+    monkeypatch.setattr(
+        SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(cache)
+    )  # found when botocore was imported
     token = {
         "accessToken": "signed-in-token",
         "expiresAt": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600)),
@@ -86,7 +90,12 @@ def find_key(source: FaultySource, **settings: object) -> str:
 
 @pytest.mark.parametrize(
     ("profile", "key"),
-    [(None, "DEFAULTKEY"), ("file", "FILEKEY"), ("command", "COMMANDKEY"), ("signed-in", "ROLEKEY")],
+    [
+        (None, "DEFAULTKEY"),
+        ("file", "FILEKEY"),
+        ("command", "COMMANDKEY"),
+        ("signed-in", "ROLEKEY"),
+    ],
 )
 def test_requests_are_signed_with_the_keys_of_a_profile(
     profiles: None, profile: str | None, key: str, monkeypatch: pytest.MonkeyPatch

@@ -52,9 +52,13 @@ def repeat(kind: Kind) -> Iterator[Kind]:
 @pytest.mark.parametrize(
     ("kind", "tried"),
     [(Kind.EXPIRED, 3), (Kind.UNUSABLE, 3)]
-    + [(kind, 1) for kind in (Kind.CHANGED, Kind.MISSING, Kind.EMPTY, Kind.NO_RANGES, Kind.REFUSED)],
+    + [
+        (kind, 1) for kind in (Kind.CHANGED, Kind.MISSING, Kind.EMPTY, Kind.NO_RANGES, Kind.REFUSED)
+    ],
 )
-def test_how_often_what_is_refused_is_tried(monkeypatch: pytest.MonkeyPatch, kind: Kind, tried: int) -> None:
+def test_how_often_what_is_refused_is_tried(
+    monkeypatch: pytest.MonkeyPatch, kind: Kind, tried: int
+) -> None:
     trial = Trial(monkeypatch)
     assert trial.run(repeat(kind)) is kind
     assert trial.tried == trial.attempts.counts.failures == tried
@@ -78,7 +82,8 @@ def test_when_it_is_given_up(
     if before is not kind:
         trial.run([before])
     with pytest.raises(
-        DataError, match=r"cannot be read: it failed; tried \d+ times in \d+ s: (check|the server has never)"
+        DataError,
+        match=r"cannot be read: it failed; tried \d+ times in \d+ s: (check|the server has never)",
     ):
         trial.run(repeat(kind))
     assert timeout_factor <= sum(trial.pauses) < timeout_factor + 10

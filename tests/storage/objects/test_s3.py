@@ -10,14 +10,29 @@ import numpy as np
 import pytest
 
 import megablend
-from megablend.errors import ChangedFileError, CorruptFileError, DataError, MissingFileError, UnsupportedFileError
+from megablend.errors import (
+    ChangedFileError,
+    CorruptFileError,
+    DataError,
+    MissingFileError,
+    UnsupportedFileError,
+)
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.object_options import ObjectOptions, parse_options
 from tests.runs import documents, make_config, write_source
 from tests.storage.objects.conftest import S3Server
 
 DATA = np.random.default_rng(5).integers(0, 256, 300_000, np.uint8).tobytes()
-KEYS = ["t/a.bin", "t/b.bin", "t/sub/c.bin", "t/sub/deep/d.bin", "t/ sp ace.bin", "t/%20.bin", "t/[1].bin", "t/é.bin"]
+KEYS = [
+    "t/a.bin",
+    "t/b.bin",
+    "t/sub/c.bin",
+    "t/sub/deep/d.bin",
+    "t/ sp ace.bin",
+    "t/%20.bin",
+    "t/[1].bin",
+    "t/é.bin",
+]
 KEYS += ["t/q?.bin", "t/+&#=;.bin", "t/'\"<>.bin", "t/.hidden.bin", "t/empty.bin", "tt/x.bin"]
 
 
@@ -34,7 +49,14 @@ def bucket(swift_server: S3Server) -> str:
 @pytest.mark.parametrize(
     ("pattern", "keys"),
     [
-        ("t/*.bin", [key for key in KEYS if key.count("/") == 1 and "hidden" not in key and key.startswith("t/")]),
+        (
+            "t/*.bin",
+            [
+                key
+                for key in KEYS
+                if key.count("/") == 1 and "hidden" not in key and key.startswith("t/")
+            ],
+        ),
         ("t/a.bin", ["t/a.bin"]),
         ("t/[ab].bin", ["t/a.bin", "t/b.bin"]),
         ("t/[1].bin", ["t/[1].bin"]),
@@ -56,7 +78,9 @@ def bucket(swift_server: S3Server) -> str:
         ("tt/x.bin/*", []),
     ],
 )
-def test_patterns_match_keys_as_on_a_local_disk(swift: S3Server, bucket: str, pattern: str, keys: list[str]) -> None:
+def test_patterns_match_keys_as_on_a_local_disk(
+    swift: S3Server, bucket: str, pattern: str, keys: list[str]
+) -> None:
     assert make_storage().glob(f"{bucket}/{pattern}") == sorted(f"{bucket}/{key}" for key in keys)
 
 
@@ -65,10 +89,14 @@ def test_folders_that_a_pattern_matches_are_told(swift: S3Server, bucket: str) -
     storage = make_storage()
     assert storage.find(f"{bucket}/t*").folders == (f"{bucket}/t", f"{bucket}/tt")
     assert storage.find(f"{bucket}/t/s*").folders == (f"{bucket}/t/sub",)
-    assert storage.find(f"{bucket}/t/**/s*").folders == storage.find(f"{bucket}/t/sub").folders == ()
+    assert (
+        storage.find(f"{bucket}/t/**/s*").folders == storage.find(f"{bucket}/t/sub").folders == ()
+    )
 
 
-def test_every_key_is_read_and_a_listing_tells_what_a_request_tells(swift: S3Server, bucket: str) -> None:
+def test_every_key_is_read_and_a_listing_tells_what_a_request_tells(
+    swift: S3Server, bucket: str
+) -> None:
     storage = make_storage()
     paths = storage.glob(f"{bucket}/t/**/*.bin") + storage.glob(f"{bucket}/t/.*")
     assert len(paths) == len(KEYS) - 1
@@ -84,13 +112,18 @@ def test_a_key_with_an_empty_part_fails_its_listing_by_name(swift: S3Server, buc
     named = rf"s3://keys/bad/\*\*/\*.bin: cannot be listed: the object {bucket}/bad/folder//x.bin has an empty part.*copy it"
     with pytest.raises(UnsupportedFileError, match=named):
         storage.find(f"{bucket}/bad/**/*.bin")
-    with pytest.raises(UnsupportedFileError, match=r"bad/folder//x\.bin: its key has an empty part.*copy the object"):
+    with pytest.raises(
+        UnsupportedFileError,
+        match=r"bad/folder//x\.bin: its key has an empty part.*copy the object",
+    ):
         storage.read(f"{bucket}/bad/folder//x.bin", 0, 1)
 
 
 def test_folders_are_what_has_keys_below(swift: S3Server, bucket: str) -> None:
     storage = make_storage()
-    assert [storage.is_folder(f"{bucket}/{each}") for each in ("t", "t/sub/", "", "t/a.bin", "x")] == [
+    assert [
+        storage.is_folder(f"{bucket}/{each}") for each in ("t", "t/sub/", "", "t/a.bin", "x")
+    ] == [
         True,
         True,
         True,
@@ -100,13 +133,17 @@ def test_folders_are_what_has_keys_below(swift: S3Server, bucket: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_ranges_are_slices(swift: S3Server, bucket: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_are_slices(
+    swift: S3Server, bucket: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("megablend.storage.objects.bucket.MAX_PART_BYTES", 50_000)
     rng = np.random.default_rng(seed)
     starts = np.sort(rng.integers(0, len(DATA), 40))
     sizes = np.where(rng.random(40) < 0.5, np.append(np.diff(starts), 0), rng.integers(0, 1000, 40))
     sizes = np.minimum(sizes, len(DATA) - starts)
-    out, begins = make_storage().read_ranges(f"{bucket}/t/a.bin", starts, sizes, lambda size: np.empty(size, np.uint8))
+    out, begins = make_storage().read_ranges(
+        f"{bucket}/t/a.bin", starts, sizes, lambda size: np.empty(size, np.uint8)
+    )
     for start, size, begin in zip(starts.tolist(), sizes.tolist(), begins.tolist(), strict=True):
         assert out[begin : begin + size].tobytes() == DATA[start : start + size]
 
@@ -115,7 +152,9 @@ def test_ranges_that_are_not_there_are_refused(swift: S3Server, bucket: str) -> 
     storage = make_storage()
     path = f"{bucket}/t/a.bin"
     size = len(DATA) + 7
-    with pytest.raises(CorruptFileError, match=rf"a.bin at byte {size - 1}: truncated: 2 bytes expected .* {size}"):
+    with pytest.raises(
+        CorruptFileError, match=rf"a.bin at byte {size - 1}: truncated: 2 bytes expected .* {size}"
+    ):
         storage.read(path, size - 1, 2)
     with pytest.raises(CorruptFileError, match="invalid range: offset 3, length -1"):
         storage.read(path, 3, -1)
@@ -158,7 +197,10 @@ def test_a_replaced_object_is_refused_and_a_deleted_one_missing(swift: S3Server)
     assert storage.read("s3://pins/a", 2, 3) == b"234"
     swift.admin.put("pins", "a", b"9876543210")
     swift.admin.delete("pins", "b")
-    with pytest.raises(ChangedFileError, match="s3://pins/a: was replaced while it was in use; restore the original"):
+    with pytest.raises(
+        ChangedFileError,
+        match="s3://pins/a: was replaced while it was in use; restore the original",
+    ):
         storage.read("s3://pins/a", 2, 3)
     with pytest.raises(MissingFileError, match="s3://pins/b: was deleted while it was in use"):
         storage.read("s3://pins/b", 2, 3)
@@ -190,13 +232,18 @@ def test_a_run_goes_on_with_the_versions_that_it_began_with(
     store.admin.enable_versions(bucket)
     remote = upload(store, bucket, folder, source)
     plain, other = (
-        make_config(tmp_path, [each], samples=12, cache=str(tmp_path / name), file_checks_per_second=0)
+        make_config(
+            tmp_path, [each], samples=12, cache=str(tmp_path / name), file_checks_per_second=0
+        )
         for name, each in (("plain", source), ("other", remote))
     )
     other["storage"] = {f"s3://{bucket}": {"versions": True}}
     for config in (plain, other):
         megablend.build(config)
-    expected = [batch["tokens"].tolist() for batch in megablend.Loader(megablend.open(plain), micro_batch_size=2)]
+    expected = [
+        batch["tokens"].tolist()
+        for batch in megablend.Loader(megablend.open(plain), micro_batch_size=2)
+    ]
     dataset = megablend.open(other)
     batches = iter(megablend.Loader(dataset, micro_batch_size=2))
     found = [next(batches)["tokens"].tolist()]
@@ -209,16 +256,22 @@ def test_a_run_goes_on_with_the_versions_that_it_began_with(
         megablend.open(other)[7]  # begins with the version of now
 
 
-def test_endpoints_are_by_prefix_and_the_longest_wins(swift: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoints_are_by_prefix_and_the_longest_wins(
+    swift: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     swift.admin.make_bucket("prefix")
     swift.admin.put("prefix", "a/b", b"0123456789")
     wrong = {"endpoint": "http://127.0.0.1:9", "give_up_after": 0.1}
     right = {"endpoint": swift.url}
-    options = parse_options({"s3://": wrong, "s3://prefix/a": right, "s3://prefix": {"region": "us-east-1"}})
+    options = parse_options(
+        {"s3://": wrong, "s3://prefix/a": right, "s3://prefix": {"region": "us-east-1"}}
+    )
     storage = make_storage(objects=options)
     assert storage.read("s3://prefix/a/b", 0, 2) == b"01"
-    with pytest.raises(DataError, match="s3://prefix/ab: cannot be read: no connection to the server"):
+    with pytest.raises(
+        DataError, match="s3://prefix/ab: cannot be read: no connection to the server"
+    ):
         storage.read("s3://prefix/ab", 0, 2)
     assert pickle.loads(pickle.dumps(storage)).read("s3://prefix/a/b", 0, 2) == b"01"
     assert options.find("s3://other/x").region is None
@@ -258,7 +311,9 @@ def marked(swift_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> 
         ("*", []),
     ],
 )
-def test_markers_of_folders_are_no_files(swift: S3Server, marked: str, pattern: str, keys: list[str]) -> None:
+def test_markers_of_folders_are_no_files(
+    swift: S3Server, marked: str, pattern: str, keys: list[str]
+) -> None:
     storage = make_storage()
     assert storage.glob(f"{marked}/{pattern}") == [f"{marked}/{key}" for key in keys]
 

@@ -18,7 +18,8 @@ from tests.storage.objects.conftest import S3Server
 def test_without_the_client_one_line_tells_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(
-        ConfigError, match=r"^s3://b/x: reading object stores needs obstore: install megablend\[objects\]"
+        ConfigError,
+        match=r"^s3://b/x: reading object stores needs obstore: install megablend\[objects\]",
     ):
         make_storage().stat("s3://b/x")
 
@@ -46,11 +47,18 @@ def test_credentials_and_unknown_settings_are_refused_in_configs() -> None:
         parse_options({"b": {}})
 
 
-def test_a_secret_is_in_no_pickle_repr_or_log(swift: S3Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_secret_is_in_no_pickle_repr_or_log(
+    swift: S3Server, caplog: pytest.LogCaptureFixture
+) -> None:
     swift.admin.make_bucket_if_missing("failures")
     swift.admin.put("failures", "a", b"0123")
     with caplog.at_level(logging.DEBUG):
         storage = make_storage()
         assert storage.read("s3://failures/a", 0, 4) == b"0123"
-    for shown in (repr(storage), str(vars(storage)), pickle.dumps(storage).decode("latin-1"), caplog.text):
+    for shown in (
+        repr(storage),
+        str(vars(storage)),
+        pickle.dumps(storage).decode("latin-1"),
+        caplog.text,
+    ):
         assert os.environ["AWS_SECRET_ACCESS_KEY"] not in shown

@@ -38,7 +38,10 @@ HEADERS = {
 def answer(status: int = 206, body: bytes = BODY, **changes: str | None) -> bytes:
     """An answer of a server; `changes`: headers in place of those that it should have, None for none."""
     headers = HEADERS | {name.replace("_", "-"): value for name, value in changes.items()}
-    lines = [f"HTTP/1.1 {status} x", *(f"{name}: {value}" for name, value in headers.items() if value is not None)]
+    lines = [
+        f"HTTP/1.1 {status} x",
+        *(f"{name}: {value}" for name, value in headers.items() if value is not None),
+    ]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
@@ -86,7 +89,9 @@ class Scripted:
 
 def make_request(into: bytearray) -> Request:
     now = asyncio.get_running_loop().time()
-    return Request(now, RangeRequest("x", START, STOP, VERSION, into=memoryview(into)), num_answers=0)
+    return Request(
+        now, RangeRequest("x", START, STOP, VERSION, into=memoryview(into)), num_answers=0
+    )
 
 
 async def ask_client(request: Request) -> str | Failure:
@@ -131,14 +136,20 @@ OTHERS: dict[str, tuple[bytes, Kind | str]] = {
     "a weak etag": (answer(ETag='W/"abc"'), "client"),
     "no etag": (answer(ETag=None), "client"),
     "another place": (answer(Content_Range=f"bytes 0-{STOP - START - 1}/{len(DATA)}"), "client"),
-    "another size of the object": (answer(Content_Range=f"bytes {START}-{STOP - 1}/{STOP}"), "client"),
+    "another size of the object": (
+        answer(Content_Range=f"bytes {START}-{STOP - 1}/{STOP}"),
+        "client",
+    ),
     "no place": (answer(Content_Range=None), "client"),
     "fewer bytes": (answer(Content_Length="100"), "client"),
     "more bytes": (answer(Content_Length=str(len(BODY) + 1), body=BODY + b"x"), "client"),
     "no length": (answer(Content_Length=None), "client"),
     "chunks": (answer(Transfer_Encoding="chunked"), "client"),
     "compressed": (answer(Content_Encoding="gzip"), "client"),
-    "the whole object": (answer(200, DATA, Content_Length=str(len(DATA)), Content_Range=None), "client"),
+    "the whole object": (
+        answer(200, DATA, Content_Length=str(len(DATA)), Content_Range=None),
+        "client",
+    ),
     "a redirect": (answer(302, b"", Content_Length="0", Location="/elsewhere"), "client"),
     "it was replaced": (answer(412, b"", Content_Length="0"), "client"),
     "access is denied": (answer(403, b"no", Content_Length="2"), "client"),
@@ -179,7 +190,9 @@ def test_a_failure_of_the_client_says_nothing_about_sockets() -> None:
     async def run(answers: list[bytes]) -> bool:
         async with Scripted(answers).running() as reader:
             while answers:
-                assert isinstance(await reader.read(make_request(bytearray(len(BODY))), fail), Failure)
+                assert isinstance(
+                    await reader.read(make_request(bytearray(len(BODY))), fail), Failure
+                )
             return reader.is_usable
 
     assert asyncio.run(run([answer(412, b"", Content_Length="0")] * 5))
@@ -270,7 +283,9 @@ def refuse_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(obstore, "get_async", refuse)
 
 
-def test_ranges_of_a_bucket_are_read_without_the_client(keys: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_of_a_bucket_are_read_without_the_client(
+    keys: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with FaultySource({"b/a key+%.x": DATA}) as source:
         storage = make_storage(objects=parse_options({"s3://b": {"endpoint": source.url}}))
         storage.stat("s3://b/a key+%.x")
@@ -278,7 +293,9 @@ def test_ranges_of_a_bucket_are_read_without_the_client(keys: None, monkeypatch:
         assert storage.read("s3://b/a key+%.x", START, STOP - START) == BODY
 
 
-def test_ranges_of_a_url_are_read_without_the_client(keys: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_of_a_url_are_read_without_the_client(
+    keys: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with FaultySource({"b/a key+%.x": DATA}) as source:
         storage = make_storage()
         url = f"{source.url}/b/a%20key+%25.x"
@@ -287,7 +304,9 @@ def test_ranges_of_a_url_are_read_without_the_client(keys: None, monkeypatch: py
         assert storage.read(url, START, STOP - START) == BODY
 
 
-def test_certificates_of_a_ca_file_are_trusted(tls: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificates_of_a_ca_file_are_trusted(
+    tls: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage = make_storage(objects=parse_options({"https://": {"ca_file": str(tls[1])}}))
     storage.stat(tls[0])
     refuse_client(monkeypatch)

@@ -25,7 +25,9 @@ PATH = "s3://bucket/x"
         (11, 0, "truncated: 0 bytes expected here, but the file ends at byte 10; restore it"),
     ],
 )
-def test_ranges_outside_an_object(monkeypatch: pytest.MonkeyPatch, offset: int, size: int, says: str) -> None:
+def test_ranges_outside_an_object(
+    monkeypatch: pytest.MonkeyPatch, offset: int, size: int, says: str
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody answers a request
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")

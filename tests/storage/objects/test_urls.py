@@ -31,7 +31,10 @@ def test_as_many_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(expand_braces("h/{1..10}")) == len(expand_braces("h/{0..4}{a,b}")) == 10
     with pytest.raises(ConfigError, match=r"^\{0\.\.10\}: stands for more than 10 numbers$"):
         expand_braces("h/{0..10}")
-    with pytest.raises(ConfigError, match=r"^h/\{0\.\.5\}\{a,b\}: its braces stand for 12 URLs, expected at most 10$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^h/\{0\.\.5\}\{a,b\}: its braces stand for 12 URLs, expected at most 10$",
+    ):
         expand_braces("h/{0..5}{a,b}")
 
 

@@ -43,11 +43,15 @@ STORAGES: dict[str, Callable[[], Storage]] = {
 
 
 def use_client(monkeypatch: pytest.MonkeyPatch, *, is_used: bool) -> None:
-    monkeypatch.setattr("megablend.storage.objects.fork_safe.loop", SimpleNamespace(is_used=lambda: is_used))
+    monkeypatch.setattr(
+        "megablend.storage.objects.fork_safe.loop", SimpleNamespace(is_used=lambda: is_used)
+    )
 
 
 @pytest.mark.parametrize("kind", STORAGES)
-def test_views_of_an_object_storage_have_their_own_versions(source: FaultySource, kind: str) -> None:
+def test_views_of_an_object_storage_have_their_own_versions(
+    source: FaultySource, kind: str
+) -> None:
     storage = STORAGES[kind]()
     path = f"s3://{PATH}"
     first = storage.for_reading()
@@ -76,7 +80,9 @@ def test_versions_met_through_a_helper_outlive_it(
     with pytest.raises(ChangedFileError, match="was replaced while it was in use"):
         storage.read(path, 4, 4)
     with pytest.raises(ChangedFileError, match="was replaced while it was in use"):
-        storage.read_ranges(path, np.array([4]), np.array([4]), lambda size: np.empty(size, np.uint8))
+        storage.read_ranges(
+            path, np.array([4]), np.array([4]), lambda size: np.empty(size, np.uint8)
+        )
 
 
 def test_a_helpers_storage_reads_what_it_has_found_again(source: FaultySource) -> None:
@@ -85,7 +91,9 @@ def test_a_helpers_storage_reads_what_it_has_found_again(source: FaultySource) -
     assert storage.read(path, 0, 4) == OLD[:4]
     source.files[PATH] = NEW
     assert [each.path for each in storage.find("s3://b/*").files] == [path]
-    data, begins = storage.read_ranges(path, np.array([6, 1]), np.array([3, 2]), lambda size: np.zeros(size, np.uint8))
+    data, begins = storage.read_ranges(
+        path, np.array([6, 1]), np.array([3, 2]), lambda size: np.zeros(size, np.uint8)
+    )
     assert [data[begin : begin + 2].tobytes() for begin in begins.tolist()] == [NEW[6:8], NEW[1:3]]
     assert storage.read(path, 0, 4) == NEW[:4]
 

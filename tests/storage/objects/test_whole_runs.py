@@ -41,7 +41,10 @@ class Run:
     def build(self, **options: Any) -> None:
         """Build the remote run, and compare its digests."""
         built = megablend.build(self.remote, **options)
-        assert (built.ledger.digest, built.index.digest) == (self.built.ledger.digest, self.built.index.digest)
+        assert (built.ledger.digest, built.index.digest) == (
+            self.built.ledger.digest,
+            self.built.index.digest,
+        )
 
     def check(self) -> None:
         """Compare the batches of both."""
@@ -54,26 +57,39 @@ def read_digests(dataset: Any) -> list[bytes]:
     return [hashlib.blake2b(batch["tokens"].numpy().tobytes()).digest() for batch in batches]
 
 
-def make_run(folder: Path, source: FaultySource, *, scale: int, is_listed: bool = False, **settings: Any) -> Run:
+def make_run(
+    folder: Path, source: FaultySource, *, scale: int, is_listed: bool = False, **settings: Any
+) -> Run:
     """With files by their URLs, or, where it is listed, those of a bucket by patterns, among markers of folders."""
     data = folder / "data"
     listed = [
-        write_source(data, i, kind, documents(i, 120 * scale, 40, seed=i), num_files=4 * scale) | {"weight": 1}
+        write_source(data, i, kind, documents(i, 120 * scale, 40, seed=i), num_files=4 * scale)
+        | {"weight": 1}
         for i, kind in enumerate(KINDS)
     ]
     config = {"sequence_length": 64, "block_bytes": 2048, "samples": 25 * scale, **settings}
     plain = make_config(folder, listed, cache=str(folder / "plain"), **config)
-    source.files = {f"d/{path.relative_to(data)}": path.read_bytes() for path in data.rglob("*") if path.is_file()}
+    source.files = {
+        f"d/{path.relative_to(data)}": path.read_bytes()
+        for path in data.rglob("*")
+        if path.is_file()
+    }
     storage: dict[str, dict[str, Any]] = {"http://": {"read_timeout": 0.5}}
     urls = [
-        each | {"path": [path.replace(str(data), f"{source.url}/d") for path in list_files(each)]} for each in listed
+        each | {"path": [path.replace(str(data), f"{source.url}/d") for path in list_files(each)]}
+        for each in listed
     ]
     if is_listed:
         storage = {"s3://d": {"read_timeout": 0.5, "endpoint": source.url, "anonymous": True}}
-        urls = [each | {"path": each["path"].replace(str(data), "s3://d").replace("/*", "/**/*")} for each in listed]
+        urls = [
+            each | {"path": each["path"].replace(str(data), "s3://d").replace("/*", "/**/*")}
+            for each in listed
+        ]
         folders = {f"d/{path.parent.relative_to(data)}" for path in data.rglob("*")}
         source.files |= {
-            f"{each.removesuffix('/.')}/{more}": b"" for each in folders for more in ("", "none/", "a.bin/")
+            f"{each.removesuffix('/.')}/{more}": b""
+            for each in folders
+            for more in ("", "none/", "a.bin/")
         }
     remote = make_config(folder, urls, cache=str(folder / "remote"), storage=storage, **config)
     return Run(source, plain, remote, megablend.build(plain))
@@ -104,7 +120,9 @@ def check_source(folder: Path, seed: int) -> None:
     status = {status: share() for status in (429, 500, 503)}
     with FaultySource({}) as source:
         run = make_run(folder, source, scale=1, is_listed=rng.random() < 0.5)
-        source.faults = Faults(latency=0.001, page=rng.choice([0, 0, 0.01, 0.3]), status=status, **shares, seed=seed)
+        source.faults = Faults(
+            latency=0.001, page=rng.choice([0, 0, 0.01, 0.3]), status=status, **shares, seed=seed
+        )
         problem = None
         try:
             run.build()
@@ -127,12 +145,16 @@ def test_sources_that_go_wrong_in_several_ways(tmp_path: Path, seed: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("seconds", "scale"), [(2, 1), pytest.param(60, 8, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+    ("seconds", "scale"),
+    [(2, 1), pytest.param(60, 8, marks=[pytest.mark.slow, pytest.mark.timeout(600)])],
 )
 def test_a_run_goes_on_after_an_outage(
     seconds: float, scale: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with FaultySource({}, Faults(latency=0.002)) as source, caplog.at_level(logging.WARNING, "megablend"):
+    with (
+        FaultySource({}, Faults(latency=0.002)) as source,
+        caplog.at_level(logging.WARNING, "megablend"),
+    ):
         run = make_run(tmp_path, source, scale=scale)
         run.build()
         dataset = megablend.open(run.remote)
@@ -142,7 +164,9 @@ def test_a_run_goes_on_after_an_outage(
         found = read_digests(dataset)
         assert not source.is_down
         assert found == read_digests(megablend.open(run.plain))
-    assert len([each for each in caplog.records if "are being tried again" in each.getMessage()]) <= 2
+    assert (
+        len([each for each in caplog.records if "are being tried again" in each.getMessage()]) <= 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +174,9 @@ def test_a_run_goes_on_after_an_outage(
     [(0.2, 1), *(pytest.param(share, 8, marks=pytest.mark.slow) for share in (0.02, 0.2))],
 )
 @pytest.mark.timeout(600)
-def test_no_flipped_bit_becomes_a_token_where_there_are_checksums(share: float, scale: int, tmp_path: Path) -> None:
+def test_no_flipped_bit_becomes_a_token_where_there_are_checksums(
+    share: float, scale: int, tmp_path: Path
+) -> None:
     with FaultySource({}) as source:
         run = make_run(tmp_path, source, scale=scale)
         run.build(checksums=True)

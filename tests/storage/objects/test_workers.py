@@ -16,7 +16,10 @@ class Calls:
     """Calls in progress, each of which takes several turns of the loop."""
 
     def __init__(
-        self, fails_at: int | None = None, grows_at: int | None = None, limiter: RateLimiter | None = None
+        self,
+        fails_at: int | None = None,
+        grows_at: int | None = None,
+        limiter: RateLimiter | None = None,
     ) -> None:
         self.begun = list[int]()
         self.ended = list[int]()

@@ -29,13 +29,20 @@ def write_parquet(path: Path, tokens: int, *, page_index: bool) -> None:
     offsets = np.arange(0, tokens + 1, 1000, dtype=np.int32)
     table = pa.table({"input_ids": pa.ListArray.from_arrays(offsets, values)})
     pq.write_table(
-        table, path, use_dictionary=False, data_page_size=64 << 10, row_group_size=256, write_page_index=page_index
+        table,
+        path,
+        use_dictionary=False,
+        data_page_size=64 << 10,
+        row_group_size=256,
+        write_page_index=page_index,
     )
 
 
 def main() -> None:
     """Build once; print seconds and what was requested."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--latency", type=float, default=0.03)
     parser.add_argument("--ranks", type=int, default=2)
@@ -57,7 +64,14 @@ def main() -> None:
             }
             config["storage"] = {"s3://": {"endpoint": url}}
             Path(scratch, "config.json").write_text(json.dumps(config))
-            command = [sys.executable, "-m", "megablend", "index", f"{scratch}/config.json", "--json"]
+            command = [
+                sys.executable,
+                "-m",
+                "megablend",
+                "index",
+                f"{scratch}/config.json",
+                "--json",
+            ]
             command = ["mpirun", "-n", str(options.ranks), *command]
             begin = time.perf_counter()
             before = _read_cpu_seconds()

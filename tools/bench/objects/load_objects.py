@@ -71,26 +71,39 @@ print(json.dumps([time.perf_counter() - wall, time.process_time() - cpu]))
 
 def write_parquet(path: Path, tokens: int, part: int) -> None:
     """A file of documents of one length, in pages of about `part` bytes."""
-    values = np.random.default_rng(0).integers(0, 1 << 20, tokens // DOCUMENT * DOCUMENT, dtype=np.int32)
+    values = np.random.default_rng(0).integers(
+        0, 1 << 20, tokens // DOCUMENT * DOCUMENT, dtype=np.int32
+    )
     offsets = np.arange(0, len(values) + 1, DOCUMENT, dtype=np.int32)
     table = pa.table({"input_ids": pa.ListArray.from_arrays(offsets, values)})
-    options = {"data_page_size": part, "write_batch_size": 16, "row_group_size": 64_000, "write_page_index": True}
+    options = {
+        "data_page_size": part,
+        "write_batch_size": 16,
+        "row_group_size": 64_000,
+        "write_page_index": True,
+    }
     pq.write_table(table, path, use_dictionary=False, compression="none", **options)
 
 
 def run(python: str, code: str, given: object) -> tuple[float, float]:
     """Wall and CPU seconds that a process prints."""
-    done = subprocess.run([python, "-c", code, json.dumps(given)], check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [python, "-c", code, json.dumps(given)], check=True, stdout=subprocess.PIPE, text=True
+    )
     wall, cpu = json.loads(done.stdout.splitlines()[-1])
     return wall, cpu
 
 
 def main() -> None:
     """Print medians and ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--latency", type=float, default=0.01)
     parser.add_argument("--tokens", type=int, default=256_000_000)
-    parser.add_argument("--part", type=int, nargs="+", default=[64 << 10, 4 << 20], help="bytes of a page")
+    parser.add_argument(
+        "--part", type=int, nargs="+", default=[64 << 10, 4 << 20], help="bytes of a page"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--s3fs", metavar="PYTHON", help="an interpreter that has s3fs")
     options = parser.parse_args()
@@ -138,7 +151,9 @@ def compare(url: str, folder: Path, part: int, options: argparse.Namespace) -> N
     for name, measured in took.items():
         wall, cpu = (statistics.median(each) / size * 1e9 for each in zip(*measured, strict=True))
         ratio = statistics.median(mine / cpu for mine, (_, cpu) in zip(ours, measured, strict=True))
-        print(f"  {name:15} {wall:6.2f} s a GB, {cpu:6.2f} s of CPU; the Loader takes {ratio:.2f} of it")
+        print(
+            f"  {name:15} {wall:6.2f} s a GB, {cpu:6.2f} s of CPU; the Loader takes {ratio:.2f} of it"
+        )
 
 
 if __name__ == "__main__":

@@ -59,7 +59,9 @@ def read_bare(url: str, path: str, offsets: np.ndarray, size: int) -> Seconds:
 
         async def read(offset: int) -> None:
             async with slots:
-                result = await obstore.get_async(store, address.key, options={"range": (offset, offset + size)})
+                result = await obstore.get_async(
+                    store, address.key, options={"range": (offset, offset + size)}
+                )
                 await result.bytes_async()
 
         await asyncio.gather(*map(read, offsets.tolist()))
@@ -78,7 +80,12 @@ def measure(read: Callable[[], object]) -> Seconds:
 def read_first(url: str, scratch: str, num_sources: int) -> tuple[float, float]:
     """Seconds that `open` takes, and the first batch of a blend after it."""
     sources = [
-        {"name": f"s{i}", "path": f"s3://{BUCKET}/{i:05d}-*.parquet", "column": "input_ids", "weight": 1}
+        {
+            "name": f"s{i}",
+            "path": f"s3://{BUCKET}/{i:05d}-*.parquet",
+            "column": "input_ids",
+            "weight": 1,
+        }
         for i in range(num_sources)
     ]
     config = load_config(
@@ -101,13 +108,17 @@ def read_first(url: str, scratch: str, num_sources: int) -> tuple[float, float]:
 
 def main() -> None:
     """Print medians."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--latency", type=float, default=0.03)
     parser.add_argument("--size", type=int, default=16 << 10, help="bytes of a range")
     parser.add_argument("--ranges", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sources", type=int, default=100)
-    parser.add_argument("--ceph", action="store_true", help="from Ceph, without latency; no first batch")
+    parser.add_argument(
+        "--ceph", action="store_true", help="from Ceph, without latency; no first batch"
+    )
     options = parser.parse_args()
     set_keys()
     with tempfile.TemporaryDirectory() as scratch:
@@ -138,10 +149,15 @@ def compare_rates(url: str, path: str, offsets: np.ndarray, options: argparse.Na
         rate = options.ranges / statistics.median(each.wall for each in measured)
         print(f"{name}: {rate:,.0f} ranges/s of {options.size:,} bytes")
     pairs = list(zip(*took.values(), strict=True))
-    for kind, ratios in (("speed", [b.wall / a.wall for a, b in pairs]), ("CPU", [a.cpu / b.cpu for a, b in pairs])):
+    for kind, ratios in (
+        ("speed", [b.wall / a.wall for a, b in pairs]),
+        ("CPU", [a.cpu / b.cpu for a, b in pairs]),
+    ):
         low = min(ratios)
         high = max(ratios)
-        print(f"{kind}, megablend / bare obstore: median {statistics.median(ratios):.2f}, {low:.2f} to {high:.2f}")
+        print(
+            f"{kind}, megablend / bare obstore: median {statistics.median(ratios):.2f}, {low:.2f} to {high:.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -64,7 +64,10 @@ def serving_ceph(folder: Path) -> Iterator[str]:
     from tests.storage.objects.servers.ceph import serving_ceph as serving
 
     with tempfile.TemporaryDirectory() as scratch, serving(Path(scratch)) as admin:
-        os.environ |= {"AWS_ACCESS_KEY_ID": admin.access_key, "AWS_SECRET_ACCESS_KEY": admin.secret_key}
+        os.environ |= {
+            "AWS_ACCESS_KEY_ID": admin.access_key,
+            "AWS_SECRET_ACCESS_KEY": admin.secret_key,
+        }
         admin.make_bucket(BUCKET)
         for path in folder.iterdir():
             admin.put(BUCKET, f"00000-{path.name}", path.read_bytes())
@@ -73,7 +76,11 @@ def serving_ceph(folder: Path) -> Iterator[str]:
 
 def set_keys() -> None:
     """Credentials that nginx and the tests' server do not look at."""
-    os.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_REGION": "us-east-1"}
+    os.environ |= {
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "y",
+        "AWS_REGION": "us-east-1",
+    }
 
 
 @contextlib.contextmanager
@@ -83,7 +90,11 @@ def _serving_nginx(program: str, folder: Path, latency: float, names: int) -> It
         port = _find_free_port()
         (here / "files" / BUCKET).mkdir(parents=True)
         here.chmod(0o755)
-        links = [(f"{i:05d}-{path.name}", path) for i in range(names) for path in sorted(folder.iterdir())]
+        links = [
+            (f"{i:05d}-{path.name}", path)
+            for i in range(names)
+            for path in sorted(folder.iterdir())
+        ]
         for name, path in links:
             (here / "files" / BUCKET / name).symlink_to(path.resolve())
         (here / "files/list.xml").write_text(_list_objects(links))
@@ -99,7 +110,9 @@ def _serving_nginx(program: str, folder: Path, latency: float, names: int) -> It
                 temporary=" ".join(f"{kind}_temp_path {here}/{kind};" for kind in kinds),
             )
         )
-        with subprocess.Popen([program, "-c", str(here / "conf"), "-e", str(here / "errors")]) as process:
+        with subprocess.Popen(
+            [program, "-c", str(here / "conf"), "-e", str(here / "errors")]
+        ) as process:
             try:
                 _wait_for(port)
                 yield f"http://127.0.0.1:{port}"
@@ -116,7 +129,9 @@ def _list_objects(links: list[tuple[str, Path]]) -> str:
         etag = f"&quot;{int(stat.st_mtime):x}-{stat.st_size:x}&quot;"
         modified = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(stat.st_mtime))
         fields = {"Key": name, "LastModified": modified, "ETag": etag, "Size": stat.st_size}
-        contents.append(f"<Contents>{''.join(f'<{key}>{value}</{key}>' for key, value in fields.items())}</Contents>")
+        contents.append(
+            f"<Contents>{''.join(f'<{key}>{value}</{key}>' for key, value in fields.items())}</Contents>"
+        )
     start = f"<ListBucketResult><Name>{BUCKET}</Name><IsTruncated>false</IsTruncated>"
     return f"{start}{''.join(contents)}</ListBucketResult>"
 
@@ -148,7 +163,9 @@ def _read_cpu_seconds(parent: int) -> float:
 def _serving_python(folder: Path, latency: float, names: int) -> Iterator[str]:
     print("  nginx with its Lua module is not installed: the source is a Python server")
     command = [sys.executable, __file__, str(folder), str(latency), str(names)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         try:
@@ -169,11 +186,17 @@ def main() -> None:
     from tests.storage.faulty import Faults, FaultySource
 
     files = {path.name: path.read_bytes() for path in sorted(options.folder.iterdir())}
-    names = {f"{BUCKET}/{i:05d}-{name}": data for i in range(options.names) for name, data in files.items()}
+    names = {
+        f"{BUCKET}/{i:05d}-{name}": data
+        for i in range(options.names)
+        for name, data in files.items()
+    }
     with FaultySource(names, Faults(latency=options.latency)) as source:
         print(source.url, flush=True)
         sys.stdin.read()
-        print(f"{source.requests:,} requests, {source.bytes / 1e6:,.1f} MB, {source.most_in_flight} in flight at most")
+        print(
+            f"{source.requests:,} requests, {source.bytes / 1e6:,.1f} MB, {source.most_in_flight} in flight at most"
+        )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,9 @@ class CountingStorage(WrapperStorage):
         super().__init__(make_storage())
         self.bytes = 0
 
-    def read_ranges(self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate) -> tuple[Bytes, Int64s]:
+    def read_ranges(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
         """Pages."""
         self.bytes += int(sizes.sum())
         return super().read_ranges(path, offsets, sizes, allocate)
@@ -56,16 +58,26 @@ def measured(config: dict[str, Any], micro_batch: int, ranks: int) -> float:
     run = megablend.open(config).run
     spans = run.locate_spans(*run.plan.locate_many(np.arange(run.num_samples)))
     pairs = np.unique(np.stack([spans.epochs, spans.blocks]), axis=1)
-    return counting.bytes / int(run.store.snapshot.blocks(pairs[1])["stored_bytes"].sum(dtype=np.int64))
+    return counting.bytes / int(
+        run.store.snapshot.blocks(pairs[1])["stored_bytes"].sum(dtype=np.int64)
+    )
 
 
 def main() -> None:
     """Make corpora, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sources", type=int, nargs="+", default=[1, 10, 100])
-    parser.add_argument("--mib", type=int, help="of tokens, 4 bytes each, in all sources together; default: one pass")
+    parser.add_argument(
+        "--mib",
+        type=int,
+        help="of tokens, 4 bytes each, in all sources together; default: one pass",
+    )
     parser.add_argument("--cycles", type=int, default=8)
-    parser.add_argument("--folder", help="where the corpora are made; a temporary folder where absent")
+    parser.add_argument(
+        "--folder", help="where the corpora are made; a temporary folder where absent"
+    )
     args = parser.parse_args()
     samples = args.cycles * LANES * CYCLE
     mib = args.mib or 1 + (
@@ -74,7 +86,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for number in args.sources:
             config = make_corpus(Path(folder) / str(number), number, mib)
-            config |= {"sequence_length": SAMPLE_TOKENS, "lanes": LANES, "shuffle_window": CYCLE, "samples": samples}
+            config |= {
+                "sequence_length": SAMPLE_TOKENS,
+                "lanes": LANES,
+                "shuffle_window": CYCLE,
+                "samples": samples,
+            }
             megablend.build(config)
             run = megablend.open(config).run
             for micro_batch, ranks in ((8, 1), (1, 8), (4, 3)):

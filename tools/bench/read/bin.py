@@ -105,7 +105,13 @@ def measure(config: Path, reads: int) -> dict[str, float]:
     cpu = time.process_time()
     with Peak() as peak:
         dataset = megablend.open(config)
-        next(iter(megablend.Loader(dataset, micro_batch_size=8, data_parallel_rank=0, data_parallel_size=1)))
+        next(
+            iter(
+                megablend.Loader(
+                    dataset, micro_batch_size=8, data_parallel_rank=0, data_parallel_size=1
+                )
+            )
+        )
     found = {"first batch s": time.perf_counter() - start, "CPU s": time.process_time() - cpu}
     found["peak MiB"] = (peak.bytes - peak.before) / 2**20
     cache = json.loads(config.read_text())["cache"]
@@ -125,7 +131,9 @@ def theirs(prefix: Path, reads: int) -> float:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dataset = importlib.import_module("megatron.core.datasets.indexed_dataset").IndexedDataset(str(prefix))
+            dataset = importlib.import_module(
+                "megatron.core.datasets.indexed_dataset"
+            ).IndexedDataset(str(prefix))
     except ImportError:
         return float("nan")
     ids = np.random.default_rng(1).integers(0, len(dataset), reads).tolist()
@@ -137,20 +145,26 @@ def theirs(prefix: Path, reads: int) -> float:
 
 def main() -> None:
     """Print a row for each corpus."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--corpora",
         default="160000x16,160000x1024,10000000x16,40000000x65536",
         help="documents x block_bytes (default: %(default)s)",
     )
     parser.add_argument("--reads", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3, help="fresh processes of which medians are taken")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="fresh processes of which medians are taken"
+    )
     parser.add_argument("--one", metavar="CONFIG", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         print(json.dumps(measure(Path(args.one), args.reads)))
         return
-    for documents, block_bytes in (tuple(map(int, each.split("x"))) for each in args.corpora.split(",")):
+    for documents, block_bytes in (
+        tuple(map(int, each.split("x"))) for each in args.corpora.split(",")
+    ):
         with tempfile.TemporaryDirectory() as folder:
             start = time.perf_counter()
             config = make(Path(folder), documents, block_bytes)

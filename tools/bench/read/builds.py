@@ -32,9 +32,20 @@ def write_files(folder: Path, files: int, distinct: int) -> None:
     contents = []
     for i in range(distinct):
         offsets = np.arange(PAGES + 1, dtype=np.int32) * (50 + i)
-        table = pa.table({"ids": pa.ListArray.from_arrays(offsets, rng.integers(0, 50_000, offsets[-1], np.int32))})
+        table = pa.table(
+            {
+                "ids": pa.ListArray.from_arrays(
+                    offsets, rng.integers(0, 50_000, offsets[-1], np.int32)
+                )
+            }
+        )
         sink = pa.BufferOutputStream()
-        options = {"use_dictionary": False, "write_page_index": True, "data_page_size": 1, "write_batch_size": 1}
+        options = {
+            "use_dictionary": False,
+            "write_page_index": True,
+            "data_page_size": 1,
+            "write_batch_size": 1,
+        }
         pq.write_table(table, sink, **options)
         contents.append(sink.getvalue().to_pybytes())
     for i in range(files):
@@ -55,11 +66,19 @@ def build(folder: Path, cache: Path) -> tuple[float, float]:
 
     with tempfile.TemporaryDirectory() as warm:  # loads the kernels
         build_index(
-            warm, [source(str(next(folder.rglob("*.parquet"))))], launch=SingleProcess(), storage=make_storage()
+            warm,
+            [source(str(next(folder.rglob("*.parquet"))))],
+            launch=SingleProcess(),
+            storage=make_storage(),
         )
     cpu = time.process_time()
     wall = time.perf_counter()
-    build_index(str(cache), [source(f"{folder}/**/*.parquet")], launch=SingleProcess(), storage=make_storage())
+    build_index(
+        str(cache),
+        [source(f"{folder}/**/*.parquet")],
+        launch=SingleProcess(),
+        storage=make_storage(),
+    )
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
@@ -74,10 +93,14 @@ def footers(folder: Path) -> tuple[float, float]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=int, default=100_000)
     parser.add_argument("--distinct", type=int, default=20, help="contents of files (default: 20)")
-    parser.add_argument("--old", metavar="PYTHON", help="interpreter that imports another release, to compare with")
+    parser.add_argument(
+        "--old", metavar="PYTHON", help="interpreter that imports another release, to compare with"
+    )
     parser.add_argument("--one", nargs=2, metavar=("FOLDER", "CACHE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -89,7 +112,10 @@ def main() -> None:
         write_files(folder / "data", args.files, args.distinct)
         pythons = {"ours": sys.executable} | ({"old": args.old} if args.old else {})
         wall, cpu = footers(folder / "data")
-        print(f"{args.files:,} files: pyarrow, footers alone: {wall:.2f} s, CPU {cpu:.2f} s", flush=True)
+        print(
+            f"{args.files:,} files: pyarrow, footers alone: {wall:.2f} s, CPU {cpu:.2f} s",
+            flush=True,
+        )
         for step in STEPS:
             if step == "one file more":
                 first = folder / "data/0000/0000000.parquet"
@@ -97,7 +123,9 @@ def main() -> None:
             taken = {}
             for which, python in pythons.items():
                 command = [python, __file__, "--one", str(folder / "data"), str(folder / which)]
-                taken[which] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+                taken[which] = json.loads(
+                    subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+                )
             ours = taken["ours"]
             line = f"{step:14} {ours[0]:8.2f} s, CPU {ours[1]:8.2f} s, {ours[1] / args.files * 1e6:6.0f} us CPU a file"
             if args.old:

@@ -32,7 +32,9 @@ def forget(paths: list[str]) -> None:
     """Let the system forget files, and check that it did."""
     drop(map(Path, paths))
     if (left := resident(map(Path, paths))) > 0.01:
-        raise SystemExit(f"{left:.0%} of the files stay in the page cache: nothing here can be measured cold")
+        raise SystemExit(
+            f"{left:.0%} of the files stay in the page cache: nothing here can be measured cold"
+        )
 
 
 def page_order(config: dict[str, Any], num_tokens: int, **settings: Any) -> int:
@@ -71,12 +73,18 @@ def random_rows(path: str, number: int) -> int:
 
 def main() -> None:
     """Make corpora, measure, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sources", type=int, nargs="+", default=[1, 10, 100])
-    parser.add_argument("--mib", type=int, default=256, help="of tokens, 4 bytes each, in all sources together")
+    parser.add_argument(
+        "--mib", type=int, default=256, help="of tokens, 4 bytes each, in all sources together"
+    )
     parser.add_argument("--rows", type=int, default=2000, help="random rows of the Arrow file")
     parser.add_argument("--rounds", type=int, default=3, help="of which the medians are printed")
-    parser.add_argument("--folder", help="where the corpora are made: on the disk that is to be measured")
+    parser.add_argument(
+        "--folder", help="where the corpora are made: on the disk that is to be measured"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
@@ -94,7 +102,10 @@ def main() -> None:
                 "pyarrow, front to back": (paths, partial(pyarrow_scan, paths)),
                 "blocks, front to back": (paths, partial(scan, dataset)),
                 "page order": (paths, partial(page_order, config, num_tokens)),
-                "page order, direct_io": (paths, partial(page_order, config, num_tokens, direct_io=True)),
+                "page order, direct_io": (
+                    paths,
+                    partial(page_order, config, num_tokens, direct_io=True),
+                ),
                 "Arrow, mapped, random rows": ([arrow], partial(random_rows, arrow, args.rows)),
             }
             rates: dict[str, list[float]] = {name: [] for name in lines}

@@ -49,7 +49,14 @@ def main() -> None:
         count = len(times) - 1
         waits = np.diff(times) * 1e3 if count else np.zeros(1)
         p50, p99 = np.percentile(waits, [50, 99]).tolist()
-        say(step="done", tokens=size, seconds=times[-1] - first, p50_ms=p50, p99_ms=p99, checksum=checksum)
+        say(
+            step="done",
+            tokens=size,
+            seconds=times[-1] - first,
+            p50_ms=p50,
+            p99_ms=p99,
+            checksum=checksum,
+        )
         sys.stdin.readline()
         os._exit(0)  # what a peer does at its end is not measured, and some take long
 

@@ -37,7 +37,9 @@ def pyarrow_scan(folder: Path) -> Open:
                 for part in file.iter_batches(batch_size=1024):
                     left = np.concatenate([left, part.column(0).flatten().to_numpy()])
                     whole = len(left) // (BATCH * LENGTH) * BATCH * LENGTH
-                    yield from torch.from_numpy(left[:whole].astype(np.int64)).view(-1, BATCH, LENGTH)
+                    yield from torch.from_numpy(left[:whole].astype(np.int64)).view(
+                        -1, BATCH, LENGTH
+                    )
                     left = left[whole:]
 
     return batches
@@ -64,7 +66,9 @@ def hf_map(folder: Path) -> Open:
     import datasets
 
     def batches() -> Iterator[Tensor]:
-        parts = [datasets.Dataset.from_file(str(path)) for path in sorted(folder.glob("[0-9]*.arrow"))]
+        parts = [
+            datasets.Dataset.from_file(str(path)) for path in sorted(folder.glob("[0-9]*.arrow"))
+        ]
         rows = datasets.concatenate_datasets(parts).shuffle(seed=0).with_format("torch")
         for batch in DataLoader(rows, batch_size=BATCH, drop_last=True):
             yield batch["tokens"]
@@ -79,7 +83,11 @@ def hf_streaming(folder: Path) -> Open:
     def batches() -> Iterator[Tensor]:
         paths = [str(path) for path in sorted(folder.glob("*.parquet"))]
         rows = datasets.load_dataset(
-            "parquet", data_files=paths, split="train", streaming=True, cache_dir=str(folder / "cache")
+            "parquet",
+            data_files=paths,
+            split="train",
+            streaming=True,
+            cache_dir=str(folder / "cache"),
         )
         rows = rows.shuffle(seed=0, buffer_size=BUFFER_ROWS).with_format("torch")
         for batch in DataLoader(rows, batch_size=BATCH, drop_last=True):
@@ -98,7 +106,11 @@ def ray_data(folder: Path) -> Open:
 
     def batches() -> Iterator[Tensor]:
         rows = ray.data.read_parquet(str(folder)).randomize_block_order(seed=0)
-        arrow = {"batch_format": "pyarrow", "local_shuffle_buffer_size": BUFFER_ROWS, "local_shuffle_seed": 0}
+        arrow = {
+            "batch_format": "pyarrow",
+            "local_shuffle_buffer_size": BUFFER_ROWS,
+            "local_shuffle_seed": 0,
+        }
         for batch in rows.iter_batches(batch_size=BATCH, drop_last=True, **arrow):
             values = batch["tokens"].combine_chunks().flatten().to_numpy()
             yield torch.from_numpy(values.astype(np.int64)).view(BATCH, LENGTH)
@@ -120,7 +132,9 @@ def mosaicml_streaming(folder: Path) -> Open:
 
 def megatron_core(folder: Path) -> Open:
     """Megatron-core's GPTDataset over `.bin/.idx`, its indices built beforehand, read by a DataLoader in sample order."""
-    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.blended_megatron_dataset_builder import (
+        BlendedMegatronDatasetBuilder,
+    )
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
     class Tokenizer:
@@ -145,7 +159,9 @@ def megatron_core(folder: Path) -> Open:
             eod_mask_loss=False,
             create_attention_mask=False,
         )
-        dataset: Any = BlendedMegatronDatasetBuilder(GPTDataset, [None, 0, 0], lambda: True, config).build()[0]
+        dataset: Any = BlendedMegatronDatasetBuilder(
+            GPTDataset, [None, 0, 0], lambda: True, config
+        ).build()[0]
         for batch in DataLoader(dataset, batch_size=BATCH, drop_last=True):
             yield batch["tokens"]
 
@@ -165,16 +181,24 @@ class Contender:
 
 CONTENDERS = {
     "pyarrow, sequential scan": Contender(ready=pyarrow_scan, package="pyarrow", data="parquet-1"),
-    "megablend, sequential": Contender(ready=megablend_order("sequential"), package="megablend", data="parquet-1"),
-    "megablend, page order, 1 source": Contender(ready=megablend_order("page"), package="megablend", data="parquet-1"),
+    "megablend, sequential": Contender(
+        ready=megablend_order("sequential"), package="megablend", data="parquet-1"
+    ),
+    "megablend, page order, 1 source": Contender(
+        ready=megablend_order("page"), package="megablend", data="parquet-1"
+    ),
     "megablend, page order, 10 sources": Contender(
         ready=megablend_order("page"), package="megablend", data="parquet-10"
     ),
     "megablend, page order, 100 sources": Contender(
         ready=megablend_order("page"), package="megablend", data="parquet-100"
     ),
-    "megablend, row order": Contender(ready=megablend_order("row"), package="megablend", data="parquet-1"),
-    "Hugging Face datasets, map-style, shuffled": Contender(ready=hf_map, package="datasets", data="arrow"),
+    "megablend, row order": Contender(
+        ready=megablend_order("row"), package="megablend", data="parquet-1"
+    ),
+    "Hugging Face datasets, map-style, shuffled": Contender(
+        ready=hf_map, package="datasets", data="arrow"
+    ),
     "Hugging Face datasets, streaming, buffer of 10,000": Contender(
         ready=hf_streaming, package="datasets", data="rows"
     ),

@@ -39,7 +39,9 @@ def open_file(path: Path, storage: Storage) -> tuple[FileIndex, BlockReader]:
     kind = format_of(str(path), storage=storage)
     found = kind.index(str(path), ReadSpec(column="tokens"), storage=storage)
     size = storage.stat(str(path)).size
-    file = OpenedFile(size=size, token_dtype=found.token_dtype, structure=found.structure, meta=found.meta)
+    file = OpenedFile(
+        size=size, token_dtype=found.token_dtype, structure=found.structure, meta=found.meta
+    )
     return found, kind.open(str(path), "tokens", file, storage=storage)
 
 
@@ -66,7 +68,10 @@ def measure(path: Path, rounds: int) -> list[str]:
 
     def scan() -> int:
         with pq.ParquetFile(path) as file:
-            return sum(len(b.column(0).values) for b in file.iter_batches(batch_size=1024, use_threads=False))
+            return sum(
+                len(b.column(0).values)
+                for b in file.iter_batches(batch_size=1024, use_threads=False)
+            )
 
     rates: dict[str, list[float]] = {"random": [], "ours": [], "pyarrow": []}
     for round_ in range(rounds + 1):
@@ -90,16 +95,24 @@ def measure(path: Path, rounds: int) -> list[str]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--mib", type=int, default=32, help="MiB of tokens a file (default: 32)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of which medians are taken (default: 5)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="rounds of which medians are taken (default: 5)"
+    )
     parser.add_argument("--pages", nargs="+", choices=PAGES, default=list(PAGES))
     parser.add_argument("--kinds", nargs="+", choices=CODECS, default=list(CODECS))
-    parser.add_argument("--crc", action="store_true", help="write, and therefore check, checksums of pages")
+    parser.add_argument(
+        "--crc", action="store_true", help="write, and therefore check, checksums of pages"
+    )
     args = parser.parse_args()
     pa.set_cpu_count(1)
     print("Millions of tokens per CPU-second")
-    print(f"{'pages':22}{'tokens':>9}{'us/page':>9}{'random':>9}{'scan':>9}{'pyarrow':>9}{'/scan':>8}{'/pyarrow':>9}")
+    print(
+        f"{'pages':22}{'tokens':>9}{'us/page':>9}{'random':>9}{'scan':>9}{'pyarrow':>9}{'/scan':>8}{'/pyarrow':>9}"
+    )
     documents = make_documents(args.mib << 18, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         for page in args.pages:

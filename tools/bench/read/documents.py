@@ -11,13 +11,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 VOCABULARY = 50_001
-CODECS = {"none": ("none", False), "zstd": ("zstd", False), "lz4": ("lz4", False), "dictionary": ("zstd", True)}
+CODECS = {
+    "none": ("none", False),
+    "zstd": ("zstd", False),
+    "lz4": ("lz4", False),
+    "dictionary": ("zstd", True),
+}
 """Kind -> (codec, whether values are kept in a dictionary)."""
 GROUP_TOKENS = 1 << 24
 """Tokens of a row group."""
 
 
-def make_documents(num_tokens: int, seed: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+def make_documents(
+    num_tokens: int, seed: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
     """Tokens int32 [num_tokens], and offsets of documents int64 [num_documents + 1]."""
     rng = np.random.default_rng(seed)
     tokens = np.minimum(rng.zipf(1.2, num_tokens), VOCABULARY - 1).astype(np.int32)

@@ -31,14 +31,18 @@ def child(path: Path, tiny: Path, place: float, clock: Callable[[], float]) -> N
     start = clock()
     import megablend
 
-    importlib.import_module("megablend.reader.loader")  # torch with it, which megablend leaves for later
+    importlib.import_module(
+        "megablend.reader.loader"
+    )  # torch with it, which megablend leaves for later
 
     imported = clock()
     next(iter(megablend.Loader(megablend.open(tiny), micro_batch_size=8)))
     loaded = clock()
     dataset = megablend.open(path)
     opened = clock()
-    loader = megablend.Loader(dataset, micro_batch_size=8, consumed_samples=int(place * len(dataset)) // 8 * 8)
+    loader = megablend.Loader(
+        dataset, micro_batch_size=8, consumed_samples=int(place * len(dataset)) // 8 * 8
+    )
     batch = next(iter(loader))
     done = clock()
     assert batch["tokens"].shape == (8, 512)
@@ -68,24 +72,37 @@ def make(folder: Path, name: str, pages: int) -> Path:
 
 def main() -> None:
     """Build, measure, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pages", type=int, default=10**6)
     parser.add_argument("--rounds", type=int, default=5, help="of which the medians are printed")
-    parser.add_argument("--cpu", action="store_true", help="CPU time of the process instead of wall time")
+    parser.add_argument(
+        "--cpu", action="store_true", help="CPU time of the process instead of wall time"
+    )
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        child(Path(args.child[0]), Path(args.child[1]), float(args.child[2]), getattr(time, args.child[3]))
+        child(
+            Path(args.child[0]),
+            Path(args.child[1]),
+            float(args.child[2]),
+            getattr(time, args.child[3]),
+        )
         return
     with tempfile.TemporaryDirectory() as folder:
         clock = "process_time" if args.cpu else "perf_counter"
         path = make(Path(folder), "large", args.pages)
         tiny = make(Path(folder), "tiny", 1000)
-        print(f"{'milliseconds, at':20}{'imports':>9}{'kernels':>9}{'open':>9}{'batch':>9}{'open + batch':>14}")
+        print(
+            f"{'milliseconds, at':20}{'imports':>9}{'kernels':>9}{'open':>9}{'batch':>9}{'open + batch':>14}"
+        )
         for place in (0.0, 0.123, 0.5, 0.999):
             command = [sys.executable, __file__, "--child", str(path), str(tiny), str(place), clock]
             runs = [
-                json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+                json.loads(
+                    subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                )
                 for _ in range(args.rounds)
             ]
             found = np.median(np.array(runs), axis=0) * 1e3

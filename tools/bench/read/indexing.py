@@ -38,7 +38,13 @@ def write_pages(path: Path, pages: int, tokens: int, **options: object) -> None:
     values = np.random.default_rng(0).integers(0, 50_000, offsets[-1], dtype=np.int32)
     table = pa.table({"ids": pa.ListArray.from_arrays(offsets, values)})
     pq.write_table(
-        table, path, use_dictionary=False, data_page_size=1, write_batch_size=1, row_group_size=pages, **options
+        table,
+        path,
+        use_dictionary=False,
+        data_page_size=1,
+        write_batch_size=1,
+        row_group_size=pages,
+        **options,
     )
 
 
@@ -46,13 +52,17 @@ def write_columns(path: Path, columns: int, groups: int, *, page_index: bool) ->
     """A file whose footer has columns * groups chunks."""
     ids = pa.array([[1, 2, 3]] * groups, pa.list_(pa.int32()))
     others = {f"c{i}": pa.array(np.zeros(groups)) for i in range(columns - 1)}
-    pq.write_table(pa.table({"ids": ids, **others}), path, row_group_size=1, write_page_index=page_index)
+    pq.write_table(
+        pa.table({"ids": ids, **others}), path, row_group_size=1, write_page_index=page_index
+    )
 
 
 def index(path: Path, *, documents: bool) -> FileIndex:
     """As `build` does it."""
     read = ReadSpec(column="ids", count_documents=documents)
-    return format_of(str(path), storage=make_storage()).index(str(path), read, storage=make_storage())
+    return format_of(str(path), storage=make_storage()).index(
+        str(path), read, storage=make_storage()
+    )
 
 
 def parse_page_index(path: Path) -> Callable[[], int]:
@@ -62,7 +72,9 @@ def parse_page_index(path: Path) -> Callable[[], int]:
     footer = read_footer(source)
     column, num_leaves = find_column(footer.schema, "ids", str(path))
     chunks = column_chunks(footer, column, num_leaves)
-    search = PageScanContext(source=source, column=column, limit=footer.offset, documents=True, in_flight=1)
+    search = PageScanContext(
+        source=source, column=column, limit=footer.offset, documents=True, in_flight=1
+    )
 
     def parse() -> int:
         places, _ = read_page_indexes(search, chunks)
@@ -84,9 +96,13 @@ def rate(work: Callable[[], int], rounds: int) -> float:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pages", type=int, default=50_000, help="pages a file (default: 50000)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of which medians are taken (default: 5)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="rounds of which medians are taken (default: 5)"
+    )
     parser.add_argument(
         "--footers",
         default="1x1,10x10,1000x10,5000x10,2x10000",
@@ -99,22 +115,32 @@ def main() -> None:
 
         def row(name: str, work: Callable[[], int]) -> None:
             found = rate(work, args.rounds)
-            print(f"{name:40}{found / 1e3:12,.0f}{found * path.stat().st_size / args.pages / 1e6:8,.0f}")
+            print(
+                f"{name:40}{found / 1e3:12,.0f}{found * path.stat().st_size / args.pages / 1e6:8,.0f}"
+            )
 
         write_pages(path, args.pages, 20, write_page_index=True)
         row("OffsetIndex + ColumnIndex, read and parsed", parse_page_index(path))
         row("OffsetIndex + ColumnIndex", lambda: len(index(path, documents=True).blocks))
         for tokens in (20, 2000):
             write_pages(path, args.pages, tokens, compression="none")
-            row(f"headers, pages of {tokens} tokens", lambda: len(index(path, documents=False).blocks))
+            row(
+                f"headers, pages of {tokens} tokens",
+                lambda: len(index(path, documents=False).blocks),
+            )
             for codec in ("none", "zstd"):
                 write_pages(path, args.pages, tokens, compression=codec)
-                row(f"V1 levels, {codec}, pages of {tokens} tokens", lambda: len(index(path, documents=True).blocks))
+                row(
+                    f"V1 levels, {codec}, pages of {tokens} tokens",
+                    lambda: len(index(path, documents=True).blocks),
+                )
 
         print(
             f"\n{'whole files: columns x row groups':40}{'ms, headers':>12}{'page indices':>14}{'pyarrow, footer alone':>23}"
         )
-        for columns, groups in (tuple(map(int, each.split("x"))) for each in args.footers.split(",")):
+        for columns, groups in (
+            tuple(map(int, each.split("x"))) for each in args.footers.split(",")
+        ):
             rates = []
             for page_index in (False, True):
                 write_columns(path, columns, groups, page_index=page_index)

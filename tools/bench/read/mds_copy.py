@@ -12,7 +12,9 @@ def main() -> None:
     """Cut the tokens into samples and write them."""
     tokens = np.load(sys.argv[1], mmap_mode="r")
     length = int(sys.argv[2])
-    with streaming.MDSWriter(out=sys.argv[3], columns={"tokens": f"ndarray:int32:{length}"}) as writer:
+    with streaming.MDSWriter(
+        out=sys.argv[3], columns={"tokens": f"ndarray:int32:{length}"}
+    ) as writer:
         for start in range(0, len(tokens) // length * length, length):
             writer.write({"tokens": np.asarray(tokens[start : start + length])})
 

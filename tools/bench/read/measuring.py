@@ -43,7 +43,9 @@ class ContenderError(Exception):
     """A contender ended, or took too long; says why."""
 
 
-def measure(name: str, folder: Path, order: str, state: str, python: str, limits: Limits) -> dict[str, Any]:
+def measure(
+    name: str, folder: Path, order: str, state: str, python: str, limits: Limits
+) -> dict[str, Any]:
     """A row of results.
 
     Args:
@@ -57,11 +59,24 @@ def measure(name: str, folder: Path, order: str, state: str, python: str, limits
     mark = uuid.uuid4().hex
     here, there = os.pipe()
     script = Path(__file__).parent / "contender_process.py"
-    command = [python, str(script), name, str(folder), str(limits.seconds), str(limits.tokens), str(there)]
+    command = [
+        python,
+        str(script),
+        name,
+        str(folder),
+        str(limits.seconds),
+        str(limits.tokens),
+        str(there),
+    ]
     with tempfile.TemporaryFile() as log, os.fdopen(here, "rb", buffering=0) as pipe:
         environment = {**os.environ, **quiet(folder), MARK: mark}
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, pass_fds=[there]
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            pass_fds=[there],
         )
         os.close(there)
         try:
@@ -70,8 +85,12 @@ def measure(name: str, folder: Path, order: str, state: str, python: str, limits
             with suppress(subprocess.TimeoutExpired):  # it says why after it has closed the pipe
                 process.wait(2)
             log.seek(0)
-            lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-            raise ContenderError(f"{failure}: {lines[-1].strip()[:200] if lines else 'it said nothing'}") from None
+            lines = [
+                line for line in log.read().decode(errors="replace").splitlines() if line.strip()
+            ]
+            raise ContenderError(
+                f"{failure}: {lines[-1].strip()[:200] if lines else 'it said nothing'}"
+            ) from None
         finally:
             end(mark)
             process.wait()
@@ -82,7 +101,9 @@ def measure(name: str, folder: Path, order: str, state: str, python: str, limits
 def quiet(folder: Path) -> dict[str, str]:
     """Environment in which no peer looks for a network or writes outside of the folder."""
     return {
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]
+        ),
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(folder.parent / "hf"),
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
@@ -92,7 +113,13 @@ def quiet(folder: Path) -> dict[str, str]:
 
 
 def _watched(
-    process: subprocess.Popen[bytes], pipe: Any, mark: str, folder: Path, order: str, state: str, limits: Limits
+    process: subprocess.Popen[bytes],
+    pipe: Any,
+    mark: str,
+    folder: Path,
+    order: str,
+    state: str,
+    limits: Limits,
 ) -> dict[str, Any]:
     assert process.stdin
     next_message(pipe, "ready", READY_LIMIT)
@@ -135,7 +162,9 @@ def _row(
         "seconds": done["seconds"],
         "first_s": first["seconds"],
         "tokens_per_s": tokens / done["seconds"] if tokens else 0.0,
-        "cpu_s_per_1e9": (after.cpu_seconds - before.cpu_seconds) / tokens * 1e9 if tokens else None,
+        "cpu_s_per_1e9": (after.cpu_seconds - before.cpu_seconds) / tokens * 1e9
+        if tokens
+        else None,
         "read_per_used": (after.read_bytes - opening.read_bytes) / used,
         "p50_ms": done["p50_ms"],
         "p99_ms": done["p99_ms"],

@@ -49,13 +49,14 @@ VARIED = ["pyarrow, sequential scan", "megablend, sequential", "megablend, page 
 def interpreters(pythons: list[str]) -> dict[str, str]:
     """Package -> the first interpreter that has it."""
     packages = sorted({contender.package for contender in CONTENDERS.values()})
-    code = (
-        f"import importlib.util as u, json; print(json.dumps([p for p in {packages} if u.find_spec(p.split('.')[0])]))"
-    )
+    code = f"import importlib.util as u, json; print(json.dumps([p for p in {packages} if u.find_spec(p.split('.')[0])]))"
     found: dict[str, str] = {}
     for python in [sys.executable, *pythons]:
         done = subprocess.run(
-            [python, "-c", code], env={**os.environ, **quiet(Path())}, stdout=subprocess.PIPE, check=True
+            [python, "-c", code],
+            env={**os.environ, **quiet(Path())},
+            stdout=subprocess.PIPE,
+            check=True,
         )
         found = dict.fromkeys(json.loads(done.stdout), python) | found
     return found
@@ -90,7 +91,9 @@ def race(folder: Path, args: argparse.Namespace, results: Path) -> None:
     for _, name, page, codec, _ in dict.fromkeys((0, *task[1:4], "") for task in wanted):
         contender = CONTENDERS[name]
         if contender.package in pythons:
-            with suppress(subprocess.CalledProcessError):  # a peer that does not import: its own process will say why
+            with suppress(
+                subprocess.CalledProcessError
+            ):  # a peer that does not import: its own process will say why
                 make(folder, contender.data, page, codec, pythons[contender.package])
     keys = ("round", "contender", "page", "codec", "state")
     start = time.monotonic()
@@ -108,7 +111,9 @@ def race(folder: Path, args: argparse.Namespace, results: Path) -> None:
             if contender.package not in pythons:
                 raise ContenderError(f"{contender.package} is not installed")
             if (data / f"{order}.missing").exists():
-                raise ContenderError(f"this version lacks it: {(data / f'{order}.missing').read_text()[:120]}")
+                raise ContenderError(
+                    f"this version lacks it: {(data / f'{order}.missing').read_text()[:120]}"
+                )
             row |= measure(name, data, order, state, pythons[contender.package], limits)
         except ContenderError as failure:
             row["failed"] = str(failure)
@@ -120,7 +125,9 @@ def race(folder: Path, args: argparse.Namespace, results: Path) -> None:
 
 def read(results: Path) -> list[dict[str, Any]]:
     """The rows of a results file, which may not be there yet."""
-    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    return (
+        [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    )
 
 
 def show(results: Path, picture: Path | None) -> None:
@@ -135,27 +142,49 @@ def show(results: Path, picture: Path | None) -> None:
         print("\nM tokens/s warm / cold; CPU-s per 1e9 tokens, warm\n")
         print(variants_table(rows, varied))
     if picture:
-        print(f"\n{picture}" if plot(main_rows, names, picture) else "\nno plot: matplotlib is not installed")
+        print(
+            f"\n{picture}"
+            if plot(main_rows, names, picture)
+            else "\nno plot: matplotlib is not installed"
+        )
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=1 << 28, help="of 4 bytes each (default: 2^28, 1 GiB)")
-    parser.add_argument("--pages", nargs="+", choices=PAGES, default=list(PAGES), help="sizes before compression")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=1 << 28, help="of 4 bytes each (default: 2^28, 1 GiB)"
+    )
+    parser.add_argument(
+        "--pages", nargs="+", choices=PAGES, default=list(PAGES), help="sizes before compression"
+    )
     parser.add_argument("--codecs", nargs="+", choices=CODECS, default=list(CODECS))
     parser.add_argument("--states", nargs="+", choices=["warm", "cold"], default=["warm", "cold"])
     parser.add_argument("--contenders", nargs="+", help="parts of names; default: all")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6, help="of reading, at most (default: %(default)s)")
-    parser.add_argument("--first", type=float, default=60, help="limit to the first batch (default: %(default)s)")
-    parser.add_argument("--python", nargs="+", default=[], metavar="PATH", help="interpreters that have the peers")
-    parser.add_argument("--folder", type=Path, help="keeps the data; a temporary folder where absent")
+    parser.add_argument(
+        "--seconds", type=float, default=6, help="of reading, at most (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--first", type=float, default=60, help="limit to the first batch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--python", nargs="+", default=[], metavar="PATH", help="interpreters that have the peers"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="keeps the data; a temporary folder where absent"
+    )
     parser.add_argument("--results", type=Path, help="default: results.jsonl in the folder")
     parser.add_argument("--plot", type=Path, metavar="PNG")
-    parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which no measurement is begun")
+    parser.add_argument(
+        "--budget", type=float, default=math.inf, help="seconds after which no measurement is begun"
+    )
     parser.add_argument("--prepare", action="store_true", help="make the data, measure nothing")
-    parser.add_argument("--show", action="store_true", help="measure nothing, show the results that are there")
+    parser.add_argument(
+        "--show", action="store_true", help="measure nothing, show the results that are there"
+    )
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
         folder = (args.folder or Path(temporary)).resolve()

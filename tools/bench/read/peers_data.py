@@ -71,14 +71,25 @@ def make(folder: Path, data: str, page: str, codec: str, python: str) -> None:
     offsets = np.load(folder / "offsets.npy")
     if data == "arrow":
         for path, samples in _shards(unfinished, tokens, ".arrow"):
-            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, samples.schema) as writer:
+            with (
+                pa.OSFile(str(path), "wb") as sink,
+                pa.ipc.new_stream(sink, samples.schema) as writer,
+            ):
                 writer.write_table(samples, BATCH_ROWS)
     elif data == "rows":
         for path, samples in _shards(unfinished, tokens, ".parquet"):
-            pq.write_table(samples, path, compression="zstd", use_dictionary=False, row_group_size=BATCH_ROWS)
+            pq.write_table(
+                samples, path, compression="zstd", use_dictionary=False, row_group_size=BATCH_ROWS
+            )
     elif data == "mds":
         script = Path(__file__).parent / "mds_copy.py"
-        command = [python, str(script), str(folder / "tokens.npy"), str(LENGTH), str(unfinished / "shards")]
+        command = [
+            python,
+            str(script),
+            str(folder / "tokens.npy"),
+            str(LENGTH),
+            str(unfinished / "shards"),
+        ]
         subprocess.run(command, check=True, capture_output=True)
         (unfinished / "shards").rename(out)
         return
@@ -107,7 +118,9 @@ def disk_bytes(folder: Path, name: str) -> int:
     """What a contender needs on disk besides the Parquet that was there: an index, or a copy."""
     found = files_of(folder, name)
     parquet_is_there = (folder / "page.json").exists()
-    return sum(path.stat().st_size for path in found if not (parquet_is_there and path.parent == folder))
+    return sum(
+        path.stat().st_size for path in found if not (parquet_is_there and path.parent == folder)
+    )
 
 
 def data_bytes(folder: Path) -> int:
@@ -116,10 +129,14 @@ def data_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in ends)
 
 
-def _shards(folder: Path, tokens: npt.NDArray[np.int32], suffix: str) -> Iterator[tuple[Path, pa.Table]]:
+def _shards(
+    folder: Path, tokens: npt.NDArray[np.int32], suffix: str
+) -> Iterator[tuple[Path, pa.Table]]:
     samples = len(tokens) // LENGTH
     for shard in range(min(SHARDS, samples)):
-        start, stop = (samples * edge // min(SHARDS, samples) * LENGTH for edge in (shard, shard + 1))
+        start, stop = (
+            samples * edge // min(SHARDS, samples) * LENGTH for edge in (shard, shard + 1)
+        )
         offsets = pa.array(np.arange(0, stop - start + 1, LENGTH, dtype=np.int32))
         column = pa.ListArray.from_arrays(offsets, pa.array(np.asarray(tokens[start:stop])))
         yield folder / f"{shard:05d}{suffix}", pa.table({"tokens": column})
@@ -135,9 +152,17 @@ def _write_sources(
 ) -> None:
     edges = np.arange(sources + 1) * int(offsets[-1]) // sources
     for number, (start, stop) in enumerate(itertools.pairwise(edges)):
-        inside = offsets[np.searchsorted(offsets, start, side="right") : np.searchsorted(offsets, stop)]
+        inside = offsets[
+            np.searchsorted(offsets, start, side="right") : np.searchsorted(offsets, stop)
+        ]
         part = np.concatenate([[start], inside, [stop]]) - start
-        write_parquet(folder / f"{number:05d}.parquet", tokens[start:stop], part, page_bytes=page_bytes, codec=codec)
+        write_parquet(
+            folder / f"{number:05d}.parquet",
+            tokens[start:stop],
+            part,
+            page_bytes=page_bytes,
+            codec=codec,
+        )
 
 
 def _build(folder: Path, num_tokens: int) -> None:

@@ -44,7 +44,10 @@ def contenders_table(rows: Sequence[Row], names: Sequence[str]) -> str:
             waits = [shown(of(measured, state, key), 1, 2) for key in ("p50_ms", "p99_ms")]
             cells.append(" / ".join(waits))
         cells += [shown(of(measured, state, "first_s"), 1, 2) for state in ("warm", "cold")]
-        peaks = [max((row[key] for row in measured), default=0) / 1e6 for key in ("pss_bytes", "own_bytes")]
+        peaks = [
+            max((row[key] for row in measured), default=0) / 1e6
+            for key in ("pss_bytes", "own_bytes")
+        ]
         cells.append(f"{peaks[0]:,.0f} ({peaks[1]:,.0f})")
         cells.append(f"{max(row['disk_bytes'] for row in measured) / 1e6:,.0f}")
         lines.append("| " + " | ".join(cells) + " |")
@@ -57,7 +60,11 @@ def variants_table(rows: Sequence[Row], names: Sequence[str]) -> str:
     for page, codec in dict.fromkeys((row["page"], row["codec"]) for row in rows):
         cells = []
         for name in names:
-            mine = [row for row in rows if (row["contender"], row["page"], row["codec"]) == (name, page, codec)]
+            mine = [
+                row
+                for row in rows
+                if (row["contender"], row["page"], row["codec"]) == (name, page, codec)
+            ]
             rates = [shown(of(mine, state, "tokens_per_s"), 1e6, 0) for state in ("warm", "cold")]
             cells.append(f"{' / '.join(rates)}; {shown(of(mine, 'warm', 'cpu_s_per_1e9'), 1, 1)}")
         lines.append(f"| {page}, {codec} | " + " | ".join(cells) + " |")
@@ -74,7 +81,9 @@ def plot(rows: Sequence[Row], names: Sequence[str], path: Path) -> bool:
     except ImportError:
         return False
     found = {name: [row for row in rows if row["contender"] == name] for name in names}
-    found = {name: mine for name, mine in found.items() if any("tokens_per_s" in row for row in mine)}
+    found = {
+        name: mine for name, mine in found.items() if any("tokens_per_s" in row for row in mine)
+    }
     figure, axes = pyplot.subplots(figsize=(9, 0.5 * len(found) + 1.5), layout="constrained")
     for shift, state in ((-0.2, "warm"), (0.2, "cold")):
         rates = [(of(mine, state, "tokens_per_s") or 0) / 1e6 for mine in found.values()]

@@ -78,7 +78,10 @@ def scan(dataset: megablend.Dataset) -> int:
     found = 0
     num_blocks = len(store.snapshot.tokens_before) - 1
     for start in range(0, num_blocks, BATCH_PAGES):
-        found += sum(len(block.tokens) for block in store.read(np.arange(start, min(start + BATCH_PAGES, num_blocks))))
+        found += sum(
+            len(block.tokens)
+            for block in store.read(np.arange(start, min(start + BATCH_PAGES, num_blocks)))
+        )
     return found
 
 
@@ -102,7 +105,10 @@ def measure(config: dict[str, Any], rounds: int) -> dict[str, float]:
     """Nanoseconds of CPU time a token, by what is measured."""
     paths = [source["path"] for source in config["sources"]]
     datasets = {order: opened(config, order=order) for order in ("sequential", "page")}
-    loaders = {order: steps(megablend.Loader(dataset, micro_batch_size=8), 8) for order, dataset in datasets.items()}
+    loaders = {
+        order: steps(megablend.Loader(dataset, micro_batch_size=8), 8)
+        for order, dataset in datasets.items()
+    }
     num_tokens = scan(datasets["page"])
 
     def walk(batches: Iterator[dict[str, Any]]) -> int:
@@ -124,7 +130,12 @@ def measure(config: dict[str, Any], rounds: int) -> dict[str, float]:
             seen[name].append((time.process_time() - start) / tokens * 1e9)
     found = {name: statistics.median(values) for name, values in seen.items()}
     found["amplification"] = read_amplification(
-        datasets["page"].run, micro_batch_size=8, data_parallel_size=1, num_workers=0, first=0, stop=8 * 512 * 4
+        datasets["page"].run,
+        micro_batch_size=8,
+        data_parallel_size=1,
+        num_workers=0,
+        first=0,
+        stop=8 * 512 * 4,
     )
     return found
 
@@ -132,7 +143,9 @@ def measure(config: dict[str, Any], rounds: int) -> dict[str, float]:
 def latency(config: dict[str, Any], work: float) -> None:
     """Times of batches of 64 x 512 tokens, with `work` seconds of something else between two."""
     start = time.perf_counter()
-    dataset = opened(config, order="page", sequence_length=512, lanes=64, shuffle_window=256, memory="1GiB")
+    dataset = opened(
+        config, order="page", sequence_length=512, lanes=64, shuffle_window=256, memory="1GiB"
+    )
     loader = megablend.Loader(dataset, micro_batch_size=64)
     batches = iter(loader)
     next(batches)
@@ -152,12 +165,18 @@ def latency(config: dict[str, Any], work: float) -> None:
 
 def main() -> None:
     """Make corpora, measure, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sources", type=int, nargs="+", default=[1, 10, 100])
-    parser.add_argument("--mib", type=int, default=500, help="of tokens, 4 bytes each, in all sources together")
+    parser.add_argument(
+        "--mib", type=int, default=500, help="of tokens, 4 bytes each, in all sources together"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--latency", action="store_true")
-    parser.add_argument("--folder", help="where the corpora are made; a temporary folder where absent")
+    parser.add_argument(
+        "--folder", help="where the corpora are made; a temporary folder where absent"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
@@ -169,9 +188,12 @@ def main() -> None:
                 continue
             os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
             found = measure(config, args.rounds)
-            nanoseconds = {name: round(found[name], 2) for name in ("pyarrow", "scan", "sequential", "page")}
+            nanoseconds = {
+                name: round(found[name], 2) for name in ("pyarrow", "scan", "sequential", "page")
+            }
             ratios = ", ".join(
-                f"{name} x {found[name] / found['page']:.2f}" for name in ("pyarrow", "scan", "sequential")
+                f"{name} x {found[name] / found['page']:.2f}"
+                for name in ("pyarrow", "scan", "sequential")
             )
             print(f"{number:4} sources: CPU ns a token {json.dumps(nanoseconds)}")
             print(f"     page order is {ratios}; read amplification {found['amplification']:.3f}")

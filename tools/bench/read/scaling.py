@@ -74,10 +74,14 @@ def memory_mib() -> float:
 
 def main() -> None:
     """Make indexes, measure in fresh processes, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--blocks", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", help="where the indexes are made; a temporary folder where absent")
+    parser.add_argument(
+        "--folder", help="where the indexes are made; a temporary folder where absent"
+    )
     parser.add_argument("--one", metavar="CONFIG", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -93,13 +97,16 @@ def main() -> None:
             start = time.perf_counter()
             merge = build_linked(config)
             whole = time.perf_counter() - start
-            size = sum(file.stat().st_size for file in Path(config["cache"]).glob("generations/*/*"))
+            size = sum(
+                file.stat().st_size for file in Path(config["cache"]).glob("generations/*/*")
+            )
             print(
                 f"{num_blocks:,} blocks: index of {size / 1e6:,.1f} MB; merge {merge:.2f} s, all of both builds {whole:.2f} s"
             )
             command = [sys.executable, __file__, "--one", str(path)]
             rounds = [
-                json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(args.rounds)
+                json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+                for _ in range(args.rounds)
             ]
             for name in rounds[0]:
                 values = [one[name] for one in rounds]

@@ -38,8 +38,13 @@ def autocorrelation(labels: Int64s, ranges: Sequence[tuple[int, int]]) -> list[f
     shares = np.unique(labels, return_counts=True)[1] / len(labels)
     chance = float((shares**2).sum())
     if min(start for start, _ in ranges) < 1 or max(stop for _, stop in ranges) > len(labels):
-        raise ValueError(f"lags {ranges} of {len(labels)} samples: expected from 1 to {len(labels) - 1}")
+        raise ValueError(
+            f"lags {ranges} of {len(labels)} samples: expected from 1 to {len(labels) - 1}"
+        )
     if chance == 1:
         return [0.0] * len(ranges)
-    means = [np.mean([(labels[lag:] == labels[:-lag]).mean() for lag in range(*limits)]) for limits in ranges]
+    means = [
+        np.mean([(labels[lag:] == labels[:-lag]).mean() for lag in range(*limits)])
+        for limits in ranges
+    ]
     return [float((mean - chance) / (1 - chance)) for mean in means]

@@ -12,7 +12,14 @@ import megablend
 
 
 def places(
-    setting: Setting, tokens: npt.NDArray[np.int32], path: Path, cache: Path, *, lanes: int, order: str, seed: int
+    setting: Setting,
+    tokens: npt.NDArray[np.int32],
+    path: Path,
+    cache: Path,
+    *,
+    lanes: int,
+    order: str,
+    seed: int,
 ) -> Int64s:
     """Where each token of each sample lies in the corpus: int64 [num_samples, sequence_length + 1].
 
@@ -44,7 +51,9 @@ def places(
     found = np.repeat(firsts - before, lengths) + np.arange(lengths.sum())
     found = found.reshape(setting.num_samples, -1)
     batches = iter(megablend.Loader(dataset, micro_batch_size=setting.batch))
-    for batch, expected in zip(batches, np.split(found, range(setting.batch, len(found), setting.batch)), strict=False):
+    for batch, expected in zip(
+        batches, np.split(found, range(setting.batch, len(found), setting.batch)), strict=False
+    ):
         assert np.array_equal(batch["tokens"].numpy(), tokens[expected[:, :-1]])
         assert np.array_equal(batch["labels"].numpy(), tokens[expected[:, 1:]])
     return found

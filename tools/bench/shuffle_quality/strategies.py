@@ -35,7 +35,9 @@ class Setting:
 
 def sequential(setting: Setting, rng: np.random.Generator) -> Int64s:
     """As the files have it."""
-    return cut(np.arange(setting.num_tokens), np.arange(setting.num_samples), setting.sequence_length)
+    return cut(
+        np.arange(setting.num_tokens), np.arange(setting.num_samples), setting.sequence_length
+    )
 
 
 def window(setting: Setting, rng: np.random.Generator) -> Int64s:
@@ -57,7 +59,9 @@ def refilled(setting: Setting, rng: np.random.Generator) -> Int64s:
     """
     num_pages = -(-setting.num_tokens // setting.page_tokens)
     pages = [page_places(page, setting) for page in rng.permutation(num_pages).tolist()]
-    whole = (np.cumsum([len(page) for page in pages]) - 1) // setting.sequence_length  # samples that so many pages make
+    whole = (
+        np.cumsum([len(page) for page in pages]) - 1
+    ) // setting.sequence_length  # samples that so many pages make
     room = setting.page_tokens // setting.sequence_length
     held: list[int] = []
     order: list[int] = []
@@ -75,7 +79,9 @@ def refilled(setting: Setting, rng: np.random.Generator) -> Int64s:
 
 def full(setting: Setting, rng: np.random.Generator) -> Int64s:
     """All samples in random order."""
-    return cut(np.arange(setting.num_tokens), rng.permutation(setting.num_samples), setting.sequence_length)
+    return cut(
+        np.arange(setting.num_tokens), rng.permutation(setting.num_samples), setting.sequence_length
+    )
 
 
 STRATEGIES: dict[str, Callable[[Setting, np.random.Generator], Int64s]] = {
@@ -88,7 +94,9 @@ STRATEGIES: dict[str, Callable[[Setting, np.random.Generator], Int64s]] = {
 
 def page_places(page: int, setting: Setting) -> Int64s:
     """The places of a page's tokens."""
-    return np.arange(page * setting.page_tokens, min((page + 1) * setting.page_tokens, setting.num_tokens))
+    return np.arange(
+        page * setting.page_tokens, min((page + 1) * setting.page_tokens, setting.num_tokens)
+    )
 
 
 def cut(places: Int64s, order: Int64s, length: int) -> Int64s:

@@ -42,7 +42,9 @@ class Corpus:
 
     def save(self, path: Path) -> None:
         """Write all to one `.npz`."""
-        arrays = {name: getattr(self, name) for name in ("tokens", "documents", "topics", "validation")}
+        arrays = {
+            name: getattr(self, name) for name in ("tokens", "documents", "topics", "validation")
+        }
         np.savez(path, allow_pickle=False, **arrays)
 
     @staticmethod
@@ -54,19 +56,28 @@ class Corpus:
 
 def topic_of(source: str, path: str, roots: Iterable[Path]) -> str:
     """The folder below the root that a file lies in, of its source."""
-    inside = max((root for root in roots if path.startswith(f"{root}/")), key=lambda root: len(str(root)))
+    inside = max(
+        (root for root in roots if path.startswith(f"{root}/")), key=lambda root: len(str(root))
+    )
     return f"{source}/{Path(path).relative_to(inside).parts[0]}"
 
 
 def make_corpus(
-    *, num_tokens: int, vocab_size: int, sequence_length: int, folders: list[Path], max_validation: int = 512
+    *,
+    num_tokens: int,
+    vocab_size: int,
+    sequence_length: int,
+    folders: list[Path],
+    max_validation: int = 512,
 ) -> Corpus:
     """Collect, sort by topic, tokenise; about `num_tokens` tokens for training, an equal part of each source where it has it.
 
     Raises: ValueError where the folders hold less text than that, or what is held out is shorter than a sequence.
     """
     files = candidates(folders, seed=0)
-    tokenizer = train_tokenizer(training_sample(files, min(TRAINING_BYTES, 4 * num_tokens)), vocab_size)
+    tokenizer = train_tokenizer(
+        training_sample(files, min(TRAINING_BYTES, 4 * num_tokens)), vocab_size
+    )
     roots = [folder.resolve() for folder in folders] + folders
     seen: set[bytes] = set()
     train: list[tuple[str, Text, list[int]]] = []
@@ -86,10 +97,14 @@ def make_corpus(
                 budget = budget - len(ids) - 1
                 left = left - len(ids) - 1
     if left > num_tokens // 10:
-        raise ValueError(f"this machine has {num_tokens - left:,} tokens of text; ask for fewer (--tokens)")
+        raise ValueError(
+            f"this machine has {num_tokens - left:,} tokens of text; ask for fewer (--tokens)"
+        )
     for documents in (train, held_out):
         documents.sort(key=lambda document: (document[0], document[1].path))
-    others = np.concatenate([np.empty(0, np.int64), *(np.array(ids, np.int64) for _, _, ids in held_out)])
+    others = np.concatenate(
+        [np.empty(0, np.int64), *(np.array(ids, np.int64) for _, _, ids in held_out)]
+    )
     count = len(others) // (sequence_length + 1)
     if not count:
         raise ValueError(
@@ -102,7 +117,9 @@ def make_corpus(
         tokens=np.concatenate([np.array(ids, np.int32) for _, _, ids in train]),
         documents=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])[:-1],
         topics=topics.astype(np.int64),
-        validation=sequences[np.linspace(0, count - 1, min(count, max_validation)).astype(np.int64)],
+        validation=sequences[
+            np.linspace(0, count - 1, min(count, max_validation)).astype(np.int64)
+        ],
     )
 
 

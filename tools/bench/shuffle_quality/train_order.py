@@ -45,13 +45,17 @@ def train(
     """
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    model = TinyModel(places.shape[1] - 1, vocab_size=vocab_size, width=WIDTH, heads=HEADS, layers=LAYERS)
+    model = TinyModel(
+        places.shape[1] - 1, vocab_size=vocab_size, width=WIDTH, heads=HEADS, layers=LAYERS
+    )
     optimiser = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, weight_decay=0.01)
     steps = len(places) // batch
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: learning_rate(step, steps))
     position_ids = torch.arange(places.shape[1] - 1).expand(batch, -1)
     for step in range(steps):
-        samples = torch.from_numpy(tokens[places[step * batch : (step + 1) * batch]].astype(np.int64))
+        samples = torch.from_numpy(
+            tokens[places[step * batch : (step + 1) * batch]].astype(np.int64)
+        )
         optimiser.zero_grad()
         loss: Any = model.losses(samples[:, :-1], position_ids, samples[:, 1:]).mean()
         loss.backward()

@@ -1,4 +1,5 @@
-"""Bodies of many pages: checksums compared, decompressed; and the positions of each page's levels and values.
+"""Bodies of many pages: checksums compared, decompressed; and the positions of each page's levels
+and values.
 
 V1 compresses levels and values together; V2 leaves the levels uncompressed in front.
 
@@ -17,7 +18,11 @@ import pyarrow as pa
 from megablend.arrays import Int64s
 from megablend.formats.buffers import allocate_buffer, memory_at
 from megablend.formats.decoded import addresses_of
-from megablend.formats.parquet.decoding.codecs import decompress, decompress_many, max_decompressed_size
+from megablend.formats.parquet.decoding.codecs import (
+    decompress,
+    decompress_many,
+    max_decompressed_size,
+)
 from megablend.formats.parquet.metadata.names import CodecId
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.formats.parquet.metadata.thrift import MalformedError
@@ -30,7 +35,8 @@ class PagePayloads(NamedTuple):
     """Decompressed payloads of n pages: addresses and sizes in memory."""
 
     owners: list[pa.Buffer | None]
-    """Owner of the values' memory, of that page only; None if that is the buffer that all pages were read into."""
+    """Owner of the values' memory, of that page only; None if that is the buffer that all pages
+    were read into."""
     levels: Int64s
     """int64 [n], of the bytes that begin with the levels."""
     level_sizes: Int64s
@@ -39,7 +45,9 @@ class PagePayloads(NamedTuple):
     value_sizes: Int64s
 
 
-def bodies_of(source: ByteSource, headers: Headers, codecs: npt.NDArray[Any], addresses: Int64s) -> PagePayloads:
+def bodies_of(
+    source: ByteSource, headers: Headers, codecs: npt.NDArray[Any], addresses: Int64s
+) -> PagePayloads:
     """Check and decompress the bodies of data pages.
 
     Args:
@@ -61,13 +69,24 @@ def bodies_of(source: ByteSource, headers: Headers, codecs: npt.NDArray[Any], ad
     packed = (is_v1 | (is_packed & (lengths > 0))).nonzero()[0]
     owners: list[pa.Buffer | None] = [None] * len(headers)
     found, at = decompress_pages(
-        source, headers["offset"][packed], codecs[packed], values[packed], stored[packed], lengths[packed]
+        source,
+        headers["offset"][packed],
+        codecs[packed],
+        values[packed],
+        stored[packed],
+        lengths[packed],
     )
     for i, owner in zip(packed.tolist(), found, strict=True):
         owners[i] = owner
     values[packed] = at
     stored[packed] = lengths[packed]
-    return PagePayloads(owners, np.where(is_v1, values, addresses), np.where(is_v1, stored, in_front), values, stored)
+    return PagePayloads(
+        owners,
+        np.where(is_v1, values, addresses),
+        np.where(is_v1, stored, in_front),
+        values,
+        stored,
+    )
 
 
 def decompress_pages(
@@ -86,7 +105,8 @@ def decompress_pages(
         addresses, sizes: int64 [n], of the parts.
         lengths: int64 [n], their decompressed sizes in bytes.
 
-    Returns: the buffers, None for a part that is not compressed; the addresses of the decompressed bytes, int64 [n].
+    Returns: the buffers, None for a part that is not compressed; the addresses of the decompressed
+        bytes, int64 [n].
     Raises: CorruptFileError, UnsupportedFileError.
     """
     owners: list[pa.Buffer | None] = [None] * len(offsets)
@@ -100,7 +120,9 @@ def decompress_pages(
                 is_likely = lengths[mine] <= max_decompressed_size(codec, sizes[mine])
                 likely = mine[is_likely]
                 buffers = []
-                for place.offset, length in zip(offsets[likely].tolist(), lengths[likely].tolist(), strict=True):
+                for place.offset, length in zip(
+                    offsets[likely].tolist(), lengths[likely].tolist(), strict=True
+                ):
                     buffers.append(allocate_buffer(length))
                 outs = addresses_of(buffers)
                 if many(addresses[likely], sizes[likely], outs, lengths[likely]) < 0:
@@ -110,14 +132,17 @@ def decompress_pages(
                         owners[i] = buffer
             for i in mine.tolist():  # one by one, for an exact error message
                 place.offset = int(offsets[i])
-                buffer = pa.py_buffer(decompress(codec, memory_at(addresses[i], sizes[i]), int(lengths[i])))
+                buffer = pa.py_buffer(
+                    decompress(codec, memory_at(addresses[i], sizes[i]), int(lengths[i]))
+                )
                 owners[i] = buffer
                 found[i] = buffer.address
     return owners, found
 
 
 def check_checksums(source: ByteSource, headers: Headers, addresses: Int64s) -> None:
-    """Verify the checksums that are present, of bodies that begin at `addresses`, int64 [n]. Raises CorruptFileError."""
+    """Verify the checksums that are present, of bodies that begin at `addresses`, int64 [n]. Raises
+    CorruptFileError."""
     with_crc = headers["has_crc"].nonzero()[0].tolist()
     if not with_crc:
         return
@@ -132,4 +157,6 @@ def check_crc(crc: int, body: memoryview) -> None:
     found = zlib.crc32(body)
     expected = crc & 0xFFFF_FFFF
     if found != expected:
-        raise MalformedError(f"its checksum is {found:08x}, the checksum in its header is {expected:08x}")
+        raise MalformedError(
+            f"its checksum is {found:08x}, the checksum in its header is {expected:08x}"
+        )

@@ -1,7 +1,8 @@
-"""Decompression of pages, checked: the output has exactly the size in the page header, or it is an error.
+"""Decompression of pages, checked: the output has exactly the size in the page header, or it is an
+error.
 
-pyarrow's one-shot codecs do not report when they wrote less than expected; the rest of the buffer would be whatever was
-in memory before. So the length is checked in a different way for each codec.
+pyarrow's one-shot codecs do not report when they wrote less than expected; the rest of the buffer
+would be whatever was in memory before. So the length is checked in a different way for each codec.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ Many: TypeAlias = Callable[[Int64s, Int64s, Int64s, Int64s], int]
 
 
 def decompress(codec: int, data: memoryview, size: int) -> Buffer:
-    """`size` bytes out of `data`. Raises MalformedError, UnsupportedError (a codec that pyarrow does not have)."""
+    """`size` bytes out of `data`. Raises MalformedError, UnsupportedError (a codec that pyarrow
+    does not have)."""
     if codec not in CODECS:
         raise UnsupportedError(unsupported_codec_message(codec))
     function, _ = CODECS[codec]
@@ -44,9 +46,13 @@ def decompress(codec: int, data: memoryview, size: int) -> Buffer:
     try:
         out = function(data, size)
     except (pa.ArrowException, OSError, zlib.error) as error:
-        raise MalformedError(f"{name_of(CodecId, codec)} cannot be decompressed ({error})") from error
+        raise MalformedError(
+            f"{name_of(CodecId, codec)} cannot be decompressed ({error})"
+        ) from error
     if len(out) != size:
-        raise MalformedError(f"it decompresses to {len(out)} bytes, expected {size} (from its header)")
+        raise MalformedError(
+            f"it decompresses to {len(out)} bytes, expected {size} (from its header)"
+        )
     return out
 
 
@@ -54,15 +60,17 @@ Size = TypeVar("Size", int, Int64s)
 
 
 def max_decompressed_size(codec: int, size: Size) -> Size:
-    """Upper bound of the bytes that `size` bytes of a codec can be decompressed to, so that a wrong size allocates no memory."""
+    """Upper bound of the bytes that `size` bytes of a codec can be decompressed to, so that a wrong
+    size allocates no memory."""
     return size * CODECS[codec][1] + SLACK_BYTES
 
 
 def decompress_many(codec: int) -> Many | None:
-    """A function that decompresses many bodies in one call; None if this system has none for the codec.
+    """A function that decompresses many bodies in one call; None if this system has none for the
+    codec.
 
-    It takes addresses and sizes of bodies, addresses to write to, and the lengths expected there, int64 [n] each; and returns -1,
-    or the number of one that is damaged or of another length.
+    It takes addresses and sizes of bodies, addresses to write to, and the lengths expected there,
+    int64 [n] each; and returns -1, or the number of one that is damaged or of another length.
     """
     if codec == CodecId.ZSTD and _HELD.zstd is not None:
         return partial(expand_zstd, _HELD.zstd.address)
@@ -87,12 +95,16 @@ def _snappy(data: memoryview, size: int) -> Buffer:
         if byte < 0x80:
             break
     if length != size:
-        raise MalformedError(f"it decompresses to {length} bytes, expected {size} (from its header)")
+        raise MalformedError(
+            f"it decompresses to {length} bytes, expected {size} (from its header)"
+        )
     return _one_shot("snappy", data, size)
 
 
 def _zstd(data: memoryview, size: int) -> Buffer:
-    return _one_shot("zstd", data, size)  # the one codec whose one-shot call refuses a shorter result
+    return _one_shot(
+        "zstd", data, size
+    )  # the one codec whose one-shot call refuses a shorter result
 
 
 def _gzip(data: memoryview, size: int) -> Buffer:
@@ -115,14 +127,19 @@ def _brotli(data: memoryview, size: int) -> Buffer:
 def _lz4_raw(data: memoryview, size: int) -> Buffer:
     stored = pa.py_buffer(data)
     out = pa.allocate_buffer(size)
-    fields = (np.array([number], np.int64) for number in (stored.address, stored.size, out.address, size))
+    fields = (
+        np.array([number], np.int64) for number in (stored.address, stored.size, out.address, size)
+    )
     if expand_lz4_plainly(*fields) >= 0:
-        raise MalformedError(f"its LZ4 data does not decompress to the {size} bytes that its header states")
+        raise MalformedError(
+            f"its LZ4 data does not decompress to the {size} bytes that its header states"
+        )
     return out
 
 
 def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
-    """Blocks with two big-endian lengths in front (decoded, stored). Early writers left the lengths out."""
+    """Blocks with two big-endian lengths in front (decoded, stored). Early writers left the lengths
+    out."""
     parts = []
     position = 0
     while position + 8 <= len(data):

@@ -1,4 +1,5 @@
-"""Decoded dictionaries of recently read column chunks: one bounded cache per process, for any number of files."""
+"""Decoded dictionaries of recently read column chunks: one bounded cache per process, for any
+number of files."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ DICTIONARY_BYTES = 64 << 20
 
 
 class DictionaryCache:
-    """Arrays by key; the least recently used are evicted when there are too many bytes. Thread-safe, also after a fork."""
+    """Arrays by key; the least recently used are evicted when there are too many bytes.
+    Thread-safe, also after a fork."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -38,7 +40,8 @@ class DictionaryCache:
             return key in self._arrays
 
     def get(self, key: Key, load: Callable[[], Array]) -> Array:
-        """The array under `key`, loaded if it is not cached: by one thread, others wait. Raises what `load` raises."""
+        """The array under `key`, loaded if it is not cached: by one thread, others wait. Raises
+        what `load` raises."""
         with self._lock:
             if (found := self._found(key)) is not None:
                 return found

@@ -1,6 +1,7 @@
 """Headers of many pages: of pages in memory, at known offsets, or found by scanning column chunks.
 
-Kernels parse them; a header that a kernel rejects is parsed in Python, which reports what is wrong with it.
+Kernels parse them; a header that a kernel rejects is parsed in Python, which reports what is wrong
+with it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from megablend.formats.parquet.decoding.levels import check_level_encodings
 from megablend.formats.parquet.metadata.checks import chunk_of, refuse_pages, starts_of
 from megablend.formats.parquet.metadata.column_chunk import Chunks
 from megablend.formats.parquet.metadata.names import Encoding, PageType
-from megablend.formats.parquet.metadata.page_header import PROBE_BYTES, parse_page_header, read_page_header
+from megablend.formats.parquet.metadata.page_header import (
+    PROBE_BYTES,
+    parse_page_header,
+    read_page_header,
+)
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
@@ -34,7 +39,8 @@ from megablend.kernels.parquet.page_headers import (
 from megablend.storage.parallel_map import parallel_map
 
 WALK_BYTES = 512
-"""Bytes per read when scanning with a descriptor: small pages, and all but the longest headers, need no second read."""
+"""Bytes per read when scanning with a descriptor: small pages, and all but the longest headers,
+need no second read."""
 AHEAD_BYTES = 1 << 20
 """Bytes per read when scanning a storage without descriptors."""
 WALK_PAGES = 1 << 12
@@ -42,7 +48,8 @@ READS_IN_FLIGHT = 16
 TURNS = 4
 """Batches of chunks per thread when scanning: some chunks are longer than others."""
 PART_PAGES = 1 << 10
-"""Pages per batch when several threads read headers at known offsets; fewer are not worth a thread."""
+"""Pages per batch when several threads read headers at known offsets; fewer are not worth a
+thread."""
 
 NO_DICTIONARY = (-1, 0)
 
@@ -75,7 +82,8 @@ def headers_in(source: ByteSource, offsets: Int64s, sizes: Int64s, addresses: In
 
 
 def headers_at(source: ByteSource, offsets: Int64s, limits: Int64s) -> Headers:
-    """Read the headers of pages at known offsets; no page extends beyond its limit. Raises CorruptFileError."""
+    """Read the headers of pages at known offsets; no page extends beyond its limit. Raises
+    CorruptFileError."""
     headers = np.zeros(len(offsets), HEADER_DTYPE)
     with _scattered(source) as fd:
 
@@ -92,12 +100,16 @@ def request_headers(source: ByteSource, offsets: Int64s) -> None:
     source.request(offsets, np.minimum(PROBE_BYTES, source.size - offsets))
 
 
-def walk_pages(source: ByteSource, chunks: Chunks, limit: int, in_flight: int) -> tuple[Headers, Int64s]:
+def walk_pages(
+    source: ByteSource, chunks: Chunks, limit: int, in_flight: int
+) -> tuple[Headers, Int64s]:
     """Scan chunks from header to header until the values of each are complete.
 
-    `limit` bounds the scan instead of the chunk's own size: some writers do not count the dictionary's header there.
+    `limit` bounds the scan instead of the chunk's own size: some writers do not count the
+    dictionary's header there.
 
-    Returns: the headers of all pages in order, dictionaries included; the pages of each chunk, int64 [num_chunks + 1].
+    Returns: the headers of all pages in order, dictionaries included; the pages of each chunk,
+        int64 [num_chunks + 1].
     Raises: CorruptFileError.
     """
     size = -(-len(chunks) // (in_flight * TURNS)) if in_flight > 1 else max(1, len(chunks))
@@ -109,9 +121,11 @@ def walk_pages(source: ByteSource, chunks: Chunks, limit: int, in_flight: int) -
 
 
 def dictionaries_before(source: ByteSource, starts: Int64s, firsts: Int64s) -> Int64s:
-    """Find the dictionary pages between the chunks' starts and their first data pages: OffsetIndexes do not list them.
+    """Find the dictionary pages between the chunks' starts and their first data pages:
+    OffsetIndexes do not list them.
 
-    Returns: int64 [num_chunks, 2], offset and stored size; NO_DICTIONARY if there is none. Raises CorruptFileError.
+    Returns: int64 [num_chunks, 2], offset and stored size; NO_DICTIONARY if there is none. Raises
+        CorruptFileError.
     """
     between = np.flatnonzero(starts != firsts)
     found = np.full((len(starts), 2), NO_DICTIONARY)
@@ -138,7 +152,11 @@ def check_headers(headers: Headers, first_page: Int64s, column: Column) -> None:
 
     Raises: MalformedError, UnsupportedError.
     """
-    refuse_pages(~is_data(headers), first_page, lambda _: "its OffsetIndex points to a page that is not a data page")
+    refuse_pages(
+        ~is_data(headers),
+        first_page,
+        lambda _: "its OffsetIndex points to a page that is not a data page",
+    )
     try:
         check_level_encodings(headers, column)
     except UnsupportedError as error:
@@ -164,7 +182,9 @@ def _walk(source: ByteSource, fd: int, chunks: Chunks, limit: int) -> tuple[list
             probe = np.frombuffer(ahead, np.uint8).copy()
             probe_offset = offset
         before = chunk
-        filled, chunk = walk_headers(fd, probe, probe_offset, chunk, offsets, limit, left, counts, part)
+        filled, chunk = walk_headers(
+            fd, probe, probe_offset, chunk, offsets, limit, left, counts, part
+        )
         if filled == 0 and chunk == before:
             filled = 1
             header = read_page_header(source, offset, limit)
@@ -176,7 +196,9 @@ def _walk(source: ByteSource, fd: int, chunks: Chunks, limit: int) -> tuple[list
     for i in np.flatnonzero(left):
         with source.error_context(int(offsets[i]), "the column chunk"):
             known = chunks["num_values"][i]
-            raise MalformedError(f"its pages have {-left[i]} more values than the {known} in its metadata")
+            raise MalformedError(
+                f"its pages have {-left[i]} more values than the {known} in its metadata"
+            )
     return parts, counts
 
 
@@ -184,11 +206,18 @@ def _ahead_bytes(source: ByteSource, chunk: np.void, offset: int, limit: int) ->
     """How much is read at a page of a chunk; what was announced are whole chunks."""
     stop = int(chunk["start"] + chunk["stored_bytes"])
     return max(
-        0, min(AHEAD_BYTES, (stop if source.is_prefetched and offset < stop else limit) - offset, limit - offset)
+        0,
+        min(
+            AHEAD_BYTES,
+            (stop if source.is_prefetched and offset < stop else limit) - offset,
+            limit - offset,
+        ),
     )
 
 
-def _read_headers(source: ByteSource, fd: int, offsets: Int64s, limits: Int64s, headers: Headers) -> None:
+def _read_headers(
+    source: ByteSource, fd: int, offsets: Int64s, limits: Int64s, headers: Headers
+) -> None:
     probe = np.empty(PROBE_BYTES, np.uint8)
     if fd < 0:  # all at the same time
         sizes = np.clip(limits - offsets, 0, PROBE_BYTES)
@@ -200,7 +229,9 @@ def _read_headers(source: ByteSource, fd: int, offsets: Int64s, limits: Int64s, 
         if fd >= 0:
             done += read_headers(fd, offsets[rest], limits[rest], probe, headers[rest])
         else:
-            done += _parse_probes(addresses[rest], sizes[rest], offsets[rest], limits[rest], headers[rest])
+            done += _parse_probes(
+                addresses[rest], sizes[rest], offsets[rest], limits[rest], headers[rest]
+            )
         if done < len(offsets):
             offset = int(offsets[done])
             headers[done] = read_page_header(source, offset, int(limits[done])).record(offset)
@@ -208,9 +239,14 @@ def _read_headers(source: ByteSource, fd: int, offsets: Int64s, limits: Int64s, 
 
 
 def _parse_probes(
-    addresses: npt.NDArray[np.uint64], sizes: Int64s, offsets: Int64s, limits: Int64s, headers: Headers
+    addresses: npt.NDArray[np.uint64],
+    sizes: Int64s,
+    offsets: Int64s,
+    limits: Int64s,
+    headers: Headers,
 ) -> int:
-    """Parse headers in memory; returns the number of the first that needs care, also for a page beyond its limit."""
+    """Parse headers in memory; returns the number of the first that needs care, also for a page
+    beyond its limit."""
     done = parse_headers(addresses, sizes, headers)
     headers["offset"][:done] = offsets[:done]
     ends = offsets + headers["header_bytes"] + headers["stored_bytes"]
@@ -220,7 +256,8 @@ def _parse_probes(
 
 @contextmanager
 def _scattered(source: ByteSource) -> Iterator[int]:
-    """A descriptor for small scattered reads (-1 if there is none): read-ahead would read the whole file."""
+    """A descriptor for small scattered reads (-1 if there is none): read-ahead would read the whole
+    file."""
     with source.storage.descriptor(source.path) as fd:
         if fd >= 0:
             _advise(fd, os.POSIX_FADV_RANDOM)

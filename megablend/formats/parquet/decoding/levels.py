@@ -12,7 +12,14 @@ from megablend.arrays import Int64s
 from megablend.formats.parquet.metadata.names import Encoding, name_of
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
-from megablend.kernels.parquet.levels import BROKEN, LEVELS_DTYPE, NONE, TOO_HIGH, TOO_LONG, read_levels
+from megablend.kernels.parquet.levels import (
+    BROKEN,
+    LEVELS_DTYPE,
+    NONE,
+    TOO_HIGH,
+    TOO_LONG,
+    read_levels,
+)
 from megablend.kernels.parquet.page_headers import DATA_V2, Headers
 
 Levels = npt.NDArray[np.void]
@@ -20,7 +27,8 @@ Levels = npt.NDArray[np.void]
 
 
 def check_level_encodings(headers: Headers, column: Column) -> None:
-    """Reject levels in BIT_PACKED, which RLE replaced: readers disagree about its bit order (arrow issue 42368).
+    """Reject levels in BIT_PACKED, which RLE replaced: readers disagree about its bit order (arrow
+    issue 42368).
 
     Some writers state it when there are no levels; that is accepted. Raises UnsupportedError.
     """
@@ -41,10 +49,11 @@ def levels_of(
     Args:
         headers: HEADER_DTYPE [n].
         addresses, sizes: int64 [n], of the bytes that begin with the levels of each.
-        num_pieces: int64 [n], how many pieces each page is expected to have; below 0 if unknown. None if the
-            positions of pieces are not needed.
+        num_pieces: int64 [n], how many pieces each page is expected to have; below 0 if unknown.
+            None if the positions of pieces are not needed.
 
-    Returns: LEVELS_DTYPE [n]; offsets of the pieces of all pages, int64; the first of each page among these, int64 [n + 1].
+    Returns: LEVELS_DTYPE [n]; offsets of the pieces of all pages, int64; the first of each page
+        among these, int64 [n + 1].
     """
     levels = np.zeros(len(headers), LEVELS_DTYPE)
     levels["address"] = addresses
@@ -79,6 +88,8 @@ def check_levels(level: np.void, column: Column) -> None:
         left = max(0, int(level["size"] - level["begin"]))
         raise MalformedError(f"its levels need {detail} bytes, only {left} are left in the page")
     if problem == TOO_HIGH:
-        raise MalformedError(f"it has level {detail}, above the column's maximum of {column.max_def}")
+        raise MalformedError(
+            f"it has level {detail}, above the column's maximum of {column.max_def}"
+        )
     found = "broken" if problem == BROKEN else detail
     raise MalformedError(f"it has {found} levels, its header states {level['num_levels']}")

@@ -1,6 +1,8 @@
-"""Decoding pages to tokens, many at a time: one kernel call each for headers, bodies, levels and values.
+"""Decoding pages to tokens, many at a time: one kernel call each for headers, bodies, levels and
+values.
 
-PLAIN tokens stay in the buffer that their page was decompressed to; no block keeps another block's bytes.
+PLAIN tokens stay in the buffer that their page was decompressed to; no block keeps another block's
+bytes.
 """
 
 from __future__ import annotations
@@ -20,10 +22,20 @@ from megablend.formats.parquet.decoding.bodies import UNCOMPRESSED, bodies_of, c
 from megablend.formats.parquet.decoding.codecs import decompress
 from megablend.formats.parquet.decoding.dictionaries import CACHE, READERS
 from megablend.formats.parquet.decoding.headers import headers_in, is_data
-from megablend.formats.parquet.decoding.levels import Levels, check_level_encodings, check_levels, levels_of
+from megablend.formats.parquet.decoding.levels import (
+    Levels,
+    check_level_encodings,
+    check_levels,
+    levels_of,
+)
 from megablend.formats.parquet.decoding.row_group import read_row_group
 from megablend.formats.parquet.decoding.select import places_of, select_blocks
-from megablend.formats.parquet.decoding.values import Encoded, is_by_dictionary, plain_values, tokens_of
+from megablend.formats.parquet.decoding.values import (
+    Encoded,
+    is_by_dictionary,
+    plain_values,
+    tokens_of,
+)
 from megablend.formats.parquet.metadata.names import Encoding, name_of
 from megablend.formats.parquet.metadata.page_header import parse_page_header
 from megablend.formats.parquet.metadata.schema import Column
@@ -62,9 +74,15 @@ class ParquetReader:
         return ParquetReader, (self._source, self._column)
 
     def byte_ranges(
-        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges] = (), *, tokens: bool = True
+        self,
+        blocks: Array,
+        chunks: Array,
+        fetched: Sequence[FetchedRanges] = (),
+        *,
+        tokens: bool = True,
     ) -> list[FileRanges]:
-        """Pages, and the dictionaries that are not cached; see `BlockReader.byte_ranges`. Raises CorruptFileError.
+        """Pages, and the dictionaries that are not cached; see `BlockReader.byte_ranges`. Raises
+        CorruptFileError.
 
         Levels are stored within the pages, so finding documents needs whole pages, too.
         """
@@ -79,7 +97,10 @@ class ParquetReader:
                 self._source.check_ranges(found[-1].offsets, found[-1].sizes, what)
         needed = set(selected.pages["chunk"][is_by_dictionary(selected.pages["encoding"])].tolist())
         for chunk in chunks[sorted(needed)] if needed else ():
-            place = chunk["dictionary_offset"].reshape(1), chunk["dictionary_bytes"].reshape(1).astype(np.int64)
+            place = (
+                chunk["dictionary_offset"].reshape(1),
+                chunk["dictionary_bytes"].reshape(1).astype(np.int64),
+            )
             if place[0][0] >= 0 and (self._number, int(place[0][0])) not in CACHE:
                 self._source.check_ranges(*place, "the dictionary page")
                 found.append(FileRanges(path, *place, is_shared=True))
@@ -95,11 +116,18 @@ class ParquetReader:
         pages = others.pop(0) if len(selected.pages) else None
         groups = others.pop(0) if len(selected.groups) else None
         if pages is not None:
-            parts.append(self._decode_pages([_StoredPages(self, selected.pages, chunks, pages, others)], pieces=pieces))
+            parts.append(
+                self._decode_pages(
+                    [_StoredPages(self, selected.pages, chunks, pages, others)], pieces=pieces
+                )
+            )
         if groups is not None:
             parts.append(
                 DecodedBlocks.of(
-                    [self._decode_group(block, chunks, groups[i]) for i, block in enumerate(selected.groups)]
+                    [
+                        self._decode_group(block, chunks, groups[i])
+                        for i, block in enumerate(selected.groups)
+                    ]
                 )
             )
         decoded = DecodedBlocks.joined(parts)
@@ -118,10 +146,16 @@ class ParquetReader:
             if select_blocks(each.blocks).pages is not each.blocks:
                 return None
             assert isinstance(each.reader, ParquetReader)
-            stored.append(_StoredPages(each.reader, each.blocks, each.chunks, each.fetched[0], each.fetched[1:]))
+            stored.append(
+                _StoredPages(
+                    each.reader, each.blocks, each.chunks, each.fetched[0], each.fetched[1:]
+                )
+            )
         return self._decode_pages(stored, pieces=pieces)
 
-    def find_pieces(self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]) -> tuple[list[Int64s], int]:
+    def find_pieces(
+        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
+    ) -> tuple[list[Int64s], int]:
         """See `BlockReader.find_pieces`."""
         stored_bytes = int(blocks["stored_bytes"].sum(dtype=np.int64))
         return [block.offsets for block in self.decode(blocks, chunks, fetched)], stored_bytes
@@ -131,20 +165,25 @@ class ParquetReader:
         offset = int(block["offset"])
         with self._source.error_context(offset, "the page"):
             row_group = int(chunks[block["chunk"]]["row_group"])
-            tokens, offsets = read_row_group(self._source, self._column, row_group, {offset: stored})
+            tokens, offsets = read_row_group(
+                self._source, self._column, row_group, {offset: stored}
+            )
             _check_counts(block, len(tokens), len(offsets) - 1, continues=False)
         offsets.setflags(write=False)
         return DecodedBlock(tokens, offsets)
 
     def _decode_pages(self, stored: Sequence[_StoredPages], *, pieces: bool) -> DecodedBlocks:
-        """Pages of files whose columns are alike; errors name this reader's. Raises CorruptFileError, UnsupportedFileError."""
+        """Pages of files whose columns are alike; errors name this reader's. Raises
+        CorruptFileError, UnsupportedFileError."""
         source = self._source
         column = self._column
         blocks = stored[0].blocks
         if len(stored) > 1:
             blocks = join_tables([each.blocks for each in stored], blocks.dtype)
         offsets, sizes = places_of(blocks)
-        addresses = np.concatenate([address_of(each.fetched.buffers[0]) + each.fetched.begins for each in stored])
+        addresses = np.concatenate(
+            [address_of(each.fetched.buffers[0]) + each.fetched.begins for each in stored]
+        )
         codecs = np.concatenate([each.chunks["codec"][each.blocks["chunk"]] for each in stored])
         headers = headers_in(source, offsets, sizes, addresses)
         self._check_headers(headers, blocks)
@@ -153,9 +192,13 @@ class ParquetReader:
         if pieces:
             continues = (blocks["flags"] & STARTS_MID_DOCUMENT) > 0
             num_pieces = np.where(blocks["rows"] >= 0, blocks["rows"] + continues, -1)
-        levels, piece_offsets, first = levels_of(headers, bodies.levels, bodies.level_sizes, column, num_pieces)
+        levels, piece_offsets, first = levels_of(
+            headers, bodies.levels, bodies.level_sizes, column, num_pieces
+        )
         self._check(blocks, levels)
-        value_begins = np.where(headers["type"] == DATA, levels["begin"], 0)  # V2 values are separate from the levels
+        value_begins = np.where(
+            headers["type"] == DATA, levels["begin"], 0
+        )  # V2 values are separate from the levels
         encoded = Encoded(
             offsets,
             bodies.owners,
@@ -181,11 +224,14 @@ class ParquetReader:
         for i in (~has_data | (left != headers["stored_bytes"])).nonzero()[0]:
             with self._source.error_context(int(headers["offset"][i]), "the page"):
                 if not has_data[i]:
-                    raise MalformedError(f"it is a page of type {headers['type'][i]}, not a data page")
+                    raise MalformedError(
+                        f"it is a page of type {headers['type'][i]}, not a data page"
+                    )
                 _check_body(int(headers["stored_bytes"][i]), int(left[i]))
 
     def _check_encodings(self, headers: Headers, blocks: Array) -> None:
-        """Check that values are encoded as they were when they were indexed; the two dictionary encodings are equivalent."""
+        """Check that values are encoded as they were when they were indexed; the two dictionary
+        encodings are equivalent."""
         found = headers["encoding"]
         expected = blocks["encoding"]
         if not (found != expected).any():
@@ -203,20 +249,31 @@ class ParquetReader:
         rows = levels["pieces"] - levels["continues"]
         continues = (blocks["flags"] & STARTS_MID_DOCUMENT) > 0
         wrong = (levels["problem"] != NONE) | (levels["tokens"] != blocks["tokens"])
-        wrong |= (blocks["rows"] >= 0) & ((rows != blocks["rows"]) | (levels["continues"] != continues))
+        wrong |= (blocks["rows"] >= 0) & (
+            (rows != blocks["rows"]) | (levels["continues"] != continues)
+        )
         for i in wrong.nonzero()[0]:
             with self._source.error_context(int(blocks["offset"][i]), "the page"):
                 check_levels(levels[i], self._column)
-                _check_counts(blocks[i], int(levels["tokens"][i]), int(rows[i]), continues=bool(levels["continues"][i]))
+                _check_counts(
+                    blocks[i],
+                    int(levels["tokens"][i]),
+                    int(rows[i]),
+                    continues=bool(levels["continues"][i]),
+                )
 
     def _dictionaries(self, pages: _StoredPages) -> list[Array | None]:
-        """The dictionary of each page, int32 or int64 [num_entries]; None if it has none or needs none."""
+        """The dictionary of each page, int32 or int64 [num_entries]; None if it has none or needs
+        none."""
         found = list[Array | None]([None] * len(pages.blocks))
         needed = is_by_dictionary(pages.blocks["encoding"]).nonzero()[0]
         if len(needed):
             stored = {int(each.ranges.offsets[0]): each[0] for each in pages.dictionaries}
             places = pages.blocks["chunk"][needed].tolist()
-            by_chunk = {place: self._dictionary(pages.chunks[place], stored) for place in sorted(set(places))}
+            by_chunk = {
+                place: self._dictionary(pages.chunks[place], stored)
+                for place in sorted(set(places))
+            }
             for i, place in zip(needed.tolist(), places, strict=True):
                 found[i] = by_chunk[place]
         return found
@@ -236,7 +293,8 @@ class ParquetReader:
         def decode() -> Array:
             if offset in stored:
                 return self._decode_dictionary(offset, codec, stored[offset].data)
-            # It was evicted after the pages were requested; or the page's header contradicts the index.
+            # It was evicted after the pages were requested; or the page's header contradicts the
+            # index.
             return self._decode_dictionary(
                 offset, codec, memoryview(self._source.read(offset, size, "the dictionary page"))
             )
@@ -254,7 +312,9 @@ class ParquetReader:
                 check_crc(header.crc, body)
             values = decompress(codec, body, header.decoded_bytes)
             found: Array = plain_values(values, header.num_values, self._column.physical)
-            if codec == UNCOMPRESSED:  # a view of what was fetched, which may have other pages' bytes, too
+            if (
+                codec == UNCOMPRESSED
+            ):  # a view of what was fetched, which may have other pages' bytes, too
                 found = found.copy()
             found.setflags(write=False)
             return found
@@ -277,6 +337,11 @@ def _check_body(size: int, expected: int) -> None:
 def _check_counts(block: np.void, tokens: int, rows: int, *, continues: bool) -> None:
     if tokens != block["tokens"]:
         raise MalformedError(f"it has {tokens} tokens, {block['tokens']} in the index")
-    if block["rows"] >= 0 and (rows, continues) != (block["rows"], bool(block["flags"] & STARTS_MID_DOCUMENT)):
+    if block["rows"] >= 0 and (rows, continues) != (
+        block["rows"],
+        bool(block["flags"] & STARTS_MID_DOCUMENT),
+    ):
         begins = "in the middle of a row" if continues else "with a row"
-        raise MalformedError(f"it begins {begins} and {rows} rows begin in it, but not according to the index")
+        raise MalformedError(
+            f"it begins {begins} and {rows} rows begin in it, but not according to the index"
+        )

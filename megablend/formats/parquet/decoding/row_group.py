@@ -21,10 +21,12 @@ from megablend.storage.base import Bytes
 def read_row_group(
     source: ByteSource, column: Column, row_group: int, fetched: Mapping[int, Bytes] | None = None
 ) -> tuple[npt.NDArray[Any], Int64s]:
-    """Tokens [num_tokens] of a column chunk, and its rows: row i is tokens[offsets[i]:offsets[i+1]].
+    """Tokens [num_tokens] of a column chunk, and its rows: row i is
+    tokens[offsets[i]:offsets[i+1]].
 
     Args:
-        fetched: bytes of the file that were fetched, by offset; others, such as the footer, are read.
+        fetched: bytes of the file that were fetched, by offset; others, such as the footer, are
+            read.
 
     Raises: MalformedError.
     """
@@ -34,14 +36,17 @@ def read_row_group(
         with pq.ParquetFile(
             pa.PythonFile(_SourceFile(source, fetched or {}), "r"), page_checksum_verification=True
         ) as file:
-            table = file.read_row_group(row_group, columns=[".".join(column.path)], use_threads=False)
+            table = file.read_row_group(
+                row_group, columns=[".".join(column.path)], use_threads=False
+            )
     except (pa.ArrowException, OSError) as error:
         raise MalformedError(f"pyarrow cannot read it ({error})") from error
     return flatten(table.column(0).combine_chunks(), column.dtype)
 
 
 def flatten(rows: Any, dtype: str) -> tuple[npt.NDArray[Any], Int64s]:
-    """Tokens and rows, as of `read_row_group`, of an Arrow array of integers, of lists of them, or of structs around either."""
+    """Tokens and rows, as of `read_row_group`, of an Arrow array of integers, of lists of them, or
+    of structs around either."""
     import pyarrow.compute as pc
 
     num_rows = len(rows)

@@ -34,7 +34,9 @@ def select_blocks(blocks: Array) -> SelectedBlocks:
     is_group = wanted["encoding"] == BY_ROW_GROUP
     if not is_group.any():
         return SelectedBlocks(wanted, wanted[:0], places)
-    return SelectedBlocks(wanted[~is_group], wanted[is_group], np.argsort(np.argsort(is_group, kind="stable"))[places])
+    return SelectedBlocks(
+        wanted[~is_group], wanted[is_group], np.argsort(np.argsort(is_group, kind="stable"))[places]
+    )
 
 
 def places_of(blocks: Array) -> tuple[Int64s, Int64s]:
@@ -43,7 +45,8 @@ def places_of(blocks: Array) -> tuple[Int64s, Int64s]:
 
 
 def _in_file_order(offsets: Int64s) -> tuple[Int64s, Int64s]:
-    """First occurrence of each of `offsets` int64 [n], ascending, and each one's position among these: np.unique, but faster."""
+    """First occurrence of each of `offsets` int64 [n], ascending, and each one's position among
+    these: np.unique, but faster."""
     order = np.argsort(offsets, kind="stable")
     ascending = offsets[order]
     is_new = np.ones(len(order), np.bool_)

@@ -1,7 +1,8 @@
-"""Decoding the values of pages to tokens: a table selects the decoder, one kernel contains all of them.
+"""Decoding the values of pages to tokens: a table selects the decoder, one kernel contains all of
+them.
 
-PLAIN values stay in the decompressed buffer; others are decoded into new memory. An encoding that is not in the table
-is detected when the file is indexed, and read by whole row groups.
+PLAIN values stay in the decompressed buffer; others are decoded into new memory. An encoding that
+is not in the table is detected when the file is indexed, and read by whole row groups.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class Encoded(NamedTuple):
     offsets: Int64s
     """int64 [n], bytes of the file, for error messages."""
     owners: list[pa.Buffer | None]
-    """Owner of the values' memory, of that page only; None if it contains other pages' bytes, too."""
+    """Owner of the values' memory, of that page only; None if it contains other pages' bytes,
+    too."""
     addresses: Int64s
     sizes: Int64s
     """int64 [n], in bytes."""
@@ -98,13 +100,17 @@ def tokens_of(
     for part in portions(encoded.counts * stored.itemsize, WIDE_BYTES):
         mine = Encoded._make(column[part] for column in encoded)
         wide = _as_stored(source, mine, physical)
-        for owner, address, count in zip(wide[0], wide[1].tolist(), mine.counts.tolist(), strict=True):
+        for owner, address, count in zip(
+            wide[0], wide[1].tolist(), mine.counts.tolist(), strict=True
+        ):
             owners.append(_narrowed(owner, address, count, stored, dtype))
         found[part] = [address_of(owner) for owner in owners[part]]
     return owners, found
 
 
-def _as_stored(source: ByteSource, encoded: Encoded, physical: int) -> tuple[list[pa.Buffer | Array], Int64s]:
+def _as_stored(
+    source: ByteSource, encoded: Encoded, physical: int
+) -> tuple[list[pa.Buffer | Array], Int64s]:
     """`tokens_of` in the type in which they are stored."""
     stored = STORED[physical]
     offsets = encoded.offsets
@@ -122,7 +128,9 @@ def _as_stored(source: ByteSource, encoded: Encoded, physical: int) -> tuple[lis
     pages["address"] = encoded.addresses
     pages["size"] = encoded.sizes
     with source.error_context(0, "the page") as place:
-        for place.offset, i, count in zip(offsets[made].tolist(), made.tolist(), counts[made].tolist(), strict=True):
+        for place.offset, i, count in zip(
+            offsets[made].tolist(), made.tolist(), counts[made].tolist(), strict=True
+        ):
             owners[i] = allocate_buffer(count * stored.itemsize)
         for i in np.flatnonzero(ways == LOOK_UP).tolist():
             if (dictionary := encoded.dictionaries[i]) is not None:
@@ -130,7 +138,9 @@ def _as_stored(source: ByteSource, encoded: Encoded, physical: int) -> tuple[lis
                 pages["entries"][i] = len(dictionary)
             elif counts[i]:
                 place.offset = int(offsets[i])
-                raise MalformedError("its values are dictionary-encoded, but its column chunk has no dictionary")
+                raise MalformedError(
+                    "its values are dictionary-encoded, but its column chunk has no dictionary"
+                )
         found[made] = pages["out"][made] = addresses_of([owners[i] for i in made.tolist()])
         mine = pages[made]
         decode_values(mine, np.empty(0, stored))
@@ -147,7 +157,8 @@ def is_by_dictionary(encodings: Array) -> npt.NDArray[np.bool_]:
 
 
 def plain_values(data: Buffer, count: int, physical: int) -> Array:
-    """`count` PLAIN values at the start of `data`, int32 or int64 [count], as a view. Raises MalformedError."""
+    """`count` PLAIN values at the start of `data`, int32 or int64 [count], as a view. Raises
+    MalformedError."""
     stored = STORED[physical]
     if count * stored.itemsize > len(data):
         raise MalformedError(
@@ -165,7 +176,9 @@ def _ways(source: ByteSource, offsets: Int64s, encodings: Int64s, physical: int)
         if (way := DECODERS.get((physical, encoding))) is None:
             with source.error_context(int(offsets[mine][0]), "the page"):
                 name = name_of(Encoding, encoding)
-                raise UnsupportedError(f"{name_of(Physical, physical)} values with encoding {name} are not supported")
+                raise UnsupportedError(
+                    f"{name_of(Physical, physical)} values with encoding {name} are not supported"
+                )
         ways[mine] = way
     return ways
 
@@ -188,7 +201,9 @@ def _problem(page: np.void, itemsize: int) -> str:
     }[int(way)]
 
 
-def _narrowed(owner: Any, address: int, count: int, stored: np.dtype[Any], dtype: np.dtype[Any]) -> Array:
+def _narrowed(
+    owner: Any, address: int, count: int, stored: np.dtype[Any], dtype: np.dtype[Any]
+) -> Array:
     """Values of a type narrower than the one they are stored as."""
     if not count:
         return np.empty(0, dtype)

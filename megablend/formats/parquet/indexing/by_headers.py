@@ -1,4 +1,5 @@
-"""Counting pages by their headers, and by their levels where headers are not enough; the fallback is the whole row group."""
+"""Counting pages by their headers, and by their levels where headers are not enough; the fallback
+is the whole row group."""
 
 from __future__ import annotations
 
@@ -17,7 +18,12 @@ from megablend.formats.parquet.decoding.headers import (
 from megablend.formats.parquet.decoding.row_group import read_row_group
 from megablend.formats.parquet.decoding.values import BY_ROW_GROUP, DECODERS
 from megablend.formats.parquet.indexing.chunk_pages import ChunkPages, PageScanContext, join_parts
-from megablend.formats.parquet.indexing.count import PAGE_DTYPE, count_full, count_rows, has_histogram
+from megablend.formats.parquet.indexing.count import (
+    PAGE_DTYPE,
+    count_full,
+    count_rows,
+    has_histogram,
+)
 from megablend.formats.parquet.indexing.scan import scan
 from megablend.formats.parquet.metadata.checks import refuse, starts_of, sum_by_chunk
 from megablend.formats.parquet.metadata.column_chunk import Chunks
@@ -29,15 +35,21 @@ from megablend.kernels.parquet.page_headers import Headers
 from megablend.storage.parallel_map import parallel_map
 
 
-def count_from_offset_index(search: PageScanContext, chunks: Chunks, places: OffsetIndexes) -> ChunkPages:
-    """Count the pages of chunks that have an OffsetIndex. Raises CorruptFileError, UnsupportedFileError."""
+def count_from_offset_index(
+    search: PageScanContext, chunks: Chunks, places: OffsetIndexes
+) -> ChunkPages:
+    """Count the pages of chunks that have an OffsetIndex. Raises CorruptFileError,
+    UnsupportedFileError."""
     headers = headers_at(search.source, places.offsets, np.full(len(places.offsets), search.limit))
-    before = dictionaries_before(search.source, chunks["start"], places.offsets[places.first_page[:-1]])
+    before = dictionaries_before(
+        search.source, chunks["start"], places.offsets[places.first_page[:-1]]
+    )
     return _count_headed(search, chunks, places.first_page, headers, places.rows, before)
 
 
 def count_by_scanning_headers(search: PageScanContext, chunks: Chunks) -> ChunkPages:
-    """Count the pages of chunks by scanning from header to header. Raises CorruptFileError, UnsupportedFileError."""
+    """Count the pages of chunks by scanning from header to header. Raises CorruptFileError,
+    UnsupportedFileError."""
     headers, first_page = walk_pages(search.source, chunks, search.limit, search.in_flight)
     among = dictionaries_among(headers, first_page)
     data = np.flatnonzero(is_data(headers))
@@ -47,9 +59,15 @@ def count_by_scanning_headers(search: PageScanContext, chunks: Chunks) -> ChunkP
 
 
 def _count_headed(
-    search: PageScanContext, chunks: Chunks, first_page: Int64s, headers: Headers, rows: Int64s, dictionaries: Int64s
+    search: PageScanContext,
+    chunks: Chunks,
+    first_page: Int64s,
+    headers: Headers,
+    rows: Int64s,
+    dictionaries: Int64s,
 ) -> ChunkPages:
-    """Count by headers and levels; chunks with a page that cannot be decoded separately are read by row group.
+    """Count by headers and levels; chunks with a page that cannot be decoded separately are read by
+    row group.
 
     Args:
         first_page: int64 [num_chunks + 1], the data pages of each chunk.
@@ -66,13 +84,28 @@ def _count_headed(
     counts = np.diff(first_page)
     paged = ~whole
     kept = np.repeat(paged, counts)
-    rest = _count(search, chunks[paged], starts_of(counts[paged]), headers[kept], rows[kept], dictionaries[paged])
-    parts = [(np.flatnonzero(paged), rest), (np.flatnonzero(whole), _by_row_group(search, chunks[whole]))]
+    rest = _count(
+        search,
+        chunks[paged],
+        starts_of(counts[paged]),
+        headers[kept],
+        rows[kept],
+        dictionaries[paged],
+    )
+    parts = [
+        (np.flatnonzero(paged), rest),
+        (np.flatnonzero(whole), _by_row_group(search, chunks[whole])),
+    ]
     return join_parts(len(chunks), parts)
 
 
 def _count(
-    search: PageScanContext, chunks: Chunks, first_page: Int64s, headers: Headers, rows: Int64s, dictionaries: Int64s
+    search: PageScanContext,
+    chunks: Chunks,
+    first_page: Int64s,
+    headers: Headers,
+    rows: Int64s,
+    dictionaries: Int64s,
 ) -> ChunkPages:
     levels = headers["num_values"]
     counts = np.diff(first_page)
@@ -93,13 +126,16 @@ def _count(
     if len(unsure):
         again = pages[unsure]
         codecs = np.repeat(chunks["codec"], counts)[unsure]
-        scanned = scan(search.source, headers[unsure], codecs, search.column, again, search.in_flight)
+        scanned = scan(
+            search.source, headers[unsure], codecs, search.column, again, search.in_flight
+        )
         pages[unsure] = again
     return ChunkPages(first_page, pages, dictionaries, scanned)
 
 
 def _are_full(chunks: Chunks, column: Column) -> Bools:
-    """For which chunks the metadata proves that each level is a token; a list's null_count does not count empty lists."""
+    """For which chunks the metadata proves that each level is a token; a list's null_count does not
+    count empty lists."""
     full: Bools = has_histogram(chunks, column) & (chunks["top_level"] == chunks["num_values"])
     if column.max_rep == 0:
         full |= (chunks["null_count"] == 0) | (column.max_def == 0)
@@ -117,7 +153,9 @@ def _by_row_group(search: PageScanContext, chunks: Chunks) -> ChunkPages:
 
     def count(i: int) -> None:
         chunk = chunks[i]
-        with source.error_context(int(chunk["start"]), f"the column chunk of row group {chunk['row_group']}"):
+        with source.error_context(
+            int(chunk["start"]), f"the column chunk of row group {chunk['row_group']}"
+        ):
             if max(chunk["stored_bytes"], chunk["decoded_bytes"]) > MAX_BYTES:
                 raise UnsupportedError(
                     "its pages can only be read together, but have more than 4 GiB; write smaller row groups"

@@ -29,7 +29,9 @@ from megablend.formats.parquet.metadata.schema import Column
 _DICTIONARY_ENCODINGS = 1 << Encoding.PLAIN_DICTIONARY | 1 << Encoding.RLE_DICTIONARY
 
 
-def read_page_indexes(search: PageScanContext, chunks: Chunks) -> tuple[OffsetIndexes, ColumnIndexes]:
+def read_page_indexes(
+    search: PageScanContext, chunks: Chunks
+) -> tuple[OffsetIndexes, ColumnIndexes]:
     """Read the page indexes of chunks that all have an OffsetIndex. Raises CorruptFileError."""
     source = search.source
     num_chunks = len(chunks)
@@ -40,7 +42,9 @@ def read_page_indexes(search: PageScanContext, chunks: Chunks) -> tuple[OffsetIn
     counts = np.where(count_bytes > 0, counts, places)
     sizes = np.concatenate((place_bytes, count_bytes))
     has_dictionary = (chunks["encodings"] & _DICTIONARY_ENCODINGS) > 0
-    request_headers(source, chunks["start"][has_dictionary])  # the next step, at the same time as this one
+    request_headers(
+        source, chunks["start"][has_dictionary]
+    )  # the next step, at the same time as this one
     data, begins = source.read_coalesced(np.concatenate((places, counts)), sizes, "the page index")
     ends = begins + sizes
     with source.blamed_among(places, chunks["row_group"], "the OffsetIndex"):
@@ -64,29 +68,44 @@ def read_page_indexes(search: PageScanContext, chunks: Chunks) -> tuple[OffsetIn
 
 
 def uniform_page_encodings(chunks: Chunks, column: Column) -> Int64s:
-    """The encoding of all data pages, int64 [num_chunks]; -1 for several, or one that requires reading the headers."""
-    known = {1 << encoding: encoding for physical, encoding in DECODERS if physical == column.physical}
-    encodings = np.array([known.get(bits, -1) for bits in chunks["page_encodings"].tolist()], np.int64)
+    """The encoding of all data pages, int64 [num_chunks]; -1 for several, or one that requires
+    reading the headers."""
+    known = {
+        1 << encoding: encoding for physical, encoding in DECODERS if physical == column.physical
+    }
+    encodings = np.array(
+        [known.get(bits, -1) for bits in chunks["page_encodings"].tolist()], np.int64
+    )
     if column.max_def > 0:
         encodings[chunks["encodings"] & (1 << Encoding.BIT_PACKED) > 0] = -1
     return encodings
 
 
 def locate_from_page_index(
-    search: PageScanContext, chunks: Chunks, encodings: Int64s, places: OffsetIndexes, counts: ColumnIndexes
+    search: PageScanContext,
+    chunks: Chunks,
+    encodings: Int64s,
+    places: OffsetIndexes,
+    counts: ColumnIndexes,
 ) -> ChunkPages:
-    """The pages of chunks whose page indexes have token counts and encodings. Raises CorruptFileError, UnsupportedFileError."""
+    """The pages of chunks whose page indexes have token counts and encodings. Raises
+    CorruptFileError, UnsupportedFileError."""
     with search.error_context(chunks):
         pages, num_unsure = count_from_page_index(
             places, counts, search.column, chunks, encodings, documents=search.documents
         )
     scanned = _scan_unsure(search, chunks, places, pages) if search.documents and num_unsure else 0
-    before = dictionaries_before(search.source, chunks["start"], places.offsets[places.first_page[:-1]])
+    before = dictionaries_before(
+        search.source, chunks["start"], places.offsets[places.first_page[:-1]]
+    )
     return ChunkPages(places.first_page, pages, before, scanned)
 
 
-def _scan_unsure(search: PageScanContext, chunks: Chunks, places: OffsetIndexes, pages: Pages) -> int:
-    """Count pages by their levels where the counts do not determine the documents; returns the bytes that were read."""
+def _scan_unsure(
+    search: PageScanContext, chunks: Chunks, places: OffsetIndexes, pages: Pages
+) -> int:
+    """Count pages by their levels where the counts do not determine the documents; returns the
+    bytes that were read."""
     unsure = np.flatnonzero(pages["scan"])
     first_page = np.searchsorted(unsure, places.first_page)
     again = pages[unsure]

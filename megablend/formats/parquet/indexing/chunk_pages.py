@@ -26,12 +26,14 @@ class PageScanContext:
     limit: int
     """The first byte of the footer; pages end before it."""
     documents: bool
-    """Rows, and the documents that end in each page, must be exact, even if that requires a scan."""
+    """Rows, and the documents that end in each page, must be exact, even if that requires a
+    scan."""
     in_flight: int
     """Threads that read and decompress in parallel."""
 
     def error_context(self, chunks: Chunks) -> AbstractContextManager[None]:
-        """Add the location of the chunk that a MalformedError names; see `ByteSource.blamed_among`."""
+        """Add the location of the chunk that a MalformedError names; see
+        `ByteSource.blamed_among`."""
         return self.source.blamed_among(chunks["start"], chunks["row_group"], "the column chunk")
 
 
@@ -44,14 +46,16 @@ class ChunkPages:
     pages: Pages
     """PAGE_DTYPE [num_pages], chunk by chunk."""
     dictionaries: Int64s
-    """int64 [num_chunks, 2]: offset and stored size of the dictionary page; NO_DICTIONARY if there is none."""
+    """int64 [num_chunks, 2]: offset and stored size of the dictionary page; NO_DICTIONARY if there
+    is none."""
     scanned_bytes: int
     note: str | None = None
     """A warning about wrong chunk metadata that was not needed."""
 
 
 def join_parts(num_chunks: int, parts: Sequence[tuple[Int64s, ChunkPages]]) -> ChunkPages:
-    """The pages of all chunks. A part has the numbers of some chunks, int64, and their pages; chunks in no part have no pages."""
+    """The pages of all chunks. A part has the numbers of some chunks, int64, and their pages;
+    chunks in no part have no pages."""
     if len(parts) == 1 and len(parts[0][0]) == num_chunks:
         return parts[0][1]
     counts = np.zeros(num_chunks, np.int64)

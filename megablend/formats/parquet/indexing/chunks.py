@@ -1,4 +1,5 @@
-"""The pages of column chunks, located and counted in the cheapest exact way; all chunks of one way at once.
+"""The pages of column chunks, located and counted in the cheapest exact way; all chunks of one way
+at once.
 
     OffsetIndex + ColumnIndex     no page is read
     OffsetIndex + page headers    if the ColumnIndex has no counts, or counts that do not add up to the chunk's values
@@ -16,14 +17,26 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.arrays import Int64s
-from megablend.formats.parquet.indexing.by_headers import count_by_scanning_headers, count_from_offset_index
+from megablend.formats.parquet.indexing.by_headers import (
+    count_by_scanning_headers,
+    count_from_offset_index,
+)
 from megablend.formats.parquet.indexing.by_page_index import (
     locate_from_page_index,
     read_page_indexes,
     uniform_page_encodings,
 )
-from megablend.formats.parquet.indexing.chunk_pages import ChunkPages, PageScanContext, join_parts, without_empty
-from megablend.formats.parquet.indexing.count import find_miscounted, has_histogram, has_token_counts
+from megablend.formats.parquet.indexing.chunk_pages import (
+    ChunkPages,
+    PageScanContext,
+    join_parts,
+    without_empty,
+)
+from megablend.formats.parquet.indexing.count import (
+    find_miscounted,
+    has_histogram,
+    has_token_counts,
+)
 from megablend.formats.parquet.indexing.stream import count_streamed
 from megablend.formats.parquet.metadata.checks import refuse
 from megablend.formats.parquet.metadata.column_chunk import Chunks
@@ -47,19 +60,28 @@ def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
         places, counts = read_page_indexes(search, of_indexed)
         miscounted[indexed] |= find_miscounted(counts, places.first_page, of_indexed)
         encodings = uniform_page_encodings(of_indexed, search.column)
-        by_index = (of_indexed["column_index_bytes"] > 0) & (encodings >= 0) & has_token_counts(counts, search.column)
+        by_index = (
+            (of_indexed["column_index_bytes"] > 0)
+            & (encodings >= 0)
+            & has_token_counts(counts, search.column)
+        )
         by_index &= ~miscounted[indexed]
         if by_index.any():
             of_counted = places.of(by_index), counts.of(by_index, places.first_page)
             parts.append(
                 (
                     indexed[by_index],
-                    locate_from_page_index(search, of_indexed[by_index], encodings[by_index], *of_counted),
+                    locate_from_page_index(
+                        search, of_indexed[by_index], encodings[by_index], *of_counted
+                    ),
                 )
             )
         if not by_index.all():
             parts.append(
-                (indexed[~by_index], count_from_offset_index(search, of_indexed[~by_index], places.of(~by_index)))
+                (
+                    indexed[~by_index],
+                    count_from_offset_index(search, of_indexed[~by_index], places.of(~by_index)),
+                )
             )
     if len(walked):
         parts.append((walked, count_streamed(search, chunks[walked], count_by_scanning_headers)))
@@ -72,7 +94,8 @@ def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
 
 
 def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
-    """The warning about wrong level histograms, as ClickHouse 26 writes them when a dictionary overflows."""
+    """The warning about wrong level histograms, as ClickHouse 26 writes them when a dictionary
+    overflows."""
     if not miscounted.any():
         return None
     first = int(np.argmax(miscounted))
@@ -83,7 +106,8 @@ def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
 
 
 def _check_sums(sums: Int64s, chunks: Chunks, column: Column) -> None:
-    """Check the sums over pages against the metadata of chunks and row groups. Raises MalformedError."""
+    """Check the sums over pages against the metadata of chunks and row groups. Raises
+    MalformedError."""
     rows, tokens, continues = sums
     refuse(continues > 0, lambda _: "its first page begins in the middle of a row")
     refuse(

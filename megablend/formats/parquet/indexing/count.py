@@ -1,11 +1,18 @@
-"""How many rows and tokens each page has, and which documents end in it: pure functions on arrays."""
+"""How many rows and tokens each page has, and which documents end in it: pure functions on
+arrays."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from megablend.formats.base import BLOCK_DTYPE, ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, STARTS_MID_DOCUMENT, Array
+from megablend.formats.base import (
+    BLOCK_DTYPE,
+    ENDS_AT_DOCUMENT_END,
+    HAS_EARLIER_TOKENS,
+    STARTS_MID_DOCUMENT,
+    Array,
+)
 from megablend.formats.parquet.metadata.checks import sum_by_chunk
 from megablend.formats.parquet.metadata.column_chunk import Chunks
 from megablend.formats.parquet.metadata.memory import empty_from_arrow_pool
@@ -13,7 +20,12 @@ from megablend.formats.parquet.metadata.page_index import ColumnIndexes, OffsetI
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.thrift import MalformedError
 from megablend.kernels.parquet.document_counts import fill_blocks
-from megablend.kernels.parquet.page_counts import NONE, OTHER_ROWS, TOO_FEW_TOKENS, count_indexed_pages
+from megablend.kernels.parquet.page_counts import (
+    NONE,
+    OTHER_ROWS,
+    TOO_FEW_TOKENS,
+    count_indexed_pages,
+)
 
 PAGE_DTYPE = np.dtype(
     [
@@ -26,7 +38,10 @@ PAGE_DTYPE = np.dtype(
         ("continues", "?"),  # the page begins in the middle of a row
         ("head", "<i8"),  # tokens of that row in this page
         ("inner", "<i8"),  # rows with tokens that begin in the page and certainly end in it
-        ("tail", "<i8"),  # tokens of the last row that begins in the page, if it may continue in the next
+        (
+            "tail",
+            "<i8",
+        ),  # tokens of the last row that begins in the page, if it may continue in the next
         ("scan", "?"),  # the row counts are uncertain without the page's levels
     ]
 )
@@ -37,7 +52,8 @@ Counts = npt.NDArray[np.int64]
 
 
 def count_rows(page: np.void, offsets: Counts) -> None:
-    """Write into the record (of PAGE_DTYPE) of a whole chunk where its rows begin among its tokens, int64 [num_rows + 1]."""
+    """Write into the record (of PAGE_DTYPE) of a whole chunk where its rows begin among its tokens,
+    int64 [num_rows + 1]."""
     lengths = np.diff(offsets)
     page["tokens"] = offsets[-1]
     page["rows"] = len(lengths)
@@ -46,7 +62,8 @@ def count_rows(page: np.void, offsets: Counts) -> None:
 
 
 def count_levels(pages: Pages, levels: npt.NDArray[np.void]) -> None:
-    """Write the counts from the levels of many pages (LEVELS_DTYPE [num_pages]) into their records."""
+    """Write the counts from the levels of many pages (LEVELS_DTYPE [num_pages]) into their
+    records."""
     for name in ("tokens", "continues", "head", "inner", "tail"):
         pages[name] = levels[name]
     pages["rows"] = levels["pieces"] - levels["continues"]
@@ -54,7 +71,8 @@ def count_levels(pages: Pages, levels: npt.NDArray[np.void]) -> None:
 
 
 def count_full(pages: Pages, levels: Counts, rows: Counts) -> None:
-    """Count pages of which each level is a token: no nulls, no empty lists. Rows are -1 if unknown."""
+    """Count pages of which each level is a token: no nulls, no empty lists. Rows are -1 if
+    unknown."""
     pages["tokens"] = levels
     pages["rows"] = rows
     pages["inner"] = np.maximum(rows, 0)
@@ -62,7 +80,13 @@ def count_full(pages: Pages, levels: Counts, rows: Counts) -> None:
 
 
 def count_from_page_index(
-    places: OffsetIndexes, counts: ColumnIndexes, column: Column, chunks: Chunks, encodings: Counts, *, documents: bool
+    places: OffsetIndexes,
+    counts: ColumnIndexes,
+    column: Column,
+    chunks: Chunks,
+    encodings: Counts,
+    *,
+    documents: bool,
 ) -> tuple[Pages, int]:
     """Locate and count the pages of chunks with `has_token_counts` from their page indexes.
 
@@ -102,15 +126,21 @@ def count_from_page_index(
 
 
 def has_histogram(chunks: Chunks, column: Column) -> npt.NDArray[np.bool_]:
-    """Which chunks have a consistent histogram of definition levels in their metadata, bool [num_chunks]."""
+    """Which chunks have a consistent histogram of definition levels in their metadata, bool
+    [num_chunks]."""
     fits: npt.NDArray[np.bool_] = chunks["num_levels"] == column.max_def + 1
     fits &= chunks["all_levels"] == chunks["num_values"]
     return fits
 
 
-def find_miscounted(counts: ColumnIndexes, first_page: Counts, chunks: Chunks) -> npt.NDArray[np.bool_]:
-    """For which chunks the ColumnIndex's level histograms do not add up to the metadata's num_values, bool [num_chunks]."""
-    wrong: npt.NDArray[np.bool_] = sum_by_chunk(counts.levels.sum(axis=0), first_page) != chunks["num_values"]
+def find_miscounted(
+    counts: ColumnIndexes, first_page: Counts, chunks: Chunks
+) -> npt.NDArray[np.bool_]:
+    """For which chunks the ColumnIndex's level histograms do not add up to the metadata's
+    num_values, bool [num_chunks]."""
+    wrong: npt.NDArray[np.bool_] = (
+        sum_by_chunk(counts.levels.sum(axis=0), first_page) != chunks["num_values"]
+    )
     return counts.has_levels & wrong
 
 
@@ -122,14 +152,24 @@ def has_token_counts(counts: ColumnIndexes, column: Column) -> npt.NDArray[np.bo
 
 
 def blocks_of(pages: Pages, first_page: Counts) -> tuple[Array, Counts]:
-    """Convert pages to blocks. Each page has rows or tokens; if the rows of one are unknown, those of all are.
+    """Convert pages to blocks. Each page has rows or tokens; if the rows of one are unknown, those
+    of all are.
 
     Args:
-        first_page: int64 [num_chunks + 1], the pages of each chunk, of which the first begins with a row.
+        first_page: int64 [num_chunks + 1], the pages of each chunk, of which the first begins with
+            a row.
 
     Returns: BLOCK_DTYPE [num_pages]; the tokens before each chunk, and all, int64 [num_chunks + 1].
     """
     blocks = np.empty(len(pages), BLOCK_DTYPE)
     first_tokens = np.empty(len(first_page), np.int64)
-    fill_blocks(pages, first_page, STARTS_MID_DOCUMENT, ENDS_AT_DOCUMENT_END, HAS_EARLIER_TOKENS, first_tokens, blocks)
+    fill_blocks(
+        pages,
+        first_page,
+        STARTS_MID_DOCUMENT,
+        ENDS_AT_DOCUMENT_END,
+        HAS_EARLIER_TOKENS,
+        first_tokens,
+        blocks,
+    )
     return blocks, first_tokens

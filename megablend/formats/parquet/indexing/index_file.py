@@ -31,7 +31,8 @@ def index_file(
 ) -> FileIndex:
     """Find and count the pages of a file's column, or of its chunks that begin within bytes `span`.
 
-    If tokens are known without a scan, but rows are not, and documents need not be counted, rows and ends of blocks are -1.
+    If tokens are known without a scan, but rows are not, and documents need not be counted, rows
+    and ends of blocks are -1.
 
     Args:
         threaded_bytes: smaller columns are indexed faster without threads.
@@ -83,14 +84,18 @@ def _check_chunks(chunks: Chunks, column: Column) -> None:
     )
     codecs = chunks["codec"].tolist()
     for codec in set(codecs) - CODECS.keys():
-        raise UnsupportedError(f"row group {codecs.index(codec)}: {unsupported_codec_message(codec)}")
+        raise UnsupportedError(
+            f"row group {codecs.index(codec)}: {unsupported_codec_message(codec)}"
+        )
     if column.max_rep == 0:
         rows = chunks["num_rows"]
         values = chunks["num_values"]
         refuse(values != rows, lambda i: f"row group {i} has {values[i]} values for {rows[i]} rows")
 
 
-def _chunk_table(chunks: Chunks, found: ChunkPages, first_tokens: Int64s, first_rows: Int64s) -> Array:
+def _chunk_table(
+    chunks: Chunks, found: ChunkPages, first_tokens: Int64s, first_rows: Int64s
+) -> Array:
     table = np.zeros(len(chunks), CHUNK_DTYPE)
     table["row_group"] = chunks["row_group"]
     table["codec"] = chunks["codec"]

@@ -1,4 +1,5 @@
-"""Counting by levels, if nothing else determines rows or tokens: V1 pages are read whole, of V2 pages only the levels."""
+"""Counting by levels, if nothing else determines rows or tokens: V1 pages are read whole, of V2
+pages only the levels."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ from megablend.storage.prefetched import stream_portions
 from megablend.storage.ranges import merge_ranges, portions
 
 
-def scan(source: ByteSource, headers: Headers, codecs: Int64s, column: Column, pages: Pages, in_flight: int) -> int:
+def scan(
+    source: ByteSource,
+    headers: Headers,
+    codecs: Int64s,
+    column: Column,
+    pages: Pages,
+    in_flight: int,
+) -> int:
     """Count pages by their levels; returns the bytes that were read.
 
     Args:
@@ -35,7 +43,9 @@ def scan(source: ByteSource, headers: Headers, codecs: Int64s, column: Column, p
     loads = np.where(is_v1, np.maximum(sizes, headers["decoded_bytes"]), sizes)
 
     merged = merge_ranges(offsets, sizes, source.limits, loads)
-    bounds = np.searchsorted(merged.runs, np.arange(len(merged.starts) + 1))  # pages are in the order of the file
+    bounds = np.searchsorted(
+        merged.runs, np.arange(len(merged.starts) + 1)
+    )  # pages are in the order of the file
 
     def count(number: int) -> None:
         run = slice(bounds[number], bounds[number + 1])

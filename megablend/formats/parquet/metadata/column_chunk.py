@@ -1,6 +1,7 @@
 """The chunks of one column, as the footer describes them.
 
-A kernel parses all row groups in one pass. What it rejects is parsed in Python, which reports what is wrong.
+A kernel parses all row groups in one pass. What it rejects is parsed in Python, which reports what
+is wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _OTHER = 1 << NUMBERED
 
 
 def column_chunks(footer: Footer, column: Column, num_leaves: int) -> Chunks:
-    """Read the chunks of a column, one of `num_leaves`: CHUNK_DTYPE [num_row_groups]. Raises MalformedError, UnsupportedError."""
+    """Read the chunks of a column, one of `num_leaves`: CHUNK_DTYPE [num_row_groups]. Raises
+    MalformedError, UnsupportedError."""
     chunks = _found_at_once(footer, column, num_leaves)
     if chunks is None:
         chunks = _read_slowly(footer, column, num_leaves)
@@ -63,7 +65,9 @@ def _read_slowly(footer: Footer, column: Column, num_leaves: int) -> Chunks:
     for number, group in enumerate(footer.row_groups):
         columns = group.structs(1, f"columns of row group {number}")
         if len(columns) != num_leaves:
-            raise MalformedError(f"row group {number} has {len(columns)} columns, the schema has {num_leaves}")
+            raise MalformedError(
+                f"row group {number} has {len(columns)} columns, the schema has {num_leaves}"
+            )
         facts = _facts_in(columns[column.ordinal], number, column)
         facts["num_rows"] = group.count(3, "num_rows of a row group")
         facts["row_group"] = number
@@ -78,7 +82,9 @@ def _facts_in(chunk: Struct, row_group: int, column: Column) -> dict[str, int]:
     if 8 in chunk or 9 in chunk:
         raise UnsupportedError(f"the column is encrypted (row group {row_group}); decrypt the file")
     if 1 in chunk and chunk.text(1, "file_path"):
-        raise UnsupportedError(f"row group {row_group} is stored in another file ({chunk.text(1, 'file_path')})")
+        raise UnsupportedError(
+            f"row group {row_group} is stored in another file ({chunk.text(1, 'file_path')})"
+        )
     meta = chunk.struct(3, "meta_data of a column chunk")
     statistics = meta.struct(12, "statistics") if 12 in meta else Struct({})
     sizes = meta.struct(16, "size_statistics") if 16 in meta else Struct({})
@@ -104,7 +110,9 @@ def _facts_in(chunk: Struct, row_group: int, column: Column) -> dict[str, int]:
         "column_index_bytes": chunk.count(7, "column_index_length", 0),
     }
     if tuple(meta.texts(3, "path_in_schema")) != column.path:
-        raise MalformedError(f"row group {row_group} has a different column in place of {column.name!r}")
+        raise MalformedError(
+            f"row group {row_group} has a different column in place of {column.name!r}"
+        )
     return facts
 
 
@@ -137,8 +145,10 @@ def _bits(encodings: list[int]) -> int:
 
 
 def _check_bytes(facts: dict[str, int], limit: int) -> None:
-    """Set `start`, and check that all bytes of a chunk and its page index are before byte `limit`. Raises MalformedError."""
-    # Some writers omit dictionary_page_offset or set it to 0, and data_page_offset is that of the dictionary.
+    """Set `start`, and check that all bytes of a chunk and its page index are before byte `limit`.
+    Raises MalformedError."""
+    # Some writers omit dictionary_page_offset or set it to 0, and data_page_offset is that of the
+    # dictionary.
     start = facts["data_page"]
     data = facts["data_page"]
     dictionary = facts["dictionary_page"]
@@ -156,4 +166,6 @@ def _check_bytes(facts: dict[str, int], limit: int) -> None:
         if begin < 0:
             facts[f"{name}_bytes"] = 0
         elif size and begin + size > limit:
-            raise MalformedError(f"{name} has bytes {begin} to {begin + size}, but the footer begins at {limit}")
+            raise MalformedError(
+                f"{name} has bytes {begin} to {begin + size}, but the footer begins at {limit}"
+            )

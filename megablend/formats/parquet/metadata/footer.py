@@ -18,7 +18,8 @@ ENCRYPTED_MAGIC = b"PARE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """FileMetaData, parsed except for its row groups, which `column_chunks` parses for one column."""
+    """FileMetaData, parsed except for its row groups, which `column_chunks` parses for one
+    column."""
 
     digest: str
     offset: int
@@ -30,7 +31,8 @@ class Footer:
 
 
 def read_footer_bytes(source: ByteSource) -> bytes:
-    """Read the bytes of a file's footer. Raises CorruptFileError, UnsupportedFileError (encrypted)."""
+    """Read the bytes of a file's footer. Raises CorruptFileError, UnsupportedFileError
+    (encrypted)."""
     path = source.path
     if source.size == 0:
         raise CorruptFileError(path, "the file is empty; rewrite or re-download it")
@@ -39,9 +41,15 @@ def read_footer_bytes(source: ByteSource) -> bytes:
         tail_bytes = request_tail(source.storage, source.path, source.size)
     tail = source.read(source.size - tail_bytes, tail_bytes, "the file's end")
     if tail[-4:] == ENCRYPTED_MAGIC:
-        raise UnsupportedFileError(path, "the footer is encrypted (PARE); decrypt the file", offset=source.size - 4)
+        raise UnsupportedFileError(
+            path, "the footer is encrypted (PARE); decrypt the file", offset=source.size - 4
+        )
     if source.size < 12 or tail[-4:] != MAGIC:
-        found = f"it ends with {tail[-4:]!r}, not {MAGIC!r}" if tail[-4:] != MAGIC else f"it has {source.size} bytes"
+        found = (
+            f"it ends with {tail[-4:]!r}, not {MAGIC!r}"
+            if tail[-4:] != MAGIC
+            else f"it has {source.size} bytes"
+        )
         problem = f"not a complete Parquet file: {found}; rewrite or re-download it"
         raise CorruptFileError(path, problem, offset=max(0, source.size - 4))
     size = int.from_bytes(tail[-8:-4], "little")
@@ -68,10 +76,13 @@ def read_footer(source: ByteSource) -> Footer:
 
 
 def parse_footer(data: bytes, offset: int) -> Footer:
-    """Parse FileMetaData that begins at `offset` in its file. Raises MalformedError, UnsupportedError (encrypted)."""
+    """Parse FileMetaData that begins at `offset` in its file. Raises MalformedError,
+    UnsupportedError (encrypted)."""
     meta, _ = read_struct(data)
     if 8 in meta:
-        raise UnsupportedError("its columns are encrypted (encryption_algorithm is set); decrypt the file")
+        raise UnsupportedError(
+            "its columns are encrypted (encryption_algorithm is set); decrypt the file"
+        )
     return Footer(
         digest=digest_of(data),
         offset=offset,

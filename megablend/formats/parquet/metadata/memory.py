@@ -11,7 +11,10 @@ import pyarrow as pa
 
 
 def empty_from_arrow_pool(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An uninitialised array. Arrow's pool reuses freed memory: new pages from the system are slower on first access."""
+    """An uninitialised array. Arrow's pool reuses freed memory: new pages from the system are
+    slower on first access."""
     kind = np.dtype(dtype)
     size = math.prod(shape) if isinstance(shape, tuple) else shape
-    return np.frombuffer(pa.allocate_buffer(size * kind.itemsize), np.uint8).view(kind).reshape(shape)
+    return (
+        np.frombuffer(pa.allocate_buffer(size * kind.itemsize), np.uint8).view(kind).reshape(shape)
+    )

@@ -1,4 +1,5 @@
-"""One page header, parsed in Python: used if the kernel rejects it, to report what is wrong or to handle unusual fields.
+"""One page header, parsed in Python: used if the kernel rejects it, to report what is wrong or to
+handle unusual fields.
 
 Source: parquet-format, parquet.thrift (PageHeader).
 """
@@ -9,7 +10,12 @@ from dataclasses import dataclass
 
 from megablend.formats.parquet.metadata.names import Encoding, PageType
 from megablend.formats.parquet.metadata.source import ByteSource
-from megablend.formats.parquet.metadata.thrift import MalformedError, Struct, TruncatedError, read_struct
+from megablend.formats.parquet.metadata.thrift import (
+    MalformedError,
+    Struct,
+    TruncatedError,
+    read_struct,
+)
 from megablend.kernels.parquet.page_headers import MAX_HEADER_BYTES, MAX_PAGE
 
 PROBE_BYTES = 128
@@ -44,7 +50,8 @@ class PageHeader:
 
 
 def parse_page_header(data: bytes | memoryview) -> PageHeader:
-    """Parse the page header at the start of `data`. Raises MalformedError; TruncatedError if `data` is too short."""
+    """Parse the page header at the start of `data`. Raises MalformedError; TruncatedError if `data`
+    is too short."""
     page, end = read_struct(data)
     kind = page.integer(1, "page type")
     num_values = 0
@@ -55,7 +62,10 @@ def parse_page_header(data: bytes | memoryview) -> PageHeader:
         v1 = page.struct(5, "data_page_header")
         num_values = v1.count(1, "num_values")
         encoding = v1.integer(2, "encoding")
-        levels = v1.integer(3, "definition_level_encoding"), v1.integer(4, "repetition_level_encoding")
+        levels = (
+            v1.integer(3, "definition_level_encoding"),
+            v1.integer(4, "repetition_level_encoding"),
+        )
     elif kind == PageType.DATA_V2:
         v2 = page.struct(8, "data_page_header_v2")
         num_values = v2.count(1, "num_values")
@@ -86,7 +96,8 @@ def parse_page_header(data: bytes | memoryview) -> PageHeader:
 
 
 def read_page_header(source: ByteSource, offset: int, limit: int) -> PageHeader:
-    """Read the header of the page at `offset`; the page must end at or before byte `limit`. Raises CorruptFileError."""
+    """Read the header of the page at `offset`; the page must end at or before byte `limit`. Raises
+    CorruptFileError."""
     size = PROBE_BYTES
     with source.error_context(offset, "the page header"):
         while True:
@@ -100,5 +111,7 @@ def read_page_header(source: ByteSource, offset: int, limit: int) -> PageHeader:
                 size *= 4
         end = offset + header.header_bytes + header.stored_bytes
         if end > limit:
-            raise MalformedError(f"the page would end at byte {end}, after the end of its column chunk at {limit}")
+            raise MalformedError(
+                f"the page would end at byte {end}, after the end of its column chunk at {limit}"
+            )
         return header

@@ -1,4 +1,5 @@
-"""The page indexes of many chunks: positions of pages (OffsetIndex), and their level counts (ColumnIndex).
+"""The page indexes of many chunks: positions of pages (OffsetIndex), and their level counts
+(ColumnIndex).
 
 Source: parquet-format, PageIndex.md and parquet.thrift (OffsetIndex, ColumnIndex).
 """
@@ -55,7 +56,9 @@ class OffsetIndexes:
             return self
         counts = np.diff(self.first_page)
         pages = np.repeat(chosen, counts)
-        return OffsetIndexes(starts_of(counts[chosen]), self.offsets[pages], self.sizes[pages], self.rows[pages])
+        return OffsetIndexes(
+            starts_of(counts[chosen]), self.offsets[pages], self.sizes[pages], self.rows[pages]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,9 @@ class ColumnIndexes:
         if chosen.all():
             return self
         pages = np.repeat(chosen, np.diff(first_page))
-        has_nulls, has_levels, has_starts = (has[chosen] for has in (self.has_nulls, self.has_levels, self.has_starts))
+        has_nulls, has_levels, has_starts = (
+            has[chosen] for has in (self.has_nulls, self.has_levels, self.has_starts)
+        )
         return ColumnIndexes(
             has_nulls,
             has_levels,
@@ -104,8 +109,12 @@ def parse_offset_indexes(
     Raises: MalformedError.
     """
     first_page = np.empty(len(begins) + 1, np.int64)
-    offsets, sizes, rows = empty_from_arrow_pool((3, int((ends - begins).sum()) // MIN_LOCATION_BYTES), np.int64)
-    chunk, problem, page = page_locations(data, begins, ends, starts, limit, num_rows, first_page, offsets, sizes, rows)
+    offsets, sizes, rows = empty_from_arrow_pool(
+        (3, int((ends - begins).sum()) // MIN_LOCATION_BYTES), np.int64
+    )
+    chunk, problem, page = page_locations(
+        data, begins, ends, starts, limit, num_rows, first_page, offsets, sizes, rows
+    )
     if problem == UNREADABLE:
         _complain(data[begins[chunk] : ends[chunk]], "OffsetIndex", chunk)
     if problem != NONE:

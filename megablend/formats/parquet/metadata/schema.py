@@ -1,10 +1,12 @@
 """Finding the token column in a schema.
 
-Lists are three nested nodes in Parquet, `input_ids (LIST) / list (repeated) / element`. Users name them by what they
-see in Arrow, `input_ids`; a column's `name` here omits the two inner nodes. All kinds of lists (also large and
-fixed-size ones) are the same in Parquet: for reading only the two maximal levels matter.
+Lists are three nested nodes in Parquet, `input_ids (LIST) / list (repeated) / element`. Users name
+them by what they see in Arrow, `input_ids`; a column's `name` here omits the two inner nodes. All
+kinds of lists (also large and fixed-size ones) are the same in Parquet: for reading only the two
+maximal levels matter.
 
-Source: parquet-format, LogicalTypes.md ("Lists", with its rules for old writers) and the Dremel paper's levels.
+Source: parquet-format, LogicalTypes.md ("Lists", with its rules for old writers) and the Dremel
+    paper's levels.
 """
 
 from __future__ import annotations
@@ -36,7 +38,11 @@ LOGICAL_LIST = 3
 LOGICAL_INTEGER = 10
 LOGICAL_FLOAT16 = 15
 TOKEN_DTYPES = ("int32", "int64", "uint16", "uint32", "int8", "int16", "uint8")
-OTHER_DTYPES: dict[int, str] = {Physical.BOOLEAN: "bool", Physical.FLOAT: "float32", Physical.DOUBLE: "float64"}
+OTHER_DTYPES: dict[int, str] = {
+    Physical.BOOLEAN: "bool",
+    Physical.FLOAT: "float32",
+    Physical.DOUBLE: "float64",
+}
 """Types of numbers that are not tokens, by physical type."""
 LIST_OF_LISTS = "is a list of lists"
 FLOAT16 = "float16"
@@ -44,7 +50,8 @@ FLOAT16 = "float16"
 MAX_LEVEL = 127
 """Levels are stored in bytes; no sensible schema is deeper."""
 MAX_NESTED = 512
-"""Maximal nesting of groups, required ones included: each column of a deep schema has an equally long path."""
+"""Maximal nesting of groups, required ones included: each column of a deep schema has an equally
+long path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +70,8 @@ class Column:
     max_def: int
     max_rep: int
     slot_def: int
-    """Lowest definition level at which a level stands for an element (of a list, or a value of a flat column)."""
+    """Lowest definition level at which a level stands for an element (of a list, or a value of a
+    flat column)."""
     nesting: str = ""
     """Why its position in the schema excludes it; "" if it does not."""
     kind: str = field(default="", compare=False)
@@ -100,7 +108,9 @@ def leaves(schema: Sequence[Struct]) -> Iterator[Column]:
     """All columns of a schema (SchemaElements in depth-first order). Raises MalformedError."""
     if not schema:
         raise MalformedError("the schema is empty")
-    stack = [_Group("", schema[0].count(5, "num_children", 0), (), (), 0, 0, 0, False, False, False)]
+    stack = [
+        _Group("", schema[0].count(5, "num_children", 0), (), (), 0, 0, 0, False, False, False)
+    ]
     ordinal = 0
     for element in schema[1:]:
         while stack and stack[-1].children_left == 0:
@@ -129,19 +139,30 @@ def _known_leaves(schema: bytes, size: int) -> Sequence[Column]:
     return tuple(leaves(Structs(schema, 0, size)))
 
 
-def find_column(schema: Sequence[Struct], name: str | None, path: str, *, numbers: bool = False) -> tuple[Column, int]:
-    """Find the column called `name`, or the one that `choose_column` selects; and the number of leaves.
+def find_column(
+    schema: Sequence[Struct], name: str | None, path: str, *, numbers: bool = False
+) -> tuple[Column, int]:
+    """Find the column called `name`, or the one that `choose_column` selects; and the number of
+    leaves.
 
     Args:
         numbers: numbers of any kind are accepted, not only tokens.
 
     Raises: ConfigError (no such column, several, or not of integers, or numbers), MalformedError.
     """
-    columns = _known_leaves(schema.written(), len(schema)) if isinstance(schema, Structs) else list(leaves(schema))
-    physical = {".".join(column.path): column.name for column in columns}  # the full path is accepted, too
+    columns = (
+        _known_leaves(schema.written(), len(schema))
+        if isinstance(schema, Structs)
+        else list(leaves(schema))
+    )
+    physical = {
+        ".".join(column.path): column.name for column in columns
+    }  # the full path is accepted, too
     problems = {column.name: _problem(column, numbers=numbers) for column in columns}
     lists = {column.name for column in columns if column.max_rep}
-    chosen = choose_column(path, physical.get(name, name) if name else name, problems, lists, numbers=numbers)
+    chosen = choose_column(
+        path, physical.get(name, name) if name else name, problems, lists, numbers=numbers
+    )
     found = [column for column in columns if column.name == chosen]
     if len(found) > 1:
         raise ConfigError(f"{path}: {len(found)} columns are named {chosen!r}; rename one")

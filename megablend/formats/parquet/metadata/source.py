@@ -1,4 +1,5 @@
-"""One file's bytes: checked reads, and errors that name the file and the offset of malformed bytes."""
+"""One file's bytes: checked reads, and errors that name the file and the offset of malformed
+bytes."""
 
 from __future__ import annotations
 
@@ -44,12 +45,14 @@ class ByteSource:
         return is_prefetched(self.storage)
 
     def request(self, offsets: Int64s, sizes: Int64s) -> None:
-        """Announce reads of ranges, int64 [n]. Ranges that are not in the file are left to the reads, which report them."""
+        """Announce reads of ranges, int64 [n]. Ranges that are not in the file are left to the
+        reads, which report them."""
         inside = (offsets >= 0) & (sizes > 0) & (offsets <= self.size - sizes)
         request_ranges(self.storage, self.path, offsets[inside], sizes[inside])
 
     def read(self, offset: int, size: int, what: str) -> bytes:
-        """Exactly `size` bytes from `offset`. Raises CorruptFileError if `what` is not within the file."""
+        """Exactly `size` bytes from `offset`. Raises CorruptFileError if `what` is not within the
+        file."""
         self._check(offset, size, what)
         return self.storage.read(self.path, offset, size)
 
@@ -89,7 +92,8 @@ class ByteSource:
 
     @contextlib.contextmanager
     def error_context(self, offset: int, what: str) -> Iterator[ErrorLocation]:
-        """Convert MalformedError and UnsupportedError into errors that name the file, the offset and `what`.
+        """Convert MalformedError and UnsupportedError into errors that name the file, the offset
+        and `what`.
 
         The offset is that of the first byte of `what`; a loop over many may advance it.
         """
@@ -103,11 +107,14 @@ class ByteSource:
             problem = f"{what} needs more memory than is available: its size is damaged, or the page is far too large"
             raise CorruptFileError(self.path, problem, offset=place.offset) from error
         except UnsupportedError as error:
-            raise UnsupportedFileError(self.path, f"{what}: {error}", offset=place.offset) from error
+            raise UnsupportedFileError(
+                self.path, f"{what}: {error}", offset=place.offset
+            ) from error
 
     @contextlib.contextmanager
     def blamed_among(self, offsets: Int64s, row_groups: Int64s, what: str) -> Iterator[None]:
-        """The same for items of many row groups processed together, int64 [n] each; the error has its `item`."""
+        """The same for items of many row groups processed together, int64 [n] each; the error has
+        its `item`."""
         try:
             yield
         except (MalformedError, UnsupportedError, MemoryError) as error:

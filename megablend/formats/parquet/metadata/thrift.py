@@ -1,8 +1,8 @@
 """Thrift's compact protocol, as far as Parquet's metadata needs it.
 
-A struct is read into a `Struct`: field id -> value, without a schema; the caller asks for each field by id, name and
-type, so that a wrong or missing field is an error that names it. Nothing is trusted: every length is checked against what
-is left of the buffer before it is used.
+A struct is read into a `Struct`: field id -> value, without a schema; the caller asks for each
+field by id, name and type, so that a wrong or missing field is an error that names it. Nothing is
+trusted: every length is checked against what is left of the buffer before it is used.
 
 Source: Thrift "compact protocol" specification (thrift/doc/specs/thrift-compact-protocol.md).
 """
@@ -26,7 +26,8 @@ MAX_DEPTH = 32
 
 
 class MalformedError(ValueError):
-    """Bytes that violate the format. Callers that know the file convert it to a CorruptFileError."""
+    """Bytes that violate the format. Callers that know the file convert it to a
+    CorruptFileError."""
 
     def __init__(self, problem: str, item: int = 0) -> None:
         super().__init__(problem)
@@ -77,7 +78,8 @@ class Struct:
         return field in self._fields
 
     def integer(self, field: int, name: str, default: int | None = None) -> int:
-        """A field of any integer type; with a default, another type counts as absent, as in Thrift's own readers."""
+        """A field of any integer type; with a default, another type counts as absent, as in
+        Thrift's own readers."""
         value = self._fields.get(field)
         if type(value) is int:
             return value
@@ -140,16 +142,20 @@ class Struct:
 
 
 def read_struct(data: bytes | memoryview, start: int = 0) -> tuple[Struct, int]:
-    """Read the struct at `start`. Returns the struct and the position after it. Raises MalformedError, TruncatedError."""
+    """Read the struct at `start`. Returns the struct and the position after it. Raises
+    MalformedError, TruncatedError."""
     reader = _Reader(data, start)
     try:
         return reader.struct(0), reader.position
     except IndexError:
-        raise TruncatedError(f"a struct does not end within its {len(data) - start} bytes") from None
+        raise TruncatedError(
+            f"a struct does not end within its {len(data) - start} bytes"
+        ) from None
 
 
 class Structs(Sequence[Struct]):
-    """A list of structs, each parsed on access: of thousands of columns, a kernel skips all but one."""
+    """A list of structs, each parsed on access: of thousands of columns, a kernel skips all but
+    one."""
 
     __slots__ = ("_data", "_size", "start")
 
@@ -217,7 +223,9 @@ class _Reader:
 
     def take(self, size: int) -> bytes:
         if size > len(self.data) - self.position:
-            raise TruncatedError(f"{size} bytes are declared, only {len(self.data) - self.position} are left")
+            raise TruncatedError(
+                f"{size} bytes are declared, only {len(self.data) - self.position} are left"
+            )
         start = self.position
         self.position = self.position + size
         return bytes(self.data[start : self.position])
@@ -231,7 +239,9 @@ class _Reader:
             delta = header >> 4
             kind = header & 0x0F
             field = field + delta if delta else self.zigzag()
-            fields[field] = kind == Kind.TRUE if kind in (Kind.TRUE, Kind.FALSE) else self.value(kind, depth)
+            fields[field] = (
+                kind == Kind.TRUE if kind in (Kind.TRUE, Kind.FALSE) else self.value(kind, depth)
+            )
         return Struct(fields)
 
     def value(self, kind: int, depth: int) -> object:
@@ -284,13 +294,17 @@ class _Reader:
         return None
 
     def check_room(self, size: int) -> None:
-        """An element takes at least one byte: a list cannot have more elements than there are bytes left."""
+        """An element takes at least one byte: a list cannot have more elements than there are bytes
+        left."""
         if size > len(self.data) - self.position:
-            raise TruncatedError(f"{size} elements are declared, only {len(self.data) - self.position} bytes are left")
+            raise TruncatedError(
+                f"{size} elements are declared, only {len(self.data) - self.position} bytes are left"
+            )
 
 
 def write_struct(fields: Sequence[tuple[int, Kind, object]]) -> bytes:
-    """Write a struct of (field id, kind, value), ids ascending. A LIST's value is (kind of its elements, elements)."""
+    """Write a struct of (field id, kind, value), ids ascending. A LIST's value is (kind of its
+    elements, elements)."""
     parts = []
     previous = 0
     for field, kind, value in fields:
@@ -308,7 +322,11 @@ def _written(kind: Kind, value: object) -> bytes:
         return value
     if kind == Kind.LIST and isinstance(value, tuple):
         element, values = value
-        return bytes([0xF0 | element]) + _varint(len(values)) + b"".join(_written(element, v) for v in values)
+        return (
+            bytes([0xF0 | element])
+            + _varint(len(values))
+            + b"".join(_written(element, v) for v in values)
+        )
     raise TypeError(f"cannot write {value!r} as {kind.name}")
 
 

@@ -13,7 +13,12 @@ from megablend.formats.parquet.decoding import codecs
 from megablend.formats.parquet.decoding.bodies import decompress_pages
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.intrinsics import library_function
-from megablend.kernels.parquet.bodies import expand_lz4, expand_lz4_plainly, lz4_decompress, zstd_decompress
+from megablend.kernels.parquet.bodies import (
+    expand_lz4,
+    expand_lz4_plainly,
+    lz4_decompress,
+    zstd_decompress,
+)
 from tests.examples import examples
 from tests.storages import STORAGE
 
@@ -32,7 +37,9 @@ def expanded(parts: list[tuple[int, bytes, int]]) -> list[bytes]:
     sizes = np.array([len(part) for _, part, _ in parts], np.int64)
     begins = np.concatenate([[0], np.cumsum(sizes)])[:-1].astype(np.int64)
     kinds, lengths = (np.array([part[i] for part in parts], np.int64) for i in (0, 2))
-    owners, found = decompress_pages(source, 1000 * np.arange(len(parts)), kinds, data.address + begins, sizes, lengths)
+    owners, found = decompress_pages(
+        source, 1000 * np.arange(len(parts)), kinds, data.address + begins, sizes, lengths
+    )
     held = [data if owner is None else owner for owner in owners]
     return [
         bytes(memoryview(owner)[at - owner.address :][:length])
@@ -41,7 +48,10 @@ def expanded(parts: list[tuple[int, bytes, int]]) -> list[bytes]:
 
 
 BODIES = st.lists(
-    st.tuples(st.sampled_from(list(NAMES)), st.binary(max_size=200) | st.builds(bytes, st.integers(0, 9999))),
+    st.tuples(
+        st.sampled_from(list(NAMES)),
+        st.binary(max_size=200) | st.builds(bytes, st.integers(0, 9999)),
+    ),
     max_size=12,
 )
 
@@ -49,11 +59,15 @@ BODIES = st.lists(
 @examples(150)
 @given(BODIES)
 def test_bodies_come_back_whatever_their_codecs(parts: Parts) -> None:
-    assert expanded([(codec, stored(codec, data), len(data)) for codec, data in parts]) == [data for _, data in parts]
+    assert expanded([(codec, stored(codec, data), len(data)) for codec, data in parts]) == [
+        data for _, data in parts
+    ]
 
 
 @pytest.mark.parametrize("codec", [6, 7])
-def test_bodies_come_back_without_the_systems_libraries(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_come_back_without_the_systems_libraries(
+    codec: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chance = np.random.default_rng(codec)
     data = [chance.integers(0, 9, size).astype(np.uint8).tobytes() for size in (0, 1, 100, 65_536)]
     parts = [(codec, stored(codec, each), len(each)) for each in data]
@@ -80,8 +94,18 @@ def test_a_wrong_length_is_blamed_on_its_page(codec: int, wrong: int) -> None:
 def test_damage_is_blamed_on_its_page(codec: int) -> None:
     data = np.random.default_rng(codec).integers(0, 5, 3000).astype(np.uint8).tobytes()
     good = stored(codec, data)
-    with pytest.raises(CorruptFileError, match=r"byte 2000.*the page is damaged: .* (cannot be|does not) decompress"):
-        expanded([(codec, good, 3000), (codec, good, 3000), (codec, good[:-9], 3000), (codec, good, 3000)])
+    with pytest.raises(
+        CorruptFileError,
+        match=r"byte 2000.*the page is damaged: .* (cannot be|does not) decompress",
+    ):
+        expanded(
+            [
+                (codec, good, 3000),
+                (codec, good, 3000),
+                (codec, good[:-9], 3000),
+                (codec, good, 3000),
+            ]
+        )
 
 
 def test_an_absurd_length_claims_no_memory() -> None:
@@ -97,7 +121,9 @@ def test_both_ways_of_lz4_write_nowhere_else(kernel: codecs.Many) -> None:
     for room, expected in ((300, -1), (299, 0), (301, 0)):
         out = bytearray(b"#" * (room + 64))
         held = pa.py_buffer(out)
-        fields = (np.array([value], np.int64) for value in (block.address, block.size, held.address, room))
+        fields = (
+            np.array([value], np.int64) for value in (block.address, block.size, held.address, room)
+        )
         assert kernel(*fields) == expected
         assert out[room:] == b"#" * 64
         assert expected == 0 or out[:room] == b"abc" * 100
@@ -114,7 +140,10 @@ def test_every_thread_has_a_context_of_its_own() -> None:
         pytest.skip("this system has no libzstd.so.1")
     from concurrent.futures import ThreadPoolExecutor
 
-    data = [np.random.default_rng(i).integers(0, 3, 50_000).astype(np.uint8).tobytes() for i in range(16)]
+    data = [
+        np.random.default_rng(i).integers(0, 3, 50_000).astype(np.uint8).tobytes()
+        for i in range(16)
+    ]
     parts = [(6, stored(6, each), len(each)) for each in data]
 
     def work(first: int) -> bool:

@@ -24,7 +24,9 @@ def test_codecs(codec: int, data: bytes) -> None:
 @pytest.mark.parametrize("codec", [0, *NAMES])
 @pytest.mark.parametrize("size", [0, 1, 4999, 5001, 6000])
 def test_another_length_is_an_error(codec: int, size: int) -> None:
-    with pytest.raises(MalformedError, match=r"from its header|that its header states|cannot be decompressed"):
+    with pytest.raises(
+        MalformedError, match=r"from its header|that its header states|cannot be decompressed"
+    ):
         decompress(codec, memoryview(stored(codec)), size)
 
 
@@ -48,7 +50,9 @@ def test_damaged_input_gives_an_error_or_as_many_bytes(codec: int) -> None:
 
 def hadoop(*parts: bytes) -> bytes:
     blocks = [(len(part), stored(7, part)) for part in parts]
-    return b"".join(size.to_bytes(4, "big") + len(block).to_bytes(4, "big") + block for size, block in blocks)
+    return b"".join(
+        size.to_bytes(4, "big") + len(block).to_bytes(4, "big") + block for size, block in blocks
+    )
 
 
 def test_hadoop_lz4_has_lengths_in_front_of_its_blocks() -> None:
@@ -60,7 +64,9 @@ def test_hadoop_lz4_has_lengths_in_front_of_its_blocks() -> None:
 
 
 def test_gzip_members_follow_each_other() -> None:
-    assert bytes(decompress(2, memoryview(gzip.compress(b"ab") + gzip.compress(b"cd")), 4)) == b"abcd"
+    assert (
+        bytes(decompress(2, memoryview(gzip.compress(b"ab") + gzip.compress(b"cd")), 4)) == b"abcd"
+    )
 
 
 @pytest.mark.parametrize("codec", [3, 8, -1])

@@ -27,11 +27,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "v2": {"compression": "lz4", "data_page_version": "2.0"},
     "snappy": {"compression": "snappy"},
     "dictionary": {"compression": "zstd", "use_dictionary": True},
-    "delta": {"compression": "zstd", "column_encoding": {"ids.list.element": "DELTA_BINARY_PACKED"}},
+    "delta": {
+        "compression": "zstd",
+        "column_encoding": {"ids.list.element": "DELTA_BINARY_PACKED"},
+    },
     "wide": {"kind": pa.list_(pa.int64())},
     "narrow": {"kind": pa.list_(pa.uint16())},
     "flat": {"kind": pa.int32(), "rows": list(range(2000))},
-    "chunks": {"column_encoding": {"ids.list.element": "DELTA_BINARY_PACKED"}, "kind": pa.list_(pa.int64())},
+    "chunks": {
+        "column_encoding": {"ids.list.element": "DELTA_BINARY_PACKED"},
+        "kind": pa.list_(pa.int64()),
+    },
 }
 """Files; `wide`, `narrow` and `flat` are not decoded together with the others, but each with its like."""
 
@@ -40,7 +46,9 @@ def open_read(folder: Path, name: str, kind: str, pages: slice = slice(None)) ->
     """A read of a file of a kind, whose bytes are fetched."""
     path = store(folder / f"{name}.parquet", **({"rows": ROWS, "kind": LISTS} | KINDS[kind]))
     found = index(path, "ids")
-    read = FileRead(reader_of(path, found, LocalStorage()), place_blocks(found.blocks)[pages], found.chunks)
+    read = FileRead(
+        reader_of(path, found, LocalStorage()), place_blocks(found.blocks)[pages], found.chunks
+    )
     fetch_all([read], STORAGE)
     return read
 
@@ -50,7 +58,9 @@ def blocks_of(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlock]:
 
 
 @pytest.mark.parametrize("pieces", [False, True])
-def test_files_together_give_what_each_gives(tmp_path: Path, pieces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_together_give_what_each_gives(
+    tmp_path: Path, pieces: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kinds = [*KINDS, *KINDS]
     reads = [open_read(tmp_path, str(i), kind) for i, kind in enumerate(kinds)]
     chance = np.random.default_rng(0)
@@ -136,7 +146,12 @@ def test_readers_of_other_formats_decode_their_files_one_by_one(tmp_path: Path) 
             self.decode = inner.decode
             self.find_pieces = inner.find_pieces
 
-    plain = [FileRead(Plain(read.reader), read.blocks, read.chunks, fetched=read.fetched) for read in reads]
+    plain = [
+        FileRead(Plain(read.reader), read.blocks, read.chunks, fetched=read.fetched)
+        for read in reads
+    ]
     found = blocks_of(plain, pieces=True)
     expected = blocks_of(reads, pieces=True)
-    assert [block.tokens.tolist() for block in found] == [block.tokens.tolist() for block in expected]
+    assert [block.tokens.tolist() for block in found] == [
+        block.tokens.tolist() for block in expected
+    ]

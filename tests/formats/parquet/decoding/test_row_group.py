@@ -40,7 +40,9 @@ def lists(nulls: str, seed: int, top: int, count: int = 90) -> Rows:
         length = chance.choice([0, 1, 2, 3, 10, 40, 400])
         if nulls in ("elements", "both"):
             rate = chance.choice([0, 0.1, 1])
-            return [None if chance.random() < rate else chance.randrange(top) for _ in range(length)]
+            return [
+                None if chance.random() < rate else chance.randrange(top) for _ in range(length)
+            ]
         return [chance.randrange(top) for _ in range(length)]
 
     return [row() for _ in range(count)]
@@ -60,11 +62,18 @@ def store(
     leaf = "ids.list.element" if kind.num_fields else "ids"
     special = encoding in ("DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT")
     table = pa.table({"text": ["x"] * len(rows), "ids": pa.array(rows, kind)})
-    settings = {"data_page_size": 300, "write_batch_size": 16, "row_group_size": 50, "write_page_checksum": True}
+    settings = {
+        "data_page_size": 300,
+        "write_batch_size": 16,
+        "row_group_size": 50,
+        "write_page_checksum": True,
+    }
     pq.write_table(
         table,
         path,
-        use_dictionary=["ids"] if encoding == "dictionary" and leaf == "ids" else encoding == "dictionary",
+        use_dictionary=["ids"]
+        if encoding == "dictionary" and leaf == "ids"
+        else encoding == "dictionary",
         column_encoding={leaf: encoding} if special else None,
         compression=codec,
         data_page_version=version,
@@ -78,7 +87,11 @@ def top_of(kind: pa.DataType) -> int:
     return min(50_000, int(np.iinfo(str(kind)).max))
 
 
-MATRIX = list(itertools.product(TOKENS, [*LISTS, "flat"], NULLS, ENCODINGS, CODECS, ["1.0", "2.0"], [False, True]))
+MATRIX = list(
+    itertools.product(
+        TOKENS, [*LISTS, "flat"], NULLS, ENCODINGS, CODECS, ["1.0", "2.0"], [False, True]
+    )
+)
 
 
 def run_matrix_case(path: Path, case: tuple[str, str, str, str, str, str, bool]) -> None:
@@ -87,7 +100,11 @@ def run_matrix_case(path: Path, case: tuple[str, str, str, str, str, str, bool])
     seed = sum(map(ord, "".join(map(str, case))))
     if shape == "flat":
         documents = documents_of(lists("none", seed, top_of(kind), 30))
-        rows: Rows = [None if nulls != "none" and v % 7 == 0 else v for document in documents for v in document]
+        rows: Rows = [
+            None if nulls != "none" and v % 7 == 0 else v
+            for document in documents
+            for v in document
+        ]
     else:
         rows = lists(nulls, seed, top_of(kind))
         kind = LISTS[shape](kind)
@@ -97,7 +114,9 @@ def run_matrix_case(path: Path, case: tuple[str, str, str, str, str, str, bool])
     assert len(found.blocks) > 3
 
 
-@pytest.mark.parametrize("case", random.Random(3).sample(MATRIX, 60), ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize(
+    "case", random.Random(3).sample(MATRIX, 60), ids=lambda case: "-".join(map(str, case))
+)
 def test_matrix(tmp_path: Path, case: tuple[str, str, str, str, str, str, bool]) -> None:
     run_matrix_case(tmp_path / "x.parquet", case)
 
@@ -129,15 +148,25 @@ def test_narrow_types(tmp_path: Path, token: str) -> None:
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_extreme_values(tmp_path: Path, token: str, values: list[int], encoding: str) -> None:
     rows: Rows = [values, [], values[::-1]]
-    check(store(tmp_path / "x.parquet", rows, pa.list_(TOKENS[token]), encoding=encoding), rows, "ids")
+    check(
+        store(tmp_path / "x.parquet", rows, pa.list_(TOKENS[token]), encoding=encoding), rows, "ids"
+    )
 
 
 @needs_pyarrow(21, "nulls that hold values")
 @pytest.mark.parametrize("page_index", [False, True])
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_fixed_size_lists(tmp_path: Path, version: str, page_index: bool) -> None:
-    rows: Rows = [None if i % 5 == 1 else [i, None if i % 7 == 0 else i + 1, i + 2] for i in range(200)]
-    path = store(tmp_path / "x.parquet", rows, pa.list_(pa.int32(), 3), version=version, page_index=page_index)
+    rows: Rows = [
+        None if i % 5 == 1 else [i, None if i % 7 == 0 else i + 1, i + 2] for i in range(200)
+    ]
+    path = store(
+        tmp_path / "x.parquet",
+        rows,
+        pa.list_(pa.int32(), 3),
+        version=version,
+        page_index=page_index,
+    )
     check(path, rows, "ids")
 
 
@@ -147,9 +176,13 @@ def test_nested_columns(tmp_path: Path, page_index: bool) -> None:
     rows = lists("both", 8, 999)
     inner = pa.array(rows, pa.list_(pa.int32()))
     mask = pa.array([i % 6 == 2 for i in range(len(rows))])
-    record = pa.StructArray.from_arrays([pa.array(range(len(rows)), pa.int64()), inner], ["id", "input_ids"], mask=mask)
+    record = pa.StructArray.from_arrays(
+        [pa.array(range(len(rows)), pa.int64()), inner], ["id", "input_ids"], mask=mask
+    )
     path = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"record": record}), path, data_page_size=300, write_page_index=page_index)
+    pq.write_table(
+        pa.table({"record": record}), path, data_page_size=300, write_page_index=page_index
+    )
     seen: Rows = [None if i % 6 == 2 else row for i, row in enumerate(rows)]
     check(path, seen, "record.input_ids")
     check(path, seen, "record.input_ids.list.element")
@@ -161,7 +194,9 @@ def test_a_column_in_a_list_of_records(tmp_path: Path) -> None:
     records = [None if row is None else [{"id": v, "name": "x"} for v in row] for row in rows]  # type: ignore[union-attr]
     kind = pa.list_(pa.struct([("id", pa.int32()), ("name", pa.string())]))
     path = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"records": pa.array(records, kind)}), path, data_page_size=40, write_batch_size=4)
+    pq.write_table(
+        pa.table({"records": pa.array(records, kind)}), path, data_page_size=40, write_batch_size=4
+    )
     check(path, rows, "records.id")
 
 
@@ -186,7 +221,9 @@ def test_a_chunk_falls_back_from_dictionary_to_plain(tmp_path: Path, version: st
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("page_index", [False, True])
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_constant_null_and_absent_values(tmp_path: Path, encoding: str, version: str, page_index: bool) -> None:
+def test_constant_null_and_absent_values(
+    tmp_path: Path, encoding: str, version: str, page_index: bool
+) -> None:
     kind = pa.list_(pa.int32())
     shapes: list[Rows] = [
         [[7] * 30] * 40,
@@ -200,7 +237,13 @@ def test_constant_null_and_absent_values(tmp_path: Path, encoding: str, version:
     ]
     for rows in shapes:
         path = store(
-            tmp_path / "x.parquet", rows, kind, encoding=encoding, version=version, page_index=page_index, codec="zstd"
+            tmp_path / "x.parquet",
+            rows,
+            kind,
+            encoding=encoding,
+            version=version,
+            page_index=page_index,
+            codec="zstd",
         )
         check(path, rows, "ids")
 
@@ -214,20 +257,30 @@ def test_no_row_groups(tmp_path: Path) -> None:
 
 def test_values_are_read_only(tmp_path: Path) -> None:
     for encoding, codec in itertools.product(ENCODINGS, ["none", "zstd"]):
-        path = store(tmp_path / "x.parquet", [[1, 2, 3]] * 9, pa.list_(pa.uint16()), encoding=encoding, codec=codec)
+        path = store(
+            tmp_path / "x.parquet",
+            [[1, 2, 3]] * 9,
+            pa.list_(pa.uint16()),
+            encoding=encoding,
+            codec=codec,
+        )
         found = index(path, "ids")
         for block in read_blocks(opened(path, "ids", found), found.blocks, found.chunks, STORAGE):
             assert not block.tokens.flags.writeable
             assert not block.offsets.flags.writeable
 
 
-def test_an_encoding_outside_of_the_table_is_read_by_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoding_outside_of_the_table_is_read_by_row_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed, (shape, version) in enumerate(itertools.product([*LISTS, "flat"], ["1.0", "2.0"])):
         rows = lists("both", seed, 99)
         kind = LISTS[shape](pa.int32()) if shape in LISTS else pa.int32()
         if shape == "flat":
             rows = [value for row in rows if row for value in row]  # type: ignore[union-attr]
-        path = store(tmp_path / "x.parquet", rows, kind, encoding="DELTA_BINARY_PACKED", version=version)
+        path = store(
+            tmp_path / "x.parquet", rows, kind, encoding="DELTA_BINARY_PACKED", version=version
+        )
         with monkeypatch.context() as patch:
             patch.delitem(DECODERS, (1, 5))
             found = check(path, rows, "ids")
@@ -262,20 +315,39 @@ def test_row_groups_and_pages_side_by_side(
     tmp_path: Path, token: str, page_index: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(2)
-    rows: Rows = [[chance.randrange(50_000 if i // 30 % 2 else 3) for _ in range(20)] for i in range(150)]
-    settings: dict[str, Any] = {"dictionary_pagesize_limit": 400, "row_group_size": 30, "page_index": page_index}
-    path = store(tmp_path / "x.parquet", rows, pa.list_(TOKENS[token]), encoding="dictionary", codec="zstd", **settings)
+    rows: Rows = [
+        [chance.randrange(50_000 if i // 30 % 2 else 3) for _ in range(20)] for i in range(150)
+    ]
+    settings: dict[str, Any] = {
+        "dictionary_pagesize_limit": 400,
+        "row_group_size": 30,
+        "page_index": page_index,
+    }
+    path = store(
+        tmp_path / "x.parquet",
+        rows,
+        pa.list_(TOKENS[token]),
+        encoding="dictionary",
+        codec="zstd",
+        **settings,
+    )
     monkeypatch.delitem(DECODERS, (1, 0))  # what the chunks of many values fall back to
     found = check(path, rows, "ids")
     chunks = np.split(found.blocks["encoding"], np.flatnonzero(np.diff(found.blocks["chunk"])) + 1)
     assert [set(chunk.tolist()) for chunk in chunks] == [{8}, {-1}, {8}, {-1}, {8}]
 
 
-@pytest.mark.parametrize("kind", [pa.list_(pa.int32()), pa.large_list(pa.int32()), pa.list_(pa.int32(), 2)], ids=str)
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int32()), pa.large_list(pa.int32()), pa.list_(pa.int32(), 2)], ids=str
+)
 def test_flattening_arrow_arrays(kind: pa.DataType) -> None:
     rows: Rows = [[1, 2], None, [None, 3], [4, 5]]
     inner = pa.array(rows, kind)
     wrapped = pa.StructArray.from_arrays([inner], ["x"], mask=pa.array([True, False, False, False]))
-    for array, expected in [(inner, rows), (inner.slice(1), rows[1:]), (wrapped, [None, *rows[1:]])]:
+    for array, expected in [
+        (inner, rows),
+        (inner.slice(1), rows[1:]),
+        (wrapped, [None, *rows[1:]]),
+    ]:
         tokens, found = flatten(array, "int32")
         assert [part.tolist() for part in np.split(tokens, found[1:-1])] == documents_of(expected)

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from megablend.formats.parquet.decoding.headers import NO_DICTIONARY
 from megablend.formats.parquet.indexing.chunk_pages import ChunkPages, join_parts, without_empty
 from megablend.formats.parquet.indexing.count import PAGE_DTYPE
-from megablend.formats.parquet.metadata.checks import chunk_of, refuse, refuse_pages, starts_of, sum_by_chunk
+from megablend.formats.parquet.metadata.checks import (
+    chunk_of,
+    refuse,
+    refuse_pages,
+    starts_of,
+    sum_by_chunk,
+)
 from megablend.formats.parquet.metadata.thrift import MalformedError
 from tests.examples import examples
 
@@ -54,9 +60,16 @@ def found(chunks: list[int], counts: list[int], scanned_bytes: int) -> ChunkPage
 def test_parts_are_joined_in_the_order_of_chunks(counts: list[int], ways: list[int]) -> None:
     """Way 0 is none: such chunks have no pages."""
     of_ways = [[chunk for chunk in range(len(counts)) if ways[chunk] == way] for way in range(4)]
-    parts = [(np.array(chunks, np.int64), found(chunks, counts, way)) for way, chunks in enumerate(of_ways) if way]
+    parts = [
+        (np.array(chunks, np.int64), found(chunks, counts, way))
+        for way, chunks in enumerate(of_ways)
+        if way
+    ]
     whole = join_parts(len(counts), parts)
-    expected = [[chunk * 10 + i for i in range(counts[chunk] if ways[chunk] else 0)] for chunk in range(len(counts))]
+    expected = [
+        [chunk * 10 + i for i in range(counts[chunk] if ways[chunk] else 0)]
+        for chunk in range(len(counts))
+    ]
     assert whole.pages["offset"].tolist() == [offset for offsets in expected for offset in offsets]
     assert whole.first_page.tolist() == np.cumsum([0, *map(len, expected)]).tolist()
     assert whole.dictionaries.tolist() == [

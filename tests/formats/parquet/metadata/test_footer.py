@@ -40,7 +40,9 @@ def outcome(footer: Footer, column: Column, num_leaves: int) -> list[object] | s
     return chunks
 
 
-def slowly(footer: Footer, column: Column, num_leaves: int, monkeypatch: pytest.MonkeyPatch) -> list[object] | str:
+def slowly(
+    footer: Footer, column: Column, num_leaves: int, monkeypatch: pytest.MonkeyPatch
+) -> list[object] | str:
     with monkeypatch.context() as patch:
         patch.setattr(column_chunk, "_found_at_once", lambda *_: None)
         return outcome(footer, column, num_leaves)
@@ -63,7 +65,13 @@ def test_pyarrow_says_the_same(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     ids = pa.array([[1, 2, None], [], None, [4]] * 50, pa.list_(pa.int32()))
     table = pa.table({"a": np.arange(200), "ids": ids, "b": np.arange(200) / 3})
-    pq.write_table(table, path, row_group_size=30, write_page_index=True, compression={"ids": "zstd", "a": "none"})
+    pq.write_table(
+        table,
+        path,
+        row_group_size=30,
+        write_page_index=True,
+        compression={"ids": "zstd", "a": "none"},
+    )
     footer = footer_of(path)
     column = columns_of(footer)[1]
     found = column_chunks(footer, column, 3)
@@ -87,7 +95,11 @@ def test_pyarrow_says_the_same(tmp_path: Path) -> None:
 def test_damaged_footers_are_left_alone_or_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(5)
     seen = {"alike": 0, "left alone": 0}
-    for name in ("pyarrow26_dictionary_pages", "pyarrow26_small_pages_v2_indexed", "duckdb_lists_zstd_v2"):
+    for name in (
+        "pyarrow26_dictionary_pages",
+        "pyarrow26_small_pages_v2_indexed",
+        "duckdb_lists_zstd_v2",
+    ):
         footer = footer_of(GOLDEN[0].with_name(f"{name}.parquet"))
         columns = columns_of(footer)
         for _ in range(700):
@@ -99,7 +111,9 @@ def test_damaged_footers_are_left_alone_or_read_alike(monkeypatch: pytest.Monkey
             except (MalformedError, UnsupportedError):
                 continue
             column = chance.choice(columns)
-            assert outcome(changed, column, len(columns)) == slowly(changed, column, len(columns), monkeypatch)
+            assert outcome(changed, column, len(columns)) == slowly(
+                changed, column, len(columns), monkeypatch
+            )
             seen["alike" if taken(changed, column, len(columns)) else "left alone"] += 1
     assert min(seen.values()) > 50, seen
 
@@ -131,5 +145,7 @@ def test_a_path_of_any_length_is_compared(tmp_path: Path) -> None:
         assert taken(footer, column, 1)
         other = replace(column, path=(*column.path[:-1], "other"))
         assert not taken(footer, other, 1)
-        with pytest.raises(MalformedError, match=f"row group 0 has a different column in place of '{column.name}'"):
+        with pytest.raises(
+            MalformedError, match=f"row group 0 has a different column in place of '{column.name}'"
+        ):
             column_chunks(footer, other, 1)

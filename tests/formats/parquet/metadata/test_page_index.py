@@ -29,7 +29,14 @@ EMPTIES: Rows = [[1, 2, 3], [], None] * 30
 NULLS: Rows = [[1, None, 3], [None], []] * 30
 
 
-def store(path: Path, rows: Rows, kind: pa.DataType = LISTS, *, version: str = "1.0", page_index: bool = True) -> Path:
+def store(
+    path: Path,
+    rows: Rows,
+    kind: pa.DataType = LISTS,
+    *,
+    version: str = "1.0",
+    page_index: bool = True,
+) -> Path:
     pq.write_table(
         pa.table({"ids": pa.array(rows, kind)}),
         path,
@@ -61,7 +68,13 @@ def store(path: Path, rows: Rows, kind: pa.DataType = LISTS, *, version: str = "
     ],
 )
 def test_the_levels_are_read_only_where_nothing_else_tells(
-    tmp_path: Path, rows: Rows, page_index: bool, documents: bool, scans: bool, knows: bool, version: str
+    tmp_path: Path,
+    rows: Rows,
+    page_index: bool,
+    documents: bool,
+    scans: bool,
+    knows: bool,
+    version: str,
 ) -> None:
     path = store(tmp_path / "x.parquet", rows, version=version, page_index=page_index)
     check(path, rows)
@@ -73,8 +86,12 @@ def test_the_levels_are_read_only_where_nothing_else_tells(
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("page_index", [False, True])
-def test_flat_columns_without_nulls_are_never_scanned(tmp_path: Path, version: str, page_index: bool) -> None:
-    path = store(tmp_path / "x.parquet", list(range(300)), pa.int32(), version=version, page_index=page_index)
+def test_flat_columns_without_nulls_are_never_scanned(
+    tmp_path: Path, version: str, page_index: bool
+) -> None:
+    path = store(
+        tmp_path / "x.parquet", list(range(300)), pa.int32(), version=version, page_index=page_index
+    )
     assert check(path, list(range(300)), "ids").scanned_bytes == 0
 
 
@@ -101,10 +118,16 @@ def test_chunks_know_where_they_begin(tmp_path: Path) -> None:
 
 
 @examples(150)
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.sets(st.integers(1, 36), max_size=6))
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=12), st.sets(st.integers(1, 36), max_size=6)
+)
 def test_documents_are_followed_over_pages(lengths: list[int], cuts: set[int]) -> None:
     # One slot more than tokens: a null ends each row, so that a page may hold nothing but the end of a long row.
-    slots = [(row, is_token) for row, length in enumerate(lengths) for is_token in [True] * length + [False]]
+    slots = [
+        (row, is_token)
+        for row, length in enumerate(lengths)
+        for is_token in [True] * length + [False]
+    ]
     last_slot = {row: i for i, (row, _) in enumerate(slots)}
     bounds = [0, *sorted(cut for cut in cuts if cut < len(slots)), len(slots)]
     pages = np.zeros(len(bounds) - 1, PAGE_DTYPE)
@@ -142,16 +165,25 @@ def test_documents_are_followed_over_pages(lengths: list[int], cuts: set[int]) -
 
 
 def offset_index(*places: tuple[int, int, int]) -> bytes:
-    structs = [write_struct([(1, Kind.I64, a), (2, Kind.I32, b), (3, Kind.I64, c)]) for a, b, c in places]
+    structs = [
+        write_struct([(1, Kind.I64, a), (2, Kind.I32, b), (3, Kind.I64, c)]) for a, b, c in places
+    ]
     return write_struct([(1, Kind.LIST, (Kind.STRUCT, structs))])
 
 
-def parse_places(chunks: list[bytes], starts: list[int], limit: int, num_rows: list[int]) -> OffsetIndexes:
+def parse_places(
+    chunks: list[bytes], starts: list[int], limit: int, num_rows: list[int]
+) -> OffsetIndexes:
     ends = np.cumsum([len(chunk) for chunk in chunks])
     begins = ends - [len(chunk) for chunk in chunks]
     data = np.frombuffer(b"".join(chunks), np.uint8)
     return parse_offset_indexes(
-        data, begins, ends, starts=np.array(starts), limit=limit, num_rows=np.array(num_rows, np.int64)
+        data,
+        begins,
+        ends,
+        starts=np.array(starts),
+        limit=limit,
+        num_rows=np.array(num_rows, np.int64),
     )
 
 
@@ -165,7 +197,11 @@ def test_offset_indexes() -> None:
     assert (found.offsets.tolist(), found.sizes.tolist()) == ([10, 20, 27, 50, 60], [5, 7, 1, 5, 5])
     assert found.rows.tolist() == [3, 0, 6, 4, 6]
     second = found.of(np.array([False, True]))
-    assert (second.first_page.tolist(), second.offsets.tolist(), second.rows.tolist()) == ([0, 2], [50, 60], [4, 6])
+    assert (second.first_page.tolist(), second.offsets.tolist(), second.rows.tolist()) == (
+        [0, 2],
+        [50, 60],
+        [4, 6],
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,7 +236,9 @@ def parse_counts(chunks: list[bytes]) -> ColumnIndexes:
 
 
 def column_index(definition: list[int], repetition: list[int]) -> bytes:
-    return write_struct([(6, Kind.LIST, (Kind.I64, repetition)), (7, Kind.LIST, (Kind.I64, definition))])
+    return write_struct(
+        [(6, Kind.LIST, (Kind.I64, repetition)), (7, Kind.LIST, (Kind.I64, definition))]
+    )
 
 
 def test_column_indexes() -> None:
@@ -212,7 +250,11 @@ def test_column_indexes() -> None:
     assert found.starts.tolist() == [4, 20, 0, 0, 0, 0]
     assert found.nulls.tolist() == [0, 0, 0, 0, 8, 9]
     last = found.of(np.array([False, False, True]), np.array([0, 2, 4, 6]))
-    assert (last.has_nulls.tolist(), last.nulls.tolist(), last.levels.shape) == ([True], [8, 9], (4, 2))
+    assert (last.has_nulls.tolist(), last.nulls.tolist(), last.levels.shape) == (
+        [True],
+        [8, 9],
+        (4, 2),
+    )
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,19 @@ def elements(*written: bytes) -> list[Struct]:
 
 
 def test_levels(tmp_path: Path) -> None:
-    record = pa.struct([pa.field("ids", LISTS, nullable=False), pa.field("x", pa.int64(), nullable=False)])
+    record = pa.struct(
+        [pa.field("ids", LISTS, nullable=False), pa.field("x", pa.int64(), nullable=False)]
+    )
     required = pa.list_(pa.field("element", pa.int32(), nullable=False))
-    found = {c.name: c for c in leaves(schema_of(tmp_path, flat=pa.uint16(), ids=LISTS, record=record, full=required))}
-    levels = {name: (c.ordinal, c.dtype, c.max_def, c.max_rep, c.slot_def) for name, c in found.items()}
+    found = {
+        c.name: c
+        for c in leaves(
+            schema_of(tmp_path, flat=pa.uint16(), ids=LISTS, record=record, full=required)
+        )
+    }
+    levels = {
+        name: (c.ordinal, c.dtype, c.max_def, c.max_rep, c.slot_def) for name, c in found.items()
+    }
     assert levels == {
         "flat": (0, "uint16", 1, 0, 0),
         "ids": (1, "int32", 3, 1, 2),
@@ -50,10 +59,14 @@ def test_the_only_column_of_integers_is_found(tmp_path: Path) -> None:
 
 def test_several_columns_need_a_name(tmp_path: Path) -> None:
     schema = schema_of(tmp_path, ids=LISTS, record=pa.struct([("others", LISTS)]))
-    with pytest.raises(ConfigError, match=r"lists of integers: ids, record\.others.*set `column: ids` for this source"):
+    with pytest.raises(
+        ConfigError,
+        match=r"lists of integers: ids, record\.others.*set `column: ids` for this source",
+    ):
         find_column(schema, None, "x")
     with pytest.raises(
-        ConfigError, match=r"no column contains integers or lists of integers; .* tokenize the text first"
+        ConfigError,
+        match=r"no column contains integers or lists of integers; .* tokenize the text first",
     ):
         find_column(schema_of(tmp_path, text=pa.string()), None, "x")
 
@@ -126,7 +139,9 @@ def test_maps_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_columns_of_one_name() -> None:
-    twice = elements(element("schema", children=2), element("a", 0, type=1), element("a", 0, type=1))
+    twice = elements(
+        element("schema", children=2), element("a", 0, type=1), element("a", 0, type=1)
+    )
     with pytest.raises(ConfigError, match="2 columns are named 'a'"):
         find_column(twice, "a", "x")
 
@@ -137,18 +152,28 @@ def test_two_columns_of_one_name() -> None:
         ([element("a", 2, type=1)], "a", (1, 1, 1)),
         ([element("a", 1, children=1, converted=3), element("array", 2, type=1)], "a", (2, 1, 2)),
         (
-            [element("a", 0, children=1, converted=3), element("a_tuple", 2, children=1), element("x", 0, type=1)],
+            [
+                element("a", 0, children=1, converted=3),
+                element("a_tuple", 2, children=1),
+                element("x", 0, type=1),
+            ],
             "a.x",
             (1, 1, 1),
         ),
         (
-            [element("a", 0, children=1, converted=3), element("bag", 2, children=1), element("item", 1, type=1)],
+            [
+                element("a", 0, children=1, converted=3),
+                element("bag", 2, children=1),
+                element("item", 1, type=1),
+            ],
             "a",
             (2, 1, 1),
         ),
     ],
 )
-def test_lists_of_old_writers(written: list[bytes], name: str, levels: tuple[int, int, int]) -> None:
+def test_lists_of_old_writers(
+    written: list[bytes], name: str, levels: tuple[int, int, int]
+) -> None:
     column = next(leaves(elements(element("schema", children=1), *written)))
     assert (column.name, (column.max_def, column.max_rep, column.slot_def)) == (name, levels)
 
@@ -162,7 +187,10 @@ def test_lists_of_old_writers(written: list[bytes], name: str, levels: tuple[int
         ([element("schema", children=1), element("a", 7, type=1)], "repetition type 7"),
         ([element("schema", children=1), element("a", 0)], "type of a column is missing"),
         ([element("schema", children=1), *[element("a", 1, children=1)] * 200], "deeper than 127"),
-        ([element("schema", children=1), *[element("a", 0, children=1)] * 20_000], "deeper than 512 groups"),
+        (
+            [element("schema", children=1), *[element("a", 0, children=1)] * 20_000],
+            "deeper than 512 groups",
+        ),
         ([element("schema", children=-1)], "num_children is -1"),
     ],
 )

@@ -25,7 +25,9 @@ INTEGER = st.integers(-(2**63), 2**63 - 1)
     st.integers(-(2**31), 2**31 - 1),
     st.integers(0, 40),
 )
-def test_structs_come_back(numbers: list[int], data: bytes, long: int, short: int, before: int) -> None:
+def test_structs_come_back(
+    numbers: list[int], data: bytes, long: int, short: int, before: int
+) -> None:
     inner = write_struct([(1, Kind.BINARY, data), (15, Kind.I64, long)])
     written = write_struct(
         [

@@ -15,7 +15,15 @@ from tests.storage.objects.servers.start import find_free_port, running, unavail
 
 ACCESS_KEY = "canary-key"
 SECRET_KEY = "canary-secret"
-PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
+PROGRAMS = (
+    "ceph",
+    "ceph-authtool",
+    "ceph-mon",
+    "ceph-osd",
+    "monmaptool",
+    "radosgw",
+    "radosgw-admin",
+)
 _CONFIG = """
 [global]
 fsid = {fsid}
@@ -43,7 +51,17 @@ rgw frontends = beast endpoint={host}:{port}
 """
 _KEYS = {
     "mon.": ["--cap", "mon", "allow *"],
-    "client.admin": ["--cap", "mon", "allow *", "--cap", "osd", "allow *", "--cap", "mgr", "allow *"],
+    "client.admin": [
+        "--cap",
+        "mon",
+        "allow *",
+        "--cap",
+        "osd",
+        "allow *",
+        "--cap",
+        "mgr",
+        "allow *",
+    ],
     "osd.0": ["--cap", "mon", "allow *", "--cap", "osd", "allow *"],
     "client.rgw": ["--cap", "mon", "allow rw", "--cap", "osd", "allow rwx"],
 }
@@ -57,12 +75,16 @@ def serving_ceph(folder: Path, host: str = "127.0.0.1") -> Iterator[S3Admin]:
         host: address of this machine at which the gateway listens.
     """
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
-        unavailable(f"{', '.join(missing)} not installed: apt install ceph-mon ceph-osd ceph-common radosgw")
+        unavailable(
+            f"{', '.join(missing)} not installed: apt install ceph-mon ceph-osd ceph-common radosgw"
+        )
     mon = find_free_port()
     port = find_free_port()
     fsid = str(uuid.uuid4())
     osd = str(uuid.uuid4())
-    (folder / "ceph.conf").write_text(_CONFIG.format(folder=folder, fsid=fsid, mon=mon, host=host, port=port))
+    (folder / "ceph.conf").write_text(
+        _CONFIG.format(folder=folder, fsid=fsid, mon=mon, host=host, port=port)
+    )
     for name in ("osd", "rgw"):
         (folder / name).mkdir()
     keyring = str(folder / "keyring")
@@ -78,7 +100,17 @@ def serving_ceph(folder: Path, host: str = "127.0.0.1") -> Iterator[S3Admin]:
             name,
             *caps,
         )
-    _run(folder, "monmaptool", "--create", "--fsid", fsid, "--addv", "a", f"[v1:127.0.0.1:{mon}]", monmap)
+    _run(
+        folder,
+        "monmaptool",
+        "--create",
+        "--fsid",
+        fsid,
+        "--addv",
+        "a",
+        f"[v1:127.0.0.1:{mon}]",
+        monmap,
+    )
     _run(folder, "ceph-mon", "--mkfs", "-i", "a", "--monmap", monmap, "--keyring", keyring)
     with contextlib.ExitStack() as servers:
 
@@ -93,7 +125,15 @@ def serving_ceph(folder: Path, host: str = "127.0.0.1") -> Iterator[S3Admin]:
         gateway = start("radosgw", "-f", "-n", "client.rgw")
         wait_for_port(port, gateway, folder / "radosgw.out", host)
         keys = (f"--access-key={ACCESS_KEY}", f"--secret-key={SECRET_KEY}")
-        _run(folder, "radosgw-admin", "user", "create", "--uid=tester", "--display-name=tester", *keys)
+        _run(
+            folder,
+            "radosgw-admin",
+            "user",
+            "create",
+            "--uid=tester",
+            "--display-name=tester",
+            *keys,
+        )
         yield S3Admin(f"http://{host}:{port}", ACCESS_KEY, SECRET_KEY)
 
 

@@ -10,7 +10,9 @@ import urllib.parse
 import urllib.request
 from typing import ClassVar
 
-AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+AZURITE_KEY = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
 """Of the account that Azurite always has; it is public."""
 
 
@@ -32,13 +34,18 @@ class GoogleBucket:
         self._post(f"/upload/storage/v1/b/{self.name}/o?{query}", data, "application/octet-stream")
 
     def _post(self, path: str, data: bytes, kind: str) -> None:
-        _send(urllib.request.Request(f"{self.url}{path}", data, {"Content-Type": kind}, method="POST"))
+        _send(
+            urllib.request.Request(f"{self.url}{path}", data, {"Content-Type": kind}, method="POST")
+        )
 
 
 class AzureContainer:
     """A new container of Azurite's account."""
 
-    environment: ClassVar = {"AZURE_STORAGE_ACCOUNT_NAME": "devstoreaccount1", "AZURE_STORAGE_ACCOUNT_KEY": AZURITE_KEY}
+    environment: ClassVar = {
+        "AZURE_STORAGE_ACCOUNT_NAME": "devstoreaccount1",
+        "AZURE_STORAGE_ACCOUNT_KEY": AZURITE_KEY,
+    }
     """With which its account is read; also needed by `put`."""
 
     def __init__(self, url: str, name: str) -> None:
@@ -48,13 +55,19 @@ class AzureContainer:
         headers = {"x-ms-date": date, "x-ms-version": "2021-08-06"}
         lines = "".join(f"{header}:{value}\n" for header, value in headers.items())
         text = f"PUT\n\n\n\n\n\n\n\n\n\n\n\n{lines}/devstoreaccount1/devstoreaccount1/{name}\nrestype:container"
-        signature = base64.b64encode(hmac.digest(base64.b64decode(AZURITE_KEY), text.encode(), hashlib.sha256))
+        signature = base64.b64encode(
+            hmac.digest(base64.b64decode(AZURITE_KEY), text.encode(), hashlib.sha256)
+        )
         headers["Authorization"] = f"SharedKey devstoreaccount1:{signature.decode()}"
-        _send(urllib.request.Request(f"{url}/{name}?restype=container", headers=headers, method="PUT"))
+        _send(
+            urllib.request.Request(f"{url}/{name}?restype=container", headers=headers, method="PUT")
+        )
 
     def put(self, key: str, data: bytes) -> None:
         """Write a blob."""
         import obstore
         from obstore.store import AzureStore
 
-        obstore.put(AzureStore(self.name, endpoint=self.url, client_options={"allow_http": True}), key, data)
+        obstore.put(
+            AzureStore(self.name, endpoint=self.url, client_options={"allow_http": True}), key, data
+        )

@@ -21,15 +21,25 @@ class RoundsInFront(FaultySource):
         self._target = urlsplit(url)
         self._seconds = seconds
 
-    async def _answer(self, writer: asyncio.StreamWriter, method: str, target: str, headers: dict[str, str]) -> bool:
+    async def _answer(
+        self, writer: asyncio.StreamWriter, method: str, target: str, headers: dict[str, str]
+    ) -> bool:
         await self._await_round(urlsplit(target).path, self._seconds)
         reader, forward = await asyncio.open_connection(self._target.hostname, self._target.port)
         try:
-            lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+            lines = [
+                f"{method} {target} HTTP/1.1",
+                *(f"{name}: {value}" for name, value in headers.items()),
+            ]
             forward.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
             head = await reader.readuntil(b"\r\n\r\n")
             size = next(
-                (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
+                (
+                    int(line[15:])
+                    for line in head.lower().split(b"\r\n")
+                    if line.startswith(b"content-length:")
+                ),
+                0,
             )
             writer.write(head + (b"" if method == "HEAD" else await reader.readexactly(size)))
             await writer.drain()

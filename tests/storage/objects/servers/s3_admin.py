@@ -56,11 +56,11 @@ class S3Admin:
         for part in scope.split("/"):
             key = hmac.digest(key, part.encode(), "sha256")
         signature = hmac.digest(key, text.encode(), "sha256").hex()
-        credential = (
-            f"AWS4-HMAC-SHA256 Credential={self.access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
-        )
+        credential = f"AWS4-HMAC-SHA256 Credential={self.access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
         url = f"{self.endpoint}{path}{f'?{query}' if query else ''}"
-        call = urllib.request.Request(url, data, {**headers, "Authorization": credential}, method=method)
+        call = urllib.request.Request(
+            url, data, {**headers, "Authorization": credential}, method=method
+        )
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(call, timeout=30) as answer:
             answer.read()

@@ -37,18 +37,31 @@ def make_environment(folder: Path, name: str, packages: list[str]) -> Path:
             pip = find_pip()
             venv = [sys.executable, "-m", "venv", *(["--without-pip"] if pip else []), str(made)]
             run_pip = [f"{made}/bin/python", *([str(pip)] if pip else ["-m", "pip"])]
-            install = [*run_pip, "install", "-q", "--no-compile", "--disable-pip-version-check", *packages]
+            install = [
+                *run_pip,
+                "install",
+                "-q",
+                "--no-compile",
+                "--disable-pip-version-check",
+                *packages,
+            ]
             for command in (venv, install):
-                done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+                done = subprocess.run(
+                    command, capture_output=True, text=True, timeout=240, check=False
+                )
                 if done.returncode:
-                    unavailable(f"{name} cannot be installed: {(done.stderr or done.stdout)[-300:]}")
+                    unavailable(
+                        f"{name} cannot be installed: {(done.stderr or done.stdout)[-300:]}"
+                    )
             (made / "complete").touch()
     return made / "bin"
 
 
 def find_pip() -> Path | None:
     """This environment's script that runs pip in other environments, where its pip has one (22.2 and later)."""
-    pip = PathFinder.find_spec("pip")  # not importlib.util.find_spec: a hook of setuptools would warn
+    pip = PathFinder.find_spec(
+        "pip"
+    )  # not importlib.util.find_spec: a hook of setuptools would warn
     script = Path(pip.origin).with_name("__pip-runner__.py") if pip and pip.origin else None
     return script if script and script.exists() else None
 
@@ -58,7 +71,12 @@ def running(command: list[str], log: Path, **options: object) -> Iterator[subpro
     """A server's process, ended with its children."""
     with log.open("w") as errors:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, **options
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            **options,
         )  # type: ignore[call-overload]
         try:
             yield process
@@ -79,7 +97,9 @@ def find_free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def wait_for_port(port: int, process: subprocess.Popen[str], log: Path, host: str = "127.0.0.1") -> None:
+def wait_for_port(
+    port: int, process: subprocess.Popen[str], log: Path, host: str = "127.0.0.1"
+) -> None:
     end = time.monotonic() + 240
     while time.monotonic() < end:
         with socket.socket() as probe:

@@ -79,7 +79,15 @@ def main(folder: Path) -> None:
     for part in PARTS:
         builder = RingBuilder(2, 1, 0)
         port = sockets[part].getsockname()[1]
-        device = {"region": 1, "zone": 1, "ip": "127.0.0.1", "port": port, "device": "d1", "weight": 1.0, "meta": ""}
+        device = {
+            "region": 1,
+            "zone": 1,
+            "ip": "127.0.0.1",
+            "port": port,
+            "device": "d1",
+            "weight": 1.0,
+            "meta": "",
+        }
         builder.add_dev(device | {"replication_ip": "127.0.0.1", "replication_port": port})
         builder.rebalance()
         builder.get_ring().save(str(folder / f"{part}.ring.gz"))
