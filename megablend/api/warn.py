@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -98,10 +99,19 @@ def warn_of_last_share(compiled: Compiled) -> list[str]:
 
 
 def warn_of_ends(compiled: Compiled) -> list[str]:
-    """A line for each stage, but the last one, that does not end with its lanes."""
+    """A line for each stage, but the last one, that does not end with its lanes, and for each drain
+    that does not."""
     lines = []
-    for number, (stage, _) in enumerate(pairwise(compiled.stages)):
+    for number, (stage, after) in enumerate(pairwise(compiled.stages)):
         lanes = stage.config.lanes
+        unit = math.lcm(lanes, after.config.lanes)
+        if after.drain is not None and (beyond := after.first % unit):
+            lines.append(
+                f"stages[{number + 1}]: drain: found {after.drain:,}, with which samples get another length at sample "
+                f"{after.first:,}, expected {after.drain - beyond:,} or {after.drain - beyond + unit:,}, which end with all "
+                f"lanes, at a multiple of {unit}: fewer steps fit, and loaders go on in other lanes; `megablend amend --dry-run` "
+                "prints the number to write"
+            )
         rest = (stage.end - stage.first) % lanes
         if stage.cut is not None or not compiled.run.has_lanes or rest == 0:
             continue

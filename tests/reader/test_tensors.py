@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 
 from megablend.config import load_config
+from megablend.config.runtime import Masks
+from megablend.plan.run import Section
 from megablend.prefetch.samples import Samples
 from megablend.reader.tensors import sample_dict
 from tests.examples import examples
@@ -20,18 +22,12 @@ LENGTH = 12
 
 
 @cache
-def config(**flags: Any) -> Any:
+def section(**flags: Any) -> Section:
+    """A run of one sample, with the settings that a config with these flags gives it."""
     source = {"name": "a", "path": "/a.arrow"}
-    return load_config(
-        {
-            "cache": "/c",
-            "sequence_length": LENGTH,
-            "samples": 1,
-            "eod_token": 0,
-            "sources": [source],
-            **flags,
-        }
-    )
+    settings = {"cache": "/c", "sequence_length": LENGTH, "samples": 1, "eod_token": 0}
+    config = load_config({**settings, "sources": [source], **flags})
+    return Section(0, 1, LENGTH, config.add_extra_token_to_sequence, Masks.of(config))
 
 
 def sample(tokens: list[int], starts: list[int] | None = None) -> Samples:
@@ -49,7 +45,7 @@ def sample(tokens: list[int], starts: list[int] | None = None) -> Samples:
 def test_masks_and_positions_are_megatrons(tokens: list[int], flags: list[bool]) -> None:
     reset_position_ids, reset_attention_mask, eod_mask_loss, create_attention_mask = flags
     found = sample_dict(
-        config(
+        section(
             reset_position_ids=reset_position_ids,
             reset_attention_mask=reset_attention_mask,
             eod_mask_loss=eod_mask_loss,
@@ -76,7 +72,7 @@ def test_masks_and_positions_are_megatrons(tokens: list[int], flags: list[bool])
 
 def test_without_the_extra_token_the_last_label_counts_for_nothing() -> None:
     found = sample_dict(
-        config(add_extra_token_to_sequence=False), sample(list(range(1, LENGTH + 1)))
+        section(add_extra_token_to_sequence=False), sample(list(range(1, LENGTH + 1)))
     )
     assert found["labels"].tolist() == [*range(2, LENGTH + 1), 0]
     assert found["loss_mask"].tolist() == [1.0] * (LENGTH - 1) + [0.0]
@@ -93,7 +89,7 @@ def test_without_the_extra_token_the_last_label_counts_for_nothing() -> None:
 )
 def test_inter_document_masking(starts: list[int], ends: list[int], longest: int) -> None:
     found = sample_dict(
-        config(inter_document_masking=True), sample(list(range(LENGTH + 1)), starts)
+        section(inter_document_masking=True), sample(list(range(LENGTH + 1)), starts)
     )
     lengths = found["cu_seqlens"]
     assert lengths.dtype == torch.int32
