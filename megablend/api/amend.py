@@ -293,7 +293,6 @@ def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
                 first_repeat=None if repeat is None else max(repeat, start),
             )
         )
-    unread = Outlook(
-        share=0.0, tokens=0, epochs=0.0, first_repeat=None
-    )  # of sources that the plan does not have yet
+    # Of sources that the plan does not have yet
+    unread = Outlook(share=0.0, tokens=0, epochs=0.0, first_repeat=None)
     return found + [unread] * (len(run.sources) - len(found))

@@ -225,9 +225,8 @@ def _tabulate(
     if not config.tabled:
         return None
     for digest, number in _list_tabled(config, ledger, report).items():
-        snapshot = open_snapshot(
-            config.cache_store, digest
-        )  # it may lack sources that are withdrawn
+        # It may lack sources that are withdrawn
+        snapshot = open_snapshot(config.cache_store, digest)
         if not all(entry.documents for entry in snapshot.sources):
             continue  # an older one, which planning refuses
         store = open_block_store(config, snapshot, session.run_storage, number=number)

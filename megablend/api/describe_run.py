@@ -210,9 +210,8 @@ def _measure_opening(config: Config, run: Run, planned_in: float) -> float:
 
 def describe_index(snapshot: Snapshot) -> IndexDescription:
     """An index of a cache, with its sources."""
-    has_tables = bool(
-        snapshot.store.list_files(DOCUMENTS)
-    )  # looking for each costs much where sources are many
+    # Looking for each costs much where sources are many
+    has_tables = bool(snapshot.store.list_files(DOCUMENTS))
     sources = tuple(
         IndexedSource(
             name=entry.name,

@@ -215,9 +215,8 @@ def find_rows(run: Run, sources: npt.NDArray[np.int32], spans: Spans) -> Int64s:
     for source, positions in by_value(sources):
         readings = run.locator.readings(source)
         firsts = np.array([each.first_block for each in readings])
-        order = np.argsort(
-            firsts, kind="stable"
-        )  # an earlier part of the run may read a later snapshot
+        # An earlier part of the run may read a later snapshot
+        order = np.argsort(firsts, kind="stable")
         owners = order[np.searchsorted(firsts[order], spans.blocks[positions], side="right") - 1]
         for number, here in by_value(owners):
             rows[positions[here]] = _find_in(

@@ -180,13 +180,10 @@ def match_files(run: Run, file: str) -> list[int]:
     snapshot = run.store.snapshot
     roots = run.store.roots
     names = snapshot.file_names()
-    is_tokens = snapshot.file_columns < len(
-        snapshot.sources
-    )  # extra columns list their files again
-    meant = (
-        file,
-        f"{file.removesuffix('.idx')}.bin",
-    )  # a pair is named by its .bin, and often by its prefix
+    # Extra columns list their files again
+    is_tokens = snapshot.file_columns < len(snapshot.sources)
+    # A pair is named by its .bin, and often by its prefix
+    meant = (file, f"{file.removesuffix('.idx')}.bin")
     tails = tuple(each.rpartition("/")[2] for each in meant)
     likely = [i for i, name in enumerate(names) if name.endswith(tails) and is_tokens[i]]
     paths = {i: snapshot.path(i, roots) for i in likely}

@@ -164,9 +164,8 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
                 f"{cache}: there is a run {new!r} already; remove it first, or choose another name"
             )
         if not there:
-            skips = copy_skips(
-                store, ledger, new
-            )  # before the ledger, so that a run of the new name never lacks them
+            # Before the ledger, so that a run of the new name never lacks them
+            skips = copy_skips(store, ledger, new)
             save_ledger(cache, renamed, skips=skips)
         forget_skips(store, run)
         store.remove_record(RUNS, run)

@@ -118,9 +118,8 @@ def _compile_for_state(
     if split == "train":
         compiled = dataclasses.replace(compiled, ledger=compiled.ledger.of_state(state))
     versions = (compiled.ledger.in_version(version) for version in range(PLAN_VERSION, 0, -1))
-    found = next(
-        (each for each in versions if _begins_with(each, state)), compiled.ledger
-    )  # else the state is refused
+    # Else the state is refused
+    found = next((each for each in versions if _begins_with(each, state)), compiled.ledger)
     return _checked(dataclasses.replace(compiled, ledger=found)).run
 
 

@@ -105,9 +105,8 @@ def _grown(stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bo
     request = ["grown", VERSION, digests, [str(share) for share in shares], stores[-1].eods]
     stored = ComputedNumbers(last.cache, last.digest, request)
     num_counts = len(last.sources) * len(shares)
-    numbers = stored.find(
-        np.dtype(np.int64)
-    )  # how many ranges each split has, and then those of all splits
+    # How many ranges each split has, and then those of all splits
+    numbers = stored.find(np.dtype(np.int64))
     if numbers is None:
         names = last.sources.names
         found = [

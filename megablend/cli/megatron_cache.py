@@ -274,9 +274,8 @@ def megatron_cache(
         except BaseException as error:
             job.world.abort(error)
         assert request is not None
-        own = replace(
-            request, path_to_cache=flags["data_cache_path"]
-        )  # a node may have a folder of its own
+        # A node may have a folder of its own
+        own = replace(request, path_to_cache=flags["data_cache_path"])
         with progress_on(
             sys.stderr, quiet=job.rank != 0, doing="building", done="built"
         ) as progress:

@@ -86,9 +86,8 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], Places]:
     except ValueError as error:
         raise ConfigError(f"{path}: cannot read the config: {error}") from None
     if path.suffix == ".json":
-        text = text.replace(
-            "\t", " "
-        )  # YAML allows no tabs between tokens, and JSON strings contain none
+        # YAML allows no tabs between tokens, and JSON strings contain none
+        text = text.replace("\t", " ")
     try:
         document = parse_document(text)  # JSON is YAML
     except (yaml.YAMLError, ValueError) as error:

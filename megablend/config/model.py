@@ -213,9 +213,8 @@ class Config(Settings):
                 number = number + stage.changes_index
             if number == snapshot and find_order(order).unit == "document":
                 return True
-        has_other_blends = any(
-            map(self.is_blended, SPLITS[1:])
-        )  # in the order of the top level, of any snapshot
+        # In the order of the top level, of any snapshot
+        has_other_blends = any(map(self.is_blended, SPLITS[1:]))
         return self.moves_documents and (snapshot == 0 or has_other_blends)
 
     @property

@@ -140,9 +140,8 @@ class DocumentTable:
     def _group_values(self, groups: Int64s) -> Int64s:
         """What the checksums of `groups` int64 [n] cover, two lengths in a number: int64 [2 + EVERY
         / 2, n]."""
-        documents = groups[:, np.newaxis] * EVERY + np.arange(
-            EVERY
-        )  # (groups, documents of a group)
+        # (groups, documents of a group)
+        documents = groups[:, np.newaxis] * EVERY + np.arange(EVERY)
         inside = documents < self.num_documents
         lengths = np.zeros(documents.shape, np.int32)
         lengths[inside] = self._lengths.take("tokens", documents[inside])

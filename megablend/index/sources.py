@@ -281,9 +281,8 @@ def _find(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
 def _describe_half(kind: Format, pattern: str, paths: Sequence[str], pair: Sequence[Found]) -> str:
     """What is missing of the files that a Megatron prefix stands for, and what to do."""
     missing = next(path for path, half in zip(paths, pair, strict=True) if not half.files)
-    named = (
-        f" and `path: {paths[0]}`" if pair[0].files else ""
-    )  # a prefix is not a path of other formats
+    # A prefix is not a path of other formats
+    named = f" and `path: {paths[0]}`" if pair[0].files else ""
     remedy = kind.describe_missing_remedy(missing) or "restore it"
     return f"{pattern} stands for two files, and {missing} does not exist: {remedy}{named}"
 

@@ -97,9 +97,8 @@ def prepare(
         objects = load_storage_settings(getattr(config, "storage", None))
     except BaseException as error:
         job.world.abort(error)
-    storage = ForkSafeStorage(
-        make_storage(objects=objects)
-    )  # training forks its DataLoader's workers
+    # Training forks its DataLoader's workers
+    storage = ForkSafeStorage(make_storage(objects=objects))
     with closing_helper():
         return prepare_on_ranks(
             request, job, storage=storage, shared_fs=shared_fs, max_memory=max_memory

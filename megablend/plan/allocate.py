@@ -121,14 +121,12 @@ def cycles_per_run(
 
     Returns: an integer from 1 to MAX_CYCLES_PER_RUN; 1 for a source without a share.
     """
-    lane_tokens = (
-        share.numerator * slots * sample_tokens
-    )  # in one cycle, times the share's denominator
+    # In one cycle, times the share's denominator
+    lane_tokens = share.numerator * slots * sample_tokens
     if lane_tokens <= 0:
         return 1
-    run_tokens = (
-        BLOCKS_PER_RUN * block_tokens.numerator * share.denominator
-    )  # times the denominator of block_tokens
+    # Times the denominator of block_tokens
+    run_tokens = BLOCKS_PER_RUN * block_tokens.numerator * share.denominator
     return min(
         MAX_CYCLES_PER_RUN, max(1, -(-run_tokens // (block_tokens.denominator * lane_tokens)))
     )

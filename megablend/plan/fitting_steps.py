@@ -39,9 +39,8 @@ def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | N
         if rest:
             break
         start = end
-    is_counted = (
-        start % step_samples == 0
-    )  # `skip` and `amend` round to steps that are counted from sample 0
+    # `skip` and `amend` round to steps that are counted from sample 0
+    is_counted = start % step_samples == 0
     from_here = f"steps of {step_samples:,} samples from sample {start:,} on"
     if is_skip and skip is not None:
         again = (

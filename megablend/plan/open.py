@@ -67,9 +67,8 @@ def open_ledger(
         }
     store = join_stores(ledger.run, snapshots, eods, runtime, storage)
     own = known[split]
-    sources = (
-        own.blend.sources if is_listed else ledger.blend.sources
-    )  # it may have been recorded before some came
+    # It may have been recorded before some came
+    sources = own.blend.sources if is_listed else ledger.blend.sources
     data = find_committed(split, sources, own.blend, store, is_listed=is_listed)
     if split != "train":
         data = data.of_snapshot(ledger.indices.index(own.index))

@@ -105,9 +105,8 @@ def shares_of(
         values = _amounts_in_samples(config, split, sources, unit, values)
         num_samples = int(sum(values))
     if num_samples < 1:
-        needed = max(
-            (-(-sum(values) // value) for value in values if value), default=1
-        )  # one sample of each source
+        # One sample of each source
+        needed = max((-(-sum(values) // value) for value in values if value), default=1)
         more = ", or add data" if config.epochs is not None else ""
         raise PlanError(
             f"{split} would have fewer tokens than one sample of {config.sequence_length} tokens: "

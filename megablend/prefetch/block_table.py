@@ -30,9 +30,8 @@ class BlockTable:
             BlockTable
         ] = []  # for each extra column, the bits of its values as if they were tokens
         self._kinds = np.zeros(len(ids), np.int8)
-        self._sizes = np.full(
-            len(ids), -1
-        )  # -1: not in the table; even an access to token 0 is then out of range
+        # -1: not in the table; even an access to token 0 is then out of range
+        self._sizes = np.full(len(ids), -1)
         self._tokens, self._pieces, self._counts, self._bytes = (
             np.zeros(len(ids), np.int64) for _ in range(4)
         )

@@ -83,9 +83,8 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
 def plan_budget(run: Run, *, micro_batch_size: int, num_batches: int) -> Budget:
     """The memory budget of a process that reads steps of a run, whether or not it suffices; see
     `budget_of`."""
-    extra = run.settings.sample_tokens * sum(
-        16 + each.dtype.itemsize for each in run.extra_columns
-    )  # the values, and int64 buffers to gather them
+    # The values, and int64 buffers to gather them
+    extra = run.settings.sample_tokens * sum(16 + each.dtype.itemsize for each in run.extra_columns)
     return split_budget(
         run,
         num_batches

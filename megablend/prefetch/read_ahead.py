@@ -120,9 +120,8 @@ class ReadAhead:
         self._bytes -= self._table.drop(np.searchsorted(self._table.ids, window.forgets))
         waiting = self._table.ids[self._table.occupied()]
         self._table = self._table.move_to(np.union1d(now.ids, waiting))
-        self._places = np.searchsorted(
-            self._table.ids, now.ids
-        )  # table slots of the schedule's blocks
+        # Table slots of the schedule's blocks
+        self._places = np.searchsorted(self._table.ids, now.ids)
         self._span_places = self._places[now.places]
         self._span_offsets = now.span_offsets.tolist()
         self._step_offsets = now.step_offsets.tolist()

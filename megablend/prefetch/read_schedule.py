@@ -43,12 +43,10 @@ class StepSequence:
         Steps beyond the end of the run are omitted.
         """
         begin = self.first + step * self.stride
-        firsts = np.arange(
-            begin, min(self.stop, begin + num_steps * self.stride), self.stride
-        )  # not of the whole run
-        numbers = firsts[:, np.newaxis] + np.arange(
-            self.micro_batch_size
-        )  # [steps, samples per step]
+        # Not of the whole run
+        firsts = np.arange(begin, min(self.stop, begin + num_steps * self.stride), self.stride)
+        # [steps, samples per step]
+        numbers = firsts[:, np.newaxis] + np.arange(self.micro_batch_size)
         inside = numbers < self.stop
         return numbers[inside], np.concatenate(
             [np.zeros(1, np.int64), np.cumsum(inside.sum(axis=1))]

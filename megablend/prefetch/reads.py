@@ -70,9 +70,8 @@ def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
     files = files[order]
     total = np.cumsum(now.sizes[places])
     begins = np.diff(files, prepend=-1) != 0
-    before = np.maximum.accumulate(
-        np.where(begins, total - now.sizes[places], 0)
-    )  # bytes of the files in front
+    # Bytes of the files in front
+    before = np.maximum.accumulate(np.where(begins, total - now.sizes[places], 0))
     edges = begins | (np.diff((total - before - 1) // read_bytes, prepend=-1) != 0)
     firsts = np.flatnonzero(edges)
     portions = [places[start:stop] for start, stop in pairwise([*firsts.tolist(), len(places)])]

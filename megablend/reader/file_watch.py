@@ -171,9 +171,8 @@ def _end_all() -> None:
         end.request_now()
     deadline = time.monotonic() + _JOIN_SECONDS
     for thread, _ in running:
-        thread.join(
-            max(0.0, deadline - time.monotonic())
-        )  # it may be waiting for a file system that hangs
+        # It may be waiting for a file system that hangs
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _look(

@@ -205,9 +205,8 @@ class Loader:
         self.sampler.consumed_samples = self.consumed_samples
         try:
             for batch in self._counts.watch(self._batches()):
-                self._watch.start(
-                    self.consumed_samples
-                )  # only after a DataLoader's workers were forked
+                # Only after a DataLoader's workers were forked
+                self._watch.start(self.consumed_samples)
                 self._watch.raise_found()
                 self.consumed_samples = self.sampler.next_step(self.consumed_samples)[1]
                 yield batch

@@ -258,9 +258,8 @@ def data_error(path: str, error: OSError, opened: Container[str] = ()) -> DataEr
         return MissingFileError(path, "no such file")
     if error.errno == errno.ESTALE and path in opened:
         return replaced_error(path)
-    remedy = remedy_of(error.errno).removesuffix(
-        ", or use another folder"
-    )  # which is for files to be written
+    # Which is for files to be written
+    remedy = remedy_of(error.errno).removesuffix(", or use another folder")
     return DataError(path, f"cannot be read: {cause_of(error)}: {remedy}")
 
 

@@ -27,9 +27,9 @@ StorageFactory: TypeAlias = "Callable[[StorageOptions], Storage]"
 
 def _make_local(options: StorageOptions) -> Storage:
     from megablend.storage.descriptors import shared_pool
-    from megablend.storage.direct import (
-        DirectStorage,
-    )  # compiled kernels: a config is read without them
+
+    # Compiled kernels: a config is read without them
+    from megablend.storage.direct import DirectStorage
     from megablend.storage.local import LocalStorage
 
     kind = DirectStorage if options.direct else LocalStorage

@@ -90,11 +90,8 @@ class WrapperStorage(RoutingStorage):
     so that its views do not share that.
     """
 
-    __slots__ = (
-        "__dict__",
-        "__weakref__",
-        "inner",
-    )  # `inner` is a slot so that views may share all other attributes
+    # `inner` is a slot so that views may share all other attributes
+    __slots__ = ("__dict__", "__weakref__", "inner")
 
     def __init__(self, inner: Storage) -> None:
         self.inner = inner

@@ -88,9 +88,8 @@ def _remove_copy(folder: Path, receipt: Path, before: float, *, dry_run: bool) -
         if dry_run:
             return size
         aside = temp_sibling(receipt)
-        receipt.rename(
-            aside
-        )  # from here on, whoever notes its use finds none, and waits for the lock
+        # From here on, whoever notes its use finds none, and waits for the lock
+        receipt.rename(aside)
         if aside.stat().st_mtime >= before:
             aside.rename(receipt)
             return 0

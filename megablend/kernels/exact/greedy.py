@@ -139,14 +139,12 @@ def fill(
     outer = max(OUTER, num_groups // 32)
     world = np.arange(num_groups, dtype=np.uint64)
     near = np.empty(num_groups, np.uint64)  # who may win in the outer window
-    hot = np.empty(
-        num_groups, np.uint64
-    )  # who may win in the inner one; the arrays below are in its order
+    # Who may win in the inner one; the arrays below are in its order
+    hot = np.empty(num_groups, np.uint64)
     hot_weights = np.empty(num_groups)
     hot_counts = np.empty(num_groups)
-    tickets = np.empty(
-        num_groups, np.int64
-    )  # member << 32 | place: the least one is the first member's
+    # Member << 32 | place: the least one is the first member's
+    tickets = np.empty(num_groups, np.int64)
     few = np.empty(num_groups + 1, np.uint64)  # places in `hot` of who may win in the short one
     few_weights = np.empty(num_groups + 1)
     few_counts = np.empty(num_groups + 1)

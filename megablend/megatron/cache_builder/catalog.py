@@ -47,9 +47,8 @@ def open_catalog(path: Path) -> tuple[Array, dict[str, dict[str, Any]]]:
     Raises: CacheError where there is none, or it is damaged.
     """
     try:
-        lengths = np.asarray(
-            np.load(path.with_suffix(".npy"), mmap_mode="r")
-        )  # a kernel takes it sooner than a memmap
+        # A kernel takes it sooner than a memmap
+        lengths = np.asarray(np.load(path.with_suffix(".npy"), mmap_mode="r"))
         return lengths, parse_json(path.with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CacheError(

@@ -89,9 +89,8 @@ class Commits:
 
     def _open(self, folder: Path) -> int:
         fd = os.open(folder, _FOLDER)
-        weakref.finalize(
-            self, os.close, fd
-        )  # not by `close`: a thread that has not ended may use it, or its number
+        # Not by `close`: a thread that has not ended may use it, or its number
+        weakref.finalize(self, os.close, fd)
         return fd
 
     def __enter__(self) -> Commits:

@@ -120,9 +120,8 @@ def begin_build(
     with translate_os_errors(cache):
         for path, found in _markers(cache):
             if path.suffix == _SUFFIX and not missing.isdisjoint(_bases(found)):
-                path.rename(
-                    f"{path}{_PAST}"
-                )  # `find_outdated` still reads it: it may list artefacts of other requests
+                # `find_outdated` still reads it: it may list artefacts of other requests
+                path.rename(f"{path}{_PAST}")
         for base in outdated:
             (cache / f"{base}-description.txt").unlink(missing_ok=True)
         flush_folder(cache)
@@ -219,9 +218,10 @@ def _made_of(found: dict[str, Any] | None) -> dict[str, object]:
         return {}
     if "made_of" in found:
         return dict(zip(_bases(found), found["made_of"], strict=True))
+    # older
     changed = any(
         _has_other_size(look_at_pair(prefix), sizes) for prefix, sizes in found["pairs"].items()
-    )  # older
+    )
     return dict.fromkeys(_bases(found)) if changed else {}
 
 

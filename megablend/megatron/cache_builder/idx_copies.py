@@ -57,9 +57,8 @@ class IdxCopies(WrapperStorage):
             copy = copy_path(self._folder, path)
             is_present = _read_seen(copy) == self.inner.stat(path)
             if is_present:
-                self.inner.stat(
-                    str(copy)
-                )  # the pool of descriptors closes a copy that was replaced
+                # The pool of descriptors closes a copy that was replaced
+                self.inner.stat(str(copy))
             self._places[path] = str(copy) if is_present else path
         return self._places[path]
 

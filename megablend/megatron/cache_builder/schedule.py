@@ -71,9 +71,8 @@ def estimate_cost(job: Job) -> CostEstimate:
             cost=round(_NS["artefact"] + _NS[job.interleaving] * job.num_samples),
         )
     documents, samples, shuffle = job.artefact.arrays
-    lengths = (
-        4 * (job.size.end - job.size.begin) + job.size.num_sequences
-    )  # those of short documents in bytes, too
+    # Those of short documents in bytes, too
+    lengths = 4 * (job.size.end - job.size.begin) + job.size.num_sequences
     gathering = lengths + documents.nbytes + min(samples.nbytes, PIECE_BYTES)
     own = round(
         _NS["artefact"] + _NS["document"] * documents.shape[0] + _NS["sample"] * job.num_samples

@@ -113,9 +113,8 @@ class _WorkerPool:
         self.parts = Parts(jobs, assignment, request, lengths, self._wake.set, self._stop)
         nbytes = sum([jobs[number].artefact.nbytes for number in assignment.jobs])
         self._commits = Commits(cache, self._stop, nbytes) if assignment.jobs else None
-        self._names = names_in(
-            cache
-        )  # another build may have made some while this one waited for the lock
+        # Another build may have made some while this one waited for the lock
+        self._names = names_in(cache)
         self._left = deque(assignment.jobs)
         self._unfinished = len(assignment.jobs)
         self._small = {

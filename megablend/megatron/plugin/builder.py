@@ -85,9 +85,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         is_built_on_rank: Callable[[], bool],
         config: Any,
     ) -> None:
-        super().__init__(
-            cls, list(sizes), lambda: True, config
-        )  # older versions insist on datasets on global rank 0
+        # Older versions insist on datasets on global rank 0
+        super().__init__(cls, list(sizes), lambda: True, config)
         self.is_built_on_rank = is_built_on_rank
         self._marker: Marker | None = None
 

@@ -87,9 +87,8 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
             found: dict[str, Any] = super().__getitem__(idx)
         except DataError as error:
             remedy = f"restore the file, or remove the cache ({cache_of(self.config)}) and restart the job, which builds it anew"
-            problem = error.problem.replace(
-                CHANGED_REMEDY, remedy
-            )  # which is for those who have a config of megablend
+            # Which is for those who have a config of megablend
+            problem = error.problem.replace(CHANGED_REMEDY, remedy)
             raise type(error)(error.path, problem, offset=error.offset) from error
         if self._plain is None and idx is not None:
             self._plain = self._may_be_plain()

@@ -131,9 +131,8 @@ def _numbers(end: int) -> npt.NDArray[np.int32]:
 
 def _length(dataset: Any) -> int:
     samples = dataset.__dict__.get("_samples")
-    return (
-        len(dataset) if samples is None else int(samples)
-    )  # where another thread has just opened it, its class is Megatron's
+    # Where another thread has just opened it, its class is Megatron's
+    return len(dataset) if samples is None else int(samples)
 
 
 def _sample(dataset: Any, idx: Any) -> Any:
@@ -173,9 +172,8 @@ def _open(dataset: Any) -> Any:
     with _opening:
         if opened := dataset.__dict__.get("_opened"):
             found = opened()
-            dataset.__dict__.update(
-                found.__dict__
-            )  # before the class changes: other threads use the dataset unlocked
+            # Before the class changes: other threads use the dataset unlocked
+            dataset.__dict__.update(found.__dict__)
             object.__setattr__(dataset, "__class__", type(found))
             del dataset.__dict__["_opened"], dataset.__dict__["_samples"]
     return dataset

@@ -59,9 +59,8 @@ def blend_description(
 ) -> str:
     """The description.txt of a blend: the descriptions of its datasets, its weights and its size;
     ASCII."""
-    inner = ",\n".join(datasets).replace(
-        "\n", "\n" + 8 * " "
-    )  # no text in JSON holds a line break as such
+    # No text in JSON holds a line break as such
+    inner = ",\n".join(datasets).replace("\n", "\n" + 8 * " ")
     listed = f'    "datasets": [\n{8 * " "}{inner}\n    ]'
     rest = {"split": SPLITS[split], "weights": list(weights), "size": size}
     return _object(

@@ -136,9 +136,8 @@ class CacheRequest:
                     "without weights only; leave the weights out, or give a number"
                 )
         valid = None if self.blend_per_split is None else self.blend_per_split[1]
-        several = (
-            self.multiple_validation_sets and valid is not None and len(valid.prefixes) > 1
-        )  # one has a number
+        # One has a number
+        several = self.multiple_validation_sets and valid is not None and len(valid.prefixes) > 1
         if several and self.full_validation and self.sizes[1] is not None:
             raise ConfigError(
                 f"valid: full validation sets take whole epochs, found {self.sizes[1]} samples; leave the number out"

@@ -73,9 +73,8 @@ def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
         )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of the GPU libraries that megatron-core misses, as it is imported
+            # Of the GPU libraries that megatron-core misses, as it is imported
+            warnings.simplefilter("ignore")
             from megatron.core.tokenizers.text.utils.build_tokenizer import build_tokenizer
     except ImportError as error:
         raise ConfigError(

@@ -115,9 +115,8 @@ class LanePlan(LocatesMany):
         """How many of the first n samples come from each source: int64 [num_sources]. Raises
         IndexError."""
         n = prefix_length(n, self.num_samples)
-        low = (
-            n if n >= self._dealt else n - n % self._cycle_samples
-        )  # full cycles, or part of the tail
+        # Full cycles, or part of the tail
+        low = n if n >= self._dealt else n - n % self._cycle_samples
         counts = np.zeros(self.num_sources, np.int64)
         counts[self._tree.sources] = self._tree.counts(low)
         return counts + np.bincount(self._sources(low, n), minlength=self.num_sources)

@@ -102,9 +102,8 @@ def _snappy(data: memoryview, size: int) -> Buffer:
 
 
 def _zstd(data: memoryview, size: int) -> Buffer:
-    return _one_shot(
-        "zstd", data, size
-    )  # the one codec whose one-shot call refuses a shorter result
+    # The one codec whose one-shot call refuses a shorter result
+    return _one_shot("zstd", data, size)
 
 
 def _gzip(data: memoryview, size: int) -> Buffer:

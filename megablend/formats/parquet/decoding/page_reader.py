@@ -196,9 +196,8 @@ class ParquetReader:
             headers, bodies.levels, bodies.level_sizes, column, num_pieces
         )
         self._check(blocks, levels)
-        value_begins = np.where(
-            headers["type"] == DATA, levels["begin"], 0
-        )  # V2 values are separate from the levels
+        # V2 values are separate from the levels
+        value_begins = np.where(headers["type"] == DATA, levels["begin"], 0)
         encoded = Encoded(
             offsets,
             bodies.owners,

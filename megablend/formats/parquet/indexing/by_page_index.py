@@ -42,9 +42,8 @@ def read_page_indexes(
     counts = np.where(count_bytes > 0, counts, places)
     sizes = np.concatenate((place_bytes, count_bytes))
     has_dictionary = (chunks["encodings"] & _DICTIONARY_ENCODINGS) > 0
-    request_headers(
-        source, chunks["start"][has_dictionary]
-    )  # the next step, at the same time as this one
+    # The next step, at the same time as this one
+    request_headers(source, chunks["start"][has_dictionary])
     data, begins = source.read_coalesced(np.concatenate((places, counts)), sizes, "the page index")
     ends = begins + sizes
     with source.blamed_among(places, chunks["row_group"], "the OffsetIndex"):

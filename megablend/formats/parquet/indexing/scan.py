@@ -43,9 +43,8 @@ def scan(
     loads = np.where(is_v1, np.maximum(sizes, headers["decoded_bytes"]), sizes)
 
     merged = merge_ranges(offsets, sizes, source.limits, loads)
-    bounds = np.searchsorted(
-        merged.runs, np.arange(len(merged.starts) + 1)
-    )  # pages are in the order of the file
+    # Pages are in the order of the file
+    bounds = np.searchsorted(merged.runs, np.arange(len(merged.starts) + 1))
 
     def count(number: int) -> None:
         run = slice(bounds[number], bounds[number + 1])
