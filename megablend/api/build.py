@@ -19,9 +19,9 @@ from megablend.api.token_documents import refuse_token_documents, warn_of_token_
 from megablend.api.warn import (
     find_warnings,
     warn_of_ends,
+    warn_of_epochs,
     warn_of_last_share,
     warn_of_shared_files,
-    warn_of_unread_rests,
 )
 from megablend.blocks.block_store import BlockStore
 from megablend.blocks.build_document_tables import TablesReport, build_tables
@@ -312,7 +312,7 @@ def _commit_run(
             *find_warnings(compiled),
             *warn_of_last_share(compiled),
             *warn_of_ends(compiled),
-            *warn_of_unread_rests(compiled.run),
+            *warn_of_epochs(compiled.run),
             *warn_of_shared_files(compiled),
             *_warn_of_other_splits(compiled),
         ),

@@ -11,7 +11,7 @@ from megablend.api.runs import open_run
 from megablend.api.session import ConfigLike, Session, skips_of
 from megablend.api.token_documents import warn_of_token_documents
 from megablend.api.unindexed import open_newest
-from megablend.api.warn import warn_of_unread_rests
+from megablend.api.warn import warn_of_epochs
 from megablend.blocks.block_store import BlockStore
 from megablend.config import Config
 from megablend.config.numbers import whole_number
@@ -112,7 +112,7 @@ def _check_older(
     """The result, with what is wrong with files that only older snapshots of the run have, and what
     of epochs it leaves out."""
     run = session.open()
-    result = replace(result, warnings=(*result.warnings, *warn_of_unread_rests(run)))
+    result = replace(result, warnings=(*result.warnings, *warn_of_epochs(run)))
     stops = {
         file.number: file.stop
         for file in list_files(run)

@@ -25,10 +25,10 @@ from megablend.api.warn import (
     find_warnings,
     warn_of_amplification,
     warn_of_ends,
+    warn_of_epochs,
     warn_of_last_share,
     warn_of_shared_files,
     warn_of_steps,
-    warn_of_unread_rests,
 )
 from megablend.api.what_if import Foreseen, foresee_run
 from megablend.caches.base import DOCUMENTS
@@ -86,7 +86,7 @@ def describe_planned(
     splits = _describe_splits(compiled, loaders, document_lengths=document_lengths)
     warnings = [warning for _, found in splits.values() for warning in found]
     warnings += warn_of_token_documents(config, run.store.snapshot)
-    warnings += warn_of_last_share(compiled) + warn_of_ends(compiled) + warn_of_unread_rests(run)
+    warnings += warn_of_last_share(compiled) + warn_of_ends(compiled) + warn_of_epochs(run)
     warnings += warn_of_shared_files(compiled)
     described = RunDescription(
         cache=config.cache,

@@ -11,6 +11,7 @@ from megablend.config import Config
 from megablend.plan.compile import Compiled
 from megablend.plan.epochs import Segment
 from megablend.plan.run import Run
+from megablend.plan.run_files import list_late
 from megablend.plan.shares import samples_in
 
 _COMPARED_FILES = 200_000
@@ -125,10 +126,17 @@ def warn_of_ends(compiled: Compiled) -> list[str]:
     return lines
 
 
-def warn_of_unread_rests(run: Run) -> list[str]:
+def warn_of_epochs(run: Run) -> list[str]:
     """A line for each epoch whose rest a run that was planned before `Stage.whole_epochs` leaves
-    out."""
-    return [
+    out, and for each that it reads of files that are gone."""
+    late = [
+        f"source {run.sources[source].name!r}: files that stage {stage} lacks are read for another epoch, after its first sample "
+        f"{run.ledger.starts[stage]:,}: an earlier release planned it so, and what a run has committed does not change; keep "
+        f"them, or, if training has not reached the stage, let it do without: `megablend amend CONFIG --at "
+        f"{run.ledger.starts[stage]}`"
+        for source, stage in list_late(run)
+    ]
+    return late + [
         f"source {source.name!r}: {tokens:,} tokens are not read, the rest of an epoch within which stage {stage}, from sample "
         f"{run.ledger.starts[stage]:,} on, begins: an earlier release planned it so, and what a run has committed does not "
         f"change; `megablend amend CONFIG --at {run.ledger.starts[stage]}` lets the stage read them, if training has not reached "

@@ -223,21 +223,60 @@ class EpochsBuilder:
             lost[source] = bool(is_begun or not begun) and each.loses_files(segment, index)
         return lost
 
+    def begun_loses_files(self, index: str, cursor: Int64s, begun: Int64s) -> npt.NDArray[np.bool_]:
+        """Whether a snapshot lacks files of an epoch of which each source has tokens from position
+        `cursor` to before `begun`, int64 [num_sources]: bool [num_sources]."""
+        lost = np.zeros(len(cursor), bool)
+        for source, each in enumerate(self._withdrawals if index != self._now[0] else ()):
+            segments = self._segments[source]
+            stops = [*(after.position for after in segments[1:]), int(begun[source])]
+            lost[source] = any(
+                segment.position < begun[source]
+                and cursor[source] < stop
+                and cursor[source] < begun[source]
+                and each.loses_files(segment, index)
+                for segment, stop in zip(segments, stops, strict=True)
+            )
+        return lost
+
+    def coming_loses_files(self, index: str, begun: Int64s) -> npt.NDArray[np.bool_]:
+        """Whether a snapshot lacks files of an epoch that each source would read from position
+        `begun` int64 [num_sources] on: bool [num_sources]."""
+        lost = np.zeros(len(begun), bool)
+        for source, each in enumerate(self._withdrawals if index != self._now[0] else ()):
+            segments = self._segments[source]
+            first = segments.index(_find_segment(segments, int(begun[source])))
+            lost[source] = any(each.loses_files(segment, index) for segment in segments[first:])
+        return lost
+
     def leaves_rest(self, index: str, order: str, begun: Int64s, cursor: Int64s) -> bool:
-        """Whether `enter` would leave the rest of an epoch unread if it were not told to read
-        epochs `whole`."""
-        if self._extra or (index, order) == self._now:
+        """Whether `enter` would begin the next epoch of a source elsewhere if it were not told to
+        read epochs `whole`."""
+        if (index, order) == self._now:
             return False
         lost = self.loses_files(index, cursor)
         for source in np.flatnonzero(~lost).tolist():
             begins = int(begun[source])
-            known = self._segments[source]
             old, new = (
-                _end_of_epoch(known, begins, self._extra, whole=whole) for whole in (False, True)
+                self._find_next_epoch(source, begins, index, whole=whole) for whole in (False, True)
             )
             if (old.position, old.epoch) != (new.position, new.epoch):
                 return True
         return False
+
+    def _find_next_epoch(self, source: int, begun: int, index: str, *, whole: bool) -> Segment:
+        """Where a source begins the first epoch of which nothing was read, if tokens before position
+        `begun` were.
+
+        The extra token of the sample before it is no reason to read a whole epoch of files that are
+        gone.
+        """
+        segments = self._segments[source]
+        extra = self._extra
+        if whole and index != self._now[0] and self._withdrawals:
+            coming = _find_segment(segments, begun)
+            extra = 0 if self._withdrawals[source].loses_files(coming, index) else extra
+        return _end_of_epoch(segments, begun, extra, whole=whole)
 
     def enter(self, index: str, order: str, begun: Int64s, cursor: Int64s, *, whole: bool) -> None:
         """A stage begins, with the sources at positions `cursor` int64 [num_sources]; stages before
@@ -251,13 +290,12 @@ class EpochsBuilder:
             return
         lost = self.loses_files(index, cursor)
         is_other_index = index != self._now[0]
-        self._now = index, order
         for source, segments in enumerate(self._segments):
             added = list[Segment]()
             if lost[source]:
                 added, start = self._leave_out(source, int(cursor[source]), index)
             else:
-                start = _end_of_epoch(segments, int(begun[source]), self._extra, whole=whole)
+                start = self._find_next_epoch(source, int(begun[source]), index, whole=whole)
             while segments and segments[-1].position >= (added[0] if added else start).position:
                 segments.pop()
             tokens = int(self._tokens[index][source])
@@ -265,6 +303,7 @@ class EpochsBuilder:
                 *added,
                 start._replace(snapshot=index, order=order, tokens=tokens, offset=0, withdrawn=()),
             ]
+        self._now = index, order
         if is_other_index:
             self._epoch_tokens = np.array(self._tokens[index], np.int64)
             self._shift = np.array([last.own_position(0) for *_, last in self._segments], np.int64)

@@ -180,7 +180,7 @@ def _depends_on_read(found: Sequence[RequestedStage], own: Config, *, is_new: bo
     if not found or own.on_exhausted == "redistribute":
         return bool(found)
     last = found[-1].config
-    if is_new and last.snapshot and not own.add_extra_token_to_sequence:
+    if is_new and own.snapshot:
         return True
     may_drain = own.sequence_length != last.sequence_length or own.snapshot != last.snapshot
     return may_drain and any(stage.cut is not None for stage in found)

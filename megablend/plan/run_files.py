@@ -42,11 +42,40 @@ def list_files(run: Run) -> list[RunFile]:
 
 
 def _find_stops(run: Run) -> list[int]:
-    """For each snapshot but the last one of a run, the first sample that stages of the next one
-    read in their own settings."""
-    ledger = run.ledger
+    """For each snapshot but the last one of a run, the first sample from which on only files of the
+    next one are read: that which stages of the next one read in their own settings, or, of a run
+    that reads files longer, the run's end."""
+    late = {stage for _, stage in list_late(run)}
+    return [
+        run.num_samples if stage in late else first for stage, first in _list_changes(run).items()
+    ]
+
+
+def list_late(run: Run) -> list[tuple[int, int]]:
+    """Sources and stages where a source goes on to read files that the stage's snapshot lacks, as a
+    run may that was planned before `Stage.whole_epochs`: [(source, stage), ...]."""
+    found = list[tuple[int, int]]()
+    indices = [stage.index for stage in run.ledger.stages]
+    for stage, first in _list_changes(run).items():
+        read = run.plan.count_tokens(first)
+        for source, blocks in enumerate(run.data.blocks):
+            segments = run.epochs.segments[source]
+            ends = [*(after.position for after in segments[1:]), None]
+            if any(
+                (end is None or end > read[source])
+                and segment.snapshot in indices[:stage]
+                and blocks.loses_files(segment, indices[stage])
+                for segment, end in zip(segments, ends, strict=True)
+            ):
+                found.append((source, stage))
+    return found
+
+
+def _list_changes(run: Run) -> dict[int, int]:
+    """The stages that read another snapshot than the one before, each with the first sample that it
+    reads in its own settings."""
     firsts = dict[int, int]()
     for each in run.plan.list_stretches():
-        firsts.setdefault(each.stage, each.start)
-    indices = [stage.index for stage in ledger.stages]
-    return [firsts[i] for i in range(1, len(indices)) if indices[i] != indices[i - 1]]
+        firsts[each.stage] = firsts.get(each.stage, each.start)
+    indices = [stage.index for stage in run.ledger.stages]
+    return {i: firsts[i] for i in range(1, len(indices)) if indices[i] != indices[i - 1]}

@@ -104,10 +104,11 @@ class Stage:
     """How many of its first samples continue the stage before, in its settings and shares. None if
     what that one has left, if anything, is all that is read so; see `plan_stages`."""
     whole_epochs: bool = False
-    """Whether epochs that files which are gone have made shorter, just where this stage begins, are
-    read to the end that they have now. Only where that makes a difference, and not in ledgers of
-    before: an epoch then ends where it would have ended with those files, within another epoch,
-    whose rest is not read."""
+    """Whether no epoch of files that are gone is read from this stage on but what stages before have
+    begun, which a drain reads, and epochs that such files have made shorter are read to the end that
+    they have now. Only where that makes a difference, and not in ledgers of before: where lanes have
+    begun as much as ends with an epoch, the next one is then read of the files that are gone, too;
+    and an epoch that is shorter ends within another one, whose rest is not read."""
 
     @property
     def stop(self) -> int:

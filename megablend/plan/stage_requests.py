@@ -75,6 +75,9 @@ def count_before(
     planner = _Planner(before, tokens, withdrawals)
     plan = planner.plan()
     if planner.start == stop:
+        if is_new:
+            is_other = planner.drains_otherwise(before[-1], following)
+            following = dataclasses.replace(following, whole_epochs=is_other)
         if unit is not None:
             following = dataclasses.replace(
                 following, drain=planner.choose_drain(before[-1], following, unit)
@@ -84,8 +87,8 @@ def count_before(
         stop = planner.start
     else:
         read = plan.count_tokens(stop)
-    if is_new:
-        following = dataclasses.replace(following, whole_epochs=planner.leaves_rest(following))
+    if is_new and planner.leaves_rest(following):
+        following = dataclasses.replace(following, whole_epochs=True)
     planner.enter(following)
     return ReadBefore(
         read.tolist(), planner.epochs.finish(), stop, following.drain, following.whole_epochs
@@ -158,6 +161,15 @@ class _Planner:
         return self.epochs.leaves_rest(
             stage.index, stage.blend.order, self._find_begun(), self.cursor
         )
+
+    def drains_otherwise(self, stage: Stage, following: Stage) -> bool:
+        """Whether what `Stage.whole_epochs` says of drains makes a difference before a stage."""
+        ways = [dataclasses.replace(following, whole_epochs=whole) for whole in (False, True)]
+        if stage.blend.sequence_length == following.blend.sequence_length:
+            old, new = (self._needs_drain(stage, each) for each in ways)
+            return old != new
+        old_shares, new_shares = (self._find_shares(stage, each) for each in ways)
+        return old_shares != new_shares
 
     def _find_begun(self) -> Int64s:
         """Positions up to which stages before have begun the sources, int64 [num_sources]."""
@@ -237,7 +249,10 @@ class _Planner:
             else list(map(Fraction, totals.tolist()))
         )
         shares += [Fraction(0)] * (len(totals) - len(shares))
-        lost = self.epochs.loses_files(following.index, self.cursor, begun=False)
+        if following.whole_epochs:
+            lost = self.epochs.coming_loses_files(following.index, self._find_begun())
+        else:
+            lost = self.epochs.loses_files(following.index, self.cursor, begun=False)
         lost |= np.array(self.tokens[following.index]) == 0
         return [
             Fraction(0) if is_lost else share
@@ -255,11 +270,12 @@ class _Planner:
     def _needs_drain(self, stage: Stage, following: Stage) -> bool:
         if stage.blend.sequence_length != following.blend.sequence_length:
             return True
-        return bool(
-            (
-                self.epochs.loses_files(following.index, self.cursor) & (self.reach > self.given)
-            ).any()
-        )
+        begun = self._find_begun()
+        if following.whole_epochs:
+            lost = self.epochs.begun_loses_files(following.index, self.cursor, begun)
+        else:
+            lost = self.epochs.loses_files(following.index, self.cursor)
+        return bool((lost & (begun > self.cursor)).any())
 
     def _make_request(self, blend: Blend, totals: Int64s) -> StageRequest:
         """The request of a stage. Raises: PlanError where the tokens that it reaches cannot be

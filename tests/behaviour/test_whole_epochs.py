@@ -236,3 +236,96 @@ def test_with_the_extra_token_nothing_was_wrong(tmp_path: Path) -> None:
     megablend.build(config | {"stages": STAGES[:2]})
     ledger = megablend.build(config).ledger
     assert not any(stage.whole_epochs for stage in ledger.stages)
+
+
+def lose_file(
+    folder: Path, at: int, *, is_added: bool, extra: bool, length: int = 4
+) -> tuple[dict[str, Any], Any]:
+    """An amended run whose second source loses a file of tokens GONE with the last stage; it had the file from the start, or
+    got it with a stage before, within an epoch without it. Returns: its config, and what the amendment said."""
+    write_file(folder, 0, "m0", [OTHER + i for i in range(600)])
+    write_file(folder, 1, "m0", [*FIRST, *LAST])
+    named = [
+        {
+            "name": f"s{source}",
+            "path": f"{folder}/source{source}/*.parquet",
+            "column": PARQUET.column,
+            "weight": 1,
+        }
+        for source in range(2)
+    ]
+    settings = {"sequence_length": 4, "lanes": 2, "shuffle_window": 2, "order": "document"}
+    config = make_config(folder, named, **settings, add_extra_token_to_sequence=extra)
+    stages: list[dict[str, Any]] = [{"samples": 200}, {"samples": 260, "new_data": True}]
+    if is_added:
+        stages.insert(0, {"samples": 4})
+        stages[1]["new_data"] = True
+        megablend.build(config | {"stages": stages[:1]})
+    gone = write_file(folder, 1, "m1", GONE)
+    megablend.build(config | {"stages": stages[:-1]})
+    gone.rename(folder / "gone")
+    if length != 4:
+        stages[-1]["sequence_length"] = length
+    config["stages"] = stages
+    megablend.build_index(config)
+    said = megablend.amend(config, at=at)
+    (folder / "gone").rename(gone)
+    return config, said
+
+
+def find_gone(dataset: megablend.Dataset) -> list[int]:
+    """The samples that have tokens of the file that is gone, their labels apart."""
+    return [
+        k
+        for k, sample in enumerate(read_samples(dataset))
+        if not set(GONE).isdisjoint(
+            sample.tokens.tolist()[: len(sample.tokens) - dataset.run.extra_token]
+        )
+    ]
+
+
+@pytest.mark.parametrize("extra", [True, False])
+@pytest.mark.parametrize("is_added", [True, False])
+@pytest.mark.parametrize("at", [8, 12, 16, 28])
+def test_files_that_are_gone_are_not_read_for_another_epoch(
+    tmp_path: Path, at: int, is_added: bool, extra: bool
+) -> None:
+    """Whether or not what lanes have begun ends with an epoch, or with its extra token in the next one."""
+    config, said = lose_file(tmp_path, at, is_added=is_added, extra=extra)
+    dataset = megablend.open(config)
+    after = said.at + said.drain
+    assert [k for k in find_gone(dataset) if k >= after] == []
+    samples = [each for each in read_samples(dataset) if each.source == 1]
+    read = [t for each in samples for t in each.tokens.tolist()[:4] if t in {*FIRST, *LAST}]
+    counts = [read.count(token) for token in (*FIRST, *LAST)]
+    assert max(counts) - min(counts) <= 2  # epochs of what is left follow, of each token once
+    (tmp_path / "source1" / "m1.parquet").unlink()
+    assert not megablend.check(config).problems
+    assert [each.tokens.shape for each in read_samples(dataset, range(after, 260))]
+    assert megablend.build(config).ledger == dataset.run.ledger
+
+
+def test_a_drain_begins_nothing_of_files_that_are_gone(tmp_path: Path) -> None:
+    """The epoch that it would begin is of another snapshot than the one that the source is in."""
+    config, said = lose_file(tmp_path, 8, is_added=True, extra=True, length=8)
+    dataset = megablend.open(config)
+    assert find_gone(dataset) == []
+    assert (said.at + said.drain) % 2 == 0
+
+
+def test_a_ledger_of_before_says_how_long_it_reads_files_that_are_gone(tmp_path: Path) -> None:
+    config, said = lose_file(tmp_path, 8, is_added=True, extra=True)
+    old = make_old(config)
+    dataset = megablend.open(config)
+    assert dataset.run.ledger == old
+    assert max(find_gone(dataset)) > said.at + said.drain
+    says = "source 's1': files that stage 2 lacks are read for another epoch"
+    for warnings in (
+        megablend.build(config).warnings,
+        megablend.describe(config)["warnings"],
+        megablend.check(config).warnings,
+    ):
+        assert [says in line for line in warnings].count(True) == 1
+    (tmp_path / "source1" / "m1.parquet").unlink()
+    (problem,) = megablend.check(config).older_problems
+    assert problem.endswith("only samples before 260 read it")

@@ -82,6 +82,17 @@ def find_first(stretches: list[Stretch], stage: int) -> int:
     return next(each.start for each in stretches if each.stage == stage)
 
 
+def check_files(job: Job, source: int, samples: list[SourceSample]) -> None:
+    """From a stage's first sample in its own settings on, only files that its snapshot has are read."""
+    stretches = job.dataset.run.plan.list_stretches()
+    firsts = [find_first(stretches, number) for number in range(len(job.requested))]
+    tokens_of = twin.tokens_of_source(job.files, source)
+    for sample in samples:
+        number = max(i for i, first in enumerate(firsts) if first <= sample.k)
+        gone = set(sample.tokens) - {twin.EOD} - tokens_of(job.requested[number].snapshot)
+        assert not gone, f"sample {sample.k} of source {source}: reads files that are gone"
+
+
 def check_tokens(job: Job, source: int, samples: list[SourceSample]) -> list[int]:
     """No token of a source is lost, and each is read once an epoch. Returns: where its epochs begin."""
     run = job.dataset.run
@@ -102,6 +113,7 @@ def check_tokens(job: Job, source: int, samples: list[SourceSample]) -> list[int
                 (each.position + len(each.tokens) for each in samples if each.k < first), default=0
             )
             changes.append(Change(requested.snapshot, begun, longest))
+    check_files(job, source, samples)
     tokens = twin.join_tokens(samples, changes=len(changes))
     epochs = twin.divide_epochs(tokens, changes, twin.tokens_of_source(job.files, source))
     assert epochs is not None, f"source {source}: its tokens are not epochs of its snapshots"

@@ -270,6 +270,21 @@ class Job:
         assert all(stop > at or {*range(start, stop)} <= {*now} for start, stop in self.skips)
         self.skips = listed
 
+    def _may_go_on(self) -> bool:
+        """Whether a source that the stage before reads keeps all files in the newest snapshot: else nothing can be read further,
+        and a drain is what lanes have left."""
+        before = self.requested[-1]
+        last = len(self.files.snapshots) - 1
+        return any(
+            weight > 0
+            and all(
+                self.files.tokens(snapshot, source, "train")
+                <= self.files.tokens(last, source, "train")
+                for snapshot in range(before.snapshot + 1)
+            )
+            for source, weight in enumerate(before.weights)
+        )
+
     def _amend(self) -> int:
         """Amend the run at its job's position or later. Returns: the first sample that may change."""
         after = min(self.rng.randrange(40), len(self.dataset) - self.position)
@@ -298,7 +313,8 @@ class Job:
         has_ended = (
             expected.at == self.dataset.run.num_samples and not expected.drain
         )  # as planned, with nothing left
-        if is_next and now["sequence_length"] != then["sequence_length"] and not has_ended:
+        changes_length = now["sequence_length"] != then["sequence_length"]
+        if is_next and changes_length and not has_ended and self._may_go_on():
             unit = math.lcm(where.get("batch", 1), now["lanes"], then["lanes"])
             assert (expected.at + expected.drain) % unit == 0
         self._kill_sometimes(lambda: megablend.amend(self.config, **where))
