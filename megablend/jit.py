@@ -66,9 +66,8 @@ def _turn(function: Callable[..., Any], kind: int = fcntl.LOCK_EX) -> Iterator[N
     may load it concurrently."""
     name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}.lock"
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(
-            OSError
-        ):  # a full disk, a file system without locks: numba's own renames must do
+        # A full disk, a file system without locks: numba's own renames must do
+        with contextlib.suppress(OSError):
             lock = stack.enter_context(open(cache_dir() / name, "w"))
             fcntl.flock(lock, kind)
         yield
@@ -78,9 +77,8 @@ def _announce() -> None:
     """Print, once per node and version, that kernels are being compiled; called while a kernel's
     lock is held."""
     folder = cache_dir()
-    with contextlib.suppress(
-        OSError
-    ):  # already printed, also by another process; or the folder is not writable
+    # Already printed, also by another process; or the folder is not writable
+    with contextlib.suppress(OSError):
         os.close(
             os.open(folder / "compiling", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW)
         )
@@ -134,9 +132,8 @@ def _njit(function: Callable[..., Any], *, cached: bool = False) -> Callable[...
     import numba
     from numba.core import config
 
-    if vars(config)[
-        "DISABLE_JIT"
-    ]:  # NumPy's integers then wrap as silently as those of machine code
+    # NumPy's integers then wrap as silently as those of machine code
+    if vars(config)["DISABLE_JIT"]:
         return np.errstate(over="ignore")(function)
     return cast("Callable[..., Any]", numba.njit(nogil=True, cache=cached)(function))
 
@@ -156,9 +153,8 @@ def _take_turns(dispatcher: Any) -> Callable[..., Any]:
             _announce()
             try:
                 return compile_(signature)
-            except (
-                OSError
-            ):  # it was compiled, and could not be kept (a full disk): asked again, numba has it
+            except OSError:
+                # It was compiled, and could not be kept (a full disk): asked again, numba has it
                 return compile_(signature)
 
     return compile_or_load

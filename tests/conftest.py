@@ -16,22 +16,18 @@ from tests.examples import IN_QUICK_PART, leave_out_slow, limit_examples
 from tests.preloaded import share_servers
 from tests.temporary_folders import use_memory
 
-pytest.register_assert_rewrite(
-    "megablend.testing"
-)  # so that failed assertions of the contracts show their values
+# So that failed assertions of the contracts show their values
+pytest.register_assert_rewrite("megablend.testing")
 
 ROOT = str(Path(__file__).parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
-os.environ.pop(
-    "PYTHONDONTWRITEBYTECODE", None
-)  # else each of hundreds of processes compiles the package's modules again
+# Else each of hundreds of processes compiles the package's modules again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # tests run side by side: PyTorch's threads would wait for cores in busy loops
-os.environ.pop(
-    "COLUMNS", None
-)  # GNU readline sets it for the processes of pytest-xdist; commands print for this width
+# Tests run side by side: PyTorch's threads would wait for cores in busy loops
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# GNU readline sets it for the processes of pytest-xdist; commands print for this width
+os.environ.pop("COLUMNS", None)
 
 
 class SkipWithoutTorch(MetaPathFinder):

@@ -101,9 +101,8 @@ def serve(path: str) -> Request:
     if os.fork():
         os._exit(0)  # what started the server knows now that it is ready
     while True:
-        file = poll.poll()[0][
-            0
-        ]  # one at a time: what is done for it may close others, whose numbers are used again
+        # One at a time: what is done for it may close others, whose numbers are used again
+        file = poll.poll()[0][0]
         if file == 0:
             for process in processes:
                 signal.pidfd_send_signal(process, signal.SIGKILL)

@@ -46,9 +46,8 @@ def make_page() -> str:
 
 def _sections(group: click.Group, prefix: str) -> list[str]:
     parts: list[str] = []
-    names = cli.context_settings[
-        "help_option_names"
-    ]  # a command keeps those that it was first asked with
+    # A command keeps those that it was first asked with
+    names = cli.context_settings["help_option_names"]
     for name in sorted(group.commands):
         command = group.commands[name]
         path = f"{prefix} {name}"

@@ -33,9 +33,8 @@ def run_without_gpu() -> None:
     from megatron.core import utils
     from packaging.version import Version
 
-    utils._te_version = Version(
-        "0"
-    )  # versions up to 0.16 compare it without asking whether there is one
+    # Versions up to 0.16 compare it without asking whether there is one
+    utils._te_version = Version("0")
 
 
 def put_in_place(choice: str) -> None:

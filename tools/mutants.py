@@ -29,9 +29,8 @@ ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "tools" / "mutants.json"
 FOLDERS = ("tests/plan", "tests/api", "tests/releases")
 Mutant: TypeAlias = dict[str, Any]
-Change: TypeAlias = tuple[
-    str, Any, ast.AST, list[Any]
-]  # function, what is replaced, by what, nodes around it
+# Function, what is replaced, by what, nodes around it
+Change: TypeAlias = tuple[str, Any, ast.AST, list[Any]]
 _PAIRS = "Lt LtE, Gt GtE, Eq NotEq, Is IsNot, In NotIn, Add Sub, And Or, min max, any all"
 _OPPOSITE = {
     a: b for one, two in map(str.split, _PAIRS.split(",")) for a, b in ((one, two), (two, one))
@@ -210,9 +209,8 @@ def run(numbers: Sequence[int], table: Sequence[Mutant], *, whole: bool) -> None
                 path, changed = place
                 original = path.read_text(encoding="utf-8")
                 path.write_text(changed, encoding="utf-8")
-                os.utime(
-                    path, (number + 1, number + 1)
-                )  # else Python takes what it compiled of another mutant
+                # Else Python takes what it compiled of another mutant
+                os.utime(path, (number + 1, number + 1))
                 tests = find_tests(mutant["tests"], root)
                 failed = (run_tests(tests, root) if tests else []) or (
                     run_tests(FOLDERS, root) if whole else []

@@ -24,9 +24,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, width] -> the same."""
         qkv = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, self.width // self.heads))
-        query, key, value = qkv.permute(
-            2, 0, 3, 1, 4
-        )  # each [batch, heads, sequence, width / heads]
+        # Each [batch, heads, sequence, width / heads]
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.project(attended.transpose(1, 2).flatten(2))
         transformed: Tensor = x + self.network(self.norms[1](x))

@@ -122,10 +122,8 @@ def try_version(
             "WORLD_SIZE": "1",
             "LOCAL_RANK": "0",
         }
-        known |= {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-        }  # the usual one may be taken
+        # The usual one may be taken
+        known |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     result = subprocess.run(
         command, cwd=where, env={**os.environ, **known}, capture_output=True, text=True, check=False
     )

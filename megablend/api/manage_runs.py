@@ -157,9 +157,8 @@ def rename_run(what: ConfigLike, run: str, new: str) -> None:
         ledger = _load(cache, run)
         there = new in run_names(cache)
         renamed = dataclasses.replace(ledger, run=new)
-        if (
-            there and load_ledger(cache, new) != renamed
-        ):  # the same one: a rename that was interrupted
+        # The same one: a rename that was interrupted
+        if there and load_ledger(cache, new) != renamed:
             raise ConfigError(
                 f"{cache}: there is a run {new!r} already; remove it first, or choose another name"
             )

@@ -100,9 +100,8 @@ def _compile_train(config: Config, ledger: Ledger, storage: Storage) -> Run:
     where that is possible."""
     compiled = _checked(compile_committed(config, "train", ledger, storage).follow_ledger(ledger))
     if compiled.ledger == ledger:
-        with contextlib.suppress(
-            CacheError
-        ):  # it cannot be written: the cache is of another user, or full
+        # It cannot be written: the cache is of another user, or full
+        with contextlib.suppress(CacheError):
             keep_companion(compiled)
     return compiled.run
 

@@ -84,10 +84,8 @@ def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Uni
     names = newest.file_names()
     try:
         listings = list(list_sources(list_specs(config), storage))
-    except (
-        ConfigError,
-        MissingFileError,
-    ):  # no file is there: checks of files say which are missing
+    except (ConfigError, MissingFileError):
+        # No file is there: checks of files say which are missing
         return None
     for listing in listings:
         entry = newest.sources[known[listing.name]]

@@ -190,9 +190,8 @@ def _check_rows(
         if int(their_rows[at]) + _piece(theirs[at][1], start - int(begins[at])) != row:
             raise _mismatch_error(snapshot, column, tokens, i, row)
         mine = start + block.offsets[first + 1 : -1]
-        mine = mine[
-            mine < start + len(block.tokens)
-        ]  # rows without tokens at its end may belong to the next block
+        # Rows without tokens at its end may belong to the next block
+        mine = mine[mine < start + len(block.tokens)]
         found = there[np.searchsorted(there, start, side="right") :][: len(mine) + 1]
         found = found[found < start + len(block.tokens)]
         if len(mine) == len(found) and (mine == found).all():

@@ -29,10 +29,8 @@ PART_DTYPE = np.dtype(
         ("first_block", "<i8"),  # block numbers of the index
         ("stop_block", "<i8"),
         ("skip", "<i8"),  # tokens at the first block's start that belong to the previous split
-        (
-            "keep",
-            "<i8",
-        ),  # tokens of the last block, counted from its start, that belong to this split
+        # tokens of the last block, counted from its start, that belong to this split
+        ("keep", "<i8"),
         ("documents", "<i8"),
         ("tokens", "<i8"),  # tokens of the split, end-of-document tokens included
         ("first_document", "<i8"),  # the source's documents before the split

@@ -68,12 +68,8 @@ def _load(text: str) -> Document:
     try:
         node = yaml.compose(text, Loader=LOADER)
         data = yaml.load(text, Loader=LOADER)
-    except (
-        AttributeError,
-        IndexError,
-        KeyError,
-        TypeError,
-    ) as error:  # a value that does not match its tag
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        # A value that does not match its tag
         raise ValueError(
             f"a value does not fit its tag ({type(error).__name__}: {error})"
         ) from error

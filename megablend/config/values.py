@@ -28,9 +28,8 @@ _POWERS = {"m": 6, "b": 9, "g": 9, "t": 12}
 
 def _number(value: object, *, least: str = "0 or more") -> Fraction:
     """Parse a finite number, 0 or more, exactly."""
-    if (
-        type(value) is int and 0 <= value < 10**MAX_EXPONENT
-    ):  # the usual case, of which a config may have thousands
+    # The usual case, of which a config may have thousands
+    if type(value) is int and 0 <= value < 10**MAX_EXPONENT:
         return Fraction(value)
     try:
         if isinstance(value, (bool, type(None), dict, list)):

@@ -92,9 +92,8 @@ class FailTogether:
         error = translate(error, f"rank {self.rank}") or error
         if self._failure is None:
             self._failure = error
-            with contextlib.suppress(
-                LaunchError
-            ):  # a rank has exited; the present error is more informative
+            # A rank has exited; the present error is more informative
+            with contextlib.suppress(LaunchError):
                 self._exchange((None, _portable(error)))
         raise error
 

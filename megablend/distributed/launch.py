@@ -72,10 +72,8 @@ def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
         return SingleProcess()
     try:
         from megablend.distributed import mpi
-    except (
-        ImportError,
-        RuntimeError,
-    ) as error:  # mpi4py's wheel raises RuntimeError if it finds no libmpi
+    except (ImportError, RuntimeError) as error:
+        # mpi4py's wheel raises RuntimeError if it finds no libmpi
         raise LaunchError(
             f"{started} but MPI cannot be loaded ({error}): install mpi4py for the launcher's MPI library (`pip install "
             "'megablend[mpi]'`), or both (`pip install 'megablend[mpich]'`), or start one process alone"

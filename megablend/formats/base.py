@@ -48,19 +48,13 @@ BLOCK_DTYPE = np.dtype(
         ("decoded_bytes", "<u4"),  # bytes after decompression
         ("tokens", "<i8"),  # tokens, end-of-document ones not counted
         ("first_token", "<i8"),  # tokens of the file before the block
-        (
-            "rows",
-            "<i8",
-        ),  # documents that begin in the block, empty and null ones included; -1 if unknown
-        (
-            "ends",
-            "<i8",
-        ),  # documents with tokens that end in the block (number of append_eod tokens); -1 if unknown
+        # documents that begin in the block, empty and null ones included; -1 if unknown
+        ("rows", "<i8"),
+        # documents with tokens that end in the block (number of append_eod tokens); -1 if unknown
+        ("ends", "<i8"),
         ("encoding", "<i1"),  # Parquet Encoding of the values; 0 elsewhere
-        (
-            "flags",
-            "<u1",
-        ),  # STARTS_MID_DOCUMENT | ENDS_AT_DOCUMENT_END | HAS_EARLIER_TOKENS; valid if rows >= 0
+        # STARTS_MID_DOCUMENT | ENDS_AT_DOCUMENT_END | HAS_EARLIER_TOKENS; valid if rows >= 0
+        ("flags", "<u1"),
     ]
 )
 """A block as its format indexes it; the index stores running sums of the counts instead."""

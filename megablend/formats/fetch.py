@@ -216,9 +216,8 @@ def decode_all(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlocks
 def _decode_alike(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlocks]:
     """The blocks of reads whose readers are alike."""
     if len(reads) > 1:
-        with suppress(
-            ChangedFileError, CorruptFileError, UnsupportedFileError
-        ):  # told, and tried again, file by file
+        # Told, and tried again, file by file
+        with suppress(ChangedFileError, CorruptFileError, UnsupportedFileError):
             joint = cast("JointReader", reads[0].reader).decode_jointly(reads, pieces=pieces)
             if joint is not None:
                 return [joint]

@@ -177,9 +177,8 @@ def flush_folder(path: Path) -> None:
     """Wait until the folder's entries are on disk."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with contextlib.suppress(
-            OSError
-        ):  # unsupported by some network file systems, which commit entries at once
+        # Unsupported by some network file systems, which commit entries at once
+        with contextlib.suppress(OSError):
             os.fsync(folder)
     finally:
         os.close(folder)

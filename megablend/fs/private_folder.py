@@ -85,9 +85,8 @@ def problem_with(folder: Path) -> str | None:
 def _make(base: Path, name: Path) -> None:
     """Create the folders of `name`; those that exist, belong to this user and are writable by
     others are closed to others."""
-    for above in reversed(
-        (base, *base.parents)
-    ):  # pathlib would create them with the permissions of the umask
+    # Pathlib would create them with the permissions of the umask
+    for above in reversed((base, *base.parents)):
         if not above.exists():
             above.mkdir(mode=0o700, exist_ok=True)
     folder = base

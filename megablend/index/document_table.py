@@ -46,10 +46,8 @@ LENGTH_COLUMNS = np.dtype([("tokens", "<i4")])
 START_COLUMNS = np.dtype(
     [
         ("tokens", "<i8"),  # of all documents before
-        (
-            "filled",
-            "<i8",
-        ),  # documents before that have tokens: each of them may get an end-of-document token
+        # documents before that have tokens: each of them may get an end-of-document token
+        ("filled", "<i8"),
     ]
 )
 _GROUP = "group"

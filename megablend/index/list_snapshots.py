@@ -46,9 +46,8 @@ def find_superseded(
     for place, digest in enumerate(by_arrival):
         entry = entries[digest]
         newer = [entries[other] for other in by_arrival[place + 1 :] if other in complete]
-        if (
-            sequences[digest] < 0
-        ):  # its record is damaged: it may be the newest, unless another was committed since
+        # Its record is damaged: it may be the newest, unless another was committed since
+        if sequences[digest] < 0:
             times = [
                 each.committed
                 for each in newer

@@ -49,10 +49,8 @@ ENTRIES = pa.schema(
         ("column", pa.string()),  # of the tokens; null where the format has none
         ("num_chunks", pa.int64()),
         ("num_blocks", pa.int64()),
-        (
-            "token_min",
-            pa.int64(),
-        ),  # null where not known; the last two are absent from packs of older versions
+        # null where not known; the last two are absent from packs of older versions
+        ("token_min", pa.int64()),
         ("token_max", pa.int64()),
     ]
 )

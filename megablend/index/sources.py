@@ -325,9 +325,8 @@ def _advice(folder: str, storage: Storage) -> str:
             return f"specify its files as `{below}{endings.most_common(1)[0][0]}`"
         if any(name.endswith(_SHARD_ENDINGS) for name in names):
             return "it contains MosaicML MDS shards, which megablend does not read: write the tokens to Parquet, and use that"
-    if any(
-        name.lower().endswith(TEXT_SUFFIXES) for name in names
-    ):  # of all folders: datasets have .json files beside them
+    # Of all folders: datasets have .json files beside them
+    if any(name.lower().endswith(TEXT_SUFFIXES) for name in names):
         return "it contains text, not tokens: tokenise it first, for instance to Parquet (docs/parquet.md)"
     return f"it contains no files that megablend reads ({', '.join(list_suffixes())}): specify files in another folder"
 

@@ -35,10 +35,8 @@ BLOCK_COLUMNS = np.dtype(
         ("encoding", "<i1"),
         ("flags", "<u1"),
         ("tokens_before", "<i8"),  # tokens of all blocks before this one, over the whole snapshot
-        (
-            "rows_before",
-            "<i8",
-        ),  # documents that begin before; 0 for sources whose documents were not counted
+        # documents that begin before; 0 for sources whose documents were not counted
+        ("rows_before", "<i8"),
         ("ends_before", "<i8"),  # documents with tokens that end before
     ]
 )
@@ -176,10 +174,8 @@ def write_batch(path: Path, batch: pa.RecordBatch) -> None:
 
 def read_batch(path: str, schema: pa.Schema) -> pa.RecordBatch:
     """Memory-map a table of this schema. Raises: CacheError if it is damaged, or cannot be read."""
-    with (
-        reading(path),
-        open_regular(path) as file,
-    ):  # not pa.memory_map, which threads of Arrow would read
+    # Not pa.memory_map, which threads of Arrow would read
+    with reading(path), open_regular(path) as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if get_file_size(path) else b""
     return _parsed(path, pa.BufferReader(pa.py_buffer(data)), schema)
 

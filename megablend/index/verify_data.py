@@ -81,9 +81,8 @@ def list_data_problems(
     files = size = 0
     seen: set[tuple[object, ...]] = set()
     located = _Located(sound, uses, storage)
-    for snapshot in sorted(
-        sound, key=lambda each: not located.uses[each.digest].is_needed
-    ):  # those share most files
+    # Those share most files
+    for snapshot in sorted(sound, key=lambda each: not located.uses[each.digest].is_needed):
         checksums = None
         use = located.uses[snapshot.digest]
         with contextlib.suppress(CacheError):  # which was reported with the other tables

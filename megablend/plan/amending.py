@@ -62,9 +62,8 @@ def rewind_to(ledger: Ledger, state: State) -> Ledger:
     number = next(
         i for i, (x, y) in enumerate(zip(ledger.links, state.stages, strict=False)) if x != y
     )
-    if (
-        ledger.ends[number] != parting.sample
-    ):  # the state is of another amendment, which this ledger does not have
+    # The state is of another amendment, which this ledger does not have
+    if ledger.ends[number] != parting.sample:
         state.check(split="train", indices=ledger.indices, stages=ledger.links)
     known = dataclasses.replace(ledger.stages[number], cut=state.stages[number].cut)
     rewound = dataclasses.replace(ledger, stages=(*ledger.stages[:number], known))

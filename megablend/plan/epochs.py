@@ -354,9 +354,8 @@ def _end_of_epoch(segments: Sequence[Segment], begun: int, extra: int, *, whole:
     segment = _find_segment(segments, begun if whole else begun + extra - 1)
     if segment.tokens == 0:
         return segment
-    if (
-        segment.withdrawn
-    ):  # what is left of one epoch, perhaps all of its files that are still there
+    # What is left of one epoch, perhaps all of its files that are still there
+    if segment.withdrawn:
         end = segment.position + segment.tokens - segment.offset
         return segment._replace(position=end, epoch=segment.epoch + 1)
     epoch = -(-segment.own_position(begun + extra) // segment.tokens)

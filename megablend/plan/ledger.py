@@ -210,9 +210,8 @@ class Ledger:
             return ""
         change = "sources: {NAME: {weight: NUMBER}}" if what == "share" else f"{what}: NUMBER"
         stages = "the change as a further stage"
-        if (
-            len(self.stages) == 1
-        ):  # else the config lists stages already, in words that the ledger does not know
+        # Else the config lists stages already, in words that the ledger does not know
+        if len(self.stages) == 1:
             stages = f"`stages: [{{samples: {self.stages[0].end}}}, {{{change}}}]`"
         return f"; to change it from where training is, restore it, add {stages} and run `megablend amend CONFIG --at SAMPLE`"
 

@@ -306,9 +306,8 @@ def _parse_source(record: object) -> SourceShare:
         or missing_field(record, {"name": str, "share": str, "cycles": int}) is not None
     ):
         raise ValueError("a key is missing or has another type")
-    if (
-        _SHARE.fullmatch(record["share"]) is None
-    ):  # Fraction would accept 1e999999999 and expand its digits
+    # Fraction would accept 1e999999999 and expand its digits
+    if _SHARE.fullmatch(record["share"]) is None:
         raise ValueError("not a share")
     append_eod = None if record["append_eod"] is None else _whole(record["append_eod"])
     return SourceShare(

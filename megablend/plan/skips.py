@@ -183,9 +183,8 @@ def _read(store: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
     is_whole = all(0 <= start < stop < 1 << 63 for start, stop, _ in entries)
     if not is_whole or record.get("checksum", expected := _checksum(run, entries)) != expected:
         raise CacheError(f"{place}: damaged list of skipped samples; {_RESTORE}")
-    if "checksum" not in record and count_skips(
-        store, run
-    ):  # it would have one since the ledger counts
+    # It would have one since the ledger counts
+    if "checksum" not in record and count_skips(store, run):
         raise CacheError(
             f"{place}: damaged list of skipped samples: it lacks its checksum; {_RESTORE}"
         )

@@ -224,9 +224,8 @@ class StagesPlan:
         if stage == len(self._stages) or ordinal < self._edges[stage, source]:
             return None
         before = int(ordinal - self._edges[stage, source])
-        if (
-            before >= self._stages[stage].read[source]
-        ):  # what the stage had begun of a source that was withdrawn
+        # What the stage had begun of a source that was withdrawn
+        if before >= self._stages[stage].read[source]:
             return None
         return self._starts[stage] + self.plan_of(stage).nth_sample(source, before + 1)
 

@@ -164,9 +164,8 @@ def _count_spans(
     BlockStore.begin_read."""
     snapshot = run.store.snapshot
     storage = run.store.storage
-    state = run.store.__getstate__() | {
-        "storage": storage.for_reading()
-    }  # where nothing is known of the files
+    # Where nothing is known of the files
+    state = run.store.__getstate__() | {"storage": storage.for_reading()}
     files = np.unique([read.file for span in spans for read in span.reads])
     columns = snapshot.file_columns[files]
     counted = defaultdict[StoreOptions, Float64s](lambda: np.zeros((len(spans), 3)))

@@ -132,9 +132,8 @@ def make_windows(run: Run, schedules: Iterator[ReadSchedule], budget: Budget) ->
         unfinished = (kept.used < run.store.num_tokens(kept.ids)) | (
             kept.pending_boundary_tokens > 0
         )
-        if (
-            not run.consumes_whole_blocks
-        ):  # may be needed again at any time: the memory is for reading ahead
+        # May be needed again at any time: the memory is for reading ahead
+        if not run.consumes_whole_blocks:
             unfinished[:] = False
         kept = kept.select(unfinished | np.isin(kept.ids, ahead))
         keeps = np.isin(now.ids, kept.ids)

@@ -340,9 +340,8 @@ def _pinned(value: Any) -> Any:
         return value.pin_memory()
     if isinstance(value, Mapping):
         return {name: _pinned(item) for name, item in value.items()}
-    if isinstance(value, tuple) and hasattr(
-        value, "_fields"
-    ):  # a named tuple, which torch keeps, too
+    # A named tuple, which torch keeps, too
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_pinned(item) for item in value))
     if isinstance(value, list | tuple):
         return [_pinned(item) for item in value]

@@ -128,9 +128,8 @@ def transformed(
     generation = threads.get_current()
     try:
         while True:
-            if generation != (
-                generation := threads.get_current()
-            ):  # closed or forked: start pending batches again
+            # Closed or forked: start pending batches again
+            if generation != (generation := threads.get_current()):
                 pending = deque([(ks, _begin(threads, steps, transform, ks)) for ks, _ in pending])
             while len(pending) <= AHEAD and (ks := next(coming, None)) is not None:
                 pending.append((ks, _begin(threads, steps, transform, ks)))

@@ -115,9 +115,8 @@ class DescriptorPool:
         if opened.setdefault(path, identity) != identity:
             os.close(fd)
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
-        if held := self._find(
-            path, identity
-        ):  # another thread was faster, or another storage has opened it
+        # Another thread was faster, or another storage has opened it
+        if held := self._find(path, identity):
             os.close(fd)
             return held
         new = _Descriptor(fd, holders=1)

@@ -44,9 +44,8 @@ def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -
             return
         try:
             found.set_result(make([future.result() for future in futures]))
-        except (
-            BaseException
-        ) as error:  # also from a cancelled future: the waiting caller must see it
+        except BaseException as error:
+            # Also from a cancelled future: the waiting caller must see it
             found.set_exception(error)
 
     def count(_: Future[T]) -> None:
@@ -78,9 +77,8 @@ def forward_result(source: Future[T], target: Future[T]) -> None:
             return
         try:
             target.set_result(done.result())
-        except (
-            BaseException
-        ) as error:  # also from a cancelled future: the waiting caller must see it
+        except BaseException as error:
+            # Also from a cancelled future: the waiting caller must see it
             target.set_exception(error)
 
     source.add_done_callback(forward)

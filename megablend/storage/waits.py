@@ -41,18 +41,16 @@ class Waits:
         `threading` does not know."""
         self._is_cancelled = True
         if self._pending and self._process == os.getpid():
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the interpreter ends, or the system refuses another thread
+            # The interpreter ends, or the system refuses another thread
+            with contextlib.suppress(RuntimeError):
                 _thread.start_new_thread(self.cancel, ())
 
     def add(self, awaited: Future[Any]) -> None:
         """Include a future until it is done."""
         self._pending.add(awaited)
         awaited.add_done_callback(self._pending.discard)
-        if (
-            self._is_cancelled
-        ):  # looked at after it was added: `cancel` looks at what is added after it has set this
+        # Looked at after it was added: `cancel` looks at what is added after it has set this
+        if self._is_cancelled:
             awaited.cancel()
 
 

@@ -70,9 +70,8 @@ def test_a_job_goes_through_an_amendment(config: dict[str, Any]) -> None:
     assert seen == read(megablend.open(edited))
     sources = [each.source for each in read_samples(resumed, range(640))]
     assert Counter(sources[48:]) == {0: 148, 1: 148, 2: 296}
-    for number in range(
-        3
-    ):  # what was begun is read to its end, each token as often as any other before the next epoch
+    # What was begun is read to its end, each token as often as any other before the next epoch
+    for number in range(3):
         counts = Counter(t for k, tokens in enumerate(seen) if sources[k] == number for t in tokens)
         assert set(counts) <= set(stream(number))
         assert max(counts.values()) - min(counts[t] for t in stream(number)) <= 1
@@ -144,9 +143,8 @@ def test_config_data_and_state_alone_rebuild_an_amended_run(
     assert rebuilt.consumed_samples == 300
     written = [FIRST, NEXT | {"from": 112}, edited["stages"][2] | {"drain": 196}]
     assert megablend.build(elsewhere | {"stages": written}).ledger == ledger
-    assert (
-        megablend.build(edited | {"stages": written}).ledger == ledger
-    )  # as the amended config may say
+    # As the amended config may say
+    assert megablend.build(edited | {"stages": written}).ledger == ledger
     assert megablend.show(config["cache"], 400, run="default") == megablend.show(edited, 400)
 
 

@@ -298,10 +298,8 @@ def test_what_is_replaced_while_training_is_an_error(
 ) -> None:
     """All tokens differ, but nothing else: reading alone would not notice."""
     monkeypatch.setattr(watch, "ROUND_SECONDS", 0.05)
-    long = config | {
-        "run": "long",
-        "samples": 12_000,
-    }  # the watch, which begins with an epoch, may take as long as it needs
+    # The watch, which begins with an epoch, may take as long as it needs
+    long = config | {"run": "long", "samples": 12_000}
     megablend.build(long)
     loader = megablend.Loader(
         megablend.open(long | {"file_checks_per_second": 1000}),

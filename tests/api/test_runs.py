@@ -207,9 +207,8 @@ def test_moved_data_resumes(tmp_path: Path, config: dict[str, Any]) -> None:
         source | {"path": source["path"].replace("/data/", "/elsewhere/")}
         for source in config["sources"]
     ]
-    assert torch.equal(
-        tokens(megablend.open(config | {"sources": moved}, state=state)), before
-    )  # without a build
+    # Without a build
+    assert torch.equal(tokens(megablend.open(config | {"sources": moved}, state=state)), before)
     assert megablend.build(config | {"sources": moved}).index.digest == state["index"]
     assert torch.equal(tokens(megablend.open(config | {"sources": moved})), before)
 

@@ -43,9 +43,8 @@ def test_loaders_jump(config: dict[str, Any], options: dict[str, Any]) -> None:
     digest = megablend.open(config).run.ledger.digest
     length = len(megablend.open(config))
     found = megablend.skip(config, 42, 70, batch_size=8)
-    assert [(each["start"], each["stop"]) for each in found["skips"]] == [
-        (40, 72)
-    ]  # whole steps of 8
+    # Whole steps of 8
+    assert [(each["start"], each["stop"]) for each in found["skips"]] == [(40, 72)]
     left = [*range(40), *range(72, 200)]
     assert read_samples(config, micro=8, **options) == left
     ranks = [read_samples(config, rank=rank, size=2, **options) for rank in range(2)]
@@ -58,9 +57,8 @@ def test_loaders_jump(config: dict[str, Any], options: dict[str, Any]) -> None:
     assert megablend.describe(config)["skips"] == found["skips"]
     (skipped,) = found["skips"]
     read = [dataset.run.sources[dataset.run.plan.locate(k)[0]].name for k in range(40, 72)]
-    assert skipped["by_source"] == {
-        name: read.count(name) for name in set(read)
-    }  # samples are of one token
+    # Samples are of one token
+    assert skipped["by_source"] == {name: read.count(name) for name in set(read)}
     assert skipped["tokens"] == 32
 
 

@@ -222,9 +222,8 @@ def test_files_that_moved_as_a_whole_are_those_of_the_index(
     assert (found["plan"], found["problems"]) == (plan, [])
     assert megablend.check(config).problems == ()
     (tmp_path / "moved").rename(tmp_path / "data" / "source0")
-    config["sources"][0] |= {
-        "path": f"{tmp_path}/*/source0/*.parquet"
-    }  # another root, the same files
+    # Another root, the same files
+    config["sources"][0] |= {"path": f"{tmp_path}/*/source0/*.parquet"}
     assert (megablend.describe(config)["plan"], megablend.check(config).problems) == (plan, ())
 
 

@@ -71,9 +71,8 @@ class Campaign:
         fewer = json.loads((folder / "fewer.json").read_text(encoding="utf-8"))
         self.killed = 0
         self.problems: list[str] = []
-        megablend.build(
-            fewer
-        )  # in this process, so that children find all that is compiled and imported
+        # In this process, so that children find all that is compiled and imported
+        megablend.build(fewer)
         shutil.copytree(self.cache, folder / "older")
         began = time.monotonic()
         megablend.build(self.config)

@@ -212,9 +212,8 @@ def test_a_withdrawn_source_is_read_no_more(tmp_path: Path) -> None:
     for path in (tmp_path / "data" / "source1").iterdir():
         path.rename(path.with_suffix(".gone"))
     with pytest.raises(ConfigError, match="matches no file"):
-        megablend.build_index(
-            config | {"cache": str(tmp_path / "other")}
-        )  # the path matches no file
+        # The path matches no file
+        megablend.build_index(config | {"cache": str(tmp_path / "other")})
     megablend.build_index(edited)
     megablend.amend(edited, at=112)
     dataset = megablend.open(edited)
@@ -500,9 +499,8 @@ def test_an_index_without_a_withdrawn_source_has_its_document_tables(
 
 
 def test_new_data_in_another_order_needs_no_document_table_of_the_old_index(tmp_path: Path) -> None:
-    config = make_run(
-        tmp_path, order="block", split="70,20,10"
-    )  # the index then has counts of documents
+    # The index then has counts of documents
+    config = make_run(tmp_path, order="block", split="70,20,10")
     before = megablend.open(config)
     past = read_tokens(before, 112)
     write_file(tmp_path, 1, "m00", later(1))
@@ -753,9 +751,8 @@ def test_stages_with_new_data_are_committed_one_after_another(tmp_path: Path) ->
     ):
         megablend.amend(two, at=112)
     megablend.build_index(two)
-    assert (
-        megablend.amend(two, at=112).at == 112
-    )  # before the first of the two begins, which keeps its index
+    # Before the first of the two begins, which keeps its index
+    assert megablend.amend(two, at=112).at == 112
     dataset = megablend.open(two)
     assert dataset.run.ledger.indices[:2] == indices
     assert [stage.stop for stage in dataset.run.ledger.stages] == [112, 1600, 1920]
@@ -904,9 +901,10 @@ def test_the_newest_index_must_be_of_the_configs_files(tmp_path: Path) -> None:
         config
         | {"sources": [dict(each, name=f"s{1 - d}") for d, each in enumerate(config["sources"])]}
     )
+    # Of equal names
     with pytest.raises(
         CacheError, match=r"other files of source 's[01]' .*, those of .* were indexed\)"
-    ):  # of equal names
+    ):
         megablend.amend(edited, at=112)
     megablend.build_index(edited)
     assert megablend.amend(edited, at=112).note is None

@@ -197,9 +197,8 @@ def test_an_index_that_cannot_be_made_again(tmp_path: Path, name: str) -> None:
     flip(project.kept / name)
     refused()
     shutil.rmtree(project.kept)
-    shutil.copytree(
-        tmp_path / "backup" / "generations" / project.kept.name, project.kept
-    )  # "that index from a backup"
+    # "that index from a backup"
+    shutil.copytree(tmp_path / "backup" / "generations" / project.kept.name, project.kept)
     project.run("build CONFIG")
     assert project.read() == project.tokens
     flip(project.kept / name)

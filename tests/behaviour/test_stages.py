@@ -181,9 +181,8 @@ def test_a_run_is_extended_by_listing_another_stage(config: dict[str, Any]) -> N
     assert more.ledger.digests[:2] == first.ledger.digests
     assert more.stages_before == 2
     assert megablend.open(config, state=state).consumed_samples == 200
-    assert (
-        len(megablend.open(config | {"stages": STAGES[:2]})) == 320
-    )  # a config that was not edited goes on
+    # A config that was not edited goes on
+    assert len(megablend.open(config | {"stages": STAGES[:2]})) == 320
     assert megablend.build(config).ledger == more.ledger
 
 
@@ -381,11 +380,8 @@ def test_what_a_source_cannot_give_goes_to_the_others_stage_by_stage(
     plan = megablend.open(capped).run.plan
     given = [plan.counts(end).tolist() for end in (320, 960, 1200)]
     assert given[0] == [240, 80, 0]
-    assert given[1] == [
-        (tokens - 1) // 8,
-        960 - (tokens - 1) // 8,
-        0,
-    ]  # s0 to its cap, the rest from s1
+    # s0 to its cap, the rest from s1
+    assert given[1] == [(tokens - 1) // 8, 960 - (tokens - 1) // 8, 0]
     assert given[2][0] == given[1][0]
     assert megablend.build(capped).ledger == built.ledger
     edited = capped | {"stages": [*stages[:2], stages[2] | {"sources": {"s2": {"weight": 1}}}]}

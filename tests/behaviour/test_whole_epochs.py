@@ -161,9 +161,8 @@ def test_a_ledger_of_before_keeps_its_samples_and_says_what_they_lack(
     assert dataset.run.ledger == old
     tokens = read_source(dataset)
     assert tokens[:32] == [*range(1, 17), *LAST]
-    assert (
-        tokens[32:40] == FIRST[:8]
-    )  # the stage before reads the epoch that it would have begun, up to there
+    # The stage before reads the epoch that it would have begun, up to there
+    assert tokens[32:40] == FIRST[:8]
     check_epochs(tokens[40:], [GROWN if last == NEW_DATA else [*FIRST, *LAST]] * 4)
     says = "source 's1': 20 tokens are not read, the rest of an epoch within which stage 2, from sample 16 on, begins"
     for warnings in (
@@ -193,11 +192,8 @@ def test_a_ledger_says_that_epochs_are_whole(tmp_path: Path) -> None:
     config = make_run(tmp_path, {})
     ledger = load_ledger(config["cache"], "default")
     assert ledger is not None
-    assert [stage.whole_epochs for stage in ledger.stages] == [
-        False,
-        False,
-        False,
-    ]  # it continues in the same files
+    # It continues in the same files
+    assert [stage.whole_epochs for stage in ledger.stages] == [False, False, False]
     assert ledger_record(ledger.run, ledger.stages)["version"] == 3
     (tmp_path / "another").mkdir()
     config = make_run(tmp_path / "another", SHUFFLED)

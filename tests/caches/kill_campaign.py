@@ -30,9 +30,8 @@ class Campaign:
         self.output = folder / "output"
         folder.mkdir(exist_ok=True)
         local = config | {"cache": str(folder / "local")}
-        megablend.build(
-            local
-        )  # in this process, so that children find all that is compiled and imported
+        # In this process, so that children find all that is compiled and imported
+        megablend.build(local)
         self.expected = tokens_of(local)
         self.killed = 0
         self.nodes = 0

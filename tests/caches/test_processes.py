@@ -74,9 +74,8 @@ def test_ranks_without_a_common_folder_make_the_same_index(
         sorted(path.name for path in (here / str(rank) / "copies").glob("*/fragments/*"))
         for rank in range(4)
     ]
-    assert all(len(copies[rank]) == 1 for rank in (1, 2, 3)), (
-        copies
-    )  # each has what it indexed itself
+    # Each has what it indexed itself
+    assert all(len(copies[rank]) == 1 for rank in (1, 2, 3)), copies
     monkeypatch.setenv("MEGABLEND_LOCAL_CACHE", str(here / "another"))
     assert samples(config) == samples(local)
 
@@ -109,18 +108,15 @@ def test_of_two_builds_that_race_both_are_right(tmp_path: Path, each_remote: str
     digest = megablend.build(local).index.digest
     for number, (process, (output, errors)) in enumerate(zip(processes, done, strict=True)):
         report = json.loads(output)
-        if (
-            process.returncode
-        ):  # the longer one was faster: the others ask for less than the run has
+        # The longer one was faster: the others ask for less than the run has
+        if process.returncode:
             assert number < 2, errors
             assert "a run can only be extended" in report["error"]["message"]
         else:
             assert report["index"]["digest"] == digest
     stages = megablend.build(longer).ledger.ends
-    assert stages in (
-        (60,),
-        (40, 60),
-    )  # a run that begins with 60 samples is mixed in another way than one that is extended
+    # A run that begins with 60 samples is mixed in another way than one that is extended
+    assert stages in ((60,), (40, 60))
     expected = local if stages == (40, 60) else local | {"samples": 60, "run": "longer"}
     megablend.build(expected)
     assert samples(longer)[:40] == samples(expected)[:40]
@@ -240,9 +236,8 @@ def test_another_build_and_gc_between_any_two_writes_of_a_build(
     other = write_source(tmp_path / "other", 2, "parquet", documents(2, 40, 20, seed=1)) | {
         "weight": 1
     }
-    megablend.build(
-        config | {"run": "before", "samples": 10, "sources": [other]}
-    )  # so that there is a cache
+    # So that there is a cache
+    megablend.build(config | {"run": "before", "samples": 10, "sources": [other]})
     writes.count = 0
     writes.last = number
     writes.interrupt = interrupt

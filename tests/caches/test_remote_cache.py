@@ -115,10 +115,8 @@ def test_the_address_of_the_store_is_in_the_config_or_in_a_file_of_settings(
     config |= {"storage": {"az://": {"endpoint": endpoint}}, "local_cache": str(tmp_path / "other")}
     digest = megablend.build(config).index.digest
     expected = [megablend.show(config, k).tokens for k in (0, 39)]
-    edited = config | {
-        "sequence_length": 16,
-        "samples": 7,
-    }  # the ledger decides, and the config names the cache only
+    # The ledger decides, and the config names the cache only
+    edited = config | {"sequence_length": 16, "samples": 7}
     assert [megablend.show(edited, k, run="demo").tokens for k in (0, 39)] == expected
     megablend.build(config | {"samples": 60})
     (tmp_path / "settings.yaml").write_text(f"storage: {{'az://': {{endpoint: '{endpoint}'}}}}")

@@ -32,9 +32,8 @@ def run(*args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[s
         mock.patch.object(sys, "argv", ["megablend", *map(str, args)]),
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter(
-            "ignore"
-        )  # those of the package are errors in tests; a user sees them, and goes on
+        # Those of the package are errors in tests; a user sees them, and goes on
+        warnings.simplefilter("ignore")
         os.chdir(cwd or before)
         try:
             main()

@@ -212,10 +212,8 @@ def test_a_killed_build_is_never_taken_for_a_hit(
     while len(list(cache.glob("*.txt"))) < wanted and time.monotonic() < deadline:
         time.sleep(0.0005)
     process.send_signal(signal.SIGKILL)
-    assert process.wait() in (
-        -signal.SIGKILL,
-        0,
-    )  # names are given in batches: it may be done by then
+    # Names are given in batches: it may be done by then
+    assert process.wait() in (-signal.SIGKILL, 0)
     left = contents(cache)
     assert left.items() <= expected.items()
     for name in (name for name in left if name.endswith("description.txt")):

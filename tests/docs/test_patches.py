@@ -35,9 +35,8 @@ def test_it_touches_two_files_of_the_package_at_most(patch: str) -> None:
 @pytest.mark.parametrize("patch", SUITES)
 def test_it_passes_its_contract_suite(tmp_path: Path, patch: str) -> None:
     for folder in ("megablend", "tests"):
-        ignored = shutil.ignore_patterns(
-            "golden", "releases"
-        )  # not what is compiled, for files keep their times
+        # Not what is compiled, for files keep their times
+        ignored = shutil.ignore_patterns("golden", "releases")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     applied = subprocess.run(

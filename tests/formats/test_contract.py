@@ -26,9 +26,8 @@ class TestFormats(FormatContract):
         self.options = dict(OPTIONS.get(self.suffix, ()))
         self.separator = self.kind.separator
         self.lengths_are_stored = self.kind.lengths_known
-        self.blocks_are_marked = (
-            self.column is not None
-        )  # there are no marks between the tokens of a .bin
+        # There are no marks between the tokens of a .bin
+        self.blocks_are_marked = self.column is not None
 
     def write(self, path: Path, documents: Documents) -> None:
         self.kind.write(path, documents)

@@ -155,9 +155,8 @@ def test_the_first_build_asks_what_a_document_is(tmp_path: Path, kind: str) -> N
         ConfigError, match=r"`documents: file` \(2\), `documents: row_group` \(6\) or"
     ):
         megablend.build(config | {"sources": [config["sources"][0] | {"append_eod": 1}]})
-    with pytest.raises(
-        ConfigError, match=says
-    ):  # what it would be is on the index of the build before
+    # What it would be is on the index of the build before
+    with pytest.raises(ConfigError, match=says):
         megablend.describe(config | {"split": "50,25,25"})
     assert megablend.build(config).warnings == ()  # nothing goes by documents
 

@@ -14,9 +14,8 @@ def test_a_range_has_what_all_files_take(seed: int) -> None:
     count = int(rng.integers(600, 5000))
     tried = 512
     sizes = np.sort(rng.lognormal(0, rng.uniform(0, 2), count))
-    costs = np.stack(
-        [rng.choice([3, 20], count), 100 + sizes * rng.choice([1, 9], count)], axis=1
-    )  # two kinds of files
+    # Two kinds of files
+    costs = np.stack([rng.choice([3, 20], count), 100 + sizes * rng.choice([1, 9], count)], axis=1)
     least, most = extrapolate(costs[((np.arange(tried) + 0.5) * count // tried).astype(int)], count)
     assert (least <= costs.sum(axis=0)).all()
     assert (costs.sum(axis=0) <= most).all()

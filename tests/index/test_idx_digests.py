@@ -106,9 +106,8 @@ def test_a_reader_reads_the_groups_that_it_needs_alone(
     assert 0 < sum(sizes) < 4 * GROUP_BYTES
     ids = np.random.default_rng(0).permutation(len(store.snapshot.tokens_before) - 1)
     read = store.read(ids)
-    assert (
-        sum(sizes) <= HEADER_BYTES + 4 * NUM_SEQUENCES + 6 * GROUP_BYTES
-    )  # each group once, and those of before
+    # Each group once, and those of before
+    assert sum(sizes) <= HEADER_BYTES + 4 * NUM_SEQUENCES + 6 * GROUP_BYTES
     in_order = [read[i] for i in np.argsort(ids)]
     assert b"".join(block.tokens.tobytes() for block in in_order) == written[0]
     assert (
@@ -149,9 +148,8 @@ def test_without_digests_the_whole_file_is_compared_in_parts_and_that_is_logged(
         assert build(pair.parent / "cache", spec(pair)).read == 0
         assert made.read_bytes() == content
     made.unlink()
-    flip(
-        pair.with_suffix(".idx"), HEADER_BYTES + 4 * NUM_SEQUENCES + 3
-    )  # a pointer, which no reader looks at
+    # A pointer, which no reader looks at
+    flip(pair.with_suffix(".idx"), HEADER_BYTES + 4 * NUM_SEQUENCES + 3)
     with pytest.raises(
         ChangedFileError,
         match=r"long\.idx: has digest .*, had .* when it was indexed; restore the original file",
@@ -198,9 +196,8 @@ def test_digests_go_with_the_last_index_that_holds_the_file(pair: Path) -> None:
     (made,) = idx_digests(cache).iterdir()
     assert collect(cache, lambda: [], min_age_seconds=-9, dry_run=False).others == 0
     flip(pair.with_suffix(".idx"), HEADER_BYTES + 12 * NUM_SEQUENCES + 8 * 5)
-    flip(
-        pair.with_suffix(".idx"), HEADER_BYTES + 12 * NUM_SEQUENCES + 8 * 5
-    )  # as it was, with another ctime
+    # As it was, with another ctime
+    flip(pair.with_suffix(".idx"), HEADER_BYTES + 12 * NUM_SEQUENCES + 8 * 5)
     assert build(cache, spec(pair)).digest == digest
     assert made.is_file()
     other = pair.with_name("other.bin")

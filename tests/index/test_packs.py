@@ -152,9 +152,8 @@ def test_a_bad_file_leaves_what_was_found_in_others(
     folder.mkdir()
     for path in listed(data):
         (folder / path.name).write_bytes(path.read_bytes())
-    bad = min(
-        listed(folder), key=lambda path: path.stat().st_size
-    )  # which comes last: large ones come first
+    # Which comes last: large ones come first
+    bad = min(listed(folder), key=lambda path: path.stat().st_size)
     content = bad.read_bytes()
     bad.write_bytes(content[: len(content) // 2])
     with pytest.raises(CorruptFileError, match=bad.name):

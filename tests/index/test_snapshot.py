@@ -67,9 +67,8 @@ def test_blocks_are_what_the_formats_found(snapshot: Snapshot) -> None:
 
 
 def test_file_of_passes_over_files_without_blocks(snapshot: Snapshot) -> None:
-    files = [
-        i for i in range(snapshot.num_files) for _ in range(snapshot.file(i).num_blocks)
-    ]  # the empty file is among them
+    # The empty file is among them
+    files = [i for i in range(snapshot.num_files) for _ in range(snapshot.file(i).num_blocks)]
     np.testing.assert_array_equal(snapshot.file_of(np.arange(len(files))), files)
     assert "2empty.arrow" in {
         snapshot.file(i).name for i in set(range(snapshot.num_files)) - set(files)

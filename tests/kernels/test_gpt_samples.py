@@ -51,9 +51,8 @@ class Files:
             fds = []
             for name, start in starts.items():
                 entries = getattr(self, name).tobytes()
-                header = (
-                    (bytes(start) + entries)[-start:] if start else b""
-                )  # what is before entries could be some
+                # What is before entries could be some
+                header = (bytes(start) + entries)[-start:] if start else b""
                 (folder / name).write_bytes(header + entries[: len(entries) // (1 + (name == cut))])
                 fds.append(os.open(folder / name, os.O_RDONLY))
                 stack.callback(os.close, fds[-1])
@@ -112,9 +111,8 @@ def draw(
         np.int32
     )
     ends = np.cumsum(lengths[document_index])
-    cuts = np.arange(
-        0, ends[-1] - 1, length - 1
-    )  # a sample begins with the last token of the one before
+    # A sample begins with the last token of the one before
+    cuts = np.arange(0, ends[-1] - 1, length - 1)
     rows = np.searchsorted(ends, cuts, side="right")
     sample_index = np.stack([rows, cuts - (ends - lengths[document_index])[rows]], 1).astype(
         row_dtype
@@ -187,9 +185,8 @@ def test_files_that_end_early_are_refused(tmp_path: Path, name: str) -> None:
     expected = files.slices([*range(len(files.shuffle_index))], 5)
     assert expected is not None
     answers = files.read(tmp_path, [[0, number] for number in range(len(expected))], 5, name)
-    for number, found in enumerate(
-        answers
-    ):  # what was read for sample 0 is not taken for that of the other
+    # What was read for sample 0 is not taken for that of the other
+    for number, found in enumerate(answers):
         assert found is None or np.array_equal(found, expected[[0, number]])
     assert any(found is None for found in answers)
 
@@ -201,11 +198,8 @@ def test_files_that_end_early_are_refused(tmp_path: Path, name: str) -> None:
         ([[2, -1], [2, 3]], [0, 0], False),  # begins before its document
         ([[-1, 0], [-1, 4]], [0, 0], False),  # before the documents
         ([[2, 0], [2, 4]], [0, -1], False),  # before the rows
-        (
-            [[2, 0], [2, 4]],
-            [0, 2],
-            False,
-        ),  # after the rows, where a sample before was as it should be
+        # after the rows, where a sample before was as it should be
+        ([[2, 0], [2, 4]], [0, 2], False),
     ],
 )
 def test_what_is_outside_is_refused_where_it_has_as_many_tokens_as_it_should(

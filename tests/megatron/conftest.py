@@ -12,9 +12,8 @@ __all__ = ["environments", "obstore", "swift", "swift_server"]
 @pytest.fixture(scope="package")
 def distributed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A torch.distributed job of this process alone."""
-    from tests.megatron.reference import (
-        process_group,
-    )  # imports Megatron, which the quick tests of `exact` do without
+    # Imports Megatron, which the quick tests of `exact` do without
+    from tests.megatron.reference import process_group
 
     with process_group(tmp_path_factory.mktemp("store")):
         yield

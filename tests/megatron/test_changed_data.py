@@ -174,9 +174,8 @@ def test_a_build_that_fails_leaves_nothing_outdated(
         with pytest.raises(KeyboardInterrupt):
             prepare(config_of(cache, **options), SIZES)
     expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
-    check(
-        megatron_build(config_of(cache, **options), SIZES), expected
-    )  # Megatron takes what is there
+    # Megatron takes what is there
+    check(megatron_build(config_of(cache, **options), SIZES), expected)
     check(build(GPTDataset, cache, options), expected)
 
 
@@ -203,9 +202,8 @@ def test_a_killed_build_says_what_it_read(
         build(GPTDataset, cache, options)
     rewrite(tmp_path / "1", 5)
     fill_until_the_marker(cache, options)
-    for path in sorted(cache.glob("*-train-description.txt"))[
-        :2
-    ]:  # a second build makes what the first one had left
+    # A second build makes what the first one had left
+    for path in sorted(cache.glob("*-train-description.txt"))[:2]:
         path.unlink()
     fill_until_the_marker(cache, options)
     write_word(tmp_path / "1", "megatron", draw_documents(1, 30))

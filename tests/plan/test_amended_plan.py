@@ -76,9 +76,8 @@ def walk(plan: StagesPlan, history: History) -> list[Sample]:
     """All samples; of the plan only the totals of each stage are taken."""
     samples = list[Sample]()
     seen = [set[int]() for _ in history.tokens]
-    bases = [(0, 0)] * len(
-        history.tokens
-    )  # of each source: an ordinal, and the token at which it begins
+    # Of each source: an ordinal, and the token at which it begins
+    bases = [(0, 0)] * len(history.tokens)
     before: Blend | None = None
     for stretch in plan.list_stretches():
         blend = history.stages[stretch.stage].blend
@@ -175,9 +174,8 @@ def check_tokens(plan: StagesPlan, expected: list[Sample]) -> None:
         token = 0
         ordinal = 0
         for row in rows.tolist():
-            token += (int(ordinals[row]) - ordinal) * int(
-                steps[row]
-            )  # unread ones before it are as long as it
+            # Unread ones before it are as long as it
+            token += (int(ordinals[row]) - ordinal) * int(steps[row])
             assert starts[row] == token
             token = token + int(steps[row])
             ordinal = int(ordinals[row]) + 1

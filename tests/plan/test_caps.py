@@ -119,9 +119,8 @@ def test_full_shares_end_one_source_after_another(
     for end, shares in stages:
         assert start < end <= total
         assert end == total or end % lanes == 0
-        assert all(
-            share in (0, old) for share, old in zip(shares, before, strict=True)
-        )  # none comes back, none changes
+        # None comes back, none changes
+        assert all(share in (0, old) for share, old in zip(shares, before, strict=True))
         given = largest_remainder(shares, end - start)
         read = [had + more for had, more in zip(read, given, strict=True)]
         start = end

@@ -43,10 +43,8 @@ def check_plan(given: oracle.Plan) -> float:
     check_that_epochs_mix_in_one_cycle(given, sources, ordinals)
     ends = list(oracle.epoch_ends(given, walked))
     for end in ends:
-        assert end.early <= end.cycle_samples // 2, (
-            end,
-            given,
-        )  # proved in megablend.kernels.plan.periods
+        # Proved in megablend.kernels.plan.periods
+        assert end.early <= end.cycle_samples // 2, (end, given)
         assert end.early <= end.measured, (end, given)
     return max((end.early - end.cycle_samples / 4 for end in ends), default=0.0)
 

@@ -71,9 +71,8 @@ def test_the_record_and_the_digests_are_those_of_release_0_1_0() -> None:
         "digests": digests,
         "blend": RECORD,
     }
-    assert json.dumps(ledger_record("demo", ledger(100, 250).stages)) == json.dumps(
-        record
-    )  # in this order
+    # In this order
+    assert json.dumps(ledger_record("demo", ledger(100, 250).stages)) == json.dumps(record)
     document = blend_record(replace(BLEND, order="document", plan_version=2))
     assert (document["order"], document["plan"]) == ("row", 2)
 

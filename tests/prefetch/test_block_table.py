@@ -144,9 +144,8 @@ def twin(
 @given(st.data())
 def test_documents_begin_where_pieces_do(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=5))
-    inner = [
-        data.draw(st.lists(st.integers(0, size), max_size=4)) for size in sizes
-    ]  # repeated: empty documents
+    # Repeated: empty documents
+    inner = [data.draw(st.lists(st.integers(0, size), max_size=4)) for size in sizes]
     blocks = [
         block(list(range(size)), "int32", sorted([0, *cuts, size]))
         for size, cuts in zip(sizes, inner, strict=True)

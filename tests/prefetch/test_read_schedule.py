@@ -84,9 +84,8 @@ def test_a_forecast_is_what_its_samples_say(run: Run) -> None:
     assert found.first_use.tolist() == [touched[block][0] for block in sorted(touched)]
     assert found.last_use.tolist() == [touched[block][-1] for block in sorted(touched)]
     assert found.used.sum() == len(samples) * run.sequence_length
-    assert (
-        found.pending_boundary_tokens.sum() == -(ordinals == 0).sum()
-    )  # nobody has their first token as an extra one
+    # Nobody has their first token as an extra one
+    assert found.pending_boundary_tokens.sum() == -(ordinals == 0).sum()
 
 
 def budget(blocks: int, **others: int) -> Budget:

@@ -36,9 +36,8 @@ def main() -> None:
     for batch in range(num_batches):
         next(batches)
         if batch in (0, num_batches - 1):
-            located = dataset.run.plan.locate_many(
-                [first + 8 * batch]
-            )  # `dataset.sample` would read blocks of its own
+            # `dataset.sample` would read blocks of its own
+            located = dataset.run.plan.locate_many([first + 8 * batch])
             epochs.update(dataset.run.locate_spans(*located).epochs.tolist())
     print(json.dumps({"growth": memory("VmHWM") - before, "epochs": sorted(epochs)}))
 

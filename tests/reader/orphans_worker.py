@@ -27,9 +27,8 @@ def main() -> None:
         num_workers=2,
         multiprocessing_context=method,
     )
-    batches = iter(
-        loader._loader if is_blocked else loader
-    )  # the former starts workers and asks them for batches at once
+    # The former starts workers and asks them for batches at once
+    batches = iter(loader._loader if is_blocked else loader)
     if not is_blocked:
         next(batches)
     print(*[child.pid for child in multiprocessing.active_children()], flush=True)

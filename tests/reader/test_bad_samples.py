@@ -69,9 +69,8 @@ def test_otherwise_it_is_an_error(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read_are_errors_always(tmp_path: Path) -> None:
-    config, _ = make_run(
-        tmp_path, on_bad_sample="mask", file_checks_per_second=0
-    )  # the read itself meets it
+    # The read itself meets it
+    config, _ = make_run(tmp_path, on_bad_sample="mask", file_checks_per_second=0)
     dataset = megablend.open(config)
     (tmp_path / "source0" / "0.parquet").unlink()
     with pytest.raises(DataError, match=r"0\.parquet.*needed for sample"):

@@ -44,9 +44,8 @@ def test_opens_leave_nothing(tmp_path: Path, config: dict[str, Any], opens: int)
     )
     assert done.returncode == 0, done.stderr
     after_ten, at_the_end = json.loads(done.stdout)
-    assert all(
-        end <= ten for end, ten in zip(at_the_end, after_ten, strict=True)
-    )  # at first kernels may still be loading
+    # At first kernels may still be loading
+    assert all(end <= ten for end, ten in zip(at_the_end, after_ten, strict=True))
 
 
 SCRIPT = """

@@ -120,10 +120,8 @@ def test_groups_and_meshes_give_both_where_remedies_are_followed(
         found = json.loads(out.splitlines()[-1])
         mine = [number * 4 + i for i in range(4)]
         assert [found[name] for name in ("world", "dp", "flat")] == [mine, mine, mine]
-        assert [found[name] for name in ("given", "tp")] == [
-            [0, 1, 2, 3],
-            [0, 1, 2, 3],
-        ]  # ranks that read the same
+        # Ranks that read the same
+        assert [found[name] for name in ("given", "tp")] == [[0, 1, 2, 3], [0, 1, 2, 3]]
         assert f"{BOTH} 2 (WORLD_SIZE)" in found["before"]
         assert f"{BOTH} 2 (torch.distributed)" in found["missing"]
         assert (
@@ -148,10 +146,8 @@ def test_a_job_of_fewer_processes_than_ranks_is_refused(variables: dict[str, str
         resolve_rank(1, 4, None, variables)
     assert resolve_rank(1, 2, None, variables) == (1, 2)
     assert resolve_rank(0, 1, None, variables) == (0, 1)  # both read the same
-    assert resolve_rank(3, 4, None, variables, replicas=2) == (
-        3,
-        4,
-    )  # "say how many jobs there are"
+    # "say how many jobs there are"
+    assert resolve_rank(3, 4, None, variables, replicas=2) == (3, 4)
     with pytest.raises(
         megablend.ConfigError, match=r"expected at most 4: .* of which 2 make up the run"
     ):

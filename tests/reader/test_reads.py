@@ -190,9 +190,8 @@ def test_dictionaries_that_are_read_again_are_told(
     measured = sum(size for _, _, _, size in reads) / (bytes_used(config) + dictionaries)
     assert least <= measured <= most
     assert measured <= predicted * 1.05
-    if (
-        memory == "512MiB"
-    ):  # with little memory, reads that are in flight together share a dictionary that is not kept
+    # With little memory, reads that are in flight together share a dictionary that is not kept
+    if memory == "512MiB":
         assert measured >= predicted * 0.95
 
 
@@ -228,8 +227,7 @@ def test_workers_with_lanes_of_their_own_read_no_page_twice(tmp_path: Path) -> N
     assert len({process for process, _ in pages}) == 4
     assert set(pages.values()) == {1}
     assert len(shared) >= samples * LENGTH // PAGE_TOKENS
-    assert (
-        sum(times - 1 for times in shared.values()) <= 16 * 10
-    )  # as many as there are runs: lanes x sources
+    # As many as there are runs: lanes x sources
+    assert sum(times - 1 for times in shared.values()) <= 16 * 10
     measured = sum(size for _, _, _, size in reads) / bytes_used(config)
     assert measured == pytest.approx(predicted, rel=0.05)

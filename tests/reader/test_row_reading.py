@@ -148,10 +148,8 @@ def test_a_run_that_keeps_its_index_keeps_its_tables(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(batches(config), expected, strict=True))
     renewed = megablend.build(config | {"run": "renewed"})
     assert renewed.documents is not None
-    assert (renewed.documents.documents, renewed.documents.counted) == (
-        210,
-        0,
-    )  # the same bytes were counted before
+    # The same bytes were counted before
+    assert (renewed.documents.documents, renewed.documents.counted) == (210, 0)
 
 
 def test_a_validation_pass_needs_no_table(tmp_path: Path) -> None:

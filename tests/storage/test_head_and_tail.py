@@ -47,9 +47,8 @@ def test_ends_belong_to_a_version() -> None:
     other = KnownObjects()
     assert known.keep("x", old, ends) == old
     assert known.get_ends("x") == ends
-    assert (
-        known.keep("x", new, HeadAndTail(5000, b"H", b"T")) == old
-    )  # another version is not what is read
+    # Another version is not what is read
+    assert known.keep("x", new, HeadAndTail(5000, b"H", b"T")) == old
     assert known.get_ends("x") == ends
     other.add(pickle.loads(pickle.dumps(known.take_new())))
     assert (other.get("x"), other.get_ends("x")) == (old, ends)

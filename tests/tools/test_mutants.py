@@ -61,9 +61,8 @@ def test_faults_are_drawn_with_texts_that_are_there_once(package: Path) -> None:
     path = package / "megablend" / "a.py"
     path.write_text(BEFORE)
     drawn = mutants.draw(1, 99, [path], [])
-    assert (
-        len(drawn) == 2
-    )  # the comparison and its line are one text; what both functions have is none
+    # The comparison and its line are one text; what both functions have is none
+    assert len(drawn) == 2
     assert {each["function"] for each in drawn} == {"first"}
     for fault in drawn:
         found: Any = mutants.apply(fault, package)

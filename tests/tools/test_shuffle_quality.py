@@ -64,9 +64,8 @@ def test_a_refilled_buffer_reads_whole_pages_and_holds_no_more_than_its_size(
     setting: Setting, seed: int
 ) -> None:
     found = STRATEGIES["refilled page buffer"](setting, np.random.default_rng(seed))
-    pages = list(
-        dict.fromkeys((found // setting.page_tokens).ravel().tolist())
-    )  # as they are first met
+    # As they are first met
+    pages = list(dict.fromkeys((found // setting.page_tokens).ravel().tolist()))
     assert set(pages) <= set(range(-(-setting.num_tokens // setting.page_tokens)))
     inside = np.diff(found, axis=1) == 1
     assert inside[found[:, 1:] % setting.page_tokens != 0].all(), (

@@ -114,9 +114,8 @@ def run(folder: Path, ranks: int, options: argparse.Namespace) -> list[float]:
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     whole = [_children() - before, time.perf_counter() - start]
-    spent = [
-        json.loads(found) for found in re.findall(r"\[.*?\]", done.stdout)
-    ]  # launchers run ranks' lines together
+    # Launchers run ranks' lines together
+    spent = [json.loads(found) for found in re.findall(r"\[.*?\]", done.stdout)]
     return [sum(processor for processor, _ in spent), max(wall for _, wall in spent), *whole]
 
 

@@ -88,9 +88,8 @@ def race(folder: Path, options: argparse.Namespace) -> None:
 def reopen(folder: Path, options: argparse.Namespace) -> None:
     """Open the cache in this process, and print the COLUMNS."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (hard, hard)
-    )  # Megatron keeps some files of each dataset open
+    # Megatron keeps some files of each dataset open
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     build: Callable[[], Any]
     build = megatron_build.megatron(
         folder, blend_of(folder, options.datasets), sizes_of(options.samples)

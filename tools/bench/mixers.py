@@ -42,9 +42,8 @@ def worst_prefix_error(ids: Ids, weights: Doubles) -> float:
     order = np.argsort(ids, kind="stable")
     owners = ids[order]
     counts = np.bincount(ids, minlength=len(weights))
-    before = np.arange(len(ids)) - np.repeat(
-        np.cumsum(counts) - counts, counts
-    )  # of the same dataset
+    # Of the same dataset
+    before = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
     shares = weights[owners]
     # a dataset is furthest behind just before a sample of its own or at the end, furthest ahead just after
     ends = np.abs(counts - len(ids) * weights)

@@ -111,9 +111,8 @@ class Folders:
                         folder, commit, None if is_fresh else self._copies.find_complete(folder)
                     )
                     break
-                except (
-                    FileNotFoundError
-                ) as error:  # perhaps committed again meanwhile, and its previous files removed
+                except FileNotFoundError as error:
+                    # Perhaps committed again meanwhile, and its previous files removed
                     if is_last:
                         raise DamagedCacheError.of(f"{error}") from None
         return path

@@ -73,9 +73,8 @@ def fill_by_scan(
         t = max(np.float64(step + i), 1.0)
         winner = 0
         most = weights[0] * t - counts[0]
-        for dataset in range(
-            1, size - 1, 2
-        ):  # two at a time: half as many comparisons that wait for one another
+        # Two at a time: half as many comparisons that wait for one another
+        for dataset in range(1, size - 1, 2):
             error = weights[dataset] * t - counts[dataset]
             other = weights[dataset + 1] * t - counts[dataset + 1]
             better = dataset + 1 if other > error else dataset

@@ -42,20 +42,17 @@ CHUNK_DTYPE = np.dtype(
         ("data_page", "<i8"),
         ("dictionary_page", "<i8"),  # 0 where absent
         ("null_count", "<i8"),  # -1 where absent
-        (
-            "ranges",
-            "<i8",
-        ),  # which statistics of values there are: bit f, field f, of 4 bytes, or (7, 8) false; f + 8: of 8
+        # which statistics of values there are: bit f, field f, of 4 bytes, or (7, 8) false; f + 8:
+        # of 8
+        ("ranges", "<i8"),
         ("old_max", "<u8"),  # Statistics.max, bytes as one little-endian integer; 0 where absent
         ("old_min", "<u8"),  # Statistics.min
         ("max_value", "<u8"),
         ("min_value", "<u8"),
         ("page_encodings", "<u8"),  # of data pages, a bit each; all bits where absent
         ("num_levels", "<i8"),  # counts in the histogram of definition levels; -1 where absent
-        (
-            "all_levels",
-            "<i8",
-        ),  # their sum: not num_values where the writer counted wrong, as ClickHouse 26 does
+        # their sum: not num_values where the writer counted wrong, as ClickHouse 26 does
+        ("all_levels", "<i8"),
         ("top_level", "<i8"),  # the last of them
         ("offset_index", "<i8"),  # -1 where absent
         ("offset_index_bytes", "<i8"),  # 0 where absent

@@ -187,9 +187,8 @@ def _next_row(data: Pointer, end: int, packed: bool, rep: int, i: int, count: in
     if not packed:
         return count if rep else i
     while i < count:
-        if (
-            (rep + i) & 7 == 0 and i + 8 <= count and data[(rep + i) >> 3] == 255
-        ):  # eight more of the same row
+        # Eight more of the same row
+        if (rep + i) & 7 == 0 and i + 8 <= count and data[(rep + i) >> 3] == 255:
             i += 8
         elif bits_at(data, end, rep + i, 1):
             i += 1

@@ -60,9 +60,8 @@ def gather_tokens(
             read = bytes_at(addresses[place] + start * like.itemsize, size * like.itemsize).view(
                 like.dtype
             )
-            to = tokens[
-                row, filled : filled + size
-            ]  # a view, as long as the row goes: its loop is vectorised
+            # A view, as long as the row goes: its loop is vectorised
+            to = tokens[row, filled : filled + size]
             for j in range(len(to)):
                 to[j] = read[j]
             unlabelled = 1 if filled == 0 else 0  # the first token is no label

@@ -161,10 +161,8 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool
     try:
         with _Parsing.lock:
             return version, *np.lib.format.read_array_header_1_0(file)
-    except (
-        SyntaxError,
-        tokenize.TokenError,
-    ) as error:  # of a damaged header, which numpy reads as Python
+    except (SyntaxError, tokenize.TokenError) as error:
+        # Of a damaged header, which numpy reads as Python
         raise ValueError(f"its header cannot be read: {error}") from error
 
 

@@ -173,9 +173,8 @@ def _prepare(
             if launch.rank == 0:
                 flush_folder(cache)
                 write_marker(request, splits, pairs, built=True)  # while no other build has begun
-    elif (
-        launch.rank == 0 and not dry_run and newest_number(cache) == newest
-    ):  # else another build has begun
+    elif launch.rank == 0 and not dry_run and newest_number(cache) == newest:
+        # Else another build has begun
         write_marker(request, splits, pairs, built=False)
     return CacheReport(
         splits=splits,

@@ -75,9 +75,8 @@ def read_marker(request: CacheRequest) -> Marker | None:
         pairs = look_at_pairs(found["pairs"])
         if any(_has_other_size(pairs[prefix], sizes) for prefix, sizes in found["pairs"].items()):
             return None
-        if {prefix: times_of(pair) for prefix, pair in pairs.items()} != found.get(
-            "modified"
-        ):  # older ones have none
+        # Older ones have none
+        if {prefix: times_of(pair) for prefix, pair in pairs.items()} != found.get("modified"):
             return None
     except (OSError, ValueError):
         return None

@@ -175,9 +175,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             marker = self._read_marker()
             if marker is not None or not self._has_marker:
                 return self._open(marker)
-        except (
-            Exception
-        ):  # of Megatron's too: all ranks meet again where it is repaired or reported
+        except Exception:
+            # Of Megatron's too: all ranks meet again where it is repaired or reported
             pass
         return None
 

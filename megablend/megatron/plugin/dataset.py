@@ -223,9 +223,8 @@ def _read_plain(
         begin = end
     tokens = raw[:, :-1].astype(np.int64)
     labels = raw[:, 1:].astype(np.int64)
-    masks = [
-        dataset.cached_loss_mask.clone() for dataset in owners
-    ]  # expanding one mask takes longer
+    # Expanding one mask takes longer
+    masks = [dataset.cached_loss_mask.clone() for dataset in owners]
     pad = first._pad_token_id
     if np.count_nonzero(raw == pad):
         for mask, row in zip(masks, labels, strict=True):

@@ -210,9 +210,8 @@ class PairDocuments(Documents):
         """Pointers and document boundaries. Raises as `get` does."""
         self._check()
         path = f"{self.path_prefix}.idx"
-        with self.storage.descriptor(
-            path
-        ) as fd:  # the file that was checked, whatever the path refers to now
+        # The file that was checked, whatever the path refers to now
+        with self.storage.descriptor(path) as fd:
             if fd < 0:  # in an object store, without a copy
                 whole: Array = np.frombuffer(
                     self.storage.read(path, 0, self.storage.stat(path).size), np.uint8

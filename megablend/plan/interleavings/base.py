@@ -99,9 +99,8 @@ def sample_numbers(ks: npt.ArrayLike, num_samples: int) -> Int64s:
     """Sample numbers as int64 [n]. Raises IndexError outside [0, num_samples), TypeError where they
     are not integers."""
     given = np.asarray(ks)
-    if given.dtype.kind == "O" and all(
-        isinstance(k, int) for k in given.flat
-    ):  # too large for 64 bits
+    # Too large for 64 bits
+    if given.dtype.kind == "O" and all(isinstance(k, int) for k in given.flat):
         raise IndexError(
             f"sample {max(given.flat, key=abs)} is out of range: the plan has {num_samples} samples"
         )
@@ -177,9 +176,8 @@ def check_tokens(
     ):
         if tokens < (read > 0):
             raise PlanError(f"source {source} has epochs of {tokens} tokens; expected at least 1")
-        if (
-            first + (read + 4) * sample_tokens + tokens > MAX_TOKENS
-        ):  # estimates overshoot the end by less
+        # Estimates overshoot the end by less
+        if first + (read + 4) * sample_tokens + tokens > MAX_TOKENS:
             raise PlanError(
                 f"source {source} has {read} samples of {sample_tokens} tokens from token {first} on and epochs of {tokens} "
                 f"tokens; a plan can count at most {MAX_TOKENS} tokens of a source, including one epoch after the last sample"

@@ -85,9 +85,8 @@ class Bucket:
             ).join() if size else b""
         try:
             return await self._read_head(path, key, HEAD_BYTES)
-        except (
-            UnsupportedFileError
-        ):  # a server may answer with the whole file where that is not longer
+        except UnsupportedFileError:
+            # A server may answer with the whole file where that is not longer
             return await self._read_head(path, key, 1)
 
     async def _read_tail(
@@ -116,9 +115,8 @@ class Bucket:
             if error.offset is None:
                 raise
         version = await self._head(path, key)
-        if (
-            isinstance(version, Failure) and version.kind is Kind.REFUSED
-        ):  # web servers may, and signed URLs do
+        # Web servers may, and signed URLs do
+        if isinstance(version, Failure) and version.kind is Kind.REFUSED:
             return ObjectVersion(size=0, etag="", modified=0), b""
         return _answer(path, version), b""
 

@@ -147,9 +147,8 @@ class BucketClient:
             if request.hedge is not None:
                 request.hedge.cancel()
             self.limiter.leave(wanted.size)
-            if (
-                answers == self.timing.num_answers
-            ):  # slow for all: nothing is learned from what is not waited for
+            # Slow for all: nothing is learned from what is not waited for
+            if answers == self.timing.num_answers:
                 wanted.timeout_factor = min(_MAX_TIMEOUT_FACTOR, 2 * wanted.timeout_factor)
 
     def _start(self, wanted: RangeRequest, hedge_after: float = math.inf) -> Request:

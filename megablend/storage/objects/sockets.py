@@ -224,9 +224,8 @@ class SocketReader:
             failure = await self._read(request)
         except (UnexpectedAnswerError, OSError):
             found = await ask_client(request)
-            if (
-                not isinstance(found, Failure) and generation == self._generation
-            ):  # once, although many are in flight
+            # Once, although many are in flight
+            if not isinstance(found, Failure) and generation == self._generation:
                 self._generation += 1
                 self._unexpected += 1
             return found

@@ -147,9 +147,8 @@ def check_stages(job: Job, samples: list[list[SourceSample]]) -> None:
                 : len(weights)
             ]
             assert stage.blend.schedule is not None
-            if (
-                job.settings_of(number - 1).get("on_exhausted") == "redistribute"
-            ):  # it begins at the shares that this gave
+            # It begins at the shares that this gave
+            if job.settings_of(number - 1).get("on_exhausted") == "redistribute":
                 before = (*stage.blend.schedule.start, *[Fraction(0)] * len(weights))[
                     : len(weights)
                 ]

@@ -38,9 +38,8 @@ def draw_stage(job: Job) -> tuple[dict[str, Any], Requested]:
     for source in living:
         weights[source] = Fraction(rng.randrange(0, 4))
     if "new_data" in stage and files.lost_by in living and rng.random() < 0.5:
-        weights[files.lost_by] = Fraction(
-            0
-        )  # what is left of its epoch comes later, perhaps after further changes
+        # What is left of its epoch comes later, perhaps after further changes
+        weights[files.lost_by] = Fraction(0)
     if not any(weights):
         weights[living[0]] = Fraction(1)
     stage["sources"] = {f"s{s}": {"weight": weights[s]} for s in living}

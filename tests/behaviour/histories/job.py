@@ -230,9 +230,8 @@ class Job:
                 self._kill_sometimes(lambda: megablend.build_index(self.config))
                 self.with_files(lambda: megablend.build_index(self.config))
             elif stage.get("order") == "document":
-                self.with_files(
-                    lambda: megablend.build_index(self.config)
-                )  # an amendment before new data reads this index
+                # An amendment before new data reads this index
+                self.with_files(lambda: megablend.build_index(self.config))
             if self.rng.random() < 0.25:
                 self._kill_sometimes(lambda: megablend.build(self.config))
                 self.with_files(lambda: megablend.build(self.config))
@@ -307,12 +306,10 @@ class Job:
                 )
                 where = {key: where[key] for key in where if key in ("at", "batch")}
         now, then = (self.settings_of(len(self.stages) - back) for back in (1, 2))
-        is_next = (
-            expected.at > self.dataset.run.ledger.starts[-1]
-        )  # else stages that had not begun come before
-        has_ended = (
-            expected.at == self.dataset.run.num_samples and not expected.drain
-        )  # as planned, with nothing left
+        # Else stages that had not begun come before
+        is_next = expected.at > self.dataset.run.ledger.starts[-1]
+        # As planned, with nothing left
+        has_ended = expected.at == self.dataset.run.num_samples and not expected.drain
         changes_length = now["sequence_length"] != then["sequence_length"]
         if is_next and changes_length and not has_ended and self._may_go_on():
             unit = math.lcm(where.get("batch", 1), now["lanes"], then["lanes"])

@@ -152,9 +152,8 @@ def divide_epochs(
             (each.snapshot for each in later if each.begun + each.period + 1 < place),
             default=snapshot,
         )
-        for now in sorted(
-            {snapshot, *(each.snapshot for each in later)}
-        ):  # the last one is tried first
+        # The last one is tried first
+        for now in sorted({snapshot, *(each.snapshot for each in later)}):
             expected: frozenset[int] | set[int] = tokens_of(now)
             for each in changes:
                 if each.snapshot > now and place < each.begun <= place + len(expected):

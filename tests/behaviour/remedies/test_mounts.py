@@ -27,13 +27,8 @@ MOUNTS = {
 
 def build(path: Path, mount: Path | None) -> subprocess.CompletedProcess[str]:
     """Build with two ranks, of which the second one has its own file system in `mount`."""
-    command = [
-        sys.executable,
-        "-m",
-        "megablend",
-        "build",
-        str(path),
-    ]  # not one that is preloaded: it would have the mounts of its server
+    # Not one that is preloaded: it would have the mounts of its server
+    command = [sys.executable, "-m", "megablend", "build", str(path)]
     other = command
     if mount is not None:
         other = [

@@ -160,10 +160,8 @@ def test_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     projects: list[tuple[Closed, Run, Step | None]] = []
     modes: list[int] = []
     for case in CLOSED.values():
-        for remedy in (
-            None,
-            *([case.elsewhere] if case.elsewhere else []),
-        ):  # a project for each; None: "get permission for it"
+        # A project for each; None: "get permission for it"
+        for remedy in (None, *([case.elsewhere] if case.elsewhere else [])):
             folder = tmp_path / str(len(projects))
             folder.mkdir()
             projects.append((case, Run(folder, monkeypatch), remedy))
@@ -280,9 +278,8 @@ def test_a_full_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch, free: in
     says = r"disk/cache/\S+: cannot write the cache \(.*No space left on device\): free disk space there, or use another folder"
     refuse(project, says)
     assert project.read() == project.tokens
-    project.change(
-        {"cache": str(small_disk.parent / "cache"), "run": "other"}
-    )  # "or use another folder"
+    # "or use another folder"
+    project.change({"cache": str(small_disk.parent / "cache"), "run": "other"})
     project.build()
     project.change({"cache": str(project.cache), "run": "default"})
     refuse(project, says)
@@ -302,9 +299,8 @@ def test_a_read_only_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
     refuse(project, says)
     assert project.read() == project.tokens
-    megablend.build(
-        project.given | {"cache": str(small_disk.parent / "cache")}
-    )  # "use another folder"
+    # "use another folder"
+    megablend.build(project.given | {"cache": str(small_disk.parent / "cache")})
     subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)  # "make it writable"
     project.build()
     assert project.read() == project.tokens

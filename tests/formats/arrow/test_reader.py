@@ -113,10 +113,8 @@ def test_layouts_beside_and_inside_other_columns(
     assert read(path) == expected(values)
     inside = [None if mask[i] else value for i, value in enumerate(values)]
     assert read(path, "record.ids") == expected(inside)
-    for column in (
-        "ids",
-        "record.ids",
-    ):  # where the first message is known, buffers are expected where the first batch has them
+    # Where the first message is known, buffers are expected where the first batch has them
+    for column in ("ids", "record.ids"):
         ahead = PrefetchedStorage(STORAGE)
         ahead.request(str(path), np.array([0]), np.array([path.stat().st_size // 2]))
         assert (

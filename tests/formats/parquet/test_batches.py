@@ -118,9 +118,8 @@ def test_walks_longer_than_what_is_read_ahead(
 
 
 def test_headers_at_known_places_are_read_by_many_threads(tmp_path: Path) -> None:
-    rows: Rows = [
-        [i, None] for i in range(2 * PART_PAGES + 5)
-    ]  # nulls: the page index does not tell the rows
+    # Nulls: the page index does not tell the rows
+    rows: Rows = [[i, None] for i in range(2 * PART_PAGES + 5)]
     path = store(
         tmp_path / "x.parquet",
         rows,

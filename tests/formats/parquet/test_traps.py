@@ -310,10 +310,8 @@ def test_levels_that_are_not_those_of_the_page_index(path: Path) -> None:
         index(path, "ids")
     heights = [[rows, 2 * rows] for rows in found.blocks["rows"].tolist()]
     assert data.count(stored(heights)) == 1
-    for pages in (
-        histograms,
-        heights,
-    ):  # of one page a level more, as those of repetition and of definition levels agree
+    # Of one page a level more, as those of repetition and of definition levels agree
+    for pages in (histograms, heights):
         data = data.replace(stored(pages), stored([[*pages[0][:-1], pages[0][-1] + 1], *pages[1:]]))
     path.write_bytes(data)
     note = check(path, rows).note

@@ -371,14 +371,10 @@ def test_containers_are_not_tokens(tmp_path: Path, kind: str) -> None:
         (b"PK\x03\x04\x14\0\0\x80\x08\0" + b"\1" * 40, {}),
         (b"PK\x03\x04\x14\0\0\0\x07\0" + b"\1" * 40, {}),
         (b"PK\x03\x04\x14\0\0\0\x08\0" + b"\xff" * 40, {}),  # a name longer than the file
-        (
-            b"\x93NUMPY\x01\x00\xff\xff" + b"\1" * 40,
-            {"header_bytes": 0},
-        ),  # a header longer than the file
-        (
-            b"\x93NUMPY\x01\x00\x02\x00{}" + b"\1" * 40,
-            {"header_bytes": 12},
-        ),  # tokens begin behind the header
+        # a header longer than the file
+        (b"\x93NUMPY\x01\x00\xff\xff" + b"\1" * 40, {"header_bytes": 0}),
+        # tokens begin behind the header
+        (b"\x93NUMPY\x01\x00\x02\x00{}" + b"\1" * 40, {"header_bytes": 12}),
     ],
 )
 def test_tokens_like_a_magic_number_are_tokens(

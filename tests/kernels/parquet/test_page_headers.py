@@ -251,9 +251,8 @@ def skipped(data: bytes, count: int = 1) -> int:
 def test_structs_are_skipped_as_they_are_read() -> None:
     inner = write_struct([(1, Kind.BINARY, b"abc"), (15, Kind.LIST, (Kind.I32, [1, 2, 300]))])
     middle = write_struct([(1, Kind.LIST, (Kind.STRUCT, [inner] * 40)), (2, Kind.STRUCT, inner)])
-    flags = (
-        b"\x11\x12\x13\xfe\x17" + bytes(8) + b"\x1a\x21\x01\x02\x00"
-    )  # two booleans, a byte, a double, a set of booleans
+    # Two booleans, a byte, a double, a set of booleans
+    flags = b"\x11\x12\x13\xfe\x17" + bytes(8) + b"\x1a\x21\x01\x02\x00"
     for struct in (inner, middle, flags, b"\0"):
         assert skipped(struct * 3 + b"rest", 3) == 3 * len(struct)
         assert read_struct(struct)[1] == len(struct)

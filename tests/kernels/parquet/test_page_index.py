@@ -29,9 +29,8 @@ def side_by_side(parts: list[bytes]) -> tuple[npt.NDArray[np.uint8], Int64s, Int
     """Parts with a byte between them, and where each begins and ends."""
     ends = np.cumsum([len(part) + 1 for part in parts]) - 1
     begins = ends - [len(part) for part in parts]
-    data = bytearray(
-        b"\xff".join(parts) + b"\xff"
-    )  # writable, as those that are read: kernels are compiled for either
+    # Writable, as those that are read: kernels are compiled for either
+    data = bytearray(b"\xff".join(parts) + b"\xff")
     return np.frombuffer(data, np.uint8), begins, ends
 
 

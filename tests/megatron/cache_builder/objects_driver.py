@@ -25,9 +25,8 @@ def read_all(cache: Path, workers: int, words: Sequence[str], **settings: Any) -
     config = plugin_config(cache, blend=blend, split="100,0,0", **settings)
     builder: Any = MegablendDatasetBuilder
     train, *_ = builder(MegablendGPTDataset, [40, 0, 0], lambda: True, config).build()
-    digest = hashlib.sha256(
-        train[0]["tokens"].numpy().tobytes()
-    )  # in the parent, before workers are forked
+    # In the parent, before workers are forked
+    digest = hashlib.sha256(train[0]["tokens"].numpy().tobytes())
     context = "fork" if workers else None
     for batch in DataLoader(
         train, batch_size=4, num_workers=workers, multiprocessing_context=context

@@ -169,9 +169,8 @@ def test_an_error_ends_builds_of_other_ranks_at_once(
         raise CacheError("full")
 
     monkeypatch.setattr(schedule, "DIVIDED_NS", 1e18)
-    monkeypatch.setattr(
-        schedule.Assignment, "workers", 4
-    )  # so that none waits for work without end
+    # So that none waits for work without end
+    monkeypatch.setattr(schedule.Assignment, "workers", 4)
     monkeypatch.setattr(worker, "is_small", lambda job: False)
     monkeypatch.setattr(build, "sample_rows", endless)
     monkeypatch.setattr(ArtefactWriter, "_commit", failing)  # of the blend

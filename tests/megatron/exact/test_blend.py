@@ -166,10 +166,8 @@ def test_wrong_guesses_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def guess_wrong(self: Greedy, step: int) -> _State:
         state = guess(self, step)
         wrong.append(step)
-        state[0][len(wrong) % 2 : 2 + len(wrong) % 2] += [
-            1,
-            -1,
-        ]  # one of them would be right by its sum
+        # One of them would be right by its sum
+        state[0][len(wrong) % 2 : 2 + len(wrong) % 2] += [1, -1]
         return state
 
     monkeypatch.setattr(Greedy, "_guess", guess_wrong)

@@ -49,9 +49,8 @@ def test_as_megatron(dtype: Any, data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ours, "BLOCK", data.draw(st.integers(1, 4)))
         patch.setattr(ours, "ROWS", data.draw(st.integers(1, 9)))
-        patch.setattr(
-            ours, "SHORT", data.draw(st.sampled_from([0, ours.SHORT]))
-        )  # 0: all documents are short
+        # 0: all documents are short
+        patch.setattr(ours, "SHORT", data.draw(st.sampled_from([0, ours.SHORT])))
         patch.setattr(ours, "FAR", data.draw(st.sampled_from([0, ours.FAR])))
         threads = data.draw(st.integers(1, 3))
         if expected[-1, 1] < 0:

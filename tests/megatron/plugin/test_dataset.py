@@ -88,9 +88,8 @@ def test_every_format_gives_the_same_samples(
     tmp_path: Path, kind: str, flags: dict[str, Any]
 ) -> None:
     documents = [draw_documents(seed, 45) for seed in range(3)]
-    if (
-        "drop_last_partial_validation_sequence" in flags
-    ):  # Megatron fails where empty documents follow the last token
+    # Megatron fails where empty documents follow the last token
+    if "drop_last_partial_validation_sequence" in flags:
         documents = [[document or [7] for document in each] for each in documents]
     pairs = [
         write_word(tmp_path / f"pair{i}", "megatron", each, EOD) for i, each in enumerate(documents)
@@ -180,9 +179,8 @@ def test_samples_that_are_read_together_report_a_file_that_ends_early(
 
 
 def test_samples_are_the_users_own_and_pads_are_masked(tmp_path: Path) -> None:
-    documents = [
-        [*document, 49_999, 5] for document in draw_documents(10)
-    ]  # a pad token in nearly every sample
+    # A pad token in nearly every sample
+    documents = [[*document, 49_999, 5] for document in draw_documents(10)]
     prefix = write_word(tmp_path / "pair", "megatron", documents)
     theirs = megatron_build(
         config_of(tmp_path / "theirs", blend=([prefix], None), split="1"), [60, 0, 0]

@@ -69,9 +69,8 @@ def test_a_page_that_is_damaged_once_is_read_once_more(
     for place in range(100, size * 9 // 10, size // 17):
         caplog.clear()
         dataset = megablend.open(config)
-        assert (
-            dataset[0]["tokens"].tolist() == expected[0]
-        )  # the file's end is read when it is opened
+        # The file's end is read when it is opened
+        assert dataset[0]["tokens"].tolist() == expected[0]
         source.damages = {KEY: place}
         with caplog.at_level(logging.WARNING, "megablend"):
             assert read(dataset) == expected

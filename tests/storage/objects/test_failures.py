@@ -209,9 +209,8 @@ def fail_while_reading(source: FaultySource, fault: Fault) -> MegablendError:
     storage = make_storage(objects=parse_options({"s3://": {"give_up_after": 1.0}}))
     if fault.before is not None:
         fault.before(source)
-    assert [each.path for each in storage.find("s3://b/*").files] == [
-        "s3://b/x"
-    ]  # sizes and etags of the listing
+    # Sizes and etags of the listing
+    assert [each.path for each in storage.find("s3://b/*").files] == ["s3://b/x"]
     if fault.happens is not None:
         assert storage.read("s3://b/x", 0, 4) == b"0123"
         fault.happens(source)

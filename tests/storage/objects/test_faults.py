@@ -112,9 +112,8 @@ def test_a_slow_source_is_not_asked_twice(rate: float, rounds: int) -> None:
         )
         for offset, begin in zip(offsets.tolist(), begins.tolist(), strict=True):
             assert out[begin : begin + size].tobytes() == data[offset : offset + size]
-        assert (
-            source.most_in_flight > 128
-        )  # many wait, also where the machine is slow to ask for all of them
+        # Many wait, also where the machine is slow to ask for all of them
+        assert source.most_in_flight > 128
         assert source.bytes <= 1.01 * pages * size
 
 

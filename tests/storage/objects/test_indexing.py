@@ -192,9 +192,8 @@ def test_a_file_is_indexed_in_three_rounds(
     writer = write_long_footer if kind == "long footer" else WRITERS[kind]
     writer(folder / f"0{SUFFIXES.get(kind, '.feather')}")
     files = copy_files(folder, 3)
-    assert (
-        min(len(data) for name, data in files.items() if not name.endswith(".idx")) > 1 << 19
-    )  # smaller ones are read whole
+    # Smaller ones are read whole
+    assert min(len(data) for name, data in files.items() if not name.endswith(".idx")) > 1 << 19
     rounds = MAX_ROUNDS + (OLD_ROUNDS if SUFFIXES.get(kind) == ".parquet" else 0)
     source = build_in_rounds(folder, files, named, rounds=rounds)
     assert set(source.rounds) == set(files)
@@ -256,9 +255,8 @@ def test_without_a_page_index_a_file_is_read_once(
     files = {f"b/{path.name}": path.read_bytes() for path in folder.iterdir()}
     source = build_in_rounds(folder, files, append_eod=0 if documents else None)
     total = sum(map(len, files.values()))
-    assert source.bytes < total + 2 * (
-        70_000 + 16 * 4096
-    )  # besides the footer, and samples for the digest
+    # Besides the footer, and samples for the digest
+    assert source.bytes < total + 2 * (70_000 + 16 * 4096)
     assert source.requests < total // (1 << 18) + 2 * (16 + 8)
     assert max(source.rounds.values()) <= MAX_ROUNDS
 
@@ -492,9 +490,8 @@ def test_documents_of_several_files_are_counted_at_a_time(tmp_path: Path) -> Non
         last_of_first = len(source.paths) - source.paths[::-1].index(firsts[0])
     assert built.documents is not None
     assert built.documents.counted == 6 * len(DOCUMENTS)
-    assert {f"/{name}" for name in files} <= set(
-        source.paths[:last_of_first]
-    )  # before the first one is done
+    # Before the first one is done
+    assert {f"/{name}" for name in files} <= set(source.paths[:last_of_first])
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 1 << 20, (3 << 20) + 5])

@@ -110,9 +110,8 @@ def test_requests_to_a_source_that_is_down_end_with_the_loader(
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
-    monkeypatch.setattr(
-        "megablend.storage.objects.retry_policy._MAX_SECONDS", 0.2
-    )  # between two attempts
+    # Between two attempts
+    monkeypatch.setattr("megablend.storage.objects.retry_policy._MAX_SECONDS", 0.2)
     source = write_source(tmp_path / "data", 0, "parquet", documents(0, 60, 20, seed=1)) | {
         "weight": 1
     }

@@ -51,13 +51,11 @@ def profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     except ImportError:
         unavailable("botocore is not installed")
     cache = tmp_path / ".aws/sso/cache"
-    monkeypatch.setattr(
-        SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(cache)
-    )  # else below the first test's HOME
+    # Else below the first test's HOME
+    monkeypatch.setattr(SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(cache))
     cache.mkdir(parents=True)
-    monkeypatch.setattr(
-        SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(cache)
-    )  # found when botocore was imported
+    # Found when botocore was imported
+    monkeypatch.setattr(SSOProvider, "_SSO_TOKEN_CACHE_DIR", str(cache))
     token = {
         "accessToken": "signed-in-token",
         "expiresAt": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600)),

@@ -80,9 +80,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     samples = args.cycles * LANES * CYCLE
-    mib = args.mib or 1 + (
-        samples * SAMPLE_TOKENS >> 18
-    )  # more passes would find pages in memory that the last one read
+    # More passes would find pages in memory that the last one read
+    mib = args.mib or 1 + (samples * SAMPLE_TOKENS >> 18)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for number in args.sources:
             config = make_corpus(Path(folder) / str(number), number, mib)

@@ -31,9 +31,8 @@ def child(path: Path, tiny: Path, place: float, clock: Callable[[], float]) -> N
     start = clock()
     import megablend
 
-    importlib.import_module(
-        "megablend.reader.loader"
-    )  # torch with it, which megablend leaves for later
+    # Torch with it, which megablend leaves for later
+    importlib.import_module("megablend.reader.loader")
 
     imported = clock()
     next(iter(megablend.Loader(megablend.open(tiny), micro_batch_size=8)))

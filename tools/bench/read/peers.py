@@ -91,9 +91,8 @@ def race(folder: Path, args: argparse.Namespace, results: Path) -> None:
     for _, name, page, codec, _ in dict.fromkeys((0, *task[1:4], "") for task in wanted):
         contender = CONTENDERS[name]
         if contender.package in pythons:
-            with suppress(
-                subprocess.CalledProcessError
-            ):  # a peer that does not import: its own process will say why
+            # A peer that does not import: its own process will say why
+            with suppress(subprocess.CalledProcessError):
                 make(folder, contender.data, page, codec, pythons[contender.package])
     keys = ("round", "contender", "page", "codec", "state")
     start = time.monotonic()

@@ -54,9 +54,8 @@ def usage(mark: str) -> Usage:
             counters = Path(f"/proc/{pid}/io").read_text()
         except OSError:
             continue
-        ticks += sum(
-            int(field) for field in fields[11:15]
-        )  # user, system, and those of children that were waited for
+        # User, system, and those of children that were waited for
+        ticks += sum(int(field) for field in fields[11:15])
         read += _field(counters, "read_bytes:")
     return Usage(ticks / _TICK, read)
 

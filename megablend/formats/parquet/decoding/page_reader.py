@@ -311,9 +311,8 @@ class ParquetReader:
                 check_crc(header.crc, body)
             values = decompress(codec, body, header.decoded_bytes)
             found: Array = plain_values(values, header.num_values, self._column.physical)
-            if (
-                codec == UNCOMPRESSED
-            ):  # a view of what was fetched, which may have other pages' bytes, too
+            # A view of what was fetched, which may have other pages' bytes, too
+            if codec == UNCOMPRESSED:
                 found = found.copy()
             found.setflags(write=False)
             return found

@@ -38,10 +38,8 @@ PAGE_DTYPE = np.dtype(
         ("continues", "?"),  # the page begins in the middle of a row
         ("head", "<i8"),  # tokens of that row in this page
         ("inner", "<i8"),  # rows with tokens that begin in the page and certainly end in it
-        (
-            "tail",
-            "<i8",
-        ),  # tokens of the last row that begins in the page, if it may continue in the next
+        # tokens of the last row that begins in the page, if it may continue in the next
+        ("tail", "<i8"),
         ("scan", "?"),  # the row counts are uncertain without the page's levels
     ]
 )

@@ -155,9 +155,8 @@ def find_column(
         if isinstance(schema, Structs)
         else list(leaves(schema))
     )
-    physical = {
-        ".".join(column.path): column.name for column in columns
-    }  # the full path is accepted, too
+    # The full path is accepted, too
+    physical = {".".join(column.path): column.name for column in columns}
     problems = {column.name: _problem(column, numbers=numbers) for column in columns}
     lists = {column.name for column in columns if column.max_rep}
     chosen = choose_column(

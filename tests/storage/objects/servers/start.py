@@ -59,9 +59,8 @@ def make_environment(folder: Path, name: str, packages: list[str]) -> Path:
 
 def find_pip() -> Path | None:
     """This environment's script that runs pip in other environments, where its pip has one (22.2 and later)."""
-    pip = PathFinder.find_spec(
-        "pip"
-    )  # not importlib.util.find_spec: a hook of setuptools would warn
+    # Not importlib.util.find_spec: a hook of setuptools would warn
+    pip = PathFinder.find_spec("pip")
     script = Path(pip.origin).with_name("__pip-runner__.py") if pip and pip.origin else None
     return script if script and script.exists() else None
 
