@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megablend.cli.options import as_json, command, finish, in_cache, of_what
+from megablend.cli.options import as_json, command, finish, in_cache, of_what, read_state
 from megablend.cli.output import print_json, print_line, print_lines, print_table
 from megablend.errors import CacheError, ConfigError
 
@@ -61,7 +61,6 @@ def check(
     """
     from megablend.api.check import check as check_files
     from megablend.api.check_data import check_data
-    from megablend.api.read_state import read_state
     from megablend.cli.progress import progress_on
 
     with progress_on(sys.stderr, doing="checking", done="checked") as progress:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 
 from megablend.api.result_base import Record
 from megablend.cli.output import print_json
+from megablend.errors import ConfigError
 
 _LEVELS = ("debug", "info", "warning", "error")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
@@ -69,3 +71,22 @@ def finish(result: Record | Mapping[str, Any], as_json: bool, show: Callable[[An
         print_json(result)
     else:
         show(result)
+
+
+def read_state(path: str | Path) -> dict[str, Any]:
+    """A state saved as JSON, unchecked. Raises: ConfigError where the file is not one;
+    ResourceError where it cannot be read."""
+    from megablend.system.failures import translating
+    from megablend.system.limited_json import parse_json
+
+    with translating(str(path)):
+        text = Path(path).read_text(encoding="utf-8")
+    try:
+        record = parse_json(text)
+    except ValueError as error:
+        raise ConfigError(f"{path}: expected a state saved as JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ConfigError(
+            f"{path}: found {type(record).__name__}, expected a state saved as JSON (of `loader.state_dict()`)"
+        )
+    return record

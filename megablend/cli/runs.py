@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from megablend.cli.options import Command, as_json, command, finish, in_cache, of_run, of_what
+from megablend.cli.options import (
+    Command,
+    as_json,
+    command,
+    finish,
+    in_cache,
+    of_run,
+    of_what,
+    read_state,
+)
 from megablend.cli.output import Column, print_first, print_line, print_table
 
 if TYPE_CHECKING:
@@ -206,7 +215,6 @@ def amend(
     from, or a sample beyond what it has trained on.
     """
     from megablend.api.amend import amend as amend_run
-    from megablend.api.read_state import read_state
 
     if (at is None) == (state is None):
         raise click.UsageError("give either --at SAMPLE or --state FILE")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import mmap
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 LARGE_BYTES = 8 << 20
@@ -22,3 +26,13 @@ def allocate_buffer(size: int) -> pa.Buffer:
 def memory_at(address: int, size: int) -> memoryview:
     """The bytes at an address in memory, uint8 [size], which somebody else keeps alive."""
     return memoryview(pa.foreign_buffer(int(address), int(size))).cast("B")
+
+
+def empty_from_arrow_pool(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """An uninitialised array. Arrow's pool reuses freed memory: new pages from the system are
+    slower on first access."""
+    kind = np.dtype(dtype)
+    size = math.prod(shape) if isinstance(shape, tuple) else shape
+    return (
+        np.frombuffer(pa.allocate_buffer(size * kind.itemsize), np.uint8).view(kind).reshape(shape)
+    )

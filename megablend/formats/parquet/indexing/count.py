@@ -13,9 +13,9 @@ from megablend.formats.base import (
     STARTS_MID_DOCUMENT,
     Array,
 )
+from megablend.formats.buffers import empty_from_arrow_pool
 from megablend.formats.parquet.metadata.checks import sum_by_chunk
 from megablend.formats.parquet.metadata.column_chunk import Chunks
-from megablend.formats.parquet.metadata.memory import empty_from_arrow_pool
 from megablend.formats.parquet.metadata.page_index import ColumnIndexes, OffsetIndexes
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.thrift import MalformedError

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.arrays import Bools, Int64s
+from megablend.formats.buffers import empty_from_arrow_pool
 from megablend.formats.parquet.metadata.checks import starts_of
-from megablend.formats.parquet.metadata.memory import empty_from_arrow_pool
 from megablend.formats.parquet.metadata.thrift import MalformedError, read_struct
 from megablend.kernels.parquet.page_index import (
     BAD_COUNT,

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from megablend.arrays import Int64s
 from megablend.errors import CorruptFileError, UnsupportedFileError
-from megablend.formats.parquet.metadata.memory import empty_from_arrow_pool
+from megablend.formats.buffers import empty_from_arrow_pool
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
 from megablend.storage.base import Bytes, ReadLimits, Storage
 from megablend.storage.prefetched import is_prefetched, request_ranges
