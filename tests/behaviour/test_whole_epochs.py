@@ -325,3 +325,10 @@ def test_a_ledger_of_before_says_how_long_it_reads_files_that_are_gone(tmp_path:
     (tmp_path / "source1" / "m1.parquet").unlink()
     (problem,) = megablend.check(config).older_problems
     assert problem.endswith("only samples before 260 read it")
+    remedy = next(line for line in megablend.check(config).warnings if says in line)
+    assert remedy.endswith(f"`megablend amend CONFIG --at {said.at}`")
+    megablend.build_index(config)  # the build above had the file again
+    amended = megablend.amend(config, at=said.at)
+    dataset = megablend.open(config)
+    assert [k for k in find_gone(dataset) if k >= amended.at + amended.drain] == []
+    assert not [line for line in megablend.check(config).warnings if says in line]
