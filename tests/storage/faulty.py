@@ -54,6 +54,8 @@ class Faults:
     """Bytes a second of all answers together."""
     round: float | None = None
     """Requests of a file are answered together, when none has come for so many seconds: a round, which is counted."""
+    together: int = 0
+    """Answers wait until so many requests have been in flight at once: this does not depend on the machine's speed."""
     seed: int = 0
 
 
@@ -188,6 +190,8 @@ class FaultySource:
     ) -> bool:
         """Returns: whether the connection stays open."""
         faults = self.faults
+        while self.most_in_flight < faults.together:
+            await asyncio.sleep(0.001)
         await asyncio.sleep(faults.latency * (100 if self._draw("tail", faults.tail) else 1))
         if faults.round is not None:
             await self._await_round(urlsplit(target).path, faults.round)
