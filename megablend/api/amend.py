@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from megablend.api.blend_differences import Difference
+from megablend.api.blend_differences import Difference, list_differences
 from megablend.api.build import publish_splits
-from megablend.api.describe_split import describe_drain
-from megablend.api.description import Drain
-from megablend.api.diff import list_differences
+from megablend.api.drains import Drain, describe_drain
 from megablend.api.result_base import Result
 from megablend.api.runs import compile_committed
 from megablend.api.session import ConfigLike, Session

@@ -1,14 +1,18 @@
-"""What a blend consists of, in the terms of configs, and in which settings two blends differ."""
+"""In what two ledgers differ, in the terms of configs: indices, the blends of their stages, where stages end."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from megablend.api.result_base import Result
 from megablend.config.model import OLD_KEYS
+from megablend.plan.ledger import Ledger
 from megablend.plan.ledger_format import blend_record
+from megablend.plan.links import Link
 from megablend.plan.stage import Blend
+from megablend.plan.state import State
 
 _TERMS = OLD_KEYS | {"plan": "plan_version"}
 """What is called otherwise in ledgers."""
@@ -27,6 +31,22 @@ def describe_blend(blend: Blend) -> dict[str, Any]:
     """A blend as a JSON-able dict, with the keys and values of configs."""
     described = {_TERMS.get(key, key): value for key, value in blend_record(blend).items()}
     return described | ({"order": blend.order} if "order" in described else {})
+
+
+def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
+    """The differences between two ledgers; of a state, only index and stages are known."""
+    found = [Difference(what="index", a=", ".join(a.indices), b=", ".join(b.indices))]
+    if isinstance(a, Ledger) and isinstance(b, Ledger):
+        for start, x, y in _pair_blends(a, b):
+            of_stage = f" from sample {start:,} on" if start else ""
+            found += [
+                replace(each, what=each.what + of_stage) for each in list_blend_differences(x, y)
+            ]
+        found.append(Difference(what="stage ends", a=list(a.ends), b=list(b.ends)))
+    else:
+        first, second = ([[link.stop, link.digest] for link in links_of(each)] for each in (a, b))
+        found.append(Difference(what="stages", a=first, b=second))
+    return [each for each in found if each.a != each.b]
 
 
 def list_blend_differences(a: Blend, b: Blend) -> list[Difference]:
@@ -56,3 +76,23 @@ def _differences_of_sources(a: list[dict[str, Any]], b: list[dict[str, Any]]) ->
     if len(before) == len(names) == len(after):
         found.append(Difference(what="sequence of sources", a=list(before), b=list(after)))
     return found
+
+
+def links_of(which: Ledger | State) -> tuple[Link, ...]:
+    """The chain of stages of a ledger or a state."""
+    return which.links if isinstance(which, Ledger) else which.stages
+
+
+def _pair_blends(a: Ledger, b: Ledger) -> list[tuple[int, Blend, Blend]]:
+    """The blends of two ledgers from each sample on where one of them changes."""
+    last = min(a.num_samples, b.num_samples)
+    pairs = [
+        (start, a.stage_at(start).blend, b.stage_at(start).blend)
+        for start in sorted({*a.starts, *b.starts})
+        if start < last
+    ]
+    return [
+        pair
+        for before, pair in pairwise([None, *pairs])
+        if pair and (before is None or before[1:] != pair[1:])
+    ]

@@ -10,14 +10,13 @@ from itertools import pairwise
 import numpy as np
 
 from megablend.api.description import (
-    Drain,
-    DrainSource,
     FirstRepeat,
     SourceDescription,
     SplitDescription,
     StageDescription,
     StageSource,
 )
+from megablend.api.drains import describe_drain
 from megablend.index.document_table import open_table, table_bytes
 from megablend.plan.compile import Compiled
 from megablend.plan.progress import (
@@ -119,34 +118,6 @@ def _describe_stage(run: Run, number: int, start: int, part: Presence) -> StageD
             for i, source in enumerate(run.sources)
         ),
         drain=describe_drain(run, number),
-    )
-
-
-def describe_drain(run: Run, number: int) -> Drain | None:
-    """The drain at the start of stage `number` of the ledger; None if there is none."""
-    stretches = run.plan.list_stretches()
-    start = run.ledger.starts[number]
-    place = next((i for i, each in enumerate(stretches) if each.start >= start), 0)
-    drain = stretches[place]
-    if drain.stage == number:
-        return None
-    blend = run.ledger.stages[drain.stage].blend
-    planned = stretches[place - 1].request
-    shares = (
-        planned.totals / planned.num_samples
-    ).tolist()  # as exact as a step of a schedule has them
-    if blend.schedule is None:
-        shares[: len(blend.sources)] = map(float, blend.shares)
-    samples = drain.read.tolist()
-    total = drain.stop - drain.start
-    return Drain(
-        start=drain.start,
-        stop=drain.stop,
-        sequence_length=drain.request.sample_tokens,
-        sources=tuple(
-            DrainSource(name=source.name, samples=count, share=count / total, share_before=share)
-            for source, count, share in zip(run.sources, samples, shares, strict=True)
-        ),
     )
 
 

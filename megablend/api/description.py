@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from megablend.api.drains import Drain
 from megablend.api.manage_runs import DamagedRun, RunSummary
 from megablend.api.result_base import Result
 from megablend.api.skip import SkippedSamples
@@ -90,28 +91,6 @@ class StageSource(Result):
     none."""
     last_sample: int | None
     worst_prefix_error: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class DrainSource(Result):
-    """A source in a drain."""
-
-    name: str
-    samples: int
-    share: float
-    share_before: float
-    """Its share where the stage before stopped."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Drain(Result):
-    """The samples at a stage's start that are read in the settings of the stage before: samples
-    [start, stop)."""
-
-    start: int
-    stop: int
-    sequence_length: int
-    sources: tuple[DrainSource, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

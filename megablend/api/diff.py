@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from megablend.api.blend_differences import Difference, list_blend_differences
+from megablend.api.blend_differences import Difference, links_of, list_differences
 from megablend.api.result_base import Result
 from megablend.api.session import Session
 from megablend.api.what_if import foresee_run
@@ -18,10 +17,8 @@ from megablend.arrays import Int64s
 from megablend.caches.base import RUNS, SNAPSHOTS
 from megablend.caches.find import is_remote
 from megablend.errors import ConfigError
-from megablend.plan.ledger import Ledger
-from megablend.plan.links import Link, find_agreed_end
+from megablend.plan.links import find_agreed_end
 from megablend.plan.run import Run
-from megablend.plan.stage import Blend
 from megablend.plan.state import State
 from megablend.system.failures import translating
 from megablend.system.limited_json import parse_json
@@ -64,7 +61,7 @@ def diff(a: str | Path, b: str | Path) -> DiffResult:
     first = _read(a)
     second = _read(b)
     ledgers = [each.ledger if isinstance(each, Run) else each for each in (first, second)]
-    chains = [_links_of(each) for each in ledgers]
+    chains = [links_of(each) for each in ledgers]
     agreed = find_agreed_end(*chains)
     parts_at = None
     if isinstance(first, Run) and isinstance(second, Run):
@@ -78,22 +75,6 @@ def diff(a: str | Path, b: str | Path) -> DiffResult:
         parts_at=parts_at,
         is_by_samples=not isinstance(first, State) and not isinstance(second, State),
     )
-
-
-def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
-    """The differences between two ledgers; of a state, only index and stages are known."""
-    found = [Difference(what="index", a=", ".join(a.indices), b=", ".join(b.indices))]
-    if isinstance(a, Ledger) and isinstance(b, Ledger):
-        for start, x, y in _pair_blends(a, b):
-            of_stage = f" from sample {start:,} on" if start else ""
-            found += [
-                replace(each, what=each.what + of_stage) for each in list_blend_differences(x, y)
-            ]
-        found.append(Difference(what="stage ends", a=list(a.ends), b=list(b.ends)))
-    else:
-        first, second = ([[link.stop, link.digest] for link in _links_of(each)] for each in (a, b))
-        found.append(Difference(what="stages", a=first, b=second))
-    return [each for each in found if each.a != each.b]
 
 
 def find_parting(a: Run, b: Run, *, start: int = 0) -> int | None:
@@ -277,22 +258,3 @@ def _json_of(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None  # as a config it is refused with its place
     return record if isinstance(record, dict) else None
-
-
-def _links_of(which: Ledger | State) -> tuple[Link, ...]:
-    return which.links if isinstance(which, Ledger) else which.stages
-
-
-def _pair_blends(a: Ledger, b: Ledger) -> list[tuple[int, Blend, Blend]]:
-    """The blends of two ledgers from each sample on where one of them changes."""
-    last = min(a.num_samples, b.num_samples)
-    pairs = [
-        (start, a.stage_at(start).blend, b.stage_at(start).blend)
-        for start in sorted({*a.starts, *b.starts})
-        if start < last
-    ]
-    return [
-        pair
-        for before, pair in pairwise([None, *pairs])
-        if pair and (before is None or before[1:] != pair[1:])
-    ]

@@ -23,7 +23,7 @@ from megablend.cli.output import Column, print_first, print_line, print_table
 
 if TYPE_CHECKING:
     from megablend.api.amend import Amendment
-    from megablend.api.description import Drain
+    from megablend.api.drains import Drain
     from megablend.api.manage_runs import DamagedRun, RunCommitment, RunSummary
     from megablend.api.skip import SkipsResult
 
