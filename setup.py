@@ -13,7 +13,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["megablend", "megablend.*"]),
-    package_data={"megablend": ["py.typed"], "megablend.report": ["page.css", "page.js"]},
+    package_data={"megablend": ["py.typed"], "megablend.inspect.html": ["page.css", "page.js"]},
     install_requires=[
         "click>=8.1",
         "numba>=0.60",

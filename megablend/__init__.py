@@ -15,21 +15,6 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from megablend.api.amend import amend
-    from megablend.api.build import build, build_index
-    from megablend.api.build_results import BuildResult, BuiltIndex
-    from megablend.api.check import CheckResult, check
-    from megablend.api.describe import describe
-    from megablend.api.diff import diff
-    from megablend.api.export import export
-    from megablend.api.find import find
-    from megablend.api.gc import gc
-    from megablend.api.manage_runs import list_runs, remove_run, rename_run, reset_run, show_run
-    from megablend.api.open import open_dataset, open_index
-    from megablend.api.show import show, show_step
-    from megablend.api.skip import list_skips, skip, unskip
-    from megablend.api.verify import verify
-    from megablend.blocks.block_store import BlockBatch, BlockStore
     from megablend.config import Config, load_config
     from megablend.errors import (
         CacheError,
@@ -42,6 +27,27 @@ if TYPE_CHECKING:
         StateError,
         TransformError,
     )
+    from megablend.index.blocks.block_store import BlockBatch, BlockStore
+    from megablend.inspect.describe import describe
+    from megablend.inspect.diff import diff
+    from megablend.inspect.export import export
+    from megablend.inspect.find import find
+    from megablend.inspect.show import show, show_step
+    from megablend.operations.amend import amend
+    from megablend.operations.build import build, build_index
+    from megablend.operations.build_results import BuildResult, BuiltIndex
+    from megablend.operations.check import CheckResult, check
+    from megablend.operations.gc import gc
+    from megablend.operations.manage_runs import (
+        list_runs,
+        remove_run,
+        rename_run,
+        reset_run,
+        show_run,
+    )
+    from megablend.operations.open import open_dataset, open_index
+    from megablend.operations.skip import list_skips, skip, unskip
+    from megablend.operations.verify import verify
     from megablend.reader import Dataset, Loader, PretrainingSampler
 
     open = open_dataset
@@ -49,21 +55,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "api.amend": "amend",
-    "api.build": "build build_index",
-    "api.build_results": "BuildResult BuiltIndex",
-    "api.check": "CheckResult check",
-    "api.describe": "describe",
-    "api.diff": "diff",
-    "api.export": "export",
-    "api.find": "find",
-    "api.gc": "gc",
-    "api.manage_runs": "list_runs remove_run rename_run reset_run show_run",
-    "api.open": "open open_index",
-    "api.show": "show show_step",
-    "api.skip": "list_skips skip unskip",
-    "api.verify": "verify",
-    "blocks.block_store": "BlockBatch BlockStore",
+    "operations.amend": "amend",
+    "operations.build": "build build_index",
+    "operations.build_results": "BuildResult BuiltIndex",
+    "operations.check": "CheckResult check",
+    "inspect.describe": "describe",
+    "inspect.diff": "diff",
+    "inspect.export": "export",
+    "inspect.find": "find",
+    "operations.gc": "gc",
+    "operations.manage_runs": "list_runs remove_run rename_run reset_run show_run",
+    "operations.open": "open open_index",
+    "inspect.show": "show show_step",
+    "operations.skip": "list_skips skip unskip",
+    "operations.verify": "verify",
+    "index.blocks.block_store": "BlockBatch BlockStore",
     "config": "Config load_config",
     "errors": "CacheError ConfigError DataError LaunchError MegablendError PlanError ResourceError StateError TransformError",
     "reader": "Dataset Loader PretrainingSampler",

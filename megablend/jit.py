@@ -29,8 +29,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from megablend.fs.private_folder import private_kernel_folder
 from megablend.jit_cache import KernelCache
+from megablend.system.private_folder import private_kernel_folder
 
 P = ParamSpec("P")
 R = TypeVar("R")

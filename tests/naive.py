@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megablend.kernels.plan.keyed_hash import bounded_hash, hash_combine
+from megablend.kernels.blend.keyed_hash import bounded_hash, hash_combine
 
 
 def shuffled(n: int, key: int, epoch: int, group: int) -> list[int]:

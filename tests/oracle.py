@@ -141,7 +141,7 @@ def first_positions(lanes: int, slots: int) -> list[int]:
 
 
 class Plan(TypedDict):
-    """What a plan is made of; as tests.plan.plans has it."""
+    """What a plan is made of; as tests.run.plans has it."""
 
     totals: list[list[int]]
     lanes: int

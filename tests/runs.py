@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megablend.plan.run import Run
 from megablend.prefetch import samples
 from megablend.reader.dataset import Dataset
 from megablend.reader.tensors import batch_dict
+from megablend.run.run import Run
 from megablend.testing.documents import Documents
 from tests.formats.writers import KINDS
 

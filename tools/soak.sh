@@ -9,7 +9,7 @@
 #   MEGABLEND_TEST_SEED   (0)       the first seed of these four
 #   MEGABLEND_MUTATIONS   (100000)  damaged files of data and caches: tests/behaviour/test_mutations.py
 #   MEGABLEND_SEED        (17)      their seed
-#   MEGABLEND_SOAK_PLANS  (2000)    random plans, compared with the oracle: tests/plan/test_epoch_ends.py
+#   MEGABLEND_SOAK_PLANS  (2000)    random plans, compared with the oracle: tests/blend/test_epoch_ends.py
 #   MEGABLEND_SOAK_SEED   (1)       their seed
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from megablend.errors import CacheError
-from megablend.fs.build_lock import LockInfo
+from megablend.system.build_lock import LockInfo
 
 SNAPSHOTS = "generations"
 DOCUMENTS = "documents"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from megablend.caches.base import RUNS, SNAPSHOTS, Entry, Record, place_below
-from megablend.fs.atomic_write import (
+from megablend.system.atomic_write import (
     flush_folder,
     list_committed,
     reading,
@@ -20,9 +20,9 @@ from megablend.fs.atomic_write import (
     translate_os_errors,
     write_flushed,
 )
-from megablend.fs.build_lock import LockInfo, build_lock, lock_time, verify_shared_filesystem
-from megablend.fs.safe_open import check_folder, get_file_size, read_regular
-from megablend.fs.waits import await_file, log_slow_wait
+from megablend.system.build_lock import LockInfo, build_lock, lock_time, verify_shared_filesystem
+from megablend.system.safe_open import check_folder, get_file_size, read_regular
+from megablend.system.waits import await_file, log_slow_wait
 
 MANIFEST = "manifest.json"
 ROOTS = "roots.json"

@@ -12,8 +12,8 @@ from megablend.cli.options import as_json, command, finish, in_cache
 from megablend.cli.output import Column, print_first, print_line, print_lines, print_table
 
 if TYPE_CHECKING:
-    from megablend.api.build_results import BuildResult, BuiltIndex
-    from megablend.api.dry_run import DryRun
+    from megablend.operations.build_results import BuildResult, BuiltIndex
+    from megablend.operations.dry_run import DryRun
 
 SHOWN_PROBLEMS = 10
 """Missing or changed files that are printed."""
@@ -43,7 +43,7 @@ def build(config: str, dry_run: bool, cache: str | None, checksums: bool, as_jso
     if dry_run:
         _report_dry_run(config, cache, as_json)
         return
-    from megablend.api.build import build as build_run
+    from megablend.operations.build import build as build_run
 
     built = _run(build_run, config, print_built, as_json, cache=cache, checksums=checksums)
     if built is not None and built.problems:
@@ -59,7 +59,7 @@ def index(config: str, cache: str | None, as_json: bool) -> None:
 
     `describe` then reports what a run would read.
     """
-    from megablend.api.build import build_index
+    from megablend.operations.build import build_index
 
     _run(build_index, config, print_index, as_json, cache=cache)
 
@@ -84,8 +84,8 @@ def _run(
 
 
 def _report_dry_run(config: str, cache: str | None, as_json: bool) -> None:
-    from megablend.api.dry_run import dry_run
     from megablend.distributed.launch import detect
+    from megablend.operations.dry_run import dry_run
 
     if detect().rank == 0:
         found = dry_run(config, cache=cache)

@@ -14,10 +14,10 @@ from megablend.cli.output import print_json, print_line, print_lines, print_tabl
 from megablend.errors import CacheError, ConfigError
 
 if TYPE_CHECKING:
-    from megablend.api.check import CheckResult
-    from megablend.api.check_data import CheckDataResult
-    from megablend.api.gc import GcResult
-    from megablend.api.verify import VerifyResult
+    from megablend.operations.check import CheckResult
+    from megablend.operations.check_data import CheckDataResult
+    from megablend.operations.gc import GcResult
+    from megablend.operations.verify import VerifyResult
 
 
 @command()
@@ -59,9 +59,9 @@ def check(
 
     They must have the sizes and times that were indexed. Exits with 3 if not.
     """
-    from megablend.api.check import check as check_files
-    from megablend.api.check_data import check_data
     from megablend.cli.progress import progress_on
+    from megablend.operations.check import check as check_files
+    from megablend.operations.check_data import check_data
 
     with progress_on(sys.stderr, doing="checking", done="checked") as progress:
         files = check_files(
@@ -126,9 +126,9 @@ def verify(what: str, data: bool, as_json: bool) -> None:
 
     With --data all data files, too. Exits with 3 if anything is wrong.
     """
-    from megablend.api.session import Session
-    from megablend.api.verify import verify as verify_cache
     from megablend.cli.progress import progress_on
+    from megablend.operations.session import Session
+    from megablend.operations.verify import verify as verify_cache
 
     cache = Session(what).cache
     if not cache.folder.is_dir():
@@ -171,7 +171,7 @@ def gc(what: str, dry_run: bool, older_than: float, as_json: bool) -> None:
 
     That is old indexes that no run uses, and fragments that no index uses.
     """
-    from megablend.api.gc import gc as collect
+    from megablend.operations.gc import gc as collect
 
     finish(collect(what, older_than_days=older_than, dry_run=dry_run), as_json, _print_collected)
 

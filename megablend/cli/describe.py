@@ -11,7 +11,7 @@ from megablend.cli.options import as_json, command, finish, in_cache, of_what
 from megablend.cli.output import Column, print_line, print_lines, print_table, print_text
 
 if TYPE_CHECKING:
-    from megablend.api.description import (
+    from megablend.inspect.description import (
         CacheDescription,
         Description,
         FilesDescription,
@@ -92,9 +92,9 @@ def describe(
 
     Before a run of a CONFIG is built, this is what it would read. A CACHE is a folder or a URL.
     """
-    from megablend.api.describe import describe as describe_run
-    from megablend.api.description import CacheDescription, FilesDescription, RunDescription
-    from megablend.api.select import select_sources
+    from megablend.inspect.describe import describe as describe_run
+    from megablend.inspect.description import CacheDescription, FilesDescription, RunDescription
+    from megablend.inspect.select import select_sources
 
     if micro_batch is None:
         for name, value in (("--ranks", ranks), ("--workers", workers)):
@@ -111,9 +111,9 @@ def describe(
         document_lengths=html is not None,
     )
     if html is not None:
-        from megablend.api.output_file import check_output
-        from megablend.api.session import Session
-        from megablend.report import write_html
+        from megablend.inspect.html import write_html
+        from megablend.inspect.output_file import check_output
+        from megablend.operations.session import Session
 
         if not isinstance(found, RunDescription):
             reason = (
@@ -154,8 +154,8 @@ def describe(
 
 def print_cache(found: CacheDescription) -> None:
     """Print the indexes and runs of a cache."""
-    from megablend.api.description import DamagedIndex
     from megablend.cli.runs import print_runs
+    from megablend.inspect.description import DamagedIndex
 
     columns: dict[str, Column] = {
         "index": "digest",
@@ -352,7 +352,7 @@ def _print_index(index: IndexDescription, cache: str) -> None:
 
 
 def _print_split(name: str, split: SplitDescription) -> None:
-    from megablend.report.figures import list_figures
+    from megablend.inspect.html.figures import list_figures
 
     columns: dict[str, Column] = {"source": "name"}
     columns |= {figure.title: figure.write for figure in list_figures(split)}

@@ -20,10 +20,10 @@ from megablend.cli.output import (
 from megablend.errors import ConfigError
 
 if TYPE_CHECKING:
-    from megablend.api.diff import DiffResult
-    from megablend.api.export import ExportResult
-    from megablend.api.find import FindResult
-    from megablend.api.show import SampleDescription, StepDescription
+    from megablend.inspect.diff import DiffResult
+    from megablend.inspect.export import ExportResult
+    from megablend.inspect.find import FindResult
+    from megablend.inspect.show import SampleDescription, StepDescription
 
 SHOWN_TEXT = 60
 """Characters printed of each sample's text, unless all is requested."""
@@ -96,8 +96,8 @@ def show(
     With --sample: the sample, and where it comes from. The run's ledger is enough: with a cache
     folder give --run. If the config was edited since, the ledger decides.
     """
-    from megablend.api.show import StepDescription, show_step
-    from megablend.api.show import show as show_sample
+    from megablend.inspect.show import StepDescription, show_step
+    from megablend.inspect.show import show as show_sample
 
     batch = {
         "--rank": rank,
@@ -263,7 +263,7 @@ def find(
     FILE is the path of a data file, or enough of the end of the path that was indexed to be the
     only one. Rows count from 0.
     """
-    from megablend.api.find import find as find_samples
+    from megablend.inspect.find import find as find_samples
 
     if limit is None and not whole and not as_json:
         limit = SHOWN_SAMPLES
@@ -313,7 +313,7 @@ def diff(a: str, b: str, as_json: bool) -> None:
     A and B are each a config (planned as `build` would), a run's ledger (runs/NAME.json of a cache)
     or a checkpoint's state saved as JSON.
     """
-    from megablend.api.diff import diff as compare
+    from megablend.inspect.diff import diff as compare
 
     finish(compare(a, b), as_json, _print_diff)
 
@@ -368,7 +368,7 @@ def export(
 
     It has a row for each sample: its source, epoch and pieces (file, block, tokens).
     """
-    from megablend.api.export import export as export_order
+    from megablend.inspect.export import export as export_order
 
     written = export_order(what, target, start=start, stop=stop, run=run, split=split, cache=cache)
     finish(written, as_json, _print_written)

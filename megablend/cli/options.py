@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from megablend.api.result_base import Record
 from megablend.cli.output import print_json
 from megablend.errors import ConfigError
+from megablend.operations.results import Record
 
 _LEVELS = ("debug", "info", "warning", "error")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")

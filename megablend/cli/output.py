@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from megablend.api.result_base import Record
+from megablend.operations.results import Record
 
 Column = str | Callable[[Any], str | int | None]
 """What a column of a table shows of a row: the attribute of this name, or what this function

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from megablend.cli.output import printable
-from megablend.index.build import Progress
+from megablend.index.build.build import Progress
 
 LOG_SECONDS = 5.0
 

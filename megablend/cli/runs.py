@@ -22,10 +22,10 @@ from megablend.cli.options import (
 from megablend.cli.output import Column, print_first, print_line, print_table
 
 if TYPE_CHECKING:
-    from megablend.api.amend import Amendment
-    from megablend.api.drains import Drain
-    from megablend.api.manage_runs import DamagedRun, RunCommitment, RunSummary
-    from megablend.api.skip import SkipsResult
+    from megablend.operations.amend import Amendment
+    from megablend.operations.drains import Drain
+    from megablend.operations.manage_runs import DamagedRun, RunCommitment, RunSummary
+    from megablend.operations.skip import SkipsResult
 
 _CHANGES = 20
 """Changes of a stage that are printed."""
@@ -48,7 +48,7 @@ def runs() -> None:
 @as_json
 def list_command(what: str, as_json: bool) -> None:
     """List the runs of a cache."""
-    from megablend.api.manage_runs import list_runs
+    from megablend.operations.manage_runs import list_runs
 
     found = list_runs(what)
     finish({"runs": [each.to_dict() for each in found]}, as_json, lambda _: print_runs(found))
@@ -63,8 +63,8 @@ def show_command(what: str, run: str | None, as_json: bool) -> None:
 
     By default RUN is the config's.
     """
-    from megablend.api.manage_runs import show_run
-    from megablend.api.session import Session
+    from megablend.operations.manage_runs import show_run
+    from megablend.operations.session import Session
 
     finish(show_run(what, Session(what, run=run).run), as_json, _print_run)
 
@@ -79,7 +79,7 @@ def rename_command(what: str, run: str, new: str, as_json: bool) -> None:
 
     Set the new name in your configs, too (`run:`).
     """
-    from megablend.api.manage_runs import rename_run
+    from megablend.operations.manage_runs import rename_run
 
     rename_run(what, run, new)
     finish(
@@ -99,8 +99,8 @@ def reset_command(what: str, run: str | None, as_json: bool) -> None:
     It is planned from its config as it is then. Its current ledger is moved aside. By default RUN
     is the config's.
     """
-    from megablend.api.manage_runs import reset_run
-    from megablend.api.session import Session
+    from megablend.operations.manage_runs import reset_run
+    from megablend.operations.session import Session
 
     run = Session(what, run=run).run
     aside = str(reset_run(what, run))
@@ -118,7 +118,7 @@ def remove_command(what: str, run: str, as_json: bool) -> None:
     The ledgers that resets of it moved aside are removed, too. Its index is kept until `gc` removes
     it.
     """
-    from megablend.api.manage_runs import remove_run
+    from megablend.operations.manage_runs import remove_run
 
     remove_run(what, run)
     finish({"run": run, "removed": True}, as_json, lambda _: print_line(f"run {run!r} was removed"))
@@ -126,7 +126,7 @@ def remove_command(what: str, run: str, as_json: bool) -> None:
 
 def print_runs(runs: Sequence[RunSummary | DamagedRun]) -> None:
     """Print the runs of a cache, and which ledgers are damaged."""
-    from megablend.api.manage_runs import DamagedRun
+    from megablend.operations.manage_runs import DamagedRun
 
     readable = [run for run in runs if not isinstance(run, DamagedRun)]
     columns: dict[str, Column] = {
@@ -214,7 +214,7 @@ def amend(
     resumed on the new plan; the position is in the checkpoint, so give the one that the job resumes
     from, or a sample beyond what it has trained on.
     """
-    from megablend.api.amend import amend as amend_run
+    from megablend.operations.amend import amend as amend_run
 
     if (at is None) == (state is None):
         raise click.UsageError("give either --at SAMPLE or --state FILE")
@@ -329,8 +329,8 @@ def skip(
     Sample numbers, digests and checkpoints' states stay as they are. Resume from a checkpoint taken
     at the range's start or before.
     """
-    from megablend.api.skip import list_skips, unskip
-    from megablend.api.skip import skip as skip_samples
+    from megablend.operations.skip import list_skips, unskip
+    from megablend.operations.skip import skip as skip_samples
 
     if start is None:
         if given := [

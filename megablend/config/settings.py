@@ -90,7 +90,7 @@ class Settings(Model):
     documents) or `sequential`."""
     interleaving: str = "lanes"
     """How the samples of the sources alternate: a name from
-    megablend.plan.interleavings.registry."""
+    megablend.blend.interleavings.registry."""
     lanes: Annotated[int, Field(ge=1, le=2**20, strict=True)] = 8
     """K: independent streams (compare MosaicML's num_canonical_nodes); best a multiple of micro
     batch x data-parallel size (x loader workers)."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from megablend.distributed.fail_together import FailTogether
 from megablend.errors import ConfigError
-from megablend.fs.atomic_write import translate_os_errors
+from megablend.system.atomic_write import translate_os_errors
 
 AUTO = "auto"
 SHARED_FS = (AUTO, "yes", "no")

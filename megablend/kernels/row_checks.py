@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.jit import kernel
-from megablend.kernels.plan.keyed_hash import mix
+from megablend.kernels.blend.keyed_hash import mix
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _32 = np.uint64(32)

@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.arrays import Int64s
-from megablend.kernels.plan.bijection import shuffle
-from megablend.kernels.plan.keyed_hash import MASK
-from megablend.kernels.plan.spans import count_cuts, cut
+from megablend.kernels.blend.bijection import shuffle
+from megablend.kernels.blend.keyed_hash import MASK
+from megablend.kernels.blend.spans import count_cuts, cut
 from megablend.lru import LRUCache
 from megablend.order.base import Blocks, Placed, Spans, by_value, join_spans
 from megablend.order.sequential import SequentialOrder

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from megablend.blocks.block_sizes import BLOCK_OVERHEAD_BYTES
-from megablend.blocks.block_store import BlockStore
 from megablend.formats.base import DecodedBlock
+from megablend.index.blocks.block_sizes import BLOCK_OVERHEAD_BYTES
+from megablend.index.blocks.block_store import BlockStore
 from megablend.system.after_fork import unlock_in_children
 from megablend.system.log import LOG
 

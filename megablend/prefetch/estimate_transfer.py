@@ -16,15 +16,15 @@ from typing import NamedTuple
 import numpy as np
 
 from megablend.arrays import Float64s
-from megablend.blocks.block_store import BlockStore
 from megablend.errors import DataError
 from megablend.formats.fetch import plan_fetch, start_fetch
-from megablend.plan.run import Run
+from megablend.index.blocks.block_store import BlockStore
 from megablend.prefetch.memory_budget import Budget, batches_of, budget_of
 from megablend.prefetch.read_amplification import Dictionaries
 from megablend.prefetch.read_schedule import StepSequence
 from megablend.prefetch.reads import Read, split_reads
 from megablend.prefetch.windows import FIRST_SAMPLES, WINDOW_SAMPLES, Window, plan_windows
+from megablend.run.run import Run
 from megablend.storage.object_options import StoreOptions
 from megablend.storage.objects.bucket import plan_requests
 from megablend.storage.objects.clients import count_requests

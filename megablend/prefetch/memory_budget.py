@@ -2,7 +2,7 @@
 `blocks.block_sizes` divides it.
 
 The budget does not cover what is independent of data and config: Python, its libraries, compiled
-kernels, the mapped part of the index (megablend.index.mapped_table), and memory that the allocator
+kernels, the mapped part of the index (megablend.index.tables.mapped_table), and memory that the allocator
 has not returned.
 """
 
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from megablend.arrays import Int64s
-from megablend.blocks.block_sizes import BLOCK_OVERHEAD_BYTES, NUM_SHARES, SHARES, divide_rest
 from megablend.config import Config
 from megablend.config.runtime import Masks
 from megablend.errors import ConfigError
-from megablend.plan.run import Run
+from megablend.index.blocks.block_sizes import BLOCK_OVERHEAD_BYTES, NUM_SHARES, SHARES, divide_rest
+from megablend.run.run import Run
 
 PREFETCH_FACTOR = 2
 """Batches that torch's DataLoader requests in advance from each worker by default."""

@@ -6,9 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from megablend.blocks.block_sizes import NUM_SHARES, SHARES
-from megablend.plan.interleavings.lanes import MAX_LANES
-from megablend.plan.run import Run
+from megablend.blend.interleavings.lanes import MAX_LANES
+from megablend.index.blocks.block_sizes import NUM_SHARES, SHARES
 from megablend.prefetch.memory_budget import (
     Budget,
     batches_of,
@@ -16,6 +15,7 @@ from megablend.prefetch.memory_budget import (
     lanes_of,
     plan_budget,
 )
+from megablend.run.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

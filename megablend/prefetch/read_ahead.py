@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from megablend.blocks.damaged_blocks import read_or_replace
 from megablend.errors import CorruptFileError
+from megablend.index.blocks.damaged_blocks import read_or_replace
 from megablend.order.base import Spans
-from megablend.plan.run import Run
 from megablend.prefetch.block_table import BlockTable
 from megablend.prefetch.memory_budget import Budget
 from megablend.prefetch.read_counts import ReadCounts, ReadMeter
@@ -28,6 +27,7 @@ from megablend.prefetch.read_schedule import ReadSchedule
 from megablend.prefetch.reads import Read, split_reads
 from megablend.prefetch.samples import Samples, find_continued, gather
 from megablend.prefetch.windows import Window
+from megablend.run.run import Run
 
 
 @dataclass(slots=True)

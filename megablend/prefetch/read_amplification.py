@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.arrays import Int64s
-from megablend.plan.run import Run
 from megablend.prefetch.memory_budget import batches_of, budget_of
 from megablend.prefetch.read_schedule import ReadSchedule, StepSequence
 from megablend.prefetch.windows import plan_windows
+from megablend.run.run import Run
 
 
 def read_amplification(

@@ -19,9 +19,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 from typing import Any, TypeVar
 
-from megablend.blocks.block_store import BlockStore
 from megablend.errors import MegablendError
 from megablend.formats.decoded import DecodedBlocks
+from megablend.index.blocks.block_store import BlockStore
 from megablend.prefetch.range_requests import RangeRequests, RequestedRanges
 from megablend.prefetch.read_counts import ReadCounts, ReadMeter
 from megablend.prefetch.reads import Read

@@ -16,7 +16,7 @@ from megablend.arrays import Int64s
 from megablend.formats.base import Array
 from megablend.formats.parquet.decoding.values import is_by_dictionary
 from megablend.order.base import Spans
-from megablend.plan.run import Run
+from megablend.run.run import Run
 
 DICTIONARY_GROWTH = 3
 """Memory for reading a dictionary, in its stored bytes: these, and decompressed, which is not

@@ -12,9 +12,9 @@ from megablend.arrays import Int64s
 from megablend.formats.base import Array
 from megablend.formats.decoded import DecodedBlocks
 from megablend.formats.fetch import FileRead
-from megablend.plan.run import Run
 from megablend.prefetch.memory_budget import Budget
 from megablend.prefetch.windows import Window
+from megablend.run.run import Run
 
 READ_BYTES = 4 << 20
 """Decoded bytes of the blocks that are read and decoded together, or one block; less where memory

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megablend.blocks.damaged_blocks import find_masked, read_or_replace
 from megablend.errors import CorruptFileError
 from megablend.formats.base import STARTS_MID_DOCUMENT
 from megablend.formats.decoded import DecodedBlocks
-from megablend.index.snapshot import Snapshot
+from megablend.index.blocks.damaged_blocks import find_masked, read_or_replace
+from megablend.index.read.snapshot import Snapshot
 from megablend.order.base import Spans
-from megablend.plan.run import Run
 from megablend.prefetch.block_cache import BlockCache
 from megablend.prefetch.block_table import BlockTable
+from megablend.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ import numpy.typing as npt
 
 from megablend.arrays import Int64s
 from megablend.errors import ConfigError
-from megablend.plan.run import Run
 from megablend.prefetch.memory_budget import Budget, format_bytes
 from megablend.prefetch.read_schedule import (
     ReadSchedule,
@@ -30,6 +29,7 @@ from megablend.prefetch.read_schedule import (
     locate_steps,
     schedule_reads,
 )
+from megablend.run.run import Run
 
 FIRST_SAMPLES = 1 << 8
 WINDOW_SAMPLES = 1 << 14

@@ -13,13 +13,10 @@ import numpy.typing as npt
 import torch
 import torch.utils.data
 
-from megablend.blocks.block_store import BlockBatch
 from megablend.config.numbers import whole_number
 from megablend.errors import DataError, StateError
+from megablend.index.blocks.block_store import BlockBatch
 from megablend.lazy import cached_property
-from megablend.plan.run import Run
-from megablend.plan.skips import Skips
-from megablend.plan.state import State
 from megablend.prefetch.block_cache import BlockCache
 from megablend.prefetch.memory_budget import longest_sample_bytes, split_budget
 from megablend.prefetch.samples import Sample, read_each, read_sample, read_samples
@@ -27,6 +24,9 @@ from megablend.reader.callers import warn_if_shuffled
 from megablend.reader.error_context import name_sample
 from megablend.reader.tensors import sample_dict
 from megablend.reader.transform import Transform, apply, checked
+from megablend.run.run import Run
+from megablend.run.skips import Skips
+from megablend.run.state import State
 from megablend.system.failures import translating
 
 _NAMED = 8

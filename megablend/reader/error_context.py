@@ -12,7 +12,7 @@ from megablend.errors import (
     MegablendError,
     MissingFileError,
 )
-from megablend.plan.run import Run
+from megablend.run.run import Run
 
 
 def name_sample(run: Run, ks: Sequence[int], error: DataError) -> DataError:

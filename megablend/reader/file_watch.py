@@ -13,8 +13,8 @@ from concurrent.futures import CancelledError
 from queue import Empty, SimpleQueue
 
 from megablend.errors import WITHOUT_IT, ChangedFileError, DataError, MissingFileError
-from megablend.index.check_files import FileChecker
-from megablend.plan.run_files import RunFile
+from megablend.index.verify.check_files import FileChecker
+from megablend.run.run_files import RunFile
 from megablend.storage.waits import Waits
 
 ROUND_SECONDS = 600.0

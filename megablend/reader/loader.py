@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
+from megablend.blend.fitting_lanes import unfit_lanes
 from megablend.errors import ConfigError, MegablendError, StateError
-from megablend.index.check_files import FileChecker
-from megablend.plan.fitting_lanes import unfit_lanes
-from megablend.plan.run_files import list_files
+from megablend.index.verify.check_files import FileChecker
 from megablend.prefetch.memory_budget import batches_of, budget_of
 from megablend.reader.batch_dataset import BatchDataset
 from megablend.reader.callers import count_of_lightning
@@ -26,6 +25,7 @@ from megablend.reader.ranks import DataParallelGroup
 from megablend.reader.sampler import PretrainingSampler, check_dataset
 from megablend.reader.start_method import WorkerStart, choose_start_method
 from megablend.reader.transform import AHEAD, Threads, Transform, TransformedSteps, transformed
+from megablend.run.run_files import list_files
 
 SETTINGS = (
     "generator",

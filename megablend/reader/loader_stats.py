@@ -14,11 +14,11 @@ import torch.utils.data
 
 from megablend.arrays import Float64s, Int64s
 from megablend.errors import ConfigError
-from megablend.fs.atomic_write import replace_file
-from megablend.plan.run import Run
-from megablend.plan.skips import Skips
 from megablend.prefetch.read_counts import ReadCounts
 from megablend.reader.batch_dataset import BatchDataset
+from megablend.run.run import Run
+from megablend.run.skips import Skips
+from megablend.system.atomic_write import replace_file
 
 T = TypeVar("T")
 

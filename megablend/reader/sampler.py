@@ -16,10 +16,10 @@ from torch.utils.data import Sampler
 
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
-from megablend.plan.fitting_steps import unfit_step
 from megablend.reader.callers import refuse_second_split
 from megablend.reader.dataset import Dataset
 from megablend.reader.ranks import DataParallelGroup, resolve_rank
+from megablend.run.fitting_steps import unfit_step
 
 
 class PretrainingSampler(Sampler[list[int]]):

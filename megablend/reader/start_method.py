@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from megablend.errors import ConfigError
-from megablend.plan.run import Run
+from megablend.run.run import Run
 from megablend.storage.location import find_scheme
 from megablend.storage.registry import OBJECT_SCHEMES
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 
 from megablend.kernels.reader.masks import count_positions, document_ends, fill_causal_mask
-from megablend.plan.run import Section
 from megablend.prefetch.samples import Samples
 from megablend.reader.transform import sample_of
+from megablend.run.run import Section
 
 
 def batch_dict(settings: Section, samples: Samples) -> dict[str, Any]:

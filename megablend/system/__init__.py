@@ -1,1 +1,1 @@
-"""Interfaces to the operating system: translation of its errors, JSON with limits."""
+"""The operating system: files that are complete or absent, locks, safe folders, its errors, JSON with limits."""

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from megablend.plan.interleavings.base import StageRequest
-from megablend.plan.interleavings.registry import InterleavingKind
+from megablend.blend.interleavings.base import StageRequest
+from megablend.blend.interleavings.registry import InterleavingKind
 from megablend.testing.expect import raises
 
 

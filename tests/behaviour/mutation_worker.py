@@ -29,11 +29,17 @@ import pyarrow.parquet as pq
 
 import megablend
 from megablend.errors import MegablendError, ResourceError
-from megablend.index import document_table as tables
-from megablend.index.file_versions import NUM_RANGES, RANGE_BYTES, join_etags, number_of, seen_bytes
-from megablend.index.manifest import SEEN
-from megablend.plan.ledger_format import dump_ledger, open_seal, parse_ledger, seal_ledger
+from megablend.index.read import document_table as tables
+from megablend.index.tables.file_versions import (
+    NUM_RANGES,
+    RANGE_BYTES,
+    join_etags,
+    number_of,
+    seen_bytes,
+)
+from megablend.index.tables.manifest import SEEN
 from megablend.prefetch.samples import read_samples
+from megablend.run.ledger_format import dump_ledger, open_seal, parse_ledger, seal_ledger
 from megablend.system.failures import translating
 from tests.behaviour.test_hostile_names import NAMES
 from tests.behaviour.test_special_files import PUT

@@ -19,9 +19,9 @@ from click.testing import CliRunner
 import megablend
 from megablend.cli.main import cli
 from megablend.errors import PlanError
-from megablend.plan.ledger_format import chain_digests, ledger_record, parse_ledger
-from megablend.plan.run import Run
-from megablend.plan.stage_requests import plan_stages
+from megablend.run.ledger_format import chain_digests, ledger_record, parse_ledger
+from megablend.run.plan_stages import plan_stages
+from megablend.run.run import Run
 from tests.golden_releases import copy_release
 from tests.runs import make_config, read_samples, write_blend
 

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 import megablend
-from megablend.api.build import build
 from megablend.cli.main import cli
 from megablend.errors import ConfigError
 from megablend.formats.arrow import column as arrow_column
 from megablend.formats.parquet.metadata import schema
+from megablend.operations.build import build
 
 ROWS = list(range(1, 400))
 

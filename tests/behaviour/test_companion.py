@@ -18,8 +18,9 @@ from megablend.config.model import IRRELEVANT
 from megablend.config.source import Source
 from megablend.config.stages import StageSettings, StageSource
 from megablend.errors import MegablendError, PlanError
-from megablend.plan import companion, compile, stage_requests
-from megablend.plan.ledger_file import load_ledger
+from megablend.run import companion, compile
+from megablend.run import plan_stages as stage_requests
+from megablend.run.ledger_file import load_ledger
 from tests.runs import documents, make_config, read_fields, write_source
 
 STAGES: list[dict[str, Any]] = [

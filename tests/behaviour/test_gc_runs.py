@@ -7,7 +7,7 @@ import pytest
 
 import megablend
 from megablend.distributed.base import SingleProcess
-from megablend.index.list_snapshots import list_snapshots
+from megablend.index.tables.list_snapshots import list_snapshots
 from megablend.megatron.cache_builder.document_tables import build_table, open_table
 from megablend.megatron.request.address import parse_address
 from tests.runs import documents, make_config, write_source

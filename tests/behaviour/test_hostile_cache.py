@@ -14,8 +14,8 @@ import pytest
 
 import megablend
 from megablend.errors import CacheError
-from megablend.index.manifest import dump_with_checksum
-from megablend.plan.ledger_format import digest_of
+from megablend.index.tables.manifest import dump_with_checksum
+from megablend.run.ledger_format import digest_of
 from tests.preloaded import python
 from tests.runs import documents, make_config, write_source
 

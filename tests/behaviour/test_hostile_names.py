@@ -12,9 +12,9 @@ import pytest
 import megablend
 from megablend.caches.base import place_below
 from megablend.errors import CacheError, MegablendError
-from megablend.plan.ledger import Ledger
-from megablend.plan.ledger_file import load_ledger
-from megablend.plan.ledger_format import dump_ledger
+from megablend.run.ledger import Ledger
+from megablend.run.ledger_file import load_ledger
+from megablend.run.ledger_format import dump_ledger
 from tests.cli.commands import run
 from tests.runs import documents, make_config, write_source
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import megablend
-from megablend.fs.build_lock import build_lock
 from megablend.prefetch.block_cache import BlockCache
+from megablend.system.build_lock import build_lock
 from tests.formats.writers import KINDS
 from tests.runs import documents, make_config, write_source
 
@@ -90,7 +90,7 @@ def test_evictions_are_logged_for_debugging(
 
 def test_a_warning_is_silent_by_default() -> None:
     program = (
-        "import logging; from megablend.index.row_checks import warn_unchecked; from pathlib import Path\n"
+        "import logging; from megablend.index.tables.row_checks import warn_unchecked; from pathlib import Path\n"
         "warn_unchecked(Path('hidden')); logging.warning('shown')"
     )
     done = subprocess.run(

@@ -27,7 +27,7 @@ from megablend.errors import (
     PlanError,
     StateError,
 )
-from megablend.plan.ledger_file import load_ledger
+from megablend.run.ledger_file import load_ledger
 from tests.formats.writers import KINDS
 from tests.runs import STEP, ReadSample, documents, make_config, read_samples
 

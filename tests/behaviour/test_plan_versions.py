@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import megablend
-from megablend.plan.run import Run
+from megablend.run.run import Run
 from tests.golden_releases import copy_release
 from tests.runs import EOD, documents, make_config, write_source
 
@@ -67,7 +67,7 @@ def test_cycles_are_read_from_the_ledger(
     plan = megablend.open(config).run.plan
     before = [plan.locate(k) for k in range(0, 900, 7)]
     state = megablend.open(config).state_dict(10)
-    monkeypatch.setattr("megablend.plan.compile.cycles_per_run", lambda *args: 3)
+    monkeypatch.setattr("megablend.run.compile.cycles_per_run", lambda *args: 3)
     assert {source.cycles for source in ledger.blend.sources} != {3}
     assert megablend.build(config).ledger == ledger
     for opened in (megablend.open(config), megablend.open(config, state=state)):

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import megablend
-from megablend.api.build import build
 from megablend.errors import CacheError, DataError, StateError
-from megablend.index.list_snapshots import list_snapshots
+from megablend.index.tables.list_snapshots import list_snapshots
+from megablend.operations.build import build
 from tests.behaviour.project import Project, commands_in, flip, truncate
 
 TABLES = [
@@ -243,7 +243,7 @@ def test_what_a_cache_has_besides_its_indexes(
 ) -> None:
     settings, kind, pattern = DERIVED[case]
     if case == "packs":
-        monkeypatch.setattr("megablend.index.packs.PACK_MIN_FILES", 1)
+        monkeypatch.setattr("megablend.index.build.packs.PACK_MIN_FILES", 1)
     if case == "idx":
         for module in ("megablend.formats.megatron.reader", "megablend.formats.megatron.lengths"):
             monkeypatch.setattr(f"{module}.WHOLE_BYTES", 64)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.api.description import CacheDescription, FilesDescription, RunDescription
-from megablend.api.manage_runs import DamagedRun, RunSummary
+from megablend.inspect.description import CacheDescription, FilesDescription, RunDescription
+from megablend.operations.manage_runs import DamagedRun, RunSummary
 from tests.runs import documents, make_config, write_source
 from tests.storages import STORAGE
 

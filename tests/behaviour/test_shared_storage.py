@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.api.check_data import check_data
 from megablend.errors import ChangedFileError
+from megablend.operations.check_data import check_data
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.descriptors import default_capacity, shared_pool

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.api.description import CacheDescription, RunDescription
 from megablend.cli.describe import print_cache, print_summary
+from megablend.inspect.description import CacheDescription, RunDescription
 from tests.runs import documents, make_config, write_source
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import megablend
 from megablend.errors import ConfigError
-from tests.api.test_find import make_run
+from tests.inspect.test_find import make_run
 
 
 def test_ranks_read_what_is_shown(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 import megablend
 from megablend.caches.local import LocalCacheStore
 from megablend.errors import CacheError, MegablendError
-from megablend.plan.ledger_file import load_ledger
-from megablend.plan.ledger_format import dump_ledger
+from megablend.run.ledger_file import load_ledger
+from megablend.run.ledger_format import dump_ledger
 from tests.runs import documents, make_config, write_source
 
 RANGES = [(8, 16), (40, 48)]

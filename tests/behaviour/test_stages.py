@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import megablend
-from megablend.plan.ledger_file import load_ledger
+from megablend.run.ledger_file import load_ledger
 from tests.runs import documents, make_config, read_samples, write_source
 
 STAGES: list[dict[str, Any]] = [

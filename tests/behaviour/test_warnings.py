@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.api.description import RunDescription
-from megablend.api.select import select_sources
+from megablend.inspect.description import RunDescription
+from megablend.inspect.select import select_sources
 from tests.runs import make_config, write_blend, write_source
 
 

@@ -15,9 +15,9 @@ import pytest
 
 import megablend
 from megablend.errors import PlanError
-from megablend.plan.ledger import Ledger
-from megablend.plan.ledger_file import load_ledger, save_ledger
-from megablend.plan.ledger_format import chain_digests, ledger_record, parse_ledger
+from megablend.run.ledger import Ledger
+from megablend.run.ledger_file import load_ledger, save_ledger
+from megablend.run.ledger_format import chain_digests, ledger_record, parse_ledger
 from tests.formats.writers import KINDS
 from tests.runs import make_config, read_samples
 

@@ -22,7 +22,7 @@ import numpy as np
 import megablend
 from megablend.cli.main import main as run_command
 from megablend.errors import MegablendError
-from megablend.index.mapped_table import MappedTable
+from megablend.index.tables.mapped_table import MappedTable
 
 
 def read_all(config: str) -> str:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import megablend
 from megablend.cli.main import cli
-from tests.api.test_find import make_run
+from tests.inspect.test_find import make_run
 
 
 @pytest.fixture

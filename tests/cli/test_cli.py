@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 import megablend
-from megablend.api.show import SampleDescription
 from megablend.cli.inspect import print_sample
 from megablend.cli.main import cli, main
+from megablend.inspect.show import SampleDescription
 from tests.cli.commands import run, run_process
 from tests.runs import EOD, documents, make_config, write_source
 
@@ -272,7 +272,7 @@ def test_how_a_command_ends(
     def fail(*args: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("megablend.api.verify.verify", fail)
+    monkeypatch.setattr("megablend.operations.verify.verify", fail)
     monkeypatch.setattr(sys, "argv", ["megablend", "verify", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         main()

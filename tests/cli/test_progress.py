@@ -8,7 +8,7 @@ import pytest
 
 from megablend.cli.main import _TO_STDERR
 from megablend.cli.progress import format_seconds, progress_on
-from megablend.index.build import Progress
+from megablend.index.build.build import Progress
 
 HALF = Progress(files=500, num_files=1000, bytes=2_000_000, num_bytes=4_000_000)
 

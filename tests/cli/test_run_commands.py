@@ -14,7 +14,7 @@ import yaml
 
 import megablend
 from megablend.cli.main import main
-from megablend.fs.build_lock import build_lock
+from megablend.system.build_lock import build_lock
 from tests.runs import documents, make_config, write_source
 
 Command = Callable[..., tuple[int, str, str]]
@@ -216,7 +216,7 @@ def test_bugs_and_interrupts_are_json_too(
         def fail(*args: object, error: BaseException = error, **options: object) -> None:
             raise error
 
-        monkeypatch.setattr("megablend.api.verify.verify", fail)
+        monkeypatch.setattr("megablend.operations.verify.verify", fail)
         ended, out, _ = command("verify", tmp_path, "--json")
         assert (ended, json.loads(out)["error"]["exit_code"]) == (code, code)
 

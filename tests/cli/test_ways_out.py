@@ -16,7 +16,7 @@ import yaml
 
 import megablend
 from megablend.errors import StateError
-from megablend.plan.state import State
+from megablend.run.state import State
 from tests.cli.commands import run
 from tests.runs import documents, write_source
 

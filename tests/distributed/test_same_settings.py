@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from megablend.api.build import build, build_index
 from megablend.distributed.fail_together import FailTogether
 from megablend.distributed.same_settings import check_same_settings
 from megablend.errors import ConfigError
+from megablend.operations.build import build, build_index
 from tests.cli.test_megatron_cache import environment, flags
 from tests.megatron.meeting import on_ranks
 from tests.pairs import write_pair

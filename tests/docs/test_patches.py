@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 SUITES = {
     "order-reversed": ("tests/order/test_contract.py", "reversed"),
-    "interleaving-round-robin": ("tests/plan/test_contract.py", "round_robin"),
+    "interleaving-round-robin": ("tests/blend/interleavings/test_contract.py", "round_robin"),
     "storage-zip": ("tests/storage/test_zip.py", ""),
 }
 """Of each patch, the suite, and the name under which it tests what the patch adds."""

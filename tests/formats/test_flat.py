@@ -196,7 +196,7 @@ def test_a_run_on_token_documents_goes_on(
 ) -> None:
     config = make_flat(tmp_path, kind, append_eod=5001) | {"split": "50,25,25"}
     with monkeypatch.context() as before:  # as versions that did not ask
-        before.setattr("megablend.api.build.refuse_token_documents", lambda *_: None)
+        before.setattr("megablend.operations.build.refuse_token_documents", lambda *_: None)
         first = megablend.build(config)
     longer = megablend.build(config | {"samples": 30})
     assert longer.ledger.ends == (20, 30)

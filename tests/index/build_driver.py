@@ -23,8 +23,8 @@ from megablend.errors import CorruptFileError
 from megablend.formats import FORMATS
 from megablend.formats.base import FileIndex, Format
 from megablend.formats.parquet import PARQUET
-from megablend.index import file_tasks as parts
-from megablend.index.build import Progress, SourceSpec, build_index
+from megablend.index.build import file_tasks as parts
+from megablend.index.build.build import Progress, SourceSpec, build_index
 from megablend.storage.base import Storage
 from tests.storages import STORAGE
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from megablend.config.read_spec import ReadSpec
 from megablend.distributed.base import SingleProcess
-from megablend.index.build import BuildReport, SourceSpec, build_index
-from megablend.index.manifest import TABLES, dump_with_checksum, read_manifest
+from megablend.index.build.build import BuildReport, SourceSpec, build_index
+from megablend.index.tables.manifest import TABLES, dump_with_checksum, read_manifest
 from tests.preloaded import python
 from tests.storages import STORAGE
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from megablend.index.row_checks import plain_row_checks
+from megablend.index.tables.row_checks import plain_row_checks
 from megablend.kernels.row_checks import row_checks
 
 WORD = (1 << 64) - 1

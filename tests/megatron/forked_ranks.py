@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 
 from tests.megatron.plugin_data import environment
 from tests.preloaded import Imported, python
@@ -75,9 +75,7 @@ def serve_ranks(driver: str, imported: Imported) -> Iterator[Callable[[str, int]
             ranks = [{}]
         requests.write(json.dumps({"spec": spec, "ranks": ranks}) + "\n")
         requests.flush()
-        assert select.select([answers], [], [], SECONDS)[0], (
-            f"the ranks did not end within {SECONDS} s"
-        )
+        assert wait([answers.fileno()], SECONDS), f"the ranks did not end within {SECONDS} s"
         codes: list[int] = json.loads(answers.readline())
         return codes
 

@@ -14,12 +14,12 @@ import torch
 from megatron.core.datasets import gpt_dataset, helpers
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
+from megablend.blend.allocate import largest_remainder
 from megablend.distributed.base import SingleProcess
 from megablend.errors import ConfigError, PlanError
 from megablend.megatron import MegablendDatasetBuilder, prepare
 from megablend.megatron.cache_builder.build_cache import prepare_cache
 from megablend.megatron.request.config import request_of
-from megablend.plan.allocate import largest_remainder
 from tests.megatron.plugin_data import known
 from tests.megatron.reference import Case, config_of, draw_case, megatron_build
 from tests.pairs import contents, write_pair

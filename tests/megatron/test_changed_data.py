@@ -14,9 +14,9 @@ import pytest
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
 from megablend.errors import CacheError, ChangedFileError, MissingFileError
-from megablend.fs import build_lock
 from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset, prepare
 from megablend.megatron.cache_builder import build_cache, completion_marker
+from megablend.system import build_lock
 from tests.megatron.plugin_data import (
     assert_same_samples,
     draw_documents,

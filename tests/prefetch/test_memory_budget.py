@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.blocks.block_sizes import SHARES
-from megablend.plan.run import Run
+from megablend.index.blocks.block_sizes import SHARES
 from megablend.prefetch.memory_budget import Budget, batches_of, budget_of
+from megablend.run.run import Run
 from tests.runs import documents, make_config, write_source
 
 

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import megablend
-from megablend.plan.run import Run
 from megablend.prefetch.memory_budget import Budget, lanes_of
 from megablend.prefetch.read_amplification import read_amplification
 from megablend.prefetch.read_schedule import (
@@ -25,6 +24,7 @@ from megablend.prefetch.read_schedule import (
     schedule_reads,
 )
 from megablend.prefetch.windows import FIRST_SAMPLES, make_schedules, make_windows
+from megablend.run.run import Run
 from tests.runs import EOD, documents, make_config, write_source
 
 

@@ -10,7 +10,7 @@ import pytest
 import megablend
 from megablend.errors import CorruptFileError, DataError
 from megablend.reader import Dataset
-from tests.api.test_find import make_run
+from tests.inspect.test_find import make_run
 
 
 def damage(dataset: Dataset, file: str) -> set[int]:

@@ -14,10 +14,10 @@ import pytest
 
 import megablend
 from megablend.errors import MissingFileError
-from megablend.index.check_files import FileChecker
-from megablend.plan.run_files import RunFile
+from megablend.index.verify.check_files import FileChecker
 from megablend.reader import file_watch
 from megablend.reader.file_watch import FileWatch
+from megablend.run.run_files import RunFile
 from tests.preloaded import python
 from tests.reader.test_forks import run_in_child
 from tests.runs import documents, make_config, write_source
@@ -122,7 +122,7 @@ def test_what_a_check_finds_that_outlasts_an_epoch_is_raised_in_the_next_one(
 
 EXIT = """
 import ctypes, sys, time, torch
-from megablend.plan.run_files import RunFile
+from megablend.run.run_files import RunFile
 from megablend.reader.file_watch import FileWatch
 
 class Checker:

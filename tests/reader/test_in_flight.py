@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import megablend
-from megablend.blocks.block_store import BlockStore
 from megablend.errors import MissingFileError
 from megablend.formats.decoded import DecodedBlocks
+from megablend.index.blocks.block_store import BlockStore
 from megablend.prefetch.read_pipeline import ReadPipeline
 from megablend.prefetch.reads import Read
 from megablend.storage.base import Allocate, Bytes, Int64s, ReadLimits, Storage

@@ -14,7 +14,7 @@ import megablend
 from megablend.errors import ConfigError
 from megablend.reader.loader_stats import append_stats, write_prometheus
 from megablend.storage.by_scheme import make_storage
-from tests.api.test_find import make_run
+from tests.inspect.test_find import make_run
 from tests.storages import CountingStorage
 
 KINDS_OF_READING = ("requests", "bytes", "blocks", "reading_seconds", "decoding_seconds")

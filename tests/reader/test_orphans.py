@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -41,7 +41,7 @@ def test_workers_end_with_a_killed_trainer(tmp_path: Path, method: str, state: s
     ) as trainer:
         try:
             assert trainer.stdout is not None
-            assert select.select([trainer.stdout], [], [], MOST_SECONDS)[0]
+            assert wait([trainer.stdout.fileno()], MOST_SECONDS)
             workers = list(map(int, trainer.stdout.readline().split()))
             assert len(workers) == 2
             assert all(map(is_running, workers))

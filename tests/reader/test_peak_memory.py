@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from corpus.linked import build_linked, linked_corpus
 
-from megablend.index.mapped_table import MappedTable
+from megablend.index.tables.mapped_table import MappedTable
 
 MIB = 1 << 20
 ALLOCATOR_BYTES = 16 * MIB

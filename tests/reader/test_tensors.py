@@ -13,9 +13,9 @@ from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 
 from megablend.config import load_config
 from megablend.config.runtime import Masks
-from megablend.plan.run import Section
 from megablend.prefetch.samples import Samples
 from megablend.reader.tensors import sample_dict
+from megablend.run.run import Section
 from tests.examples import examples
 
 LENGTH = 12

@@ -12,9 +12,9 @@ import pytest
 from make_golden_histories import FOLLOWING, digest_samples
 
 import megablend
-from megablend.api.session import Session
 from megablend.errors import StateError
-from megablend.plan.ledger_file import load_ledger
+from megablend.operations.session import Session
+from megablend.run.ledger_file import load_ledger
 from tests.caches.conftest import use_container
 from tests.storage.objects.conftest import azurite, environments, obstore
 from tests.storage.objects.servers.fill import AzureContainer

@@ -40,8 +40,8 @@ def megablend_plan(weights: list[Doubles], samples: int) -> Run:
     """Our plan, from its stages."""
     from fractions import Fraction
 
-    from megablend.plan.stage import Blend, SourceShare, Stage
-    from megablend.plan.stage_requests import plan_stages
+    from megablend.run.plan_stages import plan_stages
+    from megablend.run.stage import Blend, SourceShare, Stage
 
     def stage(number: int) -> Stage:
         parts = [Fraction(weight) for weight in weights[number]]

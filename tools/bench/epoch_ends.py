@@ -18,8 +18,8 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from megablend.plan.allocate import cycles_per_run
-from megablend.plan.interleavings.lanes import LanePlan
+from megablend.blend.allocate import cycles_per_run
+from megablend.blend.interleavings.lanes import LanePlan
 
 SAMPLE_TOKENS = 4096
 

@@ -56,8 +56,8 @@ def megablend_plan(weights: Doubles, samples: int) -> tuple[Callable[[], Ids], i
     """Our plan: nothing a sample long; asked for batches of 4,096."""
     from fractions import Fraction
 
-    from megablend.plan.allocate import largest_remainder
-    from megablend.plan.interleavings.lanes import LanePlan
+    from megablend.blend.allocate import largest_remainder
+    from megablend.blend.interleavings.lanes import LanePlan
 
     totals = largest_remainder([Fraction(weight) for weight in weights], samples)
     plan = LanePlan(totals, lanes=8, window=64, cycles=[1] * len(totals), seed=1)

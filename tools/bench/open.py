@@ -104,8 +104,8 @@ def measure(config: Path) -> dict[str, float]:
 
 def _load_kernels() -> None:
     """Load what opening and reading call, from the node's cache of kernels."""
+    from megablend.blend.interleavings.lanes import LanePlan
     from megablend.order.block import BlockOrder
-    from megablend.plan.interleavings.lanes import LanePlan
 
     class Two:
         num_blocks = 2

@@ -21,9 +21,9 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from megablend.blend.allocate import largest_remainder
+from megablend.blend.interleavings.lanes import LanePlan
 from megablend.megatron.exact.blend import Pieces, greedy, largest_remainder_blend
-from megablend.plan.allocate import largest_remainder
-from megablend.plan.interleavings.lanes import LanePlan
 
 PIECE = 1 << 25
 BATCH = 1 << 16

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from megablend.caches.base import Record
 from megablend.errors import CacheError
-from megablend.fs.atomic_write import checksum
 from megablend.storage.objects.prefix import ObjectPrefix
+from megablend.system.atomic_write import checksum
 from megablend.system.limited_json import missing_field, parse_json
 
 FORMAT_VERSION = 1

@@ -22,11 +22,11 @@ from megablend.caches.base import Record
 from megablend.caches.objects.commits import Commit, parse_commit
 from megablend.caches.objects.node import try_lock_node
 from megablend.errors import CacheError
-from megablend.fs.atomic_write import checksum, flush_folder, replace_file, temp_sibling
-from megablend.fs.safe_open import read_regular
-from megablend.fs.waits import log_slow_wait
 from megablend.storage.objects.prefix import ObjectPrefix
+from megablend.system.atomic_write import checksum, flush_folder, replace_file, temp_sibling
 from megablend.system.log import LOG
+from megablend.system.safe_open import read_regular
+from megablend.system.waits import log_slow_wait
 
 RECEIPTS = ".commits"
 UNUSED_SECONDS = 30 * 86400.0

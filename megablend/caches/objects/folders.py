@@ -26,9 +26,9 @@ from megablend.caches.objects.commits import (
 from megablend.caches.objects.copies import Copies
 from megablend.caches.objects.node import lock_node
 from megablend.errors import CacheError, DamagedCacheError
-from megablend.fs.atomic_write import translate_os_errors
-from megablend.fs.waits import log_slow_wait
 from megablend.storage.objects.prefix import ObjectEntry, ObjectPrefix
+from megablend.system.atomic_write import translate_os_errors
+from megablend.system.waits import log_slow_wait
 
 _OWN = re.compile(r"[0-9a-f]{16,}(-.+)?")
 

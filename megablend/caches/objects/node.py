@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from megablend.fs.atomic_write import TEMPORARY, translate_os_errors
-from megablend.fs.private_folder import find_private_folder
-from megablend.fs.safe_open import check_folder, open_again
-from megablend.fs.waits import log_slow_wait
+from megablend.system.atomic_write import TEMPORARY, translate_os_errors
+from megablend.system.private_folder import find_private_folder
+from megablend.system.safe_open import check_folder, open_again
+from megablend.system.waits import log_slow_wait
 
 _LOCKS = ".locks"
 _LEFTOVER_SECONDS = 86400.0

@@ -28,10 +28,10 @@ from megablend.caches.objects.copies import remove_unused
 from megablend.caches.objects.folders import Folders, is_own
 from megablend.caches.objects.node import find_node_folder, remove_old_leftovers
 from megablend.errors import CacheError
-from megablend.fs.atomic_write import list_committed, replace_file, translate_os_errors
-from megablend.fs.build_lock import LockInfo
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
+from megablend.system.atomic_write import list_committed, replace_file, translate_os_errors
+from megablend.system.build_lock import LockInfo
 
 _FOLDERS = (SNAPSHOTS, DOCUMENTS, CHECKSUMS)
 _COPIED = ("packs", "splits", "idx")

@@ -22,9 +22,7 @@ from typing import TypeVar, cast
 
 from megablend.distributed.base import Communicator
 from megablend.errors import CacheError
-from megablend.fs.atomic_write import flush_folder, remove_leftovers, translate_os_errors
-from megablend.fs.build_lock import build_lock, verify_shared_filesystem
-from megablend.index.build import Progress
+from megablend.index.build.build import Progress
 from megablend.megatron.cache_builder.artefacts import names_in, problem_with
 from megablend.megatron.cache_builder.commit import WORK_FOLDER
 from megablend.megatron.cache_builder.completion_marker import (
@@ -55,6 +53,8 @@ from megablend.megatron.request.layout import layouts
 from megablend.megatron.request.request import CacheRequest
 from megablend.storage.base import Storage
 from megablend.storage.parallel_map import map_waiting
+from megablend.system.atomic_write import flush_folder, remove_leftovers, translate_os_errors
+from megablend.system.build_lock import build_lock, verify_shared_filesystem
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -23,10 +23,10 @@ from megablend.distributed.base import Communicator
 from megablend.errors import CacheError
 from megablend.formats.base import Array
 from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
-from megablend.fs.atomic_write import replace_file, translate_os_errors
 from megablend.megatron.cache_builder.lengths import lengths_of, read_lengths
 from megablend.megatron.cache_builder.shared_array import shared_array
 from megablend.storage.base import Storage
+from megablend.system.atomic_write import replace_file, translate_os_errors
 from megablend.system.limited_json import parse_json
 
 _FOLDER = "megablend-lengths"

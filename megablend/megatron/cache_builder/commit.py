@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 
 from megablend.formats.base import Array
-from megablend.fs.atomic_write import TEMPORARY, flush_folder, translate_os_errors
 from megablend.kernels import new_files
 from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact
+from megablend.system.atomic_write import TEMPORARY, flush_folder, translate_os_errors
 
 WORK_FOLDER = ".megablend"
 """Inside the cache, on the same file system: the build lock, and incomplete files."""

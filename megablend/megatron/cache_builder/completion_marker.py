@@ -32,12 +32,12 @@ from pathlib import Path
 from typing import Any
 
 from megablend.errors import CacheError
-from megablend.fs.atomic_write import flush_folder, replace_file, translate_os_errors
 from megablend.megatron.cache_builder.artefacts import Artefact
 from megablend.megatron.cache_builder.commit import WORK_FOLDER
 from megablend.megatron.cache_builder.work_plan import Job, SplitPlan
 from megablend.megatron.pair_files import PairState, look_at_pair, look_at_pairs, sizes_of, times_of
 from megablend.megatron.request.request import CacheRequest
+from megablend.system.atomic_write import flush_folder, replace_file, translate_os_errors
 
 _VERSION = 3
 _SUFFIX = ".json"

@@ -20,20 +20,20 @@ from pathlib import Path
 
 import numpy as np
 
-from megablend.blocks.block_store import BlockStore
-from megablend.blocks.document_lengths import count_documents, next_cut
 from megablend.config.read_spec import ReadSpec, make_options
 from megablend.distributed.base import Communicator
 from megablend.errors import CacheError, ConfigError, UnsupportedFileError
 from megablend.formats.base import Array
 from megablend.formats.flat import DOCUMENTS, is_flat
-from megablend.fs.atomic_write import checksum, replace_file
-from megablend.index.build import SourceSpec, build_index
-from megablend.index.cache_folders import external_references_dir
-from megablend.index.snapshot import Snapshot, open_snapshot
+from megablend.index.blocks.block_store import BlockStore
+from megablend.index.blocks.document_lengths import count_documents, next_cut
+from megablend.index.build.build import SourceSpec, build_index
+from megablend.index.read.snapshot import Snapshot, open_snapshot
+from megablend.index.tables.cache_folders import external_references_dir
 from megablend.megatron.cache_builder.shared_array import shared_array
 from megablend.megatron.request.address import Address, parse_address
 from megablend.storage.base import Storage
+from megablend.system.atomic_write import checksum, replace_file
 from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
 

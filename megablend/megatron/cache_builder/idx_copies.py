@@ -17,11 +17,11 @@ from typing import Any
 from megablend.arrays import Int64s
 from megablend.distributed.base import Communicator
 from megablend.errors import ChangedFileError
-from megablend.fs.atomic_write import replace_file, translate_os_errors
 from megablend.storage.base import Allocate, Bytes, FileStat, Storage
 from megablend.storage.location import find_scheme
 from megablend.storage.parallel_map import parallel_map
 from megablend.storage.wrapper import WrapperStorage
+from megablend.system.atomic_write import replace_file, translate_os_errors
 
 _COPY_BYTES = 64 << 20
 """Bytes that are read at a time."""

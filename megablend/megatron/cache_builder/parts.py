@@ -23,13 +23,13 @@ from typing import NamedTuple
 import numpy as np
 
 from megablend.formats.base import Array
-from megablend.fs.atomic_write import flush, open_part, translate_os_errors
 from megablend.megatron.cache_builder.commit import StoppedError
 from megablend.megatron.cache_builder.lengths import LengthReader, read_part
 from megablend.megatron.cache_builder.schedule import Assignment
 from megablend.megatron.cache_builder.work_plan import DatasetJob, Job
 from megablend.megatron.exact.samples import BLOCK, ROWS, count_run, cut_run, end_row, reached
 from megablend.megatron.request.request import CacheRequest
+from megablend.system.atomic_write import flush, open_part, translate_os_errors
 
 _POLL_SECONDS = 0.2
 

@@ -11,15 +11,15 @@ import numpy as np
 
 from megablend.distributed.base import Communicator
 from megablend.formats.base import Array
-from megablend.fs.atomic_write import (
+from megablend.megatron.cache_builder.artefacts import ArraySpec
+from megablend.system.atomic_write import (
     flush,
     open_part,
     remove_leftovers,
     temp_sibling,
     translate_os_errors,
 )
-from megablend.fs.build_lock import build_lock
-from megablend.megatron.cache_builder.artefacts import ArraySpec
+from megablend.system.build_lock import build_lock
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from megablend.blend.allocate import largest_remainder
 from megablend.errors import PlanError
 from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact
 from megablend.megatron.cache_builder.lengths import PartSize
@@ -35,7 +36,6 @@ from megablend.megatron.request.description import (
 )
 from megablend.megatron.request.layout import DatasetPart, SplitLayout, layouts, normalized
 from megablend.megatron.request.request import GREEDY, LARGEST_REMAINDER, SPLITS, CacheRequest
-from megablend.plan.allocate import largest_remainder
 
 PartKey = tuple[str, tuple[float, float]]
 """A prefix and the part of it."""

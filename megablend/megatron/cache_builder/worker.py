@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 
 from megablend.distributed.base import Communicator
-from megablend.index.build import Progress
+from megablend.index.build.build import Progress
 from megablend.megatron.cache_builder.artefacts import names_in, problem_with
 from megablend.megatron.cache_builder.build_artefact import (
     MAX_TOGETHER,

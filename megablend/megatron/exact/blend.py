@@ -17,13 +17,13 @@ from itertools import pairwise
 import numpy as np
 
 from megablend.arrays import Float64s, Int16s, Int64s
+from megablend.blend.allocate import largest_remainder
 from megablend.errors import PlanError
+from megablend.kernels.blend.bijection import shuffle
+from megablend.kernels.blend.keyed_hash import MASK, hash_combine
 from megablend.kernels.exact.greedy import fill, fill_by_scan
 from megablend.kernels.exact.keyed_permutation import ROUNDS, find_owner, keyed_permutation
-from megablend.kernels.plan.bijection import shuffle
-from megablend.kernels.plan.keyed_hash import MASK, hash_combine
 from megablend.megatron.request.request import MAX_DATASETS
-from megablend.plan.allocate import largest_remainder
 
 MAX_SCANNED = 32
 """Up to this number of datasets it is faster to scan all of them."""

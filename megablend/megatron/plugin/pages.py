@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from megablend.api.build import build
-from megablend.api.runs import open_run
 from megablend.config import Config, load_config
 from megablend.distributed.base import Communicator
 from megablend.errors import ConfigError, DataError
@@ -22,10 +20,12 @@ from megablend.megatron.core import Split
 from megablend.megatron.plugin.config import MegablendDatasetConfig
 from megablend.megatron.plugin.dataset import MegablendGPTDataset, cache_of, make_dataset_storage
 from megablend.megatron.request.address import PAIR, parse_address
-from megablend.plan.ledger_file import load_ledger
-from megablend.plan.skips import load_skips
+from megablend.operations.build import build
+from megablend.operations.runs import open_run
 from megablend.prefetch.samples import Sample
 from megablend.reader import Dataset
+from megablend.run.ledger_file import load_ledger
+from megablend.run.skips import load_skips
 from megablend.storage.location import make_absolute
 
 Blend = tuple[Sequence[str], Sequence[float] | None]

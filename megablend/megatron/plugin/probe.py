@@ -37,7 +37,6 @@ import torch
 
 from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError
-from megablend.fs.atomic_write import replace_file, translate_os_errors
 from megablend.jit import cache_dir
 from megablend.megatron.cache_builder.build_cache import prepare_cache
 from megablend.megatron.compat import has_default, query_result
@@ -51,6 +50,7 @@ from megablend.megatron.plugin.config import MegablendDatasetConfig
 from megablend.megatron.plugin.dataset import MegablendGPTDataset
 from megablend.megatron.request.config import DatasetConfig, request_of
 from megablend.storage.by_scheme import make_storage
+from megablend.system.atomic_write import replace_file, translate_os_errors
 
 Case = tuple[dict[str, Any], list[int | None]]
 """Options of a config, and sizes."""

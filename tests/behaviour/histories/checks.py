@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 import megablend
+from megablend.blend.plan import Stretch
 from megablend.config.stages import MASKS
-from megablend.plan.stage import Stage
-from megablend.plan.stages_plan import Stretch
+from megablend.run.stage import Stage
 from tests.behaviour.histories import twin
 from tests.behaviour.histories.job import Job
 from tests.behaviour.histories.twin import EOD, Change, SourceSample

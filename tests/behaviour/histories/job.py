@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import megablend
 from megablend.config.stages import MASKS
 from megablend.errors import ConfigError, MegablendError, PlanError
-from megablend.plan.ledger_file import load_ledger
+from megablend.run.ledger_file import load_ledger
 from tests.behaviour.histories.files import Files
 from tests.behaviour.histories.twin import EOD
 from tests.formats.writers import KINDS

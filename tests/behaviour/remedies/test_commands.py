@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.plan.ledger_file import load_ledger, save_ledger
+from megablend.run.ledger_file import load_ledger, save_ledger
 from tests.behaviour.remedies.driver import Bench, Step, fault, misuse, table
 from tests.behaviour.remedies.projects import Run
 from tests.runs import documents, make_config, write_source

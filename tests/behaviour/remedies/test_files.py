@@ -13,8 +13,6 @@ import pyarrow as pa
 import pytest
 
 import megablend
-from megablend.api.check_data import check_data
-from megablend.blocks import document_lengths
 from megablend.errors import CacheError, ChangedFileError, ConfigError, DataError
 from megablend.formats import FORMATS
 from megablend.formats.arrow import count_batches
@@ -22,7 +20,9 @@ from megablend.formats.megatron import lengths, reader
 from megablend.formats.parquet.decoding.codecs import CODECS
 from megablend.formats.parquet.decoding.values import DECODERS
 from megablend.formats.parquet.indexing import by_headers
-from megablend.index import file_tasks
+from megablend.index.blocks import document_lengths
+from megablend.index.build import file_tasks
+from megablend.operations.check_data import check_data
 from tests.behaviour.remedies.driver import Step, fault, table
 from tests.behaviour.remedies.files import (
     COUNTS,

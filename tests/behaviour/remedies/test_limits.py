@@ -45,7 +45,7 @@ READING = """
 import os, random, resource, sys
 from pathlib import Path
 import megablend
-from megablend.api.load_kernels import wait_for_kernels
+from megablend.operations.load_kernels import wait_for_kernels
 room, warm = 56 << 20, megablend.open(sys.argv[1])[0]
 wait_for_kernels()  # LLVM ends a process that lacks memory
 for project in sys.argv[1:]:

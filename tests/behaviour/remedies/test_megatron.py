@@ -141,7 +141,7 @@ def fill_disk(bench: Call) -> None:
 
 
 def without_locks(bench: Call) -> None:
-    bench.patch.setattr("megablend.fs.build_lock._try_lock", lambda _: 38)
+    bench.patch.setattr("megablend.system.build_lock._try_lock", lambda _: 38)
 
 
 def undo(bench: Call) -> None:

@@ -21,11 +21,11 @@ import pytest
 import yaml
 
 import megablend
-from megablend.api import manage_runs
 from megablend.errors import CacheError, MegablendError
-from megablend.fs import build_lock
-from megablend.index.cache_folders import external_references_dir
-from megablend.index.manifest import dump_with_checksum, read_manifest, read_roots
+from megablend.index.tables.cache_folders import external_references_dir
+from megablend.index.tables.manifest import dump_with_checksum, read_manifest, read_roots
+from megablend.operations import manage_runs
+from megablend.system import build_lock
 from tests.behaviour.project import commands_in, flip, truncate
 from tests.behaviour.remedies.driver import Step, fault, misuse, table
 from tests.behaviour.remedies.projects import (
@@ -217,7 +217,7 @@ def launched_as(rank: int, size: int) -> Step:
 
 def amended_during(bench: Run) -> None:
     """Another process amends the run while an amendment of it is planned."""
-    module: Any = importlib.import_module("megablend.api.amend")
+    module: Any = importlib.import_module("megablend.operations.amend")
     plan = module._compile_amended
 
     def plan_while_another_amends(*arguments: Any, **options: Any) -> Any:
@@ -406,7 +406,7 @@ def test_a_state_of_another_run(bench: Run) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from megablend.fs.build_lock import build_lock
+from megablend.system.build_lock import build_lock
 with build_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -414,7 +414,7 @@ with build_lock(Path(sys.argv[1])):
 
 
 def test_a_cache_that_another_build_holds(bench: Run) -> None:
-    bench.patch.setattr("megablend.fs.build_lock.WAIT_SECONDS", 0.2)
+    bench.patch.setattr("megablend.system.build_lock.WAIT_SECONDS", 0.2)
     command = [sys.executable, "-c", HOLD, str(bench.cache)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:

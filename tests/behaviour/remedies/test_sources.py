@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import megablend
-from megablend.api.build import build
+from megablend.operations.build import build
 from tests.behaviour.remedies.driver import Bench, Fault, Step, attempt, fault, table
 from tests.behaviour.remedies.files import ROWS, arrow, pair, parquet, raw
 

@@ -16,8 +16,8 @@ from megablend.formats import format_of
 from megablend.formats.fetch import read_blocks
 from megablend.formats.megatron import MEGATRON
 from megablend.formats.megatron.idx import HEADER_BYTES, Sequences, block_starts
-from megablend.index.build import build_index
-from megablend.index.source_spec import SourceSpec
+from megablend.index.build.build import build_index
+from megablend.index.build.source_spec import SourceSpec
 from tests.examples import examples
 from tests.formats.writers import index, opened, pieces, write_megatron
 from tests.megatron_core import megatron

@@ -3,9 +3,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from megablend.blend.allocate import largest_remainder
 from megablend.errors import PlanError
 from megablend.megatron.exact.blend import SMALL, Permuted, largest_remainder_blend
-from megablend.plan.allocate import largest_remainder
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 300, SMALL, SMALL + 1, 150_001])

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
-from megablend.blocks.document_lengths import count_documents
 from megablend.distributed.base import SingleProcess
 from megablend.errors import CacheError, ChangedFileError, ConfigError
+from megablend.index.blocks.document_lengths import count_documents
 from megablend.megatron.cache_builder.catalog import build_catalog, catalog_path, open_catalog
 from megablend.megatron.cache_builder.document_tables import (
     build_table,

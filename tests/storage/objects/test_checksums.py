@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import megablend
-from megablend.blocks import check_fetched
 from megablend.errors import ChangedFileError, CorruptFileError
-from megablend.index.block_checksums import find_wrong
+from megablend.index.blocks import check_fetched
+from megablend.index.read.block_checksums import find_wrong
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import Faults, FaultySource
 from tests.storage.objects.test_http import list_files

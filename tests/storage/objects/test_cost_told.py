@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import megablend
-from megablend.api.description import RunDescription
-from megablend.api.dry_run import dry_run
 from megablend.cli.build import format_transfer
+from megablend.inspect.description import RunDescription
+from megablend.operations.dry_run import dry_run
 from megablend.storage.transfer import Transfer
 from tests.cli.commands import run
 from tests.formats.writers import IDX_CODES
@@ -196,7 +196,7 @@ def test_a_dry_run_tells_what_indexing_takes(
     corpus: str, is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where no listing shows how large the files are."""
-    monkeypatch.setattr("megablend.index.file_tasks.PART_BYTES", 8 << 20)
+    monkeypatch.setattr("megablend.index.build.file_tasks.PART_BYTES", 8 << 20)
     files = write_corpus(corpus, tmp_path / "data")
     with FaultySource(files) as tried, FaultySource(files) as source:
         (told,) = dry_run(configure(corpus, tmp_path, tried, is_named=is_named))

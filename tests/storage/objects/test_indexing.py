@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import megablend
-from megablend.api.description import RunDescription
-from megablend.api.dry_run import dry_run
 from megablend.errors import ConfigError, CorruptFileError
 from megablend.formats.raw.raw_format import RawFormat
+from megablend.inspect.description import RunDescription
+from megablend.operations.dry_run import dry_run
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.head_and_tail import TAIL_BYTES, KeptHeadsAndTails
 from megablend.storage.portions import read_portions

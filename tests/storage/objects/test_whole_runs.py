@@ -116,7 +116,9 @@ def check_source(folder: Path, seed: int) -> None:
     def share() -> float:
         return rng.choice([0, 0, 0.01, 0.05])
 
-    shares = {kind: share() for kind in ("tail", "reset", "truncated", "stall", "silent")}
+    shares: dict[str, Any] = {
+        kind: share() for kind in ("tail", "reset", "truncated", "stall", "silent")
+    }
     status = {status: share() for status in (429, 500, 503)}
     with FaultySource({}) as source:
         run = make_run(folder, source, scale=1, is_listed=rng.random() < 0.5)

@@ -95,9 +95,9 @@ class Peak:
 def measure(config: Path, reads: int) -> dict[str, float]:
     """One round, in this process."""
     import megablend
-    from megablend.blocks.block_store import BlockStore
-    from megablend.index.list_snapshots import list_snapshots
-    from megablend.index.snapshot import open_snapshot
+    from megablend.index.blocks.block_store import BlockStore
+    from megablend.index.read.snapshot import open_snapshot
+    from megablend.index.tables.list_snapshots import list_snapshots
     from megablend.storage.by_scheme import make_storage
 
     _ = megablend.Loader  # imports torch

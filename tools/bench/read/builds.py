@@ -58,7 +58,7 @@ def build(folder: Path, cache: Path) -> tuple[float, float]:
     """Seconds of wall and CPU time of a build in this process, imports and kernels left out."""
     from megablend.config.read_spec import ReadSpec
     from megablend.distributed.base import SingleProcess
-    from megablend.index.build import SourceSpec, build_index
+    from megablend.index.build.build import SourceSpec, build_index
     from megablend.storage.by_scheme import make_storage
 
     def source(pattern: str) -> SourceSpec:

@@ -1,0 +1,1 @@
+"""Sample k of a run to its source and its number within the source: shares, epochs, interleavings. Pure arithmetic."""

@@ -1,0 +1,138 @@
+"""Shares of a stage in which no source exceeds its cap: the excess is redistributed by
+water-filling.
+
+A source whose share exceeds its cap gives exactly its cap; the difference is divided among the
+other sources by their weights, which may bring more of them to their caps. The result does not
+depend on the sequence of the sources, and shares are constant throughout the stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from megablend.blend.allocate import largest_remainder
+from megablend.errors import PlanError
+
+Weights = Sequence[int | Fraction]
+Caps = Sequence[int | None]
+
+
+def capped_shares(weights: Weights, caps: Caps, total: int) -> list[Fraction]:
+    """The nearest feasible shares of `total` samples, by weight, in which no source exceeds its
+    cap.
+
+    Args:
+        weights: [num_sources], 0 or more, not all 0.
+        caps: the most samples that each source may give in the stage, [num_sources]; None for no
+            limit.
+
+    Returns: [num_sources], sum 1: cap / total where a source's weight, relative to the sources
+        below their caps, would give more; the rest by weight. `largest_remainder` of them gives
+        each source at most its cap.
+
+    Raises: PlanError where the caps together allow fewer than `total` samples, or `total` is not
+        above 0.
+    """
+    if total < 1:
+        raise PlanError(f"cannot divide {total} samples; expected more than 0")
+    if (most := longest_stage(weights, caps, redistribute=True)) is not None and total > most:
+        raise PlanError(
+            f"{total:,} samples requested, but the caps of all sources with a share allow {most:,}"
+        )
+    shares = [Fraction(0)] * len(weights)
+    free = [source for source, weight in enumerate(weights) if weight > 0]
+    left = total
+    while full := _find_over_caps(weights, caps, free, left):
+        for source, cap in full.items():
+            shares[source] = Fraction(cap, total)
+            left -= cap
+        free = [source for source in free if source not in full]
+    scale = total * sum(Fraction(weights[source]) for source in free)
+    for source in free:
+        shares[source] = Fraction(weights[source]) * left / scale
+    return shares
+
+
+def capped_totals(weights: Weights, caps: Caps, total: int) -> list[int]:
+    """Divide `total` samples by weight, without exceeding any source's cap: [num_sources] integers
+    that sum to `total`.
+
+    A source gives its cap where its weight, relative to the sources below their caps, would give
+    more; the others are within 1 of their share of the rest. Raises: PlanError as
+    `largest_remainder` and `capped_shares` do.
+    """
+    return largest_remainder(capped_shares(weights, caps, total) if total > 0 else weights, total)
+
+
+def longest_stage(weights: Weights, caps: Caps, *, redistribute: bool) -> int | None:
+    """The most samples that a stage can have within the caps, [num_sources] each; None where no cap
+    limits it.
+
+    With `redistribute`, other sources replace one that reached its cap; otherwise each keeps its
+    share.
+    """
+    capped = [
+        (Fraction(weight), cap) for weight, cap in zip(weights, caps, strict=True) if weight > 0
+    ]
+    if redistribute:
+        limits = [cap for _, cap in capped if cap is not None]
+        return sum(limits) if len(limits) == len(capped) else None
+    total = sum(weight for weight, _ in capped)
+    return min(
+        (int(cap * total / weight) for weight, cap in capped if cap is not None), default=None
+    )
+
+
+def plan_full_shares(
+    weights: Weights, caps: Caps, total: int, *, multiple_of: int = 1
+) -> list[tuple[int, list[Fraction]]]:
+    """Stages in which each source keeps its full share until its cap is reached, and then is left
+    out.
+
+    Args:
+        multiple_of: what the ends of all stages but the last are multiples of, such as the number
+            of lanes; a source may keep a remainder of less than its share of so many samples.
+
+    Returns: (end of the stage in samples, weights of the stage [num_sources]) of each; one stage
+        where no cap is reached. The last ends before `total` where all sources are left out by
+        then.
+    """
+    stages = list[tuple[int, list[Fraction]]]()
+    start = 0
+    free = [Fraction(weight) for weight in weights]
+    left = list(caps)
+    while start < total and any(free):
+        limits = [_last_at_full_share(free, left, source) for source in range(len(free))]
+        most = min((limit for limit in limits if limit is not None), default=total)
+        if most >= total - start:
+            return [*stages, (total, free)]
+        if samples := most // multiple_of * multiple_of:
+            start += samples
+            stages.append((start, free))
+            given = largest_remainder(free, samples)
+            left = [None if cap is None else cap - n for cap, n in zip(left, given, strict=True)]
+        free = [
+            weight if limit is None or limit - samples >= multiple_of else Fraction(0)
+            for weight, limit in zip(free, limits, strict=True)
+        ]
+    return stages
+
+
+def _last_at_full_share(weights: Sequence[Fraction], caps: Caps, source: int) -> int | None:
+    """How many samples a stage can have until the source's cap is reached; None where it has no
+    share or no cap."""
+    cap = caps[source]
+    return None if cap is None or not weights[source] else int(cap * sum(weights) / weights[source])
+
+
+def _find_over_caps(weights: Weights, caps: Caps, free: Sequence[int], left: int) -> dict[int, int]:
+    """The caps of the sources in `free` whose share of `left` samples, by weight among `free`,
+    exceeds their cap."""
+    total = sum(Fraction(weights[source]) for source in free)
+    capped = [(source, caps[source]) for source in free]
+    return {
+        source: cap
+        for source, cap in capped
+        if cap is not None and weights[source] * left > cap * total
+    }

@@ -1,0 +1,348 @@
+"""Even interleaving in lanes: sample number -> (source, ordinal) from totals, tree, cycles and
+lanes, without long arrays.
+
+The tree gives C_d(n), how many of a stage's first n samples come from source d. The stage is
+divided into cycles of `lanes` * `window` samples; within a cycle megablend.kernels.blend.lanes
+assigns positions to lanes. So `counts` equals C_d at the end of every cycle, within 2 samples of
+the share, and deviates by a few samples in between.
+
+A stage that is not a multiple of full cycles ends with a short cycle of fewer slots, and a tail of
+fewer than `lanes` samples in the tree's own order: unequal numbers of slots would break the even
+spread over lanes, and the tail is too short for lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.arrays import Int32s, Int64s
+from megablend.blend.interleavings.base import (
+    LocatesMany,
+    StageRequest,
+    check_places,
+    check_tokens,
+    prefix_length,
+    sample_numbers,
+)
+from megablend.blend.interleavings.lane_schedule import make_lane_schedule
+from megablend.blend.interleavings.tails import Tails
+from megablend.blend.interleavings.tree import build_tree
+from megablend.errors import PlanError
+from megablend.kernels.blend.inverse import find_samples
+from megablend.kernels.blend.keyed_hash import MASK
+from megablend.kernels.blend.lanes import cycle_shift, locate
+from megablend.kernels.blend.periods import HEAD, period_of
+from megablend.kernels.blend.tails import find_tails
+from megablend.kernels.blend.tree import counts_of_leaf, first_multiple
+from megablend.lazy import cached_property
+
+MAX_LANES = MAX_WINDOW = 1 << 20
+
+
+class LanePlan(LocatesMany):
+    """A stage with exact totals, interleaved evenly in lanes.
+
+    Args:
+        totals: samples of each source, [D]; the sum is at least 1 and below 2^50.
+        lanes: K, the independent streams that make up the stage.
+        window: samples per lane in a cycle.
+        cycles: how many cycles share each run of a source's ordinals, [D], each at least 1.
+        seed: decides the order; taken modulo 2^63.
+        epoch_tokens: tokens per epoch of each source, [D]; runs of ordinals then end at epoch ends.
+        sample_tokens: tokens from one sample's start to the next one's.
+        first_sample: sample number in the run of the stage's first sample; together with `seed`,
+            decides the order.
+        first_tokens: first token of each source's first sample of the stage, counted over all its
+            epochs, [D].
+
+    Raises: PlanError, naming the source.
+    """
+
+    def __init__(
+        self,
+        totals: Sequence[int] | Int64s,
+        *,
+        lanes: int,
+        window: int,
+        cycles: Sequence[int] | Int64s,
+        seed: int,
+        epoch_tokens: Sequence[int] | Int64s | None = None,
+        sample_tokens: int = 1,
+        first_sample: int = 0,
+        first_tokens: Sequence[int] | Int64s | None = None,
+    ) -> None:
+        totals = np.asarray(totals, np.int64)
+        cycles = np.asarray(cycles, np.int64)
+        zeros = np.zeros(len(totals), np.int64)
+        first = zeros if first_tokens is None else np.asarray(first_tokens, np.int64)
+        _check(lanes, window, cycles)
+        if epoch_tokens is not None:
+            check_tokens(
+                totals.tolist(),
+                first.tolist(),
+                [int(tokens) for tokens in epoch_tokens],
+                sample_tokens,
+            )
+        self.num_sources = len(totals)
+        self.num_samples = int(totals.sum())
+        self._lanes = lanes
+        self._window = window
+        self._seed = seed & MASK
+        self._start = first_sample
+        self._cycle_samples = lanes * window
+        self._dealt = self.num_samples // lanes * lanes
+        """Samples of the full cycles and the short one; the tail follows."""
+        tree = self._tree = build_tree(totals)
+        self._leaf_tokens = first[tree.sources]
+        self._leaf_cycles = cycles[tree.sources]
+        self._leaf_epochs = (zeros if epoch_tokens is None else np.asarray(epoch_tokens, np.int64))[
+            tree.sources
+        ]
+        self._sample_tokens = sample_tokens
+        cut = self._dealt % self._cycle_samples // lanes
+        self._schedules = [make_lane_schedule(lanes, slots) for slots in (window, cut) if slots]
+        self._firsts = np.stack([schedule.firsts for schedule in self._schedules])
+        self._strides = np.array([schedule.stride for schedule in self._schedules], np.int64)
+
+    def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
+        """Sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises IndexError."""
+        return self._locate(sample_numbers(ks, self.num_samples), self._leaf_cycles)
+
+    def counts(self, n: int) -> Int64s:
+        """How many of the first n samples come from each source: int64 [num_sources]. Raises
+        IndexError."""
+        n = prefix_length(n, self.num_samples)
+        # Full cycles, or part of the tail
+        low = n if n >= self._dealt else n - n % self._cycle_samples
+        counts = np.zeros(self.num_sources, np.int64)
+        counts[self._tree.sources] = self._tree.counts(low)
+        return counts + np.bincount(self._sources(low, n), minlength=self.num_sources)
+
+    def first_sample_from(
+        self, source: int, ordinal: int, *, before: int | None = None
+    ) -> int | None:
+        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan
+        has none (before `before`)."""
+        ordinal = max(0, ordinal)
+        ranks = np.flatnonzero(self._tree.sources == source)
+        if len(ranks) == 0 or ordinal >= self._tree.samples[ranks[0]]:
+            return None
+        stop = self.num_samples if before is None else before
+        for ks in self._samples_about(int(ranks[0]), ordinal, stop):
+            sources, ordinals = self.locate_many(ks)
+            hits = ks[(sources == source) & (ordinals >= ordinal)]
+            if len(hits):
+                return int(hits[0]) if hits[0] < stop else None
+        return None
+
+    def nth_sample(self, source: int, n: int) -> int:
+        """The sample with which a source has given n samples, of whatever ordinals; n from 1 to the
+        source's samples."""
+        rank = int(self._ranks[source])
+        cycle = self._cycle_of(rank, n)
+        in_cycle = (
+            self._samples_in_cycle(rank, cycle)
+            if cycle * self._cycle_samples < self._dealt
+            else np.zeros(0, np.int64)
+        )
+        _, seen = self._counts_of(rank, min(cycle * self._cycle_samples, self._dealt))
+        if n > seen + len(in_cycle):  # of the stage's tail
+            tail = np.arange(self._dealt, self.num_samples)
+            seen = seen + len(in_cycle)
+            in_cycle = tail[self._sources(self._dealt, self.num_samples) == source]
+        return int(in_cycle[n - 1 - seen])
+
+    def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of
+        `locate_many`.
+
+        Raises: IndexError for a source or ordinal that the plan does not have.
+        """
+        sources, ordinals = check_places(sources, ordinals, self._totals)
+        ks = np.empty(len(ordinals), np.int64)
+        find_samples(
+            self._ranks[sources],
+            ordinals,
+            self._tree.left_leaves,
+            self._tree.left_samples,
+            self._tree.sources,
+            self._tree.samples,
+            self._leaf_tokens,
+            self._leaf_cycles,
+            self._leaf_epochs,
+            self._sample_tokens,
+            self._firsts,
+            *self._inverse_schedules,
+            self._window,
+            self._seed,
+            self._start,
+            ks,
+        )
+        return ks
+
+    def round_up(self, n: int) -> int:
+        """The first sample from n on at which a cycle begins, or all samples beyond the last full
+        cycle."""
+        full = self.num_samples - self.num_samples % self._cycle_samples
+        rounded = -(-n // self._cycle_samples) * self._cycle_samples
+        return rounded if rounded <= full else self.num_samples
+
+    def find_tails(self, n: int) -> Tails:
+        """What is left of each source's period after the first n samples, which end with a full
+        cycle."""
+        tree = self._tree
+        size = len(self._tree.sources)
+        heads = np.zeros((1, size, HEAD), np.int64)
+        edges = np.empty((3, size), np.int64)
+        parts = np.zeros((1, size, int(self._leaf_cycles.max()), 4), np.int64)
+        cut = n // self._cycle_samples
+        columns = tree.samples, self._leaf_tokens, self._leaf_cycles, self._leaf_epochs
+        shape = tree.left_leaves, tree.left_samples
+        find_tails(
+            *shape,
+            *columns,
+            self._sample_tokens,
+            self._lanes,
+            self._window,
+            cut,
+            heads,
+            parts,
+            edges,
+        )
+        by_source = np.zeros((3, self.num_sources), np.int64)
+        by_source[:, tree.sources] = edges
+        first, read, stop = by_source
+        return Tails(
+            first=first,
+            read=read,
+            stop=stop,
+            ranks=self._ranks,
+            lanes=self._lanes,
+            cut=cut,
+            heads=heads,
+            parts=parts,
+        )
+
+    @cached_property
+    def _ranks(self) -> Int64s:
+        """int64 [num_sources]: each source's rank in the tree, -1 where it has no samples."""
+        ranks = np.full(self.num_sources, -1, np.int64)
+        ranks[self._tree.sources] = np.arange(len(self._tree.sources))
+        return ranks
+
+    @cached_property
+    def _totals(self) -> Int64s:
+        """int64 [num_sources]: samples of each source."""
+        totals = np.zeros(self.num_sources, np.int64)
+        totals[self._tree.sources] = self._tree.samples
+        return totals
+
+    @cached_property
+    def _inverse_schedules(self) -> tuple[Int64s, Int64s]:
+        """For each schedule, the lane with each residue, int64 [1 or 2, K], and the inverse of its
+        stride, int64 [1 or 2]."""
+        owners = np.argsort(self._firsts % self._lanes, axis=1)
+        return owners, np.array(
+            [pow(each.stride, -1, each.slots) for each in self._schedules], np.int64
+        )
+
+    def _samples_about(self, rank: int, ordinal: int, stop: int) -> Iterator[Int64s]:
+        """Samples int64 [n], ascending, that a leaf has in each cycle of the period with its
+        `ordinal`, then those of the stage's tail; without cycles that begin at sample `stop` or
+        later."""
+        tree = self._tree
+        total = self.num_samples
+        shape = tree.left_leaves, tree.left_samples
+        cycle = self._cycle_of(rank, ordinal + 1)
+        if cycle * self._cycle_samples < self._dealt:
+            columns = tree.samples, self._leaf_tokens, self._leaf_cycles, self._leaf_epochs
+            samples, first, span, epoch = (int(column[rank]) for column in columns)
+            leaf = rank, samples, first, span, epoch, self._sample_tokens
+            begin, end = period_of(*shape, total, self._lanes, self._window, *leaf, cycle, ordinal)
+            for each in range(begin, min(end, -(-stop // self._cycle_samples))):
+                yield self._samples_in_cycle(rank, each)
+        yield np.arange(self._dealt, min(stop, total))
+
+    def _samples_in_cycle(self, rank: int, cycle: int) -> Int64s:
+        """Samples of a leaf in a cycle: int64 [n], ascending."""
+        low = cycle * self._cycle_samples
+        high = min((cycle + 1) * self._cycle_samples, self._dealt)
+        (before, seen) = self._counts_of(rank, low)
+        (before_high, seen_high) = self._counts_of(rank, high)
+        schedule = self._schedules[0 if high - low == self._cycle_samples else -1]
+        shift = cycle_shift(self._seed, self._start, cycle, schedule.slots)
+        left = before_high - before
+        return low + np.sort(schedule.samples(np.arange(left, left + seen_high - seen), shift))
+
+    def _cycle_of(self, rank: int, count: int) -> int:
+        """The cycle in which a leaf has given `count` samples; its samples in the stage's tail are
+        of the short cycle, too."""
+        tree = self._tree
+        shape = tree.left_leaves, tree.left_samples, self.num_samples
+        return (
+            int(first_multiple(*shape, int(tree.samples[rank]), rank, count, self._cycle_samples))
+            - 1
+        )
+
+    def _counts_of(self, rank: int, n: int) -> tuple[int, int]:
+        """Among the first n samples: (how many are of leaves before `rank`, how many of leaf
+        `rank`)."""
+        return counts_of_leaf(
+            self._tree.left_leaves, self._tree.left_samples, self.num_samples, n, rank
+        )
+
+    def _sources(self, start: int, stop: int) -> Int32s:
+        """Sources of samples [start, stop), int32 [stop - start]; they do not depend on how many
+        cycles share a run."""
+        return self._locate(np.arange(start, stop), np.ones_like(self._leaf_cycles))[0]
+
+    def _locate(self, ks: Int64s, leaf_cycles: Int64s) -> tuple[Int32s, Int64s]:
+        sources = np.empty(ks.shape, np.int32)
+        ordinals = np.empty(ks.shape, np.int64)
+        locate(
+            ks,
+            self._tree.left_leaves,
+            self._tree.left_samples,
+            self._tree.sources,
+            self._tree.samples,
+            self._leaf_tokens,
+            leaf_cycles,
+            self._leaf_epochs,
+            self._sample_tokens,
+            self._firsts,
+            self._strides,
+            self._window,
+            self._seed,
+            self._start,
+            sources,
+            ordinals,
+        )
+        return sources, ordinals
+
+
+def plan_lanes(stage: StageRequest) -> LanePlan:
+    """The plan of a stage in lanes. Raises PlanError."""
+    return LanePlan(
+        stage.totals,
+        lanes=stage.lanes,
+        window=stage.shuffle_window,
+        cycles=stage.cycles,
+        seed=stage.seed,
+        epoch_tokens=stage.epoch_tokens,
+        sample_tokens=stage.sample_tokens,
+        first_sample=stage.first_sample,
+        first_tokens=stage.first_tokens,
+    )
+
+
+def _check(lanes: int, window: int, cycles: Int64s) -> None:
+    if not (1 <= lanes <= MAX_LANES and 1 <= window <= MAX_WINDOW):
+        raise PlanError(
+            f"found {lanes} lanes of {window} samples per cycle; expected 1 to {MAX_LANES} lanes and 1 to {MAX_WINDOW} samples"
+        )
+    if (cycles < 1).any():
+        source = int(np.flatnonzero(cycles < 1)[0])
+        raise PlanError(f"source {source} has {cycles[source]} cycles per run; expected at least 1")

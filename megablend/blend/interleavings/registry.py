@@ -1,0 +1,48 @@
+"""The interleavings by name, with the properties that other code depends on.
+
+Megatron's greedy interleaving is not among them: it needs an array as long as the run, and its
+weights are doubles. It is in megablend.megatron.exact, for Megatron's cache files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from megablend.blend.interleavings.base import Plan, StageRequest
+from megablend.blend.interleavings.lanes import LanePlan, plan_lanes
+from megablend.blend.interleavings.sequential import plan_one_after_another
+from megablend.blend.interleavings.tails import Tails
+
+
+@dataclass(frozen=True, slots=True)
+class InterleavingKind:
+    """An interleaving, and the properties that other code depends on."""
+
+    plan: Callable[[StageRequest], Plan]
+    """Makes the plan of a stage. Raises PlanError for a stage that it cannot arrange."""
+    has_lanes: bool = False
+    """Whether sample k belongs to lane k % lanes, whose samples of a source are neighbours: a
+    reader then keeps the blocks that its lanes are reading."""
+    find_tails: Callable[[Any, int], Tails | None] | None = None
+    """What a plan leaves of each source's period after its first n samples, or None where every
+    source's ordinals ascend, so that nothing is left. None for an interleaving whose stages cannot
+    be cut."""
+    round_up: Callable[[Any, int], int] = lambda plan, n: n
+    """The first n samples, or as few more as needed, after which a plan's stage can be cut."""
+
+
+INTERLEAVINGS: dict[str, InterleavingKind] = {
+    "lanes": InterleavingKind(
+        plan_lanes, has_lanes=True, find_tails=LanePlan.find_tails, round_up=LanePlan.round_up
+    ),
+    "sequential": InterleavingKind(plan_one_after_another, find_tails=lambda plan, n: None),
+}
+
+
+def find_interleaving(name: str) -> InterleavingKind:
+    """An interleaving by name. Raises: ValueError for an unknown name."""
+    if name not in INTERLEAVINGS:
+        raise ValueError(f"found {name!r}, expected one of {', '.join(INTERLEAVINGS)}")
+    return INTERLEAVINGS[name]

@@ -1,0 +1,75 @@
+"""Source 0's samples, then source 1's, and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.arrays import Int32s, Int64s
+from megablend.blend.interleavings.base import (
+    LocatesMany,
+    StageRequest,
+    check_places,
+    prefix_length,
+    sample_numbers,
+)
+from megablend.errors import PlanError
+
+
+class SequentialPlan(LocatesMany):
+    """Sources one after another; sources without samples are skipped.
+
+    Args:
+        totals: samples of each source, [num_sources], not negative.
+
+    Raises: PlanError.
+    """
+
+    def __init__(self, totals: Sequence[int] | Int64s) -> None:
+        for source, total in enumerate(totals):
+            if total < 0:
+                raise PlanError(f"source {source} has {total} samples; expected 0 or more")
+        self._offsets = np.concatenate(
+            [np.zeros(1, np.int64), np.cumsum(np.asarray(totals, np.int64))]
+        )
+        self.num_sources = len(totals)
+        self.num_samples = int(self._offsets[-1])
+
+    def locate_many(self, ks: npt.ArrayLike) -> tuple[Int32s, Int64s]:
+        """Sources int32 [n] and ordinals int64 [n] of samples ks [n]. Raises IndexError."""
+        numbers = sample_numbers(ks, self.num_samples)
+        sources = np.searchsorted(self._offsets, numbers, side="right") - 1
+        return sources.astype(np.int32), numbers - self._offsets[sources]
+
+    def counts(self, n: int) -> Int64s:
+        """How many of the first n samples come from each source: int64 [num_sources]. Raises
+        IndexError."""
+        reached: Int64s = np.minimum(self._offsets, prefix_length(n, self.num_samples))
+        return reached[1:] - reached[:-1]
+
+    def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]. Raises IndexError
+        where there are none."""
+        sources, ordinals = check_places(sources, ordinals, np.diff(self._offsets))
+        ks: Int64s = self._offsets[sources] + ordinals
+        return ks
+
+    def first_sample_from(
+        self, source: int, ordinal: int, *, before: int | None = None
+    ) -> int | None:
+        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan
+        has none (before `before`)."""
+        start, stop = self._offsets[source : source + 2].tolist()
+        sample = int(start + max(0, ordinal))
+        return sample if sample < stop and (before is None or sample < before) else None
+
+    def nth_sample(self, source: int, n: int) -> int:
+        """The sample with which a source has given n samples; n from 1 to the source's samples."""
+        return int(self._offsets[source]) + n - 1
+
+
+def plan_one_after_another(stage: StageRequest) -> SequentialPlan:
+    """Plan the sources of a stage one after another. Raises PlanError."""
+    return SequentialPlan(stage.totals)

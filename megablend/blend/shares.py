@@ -1,0 +1,230 @@
+"""From a config's weights or amounts to exact weights and a length. Impossible blends are refused;
+errors name the source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from megablend.blend.caps import capped_shares
+from megablend.blend.computed_weights import compute_weights
+from megablend.blend.epochs import Epochs, ReadBefore
+from megablend.blend.interleavings.base import MAX_SAMPLES
+from megablend.blend.remedies import fit_all_caps, round_up, set_length
+from megablend.config import SPLITS, Config, Source
+from megablend.config.values import SIZE
+from megablend.errors import PlanError
+
+
+class Shares(NamedTuple):
+    """The weights and the length of a requested blend."""
+
+    weights: tuple[Fraction, ...]
+    """[num_sources], summing to 1: with `on_exhausted: redistribute`, those that respect all
+    caps."""
+    requested: tuple[Fraction, ...]
+    """[num_sources], summing to 1: as the config gives them, whatever the caps."""
+    num_samples: int
+
+
+def samples_in(tokens: Fraction | int, sequence_length: int, extra: int) -> int:
+    """The number of complete samples in `tokens` tokens: sample i takes tokens [i*S, i*S + S +
+    extra)."""
+    return max(0, int((Fraction(tokens) - extra) // sequence_length))
+
+
+def cap_of(
+    source: Source,
+    tokens: int,
+    sequence_length: int,
+    extra: int,
+    *,
+    read: int = 0,
+    most: int | None = None,
+) -> int | None:
+    """The most samples that a source may give, by its max_epochs and max_tokens; None where it has
+    neither.
+
+    Args:
+        tokens: tokens of the source in the split, in one epoch.
+        read: tokens of it that were read before, over all epochs.
+        most: tokens of its first max_epochs epochs, where not all have equally many.
+    """
+    caps = []
+    if source.max_epochs is not None:
+        limit = source.max_epochs * tokens if most is None else most
+        caps.append(samples_in(limit - read, sequence_length, extra))
+    if source.max_tokens is not None:
+        caps.append(samples_in(source.max_tokens - read, sequence_length, 0))
+    return min(caps, default=None)
+
+
+def find_most_tokens(
+    sources: Sequence[Source], epochs: Epochs, before: Sequence[int] | None = None
+) -> list[int | None]:
+    """Tokens of the first max_epochs epochs of each source; None for those without max_epochs.
+
+    Args:
+        before: positions of the sources, see `Epochs.find_position`.
+    """
+    stops = [None] * len(sources) if before is None else before
+    return [
+        None
+        if source.max_epochs is None
+        else epochs.find_position(number, source.max_epochs, before=stop)
+        for number, (source, stop) in enumerate(zip(sources, stops, strict=True))
+    ]
+
+
+def shares_of(
+    config: Config,
+    split: str,
+    sources: Sequence[Source],
+    tokens: Sequence[int],
+    read: ReadBefore | None = None,
+) -> Shares:
+    """Weights and length of a blended split.
+
+    Where the config sets a length, the sources' numbers are relative to it; otherwise they are
+    amounts and their sum is the length.
+
+    Args:
+        tokens: of each source in this split, including end-of-document tokens.
+        read: what was read of each source before; nothing by default.
+
+    Raises: PlanError where a source with a share has no tokens or less than one sample, or the
+        split would have no samples, more than MAX_SAMPLES, or more than all caps together allow.
+    """
+    extra = int(config.add_extra_token_to_sequence)
+    unit = sources[0].unit or "weight"
+    _refuse_empty(config, split, sources, tokens)
+    values = _values(config, sources, unit, tokens)
+    num_samples = _length(config, split, sum(tokens), extra)
+    if num_samples is None:
+        values = _amounts_in_samples(config, split, sources, unit, values)
+        num_samples = int(sum(values))
+    if num_samples < 1:
+        # One sample of each source
+        needed = max((-(-sum(values) // value) for value in values if value), default=1)
+        more = ", or add data" if config.epochs is not None else ""
+        raise PlanError(
+            f"{split} would have fewer tokens than one sample of {config.sequence_length} tokens: "
+            f"{set_length(config, split, needed, sum(tokens))}{more}"
+        )
+    if num_samples > MAX_SAMPLES:
+        raise PlanError(
+            f"{split} would have {num_samples:,} samples; a plan can have at most {MAX_SAMPLES:,}: request fewer"
+        )
+    total = sum(values)
+    requested = tuple(Fraction(value) / total for value in values)
+    weights = requested
+    if config.on_exhausted == "redistribute":
+        weights = _redistribute(config, split, sources, requested, tokens, num_samples, read)
+    return Shares(weights, requested, num_samples)
+
+
+def _refuse_empty(
+    config: Config, split: str, sources: Sequence[Source], tokens: Sequence[int]
+) -> None:
+    named = [source.unit is None or getattr(source, source.unit) != 0 for source in sources]
+    for source, source_tokens, is_named in zip(sources, tokens, named, strict=True):
+        if source_tokens == 0 and is_named:
+            remedies = _fill(config, split)
+            if any(n > 0 and other for n, other in zip(tokens, named, strict=True)):
+                remedies.append(f"leave it out with `{source.unit or 'weight'}: 0`")
+            raise PlanError(
+                f"source {source.name!r} has no tokens in {split}: {', or '.join(remedies)}"
+            )
+
+
+def _fill(config: Config, split: str) -> list[str]:
+    """What gives a source without tokens some in a split."""
+    share = Fraction(1) if config.listed_by_split else config.shares[SPLITS.index(split)]
+    if share == 0:
+        return [f"give {split} a share of `split`"]
+    larger = [f"give {split} a larger share of `split`"] if share < 1 else []
+    return ["add files with tokens to it", *larger]
+
+
+def _values(
+    config: Config, sources: Sequence[Source], unit: str, tokens: Sequence[int]
+) -> list[Fraction]:
+    """The sources' numbers: weights relative to each other, or amounts in samples or tokens."""
+    given = [getattr(source, unit) if source.unit else Fraction(1) for source in sources]
+    values = [
+        Fraction(n) if value == SIZE else value for value, n in zip(given, tokens, strict=True)
+    ]
+    if config.temperature is not None or SIZE in given:
+        return compute_weights(values, config.temperature)
+    if unit == "epochs":
+        return [value * n for value, n in zip(values, tokens, strict=True)]
+    return values
+
+
+def _amounts_in_samples(
+    config: Config, split: str, sources: Sequence[Source], unit: str, amounts: list[Fraction]
+) -> list[Fraction]:
+    if unit in ("epochs", "tokens"):
+        extra = int(config.add_extra_token_to_sequence) if unit == "epochs" else 0
+        values = [Fraction(samples_in(amount, config.sequence_length, extra)) for amount in amounts]
+        for source, amount, value in zip(sources, amounts, values, strict=True):
+            if amount > 0 and value == 0:
+                raise PlanError(
+                    f"source {source.name!r} would give {split} {float(amount):,.0f} tokens, fewer than one sample of "
+                    f"{config.sequence_length + extra}: {_enough(source, unit, amount, config.sequence_length + extra)}"
+                )
+        return values
+    if any(amount.denominator != 1 for amount in amounts):
+        raise PlanError(
+            "without a length in the config, `samples` of sources are counts: expected integers"
+        )
+    return amounts
+
+
+def _enough(source: Source, unit: str, amount: Fraction, needed: int) -> str:
+    """What to set so that a source given as an amount of tokens has at least one sample."""
+    if unit == "tokens":
+        return f"set `tokens: {needed}` or more for it, or `tokens: 0`"
+    epochs = round_up((source.epochs or Fraction(0)) * needed / amount)
+    return f"set `epochs: {epochs}` or more for it, or `epochs: 0`"
+
+
+def _length(config: Config, split: str, tokens: int, extra: int) -> int | None:
+    if split != "train":
+        samples: int | None = getattr(config, f"{split}_samples")
+        return samples
+    if config.samples is not None:
+        return config.samples
+    if config.tokens is not None:
+        return config.tokens // config.sequence_length
+    if config.epochs is not None:
+        return samples_in(config.epochs * tokens, config.sequence_length, extra)
+    return None
+
+
+def _redistribute(
+    config: Config,
+    split: str,
+    sources: Sequence[Source],
+    requested: Sequence[Fraction],
+    tokens: Sequence[int],
+    num_samples: int,
+    read: ReadBefore | None,
+) -> tuple[Fraction, ...]:
+    extra = int(config.add_extra_token_to_sequence)
+    before = read.tokens if read else [0] * len(tokens)
+    most = find_most_tokens(sources, read.epochs) if read else [None] * len(tokens)
+    caps = [
+        cap_of(source, n, config.sequence_length, extra, read=read_before, most=limit)
+        for source, n, read_before, limit in zip(sources, tokens, before, most, strict=True)
+    ]
+    capped = [
+        cap for cap, share in zip(caps, requested, strict=True) if share > 0 and cap is not None
+    ]
+    if sum(capped) < num_samples and len(capped) == sum(share > 0 for share in requested):
+        raise PlanError(
+            f"{split} would have {num_samples:,} samples, but its sources' caps together allow {sum(capped):,}: "
+            f"{fit_all_caps(config, split, sum(capped))}raise a cap, or remove the cap of a source that may repeat"
+        )
+    return tuple(capped_shares(requested, caps, num_samples))

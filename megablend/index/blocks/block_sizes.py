@@ -1,0 +1,111 @@
+"""Sizes of blocks from the tables of the index: tokens, memory, dictionaries; and how the memory of
+a process is divided.
+
+Nothing is read from data files. Of `memory`, the limit per process for reading a split, batches and
+the order of the sources' blocks are counted first, at their actual size. Sources with extra columns
+take 1 / EXTRA_PART of `memory` for these. The rest is divided by SHARES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from megablend.arrays import Bools, Int64s
+from megablend.formats.base import Array
+from megablend.formats.parquet.decoding.values import is_by_dictionary
+from megablend.index.blocks.extra_columns import ExtraColumn
+from megablend.index.read.snapshot import Snapshot
+from megablend.lazy import cached_property
+
+EXTRA_PART = 16
+"""1 / EXTRA_PART of `memory` is for decoded pages of extra columns, cached for other blocks that
+need them."""
+SHARES = {"dictionaries": 1, "planning": 1, "window": 1, "reads": 2, "blocks": 11}
+"""Parts of the rest; see `prefetch.memory_budget.Budget`."""
+NUM_SHARES = sum(SHARES.values())
+
+
+def get_extra_bytes(memory: int) -> int:
+    """Bytes of `memory` for decoded pages of extra columns, if a source has any."""
+    return memory // EXTRA_PART
+
+
+def divide_rest(rest: int) -> dict[str, int]:
+    """Bytes of each of SHARES; none is below 0."""
+    return {name: max(0, rest) * part // NUM_SHARES for name, part in SHARES.items()}
+
+
+BLOCK_OVERHEAD_BYTES = 1 << 10
+"""Memory of the Python objects around a decoded block, and of its table entries."""
+
+STORED_BYTES = 4
+"""Of the values of a Parquet dictionary, at least."""
+
+
+class BlockSizes:
+    """Sizes of the blocks of an index.
+
+    Attributes:
+        snapshot: the opened index.
+        append_eod: for each of its columns, the end-of-document token; None for sources without
+            one, and extra columns.
+        extra: by source name, the columns that are read with the tokens.
+    """
+
+    snapshot: Snapshot
+    append_eod: tuple[int | None, ...]
+    extra: Mapping[str, tuple[ExtraColumn, ...]]
+
+    def num_tokens(self, ids: Int64s) -> Int64s:
+        """Number of tokens of blocks `ids` int64 [n], including end-of-document tokens: int64
+        [n]."""
+        return self._with_eod(ids, self.snapshot.blocks(ids))
+
+    def _with_eod(self, ids: Int64s, rows: Array) -> Int64s:
+        """Number of tokens of blocks `ids`, from their rows of the block table: int64 [n]."""
+        has_eod = self._has_eod[self.snapshot.file_of(ids)]
+        return rows["tokens"] + np.where(has_eod, rows["ends"], 0)
+
+    def memory_bytes(self, ids: Int64s, rows: Array, *, documents: bool) -> tuple[Int64s, Int64s]:
+        """Estimated bytes of blocks `ids` int64 [n]: decoded, and in addition while being read and
+        decoded. int64 [n] each.
+
+        Args:
+            rows: PLACED_BLOCK_DTYPE [n], their rows of the block table.
+            documents: document offsets of a block are kept, too.
+        """
+        files = self.snapshot.file_of(ids)
+        token_bytes = self.snapshot.file_token_bytes[files]
+        num_tokens = self._with_eod(ids, rows)
+        # Tokens may be a view of the decoded page, levels and all.
+        kept = np.maximum(num_tokens * token_bytes, rows["decoded_bytes"]) + BLOCK_OVERHEAD_BYTES
+        kept += num_tokens * self._extra_sizes[files]
+        pieces = 8 * (np.maximum(rows["rows"], 0) + 2)
+        reading = rows["stored_bytes"] + kept + pieces
+        # Narrow tokens of a dictionary are looked up in the type in which it is stored, and then
+        # converted.
+        is_widened = is_by_dictionary(rows["encoding"]) & (token_bytes < STORED_BYTES)
+        reading += np.where(is_widened, num_tokens * STORED_BYTES, 0)
+        return (kept + pieces if documents else kept), reading
+
+    def dictionaries(self, ids: Int64s) -> tuple[Int64s, Int64s]:
+        """Dictionaries that blocks `ids` int64 [n] refer to: numbers, and stored sizes in bytes (0:
+        none). int64 [n] each."""
+        numbers, sizes = self.snapshot.chunks_of(ids, "dictionary_bytes")
+        needed = is_by_dictionary(self.snapshot.blocks(ids)["encoding"])
+        return numbers, np.where(needed, sizes, 0).astype(np.int64)
+
+    @cached_property
+    def _has_eod(self) -> Bools:
+        """bool [num_files]: documents of the file get end-of-document tokens."""
+        return np.array([eod is not None for eod in self.append_eod])[self.snapshot.file_columns]
+
+    @cached_property
+    def _extra_sizes(self) -> Int64s:
+        """int64 [num_files]: bytes of all extra columns per token."""
+        sizes = np.zeros(len(self.append_eod), np.int64)  # 0 for extra columns
+        for number, name in enumerate(self.snapshot.sources.names):
+            sizes[number] = sum(each.dtype.itemsize for each in self.extra.get(name, ()))
+        return sizes[self.snapshot.file_columns]

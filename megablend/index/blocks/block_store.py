@@ -1,0 +1,398 @@
+"""Reading blocks of an index by number: finding and opening their file, decoding, inserting
+end-of-document tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import CHANGED_REMEDY, CorruptFileError
+from megablend.formats.base import NO_OFFSETS, Array, DecodedBlock
+from megablend.formats.blocks import decoded_sizes
+from megablend.formats.decoded import DecodedBlocks
+from megablend.formats.eod import with_eod
+from megablend.formats.fetch import BATCH_BYTES, FileRead, decode_all, fetch_all, read_pieces
+from megablend.index.blocks.block_sizes import BlockSizes
+from megablend.index.blocks.extra_columns import ExtraColumn, read_extra_columns
+from megablend.index.blocks.open_files import OpenFiles
+from megablend.index.read.joined_snapshot import JoinedSnapshot
+from megablend.index.read.snapshot import Snapshot
+from megablend.index.tables.source_entry import ColumnEntry, SourceEntry
+from megablend.lazy import cached_property
+from megablend.lru import LRUCache
+from megablend.storage.base import ReadLimits, Storage
+from megablend.storage.ranges import portions
+from megablend.system.failures import translating
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBatch:
+    """Tokens of several blocks, one after the other."""
+
+    tokens: npt.NDArray[Any]
+    """[num_tokens], of the widest token dtype among the blocks."""
+    offsets: npt.NDArray[np.int64]
+    """int64 [num_pieces + 1]: piece i (a document, or the part of it that its block holds) is
+    tokens[offsets[i]:offsets[i+1]]."""
+    block_offsets: npt.NDArray[np.int64]
+    """int64 [num_blocks + 1]: block j is tokens[block_offsets[j]:block_offsets[j+1]]."""
+
+
+class BlockStore(BlockSizes):
+    """Reads blocks of one index by number. Thread-safe, picklable, also after a fork.
+
+    Args:
+        snapshot: the opened index.
+        append_eod: for each source of the index, the token inserted after each document, or None.
+        roots: for each source's name, the folder of its files; if absent, the folder recorded by
+            the last build.
+        extra: by source name, the columns to read with the tokens.
+        extra_bytes: limit for decoded pages of extra columns that are cached for other blocks.
+        storage: reads the files.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        append_eod: Sequence[int | None] = (),
+        roots: Mapping[str, str] | None = None,
+        extra: Mapping[str, tuple[ExtraColumn, ...]] | None = None,
+        extra_bytes: int = 0,
+        *,
+        storage: Storage,
+    ) -> None:
+        self.storage = storage
+        self.snapshot = snapshot
+        self.append_eod = (*append_eod, *[None] * (len(snapshot.columns) - len(append_eod)))
+        """[num_columns]: end-of-document tokens of the sources, and None for each extra column."""
+        self.roots = dict(roots or {})
+        self.extra = {name: columns for name, columns in (extra or {}).items() if columns}
+        self.extra_bytes = extra_bytes
+        self.damaged: set[int] = set()
+        """Blocks that were found damaged and replaced; see megablend.index.blocks.damaged_blocks."""
+        self._extra_blocks = LRUCache[DecodedBlock](extra_bytes, _count_bytes)
+        self._files = OpenFiles(snapshot, self.roots, storage)
+
+    @property
+    def generation(self) -> Snapshot:
+        """What release 0.1.0 calls `snapshot`."""
+        return self.snapshot
+
+    @property
+    def eods(self) -> tuple[int | None, ...]:
+        """What release 0.1.0 calls `append_eod`, of the sources."""
+        return self.append_eod[: len(self.snapshot.sources)]
+
+    @property
+    def stores(self) -> tuple[BlockStore, ...]:
+        """The blocks of each snapshot of a run: several in a JoinedStore."""
+        return (self,)
+
+    @property
+    def first_blocks(self) -> tuple[int, ...]:
+        """Numbers here of the first block of each of `stores`."""
+        return (0,)
+
+    @cached_property
+    def max_reads(self) -> int:
+        """Number of reads that the storages of all sources prefer to have in flight."""
+        return max((each.max_reads for each in self._limits), default=1)
+
+    @cached_property
+    def is_synchronous(self) -> bool:
+        """Whether the storages of all sources read before `fetch` returns."""
+        return all(each.is_synchronous for each in self._limits)
+
+    @cached_property
+    def max_files(self) -> int:
+        """Number of files that the storages of all sources prefer to have read at a time where
+        whole files are."""
+        return max((each.max_files for each in self._limits), default=1)
+
+    @cached_property
+    def _limits(self) -> list[ReadLimits]:
+        files = np.unique(self.snapshot.file_columns, return_index=True)[
+            1
+        ].tolist()  # one of each source
+        return [self.storage.limits(self.snapshot.path(file, self.roots)) for file in files]
+
+    def read(
+        self, ids: npt.ArrayLike, *, rows: Array | None = None, pieces: bool = True
+    ) -> DecodedBlocks:
+        """Decode blocks.
+
+        Args:
+            ids: int64 [n], block numbers of the index; any order, repeats allowed.
+            rows: PLACED_BLOCK_DTYPE [n], their rows of the block table, for a caller that has
+                looked them up.
+            pieces: whether to return document offsets; otherwise `offsets` are NO_OFFSETS.
+
+        Raises: IndexError for a number out of range; TypeError for non-integers; MissingFileError,
+            ChangedFileError, CorruptFileError.
+        """
+        numbers = self._checked(ids)
+        order = None
+        if (np.diff(numbers) < 0).any():
+            order = np.argsort(numbers, kind="stable")  # in file order
+            numbers = numbers[order]
+            rows = None if rows is None else rows[order]
+        parts = list[DecodedBlocks]()
+        with translating(str(self.snapshot.folder)):
+            if rows is None:
+                rows = self.snapshot.blocks(numbers)
+            for part in portions(decoded_sizes(rows), BATCH_BYTES):
+                read = self.begin_read(numbers[part], rows[part])
+                fetch_all(read, self.storage)
+                parts.append(self.decode(numbers[part], read, pieces=pieces))
+        found = DecodedBlocks.joined(parts)
+        return found if order is None else found.taken(np.argsort(order))
+
+    def begin_read(self, numbers: npt.NDArray[np.int64], rows: Array) -> list[FileRead]:
+        """Open the files of blocks, for a caller that fetches their bytes (see `formats.fetch`),
+        and then calls `decode`.
+
+        Args:
+            numbers: int64 [n], of the blocks, ascending.
+            rows: PLACED_BLOCK_DTYPE [n], their rows of the block table (`snapshot.blocks`).
+
+        Returns: the read of each file, in order.
+        Raises: as `read` does.
+        """
+        found = list[FileRead]()
+        for file, here in self._cut_by_file(numbers):
+            opened = self._files.get(file)
+            found.append(
+                FileRead(
+                    opened.reader,
+                    rows[here],
+                    opened.chunks,
+                    check=opened.check,
+                    source=opened.source,
+                    number=file,
+                )
+            )
+        return found
+
+    def decode(
+        self, numbers: npt.NDArray[np.int64], reads: Sequence[FileRead], *, pieces: bool
+    ) -> DecodedBlocks:
+        """Decode the blocks `numbers` int64 [n], of which `begin_read` made `reads`. Args and
+        raises: as of `read`."""
+        if not self._changes_blocks:
+            found = DecodedBlocks.joined(decode_all(reads, pieces=pieces))
+            return found if pieces else found.without_offsets()
+        parts = list[DecodedBlocks]()
+        stop = 0
+        for read in reads:
+            start = stop
+            stop = stop + len(read.blocks)
+            parts.append(self._decode_file(numbers[start:stop], read, pieces=pieces))
+        return DecodedBlocks.joined(parts)
+
+    @cached_property
+    def _changes_blocks(self) -> bool:
+        """Whether something is added to blocks of some file: end-of-document tokens, extra
+        columns."""
+        return bool(self.extra) or any(eod is not None for eod in self.append_eod)
+
+    def reads_more(self, reads: Sequence[FileRead]) -> bool:
+        """Whether `decode` itself reads: extra columns, whose blocks are only known after decoding
+        the tokens."""
+        return bool(self.extra) and any(self._extra_of(self._column_of(read)) for read in reads)
+
+    def _column_of(self, read: FileRead) -> ColumnEntry:
+        return self.snapshot.columns[int(self.snapshot.file_columns[read.number])]
+
+    def _extra_of(self, column: ColumnEntry) -> tuple[ExtraColumn, ...] | None:
+        return self.extra.get(column.name) if isinstance(column, SourceEntry) else None
+
+    def _decode_file(
+        self, ids: npt.NDArray[np.int64], read: FileRead, *, pieces: bool
+    ) -> DecodedBlocks:
+        """Blocks of a file, with end-of-document tokens and extra columns."""
+        column = int(self.snapshot.file_columns[read.number])
+        source = self.snapshot.columns[column]
+        append_eod = self.append_eod[column]
+        columns = self._extra_of(source)
+        blocks: Sequence[DecodedBlock] = read.decode(
+            pieces=pieces or append_eod is not None or columns is not None
+        )
+        if append_eod is None and columns is None:
+            found = DecodedBlocks.of(blocks)
+            return found if pieces else found.without_offsets()
+        extra: list[tuple[Array, ...]] = [()] * len(ids)
+        if columns is not None:
+            assert isinstance(source, SourceEntry)
+            more = partial(self._extra_blocks.get_all, make=self.read)
+            extra = read_extra_columns(
+                self.snapshot, columns, source, more, ids, blocks, has_eod=append_eod is not None
+            )
+        if append_eod is not None:
+            flags = read.blocks["flags"].tolist()
+            blocks = [
+                with_eod(block, flag, append_eod) for block, flag in zip(blocks, flags, strict=True)
+            ]
+            self._check_ends(ids, read.blocks, blocks)
+        return DecodedBlocks.of(
+            [
+                DecodedBlock(block.tokens, block.offsets if pieces else NO_OFFSETS, each)
+                for block, each in zip(blocks, extra, strict=True)
+            ]
+        )
+
+    def _check_ends(
+        self, ids: npt.NDArray[np.int64], rows: Array, blocks: Sequence[DecodedBlock]
+    ) -> None:
+        """Check the number of documents with tokens that end in each block against the index.
+        Raises: CorruptFileError."""
+        found = np.array([len(block.tokens) for block in blocks], np.int64) - rows["tokens"]
+        if len(wrong := np.flatnonzero(found != rows["ends"])):
+            first = wrong[0]
+            path = self.snapshot.path(int(self.snapshot.file_of(ids[first:])[0]), self.roots)
+            raise CorruptFileError(
+                path,
+                f"{found[first]} documents with tokens end in this block, {rows['ends'][first]} when it was "
+                f"indexed; {CHANGED_REMEDY}",
+                offset=int(rows["offset"][first]),
+            )
+
+    def pieces(self, ids: npt.ArrayLike) -> tuple[list[npt.NDArray[np.int64]], int]:
+        """Find document offsets in blocks, without end-of-document tokens; see
+        BlockReader.find_pieces. Raises as `read` does."""
+        numbers = self._checked(ids)
+        order = np.argsort(numbers, kind="stable")
+        rows = self.snapshot.blocks(numbers[order])
+        found = list[npt.NDArray[np.int64]]()
+        scanned_bytes = 0
+        for file, here in self._cut_by_file(numbers[order]):
+            opened = self._files.get(file)
+            offsets, size = read_pieces(
+                opened.reader, rows[here], opened.chunks, self.storage, opened.check, opened.source
+            )
+            scanned_bytes += size
+            found += offsets
+        return [found[i] for i in np.argsort(order).tolist()], scanned_bytes
+
+    def read_blocks(self, ids: npt.ArrayLike) -> BlockBatch:
+        """Read tokens and document pieces of any blocks, in the requested order. Raises as `read`
+        does."""
+        blocks = self.read(ids)
+        if not blocks:
+            return BlockBatch(np.empty(0, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))
+        block_offsets = np.concatenate([[0], np.cumsum([len(block.tokens) for block in blocks])])
+        pieces = [
+            block.offsets[1:] + start for block, start in zip(blocks, block_offsets, strict=False)
+        ]
+        return BlockBatch(
+            np.concatenate([block.tokens for block in blocks]),
+            np.concatenate([[0], *pieces]),
+            block_offsets,
+        )
+
+    def read_pages(self, ids: npt.ArrayLike) -> BlockBatch:
+        """The name of `read_blocks` in release 0.1.0, kept for one more release."""
+        warnings.warn(
+            "BlockStore.read_pages is now called read_blocks; the old name will be removed in the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.read_blocks(ids)
+
+    def _checked(self, ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Block numbers, int64 [n]. Raises: IndexError, TypeError."""
+        given = np.asarray(ids)
+        if given.size and given.dtype.kind not in "iu":
+            raise TypeError(f"block numbers must be integers, not {given.dtype}")
+        numbers: npt.NDArray[np.int64] = given.astype(np.int64).reshape(-1)
+        num_blocks = self.snapshot.num_blocks
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < num_blocks):
+            bad = numbers[(numbers < 0) | (numbers >= num_blocks)][0]
+            raise IndexError(
+                f"block {bad} is out of range: the index has blocks 0 to {num_blocks - 1}"
+            )
+        return numbers
+
+    def _cut_by_file(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
+        """The files of blocks `numbers` int64 [n], ascending, and which of them are in each."""
+        files = self.snapshot.file_of(numbers)
+        firsts = np.flatnonzero(np.diff(files, prepend=-1))
+        for file, (start, stop) in zip(
+            files[firsts].tolist(), pairwise([*firsts.tolist(), len(files)]), strict=True
+        ):
+            yield file, slice(start, stop)
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {"snapshot": self.snapshot, "append_eod": self.append_eod, "roots": self.roots}
+        return kept | {
+            "extra": self.extra,
+            "extra_bytes": self.extra_bytes,
+            "storage": self.storage,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        old_names = {"generation": "snapshot", "eods": "append_eod"}  # in pickles of release 0.1.0
+        self.__init__(**{old_names.get(name, name): value for name, value in state.items()})  # type: ignore[misc]
+
+
+def _count_bytes(block: DecodedBlock) -> int:
+    return block.tokens.nbytes + block.offsets.nbytes
+
+
+class JoinedStore(BlockStore):
+    """Reads blocks of all snapshots of a run; `stores` are those of each."""
+
+    def __init__(
+        self,
+        stores: Sequence[BlockStore],
+        extra: Mapping[str, tuple[ExtraColumn, ...]],
+        roots: Mapping[str, str],
+        *,
+        storage: Storage,
+    ) -> None:
+        """Args: extra, roots: by the names that the sources have in the JoinedSnapshot; columns as
+        `stores` have them."""
+        self._stores = tuple(stores)
+        snapshot = JoinedSnapshot([store.snapshot for store in stores])
+        append_eod = [eod for store in stores for eod in store.eods]
+        moved = {
+            source.name: tuple(_move(column, source) for column in extra[source.name])
+            for source in snapshot.sources
+            if source.name in extra
+        }
+        super().__init__(
+            snapshot, append_eod, roots, moved, stores[-1].extra_bytes, storage=storage
+        )
+
+    @property
+    def stores(self) -> tuple[BlockStore, ...]:
+        """The blocks of each snapshot."""
+        return self._stores
+
+    @property
+    def first_blocks(self) -> tuple[int, ...]:
+        """Numbers here of the first block of each of `stores`."""
+        assert isinstance(self.snapshot, JoinedSnapshot)
+        return tuple(self.snapshot.first_blocks[:-1].tolist())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "stores": self._stores,
+            "extra": self.extra,
+            "roots": self.roots,
+            "storage": self.storage,
+        }
+
+
+def _move(column: ExtraColumn, source: SourceEntry) -> ExtraColumn:
+    """An extra column as the JoinedSnapshot has it."""
+    entry = source.find_extra(column.column)
+    assert entry is not None, column.column
+    return dataclasses.replace(column, entry=entry)

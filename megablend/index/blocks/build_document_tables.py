@@ -1,0 +1,158 @@
+"""Building document tables: ranks divide the files, large ones by ranges of blocks; rank 0 joins
+and commits."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from megablend.caches.base import DOCUMENTS, CacheStore
+from megablend.distributed.base import Communicator
+from megablend.index.blocks.block_store import BlockStore
+from megablend.index.blocks.document_lengths import (
+    LENGTHS_KIND,
+    STRETCH_BYTES,
+    BlockRange,
+    await_lengths,
+    count_share,
+    owners_of,
+    split_into_ranges,
+)
+from megablend.index.read.document_table import (
+    EVERY,
+    LENGTH_COLUMNS,
+    LENGTHS,
+    START_COLUMNS,
+    STARTS,
+    DocumentTable,
+    complete_table,
+    fetch_table,
+    table_bytes,
+    table_key,
+)
+from megablend.index.tables.table_folder import commit_tables, is_complete
+from megablend.index.tables.tables import TableWriter
+from megablend.system.atomic_write import translate_os_errors
+from megablend.system.waits import log_slow_wait
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablesReport:
+    """Summary of building the document tables; the same on all ranks."""
+
+    documents: int
+    """Documents of all sources that have a table."""
+    counted: int
+    """Documents counted now; the others were counted before."""
+    scanned_bytes: int
+    """Data bytes that had to be read for counting."""
+    table_bytes: int
+    """Size of all tables."""
+    seconds: float
+
+
+def build_tables(
+    store: BlockStore,
+    sources: Sequence[int],
+    *,
+    launch: Communicator,
+    stretch_bytes: int = STRETCH_BYTES,
+) -> TablesReport:
+    """Build the document tables of sources (by number) of an index whose documents were counted.
+    Called by all ranks.
+
+    Args:
+        stretch_bytes: stored size of the blocks that a rank counts at a time.
+
+    Raises: DataError, CacheError.
+    """
+    start = time.monotonic()
+    snapshot = store.snapshot
+    cache = snapshot.store
+    for kind in (DOCUMENTS, LENGTHS_KIND):
+        with translate_os_errors(cache.folder):
+            (cache.folder / kind).mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        missing: dict[int, list[BlockRange]] | None = None
+        if launch.rank == 0:
+            with translate_os_errors(cache.folder):
+                stack.enter_context(cache.hold())
+                cache.remove_leftovers()
+            needed = {table_key(snapshot, i) for i in sources}
+            for folder in cache.list_upgradable(DOCUMENTS):
+                if folder.name in needed and is_complete(folder):
+                    complete_table(folder)
+            committed = set(cache.list_folders(DOCUMENTS))
+            missing = {
+                i: list(split_into_ranges(snapshot, i, stretch_bytes))
+                for i in sources
+                if table_key(snapshot, i) not in committed
+                or not is_complete(fetch_table(snapshot, i))
+            }
+        missing = launch.bcast(missing)
+        assert missing is not None
+        counted, scanned_bytes = count_share(
+            store, [part for parts in missing.values() for part in parts], launch
+        )
+        totals = launch.gather((counted, scanned_bytes))
+        report = None
+        if launch.rank == 0:
+            for source, parts in missing.items():
+                _commit(cache, table_key(snapshot, source), parts)
+            report = TablesReport(
+                documents=sum(snapshot.sources[i].rows for i in sources),
+                counted=sum(n for n, _ in totals),
+                scanned_bytes=sum(size for _, size in totals),
+                table_bytes=sum(table_bytes(snapshot, i) or 0 for i in sources),
+                seconds=time.monotonic() - start,
+            )
+        report = launch.bcast(report)
+        assert report is not None
+        return report
+
+
+def _commit(cache: CacheStore, name: str, parts: Sequence[BlockRange]) -> None:
+    """Join the ranges' lengths into a table, and commit it."""
+
+    def write(folder: Path) -> None:
+        _write(cache, folder, parts)
+        DocumentTable(folder).write_checks(folder)
+
+    commit_tables(cache, DOCUMENTS, name, write)
+
+
+def _write(cache: CacheStore, folder: Path, parts: Sequence[BlockRange]) -> None:
+    cache.fetch_files(LENGTHS_KIND, owners_of(parts))
+    tokens = filled = 0
+    left = np.zeros(0, np.int32)
+    with (
+        TableWriter(folder / LENGTHS, LENGTH_COLUMNS) as lengths,
+        TableWriter(folder / STARTS, START_COLUMNS) as starts,
+    ):
+        for number, part in enumerate(parts):
+            with log_slow_wait(f"{part.name} to become visible"):
+                found = await_lengths(cache, part)
+            lengths.append({"tokens": found})
+            left = np.concatenate([left, found])
+            whole = len(left) if number + 1 == len(parts) else len(left) // EVERY * EVERY
+            groups = np.arange(0, whole, EVERY)
+            if len(groups):
+                sums = np.add.reduceat(left[:whole], groups, dtype=np.int64)
+                ends = np.add.reduceat(left[:whole] > 0, groups, dtype=np.int64)
+                starts.append(
+                    {
+                        "tokens": tokens + np.cumsum(sums) - sums,
+                        "filled": filled + np.cumsum(ends) - ends,
+                    }
+                )
+                tokens = tokens + int(sums.sum())
+                filled = filled + int(ends.sum())
+            left = left[whole:]
+        starts.append({"tokens": np.array([tokens]), "filled": np.array([filled])})
+        lengths.finish()
+        starts.finish()

@@ -1,0 +1,182 @@
+"""Lengths of documents, counted block by block; ranks divide the ranges of blocks, and store the
+lengths of each.
+
+    <cache>/lengths/<file>-<stretch>   int32, lengths of the documents of a range of blocks: see index.sealed_numbers
+
+The pieces of a document in several blocks are added up. Counts are kept, so that a killed build
+resumes, and adding one file to ten thousand counts only that one. Tokens of `.bin/.idx` and Arrow
+files are not read; Parquet pages are, since rows are encoded in their levels. Where reads wait for
+a network, several ranges are counted at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from megablend.arrays import Int32s
+from megablend.caches.base import CacheStore
+from megablend.distributed.assign import assign_longest_first
+from megablend.distributed.base import Communicator
+from megablend.errors import CacheError, UnsupportedFileError
+from megablend.formats.base import STARTS_MID_DOCUMENT, Array
+from megablend.index.blocks.block_store import BlockStore
+from megablend.index.read.snapshot import Snapshot
+from megablend.index.tables.sealed_numbers import pack_numbers, parse_numbers
+from megablend.storage.requested_reads import RequestedReads, run_in_threads
+from megablend.system.atomic_write import replace_file
+from megablend.system.safe_open import read_regular
+
+_BATCH_BLOCKS = 64
+
+
+def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[int, Array, int]]:
+    """Lengths of the documents that begin in blocks first:end, a batch at a time.
+
+    The first block must begin with a document; tokens of a document beyond `end` are not counted.
+
+    Args:
+        store: of an index whose documents were counted.
+
+    Yields: number of the batch's first document; int64 [n], tokens, end-of-document ones not
+        included; data bytes read.
+    Raises: as BlockStore.read does.
+    """
+    while first < end:
+        stop = next_cut(store.snapshot, min(first + _BATCH_BLOCKS, end), end)
+        ids = np.arange(first, stop)
+        rows = store.snapshot.running("rows_before", np.append(ids, stop))
+        lengths = np.zeros(int(rows[-1] - rows[0]), np.int64)
+        continues = store.snapshot.blocks(ids)["flags"] & STARTS_MID_DOCUMENT
+        offsets, scanned_bytes = store.pieces(ids)
+        for row, pieces, continued in zip(rows[:-1].tolist(), offsets, continues, strict=True):
+            begin = row - int(rows[0]) - bool(continued)
+            lengths[begin : begin + len(pieces) - 1] += np.diff(pieces)
+        yield int(rows[0]), lengths, scanned_bytes
+        first = stop
+
+
+def next_cut(snapshot: Snapshot, block: int, end: int) -> int:
+    """The first block from `block` on that begins with a new document; `end` if there is none
+    before it."""
+    while block < end and snapshot.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT:
+        block += 1
+    return block
+
+
+STRETCH_BYTES = 256 << 20
+"""Stored bytes of a file's blocks that one rank counts at a time."""
+_LONGEST = (1 << 31) - 1
+_SEEN_SECONDS = 10.0
+LENGTHS_KIND = "lengths"
+
+
+class BlockRange(NamedTuple):
+    """Blocks of one file."""
+
+    name: str
+    """Of the file for the lengths of their documents."""
+    first_block: int
+    stop_block: int
+    documents: int
+    stored_bytes: int
+
+
+def split_into_ranges(
+    snapshot: Snapshot, source: int, stretch_bytes: int = STRETCH_BYTES
+) -> Iterator[BlockRange]:
+    """Split a source's blocks at file ends, and within files about every `stretch_bytes` where a
+    document begins."""
+    entry = snapshot.sources[source]
+    for number, key in zip(entry.files, snapshot.file_keys(entry), strict=True):
+        file = snapshot.file(number)
+        blocks = np.arange(file.first_block, file.first_block + file.num_blocks)
+        stored = np.cumsum(snapshot.blocks(blocks)["stored_bytes"], dtype=np.int64)
+        edges = file.first_block + 1 + np.flatnonzero(np.diff(stored // stretch_bytes))
+        end = file.first_block + file.num_blocks
+        cuts = sorted(
+            {file.first_block, *(next_cut(snapshot, int(edge), end) for edge in edges), end}
+        )
+        for first, stop in pairwise(cuts):
+            rows = int(np.diff(snapshot.running("rows_before", [first, stop]))[0])
+            size = int(
+                stored[stop - 1 - file.first_block]
+                - (stored[first - 1 - file.first_block] if first > cuts[0] else 0)
+            )
+            yield BlockRange(f"{key}-{first - file.first_block}", first, stop, rows, size)
+
+
+def count_share(
+    store: BlockStore, parts: Sequence[BlockRange], launch: Communicator
+) -> tuple[int, int]:
+    """Count this rank's ranges that were not counted yet. Returns: documents counted, and data
+    bytes read."""
+    cache = store.snapshot.store
+    mine = assign_longest_first([part.stored_bytes for part in parts], launch.size)[launch.rank]
+    cache.fetch_files(LENGTHS_KIND, owners_of(parts))
+    missing = [
+        parts[i]
+        for i in mine
+        if _find_lengths(cache.folder / LENGTHS_KIND / parts[i].name, parts[i]) is None
+    ]
+    counted = scanned_bytes = 0
+    for part, size in run_in_threads(partial(_count_part, store), missing, store.max_files):
+        counted += part.documents
+        scanned_bytes += size
+        cache.publish_file(LENGTHS_KIND, part.name)
+    return counted, scanned_bytes
+
+
+def _count_part(store: BlockStore, part: BlockRange, _: RequestedReads) -> int:
+    """Count the documents of a range, and store their lengths on this node. Returns: data bytes
+    read."""
+    scanned_bytes = 0
+    lengths = np.empty(part.documents, np.int32)
+    first_document = int(store.snapshot.running("rows_before", [part.first_block])[0])
+    for first, found, size in count_documents(store, part.first_block, part.stop_block):
+        if found.max(initial=0) > _LONGEST:
+            file = int(store.snapshot.file_of([part.first_block])[0])
+            raise UnsupportedFileError(
+                store.snapshot.path(file, store.roots),
+                f"a document has {found.max():,} tokens; document tables support up to {_LONGEST:,}: split it",
+            )
+        lengths[first - first_document :][: len(found)] = found
+        scanned_bytes += size
+    replace_file(store.snapshot.store.folder / LENGTHS_KIND / part.name, pack_numbers(lengths))
+    return scanned_bytes
+
+
+def owners_of(parts: Sequence[BlockRange]) -> set[str]:
+    """The owners of their files of lengths, see CacheStore.fetch_files."""
+    return {part.name.partition("-")[0] for part in parts}
+
+
+def _find_lengths(path: Path, part: BlockRange) -> Int32s | None:
+    """The lengths of a range's documents; None if they are missing or damaged."""
+    try:
+        return parse_numbers(read_regular(path), np.dtype(np.int32), part.documents)
+    except FileNotFoundError:
+        return None
+
+
+def await_lengths(cache: CacheStore, part: BlockRange) -> Int32s:
+    """The lengths that a rank has written; on network file systems they may appear some seconds
+    later."""
+    deadline = time.monotonic() + _SEEN_SECONDS
+    path = cache.folder / LENGTHS_KIND / part.name
+    while (found := _find_lengths(path, part)) is None and (
+        found := _find_lengths(cache.fetch_file(LENGTHS_KIND, part.name), part)
+    ) is None:
+        if time.monotonic() > deadline:
+            raise CacheError(
+                f"{path}: a rank wrote these lengths, but rank 0 cannot read them completely: the cache must be on a file "
+                "system that all ranks share; choose such a directory, or build with the ranks of one node"
+            )
+        time.sleep(0.1)
+    return found

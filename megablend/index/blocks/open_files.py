@@ -1,0 +1,142 @@
+"""Readers of an index's files: each opened when first needed, if it is still the file that was
+indexed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from megablend.formats.base import Array, BlockReader
+from megablend.formats.fetch import Check
+from megablend.index.blocks.check_fetched import Checksums, FetchedCheck, open_again
+from megablend.index.read.block_checksums import Sums
+from megablend.index.read.idx_digests import read_digests
+from megablend.index.read.snapshot import Snapshot
+from megablend.index.tables.file_table import FileEntry
+from megablend.index.tables.file_versions import check_body, join_etags, number_of, warn_moved
+from megablend.lazy import cached_property
+from megablend.lru import LRUCache
+from megablend.storage.base import Storage
+from megablend.storage.location import find_scheme
+
+MIN_OPEN_FILES = 1 << 10
+MAX_OPEN_FILES = 1 << 14
+"""Number of readers that are always kept, since opening a file reads its footer; the storage limits
+descriptors."""
+OPEN_BYTES = 32 << 20
+"""Memory for readers, if that allows for more than MIN_OPEN_FILES."""
+_READER_BYTES = 2 << 10
+"""Memory of a reader besides its tables."""
+
+
+class OpenedReader(NamedTuple):
+    """An opened file."""
+
+    reader: BlockReader
+    chunks: Array
+    """CHUNK_DTYPE [num_chunks], the file's."""
+    check: Check | None
+    """Compares what was fetched with checksums."""
+    source: Storage | None
+    """Fetches damaged bytes once more; see FileRead."""
+
+
+class OpenFiles:
+    """Readers by file number; the least recently used are dropped. Thread-safe, also after a fork.
+
+    Args:
+        snapshot, roots, storage: as in BlockStore.
+    """
+
+    def __init__(self, snapshot: Snapshot, roots: Mapping[str, str], storage: Storage) -> None:
+        self._snapshot = snapshot
+        self._roots = roots
+        self._storage = storage
+        self._opened = LRUCache[OpenedReader](MAX_OPEN_FILES)
+        self._same: dict[
+            int, int
+        ] = {}  # by file, a version newer than the build's whose content was compared
+        self._heaviest = OPEN_BYTES // MAX_OPEN_FILES
+        self._turns = dict[tuple[int, int], threading.Lock]()
+        """By process, since after a fork nobody releases those of the parent's threads, and
+        file."""
+
+    def get(self, file: int) -> OpenedReader:
+        """The reader of file `file` of the index. Raises: MissingFileError, ChangedFileError,
+        CorruptFileError."""
+
+        def enter() -> OpenedReader:
+            entry = self._snapshot.file(file)
+            column = self._snapshot.columns[entry.column]
+            path = self._snapshot.path(file, self._roots)
+            kind = column.kind
+            chunks = self._snapshot.chunks(entry)
+            digests = read_digests(self._snapshot.cache, kind, entry)
+            known = dataclasses.replace(entry.opened, group_digests=digests)
+
+            def open_reader() -> BlockReader:
+                reader = kind.open(path, column.column, known, storage=self._storage)
+                self._check_version(file, entry, path)
+                return reader
+
+            reader = open_again(path, open_reader)
+            check = None
+            checks_bytes = 0 if digests is None else digests.nbytes + len(digests)
+            if (sums := self._find_sums(file, path)) is not None:
+                checks_bytes += sums.nbytes
+                check = FetchedCheck(kind.files(path), sums, self._storage)
+            source = self._storage if find_scheme(path) else None
+            self._make_room(
+                _READER_BYTES
+                + chunks.nbytes
+                + kind.reader_block_bytes * entry.num_blocks
+                + checks_bytes
+            )
+            return OpenedReader(reader, chunks, check, source)
+
+        def enter_in_turn() -> OpenedReader:
+            """Over a network, several threads that need a file do not all request what opening it
+            takes."""
+            if not find_scheme(self._snapshot.path(file, self._roots)):
+                return enter()
+            turn = os.getpid(), file
+            with self._turns.setdefault(turn, threading.Lock()):
+                try:
+                    return self._opened.get(file, enter)
+                finally:
+                    self._turns.pop(turn, None)
+
+        return self._opened.get(file, enter_in_turn)
+
+    def _find_sums(self, file: int, path: str) -> Sums | None:
+        """What blocks of an opened file are compared with: nothing on a local disk, unless it has
+        changed since the build."""
+        return self._checksums.find(file) if find_scheme(path) or file in self._same else None
+
+    @cached_property
+    def _checksums(self) -> Checksums:
+        return Checksums(self._snapshot)
+
+    def _check_version(self, number: int, file: FileEntry, path: str) -> None:
+        """Check that the opened file is the one that was indexed. Raises: ChangedFileError; as
+        Storage.read does."""
+        paths = self._snapshot.columns[file.column].kind.files(path)
+        version = number_of(join_etags([self._storage.stat_opened(each) for each in paths]))
+        seen = int(self._snapshot.seen[number])
+        if version in (seen, self._same.get(number)):
+            return
+        check_body(path, file.opened.size, file.body, self._storage)
+        if seen:
+            warn_moved(
+                self._snapshot.folder, path, checks_blocks=self._checksums.find(number) is not None
+            )
+        self._same[number] = version
+
+    def _make_room(self, size: int) -> None:
+        """Keep as many readers as fit if all were as large as the largest so far."""
+        if size > self._heaviest:
+            self._heaviest = size
+            self._opened.resize(max(MIN_OPEN_FILES, OPEN_BYTES // size))

@@ -1,0 +1,207 @@
+"""Splits by document: each split of a source is a range of blocks whose first and last are clipped
+at a document's end.
+
+The boundaries are the same as Megatron's: of n documents, a split has round(lo * n) to round(hi *
+n) of the running shares. Counting the tokens before a boundary document requires decoding its
+block, so splits are computed once, at build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.arrays import Int64s
+from megablend.formats.base import STARTS_MID_DOCUMENT, DecodedBlock
+from megablend.index.blocks.block_store import BlockStore
+from megablend.index.read.document_table import PartDocuments, open_table
+from megablend.index.read.snapshot import Snapshot
+from megablend.index.tables.ranged_blocks import RangedBlocks, store_totals
+from megablend.index.tables.sealed_numbers import ComputedNumbers
+
+VERSION = 2
+PART_DTYPE = np.dtype(
+    [
+        ("first_block", "<i8"),  # block numbers of the index
+        ("stop_block", "<i8"),
+        ("skip", "<i8"),  # tokens at the first block's start that belong to the previous split
+        # tokens of the last block, counted from its start, that belong to this split
+        ("keep", "<i8"),
+        ("documents", "<i8"),
+        ("tokens", "<i8"),  # tokens of the split, end-of-document tokens included
+        ("first_document", "<i8"),  # the source's documents before the split
+    ]
+)
+"""A source's documents of one split."""
+_RANGE = ("first_block", "stop_block", "skip", "keep")
+
+
+def parts_of(
+    store: BlockStore, shares: Sequence[Fraction], *, keep: bool = False
+) -> npt.NDArray[np.void]:
+    """The splits of all sources of an index, from `splits/` in the cache if a build stored them,
+    otherwise computed.
+
+    Args:
+        keep: store them in the cache.
+
+    Returns: PART_DTYPE [num_sources, len(shares)].
+    Raises: as `cut` does; CacheError if they cannot be written.
+    """
+    snapshot = store.snapshot
+    request = [VERSION, snapshot.digest, [str(share) for share in shares], store.append_eod]
+    stored = ComputedNumbers(snapshot.cache, snapshot.digest, request)
+    shape = (len(snapshot.columns), len(shares))  # extra columns have rows of zeros
+    parts = stored.find(PART_DTYPE, shape[0] * shape[1])
+    if parts is not None:
+        return parts.reshape(shape)
+    parts = np.zeros(shape, PART_DTYPE)
+    for number in range(len(snapshot.sources)):
+        parts[number] = compute_split_ranges(store, number, shares)
+    if keep:
+        stored.keep(parts)
+    return parts
+
+
+def compute_split_ranges(
+    store: BlockStore, source: int, shares: Sequence[Fraction]
+) -> npt.NDArray[np.void]:
+    """Compute the splits of one source.
+
+    Args:
+        store: returns tokens with end-of-document tokens inserted.
+        source: number of the source in the index.
+        shares: of the splits; sum to 1.
+
+    Returns: PART_DTYPE [len(shares)].
+    Raises: as BlockStore.read does, for the boundary blocks.
+    """
+    entry = store.snapshot.sources[source]
+    running = [sum(shares[:i], Fraction(0)) for i in range(len(shares) + 1)]
+    documents = [round(share * entry.rows) for share in running]
+    borders = [find_document(store, source, document) for document in documents]
+    return cut_documents(store, source, list(pairwise(documents)), list(pairwise(borders)))
+
+
+Border = tuple[int, int]
+"""A block, and tokens in it before a document."""
+
+
+def cut_documents(
+    store: BlockStore,
+    source: int,
+    ranges: Sequence[tuple[int, int]],
+    borders: Sequence[tuple[Border, Border]],
+) -> npt.NDArray[np.void]:
+    """Ranges of a source's documents, and where their first document and the one after their last
+    begin: PART_DTYPE [n].
+
+    Raises: CacheError where the index is damaged.
+    """
+    has_eod = store.append_eod[source] is not None
+    edges = [block for pair in borders for block, _ in pair]
+    before = store.snapshot.count_tokens_before(edges, has_eod=has_eod).reshape(-1, 2).tolist()
+    parts = np.zeros(len(ranges), PART_DTYPE)
+    for i, ((first, last), ((block, skip), (stop, keep))) in enumerate(
+        zip(ranges, borders, strict=True)
+    ):
+        tokens = before[i][1] + keep - before[i][0] - skip
+        if first == last:
+            continue  # no documents: an empty range
+        if block == stop and keep == 0:  # documents without tokens have no block
+            parts[i] = (block, stop, 0, 0, last - first, 0, first)
+            continue
+        if keep == 0:
+            if stop > block:  # otherwise its documents have no tokens, and so no blocks
+                keep = before[i][1] - int(
+                    store.snapshot.count_tokens_before([stop - 1], has_eod=has_eod)[0]
+                )
+            stop -= 1
+        parts[i] = (block, stop + 1, skip, keep, last - first, tokens, first)
+    return parts
+
+
+def find_document(
+    store: BlockStore, source: int, document: int, read: Callable[[int], DecodedBlock] | None = None
+) -> tuple[int, int]:
+    """The block in which a document of the source begins, and the tokens in that block before it.
+
+    Args:
+        read: decodes a block of `store`, if its file has another path by now; by default `store`
+            does.
+    """
+    snapshot = store.snapshot
+    entry = store.snapshot.sources[source]
+    if document == 0:
+        return entry.blocks.start, 0
+    if document == entry.rows:
+        return entry.blocks.stop, 0
+    row = snapshot.running("rows_before", [entry.blocks.start]) + document
+    block = int(snapshot.find_blocks("rows_before", entry.blocks, row)[0])
+    piece = int((row - snapshot.running("rows_before", [block]))[0])
+    piece += bool(snapshot.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT)
+    decoded = store.read([block])[0] if read is None else read(block)
+    return block, int(decoded.offsets[piece])
+
+
+class SplitBlocks(RangedBlocks):
+    """The blocks of a split as orders see them: numbered from 0, clipped at the split's boundaries.
+
+    Args:
+        parts: PART_DTYPE [], or [num_ranges] where the split has several ranges of the source's
+            documents, in their order.
+        has_eod: each document with tokens has an end-of-document token, too.
+    """
+
+    def __init__(self, snapshot: Snapshot, parts: npt.NDArray[np.void], *, has_eod: bool) -> None:
+        self.snapshot = snapshot
+        self.has_eod = has_eod
+        self.parts = np.atleast_1d(parts)
+        firsts = self.parts["first_block"]
+        super().__init__(
+            firsts.astype(np.int64), self.parts["stop_block"] - firsts, self.parts["tokens"]
+        )
+        self.first_block = int(firsts[0])
+
+    def before(self, blocks: Int64s) -> Int64s:
+        """See RangedBlocks.before."""
+        which = self._find_ranges(blocks)
+        ids = self._firsts[which] + blocks - self._offsets[which]
+        counts = self.snapshot.count_tokens_before(
+            np.append(ids, self._firsts), has_eod=self.has_eod
+        )
+        inside = counts[: len(blocks)] - (counts[len(blocks) :] + self.parts["skip"])[which]
+        tokens = self._tokens_before[which] + np.where(blocks > self._offsets[which], inside, 0)
+        return np.where(blocks < self.num_blocks, tokens, self.num_tokens)
+
+    @property
+    def documents(self) -> PartDocuments:
+        """The split's documents. Raises: CacheError if the index has no document table."""
+        source = int(self.snapshot.file_columns[self.snapshot.file_of([self.first_block])[0]])
+        firsts = self.parts["first_document"].tolist()
+        counts = self.parts["documents"].tolist()
+        ranges = [range(first, first + count) for first, count in zip(firsts, counts, strict=True)]
+        return PartDocuments(open_table(self.snapshot, source), ranges, has_eod=self.has_eod)
+
+    def stored_position(self, block: int, token: int) -> int:
+        """The position of a token of an index block among the split's stored tokens, clipped to the
+        split's range."""
+        local = self.local_blocks(np.array([block]))
+        before = int(self.before(local)[0])
+        if int(local[0]) == self.num_blocks or int(self.index_blocks(local)[0]) != block:
+            return before
+        return before + max(0, token - int(self.clips(local)[0]))
+
+    def clips(self, blocks: Int64s) -> Int64s:
+        """Stored tokens of local blocks before their first token of this split: int64 [n]."""
+        which = self._find_ranges(blocks)
+        return np.where(blocks == self._offsets[which], self.parts["skip"][which], 0)
+
+    def _stored_totals(self, num_groups: int, run: int) -> ComputedNumbers:
+        ranges = self.parts[list(_RANGE)].tolist()
+        parts = [*map(list, ranges), self.has_eod, num_groups, run]
+        return store_totals(self.snapshot.cache, self.snapshot.digest, parts)

@@ -1,0 +1,1 @@
+"""Files to the tables of a snapshot, shared among ranks, committed as one."""

@@ -1,0 +1,212 @@
+"""Building the index: rank 0 finds the files, all ranks index a share of them, rank 0 merges the
+results and commits.
+
+    rank 0     finds the files                           -> all ranks
+    each rank  stats its share of the files
+    rank 0     locks the cache, plans the work           -> all ranks
+    each rank  processes its share of files and parts of large files: reuses the fragment if there is one, else indexes the file
+    rank 0     merges the fragments in source and file order, commits -> report to all ranks
+
+A killed build leaves only fragments, many of them in packs, or a completed commit: the next build
+continues from the fragments. An error on any rank terminates all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+from megablend.caches.base import CacheStore
+from megablend.caches.find import CacheLike, find_store
+from megablend.distributed.base import Communicator
+from megablend.errors import CacheError, ConfigError
+from megablend.formats.base import has_group_digests
+from megablend.index.build.build_report import BuildReport, Progress, report_waiting
+from megablend.index.build.commit_build import commit_build
+from megablend.index.build.file_tasks import (
+    FileTask,
+    await_pack,
+    describe_contradictions,
+    items_of,
+    plan_work,
+)
+from megablend.index.build.packs import Pack, Packed
+from megablend.index.build.share_work import index_share
+from megablend.index.build.source_spec import SourceSpec, list_columns
+from megablend.index.build.sources import find_source
+from megablend.index.read.idx_digests import LongIdx, find_missing, make_digests
+from megablend.index.read.snapshot import open_snapshot
+from megablend.index.tables.cache_folders import fragments, idx_digests, packs, snapshots
+from megablend.storage.base import Storage
+from megablend.storage.parallel_map import parallel_map
+from megablend.system.atomic_write import translate_os_errors
+from megablend.system.failures import translating
+
+__all__ = ["BuildReport", "Progress", "SourceSpec", "build_index"]
+
+
+Prepared = tuple[str, Sequence[SourceSpec], Sequence[FileTask], tuple[str, ...]]
+"""What rank 0 tells the others: the nonce of the lock, the columns, the work on their files, and
+notes so far."""
+
+
+def build_index(
+    cache: CacheLike,
+    sources: Sequence[SourceSpec],
+    *,
+    launch: Communicator,
+    storage: Storage,
+    progress: Callable[[Progress], None] | None = None,
+) -> BuildReport:
+    """Index all files of the sources and commit a snapshot to the cache. Called by all ranks.
+
+    Args:
+        cache: where it is kept: a store, or a directory on a file system that all ranks share;
+            created if missing.
+        sources: with unique names; the same on all ranks. Files that are known are not searched
+            again.
+        storage: finds and reads the files.
+        progress: called on rank 0 at intervals.
+
+    Raises: ConfigError, DataError, CacheError if there is one process; with several ranks, one
+        prints its error and all exit with its exit code.
+    """
+    try:
+        with translating(str(cache)):
+            return _build(find_store(cache), sources, launch, storage, progress or _ignore)
+    except BaseException as error:
+        launch.abort(error)
+
+
+def _build(
+    store: CacheStore,
+    sources: Sequence[SourceSpec],
+    launch: Communicator,
+    storage: Storage,
+    progress: Callable[[Progress], None],
+) -> BuildReport:
+    start = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        listings, notes = _list_files(sources, launch, storage)
+        packed = Packed()
+        waiting = report_waiting(progress)
+        columns: Sequence[SourceSpec] = list_columns(listings)
+        prepared = launch.bcast(
+            _prepare(store, columns, notes, packed, stack, waiting) if launch.rank == 0 else None
+        )
+        assert prepared is not None
+        nonce, columns, work, notes = prepared
+        if launch.rank > 0:
+            store.verify_shared(nonce)
+            _make_folders(store)
+        items = items_of(work)
+        done, written = index_share(columns, work, items, store, launch, storage, progress)
+        gathered = launch.gather((done, written))
+        report = None
+        long_idx = list[LongIdx]()
+        if launch.rank == 0:
+            results = {number: result for rank, _ in gathered for number, result in rank.items()}
+            for name in chain(*(names for _, names in gathered)):
+                packed.add(await_pack(store, name))
+            notes = (*notes, *describe_contradictions(columns, work, storage))
+            report = commit_build(store, columns, work, items, results, packed, notes, start=start)
+            if any(has_group_digests(each.kind) for each in columns):
+                long_idx = list(find_missing(open_snapshot(store, report.digest)))
+        for each in launch.bcast(long_idx)[launch.rank :: launch.size]:
+            make_digests(store, each, storage)
+        launch.barrier()
+        report = launch.bcast(report)
+        assert report is not None
+        return report
+
+
+def _list_files(
+    sources: Sequence[SourceSpec], launch: Communicator, storage: Storage
+) -> tuple[tuple[SourceSpec, ...], tuple[str, ...]]:
+    """On rank 0, the sources with their files, and notes. All ranks share the stats, which may be
+    slow on a network."""
+    name, count = Counter(each.name for each in sources).most_common(1)[0]
+    if count > 1:
+        raise ConfigError(
+            f"{count} sources have the name {name!r}: names of sources must be unique"
+        )
+    found = launch.bcast(_find_all(sources, storage) if launch.rank == 0 else ())
+    _share_known_files(launch, storage)
+    stats = [each.stat_files(each.paths[launch.rank :: launch.size], storage) for each in found]
+    ranks = launch.gather(stats)
+    _share_known_files(launch, storage)
+    notes = tuple(each.note for each in found if each.note is not None)
+    if not ranks:
+        return (), notes
+    return tuple(
+        each.with_files(chain(*shares)) for each, *shares in zip(found, *ranks, strict=True)
+    ), notes
+
+
+def _share_known_files(launch: Communicator, storage: Storage) -> None:
+    """Tell all ranks what each knows about the versions of files, so that no two request the
+    same."""
+    for known in launch.allgather(storage.known_files()) if launch.size > 1 else ():
+        storage.add_known_files(known)
+
+
+def _find_all(sources: Sequence[SourceSpec], storage: Storage) -> tuple[SourceSpec, ...]:
+    patterns = [each.patterns[0] for each in sources if not each.paths]
+    threads = max((storage.limits(each).max_files for each in patterns), default=1)
+    return tuple(
+        parallel_map(
+            lambda each: each if each.paths else find_source(each, storage), sources, threads
+        )
+    )
+
+
+def _prepare(
+    store: CacheStore,
+    columns: Sequence[SourceSpec],
+    notes: tuple[str, ...],
+    packed: Packed,
+    stack: contextlib.ExitStack,
+    on_wait: Callable[[str], None] | None,
+) -> Prepared:
+    """Hold the cache (until `stack` closes), remove leftovers of killed builds, and plan the work;
+    fills `packed`."""
+    _make_folders(store)
+    with translate_os_errors(store.folder):
+        held = stack.enter_context(store.hold(on_wait=on_wait))
+        store.remove_leftovers()
+    if not held.exclusive:
+        notes = (
+            f"{store.location}: the file system has no locks; do not run two builds at once",
+            *notes,
+        )
+    damaged = (_open_pack(packed, store, name) for name in store.list_files("packs"))
+    notes = (*notes, *filter(None, damaged))
+    work = plan_work(columns, store.list_files("fragments"), packed)
+    return held.nonce, columns, work, notes
+
+
+def _make_folders(store: CacheStore) -> None:
+    """Create the folders that indexing writes to."""
+    cache = store.folder
+    with translate_os_errors(cache):
+        for folder in (fragments(cache), packs(cache), snapshots(cache), idx_digests(cache)):
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+def _open_pack(packed: Packed, store: CacheStore, name: str) -> str | None:
+    """Add a pack; a damaged one is removed, since its files are indexed again. Returns: what is
+    wrong with it, or None."""
+    try:
+        packed.add(Pack(store.fetch_file("packs", name)))
+    except CacheError as error:
+        if error.__cause__ is None:  # damaged, not just temporarily unreadable
+            store.remove("packs", name)
+        return str(error)
+    return None
+
+
+def _ignore(progress: Progress) -> None:
+    pass

@@ -1,0 +1,339 @@
+"""The work of a build for each file: reuse its fragment, or index the file, as a whole or in parts,
+and store one.
+
+Large files are indexed in parts, so that several ranks can index one file together, and progress is
+reported meanwhile. A part consists of the chunks that begin in an equal share of the file's bytes.
+The number of parts depends only on the size of the file, so the next build can reuse the parts of a
+killed one, with any number of ranks. The joined parts equal the result of indexing the whole file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.caches.base import CacheStore
+from megablend.errors import CacheError, ChangedFileError, ConfigError
+from megablend.formats.base import FileIndex, is_divisible
+from megablend.formats.flat import DOCUMENTS
+from megablend.index.build.fragments import (
+    Fragment,
+    fragment_answer,
+    fragment_name,
+    is_part,
+    part_name,
+    publish_fragment,
+    read_fragment,
+    split_name,
+)
+from megablend.index.build.packs import Pack, Packed, PackWriter
+from megablend.index.build.source_spec import SourceFile, SourceSpec, stat_file
+from megablend.index.tables.file_versions import request_samples, sampled_content_digest
+from megablend.storage.base import Storage
+from megablend.storage.parallel_map import parallel_map
+from megablend.storage.prefetched import request_ranges
+
+PART_BYTES = 512 << 20
+"""Files smaller than two of these are indexed as a whole: each part has to read the footer."""
+MAX_PARTS = 256
+
+
+def num_parts(size: int) -> int:
+    """Number of parts in which a file of `size` bytes is indexed, if its format supports parts."""
+    return min(MAX_PARTS, max(1, size // PART_BYTES))
+
+
+def part_span(size: int, part: int, count: int) -> tuple[int, int]:
+    """Bytes [start, stop) of part number `part` of `count`."""
+    return size * part // count, size * (part + 1) // count
+
+
+def join(parts: Sequence[FileIndex]) -> FileIndex:
+    """Join the indexes of all parts of a file (with the same structure), in the order of the file's
+    chunks."""
+    chunks = np.concatenate([part.chunks for part in parts])
+    firsts = np.cumsum([0, *(len(part.chunks) for part in parts[:-1])])
+    blocks = np.concatenate([part.blocks for part in parts])
+    chunk = np.concatenate(
+        [part.blocks["chunk"] + first for part, first in zip(parts, firsts, strict=True)]
+    )
+    by_row_group = np.argsort(chunks["row_group"], kind="stable")
+    place = np.empty(len(chunks), np.int64)
+    place[by_row_group] = np.arange(len(chunks))
+    in_file_order = np.argsort(place[chunk], kind="stable")
+    chunks = chunks[by_row_group]
+    blocks = blocks[in_file_order]
+    blocks["chunk"] = place[chunk][in_file_order]
+    if (blocks["rows"] < 0).any():  # counted only in some parts
+        blocks["rows"] = blocks["ends"] = -1
+        blocks["flags"] = 0
+    blocks["first_token"] = _before(blocks["tokens"])
+    tokens = np.zeros(len(chunks), np.int64)
+    np.add.at(tokens, blocks["chunk"], blocks["tokens"])
+    chunks["first_token"] = _before(tokens)
+    return FileIndex(
+        rows=sum(part.rows for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        token_dtype=parts[0].token_dtype,
+        chunks=chunks,
+        blocks=blocks,
+        structure=parts[0].structure,
+        meta=parts[0].meta,
+        scanned_bytes=sum(part.scanned_bytes for part in parts),
+        column=parts[0].column,
+        token_range=join_ranges(part.token_range for part in parts),
+    )
+
+
+def join_ranges(ranges: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """The smallest and the largest token of all known ranges; None if none is known."""
+    known = [each for each in ranges if each is not None]
+    return (min(low for low, _ in known), max(high for _, high in known)) if known else None
+
+
+def _before(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    before: npt.NDArray[np.int64] = np.cumsum(counts) - counts
+    return before
+
+
+_FILE_COST = 1 << 20
+"""Opening a file costs about as much as reading this many bytes."""
+_WHOLE_BYTES = 512 << 10
+"""Over a network, a file up to this size is read by one request."""
+_FRAGMENT_COST = 1 << 14
+_REMEDY = "let its writer finish, then build again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileTask:
+    """One file of a build."""
+
+    column: int
+    """Index into the columns."""
+    file: SourceFile
+    documents: bool
+    """Whether the fragment counts documents; one with counts can also be used where they are not
+    requested."""
+    fragment: str
+    """Its name."""
+    known: bool
+    """Such a fragment exists (it may be damaged)."""
+    packed: bool
+    """The fragment is in an undamaged pack: there is nothing to do."""
+    changed: bool
+    """There is no such fragment, but one of another version of the file."""
+    num_parts: int
+    """Number of parts in which the file is indexed; 1 for the whole file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPart:
+    """A unit of work of one rank: a file, or a part of a large one."""
+
+    number: int
+    """Index of the file's task."""
+    part: int
+    size: int
+    """Bytes of the file, or of the part."""
+    cost: int
+    """Estimated work, in bytes read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult:
+    """The result of one unit of work."""
+
+    read: bool
+    """It was indexed by this build; otherwise its fragment was reused."""
+    scanned_bytes: int
+    note: str | None
+    """A non-fatal problem of the existing fragment, or of the file."""
+
+
+def plan_work(
+    columns: Sequence[SourceSpec], singles: Sequence[str], packed: Packed | None = None
+) -> list[FileTask]:
+    """Plan the tasks of all files, in column and file order, given the names of the single
+    fragments, and those in packs."""
+    packed = packed or Packed()
+    answers = dict[str, str]()
+    places = set(packed.places)
+    for name in singles:
+        if not is_part(name):
+            place, answer = split_name(name)
+            answers[answer] = name
+            places.add(place)
+    work = []
+    for number, column in enumerate(columns):
+        # Where documents of a flat column end is known only of the whole file.
+        divisible = is_divisible(column.kind) and column.read.option(DOCUMENTS) is None
+        for file in column.files:
+            serving = [True] if column.read.count_documents else [True, False]
+            asked = {
+                documents: fragment_answer(column, file, documents=documents)
+                for documents in serving
+            }
+            in_pack = [documents for documents in serving if asked[documents] in packed]
+            known = in_pack or [documents for documents in serving if asked[documents] in answers]
+            documents = known[0] if known else column.read.count_documents
+            name = (
+                packed.name(asked[documents])
+                if in_pack
+                else fragment_name(column, file, documents=documents)
+            )
+            work.append(
+                FileTask(
+                    column=number,
+                    file=file,
+                    documents=documents,
+                    fragment=answers.get(asked[documents], name),
+                    known=bool(known),
+                    packed=bool(in_pack),
+                    changed=not known and split_name(name)[0] in places,
+                    num_parts=1 if known or not divisible else num_parts(file.size),
+                )
+            )
+    return work
+
+
+def items_of(work: Sequence[FileTask]) -> list[TaskPart]:
+    """The units of work of all files, in order."""
+    items = []
+    for number, each in enumerate(work):
+        if each.packed:
+            continue
+        for part in range(each.num_parts):
+            start, stop = part_span(each.file.size, part, each.num_parts)
+            cost = _FRAGMENT_COST if each.known else _FILE_COST + stop - start
+            items.append(TaskPart(number=number, part=part, size=stop - start, cost=cost))
+    return items
+
+
+def ensure_fragment(
+    work: FileTask,
+    part: int,
+    column: SourceSpec,
+    store: CacheStore,
+    packs: PackWriter,
+    storage: Storage,
+) -> TaskResult:
+    """Make sure that the file's index is added to `packs`, or that an undamaged fragment of the
+    part is in the cache.
+
+    Raises: DataError, ConfigError from its format; ChangedFileError if the file changes during
+        indexing; CacheError.
+    """
+    name = _name(work, part)
+    note = None
+    if work.known or work.num_parts > 1:
+        path = store.fetch_file("fragments", name)
+        try:
+            fragment = read_fragment(path)
+        except FileNotFoundError:
+            note = f"{path}: removed by another process during the build" if work.known else None
+        except CacheError as error:
+            note = str(error)
+        else:
+            if work.num_parts == 1:
+                packs.add(work.fragment, fragment, is_single=True)
+            return TaskResult(read=False, scanned_bytes=0, note=None)
+    fragment = index_part(work, part, column, storage)
+    if work.num_parts == 1:
+        packs.add(work.fragment, fragment, is_single=False)
+    else:
+        publish_fragment(store, name, fragment)
+    if fragment.note:
+        note = "; ".join(filter(None, [note, f"{work.file.path}: {fragment.note}"]))
+    return TaskResult(read=True, scanned_bytes=fragment.scanned_bytes, note=note)
+
+
+def index_part(work: FileTask, part: int, column: SourceSpec, storage: Storage) -> Fragment:
+    """Index a file, or a part of it, after a look at whether a new one is what it is read as.
+    Raises: as `ensure_fragment`."""
+    if (
+        part == 0
+        and not _is_known(work, column)
+        and (problem := _describe_contradiction(work, column, storage))
+    ):
+        raise column.complaint(problem)
+    file = work.file
+    kind = column.kind
+    if file.size <= _WHOLE_BYTES:
+        request_ranges(storage, file.path, [0], [file.size])
+    request_samples(file.path, file.size, storage)
+    read = dataclasses.replace(column.read, count_documents=work.documents)
+    try:
+        if work.num_parts > 1:
+            assert is_divisible(kind)
+            span = part_span(file.size, part, work.num_parts)
+            index = kind.index_part(file.path, read, span=span, storage=storage)
+        else:
+            index = kind.index(file.path, read, storage=storage)
+    except ConfigError as error:
+        raise column.complaint(error) from error
+    body = sampled_content_digest(file.path, file.size, storage)
+    if stat_file(kind.files(file.path), column.root, storage).etag != file.etag:
+        raise ChangedFileError(file.path, f"changed while it was being indexed; {_REMEDY}")
+    return Fragment.of(index, body)
+
+
+def describe_contradictions(
+    columns: Sequence[SourceSpec], work: Sequence[FileTask], storage: Storage
+) -> list[str]:
+    """Warnings about files of the cache that are of another kind than they are read as. Raises: as
+    Storage.read does."""
+    known = [each for each in work if _is_known(each, columns[each.column])]
+    threads = storage.limits(known[0].file.path).max_files if known else 1
+    found = parallel_map(
+        lambda each: _describe_contradiction(each, columns[each.column], storage), known, threads
+    )
+    return [each for each in found if each is not None]
+
+
+def _is_known(work: FileTask, column: SourceSpec) -> bool:
+    """Whether a run may read the file already: the cache has an index of some version of it, or it
+    is repaired from one."""
+    return work.known or work.changed or not column.patterns
+
+
+def _describe_contradiction(work: FileTask, column: SourceSpec, storage: Storage) -> str | None:
+    problem = column.kind.describe_contradiction(work.file.path, column.read, storage=storage)
+    return None if problem is None else f"{work.file.path}: {problem}"
+
+
+def join_parts(work: FileTask, store: CacheStore) -> None:
+    """Make the fragment of a file from those of its parts, and remove these.
+
+    Raises: ChangedFileError if they are not of the same version of the file; as `await_fragment`
+        does; CacheError.
+    """
+    names = [_name(work, part) for part in range(work.num_parts)]
+    parts = [await_fragment(store, name) for name in names]
+    if len({(part.structure, part.body) for part in parts}) > 1:
+        for name in names:
+            store.remove("fragments", name)
+        raise ChangedFileError(work.file.path, f"changed while it was being indexed; {_REMEDY}")
+    joined = Fragment.of(join([part.make_index() for part in parts]), parts[0].body)
+    publish_fragment(store, work.fragment, joined)
+    for name in names:
+        store.remove("fragments", name)
+
+
+def await_fragment(store: CacheStore, name: str) -> Fragment:
+    """Read a fragment that another rank has written. Raises: CacheError if it does not appear, or
+    is damaged."""
+    return read_fragment(store.fetch_file("fragments", name, is_written=True))
+
+
+def await_pack(store: CacheStore, name: str) -> Pack:
+    """Open a pack that another rank has written. Raises: as `await_fragment` does."""
+    return Pack(store.fetch_file("packs", name, is_written=True))
+
+
+def _name(work: FileTask, part: int) -> str:
+    whole = work.fragment
+    return whole if work.num_parts == 1 else part_name(whole, part, work.num_parts)

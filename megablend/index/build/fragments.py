@@ -1,0 +1,239 @@
+"""A fragment: the result of indexing one file, stored so that an unchanged file is not read again.
+
+The name of a fragment consists of `place`, which identifies the file (source, name), and `answer`,
+which identifies the request: the version of the file (size, etag), the column, the options. Only
+the answer decides whether a fragment can be reused: files keep their fragments when a source is
+renamed, when its folder moves, and when files in other folders are added to it.
+
+Format: magic, length of a JSON header (uint32, little-endian), the header, the chunk table, the
+block table, and a blake2b digest (16 bytes) of everything before. If the digest is wrong, the
+fragment is ignored and the file is read again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megablend.caches.base import CacheStore
+from megablend.errors import REMOVE_REMEDY, CacheError
+from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array, FileIndex
+from megablend.index.build.source_spec import SourceFile, SourceSpec
+from megablend.system.atomic_write import replace_file, seal, unseal
+from megablend.system.failures import cause_of, remedy_of
+from megablend.system.limited_json import missing_field, parse_json
+from megablend.system.safe_open import open_regular, read_regular
+
+FORMAT_VERSION = 1
+_MAGIC = b"megablend fragment\n"
+_LENGTH = struct.Struct("<I")
+_PART = ".part-"
+_FIELDS: dict[str, type] = {
+    "rows": int,
+    "tokens": int,
+    "token_dtype": str,
+    "structure": str,
+    "meta": dict,
+    "scanned_bytes": int,
+    "num_chunks": int,
+    "num_blocks": int,
+    "body": str,
+}
+"""Required fields of a fragment's header."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragment:
+    """Everything that the index stores about one file, in the form of its tables; see FileIndex."""
+
+    rows: int
+    tokens: int
+    token_dtype: str
+    structure: str
+    body: str
+    """Hex digest of sampled ranges of the file's body."""
+    meta: str
+    """JSON: of most files it is stored again as it is."""
+    column: str | None
+    token_range: tuple[int, int] | None
+    chunks: Array
+    """CHUNK_DTYPE [num_chunks]."""
+    blocks: Array
+    """BLOCK_DTYPE [num_blocks]."""
+    scanned_bytes: int = 0
+    note: str | None = None
+
+    @classmethod
+    def of(cls, index: FileIndex, body: str) -> Fragment:
+        """The fragment of what a format found in a file."""
+        meta = json.dumps(index.meta, sort_keys=True, separators=(",", ":"))
+        return cls(**{name: getattr(index, name) for name in _INDEXED}, body=body, meta=meta)
+
+    def make_index(self) -> FileIndex:
+        """What the format found."""
+        return FileIndex(
+            **{name: getattr(self, name) for name in _INDEXED}, meta=parse_json(self.meta)
+        )
+
+
+_INDEXED = tuple(
+    field.name for field in dataclasses.fields(Fragment) if field.name not in ("body", "meta")
+)
+"""The attributes that a Fragment and a FileIndex both have."""
+
+
+def fragment_name(column: SourceSpec, file: SourceFile, *, documents: bool) -> str:
+    """The name of a file's fragment, `place-answer`, with documents counted or not."""
+    place = _digest(json.dumps([column.column_name, file.name]), 8)
+    return f"{place}-{fragment_answer(column, file, documents=documents)}"
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """The place and the answer in the name of a fragment."""
+    place, _, answer = name.partition("-")
+    return place, answer
+
+
+def fragment_answer(column: SourceSpec, file: SourceFile, *, documents: bool) -> str:
+    """The `answer` in the name of a file's fragment, which decides whether it can be reused."""
+    read = dataclasses.replace(column.read, count_documents=documents)
+    return _digest(json.dumps([FORMAT_VERSION, *read.cache_key(), file.size, file.etag]), 16)
+
+
+def is_part(name: str) -> bool:
+    """Whether a fragment covers only a part of a file."""
+    return _PART in name
+
+
+def part_name(name: str, part: int, count: int) -> str:
+    """The name of the fragment of one part, until all `count` parts are joined into the one called
+    `name`."""
+    return f"{name}{_PART}{part}-{count}"
+
+
+def write_fragment(path: Path, fragment: Fragment) -> None:
+    """Store a fragment atomically. Raises: CacheError if that fails."""
+    header = {
+        "rows": fragment.rows,
+        "tokens": fragment.tokens,
+        "token_dtype": fragment.token_dtype,
+        "structure": fragment.structure,
+        "meta": parse_json(fragment.meta),
+        "scanned_bytes": fragment.scanned_bytes,
+        "num_chunks": len(fragment.chunks),
+        "num_blocks": len(fragment.blocks),
+        "body": fragment.body,
+        "column": fragment.column,
+        "token_range": fragment.token_range,
+    }
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    tables = [
+        fragment.chunks.astype(CHUNK_DTYPE).tobytes(),
+        fragment.blocks.astype(BLOCK_DTYPE).tobytes(),
+    ]
+    replace_file(path, seal(b"".join([_MAGIC, _LENGTH.pack(len(text)), text, *tables])))
+
+
+def publish_fragment(store: CacheStore, name: str, fragment: Fragment) -> None:
+    """Store a fragment in a cache. Raises: CacheError if that fails."""
+    write_fragment(store.folder / "fragments" / name, fragment)
+    store.publish_file("fragments", name)
+
+
+def read_fragment(path: Path) -> Fragment:
+    """Load a fragment. Raises: FileNotFoundError; CacheError if it is damaged or cannot be read."""
+    with _readable(path):
+        data = read_regular(path)
+    body = unseal(data)
+    if body is None or not body.startswith(_MAGIC):
+        raise CacheError(
+            f"{path}: damaged fragment of {len(data)} bytes (its checksum is wrong); {REMOVE_REMEDY}"
+        )
+    start = len(_MAGIC) + _LENGTH.size
+    try:
+        (length,) = _LENGTH.unpack_from(body, len(_MAGIC))
+        header: dict[str, Any] = parse_json(body[start : start + length])
+        if (missing := missing_field(header, _FIELDS)) is not None:
+            raise ValueError(f"its header lacks {missing}")
+        for name in ("rows", "tokens", "scanned_bytes"):
+            if not 0 <= header[name] < 1 << 63:
+                raise ValueError(f"its header has {header[name]} {name}")
+        tables = start + length, header["num_chunks"], header["num_blocks"]
+        if (
+            min(tables) < 0
+            or len(body)
+            != tables[0] + CHUNK_DTYPE.itemsize * tables[1] + BLOCK_DTYPE.itemsize * tables[2]
+        ):
+            raise ValueError("the size of its tables does not match its header")
+        chunks = np.frombuffer(body, CHUNK_DTYPE, header["num_chunks"], start + length)
+        blocks = np.frombuffer(
+            body, BLOCK_DTYPE, header["num_blocks"], start + length + chunks.nbytes
+        )
+    except (ValueError, struct.error) as error:
+        raise CacheError(f"{path}: damaged fragment ({error}); {REMOVE_REMEDY}") from error
+    return Fragment(
+        rows=header["rows"],
+        tokens=header["tokens"],
+        token_dtype=header["token_dtype"],
+        structure=header["structure"],
+        body=header["body"],
+        meta=json.dumps(header["meta"], sort_keys=True, separators=(",", ":")),
+        # Parquet's metadata contains the name, in older versions too
+        column=header.get("column", header["meta"].get("name")),
+        token_range=_range_in(header),
+        chunks=chunks,
+        blocks=blocks,
+        scanned_bytes=header["scanned_bytes"],
+    )
+
+
+def fragment_content(path: Path) -> tuple[str, str] | None:
+    """Identity of the file that a fragment describes: digests of its structure and of its body;
+    None if the fragment is damaged.
+
+    Raises: FileNotFoundError; CacheError if it cannot be read.
+    """
+    try:
+        with _readable(path), open_regular(path) as file:
+            start = file.read(len(_MAGIC) + _LENGTH.size)
+            if not start.startswith(_MAGIC) or len(start) < len(_MAGIC) + _LENGTH.size:
+                return None
+            header = parse_json(file.read(_LENGTH.unpack_from(start, len(_MAGIC))[0]))
+    except ValueError:
+        return None
+    return (header["structure"], header["body"]) if missing_field(header, _FIELDS) is None else None
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Report a fragment that the system cannot read; one that does not exist as
+    FileNotFoundError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise CacheError(
+            f"{path}: cannot be read ({cause_of(error)}): {remedy_of(error.errno)}, or remove it"
+        ) from error
+
+
+def _range_in(header: dict[str, Any]) -> tuple[int, int] | None:
+    """The range of tokens in a fragment's header; older versions wrote none."""
+    match header.get("token_range"):
+        case [int(low), int(high)] if low >= -(1 << 63) and high < 1 << 63:
+            return low, high
+    return None
+
+
+def _digest(text: str, size: int) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()

@@ -1,0 +1,260 @@
+"""A pack: the indexing results of many files in one file, so that a build of 100,000 small files
+flushes about ten files.
+
+    <cache>/packs/<digest>   magic, length of the entries (uint64, little-endian), entries as an Arrow IPC stream, the files'
+                             chunk tables, their block tables, a blake2b digest (16 bytes) of
+                             everything before
+
+A build writes packs at intervals, so that a killed build loses little work. Entries are looked up
+by the `answer` in the name of the fragment. If the digest is wrong, the pack is ignored and its
+files are read again. Small numbers of files, parts of large files, and results of megablend 0.1.0
+are stored as single fragments (see fragments.py); a build moves many of these into a pack.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from megablend.caches.base import CacheStore
+from megablend.errors import REMOVE_REMEDY, CacheError
+from megablend.formats.as_numpy import as_numpy
+from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE
+from megablend.formats.blocks import join_tables
+from megablend.index.build.fragments import Fragment, publish_fragment, split_name
+from megablend.lazy import cached_property
+from megablend.system.atomic_write import DIGEST_BYTES, replace_file, seal, unseal
+from megablend.system.safe_open import open_regular
+
+MAGIC = b"megablend pack 1\n"
+LENGTH = struct.Struct("<Q")
+ENTRIES = pa.schema(
+    [
+        ("place", pa.string()),
+        ("answer", pa.string()),
+        ("rows", pa.int64()),
+        ("tokens", pa.int64()),
+        ("token_dtype", pa.string()),
+        ("structure", pa.string()),
+        ("body", pa.string()),
+        ("meta", pa.string()),  # JSON, as the index has it
+        ("column", pa.string()),  # of the tokens; null where the format has none
+        ("num_chunks", pa.int64()),
+        ("num_blocks", pa.int64()),
+        # null where not known; the last two are absent from packs of older versions
+        ("token_min", pa.int64()),
+        ("token_max", pa.int64()),
+    ]
+)
+
+
+class Pack:
+    """An opened pack: verified against its digest, and memory-mapped.
+
+    Raises: CacheError if it is damaged; with a cause if it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with open_regular(path) as file:
+                data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except (OSError, ValueError) as error:  # ValueError: an empty file
+            raise CacheError(f"{path}: cannot be read ({error}); {REMOVE_REMEDY}") from error
+        body = unseal(data)
+        start = len(MAGIC) + LENGTH.size
+        if body is None or len(body) < start or body[: len(MAGIC)] != MAGIC:
+            raise CacheError(
+                f"{path}: damaged pack of {len(data)} bytes (its checksum is wrong); {REMOVE_REMEDY}"
+            )
+        (length,) = LENGTH.unpack_from(body, len(MAGIC))
+        self._entries = pa.ipc.open_stream(
+            pa.py_buffer(body[start : start + length])
+        ).read_next_batch()
+        self._first_chunk = _offsets(self._entries.column("num_chunks"))
+        self._first_block = _offsets(self._entries.column("num_blocks"))
+        self._chunks = np.frombuffer(body, CHUNK_DTYPE, self._first_chunk[-1], start + length)
+        self._blocks = np.frombuffer(
+            body, BLOCK_DTYPE, self._first_block[-1], start + length + self._chunks.nbytes
+        )
+
+    def names(self, part: str) -> list[str]:
+        """One part of its fragments' names, `place` or `answer`, in order."""
+        names: list[str] = self._entries.column(part).to_pylist()
+        return names
+
+    def contents(self) -> list[tuple[str, str]]:
+        """Identity of each file's content: digests of its structure and of its body."""
+        return list(zip(self._columns["structure"], self._columns["body"], strict=True))
+
+    def fragment(self, number: int) -> Fragment:
+        """What the index stores about one of the files."""
+        columns = self._columns
+        (chunk, next_chunk) = self._first_chunk[number : number + 2]
+        block, next_block = self._first_block[number : number + 2]
+        return Fragment(
+            rows=columns["rows"][number],
+            tokens=columns["tokens"][number],
+            token_dtype=columns["token_dtype"][number],
+            structure=columns["structure"][number],
+            body=columns["body"][number],
+            meta=columns["meta"][number],
+            column=columns["column"][number],
+            token_range=self._token_range(number),
+            chunks=self._chunks[chunk:next_chunk],
+            blocks=self._blocks[block:next_block],
+        )
+
+    def _token_range(self, number: int) -> tuple[int, int] | None:
+        low = self._columns["token_min"][number]
+        high = self._columns["token_max"][number]
+        return None if low is None or high is None else (low, high)
+
+    @cached_property
+    def _columns(self) -> dict[str, list[Any]]:
+        names = ("rows", "tokens", "token_dtype", "structure", "body", "meta", "column")
+        columns: dict[str, list[Any]] = {
+            name: self._entries.column(name).to_pylist() for name in names
+        }
+        for name in ("token_min", "token_max"):
+            has_it = name in self._entries.schema.names
+            columns[name] = (
+                self._entries.column(name).to_pylist()
+                if has_it
+                else [None] * self._entries.num_rows
+            )
+        return columns
+
+
+class Packed:
+    """The contents of all packs, by the answers in the fragments' names."""
+
+    def __init__(self) -> None:
+        self.places: set[str] = set()
+        """The places in the fragments' names."""
+        self._found: dict[str, tuple[Pack, int, str]] = {}
+
+    def add(self, pack: Pack) -> None:
+        """Add a pack."""
+        names = zip(pack.names("place"), pack.names("answer"), strict=True)
+        for number, (place, answer) in enumerate(names):
+            self.places.add(place)
+            self._found[answer] = pack, number, f"{place}-{answer}"
+
+    def __contains__(self, answer: str) -> bool:
+        return answer in self._found
+
+    def fragment(self, answer: str) -> Fragment:
+        """What the index stores about a file. Raises: KeyError."""
+        pack, number, _ = self._found[answer]
+        return pack.fragment(number)
+
+    def name(self, answer: str) -> str:
+        """The name of a fragment. Raises: KeyError."""
+        return self._found[answer][2]
+
+
+def _offsets(counts: pa.Array) -> list[int]:
+    """Running totals, one more than `counts`."""
+    ends: list[int] = np.cumsum(as_numpy(counts)).tolist()
+    return [0, *ends]
+
+
+PACK_MIN_FILES = 32
+"""Below this number of files, single fragments are written instead."""
+PACK_FILES = 1 << 14
+PACK_BYTES = 16 << 20
+PACK_SECONDS = 10.0
+"""A pack is written when it reaches this number of files, bytes of tables, or seconds since its
+first file."""
+
+
+class PackWriter:
+    """Stores indexing results: many files in one pack, fewer than PACK_MIN_FILES as single
+    fragments. Thread-safe.
+
+    Args:
+        store: of the cache.
+    """
+
+    def __init__(self, store: CacheStore) -> None:
+        self.written: list[str] = []
+        """Names of the packs written so far."""
+        self._store = store
+        self._lock = threading.RLock()
+        self._found: list[tuple[str, Fragment, bool]] = []
+        self._bytes = 0
+        self._since = 0.0
+
+    def add(self, name: str, fragment: Fragment, *, is_single: bool) -> None:
+        """Add the indexing result of a file, and write a pack if one is due. Raises: CacheError.
+
+        Args:
+            is_single: a single fragment of the file exists already.
+        """
+        with self._lock:
+            if not self._found:
+                self._since = time.monotonic()
+            self._found.append((name, fragment, is_single))
+            self._bytes += fragment.chunks.nbytes + fragment.blocks.nbytes
+            is_old = time.monotonic() > self._since + PACK_SECONDS
+            if is_old or len(self._found) >= PACK_FILES or self._bytes >= PACK_BYTES:
+                self._flush()
+
+    def flush(self) -> None:
+        """Write everything that has not been written yet. Raises: CacheError."""
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
+        if len(self._found) >= PACK_MIN_FILES:
+            data = _pack([(name, fragment) for name, fragment, _ in self._found])
+            name = data[-DIGEST_BYTES:].hex()
+            replace_file(self._store.folder / "packs" / name, data)
+            self._store.publish_file("packs", name)
+            self.written.append(name)
+        else:
+            for each, fragment, is_single in self._found:
+                if not is_single:
+                    publish_fragment(self._store, each, fragment)
+        self._found = []
+        self._bytes = 0
+
+
+def _pack(found: Sequence[tuple[str, Fragment]]) -> bytes:
+    entries = [
+        {
+            "place": split_name(name)[0],
+            "answer": split_name(name)[1],
+            "rows": each.rows,
+            "tokens": each.tokens,
+            "token_dtype": each.token_dtype,
+            "structure": each.structure,
+            "body": each.body,
+            "meta": each.meta,
+            "column": each.column,
+            "num_chunks": len(each.chunks),
+            "num_blocks": len(each.blocks),
+            "token_min": None if each.token_range is None else each.token_range[0],
+            "token_max": None if each.token_range is None else each.token_range[1],
+        }
+        for name, each in found
+    ]
+    batch = pa.RecordBatch.from_pylist(entries, schema=ENTRIES)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, ENTRIES) as writer:
+        writer.write_batch(batch)
+    stream = sink.getvalue().to_pybytes()
+    chunks = join_tables((each.chunks for _, each in found), CHUNK_DTYPE)
+    blocks = join_tables((each.blocks for _, each in found), BLOCK_DTYPE)
+    return seal(
+        b"".join([MAGIC, LENGTH.pack(len(stream)), stream, chunks.tobytes(), blocks.tobytes()])
+    )

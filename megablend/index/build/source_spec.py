@@ -1,0 +1,129 @@
+"""A source while it is indexed: the request, the files that were found, and the columns to
+index."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from megablend.config.read_spec import ReadSpec
+from megablend.errors import ConfigError, MissingFileError
+from megablend.formats import get_format
+from megablend.formats.base import Format
+from megablend.index.tables.file_versions import join_etags
+from megablend.storage import location
+from megablend.storage.base import Storage
+from megablend.storage.parallel_map import parallel_map
+
+SEPARATOR = "//"
+"""Separates the names of the source and of an extra column in the column's full name; source names
+contain no slash."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """A data file as it was found."""
+
+    name: str
+    """Relative to the source's root."""
+    path: str
+    size: int
+    """Bytes of the data file."""
+    etag: str
+    """Changes whenever one of the files that belong to `path` may have changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSpec:
+    """A source while it is indexed, or one of its extra columns: what is requested, and its files,
+    once they are found."""
+
+    name: str
+    patterns: tuple[str, ...]
+    """Absolute paths, globs, or Megatron prefixes; none where the files are known from an index."""
+    read: ReadSpec
+    """How its tokens, or the numbers of the extra column, are read; with the format once that is
+    found."""
+    extra_columns: tuple[str, ...] = ()
+    """Columns of numbers that accompany the tokens."""
+    skip_unreadable: bool | None = None
+    """Leave out folders that cannot be listed, dangling links and files without read permission,
+    and report them; None if the caller has no such setting."""
+    place: str = ""
+    """Where the config defines it (`demo.yaml:12: sources[1]`), for messages."""
+    root: str = ""
+    """Folder that file names are relative to."""
+    paths: tuple[str, ...] = ()
+    """Sorted; empty until the files are found."""
+    files: tuple[SourceFile, ...] = ()
+    """Sorted by name; empty until `with_files`."""
+    skipped: tuple[str, ...] = ()
+    """Paths left out because they cannot be read, with the reason."""
+    note: str | None = None
+    """A note about files that were found under several names, if any."""
+    is_extra: bool = False
+    """Whether it stands for an extra column of the source; see `list_columns`."""
+
+    @property
+    def column_name(self) -> str:
+        """The name of the column in the cache: the source's name for the tokens, `source//column`
+        for an extra column."""
+        return f"{self.name}{SEPARATOR}{self.read.column}" if self.is_extra else self.name
+
+    def complaint(self, problem: object) -> ConfigError:
+        """An error about the source, with its place in the config."""
+        return ConfigError(
+            f"{f'{self.place}: ' if self.place else ''}source {self.name!r}: {problem}"
+        )
+
+    @property
+    def kind(self) -> Format:
+        """The format of its files. Raises: as `get_format`."""
+        assert self.read.format is not None
+        return get_format(self.read.format)
+
+    def stat(self, path: str, storage: Storage) -> SourceFile:
+        """Stat one of the files. Raises: MissingFileError, ConfigError."""
+        try:
+            return stat_file(self.kind.files(path), self.root, storage)
+        except MissingFileError as error:
+            if remedy := self.kind.describe_missing_remedy(error.path):
+                raise MissingFileError(error.path, f"{error.problem}; {remedy}") from error
+            raise
+
+    def stat_files(self, paths: Sequence[str], storage: Storage) -> list[SourceFile]:
+        """Stat some of the files; many at a time where each waits for a network. Raises: as
+        `stat`."""
+        threads = storage.limits(paths[0]).max_files if paths else 1
+        return parallel_map(lambda path: self.stat(path, storage), paths, threads)
+
+    def with_files(self, files: Iterable[SourceFile]) -> SourceSpec:
+        """The source with the results of `stat` for each path, in any order."""
+        by_name = {file.name: file for file in files}
+        return dataclasses.replace(self, files=tuple(by_name[name] for name in sorted(by_name)))
+
+
+def list_columns(sources: Sequence[SourceSpec]) -> list[SourceSpec]:
+    """All columns to index, in the order of the index: the tokens of each source, then each
+    source's extra columns by name."""
+    columns = list(sources)
+    for each in sources:
+        for name in sorted(each.extra_columns):
+            read = dataclasses.replace(
+                each.read, column=name, count_documents=True, allow_float=True
+            )
+            columns.append(dataclasses.replace(each, read=read, is_extra=True))
+    return columns
+
+
+def stat_file(paths: Sequence[str], root: str, storage: Storage) -> SourceFile:
+    """Stat a data file (first of `paths`) and all files that belong to it. Raises:
+    MissingFileError, ConfigError."""
+    name = location.make_relative(paths[0], root)
+    if not name.isprintable():  # bytes that are not valid UTF-8 are not printable either
+        raise ConfigError(
+            f"{paths[0]!r}: its name has characters that are not printable or not valid UTF-8; rename it"
+        )
+    stats = [storage.stat(path) for path in paths]
+    return SourceFile(name=name, path=paths[0], size=stats[0].size, etag=join_etags(stats))

@@ -1,0 +1,414 @@
+"""Finding the files of a source: from patterns to files, each with a name relative to the source's
+root.
+
+Names are relative so that moved data is recognised as the same data. The root is the folder that
+all patterns share before their first wildcard. Files are sorted by name: the order of the patterns
+is irrelevant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fnmatch
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from megablend.errors import ConfigError, DataError, did_you_mean
+from megablend.formats import FORMATS, format_of, get_format
+from megablend.formats.base import Format
+from megablend.formats.registry import TEXT_SUFFIXES, list_suffixes
+from megablend.index.build.source_spec import SourceSpec
+from megablend.storage import location
+from megablend.storage.base import Storage
+from megablend.storage.find import Found, Match
+from megablend.storage.parallel_map import parallel_map
+from megablend.system.limited_json import parse_json
+
+DATASET_DICT = "dataset_dict.json"
+"""In the folder of a Hugging Face DatasetDict: names its splits, each of which is a folder."""
+SPLIT_NAMES = frozenset({"train", "validation", "valid", "val", "dev", "eval", "test"})
+_SPLIT_WORD = re.compile(
+    rf"(?<![a-z0-9])({'|'.join(sorted(SPLIT_NAMES, reverse=True))})(?![a-z])", re.IGNORECASE
+)
+"""A split in the name of a folder or a file, such as `train_sft`, `train-00000-of-00002.parquet` or
+`fineweb_val_000001.bin`."""
+_MAX_DICT_BYTES = 1 << 20
+_SHARD_ENDINGS = (".mds", ".mds.zstd")
+_SETTINGS_ENDINGS = (".yaml", ".yml", ".json")
+
+
+def list_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
+    """Find and stat the files of a source. Raises: as `find_source`; MissingFileError."""
+    found = find_source(spec, storage)
+    return found.with_files(found.stat_files(found.paths, storage))
+
+
+def list_sources(specs: Sequence[SourceSpec], storage: Storage) -> Iterator[SourceSpec]:
+    """Find and stat the files of sources, in order; of several at a time over a network. Raises: as
+    `list_source`."""
+    threads = max((storage.limits(spec.patterns[0]).max_files for spec in specs), default=1)
+    for first in range(0, len(specs), threads):
+        yield from parallel_map(
+            lambda spec: list_source(spec, storage), specs[first : first + threads], threads
+        )
+
+
+def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
+    """Find the files of a source, each once, even if several links lead to it.
+
+    Raises: ConfigError if a pattern matches nothing, files have several formats or an unknown one,
+        or their format does not have these options; DataError if a path that may be, or contain,
+        one of the files cannot be read.
+    """
+    root = _root_of(spec)
+    matches = dict[str, Match]()
+    unreadable = dict[str, str]()
+    folders = dict[str, str]()
+    links = set[str]()
+    threads = storage.limits(spec.patterns[0]).max_files
+    listed = parallel_map(lambda pattern: _find(spec, pattern, storage), spec.patterns, threads)
+    for pattern, found in zip(spec.patterns, listed, strict=True):
+        unreadable |= found.unreadable
+        matches |= {match.path: match for match in found.files}
+        folders |= dict.fromkeys(found.folders, pattern)
+        links |= {*found.links}
+    unreadable |= _leave_out_folders(spec, folders, matches)
+    if unreadable and not spec.skip_unreadable:
+        raise _unreadable_error(spec, unreadable)
+    if spec.skip_unreadable and threads == 1:  # of objects nothing is known before they are read
+        for path in sorted(matches):
+            if reason := _denied(spec, path, storage):
+                unreadable[path] = reason
+                del matches[path]
+    if not matches:
+        raise spec.complaint(
+            f"none of its files can be read: {_first_of(unreadable)}; get permission to read them"
+        )
+    kind = _single_format(spec, matches, storage)
+    paths, note = _without_doubles(spec, kind, matches.values(), links, storage)
+    try:
+        kind.check_options(dict(spec.read.options))
+    except ValueError as error:
+        raise spec.complaint(f"format_options of {kind.name}: {error}") from error
+    counted = spec.read.count_documents or kind.documents_known
+    return dataclasses.replace(
+        spec,
+        read=dataclasses.replace(spec.read, format=kind.name, count_documents=counted),
+        root=root,
+        paths=paths,
+        skipped=tuple(f"{path}: {reason}" for path, reason in sorted(unreadable.items())),
+        note="; ".join(filter(None, (note, _describe_mixed_splits(spec, root, paths)))) or None,
+    )
+
+
+def _leave_out_folders(
+    spec: SourceSpec, folders: Mapping[str, str], paths: Iterable[str]
+) -> dict[str, str]:
+    """Folders that look like data files, as Spark and Dask write them, of whose files the patterns
+    match none.
+
+    Args:
+        folders: path -> the pattern that matches it.
+
+    Returns: these, where they may be skipped, and why.
+    Raises: ConfigError where they may not.
+    """
+    if not folders:
+        return {}
+    suffixes = tuple(list_suffixes())
+    parents = {location.get_parent(path) for path in paths}
+    left_out = {
+        path: pattern
+        for path, pattern in folders.items()
+        if path.endswith(suffixes) and path not in parents
+    }
+    if left_out and not spec.skip_unreadable:
+        path, pattern = min(left_out.items())
+        more = f" (and {len(left_out) - 1} more)" if len(left_out) > 1 else ""
+        inner = f"{pattern}/*{next(suffix for suffix in suffixes if path.endswith(suffix))}"
+        raise spec.complaint(
+            f"{pattern} matches the folder {path}{more}, whose files would be left out: add a pattern for them, "
+            f"`path: [{pattern}, {inner}]`, or set `on_unreadable: skip` to continue without them"
+        )
+    return dict.fromkeys(left_out, "a folder, whose files no pattern matches")
+
+
+def _denied(spec: SourceSpec, path: str, storage: Storage) -> str | None:
+    """Why a file, or another one that belongs to it, cannot be read; None if it can, or does not
+    exist."""
+    is_known = spec.read.format is not None or path.endswith(tuple(list_suffixes()))
+    for each in _format(spec, path, storage).files(path) if is_known else [path]:
+        found = storage.find(location.escape_wildcards(each))
+        reason = next(iter(found.unreadable.values()), None)
+        if reason is None and found.files and not storage.is_readable(each):
+            reason = os.strerror(errno.EACCES)
+        if reason is not None:
+            return reason if each == path else f"{each}: {reason}"
+    return None
+
+
+def _single_format(spec: SourceSpec, paths: Iterable[str], storage: Storage) -> Format:
+    """The format of all of a source's files; of files with the same suffix, the first one decides.
+    Raises: ConfigError."""
+    formats: dict[str, str] = {}
+    suffixes: set[str] = set()
+    for path in sorted(paths):
+        suffix = next(
+            (
+                each
+                for kind in FORMATS.values()
+                for each in kind.suffixes
+                if path.lower().endswith(each)
+            ),
+            path,
+        )
+        if suffix not in suffixes:
+            suffixes.add(suffix)
+            formats.setdefault(_format(spec, path, storage).name, path)
+    if len(formats) > 1:
+        listed = ", ".join(f"{name} ({path})" for name, path in sorted(formats.items()))
+        raise spec.complaint(f"mixes formats: {listed}; list each format as a separate source")
+    return get_format(next(iter(formats)))
+
+
+def _unreadable_error(spec: SourceSpec, unreadable: Mapping[str, str]) -> DataError:
+    (path, reason), *others = sorted(unreadable.items())
+    more = (
+        f" (and {len(others)} more: {', '.join(path for path, _ in others[:5])})" if others else ""
+    )
+    skip = (
+        ""
+        if spec.skip_unreadable is None
+        else "; or set `on_unreadable: skip` to continue without them"
+    )
+    return DataError(
+        path,
+        f"cannot be read: {reason}{more}; source {spec.name!r} may be missing files because of this: get "
+        f"permission, or remove dangling links{skip}",
+    )
+
+
+def _first_of(unreadable: Mapping[str, str]) -> str:
+    path, reason = min(unreadable.items())
+    return f"{path}: {reason}"
+
+
+def _without_doubles(
+    spec: SourceSpec,
+    kind: Format,
+    matches: Collection[Match],
+    links: Collection[str],
+    storage: Storage,
+) -> tuple[tuple[str, ...], str | None]:
+    """Paths of the files, each once; and a note about other paths, and `links` to folders, that
+    lead to the same files."""
+    times = Counter(match.real for match in matches)
+    # If several `.idx` describe one `.bin`, each pair has its own documents.
+    identities = {
+        match.path: (
+            match.real,
+            *(_real_paths(kind, match.path, storage) if times[match.real] > 1 else ()),
+        )
+        for match in matches
+    }
+    kept: dict[tuple[str, ...], Match] = {}
+    for match in sorted(matches):  # paths through the fewest links first
+        kept.setdefault(identities[match.path], match)
+    paths = tuple(sorted(match.path for match in kept.values()))
+    doubles = [match for match in matches if kept[identities[match.path]] is not match]
+    told = []
+    if doubles:
+        first = min(doubles, key=lambda match: match.path)
+        told.append(
+            f"{len(doubles):,} paths lead to files that are already listed under another name "
+            f"(such as {first.path}, the same file as {kept[identities[first.path]].path})"
+        )
+    if links:
+        told.append(
+            f"{len(links):,} links lead to folders that are already listed (such as {min(links)})"
+        )
+    return (
+        paths,
+        f"source {spec.name!r}: {', and '.join(told)}; each file counts once" if told else None,
+    )
+
+
+def _real_paths(kind: Format, path: str, storage: Storage) -> list[str]:
+    """The real paths of a file, and of other files that belong to it."""
+    halves = (storage.find(location.escape_wildcards(each)).files for each in kind.files(path))
+    return [half[0].real for half in halves if half]
+
+
+def _root_of(spec: SourceSpec) -> str:
+    """The folder that names of the source's files are relative to. Raises: ConfigError if the
+    patterns have none in common."""
+    try:
+        return location.find_root(spec.patterns)
+    except ValueError as error:
+        raise spec.complaint(error) from error
+
+
+def _find(spec: SourceSpec, pattern: str, storage: Storage) -> Found:
+    found = storage.find(pattern)
+    if (
+        found.files
+        or found.unreadable
+        or any(each.endswith(tuple(list_suffixes())) for each in found.folders)
+    ):
+        return found
+    for kind in FORMATS.values():  # a Megatron prefix stands for two files
+        paths = kind.files(pattern)
+        pair = [storage.find(path) for path in paths]
+        if all(half.files for half in pair):
+            return pair[0]
+        if any(half.files for half in pair):
+            raise spec.complaint(_describe_half(kind, pattern, paths, pair))
+    if storage.is_folder(pattern):
+        raise spec.complaint(f"{pattern} is a folder: {_advice(pattern, storage)}")
+    if (
+        not location.find_scheme(pattern)
+        and (missing := _find_missing_folder(pattern, storage)) is not None
+    ):
+        raise spec.complaint(f"{pattern} matches no file: there is no folder {missing}")
+    siblings = location.join(location.escape_wildcards(location.get_parent(pattern)), "*")
+    hint = did_you_mean(pattern, _possible_data(spec, storage.glob(siblings)), before="; ")
+    raise spec.complaint(f"{pattern} matches no file{hint}")
+
+
+def _describe_half(kind: Format, pattern: str, paths: Sequence[str], pair: Sequence[Found]) -> str:
+    """What is missing of the files that a Megatron prefix stands for, and what to do."""
+    missing = next(path for path, half in zip(paths, pair, strict=True) if not half.files)
+    # A prefix is not a path of other formats
+    named = f" and `path: {paths[0]}`" if pair[0].files else ""
+    remedy = kind.describe_missing_remedy(missing) or "restore it"
+    return f"{pattern} stands for two files, and {missing} does not exist: {remedy}{named}"
+
+
+def _possible_data(spec: SourceSpec, paths: Iterable[str]) -> list[str]:
+    """The files that may be data by their names: with a known ending; where the source has a
+    format, all but settings."""
+    if spec.read.format is None:
+        return [path for path in paths if path.lower().endswith(tuple(list_suffixes()))]
+    return [path for path in paths if not path.lower().endswith(_SETTINGS_ENDINGS)]
+
+
+def _find_missing_folder(pattern: str, storage: Storage) -> str | None:
+    """The first folder of a pattern that does not exist; None where all folders before its first
+    wildcard do."""
+    folder = location.find_root([pattern])
+    missing = None
+    while not storage.is_folder(folder) and location.get_parent(folder) != folder:
+        missing = folder
+        folder = location.get_parent(folder)
+    return missing
+
+
+def _advice(folder: str, storage: Storage) -> str:
+    """Advice on which pattern to use for a folder: that of the most common supported format."""
+    for pattern in ("*", "**/*"):
+        below = location.join(location.escape_wildcards(folder), pattern)
+        names = storage.glob(below)
+        endings = Counter(ending for name in names if (ending := _known_ending(name)))
+        if endings:
+            if folders := _find_split_folders(folder, names, storage):
+                splits = ", ".join(location.get_name(each) for each in folders)
+                chosen = next(
+                    (each for each in folders if location.get_name(each) == "train"), folders[0]
+                )
+                return f"it has the splits {splits}, so name the folder of one: {_advice(chosen, storage)}"
+            if patterns := _sort_by_split(folder, names):
+                chosen = "train" if "train" in patterns else min(patterns)
+                return f"it has the splits {', '.join(patterns)}, so name the files of one: specify them as `{patterns[chosen]}`"
+            return f"specify its files as `{below}{endings.most_common(1)[0][0]}`"
+        if any(name.endswith(_SHARD_ENDINGS) for name in names):
+            return "it contains MosaicML MDS shards, which megablend does not read: write the tokens to Parquet, and use that"
+    # Of all folders: datasets have .json files beside them
+    if any(name.lower().endswith(TEXT_SUFFIXES) for name in names):
+        return "it contains text, not tokens: tokenise it first, for instance to Parquet (docs/parquet.md)"
+    return f"it contains no files that megablend reads ({', '.join(list_suffixes())}): specify files in another folder"
+
+
+def _find_split_folders(folder: str, names: Collection[str], storage: Storage) -> list[str]:
+    """The folders of the splits that a folder holds, of those that contain files `names`; none
+    where it holds no splits."""
+    listed = location.join(folder, DATASET_DICT)
+    if storage.find(location.escape_wildcards(listed)).files:
+        try:
+            found = parse_json(
+                storage.read(listed, 0, min(storage.stat(listed).size, _MAX_DICT_BYTES))
+            )
+            splits = [each for each in found["splits"] if isinstance(each, str)]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{listed}: is not a list of splits ({error}): restore it, or list the files"
+            ) from error
+    else:
+        below = {location.make_relative(name, folder).partition("/")[0] for name in names}
+        splits = sorted(below & SPLIT_NAMES)
+        splits = splits if {*splits} - {"train"} else []
+    return [
+        location.join(folder, split)
+        for split in splits
+        if any(name.startswith(f"{folder}/{split}/") for name in names)
+    ]
+
+
+def _sort_by_split(folder: str, names: Iterable[str]) -> dict[str, str]:
+    """A pattern for the files of each split that the names of files, or of folders deeper down,
+    tell; none of fewer than two."""
+    patterns = dict[str, str]()
+    for name in sorted(names):
+        relative = location.make_relative(name, folder)
+        if (ending := _known_ending(name)) is None or (
+            found := _SPLIT_WORD.search(relative)
+        ) is None:
+            continue
+        above, part = relative[: found.start()].rpartition("/")[::2]
+        part += relative[found.start() :].partition("/")[0]
+        is_file = "/" not in relative[found.start() :]
+        below = (
+            f"*{found[1]}*{ending}"
+            if is_file
+            else f"{location.escape_wildcards(part)}/**/*{ending}"
+        )
+        pattern = location.join(
+            location.escape_wildcards(folder), f"**/{below}" if above else below
+        )
+        patterns.setdefault(found[1].lower(), pattern)
+    return patterns if len(patterns) > 1 else {}
+
+
+def _describe_mixed_splits(spec: SourceSpec, root: str, paths: Iterable[str]) -> str | None:
+    """A warning that the files of a source are of several splits by the names of their folders, or
+    as the Hub names files."""
+    first = dict[str, str]()
+    for path in sorted(paths):
+        if (found := _SPLIT_WORD.search(location.make_relative(path, root))) is not None:
+            first.setdefault(found[1].lower(), path)
+    if len(first) < 2:
+        return None
+    listed = ", ".join(f"{split} ({path})" for split, path in first.items())
+    return f"source {spec.name!r}: its patterns match files of several splits, {listed}; name one split's files for each source"
+
+
+def _known_ending(path: str) -> str | None:
+    return next((ending for ending in list_suffixes() if path.endswith(ending)), None)
+
+
+def _format(spec: SourceSpec, path: str, storage: Storage) -> Format:
+    if spec.read.format is not None:
+        try:
+            return get_format(spec.read.format)
+        except ConfigError as error:
+            raise spec.complaint(error) from error
+    try:
+        return format_of(path, storage)
+    except ConfigError as error:
+        name = location.get_name(path)
+        wild = list(filter(location.has_wildcard, spec.patterns))
+        is_matched = any(fnmatch.fnmatchcase(name, location.get_name(pattern)) for pattern in wild)
+        advice = f"; {_advice(location.get_parent(path), storage)}" if is_matched else ""
+        raise spec.complaint(f"{error}{advice}") from error

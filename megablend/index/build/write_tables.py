@@ -1,0 +1,208 @@
+"""Writing the tables of a snapshot from the indexing results of its files, a batch of files at a
+time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from megablend.arrays import Int64s
+from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE
+from megablend.formats.blocks import join_tables
+from megablend.index.build.fragments import Fragment
+from megablend.index.build.source_spec import SourceFile, SourceSpec
+from megablend.index.tables.manifest import BLOCKS, CHUNKS, FILES, FORMAT_VERSION
+from megablend.index.tables.row_checks import write_snapshot_checks
+from megablend.index.tables.table_folder import describe_tables
+from megablend.index.tables.tables import (
+    BLOCK_COLUMNS,
+    CHUNK_COLUMNS,
+    FILE_SCHEMA,
+    TableWriter,
+    write_batch,
+)
+
+FileBatch = list[tuple[SourceFile, Fragment]]
+"""Files with their indexing results, merged together."""
+
+
+class RunningTotals:
+    """Running counts over the snapshot."""
+
+    def __init__(self) -> None:
+        self.blocks = self.chunks = self.tokens = self.rows = self.ends = 0
+
+    def chunk_numbers(self, batch: FileBatch) -> Int64s:
+        """Number of each file's first chunk, int64 [num_files]; advances the count."""
+        counts = np.array([len(fragment.chunks) for _, fragment in batch], np.int64)
+        firsts: Int64s = self.chunks + np.cumsum(counts) - counts
+        self.chunks += int(counts.sum())
+        return firsts
+
+    def block_columns(
+        self, batch: FileBatch, first_chunks: Int64s, *, documents: bool
+    ) -> tuple[Int64s, dict[str, npt.NDArray[Any]]]:
+        """Number of each file's first block, int64 [num_files], and the columns of all their
+        blocks; advances the counts.
+
+        If documents are not requested, some formats and fragments provide them nevertheless. They
+        are dropped, along with blocks without tokens, so that a snapshot does not depend on what
+        was in the cache.
+        """
+        blocks = join_tables((fragment.blocks for _, fragment in batch), BLOCK_DTYPE)
+        counts = np.array([len(fragment.blocks) for _, fragment in batch], np.int64)
+        owners = np.repeat(np.arange(len(batch)), counts)
+        if not documents:
+            kept = blocks["tokens"] > 0
+            blocks = blocks[kept]
+            owners = owners[kept]
+            blocks["rows"] = blocks["ends"] = blocks["flags"] = 0
+            counts = np.bincount(owners, minlength=len(batch))
+        first_blocks: Int64s = self.blocks + np.cumsum(counts) - counts
+        columns = columns_of_rows(blocks)
+        columns["chunk"] = blocks["chunk"] + first_chunks[owners]
+        for name, before in (("tokens", self.tokens), ("rows", self.rows), ("ends", self.ends)):
+            columns[f"{name}_before"] = before + np.cumsum(blocks[name]) - blocks[name]
+        self.blocks += len(blocks)
+        self.tokens += int(blocks["tokens"].sum())
+        self.rows += int(blocks["rows"].sum())
+        self.ends += int(blocks["ends"].sum())
+        return first_blocks, columns
+
+    def last_row(self) -> dict[str, Any]:
+        """The row after the last block: the totals, and zeros."""
+        row = columns_of_rows(np.zeros(1, BLOCK_DTYPE))
+        for name, total in (("tokens", self.tokens), ("rows", self.rows), ("ends", self.ends)):
+            row[f"{name}_before"] = np.array([total])
+        return row
+
+
+def columns_of_rows(rows: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """The fields of a structured array, by name."""
+    return {name: rows[name] for name in rows.dtype.names or ()}
+
+
+_BATCH_FILES = 1 << 12
+_BATCH_BLOCKS = 1 << 16
+"""Files per batch of writing tables, or blocks, whichever is reached first."""
+
+
+def write_tables(
+    folder: Path, indexed: Sequence[SourceSpec], fragments: Iterator[Fragment]
+) -> dict[str, Any]:
+    """Write the three tables, and their checksums, to an empty folder; returns the manifest."""
+    totals = RunningTotals()
+    files: list[dict[str, Any]] = []
+    sources: list[dict[str, Any]] = []
+    with (
+        TableWriter(folder / BLOCKS, BLOCK_COLUMNS) as blocks,
+        TableWriter(folder / CHUNKS, CHUNK_COLUMNS) as chunks,
+    ):
+        for number, column in enumerate(indexed):
+            first_file = len(files)
+            for batch in _batches(column.files, fragments):
+                first_chunks = totals.chunk_numbers(batch)
+                chunks.append(_chunk_columns(batch, len(files)))
+                first_blocks, columns = totals.block_columns(
+                    batch, first_chunks, documents=column.read.count_documents
+                )
+                blocks.append(columns)
+                firsts = zip(first_blocks.tolist(), first_chunks.tolist(), strict=True)
+                files += [
+                    _file_row(number, *each, *first)
+                    for each, first in zip(batch, firsts, strict=True)
+                ]
+            extra = {"extra_of": column.name} if column.is_extra else {}
+            sources.append(
+                {
+                    **extra,
+                    **column.read.record(),
+                    "name": column.column_name,
+                    "first_file": first_file,
+                    "num_files": len(column.files),
+                    "rows": sum(file["rows"] for file in files[first_file:]),
+                }
+            )
+        blocks.append(totals.last_row())
+        values = {BLOCKS: blocks.finish(), CHUNKS: chunks.finish()}
+    table = [
+        pa.array([file[name] for file in files], FILE_SCHEMA.field(name).type)
+        for name in FILE_SCHEMA.names
+    ]
+    write_batch(folder / FILES, pa.RecordBatch.from_arrays(table, schema=FILE_SCHEMA))
+    write_snapshot_checks(folder, folder)
+    content = {"format_version": FORMAT_VERSION, "sources": sources, "values": values}
+    return {
+        **content,
+        "digest": _digest({**content, "files": files}),
+        "written_by": f"megablend {_version()}",
+        "num_files": len(files),
+        "num_blocks": totals.blocks,
+        "num_chunks": totals.chunks,
+        "tables": describe_tables(folder),
+    }
+
+
+def _batches(files: Sequence[SourceFile], fragments: Iterator[Fragment]) -> Iterator[FileBatch]:
+    """The files with their indexing results, in batches."""
+    batch: FileBatch = []
+    num_blocks = 0
+    for file in files:
+        batch.append((file, next(fragments)))
+        num_blocks += len(batch[-1][1].blocks)
+        if len(batch) == _BATCH_FILES or num_blocks >= _BATCH_BLOCKS:
+            yield batch
+            batch = []
+            num_blocks = 0
+    if batch:
+        yield batch
+
+
+def _chunk_columns(batch: FileBatch, first_file: int) -> dict[str, npt.NDArray[Any]]:
+    """The columns of all chunks of a batch of files, the first of which has number `first_file`."""
+    chunks = join_tables((fragment.chunks for _, fragment in batch), CHUNK_DTYPE)
+    files = np.repeat(
+        np.arange(first_file, first_file + len(batch)),
+        [len(fragment.chunks) for _, fragment in batch],
+    )
+    return columns_of_rows(chunks) | {"file": files}
+
+
+def _file_row(
+    source: int, file: SourceFile, fragment: Fragment, first_block: int, first_chunk: int
+) -> dict[str, Any]:
+    return {
+        "source": source,
+        "name": file.name,
+        "size": file.size,
+        "rows": fragment.rows,
+        "tokens": fragment.tokens,
+        "token_dtype": fragment.token_dtype,
+        "first_block": first_block,
+        "first_chunk": first_chunk,
+        "structure": fragment.structure,
+        "body": fragment.body,
+        "meta": fragment.meta,
+    }
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@cache
+def _version() -> str:
+    try:
+        return metadata.version("megablend")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,1 @@
+"""A committed snapshot of an index, opened; several, joined."""

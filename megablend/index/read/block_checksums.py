@@ -1,0 +1,147 @@
+"""CRC-32 of the ranges of bytes that are read for each block: made by `build` on request, with one
+pass over all data.
+
+    <cache>/checksums/<digest>/   ranges.arrow   a row for each range of each file: its place, its size, its CRC-32
+                                  files.arrow    the number of the first range of each file, and the total
+                                  manifest.json  sizes and checksums of these tables
+
+The place is the first byte, for further files of a pair (an `.idx`) with its position in
+`Format.files` in the upper bits. They are not part of the snapshot's digest. Reads from elsewhere
+than a local disk, and of local files that were moved, copied or touched since the build, are
+compared with them, see `blocks.check_fetched`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.caches.base import CHECKSUMS
+from megablend.errors import CacheError
+from megablend.formats.fetch import BATCH_BYTES, FileRead, fetch_all
+from megablend.index.read.snapshot import Snapshot
+from megablend.index.tables.manifest import MANIFEST, damaged_tables, read_manifest
+from megablend.index.tables.mapped_table import MappedTable
+from megablend.index.tables.table_folder import commit_tables
+from megablend.index.tables.tables import TableWriter
+from megablend.storage.base import Bytes, Storage
+from megablend.storage.ranges import portions
+
+RANGES = "ranges.arrow"
+FILES = "files.arrow"
+RANGE_COLUMNS = np.dtype([("offset", "<i8"), ("size", "<u4"), ("crc32", "<u4")])
+_POSITION_SHIFT = 56
+FILE_COLUMNS = np.dtype([("first_range", "<i8")])
+Sums = npt.NDArray[np.void]
+"""RANGE_COLUMNS [n], by offset."""
+
+
+def place_in_sums(position: int, offset: int) -> int:
+    """The place of a byte of one of the files that belong together, by its position among these."""
+    return position << _POSITION_SHIFT | offset
+
+
+def find_wrong(sums: Sums, start: int, data: Bytes) -> list[tuple[int, int]]:
+    """The ranges that differ, among those within `data`, the bytes from the place `start` on: first
+    byte in `data`, and size."""
+    stop = start + len(data)
+    wrong = []
+    first, last = np.searchsorted(sums["offset"], [start, stop]).tolist()
+    for place, size, crc in sums[first:last].tolist():
+        begin = place - start
+        if place + size <= stop and zlib.crc32(data[begin : begin + size].data) != crc:
+            wrong.append((begin, size))
+    return wrong
+
+
+def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -> Sums:
+    """Read all blocks of a file as readers do. Raises: as BlockReader.byte_ranges and Storage.read
+    do."""
+    file = snapshot.file(number)
+    column = snapshot.columns[file.column]
+    reader = column.kind.open(path, column.column, file.opened, storage=storage)
+    paths = column.kind.files(path)
+    blocks = snapshot.blocks(np.arange(file.first_block, file.first_block + file.num_blocks))
+    chunks = snapshot.chunks(file)
+    blocks = blocks[np.argsort(blocks["offset"], kind="stable")]
+    found = list[tuple[int, int, int]]()
+    for part in portions(blocks["decoded_bytes"], BATCH_BYTES):
+        read = FileRead(reader, blocks[part], chunks)
+        fetch_all([read], storage)
+        for fetched in read.fetched:
+            position = paths.index(fetched.ranges.path)
+            ranges = zip(
+                fetched.ranges.offsets.tolist(), fetched.ranges.sizes.tolist(), strict=True
+            )
+            found += [
+                (place_in_sums(position, offset), size, zlib.crc32(fetched[i].data))
+                for i, (offset, size) in enumerate(ranges)
+            ]
+    return np.unique(np.array(found, RANGE_COLUMNS))
+
+
+def commit_sums(snapshot: Snapshot, sums: Sequence[Sums]) -> None:
+    """Store the results of `compute_sums` for all files of a snapshot. Raises: CacheError."""
+
+    def write(folder: Path) -> None:
+        with (
+            TableWriter(folder / RANGES, RANGE_COLUMNS) as ranges,
+            TableWriter(folder / FILES, FILE_COLUMNS) as files,
+        ):
+            for each in (*sums, np.zeros(1, RANGE_COLUMNS)):  # a table is never empty
+                ranges.append({name: each[name] for name in RANGE_COLUMNS.names or ()})
+            files.append({"first_range": np.cumsum([0, *map(len, sums)])})
+            ranges.finish()
+            files.finish()
+
+    commit_tables(snapshot.store, CHECKSUMS, snapshot.digest, write)
+
+
+class BlockChecksums:
+    """The checksums of a snapshot. Raises: CacheError if they are damaged."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        folder = find_folder(snapshot)
+        if problems := damaged_tables(folder, read_manifest(folder)):
+            raise CacheError(
+                f"{problems[0]}; remove {folder}, and `megablend build CONFIG --checksums` makes them again"
+            )
+        self._ranges = MappedTable(folder / RANGES, RANGE_COLUMNS)
+        self._firsts = MappedTable(folder / FILES, FILE_COLUMNS)["first_range"]
+
+    def of_file(self, number: int) -> Sums:
+        """The ranges of a file, by its number in the snapshot."""
+        rows = np.arange(self._firsts[number], self._firsts[number + 1])
+        found = np.empty(len(rows), RANGE_COLUMNS)
+        for name in RANGE_COLUMNS.names or ():
+            found[name] = self._ranges.take(name, rows)
+        return found
+
+
+def open_checksums(snapshot: Snapshot) -> BlockChecksums | None:
+    """The checksums of a snapshot; None if none were made. Raises: CacheError if they are
+    damaged."""
+    return BlockChecksums(snapshot) if (find_folder(snapshot) / MANIFEST).is_file() else None
+
+
+def find_differences(
+    snapshot: Snapshot, number: int, path: str, expected: Sums, storage: Storage
+) -> Iterator[str]:
+    """How the blocks of a file at `path` differ from its `expected` checksums: one line or none.
+    Raises: as compute_sums does."""
+    same = np.isin(expected, compute_sums(snapshot, number, path, storage))
+    if not same.all():
+        place = int(expected["offset"][np.argmin(same)])
+        wrong = len(same) - int(same.sum())
+        paths = snapshot.columns[snapshot.file(number).column].kind.files(path)
+        named = f"{paths[place >> _POSITION_SHIFT]} at byte {place & ((1 << _POSITION_SHIFT) - 1)}"
+        yield f"{named}: {wrong:,} of {len(same):,} ranges differ from their checksums in the index: restore it"
+
+
+def find_folder(snapshot: Snapshot) -> Path:
+    """The folder of a snapshot's checksums on this node, which may not exist."""
+    return snapshot.store.folder / CHECKSUMS / snapshot.digest

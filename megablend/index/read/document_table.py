@@ -1,0 +1,273 @@
+"""Document tables: the number of tokens of each document of a source, for orders that arrange
+single documents.
+
+    <cache>/documents/<digest>/   lengths.arrow   int32, a source's documents in the order of its files
+                                  starts.arrow    running counts before every EVERY-th document, and the totals
+                                  groups.check.arrow  checksums of EVERY documents and the counts before them: see row_checks.py
+                                  manifest.json   sizes and checksums; the folder is renamed to its name last
+
+A table depends only on the files of a source in a snapshot, so it is stored outside the snapshots,
+under a key of these files; snapshots with the same files share it. It takes 4.25 bytes per
+document. Where it is too large for comparing its whole checksum on opening, the checksums of groups
+are compared when documents are looked up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from megablend.arrays import Int64s
+from megablend.caches.base import DOCUMENTS
+from megablend.errors import CacheError, DamagedCacheError
+from megablend.index.read.snapshot import Snapshot
+from megablend.index.tables.manifest import MANIFEST, check_sizes, read_manifest
+from megablend.index.tables.mapped_table import MappedTable
+from megablend.index.tables.ranged_blocks import RangedBlocks, store_totals
+from megablend.index.tables.row_checks import RowChecks, warn_unchecked, write_checks
+from megablend.index.tables.sealed_numbers import ComputedNumbers
+from megablend.index.tables.table_folder import add_tables
+from megablend.kernels.document_table import add_lengths
+from megablend.system.atomic_write import checksum, reading
+
+VERSION = 1
+"""Version of the format; part of the key."""
+EVERY = 64
+"""Documents between running counts."""
+LENGTHS = "lengths.arrow"
+STARTS = "starts.arrow"
+GROUP_CHECKS = "groups.check.arrow"
+LENGTH_COLUMNS = np.dtype([("tokens", "<i4")])
+START_COLUMNS = np.dtype(
+    [
+        ("tokens", "<i8"),  # of all documents before
+        # documents before that have tokens: each of them may get an end-of-document token
+        ("filled", "<i8"),
+    ]
+)
+_GROUP = "group"
+"""The column of the checksums."""
+_CHECKED_BYTES = 16 << 20
+"""Up to this size, a file is compared with its checksum on opening, in a few ms; in larger files
+only looked-up rows are."""
+_PASS = 1 << 20
+"""Documents per pass of reading lengths."""
+_PASS_GROUPS = 1 << 12
+"""Groups per pass of comparing checksums."""
+
+
+class DocumentTable:
+    """An opened table, memory-mapped. Picklable: the receiving process opens it again. Raises:
+    CacheError."""
+
+    def __init__(self, folder: Path, *, checks: bool = False) -> None:
+        """Args: checks: verify documents when they are looked up."""
+        self.folder = folder
+        self._lengths = MappedTable(folder / LENGTHS, LENGTH_COLUMNS)
+        self._starts = MappedTable(folder / STARTS, START_COLUMNS)
+        self.num_documents = len(self._lengths["tokens"])
+        self.num_tokens = int(self._starts["tokens"][-1])
+        self._checks = RowChecks(folder / GROUP_CHECKS, [_GROUP]) if checks else None
+        if len(self._starts["tokens"]) != -(-self.num_documents // EVERY) + 1:
+            raise self.damaged(
+                f"{self.num_documents:,} lengths, {len(self._starts['tokens']):,} running counts"
+            )
+
+    def damaged(self, problem: str) -> CacheError:
+        """An error about the content of the table."""
+        return DamagedCacheError.of(f"{self.folder}: damaged table of documents ({problem})")
+
+    def lengths(self, documents: Int64s, *, has_eod: bool) -> Int64s:
+        """Tokens of each of `documents` int64 [n]; with `has_eod`, plus one for each document that
+        has tokens: int64 [n]."""
+        self._verify(documents)
+        found: Int64s = self._lengths.take("tokens", documents).astype(np.int64)
+        if has_eod:
+            found += found > 0
+        return found
+
+    def before(self, documents: Int64s, *, has_eod: bool) -> Int64s:
+        """Tokens before each of `documents` int64 [n], which are from 0 to num_documents: int64
+        [n].
+
+        Raises: CacheError if lengths and running counts near one of them do not agree.
+        """
+        self._verify(documents)
+        marks = documents // EVERY
+        last = len(self._starts["tokens"]) - 1
+        starts = self._counted(marks, has_eod=has_eod)
+        counts = self._counted(np.minimum(marks + 1, last), has_eod=has_eod) - starts
+        for part in self._lengths.portions(documents):
+            asked = documents[part], counts[part], starts[part]
+            wrong = add_lengths(self._lengths["tokens"], EVERY, int(has_eod), *asked)
+            if wrong >= 0:
+                raise self.damaged(
+                    f"lengths and running counts around document {asked[0][wrong]:,} do not agree"
+                )
+        return starts
+
+    def write_checks(self, folder: Path) -> None:
+        """Write the checksums of the table to a folder."""
+        num_groups = len(self._starts["tokens"]) - 1
+        write_checks(
+            folder / GROUP_CHECKS,
+            [_GROUP],
+            num_groups,
+            lambda _, groups: self._group_values(groups),
+        )
+
+    def _verify(self, documents: Int64s) -> None:
+        if self._checks is None or not self.num_documents:
+            return
+        last = len(self._starts["tokens"]) - 2
+        groups = np.unique(np.minimum(documents // EVERY, last))
+        for start in range(0, len(groups), _PASS_GROUPS):
+            part = groups[start : start + _PASS_GROUPS]
+            wrong = self._checks.find_wrong(_GROUP, part, self._group_values(part))
+            if wrong is not None:
+                first = wrong * EVERY
+                raise self.damaged(
+                    f"documents from {first:,} on do not match their checksum in {GROUP_CHECKS}"
+                )
+
+    def _group_values(self, groups: Int64s) -> Int64s:
+        """What the checksums of `groups` int64 [n] cover, two lengths in a number: int64 [2 + EVERY
+        / 2, n]."""
+        # (groups, documents of a group)
+        documents = groups[:, np.newaxis] * EVERY + np.arange(EVERY)
+        inside = documents < self.num_documents
+        lengths = np.zeros(documents.shape, np.int32)
+        lengths[inside] = self._lengths.take("tokens", documents[inside])
+        values = np.empty((2 + EVERY // 2, len(groups)), np.int64)
+        values[0] = self._starts.take("tokens", groups)
+        values[1] = self._starts.take("filled", groups)
+        values[2:] = lengths.view(np.int64).T
+        return values
+
+    def _counted(self, marks: Int64s, *, has_eod: bool) -> Int64s:
+        """A new array of the running counts at `marks` int64 [n]: int64 [n]."""
+        counts: Int64s = self._starts.take("tokens", marks)
+        return counts + self._starts.take("filled", marks) if has_eod else counts
+
+    def __reduce__(self) -> tuple[Callable[..., DocumentTable], tuple[Path]]:
+        return _open, (self.folder,)
+
+
+def complete_table(folder: Path) -> None:
+    """Add the checksums that a table of an older version lacks; it is undamaged. Raises:
+    CacheError."""
+    if GROUP_CHECKS not in read_manifest(folder)["tables"]:
+        add_tables(folder, DocumentTable(folder).write_checks)
+
+
+class PartDocuments(RangedBlocks):
+    """Ranges of a source's documents, as an order sees them."""
+
+    def __init__(self, table: DocumentTable, ranges: Sequence[range], *, has_eod: bool) -> None:
+        edges = np.array([[each.start, each.stop] for each in ranges], np.int64).reshape(-1, 2)
+        self._starts, stops = table.before(edges.reshape(-1), has_eod=has_eod).reshape(-1, 2).T
+        super().__init__(edges[:, 0], edges[:, 1] - edges[:, 0], stops - self._starts)
+        self._table = table
+        self._edges = edges
+        self._has_eod = has_eod
+
+    def before(self, blocks: Int64s) -> Int64s:
+        """See RangedBlocks.before. Raises: CacheError."""
+        which = self._find_ranges(blocks)
+        inside = self._table.before(
+            self._firsts[which] + blocks - self._offsets[which], has_eod=self._has_eod
+        )
+        starts: Int64s = self._tokens_before[which] + inside - self._starts[which]
+        return starts
+
+    def _count_groups(self, num_groups: int, run: int) -> Int64s:
+        """Count the tokens of each group; each length is read once, in file order."""
+        totals = np.zeros(num_groups, np.int64)
+        for start in range(0, self.num_blocks, _PASS):
+            documents = np.arange(start, min(start + _PASS, self.num_blocks))
+            lengths = self._table.lengths(self.index_blocks(documents), has_eod=self._has_eod)
+            np.add.at(totals, documents // run % num_groups, lengths)
+        if int(totals.sum()) != self.num_tokens:
+            raise self._table.damaged(
+                f"its documents have {totals.sum():,} tokens, {self.num_tokens:,} were counted"
+            )
+        return totals
+
+    def _stored_totals(self, num_groups: int, run: int) -> ComputedNumbers:
+        folder = self._table.folder
+        parts = [*self._edges.reshape(-1).tolist(), self._has_eod, num_groups, run]
+        return store_totals(folder.parent.parent, folder.name, parts)
+
+
+def table_key(snapshot: Snapshot, source: int) -> str:
+    """The name of the table of a source of a snapshot, which may not exist."""
+    asked = [VERSION, *snapshot.file_keys(snapshot.sources[source])]
+    return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
+
+
+def fetch_table(snapshot: Snapshot, source: int) -> Path:
+    """The folder of the table of a source of a snapshot; if there is none, nothing is at the path.
+    Raises: CacheError."""
+    store = snapshot.store
+    key = table_key(snapshot, source)
+    folder = store.folder / DOCUMENTS / key
+    if not (folder / MANIFEST).is_file():
+        store.fetch_folder(DOCUMENTS, key)
+        store.fetch_files("splits", [key])
+    return folder
+
+
+def table_bytes(snapshot: Snapshot, source: int) -> int | None:
+    """Size of a source's document table in bytes; None if it has none."""
+    folder = fetch_table(snapshot, source)
+    return (
+        sum(path.stat().st_size for path in folder.iterdir())
+        if (folder / MANIFEST).is_file()
+        else None
+    )
+
+
+def open_table(snapshot: Snapshot, source: int) -> DocumentTable:
+    """Open the document table of a source of a snapshot. Raises: CacheError if it is missing or
+    damaged."""
+    entry = snapshot.sources[source]
+    folder = fetch_table(snapshot, source)
+    if not (folder / MANIFEST).is_file():
+        raise CacheError(
+            f"{folder}: source {entry.name!r} has no document table; rebuild the index (`megablend index CONFIG`)"
+        )
+    table = _open(folder)
+    if (table.num_documents, table.num_tokens) != (entry.rows, entry.tokens):
+        raise CacheError(
+            f"{folder}: the table has {table.num_documents:,} documents and {table.num_tokens:,} tokens, source {entry.name!r} "
+            f"{entry.rows:,} and {entry.tokens:,}: remove that folder, then rebuild the index (`megablend build CONFIG`)"
+        )
+    return table
+
+
+def _open(folder: Path) -> DocumentTable:
+    """The current table in a folder: a build may have replaced a damaged one."""
+    with reading(folder):
+        state = (folder / MANIFEST).stat()
+    return _open_once(folder, (state.st_ino, state.st_mtime_ns, state.st_ctime_ns))
+
+
+@lru_cache(maxsize=256)
+def _open_once(folder: Path, version: tuple[int, int, int]) -> DocumentTable:
+    """One memory map per version of the table, shared by all splits and datasets of a process."""
+    tables = read_manifest(folder)["tables"]
+    check_sizes(folder, tables)
+    is_large = False
+    for name, entry in tables.items():
+        if entry["bytes"] > _CHECKED_BYTES:
+            is_large = True
+        elif checksum(folder / name) != entry["blake2b"]:
+            raise DamagedCacheError.of(f"{folder / name}: damaged table (its checksum is wrong)")
+    if is_large and GROUP_CHECKS not in tables:
+        warn_unchecked(folder)
+    return DocumentTable(folder, checks=is_large and GROUP_CHECKS in tables)

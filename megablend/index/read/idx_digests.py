@@ -1,0 +1,99 @@
+"""Digests of the parts of long `.idx` files: computed once by `build`, so that readers do not have
+to read whole files.
+
+    <cache>/idx/<digest of the .idx>   magic, one uint64 per group, a blake2b digest (16 bytes) of everything before
+
+They depend only on the file: all snapshots that contain it share them. The next build computes
+missing or damaged ones; until then readers digest the whole file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.caches.find import CacheLike, find_store
+from megablend.errors import REMOVE_REMEDY
+from megablend.formats import get_format
+from megablend.formats.base import Format, OpenedFile, has_group_digests
+from megablend.formats.megatron.lengths import READ_BYTES
+from megablend.index.read.snapshot import Snapshot
+from megablend.index.tables.cache_folders import idx_digests
+from megablend.index.tables.file_table import FileEntry
+from megablend.index.tables.sealed_numbers import find_numbers, pack_numbers
+from megablend.storage.base import Storage
+from megablend.storage.transfer import Counted
+from megablend.system.atomic_write import replace_file
+
+_MAGIC = b"megablend idx 1\n"
+Digests = npt.NDArray[np.uint64]
+
+
+LongIdx = tuple[str, str, OpenedFile]
+"""A long `.idx` whose digests are missing: the path of its pair, its format, and what that needs to
+open it."""
+
+
+def read_digests(cache: str | Path, kind: Format, file: FileEntry) -> Digests | None:
+    """The digests of a file's parts, uint64 [num_groups]; None if it needs none, or the cache has
+    no undamaged ones."""
+    if not (has_group_digests(kind) and kind.needs_group_digests(file.opened)):
+        return None
+    return _find_digests(Path(cache), file.opened.structure)
+
+
+def find_missing(snapshot: Snapshot) -> Iterator[LongIdx]:
+    """Long `.idx` files of an index whose digests are missing, each once."""
+    known: set[str] = set()
+    for source in snapshot.sources:
+        kind = source.kind
+        if not has_group_digests(kind):
+            continue
+        for number in source.files:
+            file = snapshot.file(number)
+            structure = file.opened.structure
+            if kind.needs_group_digests(file.opened) and structure not in known:
+                known.add(structure)
+                if _find_digests(snapshot.cache, structure) is None:
+                    yield snapshot.path(number), source.format, file.opened
+
+
+def damaged_digests(cache: CacheLike) -> Iterator[str]:
+    """A line for each file of digests that is damaged."""
+    store = find_store(cache)
+    for name in store.list_files("idx"):
+        path = store.fetch_file("idx", name)
+        if _find_digests(store.folder, name) is None:
+            yield f"{path}: damaged digests of an .idx file; {REMOVE_REMEDY}"
+
+
+def make_digests(cache: CacheLike, idx: LongIdx, storage: Storage) -> None:
+    """Compute and store the digests of a file. Raises: ChangedFileError if it is not what was
+    indexed; DataError; CacheError."""
+    path, name, file = idx
+    kind = get_format(name)
+    assert has_group_digests(kind)
+    digests = kind.make_group_digests(path, file, storage=storage)
+    store = find_store(cache)
+    replace_file(idx_digests(store.folder) / file.structure, pack_numbers(digests, _MAGIC))
+    store.publish_file("idx", file.structure)
+
+
+def count_digest_reads(kind: Format, path: str, storage: Storage) -> Counted:
+    """What `make_digests` will request of the files that belong to `path`."""
+    if not has_group_digests(kind):
+        return Counted(0, 0)
+    size = storage.stat(kind.files(path)[1]).size
+    file = OpenedFile(size=0, token_dtype="", structure="", meta={"idx_bytes": size})
+    return (
+        Counted(-(-size // READ_BYTES), size) if kind.needs_group_digests(file) else Counted(0, 0)
+    )
+
+
+def _find_digests(cache: Path, structure: str) -> Digests | None:
+    """The digests of a file, by that of its structure; None if they are missing, damaged or cannot
+    be read."""
+    return find_numbers(idx_digests(cache) / structure, np.dtype(np.uint64), magic=_MAGIC)

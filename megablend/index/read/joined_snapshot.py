@@ -1,0 +1,307 @@
+"""Several snapshots of a run as one: their files, chunks and blocks are numbered through, in the
+order of the snapshots.
+
+Tables stay where they are; each row is read from its snapshot's, and verified there. A source keeps
+its name in the last snapshot that has it; in earlier ones it gets the snapshot's number as a
+suffix, so that names stay unique. A renamed file is read where the last snapshot that has its
+content found it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from megablend.arrays import Int64s
+from megablend.caches.base import CacheStore
+from megablend.formats.as_numpy import as_numpy
+from megablend.index.read.snapshot import Snapshot, open_snapshot
+from megablend.index.tables.file_table import FileTable
+from megablend.index.tables.row_checks import PLACE, RUNNING, CheckedTable
+from megablend.index.tables.source_entry import ColumnEntry, SourceEntry, Sources
+from megablend.index.tables.tables import CHUNK_COLUMNS, FILE_SCHEMA
+from megablend.lazy import cached_property
+from megablend.storage.location import join
+
+
+class JoinedSnapshot(Snapshot):
+    """Snapshots of one cache, read as one index. Its digest and folder are those of the last one.
+
+    Attributes:
+        snapshots: in order, at least one.
+        first_blocks: int64 [num_snapshots + 1], number of each one's first block, and the number of
+            all blocks.
+    """
+
+    def __init__(
+        self, snapshots: Sequence[Snapshot]
+    ) -> None:  # takes the tables of the others, instead of opening its own
+        self.snapshots = tuple(snapshots)
+        last = self.snapshots[-1]
+        self.folder = last.folder
+        self.store = last.store
+        self.digest = last.digest
+        self.first_blocks = _running([each.num_blocks for each in snapshots])
+        self._first_files = _running([each.num_files for each in snapshots])
+        first_chunks = _running([each._num_chunks for each in snapshots])
+        totals = np.stack(
+            [each._blocks.take("running", np.array([each.num_blocks]))[:, 0] for each in snapshots]
+        )
+        before = np.concatenate([np.zeros((1, len(RUNNING)), np.int64), np.cumsum(totals, axis=0)])
+        self._blocks = _JoinedTable(  # type: ignore[assignment]
+            [each._blocks for each in snapshots],
+            self.first_blocks,
+            {"running": before[:-1], "place": _shifts(PLACE, "chunk", first_chunks)},
+        )
+        self._first_chunks = first_chunks
+        self.num_blocks = int(self.first_blocks[-1])
+        self._num_chunks = int(first_chunks[-1])
+        self.num_files = int(self._first_files[-1])
+        sources, self.columns, numbers = _join_columns(
+            self.snapshots, self._first_files, self.first_blocks
+        )
+        self.sources = Sources(
+            [entry.name for entry in sources],
+            [entry.read for entry in sources],
+            sources.__getitem__,
+        )
+        self.roots = {entry.name: entry.root for entry in sources}
+        self._files = _JoinedFiles(
+            [each._files for each in snapshots], numbers, self.first_blocks, first_chunks
+        )
+        self._first_block = self._files.first_block
+        self._first_chunk = self._files.first_chunk
+
+    def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[Any, ...]]:
+        return open_snapshots, (self.store, tuple(each.digest for each in self.snapshots))
+
+    @cached_property
+    def _chunks(self) -> CheckedTable:
+        shifts = {"row": _shifts(CHUNK_COLUMNS.names or (), "file", self._first_files)}
+        return _JoinedTable([each._chunks for each in self.snapshots], self._first_chunks, shifts)  # type: ignore[return-value]
+
+    @cached_property
+    def seen(self) -> npt.NDArray[np.uint64]:
+        """uint64 [num_files]; see Snapshot.seen. Raises: CacheError."""
+        seen = np.concatenate([each.seen for each in self.snapshots])
+        for old, new in self._renamed.items():
+            seen[old] = seen[new]
+        return seen
+
+    def file_names(self) -> list[str]:
+        """See Snapshot.file_names; of renamed files their current names."""
+        names = super().file_names()
+        for old, new in self._renamed.items():
+            names[old] = names[new]
+        return names
+
+    def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:
+        """See Snapshot.path; of a renamed file its current path."""
+        return super().path(self._renamed.get(i, i), roots)
+
+    @cached_property
+    def _renamed(self) -> dict[int, int]:
+        """For files with another path in a later snapshot, the number of one with their content in
+        the last that has it."""
+        latest = dict[tuple[str, str], dict[str, dict[str, int]]]()
+        found = dict[int, int]()
+        for snapshot, first in reversed(
+            list(zip(self.snapshots, self._first_files.tolist(), strict=False))
+        ):
+            names = snapshot.file_names()
+            for column in snapshot.columns:
+                known = latest.setdefault((column.source_name, column.column), {})
+                mine = dict[str, dict[str, int]]()
+                for i, key in zip(column.files, snapshot.file_keys(column), strict=True):
+                    mine.setdefault(key, {})[join(column.root, names[i])] = first + i
+                for key, paths in mine.items():
+                    now = known.setdefault(key, paths)
+                    found |= {
+                        i: next(iter(now.values())) for path, i in paths.items() if path not in now
+                    }
+        return found
+
+    def find_last(self, i: int) -> tuple[int, int]:
+        """The last snapshot that has the content of file i, and the file's number there."""
+        now = self._renamed.get(i, i)
+        which = int(np.searchsorted(self._first_files, now, "right")) - 1
+        return which, now - int(self._first_files[which])
+
+    def files_of(self, snapshot: int, sources: Sequence[str]) -> list[int]:
+        """Numbers of the files that the named sources have in a snapshot, given by its number."""
+        first = int(self._first_files[snapshot])
+        entries = self.snapshots[snapshot].sources
+        return [
+            first + number for entry in entries if entry.name in sources for number in entry.files
+        ]
+
+    def list_gone(self, sources: Sequence[str]) -> dict[int, int]:
+        """Files of the named sources whose content the last snapshot lacks: for each, the last
+        snapshot that has it."""
+        found = dict[int, int]()
+        known = set[tuple[str, str]]()
+        for which, snapshot in reversed(list(enumerate(self.snapshots))):
+            for entry in (each for each in snapshot.sources if each.name in sources):
+                keys = [(entry.name, key) for key in snapshot.file_keys(entry)]
+                if which < len(self.snapshots) - 1:
+                    listed = zip(entry.files, keys, strict=True)
+                    found |= {
+                        int(self._first_files[which]) + i: which
+                        for i, key in listed
+                        if key not in known
+                    }
+                known.update(keys)
+        return found
+
+    @property
+    def token_ranges(self) -> Int64s:
+        """int64 [num_files, 2]; see Snapshot.token_ranges. Raises: CacheError."""
+        return np.concatenate([each.token_ranges for each in self.snapshots])
+
+
+def open_snapshots(cache: CacheStore, digests: Sequence[str]) -> Snapshot:
+    """Open one snapshot, or several as one, by their digests. Raises: CacheError as
+    `open_snapshot`."""
+    snapshots = [open_snapshot(cache, digest) for digest in digests]
+    return snapshots[0] if len(snapshots) == 1 else JoinedSnapshot(snapshots)
+
+
+class _JoinedTable:
+    """Tables with the same columns, one after another; see CheckedTable, whose methods it has."""
+
+    def __init__(
+        self, tables: Sequence[CheckedTable], first_rows: Int64s, shifts: dict[str, Int64s]
+    ) -> None:
+        """Args: shifts: for each group, what is added to the columns of each table, int64
+        [num_tables, num_columns]."""
+        self._tables = tuple(tables)
+        self._first_rows = first_rows
+        self._shifts = shifts
+
+    def take(self, group: str, rows: Int64s, *, plainly: bool = False) -> Int64s:
+        """See CheckedTable.take."""
+        owners = self._find_owners(rows)
+        found = np.empty((self._shifts[group].shape[1], len(rows)), np.int64)
+        for number in np.unique(owners).tolist():
+            inside = owners == number
+            values = self._tables[number].take(
+                group, rows[inside] - self._first_rows[number], plainly=plainly
+            )
+            found[:, inside] = values + self._shifts[group][number][:, np.newaxis]
+        return found
+
+    def find_last(self, group: str, name: str, span: range, values: Int64s) -> Int64s:
+        """See CheckedTable.find_last; `span` is of one table."""
+        number = int(self._find_owners(np.array([span.start]))[0])
+        first = int(self._first_rows[number])
+        shift = self._shifts[group][number, RUNNING.index(name)]
+        local = range(span.start - first, span.stop - first)
+        return first + self._tables[number].find_last(group, name, local, values - shift)
+
+    def _find_owners(self, rows: Int64s) -> Int64s:
+        """The table that has each row; the last one for the row after all: int64 [n]."""
+        owners: Int64s = np.searchsorted(self._first_rows, rows, side="right") - 1
+        return np.minimum(owners, len(self._tables) - 1)
+
+
+class _JoinedFiles(FileTable):
+    """The files of several snapshots."""
+
+    def __init__(
+        self,
+        tables: Sequence[FileTable],
+        columns: Sequence[Int64s],
+        first_blocks: Int64s,
+        first_chunks: Int64s,
+    ) -> None:
+        """Args: columns: for each snapshot, the numbers that its columns have now."""
+        self._path = tables[-1]._path
+        batches = [
+            _replace_columns(
+                table._files,
+                {
+                    "source": numbers[table.columns],
+                    "first_block": as_numpy(table._files.column("first_block")) + block,
+                    "first_chunk": as_numpy(table._files.column("first_chunk")) + chunk,
+                },
+            )
+            for table, numbers, block, chunk in zip(
+                tables, columns, first_blocks[:-1], first_chunks[:-1], strict=True
+            )
+        ]
+        self._files = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+        self.first_block = self._offsets("first_block", int(first_blocks[-1]))
+        self.first_chunk = self._offsets("first_chunk", int(first_chunks[-1]))
+
+
+def _replace_columns(batch: pa.RecordBatch, values: dict[str, npt.NDArray[Any]]) -> pa.RecordBatch:
+    arrays = [
+        pa.array(values[field.name], field.type)
+        if field.name in values
+        else batch.column(field.name)
+        for field in FILE_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=FILE_SCHEMA)
+
+
+def _join_columns(
+    snapshots: Sequence[Snapshot], first_files: Int64s, first_blocks: Int64s
+) -> tuple[tuple[SourceEntry, ...], tuple[ColumnEntry, ...], list[Int64s]]:
+    """The sources of all snapshots, all columns, and for each snapshot the numbers that its columns
+    have among these."""
+    sources = list[SourceEntry]()
+    extra = list[ColumnEntry]()
+    places = list[list[tuple[bool, int]]]()
+    for number, snapshot in enumerate(snapshots):
+        later = {entry.name for other in snapshots[number + 1 :] for entry in other.sources}
+        file = int(first_files[number])
+        block = int(first_blocks[number])
+        mine = list[tuple[bool, int]]()
+        for column in snapshot.columns:
+            moved = _move(column, file, block, name_source(column.source_name, number, later))
+            listed: list[Any] = sources if isinstance(moved, SourceEntry) else extra
+            mine.append((isinstance(moved, SourceEntry), len(listed)))
+            listed.append(moved)
+        places.append(mine)
+    numbers = [
+        np.array([n if is_source else len(sources) + n for is_source, n in mine]) for mine in places
+    ]
+    return tuple(sources), (*sources, *extra), numbers
+
+
+def name_source(name: str, number: int, later: set[str]) -> str:
+    """The name that a source of snapshot `number` of several has; `later`: names of the sources of
+    those after it."""
+    return f"{name} (snapshot {number})" if name in later else name  # names have no spaces
+
+
+def _move(column: ColumnEntry, file: int, block: int, name: str) -> ColumnEntry:
+    """A column with its files and blocks numbered from `file` and `block` on."""
+    moved = dataclasses.replace(
+        column,
+        source_name=name,
+        files=range(column.files.start + file, column.files.stop + file),
+        blocks=range(column.blocks.start + block, column.blocks.stop + block),
+    )
+    if not isinstance(moved, SourceEntry):
+        return moved
+    return dataclasses.replace(
+        moved, extra_columns=tuple(_move(each, file, block, name) for each in moved.extra_columns)
+    )
+
+
+def _running(counts: Sequence[int]) -> Int64s:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.array(counts, np.int64))])
+
+
+def _shifts(names: Sequence[str], shifted: str, firsts: Int64s) -> Int64s:
+    """What is added to columns `names` of each table, where one of them refers to rows numbered
+    from `firsts` on."""
+    shifts = np.zeros((len(firsts) - 1, len(names)), np.int64)
+    shifts[:, list(names).index(shifted)] = firsts[:-1]
+    return shifts

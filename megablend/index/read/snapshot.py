@@ -1,0 +1,397 @@
+"""A snapshot of the index (on disk: a generation): the sources, files and blocks that one build
+found.
+
+A snapshot is renamed to its final name last, so one with that name is complete. Opening checks the
+manifest, the table of files and the sizes of the tables, in constant time for any number of blocks;
+rows of the larger tables are verified when they are read (`row_checks`). Apart from its roots, the
+content of a snapshot is the same for the same data, options and version, independent of the
+location and the number of processes of the build. `cache_folders` describes the layout of a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.arrays import Int64s
+from megablend.caches.base import CHECKSUMS, SNAPSHOTS, CacheStore
+from megablend.caches.find import CacheLike, find_store
+from megablend.errors import REBUILD_REMEDY, CacheError, DamagedCacheError
+from megablend.formats import find_format, get_format
+from megablend.formats.base import CHUNK_DTYPE, PLACED_BLOCK_DTYPE, has_group_digests
+from megablend.index.tables.file_table import FileEntry, FileTable, read_ranges
+from megablend.index.tables.file_versions import read_seen, warn_unknown
+from megablend.index.tables.list_snapshots import list_snapshots
+from megablend.index.tables.manifest import (
+    BLOCKS,
+    CHUNKS,
+    FILES,
+    MANIFEST,
+    ROOTS,
+    check_sizes,
+    damaged_tables,
+    read_roots,
+    read_snapshot_manifest,
+)
+from megablend.index.tables.row_checks import (
+    PLACE,
+    RUNNING,
+    CheckedTable,
+    has_checks,
+    warn_unchecked,
+)
+from megablend.index.tables.source_entry import ColumnEntry, Sources, make_columns
+from megablend.index.tables.tables import CHUNK_COLUMNS
+from megablend.lazy import cached_property
+from megablend.storage.base import Storage
+from megablend.storage.location import join
+from megablend.system.atomic_write import checksum, reading
+
+
+class Snapshot:
+    """An opened index. Picklable: the receiving process opens it again.
+
+    Attributes:
+        digest: identifies the snapshot; also the name of its folder, `folder`.
+        store: where its cache is kept.
+        sources: in the order of the build.
+        roots: folder of each source's files, by its name, as of the last build.
+        columns: all columns of the sources; column i of the first num_sources contains source i's
+            tokens; extra columns follow.
+        num_files, num_blocks: of all columns.
+        tokens_before, rows_before, ends_before: int64 [num_blocks + 1], running counts over the
+            blocks, memory-mapped and not verified; `running`, `count_tokens_before` and
+            `find_blocks` verify what they return.
+
+    Raises: CacheError if its tables are damaged.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: Mapping[str, Any], found: Mapping[str, Any], store: CacheStore
+    ) -> None:
+        self.folder = folder
+        self.store = store
+        self.digest = folder.name
+        self._has_checks = has_checks(manifest)
+        if not self._has_checks:
+            warn_unchecked(folder)
+        self._blocks = CheckedTable(folder, BLOCKS, checks=self._has_checks)
+        columns = self._blocks.mapped
+        self.tokens_before, self.rows_before, self.ends_before = (columns[name] for name in RUNNING)
+        self.num_blocks = self._blocks.num_rows - 1
+        if self.num_blocks != manifest["num_blocks"]:
+            raise DamagedCacheError.of(
+                f"{folder / BLOCKS}: damaged table: {self.num_blocks} blocks, {manifest['num_blocks']} were committed"
+            )
+        self._num_chunks: int = manifest["num_chunks"]
+        self._files = FileTable(
+            folder,
+            num_files=manifest["num_files"],
+            num_columns=len(manifest["sources"]),
+            num_blocks=self.num_blocks,
+            num_chunks=self._num_chunks,
+        )
+        self.num_files = len(self._files)
+        self._first_block = self._files.first_block
+        self._first_chunk = self._files.first_chunk
+        self.roots: Mapping[str, str] = found["roots"]
+        self.sources, self.columns = self._read_columns(manifest["sources"], found)
+
+    def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[CacheStore, str]]:
+        return _open_again, (self.store, self.digest)
+
+    @property
+    def cache(self) -> Path:
+        """The folder in which the files of its cache are on this node."""
+        return self.store.folder
+
+    def file(self, i: int) -> FileEntry:
+        """File number i. Raises: IndexError."""
+        return self._files.entry(i)
+
+    @cached_property
+    def seen(self) -> npt.NDArray[np.uint64]:
+        """uint64 [num_files]: the version of each file that the last build saw, see
+        `file_versions`; 0 where unknown.
+
+        Raises: CacheError.
+        """
+        found = read_seen(self.folder, self.num_files)
+        if found is None:
+            warn_unknown(self.folder)
+            return np.zeros(self.num_files, np.uint64)
+        return found
+
+    @property
+    def token_ranges(self) -> Int64s:
+        """int64 [num_files, 2]: smallest and largest token of each file; smallest > largest where
+        unknown. Raises: CacheError."""
+        return read_ranges(self.folder, self.num_files)
+
+    def file_names(self) -> list[str]:
+        """Names of all files, relative to their sources' roots."""
+        return self._files.names()
+
+    def file_keys(self, column: ColumnEntry) -> list[str]:
+        """Keys of a column's files; see FileTable.keys."""
+        return self._files.keys(column)
+
+    def file_contents(self) -> list[tuple[str, str]]:
+        """Digests of the files' contents; see FileTable.contents."""
+        return self._files.contents()
+
+    def token_dtypes(self, files: range) -> Sequence[str]:
+        """Types of the values in files; see FileTable.token_dtypes."""
+        return self._files.token_dtypes(files)
+
+    @property
+    def file_columns(self) -> npt.NDArray[np.int32]:
+        """int32 [num_files]: index of each file's column."""
+        return self._files.columns
+
+    @property
+    def file_sizes(self) -> Int64s:
+        """int64 [num_files]: bytes of each file; see FileTable.sizes."""
+        return self._files.sizes
+
+    @property
+    def file_token_bytes(self) -> Int64s:
+        """int64 [num_files]: bytes of a token of each file, decoded."""
+        return self._files.token_bytes
+
+    def column_of(self, i: int) -> ColumnEntry:
+        """The column that file i belongs to. Raises: IndexError."""
+        return self.columns[self.file(i).column]
+
+    def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:
+        """Path of file i; `roots` (source name -> folder) overrides what the last build
+        recorded."""
+        name = self._files.name(i)
+        column = self.columns[self._files.columns[i]]
+        return join((roots or {}).get(column.source_name, column.root), name)
+
+    def chunks(self, file: FileEntry) -> npt.NDArray[np.void]:
+        """CHUNK_DTYPE [file.num_chunks]: the column chunks of a file; `file` in them is its
+        number."""
+        rows = np.arange(file.first_chunk, file.first_chunk + file.num_chunks)
+        chunks = np.empty(len(rows), CHUNK_DTYPE)
+        for name, values in zip(
+            CHUNK_COLUMNS.names or (), self._chunks.take("row", rows), strict=True
+        ):
+            chunks[name] = values
+        chunks.flags.writeable = False
+        return chunks
+
+    def chunks_of(self, ids: npt.ArrayLike, column: str) -> tuple[Int64s, npt.NDArray[Any]]:
+        """Column chunks that contain blocks `ids` int64 [n]: their numbers in the index, int64 [n],
+        and values of `column`."""
+        numbers = self._blocks.take("place", np.asarray(ids, np.int64))[PLACE.index("chunk")]
+        distinct, places = np.unique(numbers, return_inverse=True)
+        self._check_chunks(distinct, 0, self._num_chunks)
+        return numbers, self._chunks.take("row", distinct)[
+            (CHUNK_COLUMNS.names or ()).index(column)
+        ][places]
+
+    def _check_chunks(self, chunks: Int64s, low: int | Int64s, high: int | Int64s) -> None:
+        """Refuse numbers of chunks outside [low, high)."""
+        if ((chunks < low) | (chunks >= high)).any():
+            raise DamagedCacheError.of(
+                f"{self.folder / BLOCKS}: damaged table: a block refers to a chunk outside its file"
+            )
+
+    @cached_property
+    def _chunks(self) -> CheckedTable:
+        table = CheckedTable(self.folder, CHUNKS, checks=self._has_checks)
+        if table.num_rows != self._num_chunks:
+            raise DamagedCacheError.of(
+                f"{self.folder / CHUNKS}: damaged table: {table.num_rows} rows, {self._num_chunks} were committed"
+            )
+        return table
+
+    def file_of(self, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
+        """File numbers of blocks. int32 [n]."""
+        # Files without blocks have the same first block as the next file: the last of these
+        # contains the block.
+        return (np.searchsorted(self._first_block, np.asarray(ids), side="right") - 1).astype(
+            np.int32
+        )
+
+    def blocks(self, ids: npt.ArrayLike) -> npt.NDArray[np.void]:
+        """Rows of the block table, in the form that the files' formats use.
+
+        Args:
+            ids: int64 [n], block numbers of the snapshot.
+
+        Returns: PLACED_BLOCK_DTYPE [n]; `chunk` counts the file's own chunks; rows, first_row and
+            ends are -1 where not counted.
+        Raises: CacheError if the table is found to be damaged.
+        """
+        ids = np.asarray(ids, np.int64)
+        files = self.file_of(ids)
+        rows = np.empty(len(ids), PLACED_BLOCK_DTYPE)
+        for name, values in zip(PLACE, self._blocks.take("place", ids), strict=True):
+            rows[name] = values
+        chunks = rows["chunk"]
+        first_chunk = self._first_chunk[files]
+        self._check_chunks(chunks, first_chunk, self._first_chunk[files + 1])
+        rows["chunk"] = chunks - first_chunk
+        running = self._blocks.take("running", np.concatenate((ids, ids + 1)))
+        before = running[:, : len(ids)]
+        counts = running[:, len(ids) :] - running[:, : len(ids)]
+        rows["tokens"] = counts[0]
+        counted = self._counted[files]
+        rows["first_token"] = before[0] - self._first_token[files]
+        rows["first_row"] = np.where(counted, before[1] - self._first_row[files], -1)
+        for name, values in zip(("rows", "ends"), counts[1:], strict=True):
+            rows[name] = np.where(counted, values, -1)
+        return rows
+
+    def running(self, name: str, ids: npt.ArrayLike) -> Int64s:
+        """One of tokens_before, rows_before and ends_before at `ids` int64 [n], verified: int64
+        [n]. Raises: CacheError."""
+        counts: Int64s = self._blocks.take("running", np.asarray(ids, np.int64))[
+            RUNNING.index(name)
+        ]
+        return counts
+
+    def count_tokens_before(self, ids: npt.ArrayLike, *, has_eod: bool) -> Int64s:
+        """Tokens before blocks `ids` int64 [n], with one end-of-document token per document or
+        without: int64 [n].
+
+        Raises: CacheError.
+        """
+        counts = self._blocks.take("running", np.asarray(ids, np.int64))
+        tokens: Int64s = counts[0] + counts[2] if has_eod else counts[0]
+        return tokens
+
+    def find_blocks(self, name: str, span: range, values: Int64s) -> Int64s:
+        """The last blocks of `span` before which a running count is at most `values` int64 [n]:
+        int64 [n].
+
+        Args:
+            values: at least the count before the span's first block, and less than the count after
+                its last one.
+
+        Raises: CacheError.
+        """
+        return self._blocks.find_last("running", name, span, values)
+
+    @cached_property
+    def _first_token(self) -> Int64s:
+        """int64 [num_files + 1]: tokens before each file."""
+        return self.running("tokens_before", self._first_block)
+
+    @cached_property
+    def _first_row(self) -> Int64s:
+        """int64 [num_files + 1]: counted documents before each file."""
+        return self.running("rows_before", self._first_block)
+
+    @cached_property
+    def _counted(self) -> npt.NDArray[np.bool_]:
+        """bool [num_files]: the file's documents were counted."""
+        counted = np.zeros(self.num_files, bool)
+        for column in self.columns:
+            counted[column.files.start : column.files.stop] = column.documents
+        return counted
+
+    def _read_columns(
+        self, records: Sequence[Mapping[str, Any]], found: Mapping[str, Any]
+    ) -> tuple[Sources, Sequence[ColumnEntry]]:
+        firsts = np.array([record["first_file"] for record in records], np.int64)
+        stops = firsts + np.array([record["num_files"] for record in records], np.int64)
+        borders = np.stack([self._first_block[firsts], self._first_block[stops]], axis=1)
+        counts = self._blocks.take("running", borders.reshape(-1), plainly=True).reshape(
+            len(RUNNING), -1, 2
+        )
+        return make_columns(self.folder, records, found, borders, counts[..., 1] - counts[..., 0])
+
+
+def choose_root(snapshot: Snapshot, name: str, root: str, storage: Storage) -> str:
+    """The folder that a source's file names are relative to: `root`, the one of the config's paths,
+    since data may have moved.
+
+    Where paths were added to the config after the index was built, the config's root may differ and
+    the names do not resolve under it; then the root stored in the index is used.
+    """
+    indexed = snapshot.roots[name]
+    if root == indexed:
+        return root
+    entry = snapshot.sources[snapshot.sources.numbers[name]]
+    if not entry.files:
+        return root
+    there, moved = (snapshot.path(entry.files.start, {name: folder}) for folder in (indexed, root))
+    return indexed if storage.glob(there) and not storage.glob(moved) else root
+
+
+def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
+    """Open a snapshot by its digest.
+
+    Raises: CacheError if it does not exist, is incomplete, or was written by a newer version.
+    """
+    store = find_store(cache)
+    if not store.has_folder(SNAPSHOTS, digest):
+        known = ", ".join(list_snapshots(store)) or "none"
+        raise CacheError(
+            f"{store.location}/generations/{digest}: this version of the index does not exist (existing ones: {known}); "
+            f"{REBUILD_REMEDY}"
+        )
+    folder = store.fetch_folder(SNAPSHOTS, digest)
+    store.fetch_folder(CHECKSUMS, digest)
+    store.fetch_files("splits", [digest])
+    snapshot = _open_folder(store, folder)
+    if any(has_group_digests(get_format(name)) for name in snapshot.sources.formats):
+        store.fetch_files("idx")
+    return snapshot
+
+
+def find_damaged_files(folder: Path) -> list[str]:
+    """Read all files of a snapshot: a line for each damaged table. Raises: CacheError if another
+    file is damaged."""
+    manifest = read_snapshot_manifest(folder)
+    damaged = damaged_tables(folder, manifest)
+    read_roots(folder)
+    read_seen(folder, manifest["num_files"])
+    read_ranges(folder, manifest["num_files"])
+    return damaged
+
+
+def _open_again(store: CacheStore, digest: str) -> Snapshot:
+    """Open a snapshot in another process, without requests if its node has it."""
+    folder = store.folder / "generations" / digest
+    return (
+        _open_folder(store, folder)
+        if (folder / MANIFEST).is_file()
+        else open_snapshot(store, digest)
+    )
+
+
+def _open_folder(store: CacheStore, folder: Path) -> Snapshot:
+    manifest = read_snapshot_manifest(folder)
+    check_sizes(folder, manifest["tables"])
+    # The table of files is read completely and not verified later; checking the larger ones here
+    # would take too long.
+    if checksum(f"{folder}/{FILES}") != manifest["tables"][FILES]["blake2b"]:
+        raise DamagedCacheError.of(f"{folder / FILES}: damaged table: its checksum is wrong")
+    found = read_roots(folder)
+    roots = found["roots"]
+    known = dict[str, bool]()
+    for entry in manifest["sources"]:
+        name = entry["name"]
+        format_name = entry["format"]
+        if not isinstance(roots.get(name), str):
+            raise DamagedCacheError.of(
+                f"{folder / ROOTS}: does not contain the folder of source {name!r}"
+            )
+        if format_name not in known:
+            known[format_name] = find_format(format_name) is not None
+        if not known[format_name]:
+            raise CacheError(
+                f"{folder / MANIFEST}: source {name!r} has format {format_name!r}, which this megablend "
+                "does not support; install the version or the package that wrote it, or build again"
+            )
+    with reading(folder):
+        return Snapshot(folder, manifest, found, store)

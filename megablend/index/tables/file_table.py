@@ -1,0 +1,207 @@
+"""The table of files of a snapshot: read completely when the snapshot is opened, and checked for
+consistency with it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.arrays import Int64s
+from megablend.errors import CacheError, DamagedCacheError
+from megablend.formats.as_numpy import as_numpy
+from megablend.formats.base import OpenedFile
+from megablend.index.tables.manifest import FILES, TOKEN_RANGES
+from megablend.index.tables.sealed_numbers import pack_numbers, read_numbers
+from megablend.index.tables.source_entry import ColumnEntry
+from megablend.index.tables.tables import FILE_SCHEMA, read_batch
+from megablend.lazy import cached_property
+from megablend.system.limited_json import parse_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """A column of a file of a snapshot."""
+
+    name: str
+    """Relative to the source's root."""
+    column: int
+    """Index into the snapshot's columns."""
+    rows: int
+    tokens: int
+    first_block: int
+    num_blocks: int
+    first_chunk: int
+    num_chunks: int
+    body: str
+    """Hex digest of sampled ranges of its body."""
+    opened: OpenedFile
+    """What its format needs to open it."""
+
+
+class FileTable:
+    """The files of a snapshot by their number; a file is listed once for each column that is
+    indexed of it.
+
+    Args:
+        folder: the snapshot's.
+        num_files, num_columns, num_blocks, num_chunks: counts of the snapshot.
+
+    Attributes:
+        first_block, first_chunk: int64 [num_files + 1], of each file.
+
+    Raises: CacheError if the table is damaged.
+    """
+
+    def __init__(
+        self, folder: Path, *, num_files: int, num_columns: int, num_blocks: int, num_chunks: int
+    ) -> None:
+        self._path = f"{folder}/{FILES}"
+        self._files = read_batch(self._path, FILE_SCHEMA)
+        columns = self.columns
+        if self._files.num_rows != num_files or (
+            num_files and not 0 <= columns.min() <= columns.max() < num_columns
+        ):
+            raise self._damaged(f"it does not contain the {num_files} files of the sources")
+        self.first_block = self._offsets("first_block", num_blocks)
+        self.first_chunk = self._offsets("first_chunk", num_chunks)
+
+    def __len__(self) -> int:
+        return int(self._files.num_rows)
+
+    def entry(self, i: int) -> FileEntry:
+        """File number i. Raises: IndexError."""
+        i = self._number(i)
+        row = {name: self._files.column(name)[i].as_py() for name in self._files.schema.names}
+        return FileEntry(
+            name=row["name"],
+            column=row["source"],
+            rows=row["rows"],
+            tokens=row["tokens"],
+            first_block=row["first_block"],
+            num_blocks=int(self.first_block[i + 1]) - row["first_block"],
+            first_chunk=row["first_chunk"],
+            num_chunks=int(self.first_chunk[i + 1]) - row["first_chunk"],
+            body=row["body"],
+            opened=OpenedFile(
+                size=row["size"],
+                token_dtype=row["token_dtype"],
+                structure=row["structure"],
+                meta=self._meta(row["meta"]),
+            ),
+        )
+
+    def name(self, i: int) -> str:
+        """Name of file i, relative to its source's root. Raises: IndexError."""
+        name: str = self._files.column("name")[self._number(i)].as_py()
+        return name
+
+    def names(self) -> list[str]:
+        """Names of all files, relative to their sources' roots."""
+        names: list[str] = self._files.column("name").to_pylist()
+        return names
+
+    def keys(self, column: ColumnEntry) -> list[str]:
+        """A key of the content of each file of a column: the same in other snapshots, and wherever
+        the file is stored."""
+        files = self._files.slice(column.files.start, len(column.files))
+        columns = [
+            files.column(name).to_pylist()
+            for name in ("size", "rows", "tokens", "structure", "body")
+        ]
+        read = [
+            column.format,
+            column.column,
+            *([column.read.options] if column.read.options else []),
+        ]
+        texts = (json.dumps([*read, *row]).encode() for row in zip(*columns, strict=True))
+        return [hashlib.blake2b(text, digest_size=16).hexdigest() for text in texts]
+
+    def contents(self) -> list[tuple[str, str]]:
+        """What distinguishes each file's content from others': digests of its structure, and of its
+        body."""
+        structures, bodies = (
+            self._files.column(name).to_pylist() for name in ("structure", "body")
+        )
+        return list(zip(structures, bodies, strict=True))
+
+    def token_dtypes(self, files: range) -> Sequence[str]:
+        """numpy names of the values in files, by their numbers, as stored; sorted, each once."""
+        dtypes = self._files.column("token_dtype").slice(files.start, len(files))
+        return sorted(set(dtypes.to_pylist()))  # pyarrow's `unique` would import pyarrow.compute
+
+    @cached_property
+    def columns(self) -> npt.NDArray[np.int32]:
+        """int32 [num_files]: index of each file's column."""
+        columns: npt.NDArray[np.int32] = as_numpy(self._files.column("source"))
+        return columns
+
+    @property
+    def sizes(self) -> Int64s:
+        """int64 [num_files]: bytes of each file; of a pair those of its data file."""
+        sizes: Int64s = as_numpy(self._files.column("size"))
+        return sizes
+
+    @cached_property
+    def token_bytes(self) -> Int64s:
+        """int64 [num_files]: bytes of a token of each file, decoded."""
+        names = self._files.column(
+            "token_dtype"
+        ).to_pylist()  # `dictionary_encode` would import pyarrow.compute
+        sizes = {name: np.dtype(name).itemsize for name in set(names)}
+        return np.fromiter((sizes[name] for name in names), np.int64, len(names))
+
+    def _meta(self, text: str) -> dict[str, Any]:
+        try:
+            meta = parse_json(text)
+        except ValueError as error:
+            raise self._damaged(f"the metadata of a file is not valid JSON ({error})") from error
+        if not isinstance(meta, dict):
+            raise self._damaged("the metadata of a file is not a JSON object")
+        return meta
+
+    def _number(self, i: int) -> int:
+        i = operator.index(i)
+        if not 0 <= i < len(self):
+            raise IndexError(f"file {i} is out of range: the index has {len(self)} files")
+        return i
+
+    def _offsets(self, column: str, total: int) -> Int64s:
+        offsets = np.empty(len(self) + 1, np.int64)
+        offsets[:-1] = as_numpy(self._files.column(column))
+        offsets[-1] = total
+        if offsets[0] or (offsets[1:] < offsets[:-1]).any():
+            raise self._damaged(f"its {column} does not ascend from 0 to {total}")
+        return offsets
+
+    def _damaged(self, problem: str) -> CacheError:
+        return DamagedCacheError.of(f"{self._path}: damaged table: {problem}")
+
+
+_MAGIC = b"megablend tokens"
+_UNKNOWN = (1, 0)
+Ranges = npt.NDArray[np.int64]
+
+
+def pack_ranges(digest: str, ranges: Iterable[tuple[int, int] | None]) -> bytes:
+    """The stored form of the ranges of a snapshot's files (None: unknown)."""
+    numbers = np.array([each or _UNKNOWN for each in ranges], np.int64)
+    return pack_numbers(numbers, _MAGIC, digest.encode())
+
+
+def read_ranges(folder: Path, num_files: int) -> Ranges:
+    """int64 [num_files, 2]: smallest and largest token of each file; smallest > largest where
+    unknown. Raises: CacheError."""
+    numbers = read_numbers(
+        folder / TOKEN_RANGES, np.dtype(np.int64), 2 * num_files, _MAGIC, folder.name.encode()
+    )
+    return (
+        np.tile(np.array(_UNKNOWN), (num_files, 1)) if numbers is None else numbers.reshape(-1, 2)
+    )

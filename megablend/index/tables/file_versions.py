@@ -1,0 +1,138 @@
+"""The version of each file at the last build, stored with a snapshot (one uint64 per file, see
+sealed_numbers).
+
+A number is a hash of the sizes, times and inodes of all files that belong to a data file
+(`source_spec.SourceFile.etag`); 0 if unknown. If a file has another number when it is opened, it
+was moved, touched or replaced, and its content decides: the digests of its structure and of sampled
+ranges of its body must be those that were indexed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import CHANGED_REMEDY, ChangedFileError
+from megablend.index.tables.manifest import SEEN
+from megablend.index.tables.sealed_numbers import pack_numbers, read_numbers
+from megablend.storage.base import FileStat, Storage
+from megablend.storage.prefetched import request_ranges
+from megablend.system.log import LOG
+
+NUM_RANGES = 16
+RANGE_BYTES = 4096
+
+
+def body_ranges(size: int) -> list[tuple[int, int]]:
+    """Evenly spaced (offset, length) in a file of `size` bytes, including its start and end; a
+    small file completely."""
+    if size <= NUM_RANGES * RANGE_BYTES:
+        return [(0, size)]
+    return [(i * (size - RANGE_BYTES) // (NUM_RANGES - 1), RANGE_BYTES) for i in range(NUM_RANGES)]
+
+
+def request_samples(path: str, size: int, storage: Storage) -> None:
+    """Announce the reads of `sampled_content_digest`; see `storage.prefetched`."""
+    request_ranges(storage, path, *zip(*body_ranges(size), strict=True))
+
+
+def sampled_content_digest(path: str, size: int, storage: Storage) -> str:
+    """Compute the hex digest (blake2b, 16 bytes) of a file's sampled ranges. Raises as Storage.read
+    does."""
+    digest = hashlib.blake2b(digest_size=16)
+    offsets, sizes = np.array(body_ranges(size), np.int64).T.copy()
+    data, begins = storage.read_ranges(
+        path, offsets, sizes, lambda total: np.empty(total, np.uint8)
+    )
+    for begin, length in zip(begins.tolist(), sizes.tolist(), strict=True):
+        digest.update(data[begin : begin + length].data)
+    return digest.hexdigest()
+
+
+_MAGIC = b"megablend seen 1"
+_WARNED_SLOTS = 1 << 16
+_warned = mmap.mmap(-1, _WARNED_SLOTS)
+"""Memory that forked processes share: a DataLoader forks new workers for every epoch."""
+Numbers = npt.NDArray[np.uint64]
+
+
+def join_etags(stats: Sequence[FileStat]) -> str:
+    """Identifies a version of a data file, from the stats of all files that belong to it."""
+    return " ".join(f"{stat.size}:{stat.etag}" for stat in stats)
+
+
+def number_of(etag: str) -> int:
+    """Hash of a file version, 1 to 2^64 - 1."""
+    return int.from_bytes(hashlib.blake2b(etag.encode(), digest_size=8).digest(), "little") or 1
+
+
+def seen_bytes(digest: str, numbers: Numbers) -> bytes:
+    """The stored form of the table of a snapshot (by its digest); numbers: uint64 [num_files]."""
+    return pack_numbers(numbers, _MAGIC, digest.encode())
+
+
+def read_seen(folder: Path, num_files: int) -> Numbers | None:
+    """The numbers of a snapshot's files, uint64 [num_files]; None if an older version built it.
+    Raises: CacheError."""
+    return read_numbers(folder / SEEN, np.dtype(np.uint64), num_files, _MAGIC, folder.name.encode())
+
+
+def check_body(path: str, size: int, body: str, storage: Storage) -> None:
+    """Compare sampled ranges of a file of `size` bytes with the digest that was indexed.
+
+    Raises: ChangedFileError; as Storage.read does.
+    """
+    if (found := sampled_content_digest(path, size, storage)) != body:
+        raise ChangedFileError(
+            path,
+            f"changed since it was indexed: it has the same size, but its content has digest {found}, was {body}; "
+            f"{CHANGED_REMEDY}",
+        )
+
+
+def warn_moved(folder: Path, path: str, *, checks_blocks: bool) -> None:
+    """Warn that files were moved or touched, although their sampled content is the same.
+
+    Warns once per snapshot, in this process and those forked from it.
+
+    Args:
+        checks_blocks: whether the snapshot has checksums of blocks, which are then compared
+            whenever a block is read.
+    """
+    if _is_first(folder):
+        more = "each block is compared with its checksum when it is read, and `megablend verify --data` compares all of them now"
+        if not checks_blocks:
+            more = "the index has no checksums of blocks (`megablend build CONFIG --checksums`), so that no more is compared"
+        LOG.warning(
+            "%s (and perhaps other files): moved, copied or touched since index %s was built; a comparison of %d KiB found no "
+            "change; %s",
+            path,
+            folder.name,
+            NUM_RANGES * RANGE_BYTES >> 10,
+            more,
+        )
+
+
+def warn_unknown(folder: Path) -> None:
+    """Warn once, in this process and those forked from it, that a snapshot has no record of file
+    versions."""
+    if _is_first(folder / SEEN):
+        LOG.warning(
+            "%s: built by an older version of megablend, which did not record sizes and times of files: %d KiB of each file are "
+            "compared when it is opened; `megablend build CONFIG` adds the record",
+            folder,
+            NUM_RANGES * RANGE_BYTES >> 10,
+        )
+
+
+def _is_first(place: Path) -> bool:
+    """Whether this is the first warning about a path."""
+    slot = number_of(str(place)) % _WARNED_SLOTS
+    is_first = not _warned[slot]
+    _warned[slot] = 1
+    return is_first

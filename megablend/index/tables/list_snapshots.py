@@ -1,0 +1,70 @@
+"""Which snapshots of the index a cache contains, in which order they were built, and since when
+they are not the newest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from megablend.caches.base import SNAPSHOTS, CacheStore, Entry
+from megablend.caches.find import CacheLike, find_store
+from megablend.errors import CacheError
+from megablend.index.tables.manifest import ROOTS, parse_roots
+
+
+def list_snapshots(cache: CacheLike) -> list[str]:
+    """Digests of a cache's snapshots, the most recently built (or rebuilt) last; empty if there is
+    no cache."""
+    store = find_store(cache)
+    return sorted(
+        store.list_folders(SNAPSHOTS), key=lambda name: (build_sequence(store, name), name)
+    )
+
+
+def build_sequence(cache: CacheLike, digest: str) -> int:
+    """Number of the last build that resulted in a snapshot; -1 if unknown."""
+    store = find_store(cache)
+    try:
+        data = store.read_member(SNAPSHOTS, digest, ROOTS)
+        return int(parse_roots(store.folder / SNAPSHOTS / digest, data)["arrival"])
+    except (CacheError, FileNotFoundError):
+        return -1
+
+
+def find_superseded(
+    store: CacheStore, entries: Mapping[str, Entry], complete: Collection[str]
+) -> dict[str, float]:
+    """Digests of the snapshots that are certainly not the newest, the oldest first: the latest time
+    at which one ceased to be.
+
+    Args:
+        entries: of the snapshots, by digest.
+        complete: digests of those that can be the newest.
+    """
+    sequences = {digest: build_sequence(store, digest) for digest in entries}
+    by_arrival = sorted(entries, key=lambda digest: (sequences[digest], digest))
+    found = {}
+    for place, digest in enumerate(by_arrival):
+        entry = entries[digest]
+        newer = [entries[other] for other in by_arrival[place + 1 :] if other in complete]
+        # Its record is damaged: it may be the newest, unless another was committed since
+        if sequences[digest] < 0:
+            times = [
+                each.committed
+                for each in newer
+                if sequences[each.name] >= 0 and each.committed > entry.committed
+            ]
+        else:
+            times = [_took_over(entry, each) for each in newer]
+        if times:
+            found[digest] = min(times)
+    return found
+
+
+def _took_over(entry: Entry, newer: Entry) -> float:
+    """The latest time at which a later snapshot became the newest.
+
+    A snapshot is committed again by every build that results in it. If it was created after the
+    last build of the older one, that is the time, no matter how often the newer one was rebuilt
+    since.
+    """
+    return newer.committed if newer.created <= entry.committed else newer.created

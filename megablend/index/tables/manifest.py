@@ -1,0 +1,261 @@
+"""The manifest of a snapshot: its contents, its format version, and the checksums of its tables."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from megablend.errors import CacheError, DamagedCacheError
+from megablend.system.atomic_write import checksum, reading
+from megablend.system.limited_json import missing_field, parse_json
+from megablend.system.safe_open import get_file_size, read_regular
+
+FORMAT_VERSION = 1
+BLOCKS = "blocks.arrow"
+CHUNKS = "chunks.arrow"
+FILES = "files.arrow"
+MANIFEST = "manifest.json"
+ROOTS = "roots.json"
+SEEN = "seen"
+"""See `file_versions`."""
+TOKEN_RANGES = "token_ranges"
+"""See `token_ranges`."""
+TABLES = (BLOCKS, CHUNKS, FILES)
+Fields = dict[str, type | tuple[type, ...]]
+_FIELDS: Fields = {"format_version": int, "tables": dict}
+_TABLE_FIELDS: Fields = {"bytes": int, "blake2b": str}
+_SNAPSHOT_FIELDS: Fields = {"sources": list, "num_files": int, "num_blocks": int, "num_chunks": int}
+_COUNTED = {"num_files": FILES, "num_blocks": BLOCKS, "num_chunks": CHUNKS}
+_SOURCE_FIELDS: Fields = {
+    "name": str,
+    "format": str,
+    "column": (str, type(None)),
+    "documents": bool,
+    "first_file": int,
+    "num_files": int,
+    "rows": int,
+}
+_MAX_SHOWN = 60
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_path(value: object) -> bool:
+    """Whether it is text that a path or URL may consist of."""
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:  # parts of characters
+        return False
+    return True
+
+
+def _is_list_of_text(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _maps_to(value: object, is_valid: Callable[[object], bool]) -> bool:
+    return isinstance(value, dict) and all(map(is_valid, value.values()))
+
+
+_ROOTS_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "arrival": ("a whole number", lambda value: type(value) is int and value >= 0),
+    "roots": ("an object of paths", lambda value: _maps_to(value, _is_path)),
+    "columns": (
+        "an object of text or null",
+        lambda value: _maps_to(value, lambda each: isinstance(each, str | None)),
+    ),
+    "skipped": ("an object of lists of text", lambda value: _maps_to(value, _is_list_of_text)),
+}
+"""The fields of roots.json, what each contains, and a check of that. The last two are missing
+before 0.2."""
+
+
+def _wrong(path: Path, name: str, found: object, expected: str) -> CacheError:
+    text = json.dumps(found)
+    shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    return DamagedCacheError.of(f"{path}: damaged (it has {name} {shown}, expected {expected})")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read the manifest of a snapshot. Raises: CacheError if it is missing, damaged, or of a newer
+    format version."""
+    path = f"{folder}/{MANIFEST}"
+    manifest = _parse_json(path, _read_bytes(path))
+    version = manifest.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise CacheError(
+            f"{folder}: written in format version {version} by {manifest.get('written_by', 'a newer megablend')}; "
+            f"this megablend reads up to version {FORMAT_VERSION}: upgrade megablend, or build into another cache"
+        )
+    if manifest.pop("checksum", None) != _checksum(manifest, as_stored=True):
+        raise DamagedCacheError.of(f"{folder / MANIFEST}: damaged (its checksum is wrong)")
+    _check_fields(folder, manifest, _FIELDS)
+    if manifest["format_version"] != FORMAT_VERSION:
+        raise DamagedCacheError.of(f"{folder / MANIFEST}: damaged (format version {version})")
+    for entry in manifest["tables"].values():
+        _check_fields(folder, entry, _TABLE_FIELDS)
+    return manifest
+
+
+def read_snapshot_manifest(folder: Path) -> dict[str, Any]:
+    """Read and validate the manifest of a snapshot of the index. Raises: as read_manifest."""
+    manifest = read_manifest(folder)
+    _check_fields(folder, manifest, _SNAPSHOT_FIELDS)
+    _check_fields(folder, manifest["tables"], dict.fromkeys(TABLES, dict))
+    for name, table in _COUNTED.items():  # a row takes more than a byte
+        most = manifest["tables"][table]["bytes"]
+        if not 0 <= manifest[name] <= most:
+            raise _wrong(
+                folder / MANIFEST,
+                name,
+                manifest[name],
+                f"0 to {most}, since {table} has {most} bytes",
+            )
+    first_file = 0
+    _check_sources(folder, manifest["sources"])
+    for source in manifest["sources"]:
+        if source["first_file"] != first_file or source["num_files"] < 0:
+            raise DamagedCacheError.of(
+                f"{folder / MANIFEST}: damaged (the files of its sources overlap)"
+            )
+        first_file += source["num_files"]
+    if first_file != manifest["num_files"]:
+        raise DamagedCacheError.of(
+            f"{folder / MANIFEST}: damaged (its sources have {first_file} files of {manifest['num_files']})"
+        )
+    return manifest
+
+
+def _check_sources(folder: Path, sources: Sequence[Any]) -> None:
+    """Check the fields of all sources; once for those whose values have the same types."""
+    checked = set[tuple[type, ...]]()
+    read = itemgetter(*_SOURCE_FIELDS)
+    for source in sources:
+        types: tuple[type, ...] = ()
+        with contextlib.suppress(KeyError, TypeError):
+            types = tuple(map(type, read(source)))
+        if types not in checked:
+            _check_fields(folder, source, _SOURCE_FIELDS)
+            checked.add(types)
+        if not isinstance(owner := source.get("extra_of"), str | None):
+            raise _wrong(
+                folder / MANIFEST, f"extra_of of source {source['name']!r}", owner, "text or null"
+            )
+        if not _is_count(source["rows"]):
+            raise _wrong(
+                folder / MANIFEST,
+                f"rows of source {source['name']!r}",
+                source["rows"],
+                "a whole number",
+            )
+
+
+def _check_fields(
+    folder: Path, value: object, fields: Mapping[str, type | tuple[type, ...]]
+) -> None:
+    if (missing := missing_field(value, fields)) is not None:
+        raise DamagedCacheError.of(f"{folder / MANIFEST}: damaged (it lacks {missing})")
+
+
+def dump_with_checksum(manifest: Mapping[str, Any]) -> bytes:
+    """The stored form of a manifest, with its own checksum."""
+    return json.dumps(
+        {**manifest, "checksum": _checksum(manifest)}, sort_keys=True, indent=1
+    ).encode()
+
+
+def _checksum(manifest: Mapping[str, Any], *, as_stored: bool = False) -> str:
+    """Hex digest of a manifest without its own checksum. `as_stored`: its keys are sorted already,
+    which saves half the time."""
+    text = json.dumps(manifest, sort_keys=not as_stored, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def read_roots(folder: Path) -> dict[str, Any]:
+    """Read roots.json: {"arrival": number of the build, "roots": {source name: folder}}. Raises:
+    CacheError.
+
+    Since 0.2 also "columns": {source name: token column, if known}, "skipped": {source name: [path:
+    reason]}.
+    """
+    return parse_roots(folder, _read_bytes(f"{folder}/{ROOTS}"))
+
+
+def parse_roots(folder: Path, data: bytes) -> dict[str, Any]:
+    """Parse the content of a snapshot's roots.json. Raises: CacheError."""
+    roots = _parse_json(f"{folder}/{ROOTS}", data)
+    committed = roots.pop("checksum", None)  # version 0.1.0 wrote none
+    if not {"arrival", "roots"} <= set(roots) <= set(_ROOTS_FIELDS) or committed not in (
+        None,
+        _checksum(roots, as_stored=True),
+    ):
+        raise DamagedCacheError.of(f"{folder / ROOTS}: damaged (its checksum is wrong)")
+    for name, (expected, is_valid) in _ROOTS_FIELDS.items():
+        if name in roots and not is_valid(roots[name]):
+            raise _wrong(folder / ROOTS, name, roots[name], expected)
+    return roots
+
+
+def _read_bytes(path: str) -> bytes:
+    try:
+        with reading(path, apart_from=(FileNotFoundError,)):
+            return read_regular(path)
+    except FileNotFoundError as error:
+        raise DamagedCacheError.of(f"{path}: cannot be read ({error})") from error
+
+
+def _parse_json(path: str, data: bytes) -> dict[str, Any]:
+    try:
+        value = parse_json(data.decode("utf-8"))
+    except ValueError as error:
+        raise DamagedCacheError.of(f"{path}: cannot be read ({error})") from error
+    if not isinstance(value, dict):
+        raise DamagedCacheError.of(f"{path}: damaged (not a JSON object)")
+    return value
+
+
+def check_sizes(folder: Path, tables: Mapping[str, Any]) -> None:
+    """Compare the sizes of a folder's files with the entries of its manifest. Raises:
+    CacheError."""
+    for name, entry in tables.items():
+        with reading(folder):
+            size = get_file_size(f"{folder}/{name}") or 0
+        if size != entry["bytes"]:
+            raise DamagedCacheError.of(
+                f"{folder / name}: has {size} bytes, {entry['bytes']} were committed"
+            )
+
+
+def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Compare all tables of a folder with its manifest; one line for each that is not what was
+    committed."""
+    problems = []
+    for name, entry in manifest["tables"].items():
+        if Path(name).name != name:
+            problems.append(f"{folder / MANIFEST}: damaged: it names {name!r} as a table")
+            continue
+        path = folder / name
+        size = get_file_size(f"{path}")
+        if size is None:
+            problems.append(
+                f"{path}: damaged table: no file, {entry['bytes']} bytes were committed"
+            )
+        elif size != entry["bytes"]:  # however large it is, it need not be read
+            problems.append(
+                f"{path}: damaged table: has {size} bytes, {entry['bytes']} were committed"
+            )
+        elif (found := checksum(path)) != entry["blake2b"]:
+            problems.append(
+                f"{path}: damaged table: its blake2b is {found}, {entry['blake2b']} was committed"
+            )
+    return problems

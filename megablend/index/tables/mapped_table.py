@@ -1,0 +1,135 @@
+"""A table of fixed-width columns, memory-mapped: opened in constant time, shared by all processes
+of a node.
+
+Accessed pages of a mapping count as memory of the process, together with adjacent ones that the
+system maps along (64 KiB to 2 MiB per access), until the memory is needed elsewhere. So rows of a
+large table are read from the file instead: they still come from the page cache, without their
+neighbours. Kernels that walk through a column do so in portions, and each portion is released.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import weakref
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from megablend.arrays import Int64s
+from megablend.errors import DamagedCacheError
+from megablend.index.tables.tables import read_mapped
+from megablend.kernels.file_ranges import read_ranges
+from megablend.system.atomic_write import reading
+from megablend.system.safe_open import open_regular
+
+
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):  # the file was only read: nothing is lost
+        os.close(fd)
+
+
+class MappedTable:
+    """Columns by name. Safe to share between threads, and after a fork."""
+
+    mapped_bytes = 64 << 20
+    """Tables up to this size are read through the mapping."""
+    ahead_rows = 256
+    """From this many rows on, the disk is asked for all of them ahead: few are in the page cache
+    yet."""
+    region_rows = 1 << 14
+    """Rows of 4 bytes that one access may map."""
+    portion_regions = 8
+    """Accesses per portion."""
+
+    def __init__(self, path: Path | str, columns: np.dtype[np.void]) -> None:
+        with reading(path):
+            self._path = path
+            with open_regular(path) as file:
+                self._fd = os.dup(file.fileno())
+            weakref.finalize(self, _close, self._fd)
+            if os.fstat(self._fd).st_size == 0:
+                raise DamagedCacheError.of(f"{path}: damaged table: it is empty")
+            self._mapping = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
+        data = pa.py_buffer(self._mapping)
+        batch = read_mapped(path, data, columns)
+        self._columns: dict[str, npt.NDArray[Any]] = {}
+        self._begins: dict[str, int] = {}
+        """Offset of each column in the file."""
+        for name, column in zip(columns.names or (), batch.columns, strict=True):
+            values = column.buffers()[1]
+            self._columns[name] = np.frombuffer(values or b"", columns[name], batch.num_rows)
+            self._begins[name] = values.address - data.address if values else 0
+        self._is_large = len(self._mapping) > self.mapped_bytes
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """A column, read-only; accessed parts stay in memory."""
+        return self._columns[name]
+
+    def portions(self, rows: npt.NDArray[np.int64]) -> Iterator[slice]:
+        """Split `rows` int64 [n], numbers in any order, into consecutive parts; the memory accessed
+        for each part is released."""
+        if not self._is_large:
+            yield slice(0, len(rows))
+            return
+        regions = np.cumsum(np.diff(rows // self.region_rows, prepend=-1) != 0)
+        num_portions = -(-int(regions[-1]) // self.portion_regions) if len(rows) else 0
+        bounds = np.searchsorted(
+            regions, np.arange(num_portions + 1) * self.portion_regions, side="right"
+        )
+        for start, stop in pairwise(bounds.tolist()):
+            yield slice(start, stop)
+            self._mapping.madvise(mmap.MADV_DONTNEED)
+
+    def take(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """A new array of a column's values in `rows` int64 [n], numbers in range, in any order:
+        [n].
+
+        Raises: CacheError if the file cannot be read.
+        """
+        column = self._columns[name]
+        if not self._is_large or not len(rows):
+            return column[rows]
+        found = np.empty(len(rows), column.dtype)
+        # of runs of consecutive rows
+        size = column.itemsize
+        firsts = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)
+        starts = rows[firsts]
+        begins = firsts * size
+        sizes = np.diff(begins, append=len(rows) * size)
+        ahead = len(starts) >= self.ahead_rows
+        self._read(self._begins[name] + starts * size, sizes, begins, ahead, found.view(np.uint8))
+        return found
+
+    def _read(
+        self,
+        offsets: Int64s,
+        sizes: Int64s,
+        begins: Int64s,
+        ahead: bool,
+        out: npt.NDArray[np.uint8],
+    ) -> None:
+        """Read ranges of the file; one that a signal interrupted is read again. Raises:
+        CacheError."""
+        done = 0
+        while True:
+            done += read_ranges(self._fd, offsets[done:], sizes[done:], begins[done:], ahead, out)
+            if done == len(offsets):
+                return
+            offset = int(offsets[done])
+            size = int(sizes[done])
+            begin = int(begins[done])
+            with reading(self._path):
+                part = os.pread(self._fd, size, offset)
+            if len(part) < size:
+                raise DamagedCacheError.of(
+                    f"{self._path}: damaged table: it ends before byte {offset + size}"
+                )
+            out[begin : begin + size] = np.frombuffer(part, np.uint8)
+            done += 1

@@ -1,0 +1,120 @@
+"""Blocks, or documents, of several ranges as an order sees them, and token totals of groups of
+them.
+
+Block b belongs to group b // run % num_groups. Orders need the totals of large sources before the
+first sample: a build stores them, 8 bytes per group.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from megablend.arrays import Int64s
+from megablend.index.tables.sealed_numbers import ComputedNumbers
+
+VERSION = 1
+
+
+def count_groups(
+    before: Callable[[Int64s], Int64s],
+    num_blocks: int,
+    num_groups: int,
+    run: int,
+    *,
+    blocks_per_pass: int = 1 << 20,
+) -> Int64s:
+    """Count the tokens of each group: int64 [num_groups].
+
+    Args:
+        before: returns the tokens before each of the given blocks, int64 [n] -> int64 [n].
+    """
+    totals = np.zeros(num_groups, np.int64)
+    turn = num_groups * run
+    step = max(1, blocks_per_pass // turn) * turn
+    for start in range(0, num_blocks, step):
+        edges = np.arange(start, min(start + step, num_blocks) + run, run).clip(max=num_blocks)
+        tokens = np.diff(before(edges))  # tokens of each run; the last run may be short
+        whole = len(tokens) // num_groups * num_groups
+        totals += tokens[:whole].reshape(-1, num_groups).sum(axis=0)
+        totals[: len(tokens) - whole] += tokens[whole:]
+    return totals
+
+
+class RangedBlocks(ABC):
+    """Blocks of several ranges, numbered from 0. Documents are arranged as if each were a block.
+
+    Args:
+        firsts, counts: int64 [num_ranges], of the blocks of each range, as the index or the source
+            numbers them.
+        tokens: int64 [num_ranges], of each range.
+
+    Attributes:
+        num_blocks, num_tokens: of all ranges.
+    """
+
+    def __init__(self, firsts: Int64s, counts: Int64s, tokens: Int64s) -> None:
+        self._firsts = firsts
+        self._offsets = np.concatenate([[0], np.cumsum(counts)])
+        self._tokens_before = np.concatenate([[0], np.cumsum(tokens)])
+        self.num_blocks = int(self._offsets[-1])
+        self.num_tokens = int(self._tokens_before[-1])
+
+    @abstractmethod
+    def before(self, blocks: Int64s) -> Int64s:
+        """Tokens of the blocks here before each of `blocks` int64 [n], which are from 0 to
+        num_blocks: int64 [n]."""
+
+    def index_blocks(self, blocks: Int64s) -> Int64s:
+        """The numbers in the index, or of documents in the source, of blocks from 0 to num_blocks -
+        1: int64 [n]."""
+        which = self._find_ranges(blocks)
+        numbers: Int64s = self._firsts[which] + blocks - self._offsets[which]
+        return numbers
+
+    def local_blocks(self, numbers: Int64s) -> Int64s:
+        """The blocks here with these numbers; of those that no range has, the next one after them:
+        int64, of the same shape."""
+        which = np.maximum(np.searchsorted(self._firsts, numbers, side="right") - 1, 0)
+        inside = np.maximum(numbers - self._firsts[which], 0)
+        local: Int64s = np.minimum(self._offsets[which] + inside, self._offsets[which + 1])
+        return local
+
+    def group_totals(self, num_groups: int, run: int) -> Int64s:
+        """Tokens of each group, int64 [num_groups]; see Blocks.group_totals. Fast if they are
+        stored. Raises: CacheError."""
+        totals = self._stored_totals(num_groups, run).find(np.dtype(np.int64), num_groups)
+        return self._count_groups(num_groups, run) if totals is None else totals
+
+    def keep_group_totals(self, num_groups: int, run: int) -> None:
+        """Store the result of `group_totals` in the cache. Raises: CacheError."""
+        stored = self._stored_totals(num_groups, run)
+        if stored.find(np.dtype(np.int64), num_groups) is None:
+            stored.keep(self._count_groups(num_groups, run))
+
+    def _find_ranges(self, blocks: Int64s) -> Int64s:
+        """The range that has each block; the last one for num_blocks: int64 [n]."""
+        if len(self._firsts) == 1:
+            return np.zeros(len(blocks), np.int64)
+        which: Int64s = np.searchsorted(self._offsets, blocks, side="right") - 1
+        return np.minimum(which, len(self._firsts) - 1)
+
+    def _count_groups(self, num_groups: int, run: int) -> Int64s:
+        return count_groups(self.before, self.num_blocks, num_groups, run)
+
+    @abstractmethod
+    def _stored_totals(self, num_groups: int, run: int) -> ComputedNumbers:
+        """The file of the totals."""
+
+
+def store_totals(cache: Path, owner: str, parts: Sequence[object]) -> ComputedNumbers:
+    """The file of totals of groups.
+
+    Args:
+        owner: digest of the snapshot, or of the table of documents.
+        parts: what the totals depend on besides.
+    """
+    return ComputedNumbers(cache, owner, ["totals", VERSION, [owner, *parts]])

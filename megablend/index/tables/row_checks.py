@@ -1,0 +1,207 @@
+"""Checksums of the rows of a table, or of groups of rows, which are compared when the rows are
+read.
+
+    <snapshot>/blocks.check.arrow     uint32 `place` and `running`, one row for each row of blocks.arrow
+    <snapshot>/chunks.check.arrow     uint32 `row`, one row for each row of chunks.arrow
+    <documents>/groups.check.arrow    uint32 `group`, one row for 64 documents: see document_table.py
+
+A checksum is computed from a row's number and values (`kernels.row_checks`). Running counts of
+blocks are mostly read without the rest of a row, so they have their own checksum. The tables of
+checksums are listed in the manifest but derived from the other tables: they are not part of the
+digest, and a cache of version 0.1.0 has none until it is rebuilt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.arrays import Int64s
+from megablend.errors import DamagedCacheError
+from megablend.index.tables.manifest import BLOCKS, CHUNKS, damaged_tables, read_manifest
+from megablend.index.tables.mapped_table import MappedTable
+from megablend.index.tables.table_folder import add_tables
+from megablend.index.tables.tables import BLOCK_COLUMNS, CHUNK_COLUMNS, TableWriter
+from megablend.kernels.row_checks import row_checks
+from megablend.system.log import LOG
+
+PLACE = ("chunk", "offset", "stored_bytes", "decoded_bytes", "encoding", "flags")
+RUNNING = ("tokens_before", "rows_before", "ends_before")
+_COLUMNS = {BLOCKS: BLOCK_COLUMNS, CHUNKS: CHUNK_COLUMNS}
+_GROUPS = {BLOCKS: {"place": PLACE, "running": RUNNING}, CHUNKS: {"row": CHUNK_COLUMNS.names or ()}}
+"""By table, the names of its checksums, and the columns that each of them covers."""
+_CHECKS = {table: table.replace(".", ".check.") for table in _GROUPS}
+"""The tables of checksums."""
+_PASS = 1 << 14
+"""Rows per pass of computing checksums."""
+_GOLDEN, _FIRST, _SECOND = (
+    np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+
+
+class RowChecks:
+    """The checksums of a table. Raises: CacheError if they are damaged."""
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        self._stored = MappedTable(path, _columns_of(names))
+        self.num_rows = len(self._stored[names[0]])
+
+    def find_wrong(
+        self, name: str, rows: Int64s, values: Int64s, *, plainly: bool = False
+    ) -> int | None:
+        """The first row that is not what was committed; None if all are.
+
+        Args:
+            name: of the checksum.
+            rows, values: int64 [n], numbers of the rows; int64 [num_columns, n], what the checksum
+                covers.
+            plainly: without a kernel, which would have to be loaded first.
+        """
+        found = plain_row_checks(rows, values) if plainly else _compute(rows, values)
+        wrong = found != self._stored.take(name, rows)
+        return int(rows[wrong.argmax()]) if wrong.any() else None
+
+
+def write_checks(
+    path: Path, names: Sequence[str], num_rows: int, read: Callable[[str, Int64s], Int64s]
+) -> None:
+    """Write the checksums of all rows of a table.
+
+    Args:
+        read: what a checksum (by name) covers in rows int64 [n]: int64 [num_columns, n].
+    """
+    with TableWriter(path, _columns_of(names)) as checks:
+        for start in range(0, num_rows, _PASS):
+            rows = np.arange(start, min(start + _PASS, num_rows))
+            checks.append({name: _compute(rows, read(name, rows)) for name in names})
+        checks.finish()
+
+
+def _columns_of(names: Sequence[str]) -> np.dtype[np.void]:
+    return np.dtype([(name, "<u4") for name in names])
+
+
+def _compute(rows: Int64s, values: Int64s) -> npt.NDArray[np.uint32]:
+    """The checksums of `rows` int64 [n], numbers, and `values` int64 [num_columns, n]: uint32
+    [n]."""
+    found = np.empty(len(rows), np.uint32)
+    row_checks(np.ascontiguousarray(rows).view(np.uint64), values.view(np.uint64), found)
+    return found
+
+
+def plain_row_checks(rows: Int64s, values: Int64s) -> npt.NDArray[np.uint32]:
+    """The result of the kernel `row_checks`, computed with NumPy: uint32 [n]."""
+    found = _mixed(rows.view(np.uint64) + _GOLDEN)
+    for column in values.view(np.uint64):
+        found = _mixed(found ^ column)
+    checks: npt.NDArray[np.uint32] = (found >> np.uint64(32)).astype(np.uint32)
+    return checks
+
+
+def _mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * _FIRST
+    x = (x ^ (x >> np.uint64(27))) * _SECOND
+    x ^= x >> np.uint64(31)
+    return x
+
+
+class CheckedTable:
+    """A memory-mapped table of a snapshot, and its checksums. Safe to share between threads, and
+    after a fork."""
+
+    def __init__(self, folder: Path, table: str, *, checks: bool) -> None:
+        """Args: checks: there is a table of checksums; otherwise rows are not verified."""
+        self._path = f"{folder}/{table}"
+        self._groups = _GROUPS[table]
+        self._checks_name = _CHECKS[table]
+        self.mapped = MappedTable(self._path, _COLUMNS[table])
+        self.num_rows = len(self.mapped[(_COLUMNS[table].names or ("",))[0]])
+        self._checks = RowChecks(folder / self._checks_name, list(self._groups)) if checks else None
+        if self._checks is not None and self._checks.num_rows != self.num_rows:
+            raise DamagedCacheError.of(
+                f"{folder / self._checks_name}: damaged table: its number of rows differs from {table}"
+            )
+
+    def take(self, group: str, rows: Int64s, *, plainly: bool = False) -> Int64s:
+        """Verified columns of one checksum for `rows` int64 [n], numbers in range, in any order:
+        int64 [num_columns, n].
+
+        Args:
+            plainly: verify without a kernel, which would have to be loaded first; for a few rows on
+                opening.
+
+        Raises: CacheError if a row is not what was committed, or cannot be read.
+        """
+        names = self._groups[group]
+        values = np.empty((len(names), len(rows)), np.int64)
+        for place, name in enumerate(names):
+            values[place] = self.mapped.take(name, rows)
+        if self._checks is not None and len(rows):
+            wrong = self._checks.find_wrong(group, rows, values, plainly=plainly)
+            if wrong is not None:
+                raise DamagedCacheError.of(
+                    f"{self._path}: damaged table: row {wrong} does not match its checksum in {self._checks_name}"
+                )
+        return values
+
+    def find_last(self, group: str, name: str, span: range, values: Int64s) -> Int64s:
+        """The last rows of `span` at which an ascending column is at most `values` int64 [n]: int64
+        [n].
+
+        Args:
+            values: at least the column's value at span.start, and less than at span.stop.
+
+        Raises: CacheError if one of these rows, or the row after it, is not what was committed, or
+            the column is not ascending.
+        """
+        column = self.mapped[name][span.start : span.stop]
+        found = span.start + np.searchsorted(column, values, side="right").astype(np.int64) - 1
+        found = np.clip(found, span.start, span.stop - 1)
+        both = self.take(group, np.concatenate((found, found + 1)))
+        low, high = both[self._groups[group].index(name)].reshape(2, -1)
+        if ((low > values) | (high <= values)).any():
+            raise DamagedCacheError.of(f"{self._path}: damaged table: its {name} is not ascending")
+        return found
+
+
+def has_checks(manifest: Mapping[str, Any]) -> bool:
+    """Whether a snapshot has the tables of checksums."""
+    return all(name in manifest["tables"] for name in _CHECKS.values())
+
+
+def write_snapshot_checks(folder: Path, into: Path) -> None:
+    """Write the checksums of the tables in the folder of a snapshot to tables in another folder."""
+    for name, groups in _GROUPS.items():
+        table = CheckedTable(folder, name, checks=False)
+        write_checks(into / _CHECKS[name], list(groups), table.num_rows, table.take)
+
+
+def complete_checks(folder: Path) -> None:
+    """Add the tables of checksums to a snapshot of version 0.1.0.
+
+    Raises: CacheError if its tables are damaged, or the cache cannot be written.
+    """
+    manifest = read_manifest(folder)
+    if has_checks(manifest):
+        return
+    if damaged := damaged_tables(folder, manifest):
+        raise DamagedCacheError.of(damaged[0])
+    add_tables(folder, lambda into: write_snapshot_checks(folder, into))
+
+
+def warn_unchecked(folder: Path) -> None:
+    """Warn once per process that the rows of a table cannot be verified."""
+    if folder not in _warned:
+        _warned.add(folder)
+        LOG.warning(
+            "%s: built by an older version of megablend, without checksums of rows: rows are not verified when they are "
+            "read; `megablend build CONFIG` adds the checksums",
+            folder,
+        )
+
+
+_warned: set[Path] = set()

@@ -1,0 +1,103 @@
+"""Numbers that a cache keeps in a file of their own, with a digest of the file at its end.
+
+    seen, token_ranges      a number for each file of a snapshot, in its folder and outside its digest: keyed by the snapshot's
+    <cache>/idx/            digests of the parts of long `.idx` files
+    <cache>/lengths/        lengths of the documents of a range of blocks
+    <cache>/splits/         what was computed from a snapshot or a table of documents, keyed by all that it depends on
+
+A file is magic text, if its kind has one, the numbers (little-endian), and a BLAKE2b digest of 16
+bytes (`fs.atomic_write.seal`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.errors import CacheError, DamagedCacheError
+from megablend.index.tables.cache_folders import splits
+from megablend.system.atomic_write import keep_computed, seal, unseal
+from megablend.system.failures import cause_of
+from megablend.system.safe_open import read_regular
+
+Numbers = npt.NDArray[Any]
+
+
+def pack_numbers(numbers: Numbers, magic: bytes = b"", key: bytes = b"") -> bytes:
+    """The stored form of numbers, or of records of them."""
+    return seal(magic + numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes(), key)
+
+
+def parse_numbers(
+    data: bytes,
+    dtype: np.dtype[Any],
+    count: int | None = None,
+    magic: bytes = b"",
+    key: bytes = b"",
+) -> Numbers | None:
+    """The numbers of a stored form, [count], or all where their count is not known; None if it is
+    damaged."""
+    body = unseal(data, key)
+    if body is None or not body.startswith(magic):
+        return None
+    size = len(body) - len(magic)
+    if size % dtype.itemsize or count not in (None, size // dtype.itemsize):
+        return None
+    return np.frombuffer(body, dtype.newbyteorder("<"), size // dtype.itemsize, len(magic))
+
+
+def read_numbers(
+    path: Path, dtype: np.dtype[Any], count: int | None = None, magic: bytes = b"", key: bytes = b""
+) -> Numbers | None:
+    """The numbers of a file, see `parse_numbers`; None if it does not exist. Raises: CacheError if
+    it is damaged."""
+    try:
+        numbers = parse_numbers(read_regular(path), dtype, count, magic, key)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DamagedCacheError.of(f"{path}: cannot be read ({cause_of(error)})") from error
+    if numbers is None:
+        raise DamagedCacheError.of(f"{path}: damaged (its checksum is wrong)")
+    return numbers
+
+
+def find_numbers(
+    path: Path, dtype: np.dtype[Any], count: int | None = None, magic: bytes = b"", key: bytes = b""
+) -> Numbers | None:
+    """As `read_numbers`, for what is computed again where it is missing: None if it is damaged or
+    unreadable, too."""
+    with contextlib.suppress(CacheError):
+        return read_numbers(path, dtype, count, magic, key)
+    return None
+
+
+class ComputedNumbers:
+    """Numbers in `splits/` that were computed from what the cache has, and are computed again where
+    they are missing.
+
+    Args:
+        cache: its folder.
+        owner: the digest of the snapshot or the table of documents that they were computed from,
+            with which they are removed.
+        request: everything that they depend on, as JSON.
+    """
+
+    def __init__(self, cache: Path, owner: str, request: Sequence[object]) -> None:
+        self._key = hashlib.blake2b(json.dumps(request).encode(), digest_size=16).digest()
+        self._path = splits(cache) / f"{owner}-{self._key.hex()}"
+
+    def find(self, dtype: np.dtype[Any], count: int | None = None) -> Numbers | None:
+        """The numbers, [count]; None if they are missing or damaged."""
+        return find_numbers(self._path, dtype, count, key=self._key)
+
+    def keep(self, numbers: Numbers) -> None:
+        """Store the numbers. Raises: CacheError if they cannot be written."""
+        keep_computed(self._path, pack_numbers(numbers, key=self._key))

@@ -1,0 +1,169 @@
+"""The sources of a snapshot of the index, and their columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megablend.arrays import Int64s
+from megablend.config.read_spec import ReadSpec
+from megablend.errors import DamagedCacheError
+from megablend.formats import get_format
+from megablend.formats.base import Format
+from megablend.index.tables.manifest import MANIFEST
+from megablend.lazy import LazyItems, cached_property
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnEntry:
+    """An indexed column of a source: its tokens, or numbers that accompany them. Each has its own
+    rows in the file table."""
+
+    source_name: str
+    """Name of the source that it belongs to."""
+    read: ReadSpec
+    """How it is read, to the extent that the index records it."""
+    files: range
+    """File numbers of the snapshot."""
+    blocks: range
+    """Block numbers of the snapshot."""
+    tokens: int
+    rows: int
+    """Number of documents, including empty and null ones."""
+    ends: int
+    """Number of documents with tokens; -1 if documents were not counted."""
+    root: str
+    """Folder that its files' names are relative to, as of the last build."""
+    column_taken: str | None
+    """The column in the files, if known: the requested one, or the one that was detected."""
+
+    @cached_property
+    def kind(self) -> Format:
+        """The format of its files."""
+        return get_format(self.format)
+
+    @property
+    def format(self) -> str:
+        """Name of the format of its files."""
+        return self.read.format or ""
+
+    @property
+    def column(self) -> str | None:
+        """Dotted path of the column, as requested."""
+        return self.read.column
+
+    @property
+    def documents(self) -> bool:
+        """Whether documents were counted: if so, rows, ends and flags of its blocks are exact."""
+        return self.read.count_documents
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceEntry(ColumnEntry):
+    """A source of a snapshot: the column that contains its tokens, and its extra columns."""
+
+    extra_columns: tuple[ColumnEntry, ...]
+    skipped: tuple[str, ...]
+    """Paths that the last build left out because they could not be read."""
+
+    @property
+    def name(self) -> str:
+        """The source's name."""
+        return self.source_name
+
+    def find_extra(self, column: str) -> ColumnEntry | None:
+        """The extra column with this name; None if the index does not contain it."""
+        return next((each for each in self.extra_columns if each.column == column), None)
+
+
+class Sources(LazyItems[SourceEntry]):
+    """The sources of a snapshot; their entries are made when they are first needed, since of
+    thousands most never are.
+
+    Attributes:
+        names: [num_sources].
+        reads: [num_sources], as `SourceEntry.read`; sources that are read alike have the same
+            object.
+    """
+
+    def __init__(
+        self, names: Sequence[str], reads: Sequence[ReadSpec], make: Callable[[int], SourceEntry]
+    ) -> None:
+        super().__init__(len(names), make)
+        self.names = tuple(names)
+        self.reads = tuple(reads)
+
+    @property
+    def formats(self) -> set[str]:
+        """Names of the formats of their files."""
+        return {read.format or "" for read in self.reads}
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number of each source, by its name."""
+        return {name: number for number, name in enumerate(self.names)}
+
+
+def make_columns(
+    folder: Path,
+    records: Sequence[Mapping[str, Any]],
+    found: Mapping[str, Any],
+    borders: Int64s,
+    counts: Int64s,
+) -> tuple[Sources, Sequence[ColumnEntry]]:
+    """Make the entries of a manifest's sources. The manifest lists extra columns after all sources,
+    as `extra_of` one of them.
+
+    Args:
+        folder: folder of the snapshot, for messages.
+        records: the manifest's `sources`.
+        found: results of the last build; see `manifest.read_roots`.
+        borders: int64 [num_records, 2], first block, and the one after the last block.
+        counts: int64 [3, num_records], tokens, rows and ends.
+
+    Returns: the sources; and all columns in the order of the manifest: column i of the first
+        num_sources is source i.
+    Raises: CacheError if an extra column belongs to no source, or precedes a source.
+    """
+    names = [record["name"] for record in records if record.get("extra_of") is None]
+    owners = {record.get("extra_of") for record in records[len(names) :]}
+    if not owners <= set(names):  # None: a source after an extra column
+        raise DamagedCacheError.of(
+            f"{folder / MANIFEST}: damaged (extra columns do not follow the sources they belong to)"
+        )
+    reads = ReadSpec.from_records(records)
+    extra = dict[str, list[ColumnEntry]]()
+
+    def read_fields(number: int) -> dict[str, Any]:
+        record = records[number]
+        name = record["name"]
+        return {
+            "read": reads[number],
+            "files": range(record["first_file"], record["first_file"] + record["num_files"]),
+            "blocks": range(*borders[number].tolist()),
+            "tokens": int(counts[0, number]),
+            "rows": record["rows"],
+            "ends": int(counts[2, number]) if record["documents"] else -1,
+            "root": found["roots"][name],
+            "column_taken": record["column"] or found.get("columns", {}).get(name),
+        }
+
+    def make_source(number: int) -> SourceEntry:
+        name = names[number]
+        skipped = tuple(found.get("skipped", {}).get(name, ()))
+        columns = tuple(extra.get(name, ()))
+        return SourceEntry(
+            source_name=name, extra_columns=columns, skipped=skipped, **read_fields(number)
+        )
+
+    listed = [
+        ColumnEntry(source_name=record["extra_of"], **read_fields(number))
+        for number, record in enumerate(records)
+        if number >= len(names)
+    ]
+    for column in listed:
+        extra.setdefault(column.source_name, []).append(column)
+    sources = Sources(names, reads[: len(names)], make_source)
+    return sources, (*sources, *listed) if listed else sources

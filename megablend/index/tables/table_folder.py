@@ -1,0 +1,83 @@
+"""Folders of tables that are committed as a whole, with a manifest of their sizes and checksums."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from megablend.caches.base import CacheStore
+from megablend.errors import CacheError
+from megablend.index.tables.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    damaged_tables,
+    dump_with_checksum,
+    read_manifest,
+)
+from megablend.system.atomic_write import (
+    checksum,
+    flush_folder,
+    replace_file,
+    temp_sibling,
+    translate_os_errors,
+    write_flushed,
+)
+
+
+def describe_tables(folder: Path) -> dict[str, dict[str, Any]]:
+    """The entries of a manifest for all files of a folder, by name."""
+    return {
+        path.name: {"bytes": path.stat().st_size, "blake2b": checksum(path)}
+        for path in sorted(folder.iterdir())
+    }
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a folder has a manifest, and what that lists is undamaged."""
+    try:
+        return not damaged_tables(folder, read_manifest(folder))
+    except CacheError:
+        return False
+
+
+def commit_tables(store: CacheStore, kind: str, name: str, write: Callable[[Path], object]) -> None:
+    """Commit tables that belong to something that the cache has. Raises: CacheError.
+
+    Args:
+        write: writes the tables to an empty folder.
+    """
+    folder = temp_sibling(store.folder / kind / name)
+    with translate_os_errors(folder):
+        folder.mkdir(parents=True)
+        try:
+            write(folder)
+            manifest = {"format_version": FORMAT_VERSION, "tables": describe_tables(folder)}
+            write_flushed(folder / MANIFEST, [dump_with_checksum(manifest)])
+            store.commit_folder(kind, name, folder, {}, lambda earlier, _: is_complete(earlier))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def add_tables(folder: Path, write: Callable[[Path], object]) -> None:
+    """Add tables to a committed folder; its manifest is replaced last, atomically. Raises:
+    CacheError.
+
+    Args:
+        write: writes the tables to an empty folder.
+    """
+    manifest = read_manifest(folder)
+    with translate_os_errors(folder):
+        aside = temp_sibling(folder / "checks")
+        aside.mkdir()
+        try:
+            write(aside)
+            added = describe_tables(aside)
+            for name in added:
+                (aside / name).replace(folder / name)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        flush_folder(folder)
+    tables = {**manifest["tables"], **added}
+    replace_file(folder / MANIFEST, dump_with_checksum({**manifest, "tables": tables}))

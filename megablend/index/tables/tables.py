@@ -1,0 +1,208 @@
+"""The tables of a snapshot as Arrow IPC files: one uncompressed record batch each, so that columns
+can be memory-mapped.
+
+Block tables may be larger than memory: a TableWriter appends to one plain file per long column, and
+joins the columns at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import mmap
+import operator
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from megablend.errors import DamagedCacheError
+from megablend.system.atomic_write import flush, reading
+from megablend.system.safe_open import get_file_size, open_regular
+
+BLOCK_COLUMNS = np.dtype(
+    [
+        ("chunk", "<i4"),  # row of the chunk table
+        ("offset", "<i8"),  # first byte in the file
+        ("stored_bytes", "<u4"),
+        ("decoded_bytes", "<u4"),
+        ("encoding", "<i1"),
+        ("flags", "<u1"),
+        ("tokens_before", "<i8"),  # tokens of all blocks before this one, over the whole snapshot
+        # documents that begin before; 0 for sources whose documents were not counted
+        ("rows_before", "<i8"),
+        ("ends_before", "<i8"),  # documents with tokens that end before
+    ]
+)
+"""A block, 46 bytes. The table has one more row than blocks: the last row contains the totals, and
+zeros."""
+
+CHUNK_COLUMNS = np.dtype(
+    [
+        ("file", "<i4"),  # row of the file table
+        ("row_group", "<i4"),
+        ("codec", "<i1"),
+        ("dictionary_offset", "<i8"),
+        ("dictionary_bytes", "<i4"),
+        ("first_row", "<i8"),
+        ("first_token", "<i8"),
+    ]
+)
+
+FILE_SCHEMA = pa.schema(
+    [
+        ("source", pa.int32()),
+        ("name", pa.string()),  # relative to the source's root
+        ("size", pa.int64()),
+        ("rows", pa.int64()),
+        ("tokens", pa.int64()),
+        ("token_dtype", pa.string()),
+        ("first_block", pa.int64()),
+        ("first_chunk", pa.int64()),
+        ("structure", pa.string()),  # digest of the footer or the .idx
+        ("body", pa.string()),  # digest of sampled ranges of the body
+        ("meta", pa.string()),  # JSON: metadata that the format needs to open the file
+    ]
+)
+
+_NULL_COUNT = operator.attrgetter("null_count")
+
+
+class _Column:
+    """The values of a column so far: in memory, or, where they have more than `kept_bytes`, in a
+    temporary file at `path`."""
+
+    def __init__(self, path: Path, kept_bytes: int) -> None:
+        self._path = path
+        self._kept_bytes = kept_bytes
+        self._kept = io.BytesIO()
+        self._file: BinaryIO | None = None
+
+    def append(self, values: memoryview) -> None:
+        """Append values."""
+        if self._file is not None:
+            self._file.write(values)
+        elif self._kept.tell() + values.nbytes <= self._kept_bytes:
+            self._kept.write(values)
+        else:
+            self._file = self._path.open("x+b")
+            self._file.write(self._kept.getbuffer())
+            self._file.write(values)
+            self._kept = io.BytesIO()
+
+    def finish(self) -> pa.Buffer:
+        """All values."""
+        if self._file is None:
+            return pa.py_buffer(self._kept.getvalue())
+        self._file.flush()
+        return pa.py_buffer(
+            mmap.mmap(self._file.fileno(), self._file.tell(), access=mmap.ACCESS_READ)
+        )
+
+    def close(self) -> None:
+        """Remove the temporary file."""
+        if self._file is not None:
+            self._file.close()
+            self._path.unlink(missing_ok=True)
+
+
+class TableWriter:
+    """Writes a table of fixed-width columns in constant memory. Use as a context; temporary files
+    are removed at its end.
+
+    Args:
+        kept_bytes: a column up to this size is kept in memory: of a small table, files of columns
+            would take longer than everything else.
+    """
+
+    def __init__(
+        self, path: Path, columns: np.dtype[np.void], *, kept_bytes: int = 1 << 20
+    ) -> None:
+        self._path = path
+        self._dtypes = columns
+        self._columns = {
+            name: _Column(path.with_name(f"{path.name}.{name}"), kept_bytes)
+            for name in columns.names or ()
+        }
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            for column in self._columns.values():
+                stack.callback(column.close)
+
+    def append(self, rows: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Append rows, given as one array per column."""
+        for name, column in self._columns.items():
+            column.append(np.ascontiguousarray(rows[name], self._dtypes[name]).data)
+
+    def finish(self) -> str:
+        """Join the columns into the table; returns a digest of their values, independent of the
+        library's version."""
+        digest = hashlib.blake2b(digest_size=16)
+        arrays = []
+        for name, column in self._columns.items():
+            kind = self._dtypes[name]
+            buffer = column.finish()
+            digest.update(buffer)
+            length = buffer.size // kind.itemsize
+            arrays.append(pa.Array.from_buffers(pa.from_numpy_dtype(kind), length, [None, buffer]))
+        write_batch(self._path, pa.RecordBatch.from_arrays(arrays, names=list(self._columns)))
+        return digest.hexdigest()
+
+
+def write_batch(path: Path, batch: pa.RecordBatch) -> None:
+    """Write a table of one record batch to a new file and wait until it is on disk."""
+    with path.open("xb") as file:
+        with pa.ipc.new_file(file, batch.schema) as writer:
+            writer.write_batch(batch)
+        flush(file)
+
+
+def read_batch(path: str, schema: pa.Schema) -> pa.RecordBatch:
+    """Memory-map a table of this schema. Raises: CacheError if it is damaged, or cannot be read."""
+    # Not pa.memory_map, which threads of Arrow would read
+    with reading(path), open_regular(path) as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if get_file_size(path) else b""
+    return _parsed(path, pa.BufferReader(pa.py_buffer(data)), schema)
+
+
+def read_mapped(path: Path | str, data: pa.Buffer, columns: np.dtype[np.void]) -> pa.RecordBatch:
+    """Parse a table of these columns from `data`, the file's bytes. Raises: as read_batch."""
+    return _parsed(path, pa.BufferReader(data), _schema_of(columns))
+
+
+@lru_cache(maxsize=8)
+def _schema_of(columns: np.dtype[np.void]) -> pa.Schema:
+    return pa.schema([(name, pa.from_numpy_dtype(columns[name])) for name in columns.names or ()])
+
+
+def _parsed(path: Path | str, file: pa.NativeFile, schema: pa.Schema) -> pa.RecordBatch:
+    try:
+        reader = pa.ipc.open_file(file)
+        if reader.num_record_batches != 1:
+            raise DamagedCacheError.of(
+                f"{path}: damaged table: {reader.num_record_batches} record batches, expected 1"
+            )
+        batch = reader.get_batch(0)
+        batch.validate(full=True)  # does not read the values of numbers
+    except (pa.ArrowException, OSError) as error:  # OSError: invalid flatbuffer
+        raise DamagedCacheError.of(f"{path}: damaged table ({error})") from error
+    if batch.schema != schema or any(map(_NULL_COUNT, batch.columns)):
+        raise DamagedCacheError.of(
+            f"{path}: damaged table: its columns are not {', '.join(schema.names)}"
+        )
+    return batch

@@ -1,0 +1,98 @@
+"""Checks that the files of a snapshot exist and are those that were indexed. Equal sizes and times
+are sufficient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, DataError
+from megablend.index.build.build_report import Progress
+from megablend.index.read.snapshot import Snapshot
+from megablend.index.tables.file_versions import check_body, join_etags, number_of
+from megablend.storage.base import Storage
+
+NUM_THREADS = 16
+"""Number of threads; each mostly waits for the file system."""
+_BATCH = 256
+"""Files between two progress reports."""
+
+
+class FileChecker:
+    """Checks files of a snapshot by number, without disturbing readers. Safe to share between
+    threads."""
+
+    def __init__(self, snapshot: Snapshot, roots: Mapping[str, str], storage: Storage) -> None:
+        self._snapshot = snapshot
+        self._roots = dict(roots)
+        self._storage = storage.for_checking()
+
+    def check(self, number: int) -> DataError | None:
+        """What is wrong with a file; None if it is the one that was indexed. Raises: CacheError."""
+        file = self._snapshot.file(number)
+        path = self._snapshot.path(number, self._roots)
+        column = self._snapshot.columns[file.column]
+        kind = column.kind
+        storage = self._storage
+        try:
+            stats = [storage.stat(each) for each in kind.files(path)]
+            if stats[0].size != file.opened.size:
+                raise ChangedFileError(
+                    path,
+                    f"has {stats[0].size} bytes, had {file.opened.size} when it was indexed; {CHANGED_REMEDY}",
+                )
+            if number_of(join_etags(stats)) != self._snapshot.seen[number]:
+                kind.open(path, column.column, file.opened, storage=storage)
+                check_body(path, file.opened.size, file.body, storage)
+        except DataError as error:
+            return _named(error, column.source_name)
+        return None
+
+
+def files_of(snapshot: Snapshot, sources: Sequence[str]) -> list[int]:
+    """Numbers of the files of the named sources; extra columns are in the same files."""
+    return [number for entry in snapshot.sources if entry.name in sources for number in entry.files]
+
+
+def check_files(
+    checker: FileChecker,
+    numbers: Sequence[int],
+    *,
+    progress: Callable[[Progress], None] | None = None,
+) -> list[DataError]:
+    """Check files in several threads.
+
+    Args:
+        progress: called at intervals; bytes are not counted.
+
+    Returns: the problems, in the order of the files.
+    Raises: CacheError.
+    """
+    return [
+        problem
+        for problem in check_each(checker, numbers, progress=progress)
+        if problem is not None
+    ]
+
+
+def check_each(
+    checker: FileChecker,
+    numbers: Sequence[int],
+    *,
+    progress: Callable[[Progress], None] | None = None,
+) -> list[DataError | None]:
+    """As `check_files`, with None for files without a problem."""
+    found: list[DataError | None] = []
+    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="megablend-check") as threads:
+        for start in range(0, len(numbers), _BATCH):
+            part = numbers[start : start + _BATCH]
+            found += threads.map(checker.check, part)
+            if progress is not None:
+                progress(
+                    Progress(files=start + len(part), num_files=len(numbers), bytes=0, num_bytes=0)
+                )
+    return found
+
+
+def _named(error: DataError, source: str) -> DataError:
+    return type(error)(error.path, f"{error.problem} (source {source!r})", offset=error.offset)

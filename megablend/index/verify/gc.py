@@ -1,0 +1,153 @@
+"""Garbage collection: removes from a cache what is no longer needed.
+
+    snapshots     except the newest and those that runs use
+    fragments     of files that are in no kept snapshot, or that are in a pack; fragments of parts of large files
+    packs         without files of a kept snapshot
+    documents     document tables (and `lengths`) of files that are in no kept snapshot
+    idx           digests of `.idx` files that are in no kept snapshot
+    checksums     of snapshots that no longer exist
+    splits        results computed from snapshots and document tables that no longer exist
+
+Nothing is removed until it has been unused for some days: a job may have opened a snapshot while it
+was the newest, and a killed build continues from its fragments. A snapshot is removed atomically,
+so that it is either complete or absent; an interrupted collection is continued by the next one, or
+by a build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from megablend.caches.base import CHECKSUMS, DOCUMENTS, SNAPSHOTS, CacheStore
+from megablend.caches.find import CacheLike, find_existing
+from megablend.errors import CacheError
+from megablend.index.build.fragments import fragment_content, is_part, split_name
+from megablend.index.build.packs import Pack, Packed
+from megablend.index.read.document_table import table_key
+from megablend.index.read.snapshot import open_snapshot
+from megablend.index.tables.cache_folders import fragments
+from megablend.index.tables.list_snapshots import find_superseded, list_snapshots
+from megablend.system.atomic_write import translate_os_errors
+
+_KINDS = ("fragments", "packs", DOCUMENTS, CHECKSUMS, "lengths", "splits", "idx")
+"""Files and folders that belong to snapshots."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What was removed, or would be removed."""
+
+    snapshots: tuple[str, ...]
+    """Digests of removed snapshots, the oldest first."""
+    kept: tuple[str, ...]
+    """Digests of snapshots that are kept."""
+    others: int
+    """Number of other removed files: fragments, packs, document tables, splits."""
+    bytes: int
+    """Total size of everything removed."""
+
+
+def collect(
+    cache: CacheLike,
+    needed: Callable[[], Collection[str]],
+    *,
+    min_age_seconds: float,
+    dry_run: bool,
+) -> Collected:
+    """Remove what is not needed and has not been used for `min_age_seconds`, by the clock of the
+    cache's store.
+
+    Args:
+        needed: called with the cache held; returns digests of the snapshots to keep, in addition to
+            the newest.
+        dry_run: remove nothing.
+
+    Raises: CacheError if there is no cache, a build is running (or that cannot be determined), or a
+        kept snapshot is damaged; as `needed`.
+    """
+    store = find_existing(cache)
+    # A dry run writes nothing, no lock either: it may be of somebody who may only read.
+    held = contextlib.nullcontext() if dry_run else store.hold(wait_seconds=0)
+    with translate_os_errors(store.folder), held as lock:
+        if lock is not None and not lock.exclusive:
+            raise CacheError(
+                f"{store.location}: the file system has no locks, so a running build cannot be detected: copy the cache to one "
+                f"that has locks; or, while no build is running, remove {fragments(store.folder)}: the next build then reads "
+                "all files again"
+            )
+        before = (time.time() if dry_run else store.now()) - min_age_seconds
+        snapshots = {entry.name: entry for entry in store.list_entries(SNAPSHOTS)}
+        by_arrival = list_snapshots(store)
+        in_use = set(needed())
+        superseded = find_superseded(store, snapshots, by_arrival)
+        old = [
+            digest
+            for digest, ended in superseded.items()
+            if digest not in in_use and ended < before
+        ]
+        kept = tuple(digest for digest in by_arrival if digest not in old)
+        needs = _KeptContents(store, kept).needs
+        others = [
+            (kind, entry)
+            for kind in _KINDS
+            for entry in store.list_entries(kind)
+            if entry.committed < before and not needs(kind, entry.name)
+        ]
+        going = [*((SNAPSHOTS, snapshots[digest]) for digest in old), *others]
+        if not dry_run:
+            for kind, entry in going:
+                store.remove(kind, entry.name)
+        num_left, bytes_left = store.collect_leftovers(before, dry_run=dry_run)
+    return Collected(
+        snapshots=tuple(old),
+        kept=kept,
+        others=len(others) + num_left,
+        bytes=sum(entry.bytes for _, entry in going) + bytes_left,
+    )
+
+
+class _KeptContents:
+    """Contents of the kept snapshots, by the names that the other files of the cache are stored
+    under."""
+
+    def __init__(self, store: CacheStore, kept: Collection[str]) -> None:
+        self._store = store
+        self._contents: set[tuple[str, str]] = set()
+        self._files: set[str] = set()
+        self._tables: set[str] = set()
+        self._snapshots = set(kept)
+        self._structures: set[str] = set()
+        self._packs: set[str] = set()
+        self._packed = Packed()
+        for digest in kept:
+            snapshot = open_snapshot(store, digest)
+            contents = snapshot.file_contents()
+            self._contents.update(contents)
+            self._structures.update(structure for structure, _ in contents)
+            for number, source in enumerate(snapshot.sources):
+                self._files.update(snapshot.file_keys(source))
+                self._tables.add(table_key(snapshot, number))
+        for name in store.list_files("packs"):
+            with contextlib.suppress(CacheError):  # a damaged pack is removed
+                pack = Pack(store.fetch_file("packs", name))
+                if not self._contents.isdisjoint(pack.contents()):
+                    self._packs.add(name)
+                    self._packed.add(pack)
+
+    def needs(self, kind: str, name: str) -> bool:
+        """Whether a kept snapshot needs a file or folder."""
+        owner = name.partition("-")[0]
+        if kind == "fragments":
+            if is_part(name) or split_name(name)[1] in self._packed:
+                return False
+            return fragment_content(self._store.fetch_file(kind, name)) in self._contents
+        if kind == "packs":
+            return name in self._packs
+        if kind == "idx":
+            return name in self._structures
+        if kind == "lengths":
+            return owner in self._files
+        return owner in self._tables or (kind in ("splits", CHECKSUMS) and owner in self._snapshots)

@@ -1,0 +1,75 @@
+"""Rebuilding a damaged index from the files that it lists: a run may use an older index than a
+build of the config gives."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+
+from megablend.caches.base import SNAPSHOTS
+from megablend.caches.find import CacheLike, find_store
+from megablend.config.read_spec import ReadSpec
+from megablend.errors import CacheError, DamagedCacheError
+from megablend.index.build.source_spec import SourceSpec
+from megablend.index.read.snapshot import find_damaged_files
+from megablend.index.tables.manifest import FILES, read_roots, read_snapshot_manifest
+from megablend.index.tables.tables import FILE_SCHEMA, read_batch
+from megablend.storage.location import join
+from megablend.system.atomic_write import checksum
+
+
+def find_damage(cache: CacheLike, digest: str) -> str | None:
+    """Read all files of an index in the cache: the first problem, or None."""
+    store = find_store(cache)
+    if not store.has_folder(SNAPSHOTS, digest):
+        return f"{store.location}/generations/{digest}: this index does not exist"
+    try:
+        folder = store.fetch_folder(SNAPSHOTS, digest)
+        return next(iter(find_damaged_files(folder)), None)
+    except DamagedCacheError as error:
+        return error.problem
+    except CacheError as error:
+        return str(error)
+
+
+def list_indexed_files(
+    cache: CacheLike, digest: str, *, roots: Mapping[str, str], block_bytes: int
+) -> tuple[SourceSpec, ...]:
+    """The sources of an index, with the paths of the files that it was built from, for
+    `build_index`.
+
+    Args:
+        roots: source name -> folder that its files' names are relative to, for sources whose folder
+            the index no longer contains.
+        block_bytes: the value that the index was built with.
+
+    Raises: CacheError if its manifest or its table of files is damaged, too.
+    """
+    folder = find_store(cache).fetch_folder(SNAPSHOTS, digest)
+    manifest = read_snapshot_manifest(folder)
+    if checksum(folder / FILES) != manifest["tables"][FILES]["blake2b"]:
+        raise DamagedCacheError.of(f"{folder / FILES}: damaged table: its checksum is wrong")
+    names = read_batch(f"{folder}/{FILES}", FILE_SCHEMA).column("name").to_pylist()
+    with contextlib.suppress(CacheError):  # roots are not part of what the digest stands for
+        roots = {**roots, **read_roots(folder)["roots"]}
+    listed = []
+    extra = [record for record in manifest["sources"] if record.get("extra_of") is not None]
+    for source in manifest["sources"]:
+        if source in extra:
+            continue
+        name = source["name"]
+        root = roots.get(name)
+        if root is None:
+            raise CacheError(f"{folder}: the folder of the files of source {name!r} is unknown")
+        files = names[source["first_file"] : source["first_file"] + source["num_files"]]
+        spec = SourceSpec(
+            name=name,
+            patterns=(),
+            read=dataclasses.replace(ReadSpec.from_record(source), block_bytes=block_bytes),
+            extra_columns=tuple(record["column"] for record in extra if record["extra_of"] == name),
+            root=root,
+            paths=tuple(join(root, each) for each in files),
+        )
+        listed.append(spec)
+    return tuple(listed)

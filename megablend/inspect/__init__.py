@@ -1,0 +1,1 @@
+"""What tells of runs and changes nothing: describe, show, find, diff, export."""

@@ -1,0 +1,125 @@
+"""describe: what a run will read, before it runs; what a cache contains."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from megablend import jit
+from megablend.caches.base import CacheStore
+from megablend.config.numbers import whole_number
+from megablend.errors import CacheError, ConfigError, ResourceError
+from megablend.index.read.snapshot import open_snapshot
+from megablend.index.tables.list_snapshots import list_snapshots
+from megablend.inspect.describe_run import Loaders, describe_index, describe_planned
+from megablend.inspect.description import (
+    CacheDescription,
+    DamagedIndex,
+    Description,
+    FilesDescription,
+    IndexDescription,
+)
+from megablend.inspect.what_if import foresee_run, list_files
+from megablend.operations.manage_runs import list_runs_of
+from megablend.operations.runs import newest_snapshot
+from megablend.operations.session import ConfigLike, Session
+from megablend.operations.token_documents import refuse_token_documents
+from megablend.storage.base import Storage
+from megablend.system.failures import translating
+
+
+@translating("describe")
+def describe(
+    what: ConfigLike,
+    *,
+    cache: str | None = None,
+    micro_batch_size: int | None = None,
+    data_parallel_size: int = 1,
+    num_workers: int = 0,
+    document_lengths: bool = False,
+    storage: Storage | None = None,
+) -> Description:
+    """Describe what a run reads (for a config), or what a cache contains (for its folder or URL).
+
+    Nothing needs to be built: a run that is not committed is described as `build` would commit it,
+    with `committed` False and a `note`; where no index is of its files, `files` lists what is
+    there.
+
+    Args:
+        cache: cache folder, in place of the config's `cache`.
+        micro_batch_size, data_parallel_size, num_workers: of the loaders whose steps, memory and
+            read amplification to estimate.
+        document_lengths: count documents by length, for sources whose documents the index has a
+            table of.
+        storage: where files are found and read, in place of the one that the config asks for.
+
+    Returns: a RunDescription; a FilesDescription where no index is of the config's files; a
+        CacheDescription for a folder.
+    Raises: as `build` where the config cannot be planned; CacheError for a folder without an index;
+        ConfigError where a number is out of range, or `memory` too small for the loaders.
+    """
+    loaders = _check_loaders(micro_batch_size, data_parallel_size, num_workers)
+    session = Session(what, cache=cache, storage=storage)
+    if session.is_cache:
+        if cache is not None:
+            raise ConfigError(
+                f"found the folder of a cache, {what}, and cache={str(cache)!r}, expected one of them"
+            )
+        return describe_cache(session.cache)
+    config = session.config
+    started = perf_counter()
+    loading = jit.loading_seconds()
+    planned = foresee_run(session)
+    if isinstance(planned, str):
+        return FilesDescription(
+            cache=config.cache,
+            run=config.run,
+            order=config.order,
+            sequence_length=config.sequence_length,
+            committed=False,
+            note=planned,
+            files=list_files(session),
+        )
+    if not planned.committed:  # as `build` would
+        refuse_token_documents(config, planned.compiled.store.snapshot, session.ledger)
+    seconds = perf_counter() - started - (jit.loading_seconds() - loading) - planned.compared_in
+    return describe_planned(
+        config, planned, loaders, planned_in=seconds, document_lengths=document_lengths
+    )
+
+
+def _check_loaders(
+    micro_batch_size: int | None, data_parallel_size: int, num_workers: int
+) -> Loaders | None:
+    """The loaders to estimate; None without a micro batch. Raises: ConfigError for a number out of
+    range."""
+    whole_number("data_parallel_size", data_parallel_size, least=1)
+    whole_number("num_workers", num_workers, least=0)
+    if micro_batch_size is None:
+        return None
+    whole_number("micro_batch_size", micro_batch_size, least=1)
+    return Loaders(
+        micro_batch_size=micro_batch_size,
+        data_parallel_size=data_parallel_size,
+        num_workers=num_workers,
+    )
+
+
+def describe_cache(cache: CacheStore) -> CacheDescription:
+    """Indexes and runs of a cache. Those that cannot be read have only a `problem`."""
+    digests = list_snapshots(cache)
+    if not digests:
+        newest_snapshot(cache)  # raises: says what is missing
+    return CacheDescription(
+        cache=cache.location,
+        indices=tuple(_describe_readable(cache, digest) for digest in digests),
+        runs=tuple(list_runs_of(cache)),
+    )
+
+
+def _describe_readable(cache: CacheStore, digest: str) -> IndexDescription | DamagedIndex:
+    """An index of a cache, or what is wrong with it."""
+    try:
+        with translating(cache.location):
+            return describe_index(open_snapshot(cache, digest))
+    except (CacheError, ResourceError) as error:
+        return DamagedIndex(digest=digest, problem=str(error))

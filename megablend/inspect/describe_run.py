@@ -1,0 +1,282 @@
+"""A run as `describe` reports it: its index, its splits, what its loaders need, and what deserves a
+second look."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+from dataclasses import asdict, dataclass
+from time import perf_counter
+
+from megablend.blend.caps import plan_full_shares
+from megablend.blend.fitting_lanes import fitting_lanes, unfit_lanes
+from megablend.blend.shares import cap_of
+from megablend.caches.base import DOCUMENTS
+from megablend.config import LENGTHS, Config
+from megablend.errors import ConfigError, PlanError
+from megablend.index.read.document_table import table_bytes
+from megablend.index.read.snapshot import Snapshot
+from megablend.inspect.describe_split import describe_split
+from megablend.inspect.description import (
+    IndexDescription,
+    IndexedSource,
+    RunDescription,
+    SplitDescription,
+)
+from megablend.inspect.what_if import Foreseen, foresee_run
+from megablend.operations.check import check_store
+from megablend.operations.session import Session
+from megablend.operations.skip import describe_skips
+from megablend.operations.token_documents import warn_of_token_documents
+from megablend.operations.warn import (
+    find_warnings,
+    warn_of_amplification,
+    warn_of_ends,
+    warn_of_epochs,
+    warn_of_last_share,
+    warn_of_shared_files,
+    warn_of_steps,
+)
+from megablend.prefetch.estimate_transfer import estimate_transfer
+from megablend.prefetch.memory_need import find_memory_need
+from megablend.prefetch.read_amplification import read_amplification
+from megablend.run.commit import compile_others
+from megablend.run.compile import Compiled
+from megablend.run.fitting_steps import fitting_unit, unfit_step
+from megablend.run.run import Run
+from megablend.run.skips import load_skips
+from megablend.storage.transfer import Transfer
+
+SIMULATED_SAMPLES = 1 << 16
+"""Samples over which read amplification is estimated: some shuffle windows, in some tenths of a
+second."""
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_LONG_SECONDS = 0.5
+"""Planning that takes longer is not repeated to measure it: imports take a small part of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaders:
+    """The loaders whose steps, memory and read amplification are estimated."""
+
+    micro_batch_size: int
+    data_parallel_size: int
+    num_workers: int
+
+    @property
+    def step_samples(self) -> int:
+        """Samples of a micro step of all ranks."""
+        return self.micro_batch_size * self.data_parallel_size
+
+
+def describe_planned(
+    config: Config,
+    planned: Foreseen,
+    loaders: Loaders | None,
+    *,
+    planned_in: float,
+    document_lengths: bool,
+) -> RunDescription:
+    """A run that is committed, or as it would be; `planned_in`: seconds, without those of kernels.
+    Raises as `describe`."""
+    compiled = planned.compiled
+    run = compiled.run
+    splits = _describe_splits(compiled, loaders, document_lengths=document_lengths)
+    warnings = [warning for _, found in splits.values() for warning in found]
+    warnings += warn_of_token_documents(config, run.store.snapshot)
+    warnings += warn_of_last_share(compiled) + warn_of_ends(compiled) + warn_of_epochs(run)
+    warnings += warn_of_shared_files(compiled)
+    described = RunDescription(
+        cache=config.cache,
+        run=config.run,
+        order=config.order,
+        sequence_length=config.sequence_length,
+        committed=planned.committed,
+        note=planned.note,
+        plan=run.ledger.digest,
+        stages=tuple(run.ledger.ends),
+        skips=describe_skips(run),
+        lanes=config.lanes,
+        index=describe_index(run.store.snapshot),
+        splits={split: described for split, (described, _) in splits.items()},
+        problems=check_store(config, run.store).problems,
+        warnings=tuple(warnings),
+        transfer=_estimate_transfer(run, loaders),
+        opening_seconds=_measure_opening(config, run, planned_in),
+        full_share_stages=write_full_share_stages(compiled),
+    )
+    return described if loaders is None else _with_estimates(described, config, run, loaders)
+
+
+def _describe_splits(
+    train: Compiled, loaders: Loaders | None, *, document_lengths: bool
+) -> dict[str, tuple[SplitDescription, list[str]]]:
+    """The splits of a run that have sources, each with the warnings about it."""
+
+    def describe(split: Compiled) -> tuple[SplitDescription, list[str]]:
+        steps = None if loaders is None else split.run.num_samples // loaders.step_samples
+        warnings = find_warnings(split) + (
+            [] if loaders is None else warn_of_steps(split.run, loaders.step_samples)
+        )
+        return describe_split(split, steps, document_lengths=document_lengths), warnings
+
+    splits = {"train": describe(train)}
+    for split, other in compile_others(train):
+        splits[split] = (
+            describe(other)
+            if isinstance(other, Compiled)
+            else (_cannot_be_planned(other, loaders), [])
+        )
+    return splits
+
+
+def _cannot_be_planned(error: PlanError, loaders: Loaders | None) -> SplitDescription:
+    return SplitDescription(
+        samples=0,
+        tokens=0,
+        blended=False,
+        first_repeated_source=None,
+        sources=(),
+        problem=str(error),
+        steps=None if loaders is None else 0,
+    )
+
+
+def _with_estimates(
+    described: RunDescription, config: Config, run: Run, loaders: Loaders
+) -> RunDescription:
+    """The description with what its loaders read and need, and the warnings about that."""
+    sizes = asdict(loaders)
+    amplification = read_amplification(
+        run, **sizes, first=0, stop=min(run.num_samples, SIMULATED_SAMPLES)
+    )
+    warnings = [*described.warnings, *warn_of_amplification(config, amplification)]
+    if problem := unfit_lanes(config.lanes, **sizes):
+        warnings.append(problem)
+    skips = load_skips(config.cache_store, run.ledger)
+    if (unfit := unfit_step(run, skips, 0, loaders.step_samples)) is not None:
+        warnings.append(
+            f"micro batch {loaders.micro_batch_size} x {loaders.data_parallel_size} ranks: {unfit}"
+        )
+    if rest := skips.count_trained(run.num_samples) % loaders.step_samples:
+        warnings.append(
+            f"train: its last {rest:,} samples are fewer than a step of {loaders.step_samples:,}: loaders leave them out, except "
+            "with drop_last=False"
+        )
+    memory = find_memory_need(run, **sizes)
+    return dataclasses.replace(
+        described,
+        warnings=tuple(warnings),
+        read_amplification=amplification,
+        fitting_lanes=fitting_lanes(config.lanes, **sizes),
+        memory_per_rank=memory.bytes_per_rank,
+        memory_limit_per_rank=memory.limit_per_rank,
+        most_lanes=memory.most_lanes,
+        fitting_unit=fitting_unit(run),
+    )
+
+
+def _estimate_transfer(run: Run, loaders: Loaders | None) -> Transfer | None:
+    """What loaders read of object stores: one, or where its memory is too small one for each lane,
+    if none are described."""
+    alone = Loaders(micro_batch_size=1, data_parallel_size=1, num_workers=0)
+    tried = (
+        [alone, dataclasses.replace(alone, data_parallel_size=run.ledger.stages[0].blend.lanes)]
+        if loaders is None
+        else [loaders]
+    )
+    for each in tried:
+        with contextlib.suppress(ConfigError):
+            return estimate_transfer(run, **asdict(each))
+    return None
+
+
+def _measure_opening(config: Config, run: Run, planned_in: float) -> float:
+    """Seconds in which train is opened and its first and last samples are located, without loading
+    kernels.
+
+    Planning that took less than _LONG_SECONDS is repeated, as some of that time was for imports.
+    """
+    started = perf_counter()
+    if planned_in < _LONG_SECONDS:
+        planned_in = 0.0
+        again = foresee_run(Session(config, storage=run.store.storage), compares_files=False)
+        run = run if isinstance(again, str) else again.compiled.run
+    run.plan.locate_many([0, run.num_samples - 1])
+    return planned_in + perf_counter() - started
+
+
+def describe_index(snapshot: Snapshot) -> IndexDescription:
+    """An index of a cache, with its sources."""
+    # Looking for each costs much where sources are many
+    has_tables = bool(snapshot.store.list_files(DOCUMENTS))
+    sources = tuple(
+        IndexedSource(
+            name=entry.name,
+            format=entry.format,
+            column=entry.column,
+            column_taken=entry.column_taken,
+            skipped=tuple(entry.skipped),
+            files=len(entry.files),
+            blocks=len(entry.blocks),
+            rows=entry.rows,
+            tokens=entry.tokens,
+            document_table_bytes=table_bytes(snapshot, number) if has_tables else None,
+            extra_columns=tuple(each.column for each in entry.extra_columns),
+        )
+        for number, entry in enumerate(snapshot.sources)
+    )
+    return IndexDescription(
+        digest=snapshot.digest,
+        index_bytes=sum(
+            path.stat().st_size for path in snapshot.folder.iterdir() if path.is_file()
+        ),
+        files=sum(source.files for source in sources),
+        blocks=sum(source.blocks for source in sources),
+        rows=sum(source.rows for source in sources),
+        tokens=sum(source.tokens for source in sources),
+        sources=sources,
+    )
+
+
+def write_full_share_stages(compiled: Compiled) -> str | None:
+    """The stages that replace `on_exhausted: redistribute`; None where it changes no share, or the
+    config sets no length."""
+    config = compiled.config
+    has_length = any(getattr(config, name) is not None for name in LENGTHS)
+    if compiled.weights == compiled.requested or not has_length:
+        return None
+    length = config.sequence_length
+    extra = int(config.add_extra_token_to_sequence)
+    caps = [
+        cap_of(source, n, length, extra)
+        for source, n in zip(compiled.sources, compiled.data.tokens, strict=True)
+    ]
+    stages = plan_full_shares(
+        compiled.requested, caps, compiled.run.num_samples, multiple_of=config.lanes
+    )
+    lines = ["stages:"]
+    before = stages[0][1]
+    for number, (end, weights) in enumerate(stages):
+        gone = [
+            source
+            for source, old, new in zip(compiled.sources, before, weights, strict=True)
+            if old and not new
+        ]
+        keys = []
+        if gone:
+            unit = gone[0].unit or "weight"
+            keys.append(
+                f"sources: {{{', '.join(f'{_quote(source.name)}: {{{unit}: 0}}' for source in gone)}}}"
+            )
+        if number < len(stages) - 1 or end < compiled.run.num_samples:
+            keys.append(f"samples: {end}")
+        lines += [f"  {'-' if i == 0 else ' '} {key}" for i, key in enumerate(keys)] or ["  - {}"]
+        before = weights
+    return "\n".join(lines) + "\n"
+
+
+def _quote(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else json.dumps(name)

@@ -1,0 +1,168 @@
+"""Charts of a run: for each a wide drawing and a narrow one, so that text keeps its size on small
+screens."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from megablend.errors import ConfigError
+from megablend.inspect.description import SourceDescription, SplitDescription
+from megablend.inspect.html import drawings
+
+DRAWN = 200
+"""Sources that charts show: those that the run reads most."""
+_WIDE = 11.5
+_NARROW = 3.6
+"""Widths in inches, at 96 pixels each."""
+_ROW = 0.24
+_HEIGHT = 2.6
+"""Heights in inches, without what is around the axes: of one row in a chart of sources, and of
+other charts."""
+_STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",  # text stays text: small, sharp, searchable
+    "svg.hashsalt": "megablend",  # the same page for the same run
+    "text.parse_math": False,  # names may have dollar signs
+    "font.family": "DejaVu Sans",  # comes with matplotlib; the page names others, for browsers that lack it
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+}
+_ID = re.compile(r'(\bid="|url\(#|href="#)')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A chart of the page."""
+
+    title: str
+    text: str
+    """What it shows, in words."""
+    draw: Callable[[Any, bool], None]
+    """Draws on matplotlib's axes; the second argument says whether they are narrow."""
+    rows: int | None
+    """Rows of sources; None for a chart of another kind, which has a legend."""
+
+    def to_svg(self, *, key: str, narrow: bool) -> str:
+        """The drawing as an `<svg>` element, named for screen readers.
+
+        Args:
+            key: what its ids begin with; unique in the page.
+        """
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+
+        style: Any = _STYLE
+        width = _NARROW if narrow else _WIDE
+        top = 0.1
+        bottom = 0.55
+        if self.rows is None:
+            height = _HEIGHT
+            left = 0.7
+            right = 0.25 if narrow else 2.2
+            bottom += 1.3 if narrow else 0.0  # for the legend
+        else:
+            height = _ROW * self.rows
+            left = 1.2 if narrow else 1.7
+            right = 0.25
+            if self.rows > drawings.TALL:
+                top, bottom = bottom, top
+        full = top + height + bottom
+        with mpl.rc_context(style):
+            figure = Figure(figsize=(width, full), dpi=96)
+            axes = figure.add_axes(
+                (left / width, bottom / full, 1 - (left + right) / width, height / full)
+            )
+            self.draw(axes, narrow)
+            drawn = io.StringIO()
+            figure.savefig(
+                drawn,
+                format="svg",
+                metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+            )
+        text = drawn.getvalue()
+        text = _ID.sub(rf"\g<1>{key}-", text[text.index("<svg") :])
+        head, _, body = text.partition(">")
+        names = f'role="img" aria-labelledby="{key}-title {key}-desc"'
+        labels = f'<title id="{key}-title">{escape(self.title)}</title><desc id="{key}-desc">{escape(self.text)}</desc>'
+        return f"{head} {names}>{labels}{body}"
+
+
+def require_matplotlib() -> None:
+    """Raises: ConfigError, which says what to install, where matplotlib is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ConfigError("charts need matplotlib: pip install 'megablend[html]'") from None
+
+
+def list_charts(split: SplitDescription) -> list[Chart]:
+    """The charts of a split's sources."""
+    sources = sorted(
+        (each for each in split.sources if each.samples), key=lambda each: -each.tokens_read
+    )[:DRAWN]
+    return list(_list_charts(split, sources)) if sources else []
+
+
+def _list_charts(split: SplitDescription, sources: Sequence[SourceDescription]) -> Iterator[Chart]:
+    first = sources[0]
+    most = max(sources, key=lambda each: each.epochs)
+    rows = len(sources)
+    of = f"all {rows} sources"
+    if rows < len(split.sources):
+        of = f"the {rows} most read of {len(split.sources)} sources"
+    stages = "one stage" if split.stages is None else f"{len(split.stages)} stages"
+    yield Chart(
+        title="Shares over the run",
+        text=f"Shares of the samples from the first to sample {split.samples:,}, in {stages}. The largest over the run is that "
+        f"of {first.name}, {first.actual_share:.1%}.",
+        draw=lambda axes, narrow: drawings.draw_shares(axes, split, sources, narrow=narrow),
+        rows=None,
+    )
+    yield Chart(
+        title="Requested and actual shares",
+        text=f"Shares of {of}: bars show the run's shares, marks those that the config requests.",
+        draw=lambda axes, narrow: drawings.draw_requested(axes, sources, narrow=narrow),
+        rows=rows,
+    )
+    yield Chart(
+        title="Tokens read",
+        text=f"Tokens that the run reads from {of}; {first.name} has the most, {first.tokens_read:,}.",
+        draw=lambda axes, narrow: drawings.draw_tokens(axes, sources, narrow=narrow),
+        rows=rows,
+    )
+    yield Chart(
+        title="Epochs",
+        text=f"How often the run reads {of}; {most.name} most often, {most.epochs:.2f} times. The line marks one epoch.",
+        draw=lambda axes, narrow: drawings.draw_epochs(axes, sources, narrow=narrow),
+        rows=rows,
+    )
+    yield Chart(
+        title="Exhaustion",
+        text=f"First and last sample of {of}. Marks show where epochs end, up to 32 for each source.",
+        draw=lambda axes, narrow: drawings.draw_exhaustion(
+            axes, sources, split.samples, narrow=narrow
+        ),
+        rows=rows,
+    )
+    if listed := [each for each in sources if each.document_lengths]:
+        yield Chart(
+            title="Lengths of documents",
+            text=f"Documents of {len(listed)} sources by their number of tokens, as fractions of each source's documents.",
+            draw=lambda axes, narrow: drawings.draw_lengths(axes, listed, narrow=narrow),
+            rows=None,
+        )
+    else:
+        yield Chart(
+            title="Mean lengths of documents",
+            text=f"Mean number of tokens per document of {of}. With document tables (`order: document`), all lengths are known.",
+            draw=lambda axes, narrow: drawings.draw_means(axes, sources, narrow=narrow),
+            rows=rows,
+        )

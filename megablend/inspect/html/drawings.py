@@ -1,0 +1,184 @@
+"""What the charts show, drawn on matplotlib's axes. Lines stand for bars: one element for all,
+which keeps the page small."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from megablend.inspect.description import SourceDescription, SplitDescription
+
+NAMED = 11
+"""Sources with a colour of their own where a chart has a legend."""
+_COLOURS = (
+    *("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"),
+    *("#8c6d31", "#7b4173", "#637939", "#393b79", "#999999"),
+)
+"""Distinguishable with colour blindness as far as so many colours can be."""
+_BLUE = "#0072b2"
+_ORANGE = "#d55e00"
+_GREY = "#bbbbbb"
+_BAR = 11
+"""Points."""
+TALL = 40
+"""Rows from which a chart's numbers are at its top."""
+
+
+def draw_shares(
+    axes: Any, split: SplitDescription, sources: Sequence[SourceDescription], *, narrow: bool
+) -> None:
+    """Shares of the samples, stage by stage: the largest sources and the others together."""
+    if split.stages is None:
+        edges = [0, split.samples]
+        parts = [{each.name: each.actual_share for each in split.sources}]
+    else:
+        edges = [0, *(stage.stop for stage in split.stages)]
+        parts = [{each.name: each.actual_share for each in stage.sources} for stage in split.stages]
+    named = [each.name for each in sources[: NAMED - (len(split.sources) > NAMED)]]
+    bands = [[part[name] for part in parts] for name in named]
+    if others := len(split.sources) - len(named):
+        named.append(f"{others} others")
+        bands.append([max(0.0, 1 - sum(band[i] for band in bands)) for i in range(len(parts))])
+    axes.stackplot(
+        edges,
+        [[*band, band[-1]] for band in bands],
+        labels=[_shorten(name, narrow) for name in named],
+        colors=_COLOURS,
+        step="post",
+        edgecolor="white",
+        linewidth=0.5,
+    )
+    axes.set(xlim=(0, split.samples), ylim=(0, 1), xlabel="sample", ylabel="share")
+    _count_along(axes)
+    axes.locator_params(axis="x", nbins=3 if narrow else 8)
+    _add_legend(axes, narrow=narrow)
+
+
+def draw_requested(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
+    """Actual shares as bars, requested ones as marks."""
+    _draw_bars(axes, sources, [each.actual_share for each in sources], narrow=narrow)
+    _draw_marks(axes, [(each.requested_share, row) for row, each in enumerate(sources)])
+    axes.set_xlim(0, 1.05 * max(max(each.requested_share, each.actual_share) for each in sources))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
+    axes.set_xlabel("share of the samples")
+
+
+def draw_tokens(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
+    """Tokens read of each source."""
+    _draw_bars(axes, sources, [each.tokens_read for each in sources], narrow=narrow)
+    _count_along(axes)
+    axes.set_xlabel("tokens read")
+
+
+def draw_epochs(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
+    """How often each source is read, with a line at once."""
+    _draw_bars(axes, sources, [each.epochs for each in sources], narrow=narrow)
+    axes.axvline(1, color=_ORANGE, linewidth=1.5)
+    axes.set_xlim(0, 1.05 * max(1.0, *(each.epochs for each in sources)))
+    axes.set_xlabel("epochs")
+
+
+def draw_exhaustion(
+    axes: Any, sources: Sequence[SourceDescription], samples: int, *, narrow: bool
+) -> None:
+    """From each source's first sample to its last, with marks where epochs end."""
+    firsts, lasts = (
+        [getattr(each, name) or 0 for each in sources] for name in ("first_sample", "last_sample")
+    )
+    axes.hlines(range(len(sources)), firsts, lasts, color=_GREY, linewidth=5)
+    _draw_marks(axes, [(end, row) for row, each in enumerate(sources) for end in each.epoch_ends])
+    _name_rows(axes, sources, narrow=narrow)
+    axes.set_xlim(0, samples)
+    _count_along(axes)
+    axes.set_xlabel("sample")
+
+
+def draw_lengths(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
+    """The distribution of each source's document lengths, by powers of two."""
+    most = max(len(each.document_lengths or ()) for each in sources)
+    for number, each in enumerate(sources):
+        counts = [*(each.document_lengths or ()), *[0] * (most - len(each.document_lengths or ()))]
+        is_named = number < NAMED
+        axes.step(
+            range(most),
+            [count / max(1, sum(counts)) for count in counts],
+            where="mid",
+            color=_COLOURS[number] if is_named else _GREY,
+            linewidth=1.5 if is_named else 0.5,
+            zorder=3 if is_named else 1,
+            label=_shorten(each.name, narrow) if is_named else None,
+        )
+    ticks = range(0, most, max(1, most // (3 if narrow else 10)))
+    axes.set_xticks(ticks, ["0" if i == 0 else _shorten_number(2 ** (i - 1)) for i in ticks])
+    axes.set(xlabel="tokens of a document, from", ylabel="fraction of the documents")
+    axes.set_ylim(bottom=0)
+    _add_legend(axes, narrow=narrow)
+
+
+def draw_means(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
+    """The mean length of each source's documents."""
+    _draw_bars(
+        axes, sources, [each.tokens / max(1, each.documents) for each in sources], narrow=narrow
+    )
+    _count_along(axes)
+    axes.set_xlabel("tokens of a document, mean")
+
+
+def _draw_bars(
+    axes: Any, sources: Sequence[SourceDescription], values: Sequence[float], *, narrow: bool
+) -> None:
+    axes.hlines(range(len(sources)), 0, values, color=_BLUE, linewidth=_BAR)
+    _name_rows(axes, sources, narrow=narrow)
+    axes.set_xlim(0, 1.05 * max(values) or 1)
+
+
+def _draw_marks(axes: Any, places: Sequence[tuple[float, int]]) -> None:
+    rows = [row for _, row in places]
+    axes.vlines(
+        [x for x, _ in places],
+        [row - 0.4 for row in rows],
+        [row + 0.4 for row in rows],
+        color=_ORANGE,
+        linewidth=2,
+    )
+
+
+def _name_rows(axes: Any, sources: Sequence[SourceDescription], *, narrow: bool) -> None:
+    axes.set_yticks(range(len(sources)), [_shorten(each.name, narrow) for each in sources])
+    axes.set_ylim(len(sources) - 0.5, -0.5)
+    axes.tick_params(axis="y", left=False)
+    axes.grid(visible=False, axis="y")
+    if len(sources) > TALL:  # the page scrolls the chart: numbers are seen first
+        axes.xaxis.tick_top()
+        axes.xaxis.set_label_position("top")
+        axes.spines["bottom"].set_visible(False)
+    axes.locator_params(axis="x", nbins=4 if narrow else 10)
+
+
+def _add_legend(axes: Any, *, narrow: bool) -> None:
+    place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    if narrow:
+        place = {
+            "loc": "upper center",
+            "bbox_to_anchor": (0.45, -0.2),
+            "ncols": 2,
+            "columnspacing": 1.0,
+        }
+    axes.legend(frameon=False, fontsize=8, **place)
+
+
+def _count_along(axes: Any) -> None:
+    axes.xaxis.set_major_formatter(lambda value, _: _shorten_number(value))
+
+
+def _shorten(name: str, narrow: bool) -> str:
+    length = 13 if narrow else 20
+    return name if len(name) <= length else f"{name[: length - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def _shorten_number(value: float) -> str:
+    """A number with a suffix: 1.5k, 20M, 3B, 1.2T."""
+    for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{suffix}"
+    return f"{value:g}"

@@ -1,0 +1,84 @@
+"""Select which sources of a description to show, and sort them: the few that matter out of
+thousands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+from megablend.config.numbers import whole_number
+from megablend.errors import ConfigError, did_you_mean
+from megablend.inspect.description import FilesDescription, RunDescription
+
+Described = TypeVar("Described", FilesDescription, RunDescription)
+
+SORTS: dict[str, tuple[str, ...]] = {
+    "name": ("name",),
+    "tokens": ("tokens", "bytes"),
+    "share": ("actual_share",),
+    "samples": ("samples",),
+    "epochs": ("epochs",),
+}
+"""Attributes that each `sort` uses, the first that a source has: names ascending, numbers
+descending."""
+
+
+def select_sources(
+    described: FilesDescription | RunDescription,
+    *,
+    top: int | None = None,
+    sort: str | None = None,
+    match: str | None = None,
+) -> FilesDescription | RunDescription:
+    """The description with only those sources that are to be shown; totals still cover all sources.
+
+    `sources_left_out` says how many of a list's sources are left out.
+
+    Args:
+        top: number of sources to keep; None or 0 for all.
+        sort: a key of SORTS; by default the config's order.
+        match: a pattern for names of sources, such as `web-*`.
+
+    Raises: ConfigError for an unknown `sort`, a negative `top`, or a `match` that matches no
+        source.
+    """
+    if sort is not None and sort not in SORTS:
+        hint = did_you_mean(sort, SORTS, before="; ")
+        raise ConfigError(f"found sort {sort!r}, expected one of {', '.join(SORTS)}{hint}")
+    top = None if top is None else whole_number("top", top, least=0)
+    found = False
+
+    def select(listed: Sequence[Any]) -> dict[str, Any]:
+        nonlocal found
+        sources = [each for each in listed if match is None or fnmatchcase(each.name, match)]
+        found |= bool(sources)
+        if sort is not None:
+            key = next(
+                (name for name in SORTS[sort] if sources and hasattr(sources[0], name)), None
+            )
+            sources.sort(key=lambda each: getattr(each, key) if key else 0, reverse=key != "name")
+        sources = sources[: top or None]
+        return {"sources": tuple(sources), "sources_left_out": len(listed) - len(sources) or None}
+
+    selected: FilesDescription | RunDescription
+    if isinstance(described, FilesDescription):
+        changes = select(described.files)
+        selected = replace(
+            described, files=changes["sources"], sources_left_out=changes["sources_left_out"]
+        )
+    else:
+        selected = replace(
+            described,
+            index=replace(described.index, **select(described.index.sources)),
+            splits={
+                name: replace(split, **select(split.sources))
+                for name, split in described.splits.items()
+            },
+        )
+    if match is not None and not found:
+        raise ConfigError(
+            f"found match {match!r}, which matches no source; patterns such as 'web-*' may contain * and ?"
+        )
+    return selected

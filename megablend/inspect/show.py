@@ -1,0 +1,193 @@
+"""show: exactly what a sample, or a rank's part of a step, is made of, without a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from megablend.config.numbers import whole_number
+from megablend.errors import ConfigError
+from megablend.operations.results import Result
+from megablend.operations.session import ConfigLike, Session, skips_of
+from megablend.reader import Dataset
+from megablend.storage.base import Storage
+from megablend.system.failures import translating
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Piece(Result):
+    """Tokens of a sample that come from one block."""
+
+    file: str
+    block: int
+    """Number of the block in the index."""
+    byte_offset: int
+    """Where the block starts in the file."""
+    first_token: int
+    stop_token: int
+    """The piece is tokens [first_token, stop_token) of the block."""
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class SampleDescription(Result):
+    """What a sample contains, and where it comes from."""
+
+    sample: int
+    split: str
+    source: str
+    ordinal: int
+    """Its number among the samples of its source."""
+    epochs: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    document_starts: tuple[int, ...]
+    """Positions in the sample at which documents begin."""
+    tokens: tuple[int, ...]
+    extra: dict[str, tuple[float, ...]]
+    """By extra column, one number per token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class StepDescription(Result):
+    """What a data-parallel rank read at a step."""
+
+    run: str
+    split: str
+    step: int
+    rank: int
+    samples: tuple[SampleDescription, ...]
+
+
+@translating("show")
+def show(
+    config: ConfigLike,
+    sample: int,
+    split: str = "train",
+    *,
+    run: str | None = None,
+    cache: str | None = None,
+    storage: Storage | None = None,
+) -> SampleDescription:
+    """Show what a sample contains and where it comes from.
+
+    Args:
+        config: a config, or a cache's folder (then `run` is needed). If the config was edited
+            since, the run's ledger decides.
+        run: name of a run of the cache, in place of the config's.
+        cache: cache folder, in place of the config's `cache`.
+        storage: where files are read, in place of the one that the config asks for.
+
+    Raises: as `open_dataset`; ConfigError for a sample outside the run.
+    """
+    dataset = Dataset(Session(config, cache=cache, run=run, storage=storage).open(split))
+    sample = whole_number("sample", sample)
+    if not 0 <= sample < len(dataset):
+        raise ConfigError(
+            f"found sample {sample}, expected 0 to {len(dataset) - 1}: {split} has {len(dataset):,} samples"
+        )
+    return _describe_sample(dataset, sample)
+
+
+@translating("show")
+def show_step(
+    config: ConfigLike,
+    step: int,
+    *,
+    micro_batch_size: int,
+    rank: int = 0,
+    data_parallel_size: int = 1,
+    global_batch_size: int | None = None,
+    split: str = "train",
+    run: str | None = None,
+    cache: str | None = None,
+    storage: Storage | None = None,
+) -> StepDescription:
+    """Show what a data-parallel rank read at a step.
+
+    A step is `global_batch_size` samples (by default one micro step, micro_batch_size *
+    data_parallel_size), assigned to ranks as PretrainingSampler and Megatron do. Batches that grew
+    during a run have no such number: show their samples instead.
+
+    Args:
+        config, run, cache, storage: as for `show`.
+
+    Raises: as `show`; ConfigError for a rank or step that does not exist, or a step that is not a
+        multiple of a micro step.
+    """
+    dataset = Dataset(Session(config, cache=cache, run=run, storage=storage).open(split))
+    skips = skips_of(dataset.run)
+    micro_batch_size = whole_number("micro_batch_size", micro_batch_size, least=1)
+    size = whole_number("data_parallel_size", data_parallel_size, least=1)
+    rank = whole_number("rank", rank)
+    micro_step = micro_batch_size * size
+    batch = (
+        micro_step
+        if global_batch_size is None
+        else whole_number("global_batch_size", global_batch_size, least=1)
+    )
+    if not 0 <= rank < size:
+        raise ConfigError(
+            f"found rank {rank}, expected 0 to {size - 1}: there are {size} data-parallel ranks"
+        )
+    if batch % micro_step:
+        raise ConfigError(
+            f"found a global batch of {batch} samples, expected a multiple of micro batch {micro_batch_size} x {size} ranks = "
+            f"{micro_step}"
+        )
+    trained = skips.count_trained(len(dataset))
+    num_steps = trained // batch
+    if num_steps == 0:
+        raise ConfigError(
+            f"found steps of {batch:,} samples, expected at most {trained:,}: {split} has no more"
+        )
+    if not 0 <= whole_number("step", step) < num_steps:
+        raise ConfigError(
+            f"found step {step}, expected 0 to {num_steps - 1}: {split} has {len(dataset):,} samples, {batch:,} a step"
+        )
+    first = step * batch + rank * micro_batch_size
+    samples = [
+        k
+        for start in range(first, (step + 1) * batch, micro_step)
+        for k in range(start, start + micro_batch_size)
+    ]
+    return StepDescription(
+        run=dataset.run.ledger.run,
+        split=split,
+        step=step,
+        rank=rank,
+        samples=tuple(_describe_sample(dataset, skips.position(trained)) for trained in samples),
+    )
+
+
+def _describe_sample(dataset: Dataset, number: int) -> SampleDescription:
+    snapshot = dataset.run.store.snapshot
+    store = dataset.run.store
+    sample = dataset.sample(number)
+    _, epochs, blocks, starts, stops = sample.spans
+    offsets = snapshot.blocks(blocks)["offset"]
+    files = snapshot.file_of(blocks)
+    pieces = tuple(
+        Piece(
+            file=snapshot.path(int(file), store.roots),
+            block=int(block),
+            byte_offset=int(offset),
+            first_token=int(start),
+            stop_token=int(stop),
+            epoch=int(epoch),
+        )
+        for file, block, offset, start, stop, epoch in zip(
+            files, blocks, offsets, starts, stops, epochs, strict=True
+        )
+    )
+    return SampleDescription(
+        sample=number,
+        split=dataset.run.split,
+        source=dataset.run.sources[sample.source].name,
+        ordinal=sample.ordinal,
+        epochs=tuple(np.unique(epochs).tolist()),
+        pieces=pieces,
+        document_starts=tuple(sample.starts.tolist()),
+        tokens=tuple(sample.tokens.tolist()),
+        extra={name: tuple(numbers.tolist()) for name, numbers in sample.extra.items()},
+    )

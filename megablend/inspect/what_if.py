@@ -1,0 +1,148 @@
+"""What a run would be: planned on the existing index, without committing anything."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from time import perf_counter
+
+from megablend.config import Config, Source
+from megablend.errors import PlanError
+from megablend.index.blocks.block_store import BlockStore
+from megablend.index.build.sources import list_sources
+from megablend.index.read.snapshot import Snapshot, open_snapshot
+from megablend.inspect.description import SourceFiles
+from megablend.operations.runs import compile_committed
+from megablend.operations.session import Session
+from megablend.operations.source_specs import list_specs
+from megablend.operations.unindexed import INDEX_REMEDY, find_unindexed
+from megablend.prefetch.memory_budget import check_sample
+from megablend.run.check_totals import check_limits
+from megablend.run.compile import Compiled, compile_split
+from megablend.run.ledger import Ledger
+from megablend.run.open_store import open_block_store, open_stores
+from megablend.storage.base import Storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreseen:
+    """A run of train as `build` would commit it, or as it is committed already."""
+
+    compiled: Compiled
+    committed: bool
+    """Whether the ledger has committed exactly this."""
+    note: str | None
+    """How it differs from what is committed, and what to do; None where it does not."""
+    compared_in: float = 0.0
+    """Seconds that comparing the index with the files took, which opening the run does not take."""
+
+
+def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | str:
+    """Plan train as the config requests it, by the run's ledger if it has one; commits nothing.
+
+    Args:
+        compares_files: whether the newest index, where the run is planned on it, has to be of the
+            files as they are now.
+
+    Returns: the run; or, where no index is of what the config requests, why, and what to do.
+    Raises: PlanError, ConfigError where the config cannot be planned; DataError where its files
+        cannot be found; CacheError where the cache is damaged.
+    """
+    config = session.config
+    check_sample(config)
+    storage = session.run_storage
+    ledger = session.ledger
+    snapshots = session.snapshots
+    if not snapshots:
+        return (
+            f"{config.cache} holds no index, so the numbers of tokens are not known: {INDEX_REMEDY}"
+        )
+    planned = None
+    if ledger is not None and config.num_snapshots <= len(ledger.indices):
+        planned = _plan_by_ledger(config, ledger, storage, snapshots[-1])
+        if isinstance(planned, Foreseen):
+            return planned
+    newest = open_snapshot(config.cache_store, snapshots[-1])
+    started = perf_counter()
+    keeps = ledger is not None and newest.digest in ledger.indices
+    if (
+        compares_files
+        and (problem := find_unindexed(config, newest, storage, is_kept=keeps)) is not None
+    ):
+        return f"{problem.text}, so the numbers of tokens are not known: {INDEX_REMEDY}"
+    compared_in = perf_counter() - started
+    if ledger is not None and planned is None:  # a stage reads the newest index
+        planned = _plan_by_ledger(config, ledger, storage, newest.digest)
+    if isinstance(planned, Foreseen):
+        return dataclasses.replace(planned, compared_in=compared_in)
+    note = f"run {config.run!r} is not committed; `megablend build CONFIG` commits it"
+    if planned is not None:
+        note = f"this is not what run {config.run!r} is committed to, and `megablend build CONFIG` refuses it: {planned}"
+    compiled = compile_split(config, "train", _open_requested(config, ledger, newest, storage))
+    check_limits(compiled)
+    return Foreseen(compiled=compiled, committed=False, note=note, compared_in=compared_in)
+
+
+def _open_requested(
+    config: Config, ledger: Ledger | None, newest: Snapshot, storage: Storage
+) -> BlockStore:
+    """The blocks that a config's stages read: of the newest index, or of the run's where a stage
+    has new data.
+
+    Raises: as `open_stores`.
+    """
+    count = config.num_snapshots
+    if ledger is None or count == 1:
+        return open_block_store(config, newest, storage)
+    digests = dict.fromkeys([*ledger.indices, newest.digest])
+    return open_stores(config, list(digests)[:count], storage)
+
+
+def list_files(session: Session) -> tuple[SourceFiles, ...]:
+    """What is known of each source without an index.
+
+    Raises: ConfigError where a path matches no file; MissingFileError.
+    """
+    configured = session.config.all_sources
+    listed = []
+    for listing in list_sources(list_specs(session.config), session.storage):
+        source = configured[listing.name]
+        listed.append(
+            SourceFiles(
+                name=source.name,
+                format=listing.read.format,
+                files=len(listing.files),
+                bytes=sum(file.size for file in listing.files),
+                share=_share(source),
+            )
+        )
+    return tuple(listed)
+
+
+def _share(source: Source) -> dict[str, float | str] | None:
+    """The share as the config gives it: its unit, and the number or `size`."""
+    if source.unit is None:
+        return None
+    given = getattr(source, source.unit)
+    return {source.unit: given if isinstance(given, str) else float(given)}
+
+
+def _plan_by_ledger(
+    config: Config, ledger: Ledger, storage: Storage, newest: str
+) -> Foreseen | PlanError:
+    """The committed run, or what extending it would make of it; or why the ledger refuses the
+    config."""
+    try:
+        compiled = compile_committed(config, "train", ledger, storage, newest)
+        committed = ledger.until(compiled.num_samples)
+        compiled = compiled.continue_ledger(committed)
+        check_limits(compiled)
+    except PlanError as error:
+        return error
+    if compiled.ledger == committed:
+        return Foreseen(compiled=compiled, committed=True, note=None)
+    note = (
+        f"run {config.run!r} is committed to {ledger.num_samples:,} samples; `megablend build CONFIG` lengthens it to "
+        f"{compiled.num_samples:,}, as described here"
+    )
+    return Foreseen(compiled=compiled, committed=False, note=note)

@@ -1,0 +1,102 @@
+"""The epochs of a source in a cycle: which of them has a position, and the ordinals of those that
+begin and end there.
+
+An epoch that lies within a cycle is a period by itself (megablend.kernels.blend.periods), and needs
+only the counts at the cycle's edges. They are kept of the cycle that each leaf was last found in,
+since a cycle may have many short epochs.
+"""
+
+from __future__ import annotations
+
+from megablend.arrays import Int64s
+from megablend.jit import device
+from megablend.kernels.blend.bijection import permuted
+from megablend.kernels.blend.keyed_hash import hash_combine
+from megablend.kernels.blend.periods import Leaf, Stage, count_ranks, epoch_of
+from megablend.kernels.blend.tree import leaf_counts
+
+CYCLE, SEEN, LEFT, LEFT_REST, RIGHT, RIGHT_REST, COUNTS = range(7)
+"""What is kept of a leaf: a cycle, -1 for none; how many samples it has before; and its positions
+[left, right) there, both divided by the lanes: quotient and rest of each."""
+
+
+@device
+def find_epoch(stage: Stage, leaf: Leaf, cycle: int, position: int, counts: Int64s) -> int:
+    """The epoch of a leaf's sample at a position of a cycle: estimated, and counted only where the
+    cycle may have two.
+
+    Then row `rank` of counts int64 [num_leaves, COUNTS] is of this cycle.
+    """
+    if leaf.epoch_tokens == 0:
+        return 0
+    if counts[leaf.rank, CYCLE] != cycle:
+        stop = min((cycle + 1) * stage.step, stage.dealt)
+        pace = float(leaf.total) / float(stage.total)  # counts are within 2 of the share
+        epoch = epoch_of(leaf, max(0, int(float(cycle * stage.step) * pace) - 3))
+        if epoch_of(leaf, int(float(stop) * pace) + 3) == epoch:
+            return epoch
+        _count_cycle(stage, leaf, cycle, stop, counts)
+    _, left, left_rest, right, right_rest = counts[leaf.rank, SEEN:]
+    before, _, first = count_ranks(left, left_rest, right, right_rest, position % stage.lanes)
+    return epoch_of(leaf, counts[leaf.rank, SEEN] + before + position // stage.lanes - first)
+
+
+@device
+def _count_cycle(stage: Stage, leaf: Leaf, cycle: int, stop: int, counts: Int64s) -> None:
+    """Fill in the row of a leaf for a cycle that ends with sample `stop`, which is not of it."""
+    shape = (stage.left_leaves, stage.left_samples, stage.total)
+    lanes = stage.lanes
+    before, seen = leaf_counts(shape[0], shape[1], shape[2], cycle * stage.step, leaf.rank)
+    before_stop, seen_stop = leaf_counts(shape[0], shape[1], shape[2], stop, leaf.rank)
+    left = before_stop - before
+    right = left + seen_stop - seen
+    row = counts[leaf.rank]
+    row[CYCLE] = cycle
+    row[SEEN] = seen
+    row[LEFT] = left // lanes
+    row[LEFT_REST] = left % lanes
+    row[RIGHT] = right // lanes
+    row[RIGHT_REST] = right % lanes
+
+
+@device
+def is_within_cycle(lanes: int, cycle: int, epoch_first: int, epoch_stop: int, row: Int64s) -> bool:
+    """Whether all of an epoch's ordinals [epoch_first, epoch_stop) are of a cycle; False where it
+    was not counted.
+
+    row: of the leaf's `counts`.
+    """
+    return bool(
+        row[CYCLE] == cycle
+        and row[SEEN] <= epoch_first
+        and epoch_stop <= row[SEEN] + _size(lanes, row)
+    )
+
+
+@device
+def ordinal_in_cycle(
+    lanes: int, position: int, key: int, epoch: int, epoch_first: int, epoch_stop: int, row: Int64s
+) -> int:
+    """The ordinal of a leaf's position in an epoch [epoch_first, epoch_stop) that is within the
+    cycle.
+
+    Args:
+        key: of the cycle, the source and the lane.
+        row: of the leaf's `counts`.
+    """
+    seen = int(row[SEEN])
+    before, mine, first = count_ranks(
+        row[LEFT], row[LEFT_REST], row[RIGHT], row[RIGHT_REST], position % lanes
+    )
+    place = before + position // lanes - first
+    low = max(before, epoch_first - seen)
+    high = min(before + mine, epoch_stop - seen)
+    if epoch_stop - epoch_first < _size(lanes, row):
+        key = hash_combine(key, epoch)
+    return seen + low + permuted(place - low, high - low, key)
+
+
+@device
+def _size(lanes: int, row: Int64s) -> int:
+    """How many samples a leaf has in the cycle."""
+    return int((row[RIGHT] - row[LEFT]) * lanes + row[RIGHT_REST] - row[LEFT_REST])

@@ -1,0 +1,51 @@
+"""How many of a period's ordinals each lane has: prefix sums over residues, in closed form, and
+their inverse by bisection.
+
+A period's ordinals are dealt to the lanes in runs of neighbours, by residue; a lane walks its run
+cycle by cycle. Cycles are counted from the period's first one. See megablend.kernels.blend.periods.
+"""
+
+from __future__ import annotations
+
+from megablend.arrays import Int64s
+from megablend.jit import device
+from megablend.kernels.blend.periods import ALL, BEGIN, END, HIGH, LOW, count_ranks
+
+
+@device
+def epoch_edges(head: Int64s, other: int) -> tuple[int, int]:
+    """The ranks [lowest, highest) of the period's epoch in its cycle number `other`; ALL where the
+    epoch does not end there."""
+    lowest = int(head[LOW]) if other == 0 else 0
+    highest = int(head[HIGH]) if other == int(head[END] - head[BEGIN]) - 1 else ALL
+    return lowest, highest
+
+
+@device
+def dealt_below(
+    head: Int64s, parts: Int64s, lanes: int, residue: int, first: int, stop: int
+) -> int:
+    """How many ordinals of the period's cycles [first, stop) go to residues below `residue`, which
+    is from 0 to `lanes`."""
+    count = 0
+    for other in range(first, stop):
+        left, left_rest, right, right_rest = parts[other]
+        before, _, _ = count_ranks(left, left_rest, right, right_rest, residue)
+        lowest, highest = epoch_edges(head, other)
+        count += min(max(before, lowest), highest) - lowest
+    return count
+
+
+@device
+def residue_of(head: Int64s, parts: Int64s, lanes: int, place: int, first: int, stop: int) -> int:
+    """The residue to whose lane ordinal number `place` goes, of those of the period's cycles
+    [first, stop)."""
+    low = 0
+    high = lanes
+    while high - low > 1:
+        middle = (low + high) // 2
+        if dealt_below(head, parts, lanes, middle, first, stop) <= place:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,167 @@
+"""(source, ordinal) -> sample number in a stage: the inverse of
+megablend.kernels.blend.lanes.locate, in closed form.
+
+Counts at the edges of cycles give an ordinal's period. In a period ordinals are dealt to lanes by
+residue, so a bisection over residues finds the lane, a walk over the period's cycles the cycle, and
+the inverse of the keyed permutation the turn; the pattern of the cycle then says which slot takes
+it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from megablend.arrays import Int32s, Int64s
+from megablend.jit import device, kernel
+from megablend.kernels.blend.bijection import unpermuted
+from megablend.kernels.blend.dealing import dealt_below, epoch_edges, residue_of
+from megablend.kernels.blend.keyed_hash import bounded_hash, hash_combine
+from megablend.kernels.blend.lanes import cycle_edges, cycle_key
+from megablend.kernels.blend.periods import (
+    BEGIN,
+    END,
+    EPOCH,
+    HEAD,
+    ORDINAL,
+    Leaf,
+    Stage,
+    count_ranks,
+    epoch_bounds,
+    epoch_of,
+    fill_period,
+    find_period,
+    make_leaf,
+    make_stage,
+)
+from megablend.kernels.blend.tree import leaf_counts, least_multiple
+
+
+@kernel
+def find_samples(
+    ranks: Int64s,
+    ordinals: Int64s,
+    left_leaves: Int32s,
+    left_samples: Int64s,
+    leaf_sources: Int32s,
+    leaf_samples: Int64s,
+    leaf_tokens: Int64s,
+    leaf_spans: Int64s,
+    leaf_epochs: Int64s,
+    sample_tokens: int,
+    firsts: Int64s,
+    owners: Int64s,
+    inverse_strides: Int64s,
+    slots: int,
+    seed: int,
+    start: int,
+    ks: Int64s,
+) -> None:
+    """Fill ks int64 [n] with the stage's samples of leaves ranks int64 [n] and ordinals int64 [n],
+    counted from its start.
+
+    Each ordinal is from 0 to the leaf's samples. Fastest where neighbours are of one leaf and
+    ascend.
+
+    owners [1 or 2, K]: which lane has each residue of a full cycle and, where there is one, of the
+    cut cycle. inverse_strides [1 or 2]: of their strides, modulo their slots. Others as `locate`
+    has them.
+    """
+    lanes = firsts.shape[1]
+    total = int(leaf_samples.sum())
+    stage = make_stage(left_leaves, left_samples, total, lanes, slots)
+    # the leaf of the period that is kept, and the end of its ordinals
+    kept = -1
+    kept_stop = 0
+    heads = np.zeros((1, len(leaf_samples), HEAD), np.int64)
+    parts = np.empty((1, len(leaf_samples), max(leaf_spans), 4), np.int64)
+    for i in range(len(ks)):
+        rank = int(ranks[i])
+        missing = int(ordinals[i]) + 1
+        leaf = make_leaf(rank, leaf_samples, leaf_tokens, leaf_spans, leaf_epochs, sample_tokens)
+        ordinal = missing - 1
+        if kept != rank or not heads[0, rank, ORDINAL] <= ordinal < kept_stop:
+            cycle = (
+                least_multiple(
+                    left_leaves, left_samples, total, leaf.total, rank, missing, stage.step
+                )
+                - 1
+            )
+            if (cycle + 1) * stage.step > stage.dealt:
+                _, seen = leaf_counts(left_leaves, left_samples, total, stage.dealt, rank)
+                if seen < missing:  # in the tail, which follows the tree's own order
+                    ks[i] = (
+                        least_multiple(
+                            left_leaves, left_samples, total, leaf.total, rank, missing, 1
+                        )
+                        - 1
+                    )
+                    continue
+            fill_period_of(stage, leaf, cycle, ordinal, heads, parts)
+            cycles = int(heads[0, rank, END] - heads[0, rank, BEGIN])
+            kept = rank
+            kept_stop = int(heads[0, rank, ORDINAL]) + dealt_below(
+                heads[0, rank], parts[0, rank], lanes, lanes, 0, cycles
+            )
+
+        head = heads[0, rank]
+        part = parts[0, rank]
+        cycles = int(head[END] - head[BEGIN])
+        place = ordinal - int(head[ORDINAL])
+        residue = residue_of(head, part, lanes, place, 0, cycles)
+        place -= dealt_below(head, part, lanes, residue, 0, cycles)
+        for other in range(cycles):
+            low, high, turn = _lane_ranks(head, part, lanes, other, residue)
+            if place < high - low:
+                cycle = int(head[BEGIN]) + other
+                cycle_low, cycle_high = cycle_edges(stage, cycle)
+                turns = (cycle_high - cycle_low) // lanes
+                schedule = 0 if turns == slots else len(inverse_strides) - 1
+                lane = int(owners[schedule, residue])
+                key = cycle_key(seed, start, cycle)
+                chosen = hash_combine(hash_combine(key, leaf_sources[rank]), lane)
+                if _is_mixed(head, part, lanes, other):
+                    chosen = hash_combine(chosen, head[EPOCH])
+                turn += unpermuted(place, high - low, chosen)
+                ahead = (turn * lanes + residue - int(firsts[schedule, lane])) // lanes
+                slot = (
+                    (ahead - bounded_hash(key, 0, turns))
+                    % turns
+                    * int(inverse_strides[schedule])
+                    % turns
+                )
+                ks[i] = cycle_low + slot * lanes + lane
+                break
+            place -= high - low
+
+
+@device
+def fill_period_of(
+    stage: Stage, leaf: Leaf, cycle: int, ordinal: int, heads: Int64s, parts: Int64s
+) -> None:
+    """Fill in the period that has an ordinal, which is one of cycle `cycle` by the counts at its
+    edges."""
+    epoch = epoch_of(leaf, ordinal) if leaf.epoch_tokens > 0 else 0
+    epoch_first, epoch_stop = epoch_bounds(leaf, epoch)
+    begin, end = find_period(stage, leaf, cycle, epoch_first)
+    heads[0, leaf.rank, EPOCH] = epoch
+    fill_period(stage, leaf, begin, end, epoch_first, epoch_stop, 0, heads, parts)
+
+
+@device
+def _is_mixed(head: Int64s, parts: Int64s, lanes: int, other: int) -> bool:
+    """Whether a cycle of the period has ranks of another epoch."""
+    lowest, highest = epoch_edges(head, other)
+    left, left_rest, right, right_rest = parts[other]
+    return bool(lowest > 0 or highest < (right - left) * lanes + right_rest - left_rest)
+
+
+@device
+def _lane_ranks(
+    head: Int64s, parts: Int64s, lanes: int, other: int, residue: int
+) -> tuple[int, int, int]:
+    """The ranks that a residue has in a cycle of the period: (low, high, turn of rank `low`)."""
+    left, left_rest, right, right_rest = parts[other]
+    before, mine, first = count_ranks(left, left_rest, right, right_rest, residue)
+    lowest, highest = epoch_edges(head, other)
+    low = min(max(before, lowest), highest)
+    return low, min(max(before + mine, lowest), highest), first + low - before

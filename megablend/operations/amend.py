@@ -1,0 +1,296 @@
+"""amend: change a run's blend from a sample on, without losing or repeating a token, and say what
+that changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from megablend.blend.plan import StagesPlan
+from megablend.config import Config
+from megablend.config.numbers import whole_number
+from megablend.errors import CacheError, ConfigError
+from megablend.index.read.snapshot import open_snapshot
+from megablend.operations.build import publish_splits
+from megablend.operations.differences import Difference, list_differences
+from megablend.operations.drains import Drain, describe_drain
+from megablend.operations.results import Result
+from megablend.operations.runs import compile_committed
+from megablend.operations.session import ConfigLike, Session
+from megablend.operations.token_documents import refuse_token_documents
+from megablend.operations.unindexed import INDEX_REMEDY, find_unindexed
+from megablend.run.amend_ledger import amend_ledger, cut_ledger, rewind_to
+from megablend.run.check_totals import check_limits
+from megablend.run.commit import keep_companion, precompute_orders
+from megablend.run.compile import Compiled
+from megablend.run.fitting_steps import fitting_unit
+from megablend.run.ledger import Ledger
+from megablend.run.ledger_file import load_ledger, save_ledger
+from megablend.run.plan_stages import plan_stages
+from megablend.run.run import Run
+from megablend.run.skips import load_skips
+from megablend.run.state import State
+from megablend.storage.base import Storage
+from megablend.system.failures import translating
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Outlook(Result):
+    """A source in the rest of a run, from an amendment on."""
+
+    share: float
+    """Fraction of the samples."""
+    tokens: int
+    epochs: float
+    """How often it has been read at the run's end."""
+    first_repeat: int | None
+    """The first sample from the amendment on that reads a token again; None where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class AmendedSource(Result):
+    """What an amendment changes for a source."""
+
+    name: str
+    before: Outlook
+    after: Outlook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Amendment(Result):
+    """What an amendment changes, or would change."""
+
+    run: str
+    committed: bool
+    """Whether it was made; not with `dry_run`."""
+    requested: int
+    """The sample that was asked for."""
+    at: int
+    """The first sample that may differ: `requested`, rounded up to the end of a cycle."""
+    drain: int
+    """Samples from `at` on that are read in the old settings, since the length of samples
+    changes."""
+    drained: Drain | None
+    """These samples by source; None if there are none."""
+    drain_settings: tuple[dict[str, int], ...]
+    """from, drain: what a config that makes the run alone says of drains from `at` on, each at the
+    stage from that sample on."""
+    fitting_unit: int | None
+    """Steps (micro batch x ranks) must divide it, since the length or the masks of samples change
+    between steps only; None if they do not change."""
+    plan_before: str
+    """Digest of the plan before."""
+    plan: str
+    """Digest of the plan."""
+    samples_before: int
+    """Samples of the run before."""
+    samples: int
+    changes: tuple[dict[str, Any], ...]
+    """what, before, after: the settings that differ from `at` on."""
+    sources: tuple[AmendedSource, ...]
+    note: str | None = None
+    """What the files that the config's paths match now have more than the index that the run reads;
+    None where nothing."""
+
+
+@translating("amend")
+def amend(
+    config: ConfigLike,
+    *,
+    at: int | None = None,
+    state: Mapping[str, Any] | None = None,
+    after: int = 0,
+    batch: int | None = None,
+    cache: str | None = None,
+    dry_run: bool = False,
+) -> Amendment:
+    """Let a run go on, from a sample, with the next stage that its edited config lists.
+
+    States taken before stay valid, and are resumed on the amended plan. A state that was trained
+    past the sample on the plan before is refused, unless the run is amended again with that
+    `state`.
+
+    Args:
+        at: the sample; rounded up to the end of a cycle of lanes x shuffle_window samples.
+        state: a state instead, from `state_dict()`: its position, `after` samples further.
+        batch: where the length of samples changes is a multiple of it, counted from sample 0, and
+            of the lanes before and after; by default of the lanes alone. What all ranks read in a
+            step, micro batch x ranks.
+        cache: cache folder, in place of the config's.
+        dry_run: only say what would change.
+
+    Raises: ConfigError where the config lists no stage to begin there; PlanError where it changes
+        samples before, or cannot be planned; StateError for a state of another run; CacheError
+        where the run was not built, or cannot be written, or the newest index, which a stage with
+        `new_data` reads, has other files or options than the config.
+    """
+    session = Session(config, cache=cache)
+    checked = session.config
+    if (at is None) == (state is None):
+        raise ConfigError("give either `at`, a sample, or `state`, whose position is used")
+    ledger = session.require_ledger()
+    if state is None:
+        known = ledger
+        sample = whole_number("at", at)
+    else:
+        taken = State.from_dict(state)
+        known = rewind_to(ledger, taken)
+        sample = taken.consumed_samples + whole_number("after", after, least=0)
+    before = session.open_by_ledger()
+    plan = before.plan
+    if known != ledger:
+        plan = plan_stages(known.stages, before.data.tokens_by_index, before.data.blocks)
+    cut = cut_ledger(known, plan, sample)
+    _check_skips(checked, known, cut.num_samples)
+    _check_stages(checked, cut)
+    step = 1 if batch is None else whole_number("batch", batch)
+    compiled, note = _compile_amended(session, cut, step, keep=not dry_run)
+    amended = dataclasses.replace(compiled.ledger, request=checked.request_digest)
+    if not dry_run:
+        with checked.cache_store.hold():
+            if load_ledger(checked.cache_store, checked.run) != ledger:
+                raise CacheError(
+                    f"{checked.cache}: run {checked.run!r} was changed by another process just now; try again"
+                )
+            save_ledger(checked.cache_store, amended, replaces=ledger)
+    found = _describe(compiled.run, before, cut.num_samples, sample, committed=not dry_run)
+    return dataclasses.replace(found, note=note)
+
+
+def _compile_amended(
+    session: Session, cut: Ledger, batch: int, *, keep: bool
+) -> tuple[Compiled, str | None]:
+    """The amended run, and a note about its files. Raises: as `amend` does."""
+    config = session.config
+    storage = session.run_storage
+    committed = session.require_ledger()
+    replaced = committed.indices[len(cut.indices) :]
+    newest = session.snapshots[-1]
+    requested = compile_committed(
+        config, "train", cut, storage, newest, replaced=replaced, keep=keep, batch=batch
+    )
+    compiled = dataclasses.replace(requested, ledger=amend_ledger(cut, requested.ledger, committed))
+    check_limits(compiled)
+    refuse_token_documents(config, compiled.store.snapshot, committed)
+    note = _compare_files(compiled, cut, storage)
+    precompute_orders(compiled)
+    if keep:
+        keep_companion(compiled)
+        publish_splits(config, compiled.store)
+    return compiled, note
+
+
+def _compare_files(compiled: Compiled, cut: Ledger, storage: Storage) -> str | None:
+    """Compare the index that a new stage reads with the files that the config's paths match now.
+
+    Returns: what it lacks; None where it is of all these files, or no new stage reads another
+        index.
+    Raises: CacheError where it is not of this config.
+    """
+    if not compiled.ledger.indices[len(cut.indices) :]:
+        return None
+    newest = open_snapshot(compiled.config.cache_store, compiled.ledger.indices[-1])
+    if (found := find_unindexed(compiled.config, newest, storage)) is None:
+        return None
+    if not found.only_lacks_files:
+        raise CacheError(f"{found.text}; {INDEX_REMEDY}")
+    return f"{found.text}; to have them read, index again (`megablend index CONFIG`) and amend the run again"
+
+
+def _check_skips(config: Config, ledger: Ledger, at: int) -> None:
+    """Raises: ConfigError where the amendment would fall into samples that are skipped."""
+    if (skipped := load_skips(config.cache_store, ledger).containing(at)) is not None:
+        raise ConfigError(
+            f"sample {at:,} is within samples {skipped[0]:,} to {skipped[1]:,}, which run {ledger.run!r} skips; amend it at "
+            f"sample {skipped[1]:,} or later"
+        )
+
+
+def _check_stages(config: Config, cut: Ledger) -> None:
+    """Raises: ConfigError where the config has no stages, with those of the run as it would list
+    them."""
+    at = cut.num_samples
+    if not config.stages and at < cut.stages[-1].end:
+        if any(stage.blend != cut.blend or stage.cut is not None for stage in cut.stages[:-1]):
+            # What the config said of such stages is not in the ledger.
+            raise ConfigError(
+                f"the config has no `stages`, but run {cut.run!r} has {len(cut.stages)} before sample {at:,}: list them as they "
+                f"were (`megablend runs show`), then one with `from: {at}` and what changes"
+            )
+        listed = ", ".join(f"{{samples: {stage.end}}}" for stage in cut.stages)
+        raise ConfigError(
+            f"the config has no `stages`: add `stages: [{listed}, {{from: {at}, ...}}]`, with what changes from sample {at:,} on "
+            "in place of `...`"
+        )
+
+
+def _describe(run: Run, before: Run, at: int, requested: int, *, committed: bool) -> Amendment:
+    ledger = before.ledger
+    number = run.ledger.starts.index(at)
+    drain = describe_drain(run, number)
+    names = [source.name for source in run.sources]
+    outlooks = [_look_ahead(plan, at, run) for plan in (before.plan, run.plan)]
+    rest = dataclasses.replace(ledger, stages=(dataclasses.replace(ledger.stage_at(at), cut=None),))
+    new = dataclasses.replace(
+        ledger, stages=(dataclasses.replace(run.ledger.stage_at(at), cut=None),)
+    )
+    changes = [each for each in list_differences(rest, new) if each.what != "stage ends"]
+    return Amendment(
+        run=run.ledger.run,
+        committed=committed,
+        requested=requested,
+        at=at,
+        drain=0 if drain is None else drain.stop - at,
+        drained=drain,
+        drain_settings=tuple(
+            {"from": start, "drain": stage.drain}
+            for stage, start in zip(run.ledger.stages, run.ledger.starts, strict=True)
+            if start >= at and stage.drain is not None
+        ),
+        fitting_unit=fitting_unit(run),
+        plan_before=ledger.digest,
+        plan=run.ledger.digest,
+        samples_before=ledger.num_samples,
+        samples=run.num_samples,
+        changes=tuple(map(_as_change, changes)),
+        sources=tuple(
+            AmendedSource(name=name, before=old, after=now)
+            for name, old, now in zip(names, *outlooks, strict=True)
+        ),
+    )
+
+
+def _as_change(difference: Difference) -> dict[str, Any]:
+    return {"what": difference.what, "before": difference.a, "after": difference.b}
+
+
+def _look_ahead(plan: StagesPlan, at: int, run: Run) -> list[Outlook]:
+    """The sources from sample `at` on, by one of the two plans."""
+    start = min(at, plan.num_samples)
+    end = plan.num_samples
+    samples = (plan.counts(end) - plan.counts(start)).tolist()
+    read = plan.count_tokens(start).tolist()
+    total = plan.count_tokens(end).tolist()
+    extra = run.extra_token
+    found = []
+    for source, first in enumerate(
+        plan.epochs.start(source, 1) for source in range(plan.num_sources)
+    ):
+        repeat = (
+            plan.first_sample_from(source, plan.count_within(source, first, extra))
+            if first
+            else None
+        )
+        found.append(
+            Outlook(
+                share=samples[source] / max(1, end - start),
+                tokens=total[source] - read[source],
+                epochs=float(plan.epochs.count(source, total[source])),
+                first_repeat=None if repeat is None else max(repeat, start),
+            )
+        )
+    # Of sources that the plan does not have yet
+    unread = Outlook(share=0.0, tokens=0, epochs=0.0, first_repeat=None)
+    return found + [unread] * (len(run.sources) - len(found))

@@ -1,0 +1,343 @@
+"""build: index what is not indexed yet, then commit the run's order, or extend it; build_index:
+only the index."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+
+from megablend.caches.base import OvertakenError
+from megablend.caches.find import is_remote
+from megablend.config import Config
+from megablend.distributed.base import Communicator
+from megablend.distributed.launch import detect
+from megablend.distributed.same_settings import check_same_settings
+from megablend.errors import PlanError
+from megablend.index.blocks.block_store import BlockStore
+from megablend.index.blocks.build_document_tables import TablesReport, build_tables
+from megablend.index.build.build import BuildReport, Progress
+from megablend.index.build.build import build_index as index_files
+from megablend.index.build.build_report import report_waiting
+from megablend.index.read.document_table import table_key
+from megablend.index.read.snapshot import open_snapshot
+from megablend.operations.build_results import BuildResult, BuiltIndex
+from megablend.operations.check import check_store
+from megablend.operations.check_tokens import refuse_known_outliers
+from megablend.operations.checksums import make_checksums
+from megablend.operations.repair import repair_kept_index
+from megablend.operations.runs import list_indices
+from megablend.operations.session import ConfigLike, Session
+from megablend.operations.source_specs import list_specs
+from megablend.operations.token_documents import refuse_token_documents, warn_of_token_documents
+from megablend.operations.warn import (
+    find_warnings,
+    warn_of_ends,
+    warn_of_epochs,
+    warn_of_last_share,
+    warn_of_shared_files,
+)
+from megablend.prefetch.memory_budget import check_sample
+from megablend.run.check_totals import check_limits
+from megablend.run.commit import compile_others, keep_companion, precompute_orders
+from megablend.run.compile import Compiled, compile_split
+from megablend.run.ledger import Ledger
+from megablend.run.ledger_file import load_ledger, save_ledger
+from megablend.run.open_store import open_block_store, open_stores
+from megablend.storage.base import Storage
+from megablend.system.failures import translating
+from megablend.system.log import LOG
+
+_OF_A_NODE = frozenset(
+    {
+        "local_cache",
+        "storage",
+        "memory",
+        "direct_io",
+        "file_checks_per_second",
+        "on_bad_sample",
+        "warnings",
+    }
+)
+"""Keys that a node may set for itself: they do not change what is built."""
+_MOST_RACES = 5
+
+
+def build_index(
+    config: ConfigLike,
+    *,
+    cache: str | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    launch: Communicator | None = None,
+    storage: Storage | None = None,
+) -> BuiltIndex:
+    """Index the config's files without committing a run: `describe` then reports what a run of this
+    config would read.
+
+    Arguments, processes and errors are those of `build`.
+
+    Returns: the same on all ranks.
+    """
+    launch = launch or detect()
+    session = Session(config, cache=cache, storage=storage)
+    report = _index(session, launch, progress)
+    try:
+        documents = _tabulate(session, _find_ledger(session, launch), report, launch)
+    except BaseException as error:
+        launch.abort(error)
+    return BuiltIndex(index=report, documents=documents, ranks=launch.size)
+
+
+def build(
+    config: ConfigLike,
+    *,
+    cache: str | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    launch: Communicator | None = None,
+    storage: Storage | None = None,
+    checksums: bool = False,
+) -> BuildResult:
+    """Index the config's files and write the run's ledger, in one process or on every rank of an
+    MPI job, which share the work.
+
+    Args:
+        config: path of a YAML or JSON file, or the same as a dict.
+        cache: cache folder, in place of the config's `cache`.
+        progress: called on rank 0 as files are indexed.
+        launch: the processes that build; by default detected from the environment.
+        storage: where files are found and read, in place of the one that the config asks for; the
+            same on all ranks.
+        checksums: also make checksums of all blocks of the index, which reads all data once. Reads
+            from elsewhere than a local disk are then compared with them.
+
+    Returns: the same on all ranks.
+    Raises: ConfigError, also where the ranks' configs differ; PlanError, DataError, CacheError,
+        LaunchError. Under MPI an error on one rank ends all ranks, with that rank's message and the
+        error's exit code.
+    """
+    launch = launch or detect()
+    session = Session(config, cache=cache, storage=storage)
+    report = _index(session, launch, progress)
+    built = None
+    try:
+        with translating(session.config.cache):
+            ledger = _find_ledger(session, launch)
+            if ledger is not None and _repair(session, ledger, report, launch, progress):
+                report = _index(session, launch, progress)  # the config's own is the newest again
+            documents = _tabulate(session, ledger, report, launch)
+            if checksums:
+                digest = ledger.index if ledger else report.digest
+                make_checksums(
+                    session.config,
+                    digest,
+                    launch=launch,
+                    storage=session.run_storage,
+                    progress=progress,
+                )
+            if launch.rank == 0:
+                with session.cache.hold(on_wait=report_waiting(progress)):
+                    built = _commit_run_or_retry(session, report, documents)
+    except BaseException as error:
+        launch.abort(error)
+    built = launch.bcast(built)
+    assert built is not None
+    return dataclasses.replace(built, ranks=launch.size)
+
+
+def _find_ledger(session: Session, launch: Communicator) -> Ledger | None:
+    """The run's ledger, as rank 0 finds it. Called by all ranks."""
+    return launch.bcast(session.ledger if launch.rank == 0 else None)
+
+
+def _index(
+    session: Session, launch: Communicator, progress: Callable[[Progress], None] | None
+) -> BuildReport:
+    """Check the config, and index its files. Called by all ranks."""
+    try:
+        with translating("build"):
+            checked = session.config
+            check_sample(checked)
+            _check_same_config(launch, checked)
+    except BaseException as error:
+        launch.abort(error)
+    report = index_files(
+        session.cache,
+        list_specs(checked),
+        launch=launch,
+        storage=session.storage,
+        progress=progress,
+    )
+    try:
+        with translating(checked.cache):
+            if launch.rank == 0:
+                indexed = open_snapshot(session.cache, report.digest)
+                refuse_token_documents(checked, indexed, session.ledger)
+                refuse_known_outliers(checked, indexed, session.storage)
+    except BaseException as error:
+        launch.abort(error)
+    if launch.rank == 0:
+        _log_report(checked.cache, report)
+    launch.barrier()  # no rank continues with what rank 0 refuses
+    return report
+
+
+def _log_report(cache: str, report: BuildReport) -> None:
+    for path in report.changed:
+        LOG.info("%s: %s has changed, indexed again", cache, path)
+    for note in report.notes:
+        LOG.info("%s: %s", cache, note)
+    if report.read:
+        LOG.info(
+            "%s: indexed %d files in %.1f s, %d reused",
+            cache,
+            report.read,
+            report.seconds,
+            report.reused,
+        )
+
+
+def _list_needed(config: Config, ledger: Ledger | None, report: BuildReport) -> tuple[str, ...]:
+    """The snapshots that the run reads, in order."""
+    return (report.digest,) if ledger is None else list_indices(config, ledger, report.digest)
+
+
+def _list_tabled(config: Config, ledger: Ledger | None, report: BuildReport) -> dict[str, int]:
+    """The snapshots of which the run arranges single documents, and the newest: their numbers in
+    the run, in order."""
+    known = (
+        {} if ledger is None else {digest: number for number, digest in enumerate(ledger.indices)}
+    )
+    needed = {
+        digest: number for digest, number in known.items() if config.moves_documents_of(number)
+    }
+    return {**needed, report.digest: known.get(report.digest, len(known))}
+
+
+def _tabulate(
+    session: Session, ledger: Ledger | None, report: BuildReport, launch: Communicator
+) -> TablesReport | None:
+    """Make the document tables that the run needs, and those of the newest snapshot, which are
+    reported. Called by all ranks.
+
+    Returns: None where the order needs none.
+    """
+    config = session.config
+    if not config.tabled:
+        return None
+    for digest, number in _list_tabled(config, ledger, report).items():
+        # It may lack sources that are withdrawn
+        snapshot = open_snapshot(config.cache_store, digest)
+        if not all(entry.documents for entry in snapshot.sources):
+            continue  # an older one, which planning refuses
+        store = open_block_store(config, snapshot, session.run_storage, number=number)
+        numbers = {entry.name: number for number, entry in enumerate(store.snapshot.sources)}
+        tables = build_tables(
+            store, [numbers[name] for name in config.tabled if name in numbers], launch=launch
+        )
+    return tables
+
+
+def _repair(
+    session: Session,
+    ledger: Ledger,
+    report: BuildReport,
+    launch: Communicator,
+    progress: Callable[[Progress], None] | None,
+) -> bool:
+    """Repair the snapshots that a run keeps. Returns: whether one of them was damaged. Called by
+    all ranks."""
+    found = [
+        repair_kept_index(
+            session.config,
+            dataclasses.replace(ledger, stages=(stage,)),
+            report.digest,
+            launch=launch,
+            storage=session.storage,
+            progress=progress,
+        )
+        for stage in {stage.index: stage for stage in ledger.stages}.values()
+    ]
+    return any(found)
+
+
+def _commit_run_or_retry(
+    session: Session, report: BuildReport, documents: TablesReport | None
+) -> BuildResult:
+    """Commit the run; again if another build was faster, in a cache that cannot be locked."""
+    for _ in range(_MOST_RACES):
+        with contextlib.suppress(OvertakenError):
+            return _commit_run(session, report, documents)
+    return _commit_run(session, report, documents)
+
+
+def _warn_of_other_splits(compiled: Compiled) -> list[str]:
+    """Why validation or test splits cannot be opened: a run can be trained without them, but
+    evaluation should not find out."""
+    return [
+        f"{split}: cannot be opened: {problem}"
+        for split, problem in compile_others(compiled)
+        if isinstance(problem, PlanError)
+    ]
+
+
+def _commit_run(
+    session: Session, report: BuildReport, documents: TablesReport | None
+) -> BuildResult:
+    """Start the run's ledger, or append a stage to it."""
+    config = session.config
+    ledger = load_ledger(session.cache, session.run)  # as it is now, while the cache is held
+    digests = _list_needed(config, ledger, report)
+    store = open_stores(config, digests, session.run_storage)
+    compiled = compile_split(config, "train", store, committed=ledger, keep=True)
+    if ledger is not None:
+        compiled = compiled.continue_ledger(ledger)
+    check_limits(compiled)
+    precompute_orders(compiled)
+    keep_companion(compiled)
+    publish_splits(config, store)
+    committed = dataclasses.replace(compiled.ledger, request=config.request_digest)
+    if ledger is None or (committed, committed.request) != (ledger, ledger.request):
+        save_ledger(config.cache_store, committed, replaces=ledger)
+    stages_before = len(ledger.stages) if ledger else 0
+    # The files of an index that was just built have just been checked.
+    problems = check_store(config, store).problems if store.snapshot.digest != report.digest else ()
+    return BuildResult(
+        index=report,
+        documents=documents,
+        ledger=committed,
+        stages_before=stages_before,
+        problems=problems,
+        warnings=(
+            *warn_of_token_documents(config, store.snapshot),
+            *find_warnings(compiled),
+            *warn_of_last_share(compiled),
+            *warn_of_ends(compiled),
+            *warn_of_epochs(compiled.run),
+            *warn_of_shared_files(compiled),
+            *_warn_of_other_splits(compiled),
+        ),
+    )
+
+
+def publish_splits(config: Config, store: BlockStore) -> None:
+    """Make what was stored of the splits of a run available to other nodes."""
+    owners = set[str]()
+    for each in store.stores:
+        numbers = {entry.name: number for number, entry in enumerate(each.snapshot.sources)}
+        owners |= {each.snapshot.digest}
+        owners |= {
+            table_key(each.snapshot, numbers[name]) for name in config.tabled if name in numbers
+        }
+    config.cache_store.publish_files("splits", owners)
+
+
+def _check_same_config(launch: Communicator, config: Config) -> None:
+    """Check that the configs of all ranks request the same index and run. Collective.
+
+    Raises: ConfigError, on all ranks, that names the keys that differ, and the ranks.
+    """
+    # a folder may have another path on another node; that it is the same one is checked by a file
+    # in it
+    skipped = _OF_A_NODE if is_remote(config.cache) else _OF_A_NODE | {"cache"}
+    if launch.size > 1:
+        check_same_settings(launch, config.model_dump(exclude=set(skipped)))

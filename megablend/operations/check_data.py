@@ -1,0 +1,124 @@
+"""check --data: the smallest and the largest token id of every source, and rows with ids outside
+the vocabulary.
+
+Every block of the run's index is read once, files in parallel. Only the first wrong row of each
+file is reported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from megablend.index.blocks.block_store import BlockStore
+from megablend.index.build.build import Progress
+from megablend.index.read.snapshot import open_snapshot
+from megablend.index.tables.source_entry import SourceEntry
+from megablend.operations.check_tokens import FileTokens, check_file, vocab_sizes
+from megablend.operations.results import Record
+from megablend.operations.session import ConfigLike, Session
+from megablend.operations.unindexed import open_newest
+from megablend.run.open_store import open_block_store
+from megablend.storage.base import Storage
+
+MAX_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SourceTokens(Record):
+    """The token ids of a source."""
+
+    name: str
+    files: int
+    tokens: int
+    smallest: int | None
+    """None where no token was read."""
+    largest: int | None
+    vocab_size: int | None
+    """Token ids must be less than this, as far as the config says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CheckDataResult(Record):
+    """What `check_data` found."""
+
+    index: str
+    """Digest of the index that was read."""
+    sources: tuple[SourceTokens, ...]
+    problems: tuple[str, ...]
+    """A line for each file that has a token out of range (path, row, what was found and expected),
+    or cannot be read."""
+    unread: int
+    """How many of the `problems` are files that cannot be read."""
+
+
+def check_data(
+    what: ConfigLike,
+    *,
+    cache: str | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    storage: Storage | None = None,
+) -> CheckDataResult:
+    """Read all tokens of a config's run, or of the newest index where it was not built yet, and
+    check their ids.
+
+    Args:
+        cache: cache folder, in place of the config's `cache`.
+        progress: called after each file, from one thread at a time.
+        storage: where files are read, in place of the one that the config asks for.
+
+    Raises: ConfigError (the config, or a tokenizer that cannot be read); CacheError where there is
+        no index of its files.
+    """
+    session = Session(what, cache=cache, storage=storage)
+    sizes = vocab_sizes(session.config)
+    ledger = session.ledger
+    snapshot = open_snapshot(session.cache, ledger.index) if ledger else open_newest(session)
+    number = len(ledger.indices) - 1 if ledger else 0
+    roots = open_block_store(session.config, snapshot, session.storage, number=number).roots
+    store = BlockStore(snapshot, roots=roots, storage=session.storage)
+    entries = [entry for entry in snapshot.sources if entry.name in sizes]
+    found: dict[int, FileTokens] = {}
+
+    def check(number: int) -> FileTokens:
+        entry = snapshot.sources[snapshot.file(number).column]
+        return check_file(store, entry, number, sizes[entry.name])
+
+    numbers = [i for entry in entries for i in entry.files]
+    file_bytes = {i: snapshot.file(i).opened.size for i in numbers}
+    num_bytes = sum(file_bytes.values())
+    done = 0
+    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
+        for number, tokens in zip(numbers, pool.map(check, numbers), strict=True):
+            found[number] = tokens
+            done += file_bytes[number]
+            if progress is not None:
+                progress(
+                    Progress(
+                        files=len(found), num_files=len(numbers), bytes=done, num_bytes=num_bytes
+                    )
+                )
+    return CheckDataResult(
+        index=snapshot.digest,
+        sources=tuple(
+            _source_tokens(entry, [found[i] for i in entry.files], sizes[entry.name])
+            for entry in entries
+        ),
+        problems=tuple(str(each.problem) for each in found.values() if each.problem is not None),
+        unread=sum(not each.is_read for each in found.values()),
+    )
+
+
+def _source_tokens(
+    entry: SourceEntry, files: Sequence[FileTokens], vocab_size: int | None
+) -> SourceTokens:
+    return SourceTokens(
+        name=entry.name,
+        files=len(files),
+        tokens=entry.tokens,
+        smallest=min((each.smallest for each in files if each.smallest is not None), default=None),
+        largest=max((each.largest for each in files if each.largest is not None), default=None),
+        vocab_size=vocab_size,
+    )

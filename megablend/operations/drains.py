@@ -1,0 +1,58 @@
+"""Drains: what a stage reads first, in the settings of the stage before, and in which shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megablend.operations.results import Result
+from megablend.run.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class DrainSource(Result):
+    """A source in a drain."""
+
+    name: str
+    samples: int
+    share: float
+    share_before: float
+    """Its share where the stage before stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Drain(Result):
+    """The samples at a stage's start that are read in the settings of the stage before: samples
+    [start, stop)."""
+
+    start: int
+    stop: int
+    sequence_length: int
+    sources: tuple[DrainSource, ...]
+
+
+def describe_drain(run: Run, number: int) -> Drain | None:
+    """The drain at the start of stage `number` of the ledger; None if there is none."""
+    stretches = run.plan.list_stretches()
+    start = run.ledger.starts[number]
+    place = next((i for i, each in enumerate(stretches) if each.start >= start), 0)
+    drain = stretches[place]
+    if drain.stage == number:
+        return None
+    blend = run.ledger.stages[drain.stage].blend
+    planned = stretches[place - 1].request
+    shares = (
+        planned.totals / planned.num_samples
+    ).tolist()  # as exact as a step of a schedule has them
+    if blend.schedule is None:
+        shares[: len(blend.sources)] = map(float, blend.shares)
+    samples = drain.read.tolist()
+    total = drain.stop - drain.start
+    return Drain(
+        start=drain.start,
+        stop=drain.stop,
+        sequence_length=drain.request.sample_tokens,
+        sources=tuple(
+            DrainSource(name=source.name, samples=count, share=count / total, share_before=share)
+            for source, count, share in zip(run.sources, samples, shares, strict=True)
+        ),
+    )

@@ -1,0 +1,152 @@
+"""open: from a config, and perhaps a checkpoint's state, to a dataset. Nothing is indexed and
+nothing a sample long is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from megablend.config import Config, load_config
+from megablend.config.numbers import whole_number
+from megablend.errors import ConfigError
+from megablend.index.blocks.block_store import BlockStore
+from megablend.operations.load_kernels import load_format_kernels, load_planning_kernels
+from megablend.operations.runs import check_split, is_on_ledger, newest_snapshot, open_run
+from megablend.operations.session import ConfigLike, Session
+from megablend.reader import Dataset
+from megablend.run.run import Run
+from megablend.run.skips import load_skips
+from megablend.run.state import State
+from megablend.storage.base import Storage
+from megablend.system.failures import translating
+
+
+@translating("open")
+def open_dataset(
+    config: ConfigLike | None = None,
+    split: str = "train",
+    *,
+    run: str | None = None,
+    stage: int | None = None,
+    state: Mapping[str, Any] | None = None,
+    consumed_samples: int | None = None,
+    cache: str | None = None,
+    transform: Callable[[dict[str, Any]], Any] | None = None,
+    storage: Storage | None = None,
+) -> Dataset:
+    """Open one split of a run that `build` has built.
+
+    Args:
+        config: path of a YAML or JSON file, or the same as a dict. Without it the run is opened as
+            it was committed, with its files where they were indexed, no masks and no extra columns.
+        split: "train", "valid" or "test".
+        run: without a config, the run's name.
+        stage: for valid and test, the stage of the config, from 0, whose settings they have; by
+            default the top level's.
+        state: from `state_dict()`: opens the index snapshot and the stages that it names, and
+            resumes there.
+        consumed_samples: where to resume, in place of a state, in the run as the cache has it now.
+            Only for train: the order of valid and test is not committed.
+        cache: cache folder, in place of the config's `cache`, or its URL.
+        transform: applied to each sample's dict as the final step; its return value replaces the
+            sample, and is collated as torch does. It must be picklable if a loader's workers are
+            spawned.
+        storage: where files are read, in place of the one that the config asks for, such as a
+            WrapperStorage around it.
+
+    Raises: ConfigError, PlanError where config and run disagree; CacheError where the run was not
+        built; StateError where the state is not of this run.
+    """
+    if state is not None and consumed_samples is not None:
+        raise ConfigError(
+            "found both state and consumed_samples, expected one of them: the state holds the number"
+        )
+    if split != "train" and consumed_samples:
+        raise ConfigError(
+            f"found consumed_samples={consumed_samples} for {split}: a cache does not record whether its order has "
+            "changed; give state=, from state_dict()"
+        )
+    taken = None if state is None else State.from_dict(state)
+    if config is None:
+        opened = _open_without_config(cache, run, split, stage, taken, storage)
+    else:
+        if run is not None:
+            raise ConfigError(
+                f"found both a config and run={run!r}, expected one of them: the config names its run"
+            )
+        checked = load_config(config, cache=cache)
+        if stage is not None:
+            stage = _check_stage(checked, split, stage)
+        for each in {checked.order, *checked.stage_orders}:
+            load_planning_kernels(each)
+        opened = open_run(checked, split, taken, stage=stage, storage=storage)
+    skips = load_skips(opened.runtime.cache, opened.ledger) if split == "train" else None
+    load_format_kernels(opened.store.snapshot.sources.formats)
+    dataset = Dataset(
+        opened, consumed_samples=consumed_samples or 0, transform=transform, skips=skips
+    )
+    if state is not None:
+        dataset.load_state_dict(state)
+    return dataset
+
+
+def _open_without_config(
+    cache: str | None,
+    run: str | None,
+    split: str,
+    stage: int | None,
+    state: State | None,
+    storage: Storage | None,
+) -> Run:
+    """Raises: ConfigError where the cache or the run's name is not given, or something that only a
+    config says is asked for."""
+    if cache is None or run is None:
+        raise ConfigError(
+            "found NoneType, expected a config: a path of a YAML or JSON file, or its keys as a dict; or, without one, both "
+            "`cache` and `run`"
+        )
+    if stage is not None:
+        raise ConfigError(
+            f"found stage {stage} without a config, which lists the stages; give the run's config"
+        )
+    check_split(split)
+    session = Session(cache, run=run, storage=storage)
+    if state is not None and split == "train":
+        ledger = session.require_ledger()
+        if not is_on_ledger(ledger, state):
+            state.check(split=split, indices=ledger.indices, stages=ledger.links)
+    return session.open_by_ledger(split)
+
+
+def _check_stage(config: Config, split: str, stage: int) -> int:
+    """The number of a stage. Raises: ConfigError where the config has no such stage, or for train,
+    which has all of them."""
+    if split == "train":
+        raise ConfigError(
+            "found stage for train, which has all stages; stage selects the settings of valid and test"
+        )
+    stage = whole_number("stage", stage, least=0)
+    if stage >= len(config.stages):
+        raise ConfigError(
+            f"found stage {stage}; the config lists {len(config.stages)} stages, counted from 0"
+        )
+    return stage
+
+
+@translating("open_index")
+def open_index(
+    cache: str | Path, digest: str | None = None, *, storage: Storage | None = None
+) -> BlockStore:
+    """Open the blocks of an index, for loaders of your own:
+    `open_index(cache).read_blocks(block_ids)`.
+
+    Args:
+        cache: a cache that `build` filled: its folder, or its URL in an object store.
+        digest: of the index snapshot; by default the newest.
+        storage: where files are read, in place of the default one.
+
+    Raises: CacheError.
+    """
+    session = Session(cache, storage=storage)
+    return BlockStore(newest_snapshot(session.cache, digest), storage=session.storage)

@@ -1,0 +1,77 @@
+"""Repair of the index that a run keeps, when it is damaged and the config's files by now make
+another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from megablend.config import Config
+from megablend.distributed.base import Communicator
+from megablend.errors import CacheError
+from megablend.index.build.build import Progress, build_index
+from megablend.index.verify.repair import find_damage, list_indexed_files
+from megablend.run.ledger import Ledger
+from megablend.storage.base import Storage
+from megablend.storage.location import find_root
+from megablend.system.log import LOG
+
+
+def repair_kept_index(
+    config: Config,
+    ledger: Ledger,
+    newest: str,
+    *,
+    launch: Communicator,
+    storage: Storage,
+    progress: Callable[[Progress], None] | None,
+) -> bool:
+    """Index the files of the run's index again, if it is damaged and not the newest one. Called by
+    all ranks.
+
+    Returns: whether it was repaired; the repaired index then counts as the newest.
+    Raises: CacheError where the files no longer make that index, or it is not known which files
+        those were.
+    """
+    if ledger.index == newest:
+        return False
+    damage = launch.bcast(
+        find_damage(config.cache_store, ledger.index) if launch.rank == 0 else None
+    )
+    if damage is None:
+        return False
+    try:
+        roots = {name: find_root(source.path) for name, source in config.all_sources.items()}
+        is_first = launch.rank == 0
+        block_bytes = config.block_bytes
+        listed = (
+            list_indexed_files(
+                config.cache_store, ledger.index, roots=roots, block_bytes=block_bytes
+            )
+            if is_first
+            else ()
+        )
+    except CacheError:
+        raise lost_index(ledger, newest, damage) from None
+    made = build_index(
+        config.cache_store, launch.bcast(listed), launch=launch, storage=storage, progress=progress
+    )
+    if made.digest != ledger.index:
+        raise lost_index(ledger, newest, damage)
+    if is_first:
+        LOG.info(
+            "repaired index %s of run %r in %.1f s: %s",
+            ledger.index,
+            ledger.run,
+            made.seconds,
+            damage,
+        )
+    return True
+
+
+def lost_index(ledger: Ledger, newest: str, problem: str) -> CacheError:
+    """The error for an index that a run keeps and that cannot be rebuilt."""
+    return CacheError(
+        f"{problem}\nrun {ledger.run!r} keeps the index {ledger.index}, but the data and the config now make {newest}: "
+        "restore them as they were, or that index from a backup, and build again; or give the run another name (`run:`), "
+        "or reset it (`megablend runs reset CONFIG`), and build"
+    )

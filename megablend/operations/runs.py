@@ -1,0 +1,262 @@
+"""From a config or a cache, and perhaps a checkpoint's state, to a run over an opened index. No
+torch here."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+
+from megablend.caches.base import CacheStore
+from megablend.caches.find import CacheLike
+from megablend.config import SPLITS, Config
+from megablend.config.runtime import Runtime
+from megablend.errors import CacheError, ConfigError, PlanError, StateError
+from megablend.index.blocks.block_store import BlockStore
+from megablend.index.read.snapshot import Snapshot, open_snapshot
+from megablend.index.tables.list_snapshots import list_snapshots
+from megablend.prefetch.memory_budget import check_sample
+from megablend.run.check_totals import check_limits
+from megablend.run.commit import keep_companion
+from megablend.run.compile import Compiled, compile_split
+from megablend.run.ledger import Ledger
+from megablend.run.ledger_file import load_ledger
+from megablend.run.ledger_format import PLAN_VERSION
+from megablend.run.links import agree_until, find_parting
+from megablend.run.open import find_companion, open_ledger
+from megablend.run.open_store import open_stores
+from megablend.run.run import Run
+from megablend.run.state import State
+from megablend.storage.base import Storage
+from megablend.storage.by_scheme import make_storage
+
+
+def make_run_storage(config: Config | Runtime) -> Storage:
+    """Make the storage that a run is read from, as its config says."""
+    objects = config.storage if isinstance(config, Config) else config.objects
+    return make_storage(direct=config.direct_io, objects=objects)
+
+
+def open_run(
+    config: Config,
+    split: str,
+    state: State | None = None,
+    *,
+    stage: int | None = None,
+    storage: Storage | None = None,
+    ledger: Ledger | None = None,
+) -> Run:
+    """Open the run behind a dataset, read from `storage` or, by default, the config's. Raises as
+    `megablend.open` does.
+
+    The config is compiled only where no companion of the run's ledger is of what it requests, or no
+    ledger has the state's plan.
+
+    Args:
+        stage: for valid and test, the number of the config's stage whose settings they have.
+        ledger: the run's, if it was read already: another process may replace it at any time.
+    """
+    check_split(split)
+    check_sample(config)
+    storage = (storage or make_run_storage(config)).for_reading()
+    ledger = ledger or load_ledger(config.cache_store, config.run)
+    if state is None and ledger is None:
+        raise _was_not_built(config.cache_store, config.run)
+    is_followed = state is None or (
+        split == "train" and ledger is not None and is_on_ledger(ledger, state)
+    )
+    if state is not None:
+        needed = (
+            _list_common(state, ledger) if is_followed and ledger is not None else state.indices
+        )
+        _check_indices(config, needed)
+    if stage is not None:
+        config = config.stage_configs[stage]
+    elif ledger is not None and (is_followed or split != "train"):
+        run = _open_companion(config, split, ledger, storage)
+        if run is not None and (is_followed or state is None or _begins_with(run.ledger, state)):
+            return run
+    if state is not None and not is_followed:
+        return _compile_for_state(config, split, state, ledger, storage)
+    assert ledger is not None
+    if split == "train":
+        return _compile_train(config, ledger, storage)
+    return _checked(compile_committed(config, split, ledger, storage)).run
+
+
+def _open_companion(config: Config, split: str, ledger: Ledger, storage: Storage) -> Run | None:
+    """A split as it was committed, if that is what the config requests; None where it has to be
+    compiled."""
+    runtime = Runtime.of(config)
+    companion = find_companion(runtime, ledger, config.request_digest)
+    if companion is None or (split != "train" and split not in companion.others):
+        return None
+    eods = {name: source.append_eod for name, source in config.all_sources.items()}
+    return open_ledger(ledger, split, runtime, storage, companion, eods)
+
+
+def _compile_train(config: Config, ledger: Ledger, storage: Storage) -> Run:
+    """Train as a config requests it, which has to be what was committed; kept for the next time
+    where that is possible."""
+    compiled = _checked(compile_committed(config, "train", ledger, storage).follow_ledger(ledger))
+    if compiled.ledger == ledger:
+        # It cannot be written: the cache is of another user, or full
+        with contextlib.suppress(CacheError):
+            keep_companion(compiled)
+    return compiled.run
+
+
+def _compile_for_state(
+    config: Config, split: str, state: State, ledger: Ledger | None, storage: Storage
+) -> Run:
+    """The plan that a state names, which no ledger has."""
+    links = state.stages if split == "train" else ()
+    compiled = compile_split(
+        config, split, _open_for_state(config, split, state, ledger, storage), links=links
+    )
+    if split == "train":
+        compiled = dataclasses.replace(compiled, ledger=compiled.ledger.of_state(state))
+    versions = (compiled.ledger.in_version(version) for version in range(PLAN_VERSION, 0, -1))
+    # Else the state is refused
+    found = next((each for each in versions if _begins_with(each, state)), compiled.ledger)
+    return _checked(dataclasses.replace(compiled, ledger=found)).run
+
+
+def _checked(compiled: Compiled) -> Compiled:
+    check_limits(compiled)
+    return compiled
+
+
+def check_split(split: str) -> None:
+    """Raises: ConfigError for what is no split."""
+    if split not in SPLITS:
+        raise ConfigError(f"found split {split!r}, expected one of {', '.join(SPLITS)}")
+
+
+def _was_not_built(cache: CacheStore, run: str) -> CacheError:
+    return CacheError(
+        f"{cache}: run {run!r} was not built there; run `megablend build CONFIG` first"
+    )
+
+
+def _list_common(state: State, ledger: Ledger) -> list[str]:
+    return [index for index in state.indices if index in ledger.indices]
+
+
+def _check_indices(config: Config, needed: Sequence[str]) -> None:
+    """Raises: StateError where the cache lacks a snapshot that a state needs."""
+    known = list_snapshots(config.cache_store)
+    if missing := [index for index in needed if index not in known]:
+        raise StateError(
+            f"the state was taken with index {missing[0]}, which {config.cache} does not hold (it has "
+            f"{', '.join(known) or 'none'}); open it with the cache that the run was built in, or "
+            "build the same data there (`megablend build CONFIG`)"
+        )
+
+
+def is_on_ledger(ledger: Ledger, state: State) -> bool:
+    """Whether a state goes on with the ledger's plan; else with one of its own, from the config.
+
+    Raises: StateError where the ledger's plan was amended, or got another index, before the state's
+        position.
+    """
+    parting = find_parting(ledger.links, state.stages)
+    if (
+        parting is not None
+        and parting.sample
+        and (parting.by_cut or state.reads_other(ledger.indices))
+    ):
+        state.check(split="train", indices=ledger.indices, stages=ledger.links)
+    # a ledger that ends before the state's new data does not have its stages yet
+    is_whole = parting is not None or len(ledger.indices) >= len(state.indices)
+    return is_whole and _begins_with(ledger, state)
+
+
+def _open_for_state(
+    config: Config, split: str, state: State, ledger: Ledger | None, storage: Storage
+) -> BlockStore:
+    """The blocks of the snapshots that a state names. Of valid and test a state names one, which
+    the config gives its number."""
+    if split != "train" and ledger is not None and state.index in ledger.indices:
+        return open_stores(config, ledger.indices, storage)
+    if split != "train" and config.snapshot:
+        raise StateError(
+            f"the state is of {split} as a stage with new data has it, from index {state.index}; documents are divided as the "
+            f"run grew, and run {config.run!r} in {config.cache} did not read that index: open it with the cache that the run "
+            "was built in, or build the run there again as it grew"
+        )
+    return open_stores(config, state.indices, storage)
+
+
+def compile_committed(
+    config: Config,
+    split: str,
+    ledger: Ledger,
+    storage: Storage,
+    newest: str | None = None,
+    *,
+    replaced: Sequence[str] = (),
+    keep: bool = False,
+    batch: int | None = None,
+) -> Compiled:
+    """Compile what a config requests over the snapshots of its run's ledger, with what the ledger
+    has fixed; not checked.
+
+    Args:
+        newest: the snapshot that a stage reads which is not committed yet, and has `new_data`.
+        replaced: the snapshots of committed stages after those of the ledger, which are planned
+            again.
+        keep: store the computed split ranges in the cache.
+        batch: of an amendment; see `request_stages`.
+
+    Raises: PlanError; CacheError.
+    """
+    store = open_stores(config, list_indices(config, ledger, newest, replaced), storage)
+    return compile_split(config, split, store, committed=ledger, keep=keep, batch=batch)
+
+
+def list_indices(
+    config: Config, ledger: Ledger, newest: str | None, replaced: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The snapshots that a run reads, in order: those of its ledger, and `newest` where a further
+    stage has new data.
+
+    Args:
+        replaced: snapshots of stages after those of the ledger, which all such stages but the last
+            one keep.
+
+    Raises: PlanError where the newest is the one that the run reads already.
+    """
+    added = config.num_snapshots - len(ledger.indices)
+    if newest is None or not 0 < added <= len(replaced) + 1:
+        return ledger.indices
+    known = (*ledger.indices, *replaced[: added - 1])
+    if newest == known[-1]:
+        number = next(
+            i for i, each in enumerate(config.stage_settings) if each.snapshot == len(known)
+        )
+        if names := config.stages[number].withdraw:
+            raise PlanError(
+                f"stages[{number}]: withdraw: the newest index, {newest}, still has {', '.join(map(repr, names))}; make one "
+                "without (`megablend index CONFIG`), and try again"
+            )
+        raise PlanError(
+            f"stages[{number}]: new_data: the files are as they were indexed (index {newest}); index them as they are now "
+            "(`megablend index CONFIG`), or leave out new_data"
+        )
+    return (*known, newest)
+
+
+def newest_snapshot(cache: CacheLike, digest: str | None = None) -> Snapshot:
+    """The index snapshot with this digest, or the newest. Raises CacheError where there is none."""
+    found = list_snapshots(cache)
+    if not found:
+        raise CacheError(f"{cache}: holds no index; run `megablend build CONFIG` first")
+    return open_snapshot(cache, digest or found[-1])
+
+
+def _begins_with(ledger: Ledger, state: State) -> bool:
+    """Whether the ledger's samples are those of the state's plan, as far as the state goes."""
+    return agree_until(ledger.links, state.stages, state.consumed_samples) and (
+        state.consumed_samples <= ledger.num_samples
+    )

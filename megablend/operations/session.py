@@ -1,0 +1,167 @@
+"""What one call works with: a config or a cache, and the storage, ledger and run that belong to
+it."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from megablend.caches.base import CacheStore
+from megablend.caches.find import find_store, is_remote
+from megablend.config import Config, load_config
+from megablend.config.runtime import Runtime
+from megablend.config.storage_settings import load_storage_settings
+from megablend.errors import CacheError, ConfigError, PlanError
+from megablend.index.tables.list_snapshots import list_snapshots
+from megablend.lazy import cached_property
+from megablend.operations.runs import check_split, open_run
+from megablend.run.ledger import Ledger
+from megablend.run.ledger_file import load_ledger
+from megablend.run.open import find_companion, open_ledger
+from megablend.run.run import Run
+from megablend.run.skips import Skips, load_skips
+from megablend.storage.base import Storage
+from megablend.storage.by_scheme import make_storage
+from megablend.storage.object_options import ObjectOptions
+
+ConfigLike = str | Path | Mapping[str, Any] | Config
+
+
+class Session:
+    """A config, or a cache with the name of a run. What belongs to them is made when it is first
+    asked for, and kept.
+
+    Each attribute raises as what makes it: ConfigError for a config that cannot be read, CacheError
+    for a damaged ledger.
+    """
+
+    def __init__(
+        self,
+        what: ConfigLike,
+        *,
+        cache: str | None = None,
+        run: str | None = None,
+        storage: Storage | None = None,
+    ) -> None:
+        """
+        Args:
+            what: a config, as a path or a dict, or the folder or URL of a cache.
+            cache: in place of the config's.
+            run: the name of a run, in place of the config's.
+            storage: where files are read, in place of the one that the config asks for.
+        """
+        path = Path(what) if isinstance(what, str | Path) else None
+        self.what = what
+        self.is_cache = is_remote(what) or (path is not None and path.is_dir())
+        """Whether a cache is given, which exists if it is a folder."""
+        self.is_config = path is None or path.is_file()
+        """Whether a config is given, which exists if it is a file."""
+        self._cache = cache
+        self._run = run
+        self._storage = storage and storage.for_reading()
+
+    @cached_property
+    def config(self) -> Config:
+        """The config, checked."""
+        return load_config(self.what, cache=self._cache)
+
+    @cached_property
+    def cache(self) -> CacheStore:
+        """The cache, whether it exists or not; one in an object store that is given directly has
+        MEGABLEND_STORAGE's settings."""
+        if isinstance(self.what, str | Path) and not self.is_config:
+            return find_store(self.what, load_storage_settings() if is_remote(self.what) else None)
+        return self.config.cache_store
+
+    @cached_property
+    def objects(self) -> ObjectOptions:
+        """How object stores are accessed."""
+        return self.config.storage if self.is_config else load_storage_settings()
+
+    @cached_property
+    def storage(self) -> Storage:
+        """Where files are indexed and checked: through the page cache, since they are often read
+        soon."""
+        return self._storage or make_storage(objects=self.objects)
+
+    @cached_property
+    def run_storage(self) -> Storage:
+        """Where a run is read, as its config says."""
+        return self._storage or make_storage(
+            direct=self.is_config and self.config.direct_io, objects=self.objects
+        )
+
+    @cached_property
+    def run(self) -> str:
+        """The run's name. Raises: ConfigError where a cache is given without one."""
+        if self._run is None and self.is_cache:
+            raise ConfigError(
+                f"{self.what}: found a cache without the name of a run, expected both; `megablend runs list` lists its runs"
+            )
+        return self.config.run if self._run is None else self._run
+
+    @cached_property
+    def ledger(self) -> Ledger | None:
+        """What the run is committed to; None if it was not built. As it is when it is first asked
+        for."""
+        return load_ledger(self.cache, self.run)
+
+    @cached_property
+    def snapshots(self) -> list[str]:
+        """Digests of the indexes that the cache has, the oldest first."""
+        return list_snapshots(self.cache)
+
+    def require_ledger(self) -> Ledger:
+        """The ledger. Raises: CacheError where the run was not built."""
+        if self.ledger is None:
+            raise CacheError(
+                f"{self.cache}: run {self.run!r} was not built there; run `megablend build CONFIG` first, or choose one of the "
+                f"runs that `megablend runs list {shlex.quote(self.cache.location)}` lists"
+            )
+        return self.ledger
+
+    def open(self, split: str = "train") -> Run:
+        """Open a split of the run as it was committed, to look at it: the ledger decides, even if
+        the config was edited since.
+
+        Raises: ConfigError, PlanError where the split is not one of the run's; CacheError where the
+            run was not built, or its index is gone.
+        """
+        check_split(split)
+        if self.is_cache or self.run != self.config.run:
+            return self.open_by_ledger(split)
+        if split != "train":
+            return open_run(self.config, split, storage=self.run_storage)
+        ledger = self.require_ledger()
+        own = Runtime.of(self.config)
+        companion = find_companion(own, ledger, self.config.request_digest)
+        if companion is None:  # the config was edited
+            own = dataclasses.replace(own, stage_masks=())  # it is not known where they apply
+            companion = find_companion(own, ledger, ledger.request)
+        try:
+            return open_ledger(ledger, split, own, self.run_storage.for_reading(), companion)
+        except PlanError:  # it has extra columns that the run's index lacks
+            return self.open_by_ledger(split)
+
+    def open_by_ledger(self, split: str = "train") -> Run:
+        """Open a split of the run as if there were no config: files where they were indexed, no
+        masks, no extra columns.
+
+        Raises: CacheError where the run was not built; ConfigError where the split is not recorded.
+        """
+        ledger = self.require_ledger()
+        runtime = Runtime(cache=self.cache, objects=self.objects)
+        if not self.is_cache:
+            runtime = dataclasses.replace(
+                runtime, direct_io=self.config.direct_io, memory=self.config.memory
+            )
+        companion = find_companion(runtime, ledger, ledger.request)
+        return open_ledger(ledger, split, runtime, self.run_storage.for_reading(), companion)
+
+
+def skips_of(run: Run) -> Skips:
+    """What loaders of a run skip. Raises: CacheError where the record is damaged."""
+    return load_skips(run.runtime.cache, run.ledger) if run.split == "train" else Skips()

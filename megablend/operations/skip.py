@@ -1,0 +1,127 @@
+"""skip: leave out a range of a run's samples, such as after a loss spike, without another order."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from megablend.config.numbers import whole_number
+from megablend.errors import ConfigError
+from megablend.operations.results import Result
+from megablend.operations.session import ConfigLike, Session, skips_of
+from megablend.run.run import Run
+from megablend.run.skips import Skips, remove_skips, save_skip
+from megablend.system.failures import translating
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class SkippedSamples(Result):
+    """A range of samples that a run skips: [start, stop)."""
+
+    start: int
+    stop: int
+    samples: int
+    tokens: int
+    by_source: dict[str, int]
+    """Tokens that stay unread, by source."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class SkipsResult(Result):
+    """What a run skips."""
+
+    run: str
+    skips: tuple[SkippedSamples, ...]
+
+
+@translating("skip")
+def skip(
+    what: ConfigLike,
+    start: int,
+    stop: int,
+    *,
+    batch_size: int,
+    run: str | None = None,
+    cache: str | None = None,
+    dry_run: bool = False,
+) -> SkipsResult:
+    """Let Loaders and PretrainingSamplers that are opened from now on jump from sample `start` to
+    sample `stop` of train.
+
+    Both are rounded outwards to multiples of the lanes and of the step, so that lanes and batches
+    stay as they are. Sample numbers, digests and states stay valid; a state inside of the range is
+    refused.
+
+    Args:
+        what: a config, or a cache's folder (then `run` is needed).
+        batch_size: samples of a step, over all ranks.
+        dry_run: only say what would be skipped.
+
+    Returns: as `list_skips`, with this range in it.
+    Raises: ConfigError for a range outside of the run or, rounded and with those that are skipped
+        already, all of it; CacheError where it cannot be stored.
+    """
+    opened = Session(what, cache=cache, run=run).open()
+    unit = math.lcm(
+        *(blend.lanes for blend in opened.blends), whole_number("batch_size", batch_size, least=1)
+    )
+    start = whole_number("start", start, least=0)
+    stop = whole_number("stop", stop)
+    if not start < stop <= opened.num_samples:
+        raise ConfigError(
+            f"found samples {start:,} to {stop:,}, expected a range within the {opened.num_samples:,} samples of the run"
+        )
+    first = start // unit * unit
+    last = min(-(-stop // unit) * unit, opened.num_samples)
+    planned = skips_of(opened).add(first, last)
+    if planned.ranges == ((0, opened.num_samples),):
+        are = (
+            "are"
+            if (first, last) == planned.ranges[0]
+            else "are, with the ranges that are skipped already,"
+        )
+        raise ConfigError(
+            f"samples {start:,} to {stop:,}, rounded outwards to multiples of {unit:,} (lanes and samples of a step), {are} "
+            f"the whole run of {opened.num_samples:,} samples; expected a smaller range, or a smaller batch"
+        )
+    if dry_run:
+        return SkipsResult(run=opened.ledger.run, skips=describe_skips(opened, planned))
+    with opened.runtime.cache.hold():
+        save_skip(opened.runtime.cache, opened.ledger, first, last)
+    return SkipsResult(run=opened.ledger.run, skips=describe_skips(opened))
+
+
+@translating("list_skips")
+def list_skips(
+    what: ConfigLike, *, run: str | None = None, cache: str | None = None
+) -> SkipsResult:
+    """What a run skips. Raises as `skip`."""
+    opened = Session(what, cache=cache, run=run).open()
+    return SkipsResult(run=opened.ledger.run, skips=describe_skips(opened))
+
+
+@translating("unskip")
+def unskip(what: ConfigLike, *, run: str | None = None, cache: str | None = None) -> None:
+    """Let loaders that are opened from now on skip nothing of a run. Raises as `skip`."""
+    opened = Session(what, cache=cache, run=run).open()
+    with opened.runtime.cache.hold():
+        remove_skips(opened.runtime.cache, opened.ledger)
+
+
+def describe_skips(run: Run, skips: Skips | None = None) -> tuple[SkippedSamples, ...]:
+    """Each range that a run skips, or that is in `skips`."""
+    skips = skips_of(run) if skips is None else skips
+    listed = []
+    for start, stop in skips.ranges:
+        tokens = (run.plan.count_tokens(stop) - run.plan.count_tokens(start)).tolist()
+        by_source = {source.name: n for source, n in zip(run.sources, tokens, strict=True) if n}
+        listed.append(
+            SkippedSamples(
+                start=start,
+                stop=stop,
+                samples=stop - start,
+                tokens=sum(tokens),
+                by_source=by_source,
+            )
+        )
+    return tuple(listed)

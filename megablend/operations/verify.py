@@ -1,0 +1,114 @@
+"""verify: is the cache as it was built, and is the data as it was indexed?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from megablend.caches.base import SKIPS, CacheStore
+from megablend.errors import REBUILD_REMEDY, CacheError
+from megablend.index.build.build import Progress
+from megablend.index.tables.list_snapshots import list_snapshots
+from megablend.index.verify.verify import verify as verify_index
+from megablend.index.verify.verify_data import SnapshotUse
+from megablend.operations.results import Record
+from megablend.operations.session import ConfigLike, Session
+from megablend.operations.snapshot_users import find_uses
+from megablend.run.ledger_file import load_ledger, run_names
+from megablend.run.skips import lacks_checksum, load_skips
+from megablend.storage.base import Storage
+from megablend.system.failures import translating
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class VerifyResult(Record, Sequence[str]):
+    """What `verify` found. Release 0.1.0 returned the list of problems, so for one more release it
+    also reads like that list."""
+
+    cache: str
+    """The cache's absolute path."""
+    data: bool
+    """Whether the data files were read, too."""
+    problems: tuple[str, ...]
+    """A line for each problem, which names file and place; none where all is OK."""
+    notes: tuple[str, ...] = ()
+    """A line for each thing that is not wrong, but not as a build of today makes it."""
+
+    def __len__(self) -> int:
+        return len(self.problems)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return list(self.problems)[index]
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            list(self) == list(other) if isinstance(other, list | VerifyResult) else NotImplemented
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.cache, self.data, self.problems))
+
+
+@translating("verify")
+def verify(
+    cache: ConfigLike,
+    *,
+    data: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+    storage: Storage | None = None,
+) -> VerifyResult:
+    """Check all of a cache: the index's fragments and snapshots, and the runs' ledgers.
+
+    Args:
+        cache: its folder or URL, or a config that names it, whose paths then decide where the files
+            of its run are.
+        data: read every block of every data file too, and compare counts and checksums.
+        progress: with `data`, called as files are read.
+        storage: where data files are read, in place of the one that the config asks for.
+
+    Raises: CacheError where there is no cache.
+    """
+    session = Session(cache, storage=storage)
+    config = session.config if session.is_config else None
+    store = session.cache
+    uses = dict[str, SnapshotUse]()
+    problems = list[str]()
+    try:
+        uses = find_uses(store, config)
+    except CacheError as error:
+        problems.append(str(error))
+    problems += verify_index(
+        store, data=data, storage=session.storage, progress=progress, uses=uses
+    )
+    notes = list[str]()
+    problems += _run_problems(store, notes)
+    return VerifyResult(
+        cache=store.location, data=data, problems=tuple(problems), notes=tuple(notes)
+    )
+
+
+def _run_problems(cache: CacheStore, notes: list[str]) -> Iterator[str]:
+    indices = list_snapshots(cache)
+    for name in run_names(cache):
+        try:
+            ledger = load_ledger(cache, name)
+            if ledger is not None:
+                load_skips(cache, ledger)
+        except CacheError as error:
+            yield str(error)
+            continue
+        if ledger is not None and lacks_checksum(cache, name):
+            notes.append(
+                f"{cache.describe_record(SKIPS, name)}: has no checksum, as an earlier release wrote it; the next `megablend "
+                "skip` of the run writes one"
+            )
+        for index in [] if ledger is None else ledger.indices:
+            if index not in indices:
+                yield f"{cache.location}: run {name!r} uses index {index}, which does not exist; {REBUILD_REMEDY}"

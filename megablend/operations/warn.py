@@ -1,0 +1,188 @@
+"""Numbers of a plan that deserve a second look, by the thresholds of the config's `warnings`."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+
+from megablend.blend.epochs import Segment
+from megablend.blend.shares import samples_in
+from megablend.config import Config
+from megablend.run.compile import Compiled
+from megablend.run.run import Run
+from megablend.run.run_files import list_late
+
+_COMPARED_FILES = 200_000
+"""Files up to which sources that share files are looked for, in some tenths of a second."""
+
+
+def find_warnings(compiled: Compiled) -> list[str]:
+    """Warn of the sources of a split: a line for each kind of problem, naming the worst. An
+    unblended split has none."""
+    run = compiled.run
+    if not run.is_blended:
+        return []
+    limits = compiled.config.warnings
+    length = max(section.sequence_length for section in run.sections)
+    extra = run.extra_token
+    samples = run.plan.counts(run.num_samples)
+    read = run.plan.count_tokens(run.num_samples)
+    tokens = np.array(run.tokens, dtype=np.int64)
+    found = []
+    if limits.min_source_samples is not None:
+        holds = np.array([samples_in(n, length, extra) for n in run.tokens], dtype=np.int64)
+        small = np.flatnonzero((holds < limits.min_source_samples) & (samples > 0))
+        if len(small):
+            worst = small[tokens[small].argmin()]
+            found.append(
+                f"{run.split}: {_count(len(small))} fewer than {_samples(limits.min_source_samples)} of {length:,} tokens; the "
+                f"smallest is {run.sources[worst].name!r} with {tokens[worst]:,} tokens (warnings.min_source_samples)"
+            )
+    if limits.max_epochs is not None:
+        capped = np.array([source.is_capped for source in compiled.sources])  # chosen deliberately
+        epochs = np.array(
+            [float(run.epochs.count(source, n + extra)) for source, n in enumerate(read.tolist())]
+        )
+        epochs[capped | (samples == 0)] = 0
+        often = np.flatnonzero(epochs > float(limits.max_epochs))
+        if len(often):
+            worst = often[epochs[often].argmax()]
+            found.append(
+                f"{run.split}: {_count(len(often), 'is', 'are')} read more than {float(limits.max_epochs):g} times; most often "
+                f"{run.sources[worst].name!r}, {epochs[worst]:,.1f} times ({tokens[worst]:,} tokens, {samples[worst]:,} samples) "
+                "(warnings.max_epochs; a source's own max_epochs overrides it)"
+            )
+    return found
+
+
+def warn_of_shared_files(compiled: Compiled) -> list[str]:
+    """A line if several sources of the config, in whatever splits, read the same file; not looked
+    at with too many files."""
+    snapshot = compiled.store.snapshot
+    configured = compiled.config.all_sources
+    wanted = {number for number, entry in enumerate(snapshot.sources) if entry.name in configured}
+    columns = snapshot.file_columns
+    if len(columns) > _COMPARED_FILES or len(wanted) < 2:
+        return []
+    owners: dict[str, int] = {}
+    shared: dict[tuple[int, int], list[str]] = {}
+    for file, column in enumerate(columns.tolist()):
+        if column not in wanted:
+            continue
+        path = snapshot.path(file, compiled.store.roots)
+        if (first := owners.setdefault(path, column)) != column:
+            shared.setdefault((first, column), []).append(path)
+    if not shared:
+        return []
+    (first, second), paths = max(shared.items(), key=lambda each: len(each[1]))
+    more = f"; and {len(shared) - 1:,} more pairs of sources" if len(shared) > 1 else ""
+    files = f"{paths[0]}" if len(paths) == 1 else f"{len(paths):,} files, such as {paths[0]}"
+    return [
+        f"sources {snapshot.sources[first].name!r} and {snapshot.sources[second].name!r} both read {files}: such documents are "
+        f"read for each of them, and counted as epochs of each{more}"
+    ]
+
+
+def warn_of_last_share(compiled: Compiled) -> list[str]:
+    """A line if the last stage ends before the length that the config gives, as where shares are
+    meant as parts."""
+    stages = compiled.config.stages
+    if not stages or (share := stages[-1].share) is None or share == 1:
+        return []
+    return [
+        f"stages[{len(stages) - 1}]: the last stage ends at share {float(share):g} of the run's length, counted from the run's "
+        f"start, so train has only {_samples(compiled.run.num_samples)}; leave out its `share` to read the "
+        "whole length (for parts of 30% and 70%: `share: 0.3`, then a stage without), or, to end there, give the ends of all "
+        "stages as `samples` and no length for the run"
+    ]
+
+
+def warn_of_ends(compiled: Compiled) -> list[str]:
+    """A line for each stage, but the last one, that does not end with its lanes, and for each drain
+    that does not."""
+    lines = []
+    for number, (stage, after) in enumerate(pairwise(compiled.stages)):
+        lanes = stage.config.lanes
+        unit = math.lcm(lanes, after.config.lanes)
+        if after.drain is not None and (beyond := after.first % unit):
+            lines.append(
+                f"stages[{number + 1}]: drain: found {after.drain:,}, with which samples get another length at sample "
+                f"{after.first:,}, expected {after.drain - beyond:,} or {after.drain - beyond + unit:,}, which end with all "
+                f"lanes, at a multiple of {unit}: fewer steps fit, and loaders go on in other lanes; `megablend amend --dry-run` "
+                "prints the number to write"
+            )
+        rest = (stage.end - stage.first) % lanes
+        if stage.cut is not None or not compiled.run.has_lanes or rest == 0:
+            continue
+        remedy = f"{stage.end - rest:,} or {stage.end - rest + lanes:,} would end with all lanes"
+        if compiled.config.stages[number].samples is None:
+            remedy = f"write its end as `samples: {stage.end}`, so that the config alone makes this run again"
+        lines.append(
+            f"stages[{number}]: ends at sample {stage.end:,}, {rest} of its {lanes} lanes further than the others, so loaders "
+            f"go on in other lanes, which costs reads: {remedy}"
+        )
+    return lines
+
+
+def warn_of_epochs(run: Run) -> list[str]:
+    """A line for each epoch whose rest a run that was planned before `Stage.whole_epochs` leaves
+    out, and for each that it reads of files that are gone."""
+    late = [
+        f"source {run.sources[source].name!r}: files that stage {stage} lacks are read for another epoch, after its first sample "
+        f"{run.ledger.starts[stage]:,}: an earlier release planned it so, and what a run has committed does not change; keep "
+        f"them, or, if training has not reached the stage, let it do without: `megablend amend CONFIG --at "
+        f"{run.ledger.starts[stage]}`"
+        for source, stage in list_late(run)
+    ]
+    return late + [
+        f"source {source.name!r}: {tokens:,} tokens are not read, the rest of an epoch within which stage {stage}, from sample "
+        f"{run.ledger.starts[stage]:,} on, begins: an earlier release planned it so, and what a run has committed does not "
+        f"change; `megablend amend CONFIG --at {run.ledger.starts[stage]}` lets the stage read them, if training has not reached "
+        "it"
+        for number, source in enumerate(run.sources)
+        for segment, tokens in run.epochs.list_unread(number)
+        for stage in [_find_entry(run, number, segment)]
+    ]
+
+
+def _find_entry(run: Run, source: int, segment: Segment) -> int:
+    """The stage of the ledger with which a segment of a source begins."""
+    ways = [(stage.index, stage.blend.order) for stage in run.ledger.stages]
+    return max(
+        number
+        for number, start in enumerate(run.ledger.starts)
+        if number
+        and ways[number] == (segment.snapshot, segment.order) != ways[number - 1]
+        and run.plan.count_tokens(start)[source] < segment.position
+    )
+
+
+def warn_of_steps(run: Run, step_samples: int) -> list[str]:
+    """A line if a split has fewer samples than a step."""
+    if run.num_samples >= step_samples:
+        return []
+    return [
+        f"{run.split}: {run.num_samples:,} samples are fewer than a step needs ({step_samples:,}): a loader yields no batch, "
+        "except with drop_last=False"
+    ]
+
+
+def warn_of_amplification(config: Config, amplification: float) -> list[str]:
+    """A line if read amplification is above its threshold."""
+    limit = config.warnings.max_read_amplification
+    if limit is None or amplification <= limit:
+        return []
+    return [
+        f"loaders read {amplification:.1f} times the bytes that they use, more than {float(limit):g} times "
+        "(warnings.max_read_amplification)"
+    ]
+
+
+def _samples(n: int) -> str:
+    return f"{n:,} sample{'s' if n != 1 else ''}"
+
+
+def _count(n: int, one: str = "holds", several: str = "hold") -> str:
+    return f"1 source {one}" if n == 1 else f"{n:,} sources {several}"

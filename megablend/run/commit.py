@@ -1,0 +1,89 @@
+"""What is committed with a run's ledger: what its config requests of the other splits, and what
+opening the run would compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megablend.config import SPLITS
+from megablend.errors import PlanError
+from megablend.index.blocks.growing_splits import find_split_ranges
+from megablend.index.blocks.splits import SplitBlocks
+from megablend.order.registry import find_order
+from megablend.run.check_totals import check_limits
+from megablend.run.companion import Companion, save_companion
+from megablend.run.compile import Compiled, compile_split
+from megablend.run.run import Run
+
+
+def compile_others(train: Compiled) -> Iterator[tuple[str, Compiled | PlanError]]:
+    """For each split but train that has sources: its name, and what is requested of it, or why it
+    cannot be opened."""
+    config = train.config
+    for split in SPLITS[1:]:
+        if not config.has_split(split) and split not in config.sources:
+            continue
+        try:
+            compiled = compile_split(config, split, train.store, committed=train.ledger)
+            check_limits(compiled)
+        except PlanError as error:
+            yield split, error
+        else:
+            yield split, compiled
+
+
+def keep_companion(compiled: Compiled) -> None:
+    """Store the companion of a ledger that is about to be committed, or was, with the config that
+    requests it.
+
+    Raises: CacheError where it cannot be written.
+    """
+    run = compiled.run
+    found = compile_others(compiled)
+    companion = Companion(
+        starts=run.starts,
+        others={split: other.ledger for split, other in found if isinstance(other, Compiled)},
+        plan=run.plan,
+    )
+    save_companion(
+        run.runtime.cache.folder, compiled.ledger, compiled.config.request_digest, companion
+    )
+
+
+def precompute_orders(compiled: Compiled) -> None:
+    """Store in the cache the totals that the orders of blended splits would otherwise compute on
+    opening. Raises CacheError.
+
+    For a train split, these are the orders in which it reads each snapshot of the index: others may
+    have no document table.
+    """
+    config = compiled.config
+    store = compiled.store
+    found = find_split_ranges(store.stores, config.shares)
+    for number, split in enumerate(SPLITS):
+        if not config.is_blended(split):
+            continue
+        for name, source in config.sources_of(split).items():
+            for each, ranges in zip(store.stores, found, strict=True):
+                if name not in ranges.numbers:
+                    continue
+                part = ranges.ranges(ranges.numbers[name], 0 if config.listed_by_split else number)
+                blocks = SplitBlocks(each.snapshot, part, has_eod=source.append_eod is not None)
+                if blocks.num_tokens == 0:
+                    continue  # opening the split raises the error
+                is_own = split == compiled.split
+                used = (
+                    _list_orders(compiled.run, name, each.snapshot.digest)
+                    if is_own
+                    else {config.order}
+                )
+                for order in sorted(used):
+                    find_order(order).make(blocks, 0).precompute()
+
+
+def _list_orders(run: Run, source: str, snapshot: str) -> set[str]:
+    """The orders in which a run reads a source of a snapshot."""
+    number = run.data.index_names.index(source)
+    return {
+        segment.order for segment in run.epochs.segments[number] if segment.snapshot == snapshot
+    }

@@ -1,0 +1,258 @@
+"""What is kept beside a run's ledger so that it opens without computing: what its config requested,
+and the plan.
+
+A companion is named by the ledger's chain and the config's request, and stored with the splits of
+the run's last snapshot. It holds nothing that they and the index do not imply: where it is missing,
+damaged or of another ledger, the config is compiled, and the companion written again. Trees of
+sources, and what cuts leave of periods, are not stored, but made when a stage is needed.
+
+    checksum, bytes of the head (8), head (JSON), arrays (int64)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megablend.arrays import Int64s
+from megablend.blend.epochs import Epochs, Segment
+from megablend.blend.interleavings.base import StageRequest
+from megablend.blend.plan import StagesPlan
+from megablend.blend.planned_stage import PlannedStage
+from megablend.index.tables.cache_folders import splits
+from megablend.run.ledger import Ledger
+from megablend.run.ledger_format import blend_record, digest_of, parse_blend
+from megablend.run.stage import Stage
+from megablend.system.atomic_write import keep_computed
+from megablend.system.safe_open import read_regular
+
+_LAYOUT = "companion 1"
+"""Of the file, as its name has it."""
+_DIGEST = 16
+_MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, ZeroDivisionError)
+"""What parsing raises for a file that another program wrote, though its checksum is right."""
+_NUMBERS = ("first_sample", "seed", "lanes", "shuffle_window", "sample_tokens")
+_ARRAYS = ("totals", "first_tokens", "cycles", "epoch_tokens")
+"""Fields of a StageRequest."""
+_COLUMNS = 7
+"""Of the table of epochs; see `_dump_epochs`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Companion:
+    """What compiling a config for a ledger gives."""
+
+    starts: tuple[int, ...]
+    """The first sample of each stage that the config lists."""
+    others: Mapping[str, Ledger] = field(default_factory=dict)
+    """Of valid and test, as far as they have sources."""
+    plan: StagesPlan
+    """Of train."""
+
+
+def load_companion(cache: Path, ledger: Ledger, request: str) -> Companion | None:
+    """The companion of a ledger and a config's request; None where it is missing, damaged, or not
+    readable."""
+    path = _path(cache, ledger, request)
+    with contextlib.suppress(OSError, *_MALFORMED):
+        whole = read_regular(path)
+        checksum = whole[:_DIGEST]
+        data = memoryview(whole)[_DIGEST:]
+        if checksum != _checksum(data, path.name):
+            return None
+        size = int.from_bytes(data[:8], "little")
+        head = json.loads(bytes(data[8 : 8 + size]))
+        edges = np.cumsum([0, *head["sizes"]]).tolist()
+        numbers = np.frombuffer(data[8 + size :], "<i8")
+        plan = _parse_plan(head["plan"], [numbers[start:stop] for start, stop in pairwise(edges)])
+        others = {
+            split: _parse_other(ledger.run, record) for split, record in head["others"].items()
+        }
+        is_whole = (plan.num_samples, plan.num_sources) == (
+            ledger.num_samples,
+            len(ledger.blend.sources),
+        )
+        is_whole &= all(type(start) is int for start in head["starts"])
+        if is_whole and all(other.index in ledger.indices for other in others.values()):
+            return Companion(starts=tuple(head["starts"]), others=others, plan=plan)
+    return None
+
+
+def save_companion(cache: Path, ledger: Ledger, request: str, companion: Companion) -> None:
+    """Write the companion of a ledger and a config's request, where it is missing or damaged.
+
+    Raises: CacheError where it cannot be written.
+    """
+    if load_companion(cache, ledger, request) is not None:
+        return
+    pool = _Pool()
+    head = {
+        "starts": companion.starts,
+        "others": {split: _dump_other(other) for split, other in companion.others.items()},
+        "plan": _dump_plan(companion.plan, pool),
+        "sizes": [len(array) for array in pool.arrays],
+    }
+    record = json.dumps(head, separators=(",", ":")).encode()
+    record += b" " * (-len(record) % 8)  # so that arrays are aligned
+    parts = [
+        len(record).to_bytes(8, "little"),
+        record,
+        *(array.astype("<i8").tobytes() for array in pool.arrays),
+    ]
+    contents = b"".join(parts)
+    path = _path(cache, ledger, request)
+    keep_computed(path, _checksum(contents, path.name) + contents)
+
+
+def _path(cache: Path, ledger: Ledger, request: str) -> Path:
+    chain = [link.to_list() for link in ledger.links]
+    return splits(cache) / f"{ledger.index}-{digest_of([_LAYOUT, chain, request])}"
+
+
+def _checksum(data: bytes | memoryview, what: str) -> bytes:
+    key = hashlib.blake2b(what.encode(), digest_size=64).digest()
+    return hashlib.blake2b(data, key=key, digest_size=_DIGEST).digest()
+
+
+def _dump_other(ledger: Ledger) -> dict[str, Any]:
+    """The ledger of valid or test, which has one stage."""
+    (stage,) = ledger.stages
+    return {"end": stage.end, "index": stage.index, "blend": blend_record(stage.blend)}
+
+
+def _parse_other(run: str, record: dict[str, Any]) -> Ledger:
+    """Raises: as `_MALFORMED` says."""
+    if type(record["end"]) is not int or not isinstance(record["index"], str):
+        raise ValueError("an end or an index has another type")
+    blend = parse_blend(record["blend"], may_be_unblended=True)
+    return Ledger(run=run, stages=(Stage(end=record["end"], index=record["index"], blend=blend),))
+
+
+class _Pool:
+    """The arrays of a plan, each different one once."""
+
+    def __init__(self) -> None:
+        self.arrays = list[Int64s]()
+        self._numbers = dict[bytes, int]()
+
+    def add(self, array: Int64s | None) -> int | None:
+        """The number of an array; None for None."""
+        if array is None:
+            return None
+        data = array.tobytes()
+        if data not in self._numbers:
+            self._numbers[data] = len(self.arrays)
+            self.arrays.append(array.ravel())
+        return self._numbers[data]
+
+
+def _dump_plan(plan: StagesPlan, pool: _Pool) -> dict[str, Any]:
+    """A plan as JSON, which refers to arrays by number. Raises: OverflowError where a number has
+    more than 64 bits."""
+    stages = []
+    for stage in plan.stages:
+        request = stage.request
+        stages.append(
+            {
+                **{name: getattr(request, name) for name in _NUMBERS},
+                **{name: pool.add(getattr(request, name)) for name in _ARRAYS},
+                "cursor": pool.add(stage.cursor),
+                "cut_edges": pool.add(stage.cut_edges),
+                "dropped": pool.add(stage.dropped),
+                "interleaving": stage.interleaving,
+                "number": stage.number,
+                "length": stage.length,
+            }
+        )
+    return {
+        "num_sources": plan.num_sources,
+        "stages": stages,
+        "epochs": _dump_epochs(plan.epochs, pool),
+    }
+
+
+def _parse_plan(record: dict[str, Any], arrays: Sequence[Int64s]) -> StagesPlan:
+    """The inverse of `_dump_plan`. Raises: as `_MALFORMED` says."""
+    size = record["num_sources"]
+
+    def take(number: int | None, *shape: int) -> Int64s | None:
+        return None if number is None else arrays[number].reshape(shape)
+
+    def need(number: int) -> Int64s:
+        array: Int64s = arrays[number].reshape(size)
+        return array
+
+    stages = []
+    for each in record["stages"]:
+        if not all(type(each[name]) is int for name in (*_NUMBERS, "number", "length")):
+            raise ValueError("a setting of a stage is not a whole number")
+        totals, first_tokens, cycles = (need(each[name]) for name in _ARRAYS[:3])
+        request = StageRequest(
+            **{name: each[name] for name in _NUMBERS},
+            totals=totals,
+            first_tokens=first_tokens,
+            cycles=cycles,
+            epoch_tokens=take(each["epoch_tokens"], size),
+        )
+        stages.append(
+            PlannedStage(
+                request=request,
+                cursor=need(each["cursor"]),
+                interleaving=each["interleaving"],
+                number=each["number"],
+                length=each["length"],
+                cut_edges=take(each["cut_edges"], 3, size),
+                dropped=take(each["dropped"], size),
+            )
+        )
+    epochs = record["epochs"]
+    table = arrays[epochs["segments"]].reshape(-1, _COLUMNS)
+    return StagesPlan(stages, partial(_parse_epochs, table, epochs["names"], epochs["withdrawn"]))
+
+
+def _dump_epochs(epochs: Epochs, pool: _Pool) -> dict[str, Any]:
+    """The segments of all sources: a table of the source and a Segment's fields, whose texts are
+    numbers of listed ones."""
+    pairs = dict[tuple[str, str], int]()
+    withdrawn = dict[tuple[str, ...], int]()
+    rows = [
+        (
+            source,
+            each.position,
+            each.epoch,
+            each.tokens,
+            each.offset,
+            pairs.setdefault((each.snapshot, each.order), len(pairs)),
+            withdrawn.setdefault(each.withdrawn, len(withdrawn)),
+        )
+        for source, segments in enumerate(epochs.segments)
+        for each in segments
+    ]
+    return {
+        "names": list(pairs),
+        "withdrawn": list(withdrawn),
+        "segments": pool.add(np.array(rows, np.int64)),
+    }
+
+
+def _parse_epochs(
+    table: Int64s, names: Sequence[Sequence[str]], withdrawn: Sequence[Sequence[str]]
+) -> Epochs:
+    segments: list[list[Segment]] = []
+    for source, position, epoch, tokens, offset, pair, gone in table.tolist():
+        if source == len(segments):
+            segments.append([])
+        snapshot, order = names[pair]
+        segments[source].append(
+            Segment(position, epoch, snapshot, order, tokens, offset, tuple(withdrawn[gone]))
+        )
+    return Epochs(tuple(map(tuple, segments)))

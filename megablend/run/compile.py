@@ -1,0 +1,353 @@
+"""From a config and data, and perhaps a ledger, to a ledger: what a config requests of a split, and
+what a run commits to.
+
+A run that has begun keeps what its ledger has fixed: the version of the plan, and how many cycles
+share each source's runs, which are chosen only once. Where the config requests other samples than
+were committed, it is refused with the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.blend.allocate import cycles_per_run
+from megablend.blend.epochs import ReadBefore
+from megablend.blend.interleavings.registry import find_interleaving
+from megablend.blend.schedule import Schedule, make_schedule
+from megablend.config import Config, Source
+from megablend.config.runtime import Runtime
+from megablend.errors import CacheError, ConfigError, PlanError
+from megablend.index.blocks.block_store import BlockStore
+from megablend.lazy import cached_property
+from megablend.order.registry import current_name
+from megablend.run.config_stages import Drain, RequestedSchedule, RequestedStage, request_stages
+from megablend.run.ledger import Ledger
+from megablend.run.ledger_format import PLAN_VERSION
+from megablend.run.links import Link
+from megablend.run.plan_stages import count_before, plan_stages, samples_of_one_pass
+from megablend.run.run import Run
+from megablend.run.split_data import SplitData, SplitSources, find_requested
+from megablend.run.stage import Blend, SourceShare, Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """A split as a config requests it, over an opened index, and the ledger that commits to it."""
+
+    config: Config
+    split: str
+    sources: tuple[Source, ...]
+    """[num_sources], in the order of the config, as the top level has them."""
+    store: BlockStore
+    data: SplitSources
+    stages: tuple[RequestedStage, ...]
+    """At least one; an unblended split has one, without weights."""
+    ledger: Ledger
+    """Of exactly this; with what was committed before, of all of the run."""
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples requested."""
+        return self.stages[-1].end
+
+    @property
+    def weights(self) -> tuple[Fraction, ...]:
+        """The sources' shares of all samples, [num_sources], sum 1; empty where the split is not
+        blended."""
+        return self._over_all_stages([stage.mean_weights for stage in self.stages])
+
+    @property
+    def requested(self) -> tuple[Fraction, ...]:
+        """As `weights`, before `on_exhausted: redistribute` changes them."""
+        return self._over_all_stages(
+            [
+                stage.requested if stage.schedule is None else stage.mean_weights
+                for stage in self.stages
+            ]
+        )
+
+    def _over_all_stages(self, shares: Sequence[tuple[Fraction, ...]]) -> tuple[Fraction, ...]:
+        if len(shares) == 1:
+            return shares[0]
+        lengths = [Fraction(stage.stop - stage.start, self.num_samples) for stage in self.stages]
+        columns = zip(*shares, strict=True)
+        return tuple(
+            sum(
+                (share * length for share, length in zip(column, lengths, strict=True)), Fraction(0)
+            )
+            for column in columns
+        )
+
+    def stage_at(self, sample: int) -> RequestedStage:
+        """The stage that has a sample; the last one for samples beyond the request."""
+        return next((stage for stage in self.stages if sample < stage.stop), self.stages[-1])
+
+    def tokens_of(self, stage: RequestedStage) -> list[int]:
+        """Tokens of each source in this split, in a stage's snapshot; 0 where it does not have the
+        source."""
+        return _data_of(self.data, stage).tokens
+
+    @cached_property
+    def run(self) -> Run:
+        """The run of the ledger."""
+        return Run(
+            split=self.split,
+            ledger=self.ledger,
+            store=self.store,
+            data=self.data,
+            runtime=Runtime.of(self.config),
+            starts=tuple(stage.start for stage in self.stages),
+            plan=plan_stages(self.ledger.stages, self.data.tokens_by_index, self.data.blocks),
+        )
+
+    def continue_ledger(self, committed: Ledger) -> Compiled:
+        """The same with a committed ledger's stages, and further ones where more samples are
+        requested.
+
+        Raises: PlanError where a committed sample would change, or fewer samples are requested.
+        """
+        return replace(self, ledger=committed.extend(self.ledger))
+
+    def follow_ledger(self, committed: Ledger) -> Compiled:
+        """The same with a committed ledger's stages; of a run that was lengthened since, as many as
+        are requested: a job whose config did not change keeps the order that it was promised.
+
+        Raises: PlanError where a committed sample would change; CacheError where more samples are
+            requested.
+        """
+        promised = committed.until(self.num_samples)
+        if promised.extend(self.ledger) != promised:
+            raise CacheError(
+                f"run {promised.run!r} was built for {promised.num_samples:,} samples, the config now asks for "
+                f"{self.num_samples:,}; run `megablend build CONFIG` to lengthen it"
+            )
+        return replace(self, ledger=promised)
+
+
+def compile_split(
+    config: Config,
+    split: str,
+    store: BlockStore,
+    *,
+    committed: Ledger | None = None,
+    links: Sequence[Link] = (),
+    batch: int | None = None,
+    keep: bool = False,
+) -> Compiled:
+    """What a config requests for a split.
+
+    Args:
+        committed: the ledger of the run's train, whose plan version and cycles are kept.
+        links: without it, the chain that train is committed to.
+        batch: of an amendment, `--batch`; see `request_stages`.
+        keep: store the computed split ranges in the cache (`build` does).
+
+    Raises: PlanError where the split has no sources, or the blend is not possible; ConfigError for
+        an unknown interleaving.
+    """
+    try:
+        find_interleaving(config.interleaving)
+    except ValueError as error:
+        raise ConfigError(f"interleaving: {error}") from None
+    named = config.sources_of(split)
+    if not named:
+        raise PlanError(f"the config lists no sources for split {split!r}")
+    promised = committed if split == "train" else None
+    compiler = _Compiler(
+        config=config,
+        split=split,
+        sources=tuple(named.values()),
+        data=find_requested(config, split, store, keep=keep),
+        promised=promised,
+        links=promised.links if promised else tuple(links),
+    )
+    stages = compiler.request(batch)
+    ledger = compiler.make_ledger(stages)
+    if committed is not None:
+        ledger = ledger.in_version(committed.plan_version)
+    if promised is not None:
+        ledger = ledger.with_cycles_of(promised)
+    return Compiled(
+        config=config,
+        split=split,
+        sources=compiler.sources,
+        store=store,
+        data=compiler.data,
+        stages=stages,
+        ledger=ledger,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Compiler:
+    """Finds what is requested of a split; see `compile_split`."""
+
+    config: Config
+    split: str
+    sources: tuple[Source, ...]
+    data: SplitSources
+    promised: Ledger | None
+    links: Sequence[Link]
+
+    def request(self, batch: int | None) -> tuple[RequestedStage, ...]:
+        """The stages. Raises: PlanError."""
+        tokens = [each.tokens for each in self.data.snapshots]
+        if self.config.is_blended(self.split):
+            return request_stages(
+                self.config, self.split, tokens, self.links, self._count_read, batch
+            )
+        return (_request_one_pass(self.config, self.split, tokens[0]),)
+
+    def make_ledger(self, stages: Sequence[RequestedStage]) -> Ledger:
+        """The ledger that commits to exactly these stages, with the newest plan version."""
+        made = (
+            Stage(
+                end=stage.end,
+                index=_data_of(self.data, stage).snapshot.digest,
+                blend=self._make_blend(stage),
+                cut=stage.cut,
+                drain=stage.drain,
+                whole_epochs=stage.whole_epochs,
+            )
+            for stage in stages
+        )
+        return Ledger(run=self.config.run, stages=tuple(made))
+
+    def _count_read(
+        self, stages: Sequence[RequestedStage], following: Config, drain: Drain
+    ) -> ReadBefore:
+        """What stages read before one with the settings `following`."""
+        ledger = self.make_ledger(stages).with_links(self.links)
+        if self.promised is not None and (drain.samples, drain.unit) != (None, None):
+            ledger = ledger.in_version(self.promised.plan_version).with_cycles_of(self.promised)
+        last = ledger.stages[-1]
+        index = self.data.snapshots[following.snapshot].snapshot.digest
+        blend = replace(
+            last.blend,
+            order=current_name(following.order),
+            sequence_length=following.sequence_length,
+        )
+        is_new = drain.whole_epochs is None
+        after = replace(
+            last,
+            index=index,
+            blend=blend,
+            drain=drain.samples,
+            whole_epochs=bool(drain.whole_epochs),
+        )
+        data_of = self.data.tokens_by_index, self.data.blocks
+        return count_before(
+            ledger.stages, *data_of, stages[-1].stop, after, drain.unit, is_new=is_new
+        )
+
+    def _make_blend(self, stage: RequestedStage) -> Blend:
+        """The blend of a stage with the newest plan version."""
+        config = stage.config
+        data = _data_of(self.data, stage)
+        shares: Sequence[Fraction | None] = stage.mean_weights or [None] * len(self.sources)
+        known = self._count_sources(stage)
+        listed = list(
+            zip(self.sources, _mean_unit_tokens(config, data.parts), shares, strict=True)
+        )[:known]
+        blend = Blend(
+            split=f"{self.split} of {','.join(map(str, config.shares))}",
+            sequence_length=config.sequence_length,
+            add_extra_token_to_sequence=config.add_extra_token_to_sequence,
+            sources=tuple(
+                _share(config, source, tokens, share) for source, tokens, share in listed
+            ),
+        )
+        if not stage.weights:
+            return blend
+        sources = blend.sources  # the cycles are those of the mean shares
+        if stage.schedule is not None:
+            sources = tuple(
+                replace(source, share=share)
+                for source, share in zip(sources, stage.weights[:known], strict=True)
+            )
+        return replace(
+            blend,
+            sources=sources,
+            interleaving=config.interleaving,
+            order=current_name(config.order),
+            plan_version=PLAN_VERSION,
+            seed=config.seed,
+            lanes=config.lanes,
+            shuffle_window=config.shuffle_window,
+            schedule=None
+            if stage.schedule is None
+            else _make_schedule(stage, stage.schedule, blend),
+        )
+
+    def _count_sources(self, stage: RequestedStage) -> int:
+        """How many sources a stage's snapshot, and those before, have: the first ones."""
+        number = stage.config.snapshot if self.split == "train" else 0
+        has_source = np.any([each.has_source for each in self.data.snapshots[: number + 1]], axis=0)
+        return int(np.flatnonzero(has_source)[-1]) + 1
+
+
+def _data_of(data: SplitSources, stage: RequestedStage) -> SplitData:
+    return data.snapshots[stage.config.snapshot if data.split == "train" else 0]
+
+
+def _make_schedule(stage: RequestedStage, requested: RequestedSchedule, blend: Blend) -> Schedule:
+    """The schedule of a stage whose sources have the cycles of `blend`. Raises: PlanError where the
+    stage is too short."""
+    cycle = stage.config.lanes * stage.config.shuffle_window
+    samples = stage.end - stage.first
+    longest = max(source.cycles or 1 for source in blend.sources)
+    start = requested.start[: len(blend.sources)]
+    schedule = make_schedule(
+        requested.kind, requested.steps, start, samples=samples, cycle=cycle, longest=longest
+    )
+    if schedule is None:
+        raise PlanError(
+            f"schedule: the stage from sample {stage.start:,} on has {samples:,} samples, fewer than two cycles of {cycle:,} "
+            "(lanes x shuffle_window), so it cannot have steps; end it later, or leave out schedule"
+        )
+    return schedule
+
+
+def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> RequestedStage:
+    """The only stage of a split that is one pass over its sources. Raises: PlanError where it has
+    no samples."""
+    extra = int(config.add_extra_token_to_sequence)
+    num_samples = sum(samples_of_one_pass(tokens, config.sequence_length, extra))
+    if num_samples == 0:
+        remedy = (
+            "add data to its sources"
+            if config.listed_by_split
+            else "give it a larger share in `split`"
+        )
+        where = " in each of its sources" if sum(tokens) >= config.sequence_length + extra else ""
+        raise PlanError(
+            f"split {split!r} has fewer tokens than one sample of {config.sequence_length} tokens{where} ({sum(tokens):,} tokens "
+            f"in all): {remedy}"
+        )
+    return RequestedStage(
+        config=config, weights=(), requested=(), start=0, end=num_samples, first=0
+    )
+
+
+def _mean_unit_tokens(config: Config, parts: npt.NDArray[np.void]) -> list[Fraction]:
+    """Mean tokens of what the order of each source moves: of its blocks, or of its documents."""
+    units = (
+        parts["documents"] if config.moves_documents else parts["stop_block"] - parts["first_block"]
+    )
+    return list(map(Fraction, parts["tokens"].tolist(), np.maximum(1, units).tolist()))
+
+
+def _share(
+    config: Config, source: Source, unit_tokens: Fraction, share: Fraction | None
+) -> SourceShare:
+    """A source's share, and how many cycles share each of its runs, chosen so that a run spans
+    whole blocks or documents."""
+    if share is None:
+        return SourceShare(name=source.name, append_eod=source.append_eod)
+    cycles = cycles_per_run(unit_tokens, share, config.sequence_length, config.shuffle_window)
+    return SourceShare(name=source.name, append_eod=source.append_eod, share=share, cycles=cycles)

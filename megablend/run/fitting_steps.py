@@ -1,0 +1,66 @@
+"""Which steps fit a run: no batch has samples of two lengths or masks, and none has samples that
+are skipped.
+
+A step is what all data-parallel ranks read at once. Steps are counted from a position; so whether
+they fit is known only when that is, and then for the whole run.
+"""
+
+from __future__ import annotations
+
+import math
+
+from megablend.run.run import Run
+from megablend.run.skips import Skips
+
+
+def fitting_unit(run: Run) -> int | None:
+    """The number that steps must divide so that the length and the masks of samples change between
+    steps, counted from sample 0; None if they do not change."""
+    return math.gcd(*(section.stop for section in run.sections[:-1])) or None
+
+
+def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | None:
+    """Why steps from sample `first` on do not fit, and which would; None if they do.
+
+    Args:
+        step_samples: micro batch x data-parallel size.
+    """
+    start = first
+    changes = [section.stop for section in run.sections[:-1]]
+    while True:
+        start = skips.next_sample(start)
+        change = next((stop for stop in changes if stop > start), None)
+        skip = next((each for each in skips.ranges if each[0] > start), None)
+        is_skip = skip is not None and (change is None or skip[0] <= change)
+        end = skip[0] if is_skip and skip is not None else change
+        if end is None or end >= run.num_samples:
+            return None
+        rest = (end - start) % step_samples
+        if rest:
+            break
+        start = end
+    # `skip` and `amend` round to steps that are counted from sample 0
+    is_counted = start % step_samples == 0
+    from_here = f"steps of {step_samples:,} samples from sample {start:,} on"
+    if is_skip and skip is not None:
+        again = (
+            f", or `megablend skip` the range again with --batch {step_samples}"
+            if is_counted
+            else ""
+        )
+        return (
+            f"{from_here} would reach into samples {skip[0]:,} to {skip[1]:,}, which are skipped: use a micro batch and ranks "
+            f"whose steps end at {skip[0]:,}{again}"
+        )
+    nearest = (
+        end - rest if 2 * rest <= step_samples and end - rest > start else end - rest + step_samples
+    )
+    remedy = f"end the stage at the nearest end of a step, sample {nearest:,}"
+    if end not in run.ledger.starts:  # where a drain ends
+        at = max(sample for sample in run.ledger.starts if sample < end)
+        remedy = f"amend the run again, `megablend amend CONFIG --at {at} --batch {step_samples}`, if training is not past it"
+        remedy = remedy if is_counted else ""
+    return (
+        f"the length or the mask settings of samples change at sample {end:,}, within {from_here}, and a batch cannot contain "
+        f"both: {remedy}{', or ' if remedy else ''}use a micro batch and ranks whose steps end where it does"
+    )

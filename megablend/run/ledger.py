@@ -1,0 +1,257 @@
+"""A run's ledger: its stages. Committed samples never change; a run is extended by appending
+stages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass
+from itertools import groupby
+
+from megablend.errors import PlanError
+from megablend.lazy import cached_property
+from megablend.run.ledger_format import chain_digests
+from megablend.run.links import Link
+from megablend.run.stage import Blend, SourceShare, Stage
+from megablend.run.state import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """The committed stages of a run."""
+
+    run: str
+    stages: tuple[Stage, ...]
+    """At least one; their ends increase."""
+    request: str | None = dataclasses.field(default=None, compare=False)
+    """Of train, the `request_digest` of the config of the last build; None where it is not
+    known."""
+    stored_digests: InitVar[tuple[str, ...] | None] = None
+    """`digests`, where they are known."""
+
+    def __post_init__(self, stored_digests: tuple[str, ...] | None) -> None:
+        if stored_digests is not None:
+            object.__setattr__(self, "digests", stored_digests)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The sample number at which each stage ends, or was cut."""
+        return tuple(stage.stop for stage in self.stages)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The number of each stage's first sample."""
+        return (0, *self.ends[:-1])
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples of the run."""
+        return self.stages[-1].stop
+
+    @cached_property
+    def digests(self) -> tuple[str, ...]:
+        """The plan's digest after each stage."""
+        return chain_digests(self.stages)
+
+    @property
+    def digest(self) -> str:
+        """The plan's digest."""
+        return self.digests[-1]
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The chain of stages, as a state stores it."""
+        digests = self.digests
+        return tuple(
+            Link(stage.end, digest, stage.cut, stage.drain, stage.whole_epochs)
+            for stage, digest in zip(self.stages, digests, strict=True)
+        )
+
+    def stage_at(self, sample: int) -> Stage:
+        """The stage that has a sample; the last one for samples beyond the run."""
+        return next((stage for stage in self.stages if sample < stage.stop), self.stages[-1])
+
+    @property
+    def indices(self) -> tuple[str, ...]:
+        """Digests of the index snapshots that the stages read, in order."""
+        return tuple(index for index, _ in groupby(stage.index for stage in self.stages))
+
+    @property
+    def index(self) -> str:
+        """Digest of the index snapshot that the last stage reads."""
+        return self.stages[-1].index
+
+    @property
+    def blend(self) -> Blend:
+        """The blend of the last stage."""
+        return self.stages[-1].blend
+
+    @property
+    def plan_version(self) -> int:
+        """The version of the plan, the same in all stages; 1 for an unblended split."""
+        return self.blend.plan_version
+
+    def with_blends(self, blends: Sequence[Blend]) -> Ledger:
+        """A copy of the ledger with other blends, one per stage."""
+        stages = zip(self.stages, blends, strict=True)
+        return dataclasses.replace(
+            self, stages=tuple(dataclasses.replace(stage, blend=blend) for stage, blend in stages)
+        )
+
+    def in_version(self, version: int) -> Ledger:
+        """A copy of the ledger with another version of the plan; unchanged where the split is not
+        blended."""
+        blends = [stage.blend for stage in self.stages]
+        if all(blend.plan_version == version or not blend.is_blended for blend in blends):
+            return self
+        return self.with_blends(
+            [
+                dataclasses.replace(blend, plan_version=version) if blend.is_blended else blend
+                for blend in blends
+            ]
+        )
+
+    def with_cycles_of(self, committed: Ledger) -> Ledger:
+        """A copy with the cycles of a committed ledger's sources, which are fixed, whatever would
+        be chosen for them now."""
+        blends = []
+        for stage, start in zip(self.stages, self.starts, strict=True):
+            fixed = committed.stage_at(start).blend if start < committed.num_samples else None
+            blends.append(stage.blend if fixed is None else _with_cycles(stage.blend, fixed))
+        if all(stage.blend is blend for stage, blend in zip(self.stages, blends, strict=True)):
+            return self
+        return self.with_blends(blends)
+
+    def until(self, num_samples: int) -> Ledger:
+        """The ledger as it was when it had `num_samples` samples; unchanged where it never had
+        exactly that many."""
+        if num_samples == self.num_samples or num_samples not in self.ends:
+            return self
+        return dataclasses.replace(self, stages=self.stages[: self.ends.index(num_samples) + 1])
+
+    def extend(self, requested: Ledger) -> Ledger:
+        """The ledger, with stages appended where more samples are requested.
+
+        Args:
+            requested: what the config requests, from the first sample on.
+
+        Raises: PlanError where the blend of a committed sample differs, or fewer samples are
+            requested.
+        """
+        self.check_past(requested, min(self.num_samples, requested.num_samples))
+        if requested.num_samples < self.num_samples:
+            raise PlanError(
+                f"run {self.run!r} was built for {self.num_samples:,} samples, now {requested.num_samples:,} are requested; a "
+                f"run can only be extended: {self._remedy}"
+            )
+        added = requested.list_after(self.num_samples)
+        return dataclasses.replace(self, stages=(*self.stages, *added)) if added else self
+
+    def with_links(self, links: Sequence[Link]) -> Ledger:
+        """The ledger with the stages of a chain, in the blends that it has there; what comes after
+        the chain stays."""
+        stages = list[Stage]()
+        start = 0
+        for link in links:
+            if start < self.num_samples:
+                stages.append(_follow(self.stage_at(start), link))
+                start = link.stop
+        return dataclasses.replace(self, stages=(*stages, *self.list_after(start)))
+
+    def list_after(self, sample: int) -> list[Stage]:
+        """The stages that end after a sample; the rest of one that has begun before it is without
+        what begins a stage."""
+        return [
+            stage if start >= sample else dataclasses.replace(stage, drain=None, whole_epochs=False)
+            for stage, start in zip(self.stages, self.starts, strict=True)
+            if stage.stop > sample
+        ]
+
+    def of_state(self, state: State) -> Ledger:
+        """A ledger of the stages that a state names, with the blends that this one has there."""
+        stages = list[Stage]()
+        start = 0
+        for link in state.stages:
+            stages.append(_follow(self.stage_at(start), link))
+            start = link.stop
+        return Ledger(run=state.run, stages=tuple(stages))
+
+    def check_past(self, requested: Ledger, stop: int) -> None:
+        """Refuse a request whose blend of any sample before `stop` differs from the committed one.
+        Raises: PlanError."""
+        for number, (stage, start) in enumerate(zip(self.stages, self.starts, strict=True)):
+            other = requested.stage_at(start)
+            where = f"in stage {number}, from sample {start:,} on, " if number else ""
+            if start < stop and (reason := describe_difference(stage.blend, other.blend)):
+                raise PlanError(
+                    f"run {self.run!r} has already started, so its order is fixed: {where}{reason}; {self._remedy}"
+                    f"{self._explain_amending(reason)}"
+                )
+            last = min(stop, stage.stop) - 1
+            after = requested.stage_at(last)
+            if start < stop and (reason := describe_difference(stage.blend, after.blend)):
+                raise PlanError(
+                    f"run {self.run!r} has already started, so its order is fixed: its stage {number} ends at sample "
+                    f"{stage.stop:,}, but the config changes before that: {reason}; restore the stage's end, `samples: "
+                    f"{stage.end}`; `megablend amend CONFIG --at SAMPLE` lets the stage after it begin earlier"
+                )
+
+    @property
+    def _remedy(self) -> str:
+        return (
+            "give the new one another name (`run:`), restore the config, or let the next build plan it again (`megablend runs "
+            "reset CONFIG`)"
+        )
+
+    def _explain_amending(self, reason: str) -> str:
+        """How to change from some sample on what a run can change; empty if it cannot."""
+        what = reason.partition(" ")[0]
+        if what not in ("share", "lanes", "shuffle_window", "sequence_length"):
+            return ""
+        change = "sources: {NAME: {weight: NUMBER}}" if what == "share" else f"{what}: NUMBER"
+        stages = "the change as a further stage"
+        # Else the config lists stages already, in words that the ledger does not know
+        if len(self.stages) == 1:
+            stages = f"`stages: [{{samples: {self.stages[0].end}}}, {{{change}}}]`"
+        return f"; to change it from where training is, restore it, add {stages} and run `megablend amend CONFIG --at SAMPLE`"
+
+
+def _follow(stage: Stage, link: Link) -> Stage:
+    """A stage of this blend, with what a link says of it."""
+    return dataclasses.replace(
+        stage, end=link.end, cut=link.cut, drain=link.drain, whole_epochs=link.whole_epochs
+    )
+
+
+def _with_cycles(blend: Blend, fixed: Blend) -> Blend:
+    cycles = {source.name: source.cycles for source in fixed.sources}
+    if all(cycles.get(source.name, source.cycles) == source.cycles for source in blend.sources):
+        return blend
+    sources = (
+        dataclasses.replace(source, cycles=cycles.get(source.name, source.cycles))
+        for source in blend.sources
+    )
+    return dataclasses.replace(blend, sources=tuple(sources))
+
+
+def describe_difference(old: Blend, new: Blend) -> str | None:
+    """The first difference between two blends, in words; None where they are the same."""
+    if old == new:
+        return None
+    for field in dataclasses.fields(Blend):
+        before = getattr(old, field.name)
+        after = getattr(new, field.name)
+        if field.name != "sources" and before != after:
+            return f"{field.name} was {before}, is now {after}"
+    sources, others = ({source.name: source for source in blend.sources} for blend in (old, new))
+    for name in sources.keys() - others.keys():
+        return f"source {name!r} was removed"
+    for name in others.keys() - sources.keys():
+        return f"source {name!r} was added"
+    for name, source in sources.items():
+        for field in dataclasses.fields(SourceShare):
+            before = getattr(source, field.name)
+            after = getattr(others[name], field.name)
+            if before != after:
+                return f"{field.name} of source {name!r} was {before}, is now {after}"
+    return "the sources are in another order"

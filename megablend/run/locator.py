@@ -1,0 +1,204 @@
+"""Where the tokens of samples are: from (source, position) to ranges of tokens of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.blend.epochs import Segment
+from megablend.index.blocks.splits import SplitBlocks
+from megablend.index.blocks.withdrawn_blocks import RemainingBlocks
+from megablend.order.base import Order, Placed, Spans, by_value, join_spans
+from megablend.order.changing import ChangingOrder
+from megablend.order.registry import find_order
+from megablend.run.source_blocks import SourceBlocks
+
+_FOREVER = 1 << 62
+
+
+class Reading(NamedTuple):
+    """Consecutive epochs of a source that are read from one snapshot."""
+
+    position: int
+    stop: int
+    """Where they begin and end, see `Epochs`: perhaps within an epoch."""
+    shift: int
+    """What is added to positions for those of `order`, to which all epochs before are like
+    these."""
+    blocks: SplitBlocks
+    view: SplitBlocks | RemainingBlocks
+    """The blocks as `order` counts them: without those of files that are withdrawn."""
+    order: Order
+    first_block: int
+    """See SourceRanges."""
+    extra: int = 0
+    """Tokens after `stop` that are read here: the extra one of the sample that ends there, if it
+    was promised before the files changed."""
+    extra_before: int = 0
+    """Tokens from `position` on that this sample reads where the reading before does."""
+
+    def index_blocks(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Numbers of local blocks among those of all snapshots of the run: int64 [n]."""
+        return self.blocks.index_blocks(blocks) + self.first_block
+
+    def count_remaining(self, start: int, stop: int) -> tuple[int, int]:
+        """A range of stored tokens of `blocks`, as `order` counts them; empty where they are
+        withdrawn."""
+        if isinstance(self.view, SplitBlocks):
+            return start, stop
+        return self.view.remaining_before(start), self.view.remaining_before(stop)
+
+    def list_epochs(self, stop: int) -> range:
+        """The epochs of which it has tokens before position `stop`."""
+        first = self.position + self.shift
+        stop = min(stop, self.stop + self.extra) + self.shift
+        tokens = self.view.num_tokens
+        return range(first // tokens, -(-stop // tokens)) if tokens and first < stop else range(0)
+
+    def find_tokens(self, epoch: int, start: int, stop: int) -> Placed:
+        """Where an epoch reads stored tokens [start, stop) as `order` counts them; positions are
+        those of all readings."""
+        found = self.order.find_tokens(epoch, np.array([start]), np.array([stop]))
+        starts = np.maximum(found.starts - self.shift, self.position)
+        stops = np.minimum(found.stops - self.shift, self.stop + self.extra)
+        stored = found.stored + starts - (found.starts - self.shift)
+        return Placed(*(column[starts < stops] for column in (found.rows, stored, starts, stops)))
+
+    def find_local(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The local blocks of such numbers, or the next ones after them: int64 [n]."""
+        return self.blocks.local_blocks(numbers - self.first_block)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocatedSource:
+    """What a locator knows of a source."""
+
+    blocks: SourceBlocks
+    segments: tuple[Segment, ...]
+    """Its epochs."""
+    is_promised: Callable[[Segment], bool]
+    """Whether the sample that ends where a segment begins comes before the stage with which its
+    files changed."""
+
+
+class Locator:
+    """The orders of one split's sources, each created on first use.
+
+    Args:
+        extra: tokens that a sample has in addition to those by which the next one is further.
+    """
+
+    def __init__(self, sources: Sequence[LocatedSource], extra: int) -> None:
+        self._sources = tuple(sources)
+        self._extra = extra
+        self._readings: dict[int, tuple[Reading, ...]] = {}
+
+    def readings(self, source: int) -> tuple[Reading, ...]:
+        """What the epochs of a source read, in order; none of a source that no snapshot of this
+        split has."""
+        if source not in self._readings:
+            self._readings[source] = tuple(_make_readings(self._sources[source], self._extra))
+        return self._readings[source]
+
+    def blocks(self, source: int) -> SplitBlocks:
+        """The source's blocks in this split, in the last snapshot that the run reads of it."""
+        return self.readings(source)[-1].blocks
+
+    def order(self, source: int) -> Order:
+        """How the source's samples are arranged over these blocks."""
+        return self.readings(source)[-1].order
+
+    def locate_tokens(
+        self,
+        sources: npt.NDArray[np.int32],
+        starts: npt.NDArray[np.int64],
+        lengths: int | npt.NDArray[np.int64],
+    ) -> Spans:
+        """Where the tokens of samples are stored, including the extra one.
+
+        Args:
+            sources: int32 [n].
+            starts: int64 [n], position of the first token of each sample.
+            lengths: tokens of a sample, including the extra one: one number, or int64 [n].
+
+        Returns: spans of rows 0 to n - 1; `blocks` are block numbers of the index; `starts` and
+            `stops` are positions in a block's tokens as the store returns them.
+        """
+        parts = list[Spans]()
+        for source, rows in by_value(sources):
+            readings = self.readings(source)
+            counts = lengths if isinstance(lengths, int) else lengths[rows]
+            if len(readings) == 1:
+                parts.append(_locate(readings[0], rows, starts[rows], counts))
+                continue
+            first = starts[rows]
+            stop = starts[rows] + counts
+            end = first[:0]  # of the reading before, for each sample
+            for reading in readings:
+                begins = np.maximum(first, end if len(end) else reading.position)
+                end = np.full(len(rows), reading.stop)
+                if reading.extra:
+                    end += reading.extra * (
+                        (first < reading.stop) & (stop == reading.stop + reading.extra)
+                    )
+                ends = np.minimum(stop, end)
+                inside = np.flatnonzero(begins < ends)
+                if len(inside):
+                    parts.append(
+                        _locate(reading, rows[inside], begins[inside], (ends - begins)[inside])
+                    )
+        return join_spans(parts)
+
+
+def _locate(
+    reading: Reading,
+    rows: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    lengths: int | npt.NDArray[np.int64],
+) -> Spans:
+    spans = reading.order.spans(starts + reading.shift, lengths)
+    clips = reading.blocks.clips(spans.blocks)
+    columns = reading.index_blocks(spans.blocks), spans.starts + clips, spans.stops + clips
+    return Spans(rows[spans.rows], spans.epochs, *columns)
+
+
+def _make_readings(source: LocatedSource, extra: int) -> list[Reading]:
+    """A reading for each run of segments of one snapshot; snapshots without the source are not
+    read.
+
+    There is none where the split reads only such snapshots.
+    """
+    readings = list[Reading]()
+    ranges = source.blocks.ranges
+    for (snapshot, _), segments in groupby(
+        source.segments, lambda each: (each.snapshot, each.withdrawn)
+    ):
+        first, *others = segments
+        if snapshot not in ranges or (first.tokens == 0 and readings):
+            continue
+        view = source.blocks.view(first)
+        key = source.blocks.key
+        orders = [(0, find_order(first.order).make(view, key))]
+        orders += [(other.epoch, find_order(other.order).make(view, key)) for other in others]
+        order = orders[0][1] if len(orders) == 1 else ChangingOrder(view, orders)
+        readings.append(
+            Reading(
+                position=first.position,
+                stop=_FOREVER,
+                shift=first.own_position(0),
+                blocks=source.blocks.blocks(snapshot),
+                view=view,
+                order=order,
+                first_block=ranges[snapshot].first_block,
+            )
+        )
+        if len(readings) > 1:
+            kept = extra if source.is_promised(first) else 0
+            readings[-2] = readings[-2]._replace(stop=first.position, extra=kept)
+            readings[-1] = readings[-1]._replace(extra_before=kept)
+    return readings

@@ -1,0 +1,275 @@
+"""The blocks of the snapshots of an index that a run reads, and whether they are what a config
+requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from megablend.config import Config, Source
+from megablend.config.runtime import Runtime
+from megablend.errors import ConfigError, PlanError
+from megablend.index.blocks.block_sizes import get_extra_bytes
+from megablend.index.blocks.block_store import BlockStore, JoinedStore
+from megablend.index.blocks.extra_check import extra_columns
+from megablend.index.blocks.extra_columns import ExtraColumn
+from megablend.index.read.joined_snapshot import name_source
+from megablend.index.read.snapshot import Snapshot, choose_root, open_snapshot
+from megablend.index.tables.source_entry import SourceEntry
+from megablend.storage.base import Storage
+from megablend.storage.location import find_root
+
+
+class Misfit(NamedTuple):
+    """How a snapshot is not what a config requests."""
+
+    problem: str
+    """A relative clause about the snapshot."""
+    remedy: str = ""
+    """What else a run that keeps the snapshot can do about it."""
+
+
+_ORDER_REMEDY = (
+    "; let the stage with that order read an index that has them (`new_data: true` in the stage, then `megablend index "
+    "CONFIG`)"
+)
+
+
+def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> BlockStore:
+    """Open the blocks of all snapshots of a run, in order, with the options and the paths of the
+    config.
+
+    Raises: as open_block_store, where no snapshot has a source of the config, or one does not have
+        a source that one before had and that the config does not withdraw; CacheError where a
+        snapshot cannot be opened.
+    """
+    snapshots = [open_snapshot(config.cache_store, digest) for digest in digests]
+    if len(snapshots) == 1 and not any(stage.changes_index for stage in config.stages):
+        return open_block_store(config, snapshots[0], storage)
+    _check_sources(config, snapshots)
+    for number, each in enumerate(snapshots):
+        _check_fit(config, each, number)
+    return join_stores(config.run, snapshots, _list_eods(config), Runtime.of(config), storage)
+
+
+def open_block_store(
+    config: Config, snapshot: Snapshot, storage: Storage, *, number: int | None = None
+) -> BlockStore:
+    """Open the blocks of an index snapshot with the options and the paths of the config.
+
+    Args:
+        number: of the snapshot among those of the run, where it is one of several: it then need not
+            have all sources of the config, nor counts of documents for the order of stages that
+            read others.
+
+    Raises: PlanError where the snapshot lacks a source of the config, or indexed it with other
+        options; ConfigError where a source's append_eod does not fit its token dtype.
+    """
+    _check_fit(config, snapshot, number)
+    return join_stores(config.run, [snapshot], _list_eods(config), Runtime.of(config), storage)
+
+
+def join_stores(
+    run: str,
+    snapshots: Sequence[Snapshot],
+    eods: Mapping[str, int | None],
+    runtime: Runtime,
+    storage: Storage,
+) -> BlockStore:
+    """Open the blocks of the snapshots of a run, in order.
+
+    Args:
+        eods: by a source's name in the index: the token that follows each document.
+
+    Raises: PlanError where a snapshot lacks an extra column; ConfigError where one has several
+        types.
+    """
+    stores = [_open_store(run, each, eods, runtime, storage) for each in snapshots]
+    if len(stores) == 1:
+        return stores[0]
+    extra = dict[str, tuple[ExtraColumn, ...]]()
+    roots = dict[str, str]()
+    later = set[str]()
+    for number, store in reversed(list(enumerate(stores))):
+        names = {entry.name for entry in store.snapshot.sources}
+        for name in names:
+            joined = name_source(name, number, later)
+            if name in store.extra:
+                extra[joined] = store.extra[name]
+            if name in store.roots:
+                roots[joined] = store.roots[name]
+        later |= names
+    return JoinedStore(stores, extra, roots, storage=stores[-1].storage)
+
+
+def _open_store(
+    run: str, snapshot: Snapshot, eods: Mapping[str, int | None], runtime: Runtime, storage: Storage
+) -> BlockStore:
+    names = snapshot.sources.names
+    listed = [eods.get(name) for name in names]
+    roots = {
+        name: _root(snapshot, name, runtime.paths[name], storage)
+        for name in names
+        if name in runtime.paths
+    }
+    extra_bytes = get_extra_bytes(runtime.memory)
+    plain = BlockStore(snapshot, listed, roots, extra_bytes=extra_bytes, storage=storage)
+    extra = dict[str, tuple[ExtraColumn, ...]]()
+    for name, columns in runtime.extra_columns.items():
+        if name in snapshot.sources.numbers:
+            entry = snapshot.sources[snapshot.sources.numbers[name]]
+            if (misfit := _find_missing_column(entry, columns)) is not None:
+                raise _refuse(run, snapshot, misfit)
+            extra[name] = extra_columns(plain, name, sorted(columns))
+    if not extra:
+        return plain
+    _check_types(extra)
+    return BlockStore(snapshot, listed, roots, extra, extra_bytes, storage=storage)
+
+
+def _list_eods(config: Config) -> dict[str, int | None]:
+    return {name: source.append_eod for name, source in config.all_sources.items()}
+
+
+def _check_fit(config: Config, snapshot: Snapshot, number: int | None) -> None:
+    """Raises: as `open_block_store`."""
+    numbers = snapshot.sources.numbers
+    named = {
+        name: source
+        for name, source in config.all_sources.items()
+        if name in numbers or number is None
+    }
+    if (misfit := find_misfit(config, snapshot, named, number)) is not None:
+        raise _refuse(config.run, snapshot, misfit)
+
+
+def _refuse(run: str, snapshot: Snapshot, misfit: Misfit) -> PlanError:
+    return PlanError(
+        f"run {run!r} uses index {snapshot.digest}, {misfit.problem}{misfit.remedy}; "
+        "give the run another name (`run:`) and build it, or restore the previous config"
+    )
+
+
+def find_misfit(
+    config: Config, snapshot: Snapshot, named: Mapping[str, Source], number: int | None = None
+) -> Misfit | None:
+    """The first of the named sources that the snapshot lacks, or indexed with other options; None
+    where it has them all.
+
+    Of thousands of sources most are requested and indexed alike: one of them is checked for all.
+
+    Args:
+        number: as for `open_block_store`.
+
+    Raises: ConfigError where a source's append_eod does not fit its token dtype.
+    """
+    sources = snapshot.sources
+    checked = set[object]()
+    largest = 0
+    reads = dict(zip(sources.names, sources.reads, strict=True))
+    if sources and any(source.append_eod is not None for source in named.values()):
+        files = range(sources[-1].files.stop)  # those of extra columns follow
+        largest = min(map(_find_largest, snapshot.token_dtypes(files)), default=0)
+    for name, source in named.items():
+        eod = source.append_eod
+        read = reads.get(name)
+        options = tuple(source.options.items())
+        request = id(read), source.format, source.column, options, eod is None
+        if request not in checked or source.extra_columns or (eod is not None and eod > largest):
+            if (misfit := _find_misfit(config, snapshot, name, source, number)) is not None:
+                return misfit
+            checked.add(request)
+    return None
+
+
+def _find_misfit(
+    config: Config, snapshot: Snapshot, name: str, source: Source, number: int | None
+) -> Misfit | None:
+    at = snapshot.sources.numbers.get(name)
+    entry = None if at is None else snapshot.sources[at]
+    if entry is None:
+        return Misfit(
+            f"which has no source {name!r} (its sources: {', '.join(snapshot.sources.names)})"
+        )
+    if (difference := entry.read.find_difference(config.read_spec(source))) is not None:
+        field, indexed, requested = difference
+        return Misfit(
+            f"in which source {name!r} has {field} {indexed!r}; the config has {requested!r}"
+        )
+    if (misfit := _find_missing_column(entry, source.extra_columns)) is not None:
+        return misfit
+    if config.needs_documents(source, number) and not entry.documents:
+        needed_by = "append_eod, split, extra_columns and order: document"
+        remedy = _ORDER_REMEDY if not config.moves_documents and config.ever_moves_documents else ""
+        return Misfit(
+            f"which has no document counts for source {name!r}, needed by {needed_by}", remedy
+        )
+    _check_eod(source, snapshot.token_dtypes(entry.files))
+    return None
+
+
+def _find_missing_column(entry: SourceEntry, columns: Sequence[str]) -> Misfit | None:
+    missing = next((each for each in columns if entry.find_extra(each) is None), None)
+    return (
+        None
+        if missing is None
+        else Misfit(f"which lacks extra column {missing!r} of source {entry.name!r}")
+    )
+
+
+def _check_sources(config: Config, snapshots: Sequence[Snapshot]) -> None:
+    """Refuse sources that no snapshot has, or that a later one lacks though they are not withdrawn.
+    Raises: PlanError."""
+    known = [each.sources.numbers for each in snapshots]
+    for name in config.all_sources:
+        having = [i for i, names in enumerate(known) if name in names]
+        if not having:
+            raise PlanError(
+                f"run {config.run!r} reads {len(known)} versions of the index, none of which has source {name!r}; index the "
+                "files as they are now (`megablend index CONFIG`), and let a stage read them (`new_data`, `megablend amend`)"
+            )
+        lacking = next((i for i in range(having[0], len(known)) if name not in known[i]), None)
+        if lacking is not None and name not in config.withdrawn:
+            raise PlanError(
+                f"run {config.run!r}: index {snapshots[lacking].digest} lacks source {name!r}, which the run has read before; "
+                f"list it in `withdraw` of the stage, or index its files again (`megablend index CONFIG`)"
+            )
+
+
+def _check_types(extra: Mapping[str, Sequence[ExtraColumn]]) -> None:
+    """Raises: ConfigError where a column has another type in another source of a split, which are
+    listed one after another."""
+    first: dict[str, str] = {}
+    for name, columns in extra.items():
+        other = first.setdefault(name.rpartition("/")[0], name)
+        for column, expected in zip(columns, extra[other], strict=True):
+            if column.dtype != expected.dtype:
+                raise ConfigError(
+                    f"extra column {column.column!r} has dtype {expected.dtype} in source {other!r} and {column.dtype} in "
+                    f"{name!r}; write it with the same dtype in all sources of a split"
+                )
+
+
+def _check_eod(source: Source, dtypes: Sequence[str]) -> None:
+    for dtype in dtypes:
+        if source.append_eod is not None and source.append_eod > _find_largest(dtype):
+            raise ConfigError(
+                f"{f'{source.place}: ' if source.place else ''}source {source.name!r}: append_eod {source.append_eod} does not "
+                f"fit its tokens, which are stored as {dtype} (at most {_find_largest(dtype)}); use a smaller token id"
+            )
+
+
+@cache
+def _find_largest(dtype: str) -> int:
+    return int(np.iinfo(dtype).max)
+
+
+def _root(snapshot: Snapshot, name: str, paths: Sequence[str], storage: Storage) -> str:
+    """The folder of a source's files; see choose_root."""
+    indexed = snapshot.roots[name]
+    if len(paths) == 1 and paths[0].rpartition("/")[0] == indexed:  # as for most of thousands
+        return indexed
+    return choose_root(snapshot, name, find_root(paths), storage)

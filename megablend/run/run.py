@@ -1,0 +1,230 @@
+"""One split of a run: what the ledger fixed, and the plan and orders that locate samples.
+
+No array here is as long as the run. Apart from the split ranges, nothing is computed for a source
+before it is used.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.blend.epochs import Epochs, Segment
+from megablend.blend.interleavings.registry import find_interleaving
+from megablend.blend.plan import StagesPlan
+from megablend.config.runtime import Masks, Runtime
+from megablend.index.blocks.block_store import BlockStore
+from megablend.index.blocks.extra_columns import ExtraColumn
+from megablend.index.blocks.splits import SplitBlocks
+from megablend.lazy import cached_property
+from megablend.order.base import Order, Spans
+from megablend.order.registry import find_order
+from megablend.run.ledger import Ledger
+from megablend.run.locator import LocatedSource, Locator
+from megablend.run.split_data import SplitSources
+from megablend.run.stage import Blend, SourceShare
+
+
+class Section(NamedTuple):
+    """Consecutive samples of a run that all have the same length and masks, so that a batch may
+    have any of them."""
+
+    start: int
+    stop: int
+    sequence_length: int
+    add_extra_token_to_sequence: bool
+    masks: Masks
+
+    @property
+    def sample_tokens(self) -> int:
+        """Tokens of a sample, including the extra one."""
+        return self.sequence_length + self.add_extra_token_to_sequence
+
+
+@dataclass(kw_only=True, eq=False)
+class Run:
+    """One split of a run over an opened index."""
+
+    split: str
+    """train, valid or test."""
+    ledger: Ledger
+    """Of train the committed one; of valid and test one of their own, with the run's plan
+    version."""
+    store: BlockStore
+    data: SplitSources
+    plan: StagesPlan
+    """Sample number -> (source, ordinal)."""
+    runtime: Runtime
+    starts: tuple[int, ...] = (0,)
+    """The first sample of each stage that the config lists, which its masks count from."""
+    section: Section | None = None
+    """The part of the run that this is a view of; None where it is all of it."""
+
+    @cached_property
+    def sections(self) -> tuple[Section, ...]:
+        """The parts of the run between which the length of samples, or a mask, changes; in order,
+        at least one."""
+        masks = self.runtime.stage_masks if self.split == "train" else ()
+        starts = self.starts if masks else (0,)
+        masks = masks or (self.runtime.masks,)
+        extra = self.ledger.blend.add_extra_token_to_sequence
+        length = self.ledger.blend.sequence_length
+        if len(masks) == 1 and all(
+            stage.blend.sequence_length == length for stage in self.ledger.stages
+        ):
+            return (Section(0, self.num_samples, length, extra, masks[0]),)
+        lengths = {each.start: each.request.sample_tokens for each in self.plan.list_stretches()}
+        edges = sorted({*lengths, *(start for start in starts if start < self.num_samples)})
+        found = list[Section]()
+        for start, stop in pairwise([*edges, self.num_samples]):
+            length = lengths.get(start, length)
+            section = Section(start, stop, length, extra, masks[bisect_right(starts, start) - 1])
+            if found and section[2:] == found[-1][2:]:
+                found[-1] = found[-1]._replace(stop=stop)
+            else:
+                found.append(section)
+        return tuple(found)
+
+    def view_at(self, sample: int) -> Run:
+        """The run with the settings that it has at a sample; the last ones for samples beyond its
+        end."""
+        if len(self.sections) == 1:
+            return self
+        return self.view(
+            next((each for each in self.sections if sample < each.stop), self.sections[-1])
+        )
+
+    def view(self, section: Section) -> Run:
+        """The run with the settings of a section; plan and orders are shared."""
+        if self.section is None and len(self.sections) == 1:
+            return self
+        self.locator  # noqa: B018  (made before it is copied, so that all views share it)
+        view = copy(self)
+        view.section = section
+        return view
+
+    @property
+    def settings(self) -> Section:
+        """The length and masks of samples: of a view those of its section, otherwise those of the
+        first samples."""
+        return self.section or self.sections[0]
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of a sample, without the extra one."""
+        return self.settings.sequence_length
+
+    @property
+    def sources(self) -> tuple[SourceShare, ...]:
+        """[num_sources], whose names and end-of-document tokens count."""
+        return self.data.sources
+
+    @property
+    def parts(self) -> npt.NDArray[np.void]:
+        """PART_DTYPE [num_sources]: the documents of each source that belong to the split."""
+        return self.data.parts
+
+    @property
+    def is_blended(self) -> bool:
+        """Whether the split is a blend; otherwise it is one pass over its sources."""
+        return self.ledger.blend.is_blended
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples of the split."""
+        return self.plan.num_samples
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens of each source in this split, including end-of-document tokens."""
+        return self.data.tokens
+
+    @property
+    def extra_token(self) -> int:
+        """1 if a sample has one token more than those by which the next one is further, otherwise
+        0."""
+        return int(self.ledger.blend.add_extra_token_to_sequence)
+
+    @property
+    def blends(self) -> tuple[Blend, ...]:
+        """The blends that the run's samples are read in, or those of a section; neighbours
+        differ."""
+        start, stop = (0, self.num_samples) if self.section is None else self.section[:2]
+        stretches = (
+            each for each in self.plan.list_stretches() if each.start < stop and each.stop > start
+        )
+        return tuple(
+            blend
+            for blend, _ in groupby(self.ledger.stages[each.stage].blend for each in stretches)
+        )
+
+    @property
+    def consumes_whole_blocks(self) -> bool:
+        """Whether a lane reads a block to its end before it leaves it, in all orders of the run;
+        see OrderKind."""
+        return all(
+            find_order(stage.blend.order).consumes_whole_blocks for stage in self.ledger.stages
+        )
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether the samples are in lanes, each of which continues in the blocks that it reads
+        from."""
+        return find_interleaving(self.ledger.blend.interleaving).has_lanes
+
+    @cached_property
+    def locator(self) -> Locator:
+        """(source, ordinal) -> tokens of blocks."""
+        located = [
+            LocatedSource(
+                blocks=blocks, segments=segments, is_promised=partial(self._is_promised, number)
+            )
+            for number, (blocks, segments) in enumerate(
+                zip(self.data.blocks, self.plan.epochs.segments, strict=True)
+            )
+        ]
+        return Locator(located, self.extra_token)
+
+    def _is_promised(self, source: int, segment: Segment) -> bool:
+        """Whether the sample of a source that ends where a segment begins comes before the stage
+        that reads its files."""
+        ordinal = self.plan.ordinal_ending_at(source, segment.position)
+        if ordinal is None:
+            return False
+        index = segment.withdrawn[-1] if segment.withdrawn else segment.snapshot
+        starts = zip(self.ledger.starts, self.ledger.stages, strict=True)
+        start = next(start for start, stage in starts if stage.index == index)
+        sample = self.plan.find_samples(np.array([source], np.int32), np.array([ordinal]))[0]
+        return 0 <= int(sample) < start
+
+    @property
+    def epochs(self) -> Epochs:
+        """Where the sources' epochs begin."""
+        return self.plan.epochs
+
+    def blocks(self, source: int) -> SplitBlocks:
+        """The source's blocks in this split, in the last snapshot that the run reads of it."""
+        return self.locator.blocks(source)
+
+    def order(self, source: int) -> Order:
+        """How the source's samples are arranged over its blocks."""
+        return self.locator.order(source)
+
+    def locate_spans(
+        self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]
+    ) -> Spans:
+        """Where the tokens of samples are stored; see `Locator.locate_tokens`."""
+        starts, steps = self.plan.token_ranges(sources, ordinals)
+        return self.locator.locate_tokens(sources, starts, steps + self.extra_token)
+
+    @property
+    def extra_columns(self) -> tuple[ExtraColumn, ...]:
+        """Columns read along with the tokens, the same for all sources."""
+        return self.store.extra.get(self.data.index_names[0], ())

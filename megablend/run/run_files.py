@@ -1,0 +1,81 @@
+"""The files that a run reads, and until when: a later snapshot of its index may lack some."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from megablend.index.read.joined_snapshot import JoinedSnapshot
+from megablend.index.verify.check_files import files_of
+from megablend.run.run import Run
+
+
+class RunFile(NamedTuple):
+    """A file that a run reads."""
+
+    number: int
+    """Of the run's index, which may join several snapshots."""
+    stop: int | None = None
+    """The first sample from which on nothing is read from it; None where it is read to the end."""
+
+    def is_needed(self, position: int) -> bool:
+        """Whether samples from a position on may read it."""
+        return self.stop is None or position < self.stop
+
+
+def list_files(run: Run) -> list[RunFile]:
+    """The files of a split's sources: first those of its last snapshot, then, for train, those that
+    only earlier ones have."""
+    snapshot = run.store.snapshot
+    names = run.data.index_names
+    if not isinstance(snapshot, JoinedSnapshot):
+        return [RunFile(number) for number in files_of(snapshot, names)]
+    last = len(snapshot.snapshots) - 1
+    if run.split != "train":  # it reads one snapshot
+        number = snapshot.snapshots.index(run.data.snapshots[0].snapshot)
+        return [RunFile(file) for file in snapshot.files_of(number, names)]
+    stops = _find_stops(run)
+    listed = [RunFile(number) for number in snapshot.files_of(last, names)]
+    gone = (
+        (number, which) for number, which in snapshot.list_gone(names).items() if which < len(stops)
+    )
+    return [*listed, *(RunFile(number, stops[which]) for number, which in gone)]
+
+
+def _find_stops(run: Run) -> list[int]:
+    """For each snapshot but the last one of a run, the first sample from which on only files of the
+    next one are read: that which stages of the next one read in their own settings, or, of a run
+    that reads files longer, the run's end."""
+    late = {stage for _, stage in list_late(run)}
+    return [
+        run.num_samples if stage in late else first for stage, first in _list_changes(run).items()
+    ]
+
+
+def list_late(run: Run) -> list[tuple[int, int]]:
+    """Sources and stages where a source goes on to read files that the stage's snapshot lacks, as a
+    run may that was planned before `Stage.whole_epochs`: [(source, stage), ...]."""
+    found = list[tuple[int, int]]()
+    indices = [stage.index for stage in run.ledger.stages]
+    for stage, first in _list_changes(run).items():
+        read = run.plan.count_tokens(first)
+        for source, blocks in enumerate(run.data.blocks):
+            segments = run.epochs.segments[source]
+            ends = [*(after.position for after in segments[1:]), None]
+            if any(
+                (end is None or end > read[source])
+                and segment.snapshot in indices[:stage]
+                and blocks.loses_files(segment, indices[stage])
+                for segment, end in zip(segments, ends, strict=True)
+            ):
+                found.append((source, stage))
+    return found
+
+
+def _list_changes(run: Run) -> dict[int, int]:
+    """The stages that read another snapshot than the one before, each with the first sample that it
+    reads in its own settings."""
+    firsts = dict[int, int]()
+    for each in run.plan.list_stretches():
+        firsts[each.stage] = firsts.get(each.stage, each.start)
+    indices = [stage.index for stage in run.ledger.stages]
+    return {i: firsts[i] for i in range(1, len(indices)) if indices[i] != indices[i - 1]}

@@ -1,0 +1,200 @@
+"""Ranges of a run's samples that training skips, for instance after a loss spike.
+
+Samplers apply them, not the plan: sample numbers, digests and lengths do not change, and a state is
+still one sample number. They are stored as a record of the cache (`runs/skips/<run>.json` in a
+folder), each with the digest of the plan that it was made for; it has no effect on other plans.
+
+The record has a checksum, and the run's ledger says how many ranges there are, so that neither is
+lost without a word. A range is added to the record first and counted afterwards, and removed the
+other way round: after a crash in between, more are skipped than are counted, never fewer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megablend.caches.base import SKIPS, CacheStore, Record
+from megablend.caches.find import CacheLike, find_store
+from megablend.errors import CacheError
+from megablend.run.ledger import Ledger
+from megablend.run.ledger_file import count_skips, save_ledger
+from megablend.run.ledger_format import digest_of
+from megablend.system.atomic_write import reading
+from megablend.system.limited_json import parse_json
+
+VERSION = 1
+_RESTORE = "restore it from a backup, or let the run skip nothing (`megablend skip CONFIG --clear`)"
+_Entry = tuple[int, int, str]
+"""A range [start, stop), and the digest of the plan that it was made for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skips:
+    """Ranges [start, stop) of samples that are not trained on, in ascending order; no two touch or
+    overlap."""
+
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    def add(self, start: int, stop: int) -> Skips:
+        """These ranges and another one; ranges that touch or overlap are merged."""
+        merged: list[tuple[int, int]] = []
+        for first, last in sorted([*self.ranges, (start, stop)]):
+            if merged and first <= merged[-1][1]:
+                merged[-1] = merged[-1][0], max(last, merged[-1][1])
+            else:
+                merged.append((first, last))
+        return Skips(tuple(merged))
+
+    def next_sample(self, position: int) -> int:
+        """The first sample from `position` on that is not skipped."""
+        if not self.ranges:  # called for each batch
+            return position
+        return next((stop for start, stop in self.ranges if start <= position < stop), position)
+
+    def position(self, trained: int) -> int:
+        """The sample number that follows after `trained` samples were trained on."""
+        for start, stop in self.ranges:
+            if trained >= start:
+                trained += stop - start
+        return trained
+
+    def count_trained(self, position: int) -> int:
+        """How many samples before `position` are not skipped: the inverse of `position()`."""
+        return position - sum(
+            min(stop, position) - min(start, position) for start, stop in self.ranges
+        )
+
+    def containing(self, position: int) -> tuple[int, int] | None:
+        """The range with start < position < stop, or None."""
+        return next((each for each in self.ranges if each[0] < position < each[1]), None)
+
+    def cutting(self, start: int, stop: int) -> tuple[int, int] | None:
+        """The first range that begins inside samples [start, stop), after `start`; or None."""
+        if not self.ranges:
+            return None
+        return next((each for each in self.ranges if start < each[0] < stop), None)
+
+
+def load_skips(cache: CacheLike, ledger: Ledger) -> Skips:
+    """The skips made for a ledger's plan or for one that it extends.
+
+    Raises: CacheError if the record is damaged, or has fewer ranges than the run's ledger says.
+    """
+    store = find_store(cache)
+    counted = count_skips(store, ledger.run)
+    entries = _read(store, ledger.run)[0]
+    if len(entries) < counted:
+        counted = count_skips(store, ledger.run)  # another process may have removed them just now
+    if len(entries) < counted:
+        raise CacheError(
+            f"{store.describe_record(SKIPS, ledger.run)}: found {len(entries)} ranges of skipped samples, expected {counted}, "
+            f"as the run's ledger says; {_RESTORE}"
+        )
+    skips = Skips()
+    for start, stop, plan in entries:
+        if any(plan == link.digest and stop <= link.stop for link in ledger.links):
+            skips = skips.add(start, stop)
+    return skips
+
+
+def lacks_checksum(cache: CacheLike, run: str) -> bool:
+    """Whether a run's record of skipped samples is of a release that wrote no checksum. Raises:
+    CacheError if it is damaged."""
+    record = _read(find_store(cache), run)[1]
+    return record is not None and "checksum" not in parse_json(record.data)
+
+
+def save_skip(cache: CacheLike, ledger: Ledger, start: int, stop: int) -> None:
+    """Add a range to the skips of a run. Raises CacheError."""
+    plan = next(link.digest for link in ledger.links if stop <= link.stop)
+    store = find_store(cache)
+    entries, record = _read(store, ledger.run)
+    entries = [*entries, (start, stop, plan)]
+    _write(store, ledger.run, entries, record)
+    save_ledger(store, ledger, replaces=ledger, skips=len(entries))
+
+
+def copy_skips(cache: CacheLike, ledger: Ledger, new: str) -> int:
+    """Give another run name the skips of a run's plan, in place of what an earlier run of that name
+    left.
+
+    Returns: how many ranges. Raises: CacheError.
+    """
+    store = find_store(cache)
+    load_skips(store, ledger)  # refuses to copy a part of them
+    entries = [entry for entry in _read(store, ledger.run)[0] if entry[2] in ledger.digests]
+    record = store.read_record(SKIPS, new)
+    if entries:
+        _write(store, new, entries, record)
+    elif record is not None:
+        store.remove_record(SKIPS, new)
+    return len(entries)
+
+
+def forget_skips(cache: CacheLike, run: str) -> None:
+    """Remove the skips of a run that is removed. Raises CacheError."""
+    store = find_store(cache)
+    if run in store.list_records(SKIPS):
+        store.remove_record(SKIPS, run)
+
+
+def remove_skips(cache: CacheLike, ledger: Ledger) -> None:
+    """Remove all skipped ranges of a run's plan, and a record of them that is damaged. Raises
+    CacheError."""
+    store = find_store(cache)
+    try:
+        entries, record = _read(store, ledger.run)
+    except CacheError:
+        entries = []
+        record = None
+    kept = [entry for entry in entries if entry[2] not in ledger.digests]
+    save_ledger(store, ledger, replaces=ledger, skips=len(kept))
+    if kept:
+        _write(store, ledger.run, kept, record)
+    else:
+        forget_skips(store, ledger.run)
+
+
+def _read(store: CacheStore, run: str) -> tuple[list[_Entry], Record | None]:
+    """The ranges, each with the plan that it was made for, and the record that they were read
+    from."""
+    place = store.describe_record(SKIPS, run)
+    try:
+        with reading(place):
+            found = store.read_record(SKIPS, run)
+        if found is None:
+            return [], None
+        record = parse_json(found.data)
+    except ValueError as error:
+        raise CacheError(
+            f"{place}: cannot read the run's skipped samples: {error}; {_RESTORE}"
+        ) from None
+    if not isinstance(record, dict) or record.get("version") != VERSION:
+        raise CacheError(
+            f"{place}: not a list of skipped samples of version {VERSION}; use the version of megablend that wrote it, or "
+            f"{_RESTORE}"
+        )
+    try:
+        entries = [(int(start), int(stop), str(plan)) for start, stop, plan in record["skips"]]
+    except (KeyError, OverflowError, TypeError, ValueError):
+        entries = [(1, 0, "")]
+    is_whole = all(0 <= start < stop < 1 << 63 for start, stop, _ in entries)
+    if not is_whole or record.get("checksum", expected := _checksum(run, entries)) != expected:
+        raise CacheError(f"{place}: damaged list of skipped samples; {_RESTORE}")
+    # It would have one since the ledger counts
+    if "checksum" not in record and count_skips(store, run):
+        raise CacheError(
+            f"{place}: damaged list of skipped samples: it lacks its checksum; {_RESTORE}"
+        )
+    return entries, found
+
+
+def _write(store: CacheStore, run: str, entries: Sequence[_Entry], after: Record | None) -> None:
+    record = {"version": VERSION, "skips": list(entries), "checksum": _checksum(run, entries)}
+    store.write_record(SKIPS, run, json.dumps(record, indent=1), after)
+
+
+def _checksum(run: str, entries: Sequence[_Entry]) -> str:
+    return digest_of([run, [list(entry) for entry in entries]])

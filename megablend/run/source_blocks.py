@@ -1,0 +1,141 @@
+"""The blocks of a source in the snapshots of a run, and what is left of an epoch where files are
+withdrawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from megablend.arrays import Int64s
+from megablend.blend.epochs import Segment
+from megablend.index.blocks.growing_splits import Ranges
+from megablend.index.blocks.splits import SplitBlocks
+from megablend.index.blocks.withdrawn_blocks import RemainingBlocks
+from megablend.index.read.snapshot import Snapshot
+from megablend.index.tables.source_entry import SourceEntry
+from megablend.order.registry import find_order
+
+
+class SourceRanges(NamedTuple):
+    """A source of a split in one snapshot of the index."""
+
+    snapshot: Snapshot
+    ranges: Ranges
+    """Its documents that belong to the split."""
+    first_block: int
+    """Number that the snapshot's first block has among those of all snapshots of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceBlocks:
+    """A source of a split, in all snapshots of a run that have it."""
+
+    name: str
+    """In the index."""
+    ranges: Mapping[str, SourceRanges]
+    """By the digest of a snapshot."""
+    appends_eod: bool
+    """Whether an end-of-document token follows each document."""
+    key: int
+    """Random key of its orders."""
+
+    def blocks(self, snapshot: str) -> SplitBlocks:
+        """The blocks of a snapshot."""
+        found = self.ranges[snapshot]
+        return SplitBlocks(found.snapshot, found.ranges, has_eod=self.appends_eod)
+
+    def view(self, segment: Segment) -> SplitBlocks | RemainingBlocks:
+        """The blocks as the segment's epochs read them: without those of files that are
+        withdrawn."""
+        blocks = self.blocks(segment.snapshot)
+        if not segment.withdrawn:
+            return blocks
+        numbers = [
+            i for index in segment.withdrawn for i in self._list_missing(segment.snapshot, index)
+        ]
+        return self._leave_out(blocks, sorted(set(numbers)))
+
+    def loses_files(self, segment: Segment, index: str) -> bool:
+        """Whether a snapshot has the source, but not all files that the segment's epochs read."""
+        if (
+            segment.snapshot == index
+            or index not in self.ranges
+            or segment.snapshot not in self.ranges
+        ):
+            return False
+        known = {
+            i for each in segment.withdrawn for i in self._list_missing(segment.snapshot, each)
+        }
+        return bool(set(self._list_missing(segment.snapshot, index)) - known)
+
+    def count_left(self, segment: Segment, index: str, epoch: int, token: int) -> tuple[int, int]:
+        """Tokens of a segment's epochs without the files that a snapshot lacks; and how many of
+        these come before a token of an epoch, whose number is that of all files."""
+        now = self.view(segment)
+        left = self.view(segment._replace(withdrawn=(*segment.withdrawn, index)))
+        files = self._list_missing(segment.snapshot, index)
+        ranges = self._find_blocks(self.blocks(segment.snapshot), files)
+        if not len(ranges):  # their documents are in other splits
+            return left.num_tokens, token
+        gone = np.concatenate([np.arange(first, stop) for first, stop in ranges.tolist()])
+        starts = now.before(gone)
+        stops = now.before(gone + 1)
+        full = starts < stops
+        placed = (
+            find_order(segment.order)
+            .make(now, self.key)
+            .find_tokens(epoch, starts[full], stops[full])
+        )
+        stop = epoch * now.num_tokens + token
+        read = np.clip(np.minimum(placed.stops, stop) - placed.starts, 0, None).sum()
+        return left.num_tokens, token - int(read)
+
+    def _leave_out(self, blocks: SplitBlocks, files: list[int]) -> SplitBlocks | RemainingBlocks:
+        snapshot = blocks.snapshot
+        entry = self._entry(blocks.snapshot)
+        ranges = self._find_blocks(blocks, files)
+        if not len(ranges):
+            return blocks
+
+        def find_documents() -> Int64s:
+            rows = np.array([snapshot.file(i).rows for i in entry.files], np.int64)
+            before = np.concatenate([[0], np.cumsum(rows)])
+            numbers = np.array(files) - entry.files.start
+            return _drop_empty(
+                blocks.documents.local_blocks(
+                    np.stack([before[numbers], before[numbers + 1]], axis=1)
+                )
+            )
+
+        return RemainingBlocks(blocks, ranges, find_documents)
+
+    def _find_blocks(self, blocks: SplitBlocks, files: list[int]) -> Int64s:
+        """The local blocks of files, as ranges int64 [n, 2]."""
+        listed = [blocks.snapshot.file(i) for i in files]
+        edges = np.array(
+            [[file.first_block, file.first_block + file.num_blocks] for file in listed], np.int64
+        )
+        return _drop_empty(blocks.local_blocks(edges.reshape(-1, 2)))
+
+    def _list_missing(self, snapshot: str, index: str) -> list[int]:
+        """Numbers of the source's files in a snapshot that another does not have."""
+        first = self.ranges[snapshot].snapshot
+        other = self.ranges[index].snapshot
+        known = set(other.file_keys(self._entry(other)))
+        entry = self._entry(first)
+        return [
+            i
+            for i, key in zip(entry.files, first.file_keys(entry), strict=True)
+            if key not in known
+        ]
+
+    def _entry(self, snapshot: Snapshot) -> SourceEntry:
+        return next(each for each in snapshot.sources if each.name == self.name)
+
+
+def _drop_empty(ranges: Int64s) -> Int64s:
+    kept: Int64s = ranges[ranges[:, 0] < ranges[:, 1]]
+    return kept

@@ -1,0 +1,226 @@
+"""What a split's sources have in each snapshot of the index that a run reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.config import SPLITS, Config
+from megablend.errors import PlanError
+from megablend.index.blocks.block_store import BlockStore
+from megablend.index.blocks.growing_splits import Ranges, SplitRanges, find_split_ranges
+from megablend.index.blocks.splits import PART_DTYPE
+from megablend.index.read.snapshot import Snapshot
+from megablend.lazy import cached_property
+from megablend.run.ledger_format import digest_of
+from megablend.run.source_blocks import SourceBlocks, SourceRanges
+from megablend.run.stage import Blend, SourceShare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitData:
+    """The documents of a split's sources in one snapshot."""
+
+    snapshot: Snapshot
+    first_block: int
+    """Number that its first block has among those of all snapshots of the run."""
+    numbers: npt.NDArray[np.int64]
+    """int64 [num_sources]: the number of each source in the snapshot; -1 where the snapshot does
+    not have it."""
+    splits: SplitRanges
+    column: int
+    """Number of the split in `splits`."""
+    parts: npt.NDArray[np.void]
+    """PART_DTYPE [num_sources]: the documents of each source that belong to the split, by blocks of
+    the run, from the first range's begin to the last one's end; zeros where the snapshot does not
+    have the source."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens per epoch of each source, including end-of-document tokens."""
+        tokens: list[int] = self.parts["tokens"].tolist()
+        return tokens
+
+    @property
+    def has_source(self) -> npt.NDArray[np.bool_]:
+        """bool [num_sources]: whether the snapshot has each source."""
+        has_source: npt.NDArray[np.bool_] = self.numbers >= 0
+        return has_source
+
+    def ranges(self, source: int) -> Ranges:
+        """The documents of a source, which the snapshot has, that belong to the split."""
+        return self.splits.ranges(int(self.numbers[source]), self.column)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitSources:
+    """The sources of a split, in the snapshots of a run."""
+
+    split: str
+    sources: tuple[SourceShare, ...]
+    """[num_sources]; their names and end-of-document tokens count."""
+    index_names: tuple[str, ...]
+    """[num_sources], of the sources in the index."""
+    seed: int
+    snapshots: tuple[SplitData, ...]
+    """In order: at least one; of valid and test the one that they read."""
+
+    @cached_property
+    def parts(self) -> npt.NDArray[np.void]:
+        """PART_DTYPE [num_sources]: the documents of each source that belong to the split, in the
+        last snapshot that has it; see SplitData."""
+        if len(self.snapshots) == 1:
+            return self.snapshots[0].parts
+        parts: npt.NDArray[np.void] = self.snapshots[0].parts.copy()
+        for each in self.snapshots[1:]:
+            parts[each.has_source] = each.parts[each.has_source]
+        return parts
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        """Tokens of each source in this split, including end-of-document tokens, in the last
+        snapshot that has it."""
+        tokens: list[int] = self.parts["tokens"].tolist()
+        return tokens
+
+    @property
+    def tokens_by_index(self) -> dict[str, list[int]]:
+        """Tokens of each source in this split, including end-of-document tokens, by the digest of
+        the snapshot; 0 where it does not have the source."""
+        return {each.snapshot.digest: each.tokens for each in self.snapshots}
+
+    @cached_property
+    def blocks(self) -> tuple[SourceBlocks, ...]:
+        """The blocks of each source, [num_sources]."""
+        return tuple(
+            SourceBlocks(
+                name=index_name,
+                ranges={
+                    each.snapshot.digest: SourceRanges(
+                        each.snapshot, each.ranges(number), each.first_block
+                    )
+                    for each in self.snapshots
+                    if each.has_source[number]
+                },
+                appends_eod=source.append_eod is not None,
+                key=int(digest_of([self.seed, self.split, source.name])[:16], 16),
+            )
+            for number, (source, index_name) in enumerate(
+                zip(self.sources, self.index_names, strict=True)
+            )
+        )
+
+    def of_snapshot(self, number: int) -> SplitSources:
+        """The same in one of the snapshots, by its number."""
+        return replace(self, snapshots=(self.snapshots[number],))
+
+
+def find_committed(
+    split: str, sources: Sequence[SourceShare], blend: Blend, store: BlockStore, *, is_listed: bool
+) -> SplitSources:
+    """The sources of a split in the snapshots of a run.
+
+    Args:
+        sources: all that the run has had.
+        blend: of the split's last stage, whose fractions and seed count.
+        is_listed: whether the index has the sources by split, each with a list of its own.
+    """
+    names = (f"{split}/{source.name}" if is_listed else source.name for source in sources)
+    committed = SplitSources(
+        split=split, sources=tuple(sources), index_names=tuple(names), seed=blend.seed, snapshots=()
+    )
+    return _find_sources(committed, blend.fractions, store)
+
+
+def find_requested(
+    config: Config, split: str, store: BlockStore, *, keep: bool = False
+) -> SplitSources:
+    """The sources that a config lists for a split, in the snapshots of its run; for valid and test
+    in the one of its stage.
+
+    Args:
+        keep: store the computed ranges of documents in the cache.
+
+    Raises: PlanError where a snapshot that a stage of the config reads is not there, or sources are
+        in another sequence.
+    """
+    needed = config.num_snapshots - 1 if split == "train" else config.snapshot
+    if needed >= len(store.stores):
+        others = (
+            ""
+            if needed == len(store.stores)
+            else "leave out all but the first stage of these for now, "
+        )
+        lacking = (
+            i for i, each in enumerate(config.stage_settings) if each.snapshot == len(store.stores)
+        )
+        place = next((f"stages[{i}]" for i in lacking), "stages")
+        raise PlanError(
+            f"{place}: new_data: run {config.run!r} has {len(store.stores)} of {needed + 1} versions of the index; "
+            f"{others}index the files as they are now (`megablend index CONFIG`), and commit the stage (`megablend amend CONFIG "
+            f"--at SAMPLE`); a run that is not built is built first without {place} and later ones, and one that was reset goes "
+            "on when its ledger is moved back to `runs` in the cache"
+        )
+    listed = config.sources_of(split)
+    requested = SplitSources(
+        split=split,
+        sources=tuple(
+            SourceShare(name=each.name, append_eod=each.append_eod) for each in listed.values()
+        ),
+        index_names=tuple(listed),
+        seed=config.seed,
+        snapshots=(),
+    )
+    found = _find_sources(requested, config.shares, store, keep=keep)
+    if split != "train":
+        return found.of_snapshot(config.snapshot)
+    _check_sequence(config.run, found)
+    return found
+
+
+def _find_sources(
+    sources: SplitSources, shares: Sequence[Fraction], store: BlockStore, *, keep: bool = False
+) -> SplitSources:
+    """The sources with all snapshots of a store."""
+    is_listed = sources.index_names[0] != sources.sources[0].name
+    column = 0 if is_listed else SPLITS.index(sources.split)
+    ranges = find_split_ranges(store.stores, shares, keep=keep)
+    found = []
+    for each, first_block, splits in zip(store.stores, store.first_blocks, ranges, strict=True):
+        numbers = np.array([splits.numbers.get(name, -1) for name in sources.index_names], np.int64)
+        known = numbers >= 0
+        parts = np.zeros(len(numbers), PART_DTYPE)
+        parts[known] = splits.joined(numbers[known], column)
+        for field in ("first_block", "stop_block") if first_block else ():
+            parts[field] += first_block
+        found.append(
+            SplitData(
+                snapshot=each.snapshot,
+                first_block=first_block,
+                numbers=numbers,
+                splits=splits,
+                column=column,
+                parts=parts,
+            )
+        )
+    return replace(sources, snapshots=tuple(found))
+
+
+def _check_sequence(run: str, sources: SplitSources) -> None:
+    """Refuse sources that came with a later snapshot, but are listed before others. Raises:
+    PlanError."""
+    names = sources.index_names
+    arrivals = np.argmax(
+        [*(each.has_source for each in sources.snapshots), np.ones(len(names), np.bool_)], axis=0
+    )
+    earlier = np.minimum.accumulate(arrivals[::-1])[::-1]  # of the sources from each one on
+    number = int(np.argmax(arrivals > earlier))
+    if arrivals[number] > earlier[number]:
+        raise PlanError(
+            f"source {names[number]!r} is new in run {run!r}, and listed before sources that the run had already; list it after "
+            "them"
+        )

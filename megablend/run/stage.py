@@ -1,0 +1,116 @@
+"""A stage of a run: a range of its samples with one blend, and all that decides their order
+there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from megablend.blend.schedule import Schedule
+
+SETTINGS = (
+    "split",
+    "sequence_length",
+    "add_extra_token_to_sequence",
+    "interleaving",
+    "order",
+    "plan_version",
+    "seed",
+    "lanes",
+    "shuffle_window",
+)
+"""Fields of a `Blend` apart from its sources and its schedule, as they are stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceShare:
+    """A source in a blend."""
+
+    name: str
+    append_eod: int | None
+    """The end-of-document token added after each document; None for none."""
+    share: Fraction | None = None
+    """Fraction of the stage's samples; the shares of a blend sum to 1. None where the split is not
+    blended."""
+    cycles: int | None = None
+    """How many cycles share each run of the source's ordinals; chosen once, from the block sizes.
+    None as above."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blend:
+    """What decides the order of samples, together with the index and the stages' ends. Defaults are
+    for unblended splits."""
+
+    split: str
+    """Name and fractions, such as `train of 1,0,0`."""
+    sequence_length: int
+    add_extra_token_to_sequence: bool
+    sources: tuple[SourceShare, ...]
+    """The sources in the order of the config."""
+    interleaving: str = "sequential"
+    """A name of `INTERLEAVINGS`."""
+    order: str = "sequential"
+    """A name of `ORDERS`."""
+    plan_version: int = 1
+    seed: int = 0
+    lanes: int = 1
+    shuffle_window: int = 1
+    """Samples per lane in a cycle."""
+    schedule: Schedule | None = None
+    """How the shares change to those of `sources`; None where they are constant."""
+
+    @property
+    def fractions(self) -> tuple[Fraction, ...]:
+        """Of the documents, those of train, valid and test, as `split` says."""
+        return tuple(map(Fraction, self.split.partition(" of ")[2].split(",")))
+
+    @property
+    def is_blended(self) -> bool:
+        """Whether sources have shares; otherwise the split is one pass over each source."""
+        return self.sources[0].share is not None
+
+    @property
+    def shares(self) -> tuple[Fraction, ...]:
+        """The sources' shares of the samples, [num_sources]; empty where the split is not
+        blended."""
+        return tuple(source.share for source in self.sources if source.share is not None)
+
+    @property
+    def largest_shares(self) -> tuple[Fraction, ...]:
+        """The largest share of each source in the stage, [num_sources]; empty where the split is
+        not blended."""
+        return (
+            self.shares
+            if self.schedule is None
+            else tuple(map(max, self.schedule.start, self.shares))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A contiguous range of a run's samples with one blend and one index."""
+
+    end: int
+    """Number of the sample after the stage's last one, as it was planned; a stage begins where the
+    previous one stops."""
+    index: str
+    """Digest of the index snapshot that the stage reads."""
+    blend: Blend
+    cut: int | None = None
+    """Where an amendment stops the stage before its end, at the end of a cycle; None where it
+    continues to its end."""
+    drain: int | None = None
+    """How many of its first samples continue the stage before, in its settings and shares. None if
+    what that one has left, if anything, is all that is read so; see `plan_stages`."""
+    whole_epochs: bool = False
+    """Whether no epoch of files that are gone is read from this stage on but what stages before have
+    begun, which a drain reads, and epochs that such files have made shorter are read to the end that
+    they have now. Only where that makes a difference, and not in ledgers of before: where lanes have
+    begun as much as ends with an epoch, the next one is then read of the files that are gone, too;
+    and an epoch that is shorter ends within another one, whose rest is not read."""
+
+    @property
+    def stop(self) -> int:
+        """Number of the sample at which the next stage begins."""
+        return self.end if self.cut is None else self.cut

@@ -1,0 +1,209 @@
+"""Atomic writes to the cache: a temporary file in the same folder is written, flushed, then
+renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TypeVar
+
+from megablend.errors import CacheError, ConfigError, MegablendError
+from megablend.system.failures import cause_of, remedy_of
+from megablend.system.safe_open import check_folder, open_again, open_regular
+
+TEMPORARY = ".tmp-"
+"""Prefix of the names of unfinished files and folders."""
+DIGEST_BYTES = 16
+"""Of the BLAKE2b digests that seal files."""
+_READ_BYTES = 1 << 20
+Data = TypeVar("Data", bytes, memoryview)
+
+
+@contextlib.contextmanager
+def translate_os_errors(path: Path, what: str = "the cache") -> Iterator[None]:
+    """Turn an OSError of the cache's file system (no permission, no space) into a CacheError that
+    names the path.
+
+    Args:
+        what: is written.
+    """
+    try:
+        yield
+    except MegablendError:  # a missing data file is an OSError too, but not one of the cache
+        raise
+    except OSError as error:
+        remedy = remedy_of(error.errno)
+        raise CacheError(
+            f"{error.filename or path}: cannot write {what} ({cause_of(error)}): {remedy}"
+        ) from error
+
+
+class reading:  # noqa: N801  # used like a function
+    """Turn an OSError on reading the cache (no permission, a failing disk) into a CacheError that
+    names the path.
+
+    A class, since a generator's context takes several times as long, and opening a run enters a
+    dozen.
+    """
+
+    __slots__ = ("_apart_from", "_path")
+
+    def __init__(self, path: Path | str, *, apart_from: tuple[type[OSError], ...] = ()) -> None:
+        self._path = path
+        self._apart_from = apart_from
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, OSError) and not isinstance(
+            error, (MegablendError, *self._apart_from)
+        ):
+            raise CacheError(
+                f"{error.filename or self._path}: cannot read the cache ({cause_of(error)}): {remedy_of(error.errno)}"
+            ) from error
+
+
+def temp_sibling(path: Path) -> Path:
+    """A name in the same folder that marks an unfinished file."""
+    return path.with_name(f"{TEMPORARY}{path.name[:40]}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files that killed builds left in `folder`. The caller must hold the
+    build lock."""
+    check_folder(folder)
+    for path in folder.iterdir():
+        if path.name.startswith(TEMPORARY):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def list_committed(folder: Path) -> list[str]:
+    """Sorted names in `folder`, except temporary files; empty if the folder does not exist. Raises:
+    CacheError."""
+    with reading(folder), contextlib.suppress(FileNotFoundError):
+        return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    return []
+
+
+def write_flushed(path: Path, parts: Iterable[bytes]) -> None:
+    """Write the parts to a new file in sequence, and wait until they are on disk."""
+    with path.open("xb") as file:
+        file.writelines(parts)
+        flush(file)
+
+
+def replace_file(path: Path, data: bytes, what: str = "the cache") -> None:
+    """Replace the file at `path` atomically: a reader sees either the old content or the new one,
+    complete.
+
+    Args:
+        what: is written, for an error.
+    """
+    with translate_os_errors(path, what):
+        _replace(path, data, write_flushed)
+
+
+def keep_computed(path: Path, data: bytes) -> None:
+    """Like `replace_file`, but without waiting for the disk, and creating the folder: for what is
+    verified when it is read, and computed again where a power failure left it damaged."""
+    with translate_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, data, _write)
+
+
+def _write(path: Path, parts: Iterable[bytes]) -> None:
+    with path.open("xb") as file:
+        file.writelines(parts)
+
+
+def _replace(path: Path, data: bytes, write: Callable[[Path, Iterable[bytes]], None]) -> None:
+    temporary = temp_sibling(path)
+    try:
+        write(temporary, [data])
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def check_target(path: Path) -> None:
+    """Check a user's file before it is replaced: a rename would replace a device such as /dev/null
+    for the whole machine.
+
+    Raises: ConfigError where the path exists and is not a regular file, or its folder does not
+        exist.
+    """
+    if path.exists() and not path.is_file():
+        raise ConfigError(
+            f"{path}: found a folder, device or pipe, expected the name of a file to write"
+        )
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"{path}: its folder does not exist; create it, or write to another folder"
+        )
+
+
+def open_part(path: Path) -> IO[bytes]:
+    """Open an existing file, other parts of which other processes write, write-only.
+
+    An NFS client that has read a page writes all of it back, including stale bytes of others;
+    otherwise it writes back only what was written.
+    """
+    return open(path, "wb", opener=lambda name, _: open_again(name, os.O_WRONLY))
+
+
+def flush(file: IO[bytes]) -> None:
+    """Wait until the file's bytes are on disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def flush_folder(path: Path) -> None:
+    """Wait until the folder's entries are on disk."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # Unsupported by some network file systems, which commit entries at once
+        with contextlib.suppress(OSError):
+            os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def checksum(path: Path | str) -> str:
+    """Hex digest (blake2b, 16 bytes) of a file's bytes. Raises: CacheError if it cannot be read."""
+    digest = hashlib.blake2b(digest_size=16)
+    with reading(path), open_regular(path) as file:
+        while part := file.read(_READ_BYTES):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def seal(data: Data, key: bytes = b"") -> bytes:
+    """The stored form of data that is verified whenever it is read: the data, and a digest of it.
+
+    Args:
+        key: what the data belongs to, where its file could be taken for another one's.
+    """
+    return b"".join((data, hashlib.blake2b(data, key=key, digest_size=DIGEST_BYTES).digest()))
+
+
+def unseal(stored: Data, key: bytes = b"") -> Data | None:
+    """The data of a stored form; None where it is damaged, or sealed with another key."""
+    data = stored[:-DIGEST_BYTES]
+    digest = hashlib.blake2b(data, key=key, digest_size=DIGEST_BYTES).digest()
+    return data if digest == stored[-DIGEST_BYTES:] else None

@@ -1,0 +1,165 @@
+"""One build at a time: an flock on the cache's lock file, which is released when the process that
+holds it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from megablend.errors import CacheError
+from megablend.system.atomic_write import translate_os_errors
+from megablend.system.limited_json import parse_json
+from megablend.system.safe_open import open_again, read_regular
+from megablend.system.waits import log_slow_wait
+
+WAIT_SECONDS = 60.0
+"""How long a build waits for another one."""
+_POLL_SECONDS = 0.1
+_SEEN_SECONDS = 10.0
+_NOTICE_SECONDS = 1.0
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockInfo:
+    """A lock that this process holds."""
+
+    nonce: str
+    """Written into the lock file, so that other ranks can tell whether they see the same cache."""
+    exclusive: bool
+    """False on a file system that has no locks."""
+
+
+@contextlib.contextmanager
+def build_lock(
+    cache: Path, wait_seconds: float | None = None, *, on_wait: Callable[[str], None] | None = None
+) -> Iterator[LockInfo]:
+    """Hold the cache's build lock.
+
+    Args:
+        on_wait: called once if another build holds it for longer than a second, with a description
+            of that build.
+
+    Raises: CacheError if another build holds it for longer than `wait_seconds` (default:
+        WAIT_SECONDS), with its host, pid and start; or if the cache cannot be written.
+    """
+    path = _path(cache)
+    with contextlib.ExitStack() as stack:
+        with translate_os_errors(path):
+            fd = open_again(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            file = open(fd, "a", encoding="utf-8")  # noqa: SIM115  (closed by `_closing`)
+            stack.enter_context(_closing(file, path))
+            with log_slow_wait(f"the build lock {path}"):
+                exclusive = _acquire(
+                    file, path, WAIT_SECONDS if wait_seconds is None else wait_seconds, on_wait
+                )
+            nonce = secrets.token_hex(8)
+            since = time.strftime("%Y-%m-%d %H:%M:%S %z")
+            holder = {
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "since": since,
+                "nonce": nonce,
+            }
+            file.truncate(0)
+            file.write(json.dumps(holder))
+            file.flush()
+            os.fsync(file.fileno())
+        yield LockInfo(nonce=nonce, exclusive=exclusive)
+
+
+@contextlib.contextmanager
+def _closing(file: IO[str], path: Path) -> Iterator[None]:
+    """Close a file at the end. Raises: CacheError if that fails."""
+    try:
+        yield
+    finally:
+        with translate_os_errors(path):
+            file.close()
+
+
+def verify_shared_filesystem(cache: Path, nonce: str, *, seconds: float = _SEEN_SECONDS) -> None:
+    """Check on another rank that it sees the lock file that rank 0 wrote.
+
+    Args:
+        seconds: how long network file systems may take to show another host's write.
+
+    Raises: CacheError if the cache directory is not the same on both.
+    """
+    deadline = time.monotonic() + seconds
+    while _holder(cache).get("nonce") != nonce:
+        if time.monotonic() > deadline:
+            raise CacheError(
+                f"{cache}: the cache on {socket.gethostname()} is not the one that rank 0 sees: it must be on a file "
+                "system that all ranks share; choose such a directory, or build with the ranks of one node"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def lock_time(cache: Path) -> float:
+    """When the cache's lock was last acquired, by the clock of its file system: seconds since
+    1970."""
+    return _path(cache).stat().st_mtime
+
+
+def _acquire(
+    file: IO[str], path: Path, wait_seconds: float, on_wait: Callable[[str], None] | None
+) -> bool:
+    """Acquire the lock: True once it is held, False if the file system has no locks."""
+    begin = time.monotonic()
+    deadline = begin + wait_seconds
+    while (problem := _try_lock(file)) == errno.EWOULDBLOCK:
+        if time.monotonic() > deadline:
+            raise _in_use(path, wait_seconds)
+        if on_wait is not None and time.monotonic() > begin + _NOTICE_SECONDS:
+            on_wait(_name_holder(path))
+            on_wait = None
+        time.sleep(_POLL_SECONDS)
+    if problem and problem not in _NO_LOCKS:
+        raise OSError(problem, os.strerror(problem), str(path))
+    return problem == 0
+
+
+def _try_lock(file: IO[str]) -> int:
+    """0, or the errno."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
+
+
+def _in_use(path: Path, waited: float) -> CacheError:
+    holds = f"has held the cache for {waited:.0f} s" if waited else "holds the cache"
+    return CacheError(
+        f"{path}: another build {holds} ({_name_holder(path)}): wait for it to finish, or stop it"
+    )
+
+
+def _name_holder(path: Path) -> str:
+    holder = _holder(path.parent)
+    return ", ".join(f"{name} {holder.get(name, 'unknown')}" for name in ("host", "pid")) + (
+        f", since {holder.get('since', 'unknown')}"
+    )
+
+
+def _holder(cache: Path) -> dict[str, object]:
+    try:
+        holder = parse_json(read_regular(_path(cache), 1 << 20))
+    except (OSError, ValueError):  # does not exist yet, or is being written
+        return {}
+    return holder if isinstance(holder, dict) else {}
+
+
+def _path(cache: Path) -> Path:
+    return cache / ".lock"

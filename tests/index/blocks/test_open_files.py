@@ -1,0 +1,70 @@
+"""Builds open a bounded number of files, and say what to do where that is still too many."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from megablend.errors import CacheError, DataError
+from megablend.storage.descriptors import default_capacity, shared_pool
+from megablend.storage.local import LocalStorage
+from megablend.system.atomic_write import replace_file
+from tests.index.build.test_file_parts import write_groups
+from tests.index.index_data import ROOT, build, driver, environment, spec, write
+
+
+def build_with(limit: int, cache: Path, *sources: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        driver(0, cache, *sources),
+        env=environment(),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for i in range(300):
+        write(folder / f"{i}.arrow", i)
+    for i in range(3):
+        write_groups(folder / f"{i}.parquet", seed=i)
+    return folder
+
+
+@pytest.mark.long
+def test_many_files_are_indexed_with_few_open(data: Path, tmp_path: Path) -> None:
+    done = build_with(64, tmp_path / "cache", f"a={data}/*.arrow", f"p={data}/*.parquet")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["read"] == 303
+    whole = build(tmp_path / "whole", spec(data, name="a"), spec(data, "*.parquet", name="p"))
+    assert report["digest"] == whole.digest
+
+
+def test_too_few_open_files_are_named(data: Path, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shared_pool("local", 0)  # none that is open serves
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(
+            CacheError,
+            match=r"\(Too many open files\): the limit is 0 open files: raise it \(`ulimit -n 1024`\)",
+        ):
+            replace_file(tmp_path / "x", b"")
+        with pytest.raises(
+            DataError,
+            match=r"Too many open files: the limit is 0 open files: raise it \(`ulimit -n 1024`\)",
+        ):
+            LocalStorage().read(str(data / "1.arrow"), 0, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        shared_pool("local", default_capacity())

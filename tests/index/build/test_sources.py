@@ -1,0 +1,334 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from megablend.errors import ConfigError, DataError
+from megablend.index.build.sources import find_source, list_source
+from tests.formats.writers import write_megatron
+from tests.index.index_data import build, spec, write
+from tests.storages import STORAGE
+
+
+def test_names_are_relative_and_sorted(tmp_path: Path) -> None:
+    for name in ("x/b.arrow", "x/a.arrow", "c.arrow"):
+        write(tmp_path / name, 1)
+    listing = list_source(spec(tmp_path, "**/*.arrow"), storage=STORAGE)
+    assert [file.name for file in listing.files] == ["c.arrow", "x/a.arrow", "x/b.arrow"]
+    assert (listing.root, listing.read.format) == (str(tmp_path), "arrow")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["nothing*.arrow", "nothing.arrow", "no/where/*.arrow", "prefix_text_document"]
+)
+def test_a_pattern_that_matches_nothing_names_source_and_pattern(
+    tmp_path: Path, pattern: str
+) -> None:
+    write(tmp_path / "a.arrow", 1)
+    with pytest.raises(
+        ConfigError, match=rf"source 'books': .*/{pattern.replace('*', '.')} matches no file"
+    ):
+        list_source(spec(tmp_path, pattern, name="books"), storage=STORAGE)
+
+
+def test_the_first_missing_folder_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "books" / "a.arrow", 1)
+    for pattern in ("boks/x/*.arrow", "boks/*/x.arrow", "boks/a.arrow"):
+        says = rf"{re.escape(pattern)} matches no file: there is no folder {tmp_path}/boks$"
+        with pytest.raises(ConfigError, match=says):
+            list_source(spec(tmp_path, pattern), storage=STORAGE)
+
+
+def test_a_slip_in_a_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    path = write(tmp_path / "books.arrow", 1)
+    with pytest.raises(ConfigError, match=f"did you mean '{path}'"):
+        list_source(spec(tmp_path, "bokos.arrow"), storage=STORAGE)
+
+
+def test_a_folder_is_answered_with_its_files(tmp_path: Path) -> None:
+    write(tmp_path / "books" / "a.arrow", 1)
+    with pytest.raises(
+        ConfigError,
+        match=rf"source 'source': {tmp_path}/books is a folder: .* `{tmp_path}/books/\*\.arrow`",
+    ):
+        list_source(spec(tmp_path, "books"), storage=STORAGE)
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.arrow", 1).rename(tmp_path / "\udcff.arrow")
+    with pytest.raises(ConfigError, match=r"udcff.arrow': its name has characters .* rename it"):
+        list_source(spec(tmp_path), storage=STORAGE)
+
+
+def test_mixed_formats_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.arrow", 1)
+    shutil.copy(path, tmp_path / "b.parquet")
+    with pytest.raises(
+        ConfigError, match=r"source 'source': mixes formats: arrow \(.*a.arrow\), parquet"
+    ):
+        list_source(spec(tmp_path, "*"), storage=STORAGE)
+
+
+def test_an_unknown_kind_of_file_names_the_source(tmp_path: Path) -> None:
+    (tmp_path / "notes.doc").write_text("")
+    with pytest.raises(ConfigError, match=r"source 'source': .*notes.doc"):
+        list_source(spec(tmp_path, "*"), storage=STORAGE)
+
+
+@pytest.mark.parametrize("pattern", ["x", "x.bin", "x.idx", "x.*", "?", "[x]"])
+def test_a_megatron_prefix_stands_for_its_two_files(tmp_path: Path, pattern: str) -> None:
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"x{suffix}").write_bytes(b"1234")
+    listing = list_source(spec(tmp_path, pattern), storage=STORAGE)
+    (file,) = listing.files
+    assert (file.name, file.path, listing.read.format) == (
+        "x.bin",
+        str(tmp_path / "x.bin"),
+        "megatron",
+    )
+    (tmp_path / "x.idx").write_bytes(b"12345")
+    assert list_source(spec(tmp_path, pattern), storage=STORAGE).files[0].etag != file.etag
+
+
+def test_a_megatron_prefix_may_hold_what_looks_like_a_wildcard(tmp_path: Path) -> None:
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"x[1]{suffix}").write_bytes(b"1234")
+    (file,) = list_source(spec(tmp_path, "x[1]"), storage=STORAGE).files
+    assert file.name == "x[1].bin"
+
+
+def test_a_link_to_nothing_is_an_error_that_names_it(tmp_path: Path) -> None:
+    write(tmp_path / "a.arrow", 1)
+    (tmp_path / "b.arrow").symlink_to("gone.arrow")
+    (tmp_path / "c.arrow").symlink_to("gone.arrow")
+    with pytest.raises(
+        DataError,
+        match=r"b.arrow: cannot be read: a symbolic link to nothing: gone.arrow \(and 1 more: ",
+    ) as e:
+        list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=False), storage=STORAGE)
+    assert f"and 1 more: {tmp_path}/c.arrow); source 'source' may be missing files" in str(e.value)
+    assert "set `on_unreadable: skip`" in str(e.value)
+    listing = list_source(
+        dataclasses.replace(spec(tmp_path), skip_unreadable=True), storage=STORAGE
+    )
+    assert [file.name for file in listing.files] == ["a.arrow"]
+    assert listing.skipped == tuple(
+        f"{tmp_path}/{n}.arrow: a symbolic link to nothing: gone.arrow" for n in "bc"
+    )
+
+
+def test_nothing_but_what_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "b.arrow").symlink_to("gone.arrow")
+    with pytest.raises(
+        ConfigError,
+        match=r"source 'source': none of its files can be read: .*b.arrow: a symbolic link",
+    ):
+        list_source(dataclasses.replace(spec(tmp_path), skip_unreadable=True), storage=STORAGE)
+
+
+def test_folders_that_look_like_files_are_not_left_out_silently(tmp_path: Path) -> None:
+    """Spark and Dask write a folder of files for each table."""
+    write(tmp_path / "a.arrow", 1)
+    write(tmp_path / "b.arrow" / "part-0.arrow", 1)
+    (tmp_path / "notes").mkdir()
+    patterns = f"{tmp_path}/*.arrow", f"{tmp_path}/*.arrow/*.arrow"
+    says = f"{patterns[0]} matches the folder {tmp_path}/b.arrow, whose files would be left out: add a pattern for them, "
+    says += f"`path: [{patterns[0]}, {patterns[1]}]`, or set `on_unreadable: skip`"
+    one = spec(tmp_path, "*.arrow")
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        find_source(one, storage=STORAGE)
+    assert find_source(dataclasses.replace(one, patterns=patterns), storage=STORAGE).paths == (
+        f"{tmp_path}/a.arrow",
+        f"{tmp_path}/b.arrow/part-0.arrow",
+    )
+    skipped = find_source(dataclasses.replace(one, skip_unreadable=True), storage=STORAGE)
+    assert skipped.paths == (f"{tmp_path}/a.arrow",)
+    assert skipped.skipped == (f"{tmp_path}/b.arrow: a folder, whose files no pattern matches",)
+    assert len(find_source(spec(tmp_path, "**/*.arrow"), storage=STORAGE).paths) == 2
+    (tmp_path / "a.arrow").unlink()
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        find_source(one, storage=STORAGE)
+
+
+@pytest.mark.parametrize("pattern", ["**/*.arrow", "*/*.arrow"])
+def test_links_to_folders_are_followed_once_and_noted(tmp_path: Path, pattern: str) -> None:
+    write(tmp_path / "y" / "a.arrow", 1)
+    (tmp_path / "z").symlink_to("y")
+    (tmp_path / "y" / "up").symlink_to("..")
+    found = find_source(spec(tmp_path, pattern), storage=STORAGE)
+    assert found.paths == (f"{tmp_path}/y/a.arrow",)
+    many, first = (2, "y/up") if "**" in pattern else (1, "z")
+    says = f"source 'source': {many} links lead to folders that are already listed (such as {tmp_path}/{first}); "
+    assert found.note == says + "each file counts once"
+
+
+def test_a_file_counts_once_whatever_links_lead_to_it(tmp_path: Path) -> None:
+    write(tmp_path / "z" / "a.arrow", 1)
+    (tmp_path / "b.arrow").symlink_to("z/a.arrow")
+    (tmp_path / "loop").symlink_to(".")
+    (tmp_path / "c").symlink_to("z")
+    (tmp_path / "d.arrow").symlink_to(write(tmp_path.parent / f"{tmp_path.name}-outside.data", 2))
+    found = find_source(spec(tmp_path, "**/*.arrow"), storage=STORAGE)
+    assert [Path(path).name for path in found.paths] == ["d.arrow", "a.arrow"]
+    assert found.note == (
+        f"source 'source': 1 paths lead to files that are already listed under another name "
+        f"(such as {tmp_path}/b.arrow, the same file as "
+        f"{tmp_path}/z/a.arrow), and 2 links lead to folders that are already listed (such as {tmp_path}/c); "
+        "each file counts once"
+    )
+    both = dataclasses.replace(
+        spec(tmp_path), patterns=(f"{tmp_path}/z/a.arrow", f"{tmp_path}/z/*.arrow")
+    )
+    assert find_source(both, storage=STORAGE).note is None, "the same name twice is no other name"
+
+
+def write_pairs(folder: Path, names: str) -> None:
+    for name in names:
+        for suffix in (".bin", ".idx"):
+            (folder / f"{name}{suffix}").write_bytes(name.encode())
+
+
+@pytest.mark.parametrize("pattern", ["*.bin", "*.idx", "*"])
+def test_a_pair_is_skipped_where_its_other_half_leads_nowhere(tmp_path: Path, pattern: str) -> None:
+    write_pairs(tmp_path, "ab")
+    (tmp_path / "a.idx").unlink()
+    (tmp_path / "a.idx").symlink_to("gone")
+    listing = list_source(
+        dataclasses.replace(spec(tmp_path, pattern), skip_unreadable=True), storage=STORAGE
+    )
+    assert [file.name for file in listing.files] == ["b.bin"]
+    assert any(
+        f"{tmp_path}/a." in path and "a symbolic link to nothing" in path
+        for path in listing.skipped
+    )
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can try as another user")
+def test_a_pair_is_skipped_where_its_idx_is_closed(tmp_path: Path) -> None:
+    write_pairs(tmp_path, "ab")
+    (tmp_path / "a.idx").chmod(0o600)
+    for parent in (tmp_path, *tmp_path.parents[:-2]):
+        parent.chmod(parent.stat().st_mode | 0o055)
+    child = os.fork()
+    if not child:
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            found = find_source(
+                dataclasses.replace(spec(tmp_path, "*.bin"), skip_unreadable=True), storage=STORAGE
+            )
+            expected = (f"{tmp_path}/a.bin: {tmp_path}/a.idx: Permission denied",)
+            os._exit((found.paths, found.skipped) != ((f"{tmp_path}/b.bin",), expected))
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_several_idx_over_one_bin_are_files_of_their_own(tmp_path: Path) -> None:
+    write_pairs(tmp_path, "a")
+    (tmp_path / "b.bin").symlink_to("a.bin")
+    (tmp_path / "b.idx").write_bytes(b"other documents")
+    (tmp_path / "c.bin").symlink_to("a.bin")
+    (tmp_path / "c.idx").symlink_to("a.idx")
+    found = find_source(spec(tmp_path, "*.bin"), storage=STORAGE)
+    assert [Path(path).name for path in found.paths] == ["a.bin", "b.bin"]
+    assert found.note is not None
+    assert "1 paths" in found.note
+
+
+def test_a_cache_among_the_data_is_no_data(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "a.bin", [[1, 2], [3]])
+    for _ in range(2):
+        assert build(tmp_path / "cache", spec(tmp_path, "**/*.bin")).num_files == 1
+
+
+@pytest.mark.parametrize("listed", [["train", "validation"], ["validation", "held-out"], None])
+def test_a_folder_of_splits_is_answered_with_that_of_one(
+    tmp_path: Path, listed: list[str] | None
+) -> None:
+    folder = tmp_path / "my[1]"  # a remedy's path is a pattern
+    for split in listed or ["test", "train"]:
+        write(folder / split / "data-00000-of-00001.arrow", 1)
+    if listed is not None:
+        (folder / "dataset_dict.json").write_text(json.dumps({"splits": listed}))
+    chosen = "validation" if listed and "train" not in listed else "train"
+    splits = ", ".join(listed or ["test", "train"])
+    remedy = f"{tmp_path}/my[[]1]/{chosen}/*.arrow"
+    says = rf"is a folder: it has the splits {splits}, so name the folder of one: .*`{re.escape(remedy)}`$"
+    with pytest.raises(ConfigError, match=says):
+        list_source(spec(tmp_path, "my[1]"), storage=STORAGE)
+    (file,) = list_source(spec(tmp_path, f"my[[]1]/{chosen}/*.arrow"), storage=STORAGE).files
+    assert file.path == f"{folder}/{chosen}/data-00000-of-00001.arrow"
+
+
+@pytest.mark.parametrize(
+    ("names", "remedy"),
+    [
+        (["train-00000-of-00001", "test-00000-of-00001"], "*train*.arrow"),
+        (["data/train-00000-of-00001", "data/test-00000-of-00001"], "**/*train*.arrow"),
+        (["fineweb_train_000001", "fineweb_val_000000"], "*train*.arrow"),
+        (["test", "val"], "*test*.arrow"),
+        (["en/train/0", "en/validation/0"], "**/train/**/*.arrow"),
+        (["train_sft/0", "test_sft/0"], "train_sft/**/*.arrow"),
+        (["train-1/test_0", "train-1/test_1"], "**/*.arrow"),
+    ],
+)
+def test_names_of_splits_lead_to_the_files_of_one(
+    tmp_path: Path, names: list[str], remedy: str
+) -> None:
+    for seed, name in enumerate(names):
+        write(tmp_path / "d[1]" / f"{name}.arrow", seed)
+    with pytest.raises(ConfigError, match=re.escape(f"`{tmp_path}/d[[]1]/{remedy}`") + "$"):
+        list_source(spec(tmp_path, "d[1]"), storage=STORAGE)
+    listing = list_source(spec(tmp_path, f"d[[]1]/{remedy}"), storage=STORAGE)
+    assert listing.note is None
+    assert len(listing.files) == (2 if remedy == "**/*.arrow" else 1)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"splits": 1}'])
+def test_a_list_of_splits_that_is_none_is_named(tmp_path: Path, content: str) -> None:
+    write(tmp_path / "books" / "train" / "a.arrow", 1)
+    (tmp_path / "books" / "dataset_dict.json").write_text(content)
+    with pytest.raises(
+        ConfigError,
+        match=rf"{tmp_path}/books/dataset_dict\.json: is not a list of splits .*restore it",
+    ):
+        list_source(spec(tmp_path, "books"), storage=STORAGE)
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern", "splits"),
+    [
+        (["d/train/a", "d/validation/a"], "d/**/*.arrow", ("train", "validation")),
+        (["d/x/train/a", "d/y/test/a"], "d/*/*/*.arrow", ("train", "test")),
+        (["train-00000-of-00001", "test-00000-of-00001"], "*.arrow", ("test", "train")),
+        (["train", "val"], "*.arrow", ("train", "val")),
+        (["x_train_01", "x_valid_01"], "*.arrow", ("train", "valid")),
+        (["Train/a", "Test/a"], "*/*.arrow", ("test", "train")),
+        (["train_sft/a", "test_sft/a"], "*/*.arrow", ("test", "train")),
+        (["trains", "latest", "devices", "evaluation"], "*.arrow", None),
+        (["train/test_a", "train/eval_b"], "train*/*.arrow", None),
+        (["d/train/a", "e/train/a"], "*/train/*.arrow", None),
+        (["train/a", "books/a"], "*/*.arrow", None),
+        (["test/d/a", "test/d/b"], "test/d/*.arrow", None),
+    ],
+)
+def test_patterns_over_several_splits_are_warned_of(
+    tmp_path: Path, names: list[str], pattern: str, splits: tuple[str, str] | None
+) -> None:
+    for seed, name in enumerate(names):
+        write(tmp_path / f"{name}.arrow", seed)
+    note = list_source(spec(tmp_path, pattern), storage=STORAGE).note
+    if splits is None:
+        assert note is None
+    else:
+        assert re.match(
+            rf"source 'source': .* of several splits, {splits[0]} \(.*, {splits[1]} \(", note or ""
+        )
