@@ -4,17 +4,87 @@ errors name the source."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal, localcontext
 from fractions import Fraction
 from typing import NamedTuple
 
 from megablend.blend.caps import capped_shares
-from megablend.blend.computed_weights import compute_weights
 from megablend.blend.epochs import Epochs, ReadBefore
 from megablend.blend.interleavings.base import MAX_SAMPLES
-from megablend.blend.remedies import fit_all_caps, round_up, set_length
 from megablend.config import SPLITS, Config, Source
 from megablend.config.values import SIZE
 from megablend.errors import PlanError
+
+
+def set_length(config: Config, split: str, samples: int, tokens: int) -> str:
+    """What to set so that a split has at least `samples` samples, in the unit of its configured
+    length.
+
+    Args:
+        tokens: of all sources in the split, once.
+    """
+    if split != "train":
+        return f"set `{split}_samples: {samples}` or more"
+    if config.tokens is not None:
+        return f"set `tokens: {samples * config.sequence_length}` or more"
+    if config.epochs is not None and tokens:
+        extra = int(config.add_extra_token_to_sequence)
+        return f"set `epochs: {round_up(Fraction(samples * config.sequence_length + extra, tokens))}` or more"
+    return f"set `samples: {samples}` or more"
+
+
+def fit_all_caps(config: Config, split: str, samples: int) -> str:
+    """What to set so that a split has at most `samples` samples, which its caps allow, and a comma;
+    empty for 0."""
+    if samples < 1:
+        return ""
+    if split == "train" and config.tokens is not None:
+        return f"set `tokens: {samples * config.sequence_length}` or less, "
+    key = "samples" if split == "train" else f"{split}_samples"
+    instead = (
+        f" instead of `epochs: {float(config.epochs):g}`"
+        if split == "train" and config.epochs is not None
+        else ""
+    )
+    return f"set `{key}: {samples}` or less{instead}, "
+
+
+def round_up(number: Fraction) -> str:
+    """The number with up to six decimals, rounded up."""
+    return f"{-(-number * 10**6 // 1) / 10**6:f}".rstrip("0").rstrip(".")
+
+
+DIGITS = 12
+"""Significant digits of computed weights, which the ledger stores as exact shares."""
+_PRECISION = 50
+
+
+def compute_weights(weights: Sequence[Fraction], temperature: Fraction | None) -> list[Fraction]:
+    """The weights' fractions of their sum, each to the power 1 / temperature (1 where None),
+    rounded to 12 digits.
+
+    Args:
+        weights: [num_sources], 0 or more, not all 0; 0 stays 0.
+    """
+    total = sum(weights)
+    with localcontext(
+        Context(prec=_PRECISION, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX)
+    ):
+        return [
+            _power(weight / total, temperature or Fraction(1)) if weight else Fraction(0)
+            for weight in weights
+        ]
+
+
+def _power(number: Fraction, temperature: Fraction) -> Fraction:
+    value = Decimal(number.numerator) / Decimal(number.denominator)
+    if temperature != 1:
+        value = (value.ln() * temperature.denominator / temperature.numerator).exp()
+    return Fraction(
+        Context(prec=DIGITS, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX).create_decimal(
+            value
+        )
+    )
 
 
 class Shares(NamedTuple):

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from megablend.errors import LaunchError, MegablendError
@@ -135,3 +137,24 @@ def _portable(error: BaseException) -> BaseException:
         if type(copy) is type(error) and str(copy) == str(error)
         else RuntimeError(f"{type(error).__name__}: {error}")
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """This process and the other processes of its job."""
+
+    world: FailTogether
+    """All ranks. For short exchanges only: a backend may time out after some minutes."""
+    members: Callable[[Sequence[int]], AbstractContextManager[FailTogether]]
+    """A communicator of some ranks, including this one, without a short time-out; only these ranks
+    enter the context."""
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process."""
+        return self.world.rank
+
+    @property
+    def size(self) -> int:
+        """Number of processes of the job."""
+        return self.world.size

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from megablend.distributed.base import Communicator
-from megablend.distributed.fail_together import FailTogether
-from megablend.distributed.job import Job
+from megablend.distributed.fail_together import FailTogether, Job
 from megablend.distributed.launch import detect
 from megablend.errors import LaunchError
 

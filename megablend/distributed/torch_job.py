@@ -16,8 +16,7 @@ import torch
 import torch.distributed
 from torch.distributed.rendezvous import rendezvous
 
-from megablend.distributed.fail_together import FailTogether
-from megablend.distributed.job import Job
+from megablend.distributed.fail_together import FailTogether, Job
 from megablend.distributed.launch import read_count
 from megablend.errors import LaunchError
 from megablend.system.log import LOG

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.config.read_spec import OptionValue, ReadSpec
+from megablend.errors import CHANGED_REMEDY, ChangedFileError
 from megablend.storage.base import Storage
 from megablend.storage.ranges import FetchedRanges, FileRanges
 
@@ -358,3 +359,14 @@ def is_divisible(kind: Format) -> TypeGuard[DivisibleFormat]:
 def has_group_digests(kind: Format) -> TypeGuard[GroupDigestFormat]:
     """Whether a format is a GroupDigestFormat."""
     return hasattr(kind, "make_group_digests")
+
+
+def check_size(path: str, file: OpenedFile, storage: Storage) -> int:
+    """The size of a file in bytes. Raises: ChangedFileError if it had another one when it was
+    indexed; as Storage.stat does."""
+    size = storage.stat(path).size
+    if size != file.size:
+        raise ChangedFileError(
+            path, f"has {size} bytes, had {file.size} when it was indexed; {CHANGED_REMEDY}"
+        )
+    return size

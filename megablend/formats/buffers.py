@@ -1,4 +1,4 @@
-"""Memory for what is read and decoded."""
+"""Memory for what is read and decoded, and Arrow arrays as numpy arrays."""
 
 from __future__ import annotations
 
@@ -36,3 +36,25 @@ def empty_from_arrow_pool(shape: int | tuple[int, ...], dtype: npt.DTypeLike) ->
     return (
         np.frombuffer(pa.allocate_buffer(size * kind.itemsize), np.uint8).view(kind).reshape(shape)
     )
+
+
+_NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
+"""Arrow's names that are not numpy's; `pyarrow.DataType.to_pandas_dtype` may need pandas (pyarrow
+25)."""
+
+
+def as_numpy(array: Any) -> npt.NDArray[Any]:
+    """The values of a pyarrow.Array of integers, floats or booleans without nulls; a view, except
+    for booleans."""
+    assert not array.null_count
+    data = array.buffers()[1]
+    length = len(array)
+    if array.type.bit_width == 1:
+        bits = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+        found = np.unpackbits(bits, bitorder="little")[array.offset : array.offset + length]
+        return found.astype(np.bool_)
+    name = str(array.type)
+    dtype = np.dtype(_NUMPY_NAMES.get(name, name))
+    if data is None:
+        return np.zeros(0, dtype)
+    return np.frombuffer(data, dtype, length, array.offset * dtype.itemsize)

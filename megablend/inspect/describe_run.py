@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 
 from megablend.blend.caps import plan_full_shares
-from megablend.blend.fitting_lanes import fitting_lanes, unfit_lanes
 from megablend.blend.shares import cap_of
 from megablend.caches.base import DOCUMENTS
 from megablend.config import LENGTHS, Config
@@ -44,7 +43,7 @@ from megablend.prefetch.memory_need import find_memory_need
 from megablend.prefetch.read_amplification import read_amplification
 from megablend.run.commit import compile_others
 from megablend.run.compile import Compiled
-from megablend.run.fitting_steps import fitting_unit, unfit_step
+from megablend.run.fitting_steps import fitting_lanes, fitting_unit, unfit_lanes, unfit_step
 from megablend.run.run import Run
 from megablend.run.skips import load_skips
 from megablend.storage.transfer import Transfer

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from megablend.config.storage_settings import load_storage_settings
-from megablend.distributed.fail_together import Subgroup
+from megablend.distributed.fail_together import Job, Subgroup
 from megablend.distributed.find_job import this_job
 from megablend.distributed.folder_groups import AUTO, ranks_sharing_folder
-from megablend.distributed.job import Job
 from megablend.distributed.same_settings import check_same_settings
 from megablend.index.build.build import Progress
 from megablend.megatron.cache_builder.build_cache import CacheReport, prepare_cache

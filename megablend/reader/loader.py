@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from megablend.blend.fitting_lanes import unfit_lanes
 from megablend.errors import ConfigError, MegablendError, StateError
 from megablend.index.verify.check_files import FileChecker
 from megablend.prefetch.memory_budget import batches_of, budget_of
@@ -25,6 +24,7 @@ from megablend.reader.ranks import DataParallelGroup
 from megablend.reader.sampler import PretrainingSampler, check_dataset
 from megablend.reader.start_method import WorkerStart, choose_start_method
 from megablend.reader.transform import AHEAD, Threads, Transform, TransformedSteps, transformed
+from megablend.run.fitting_steps import unfit_lanes
 from megablend.run.run_files import list_files
 
 SETTINGS = (

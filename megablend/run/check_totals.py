@@ -12,8 +12,7 @@ from megablend.blend.caps import capped_shares, longest_stage
 from megablend.blend.epochs import Epochs
 from megablend.blend.interleavings.base import MAX_SAMPLES
 from megablend.blend.plan import Stretch
-from megablend.blend.remedies import fit_all_caps, round_up, set_length
-from megablend.blend.shares import cap_of, find_most_tokens
+from megablend.blend.shares import cap_of, find_most_tokens, fit_all_caps, round_up, set_length
 from megablend.config import Config, Source
 from megablend.errors import PlanError
 from megablend.run.compile import Compiled

@@ -26,8 +26,7 @@ import numpy as np
 from megablend.arrays import Int64s
 from megablend.blend.epochs import Epochs, Segment
 from megablend.blend.interleavings.base import StageRequest
-from megablend.blend.plan import StagesPlan
-from megablend.blend.planned_stage import PlannedStage
+from megablend.blend.plan import PlannedStage, StagesPlan
 from megablend.index.tables.cache_folders import splits
 from megablend.run.ledger import Ledger
 from megablend.run.ledger_format import blend_record, digest_of, parse_blend

@@ -1,5 +1,5 @@
-"""Which steps fit a run: no batch has samples of two lengths or masks, and none has samples that
-are skipped.
+"""Which steps and lanes fit a run: no batch has samples of two lengths or masks, and none has
+samples that are skipped.
 
 A step is what all data-parallel ranks read at once. Steps are counted from a position; so whether
 they fit is known only when that is, and then for the whole run.
@@ -63,4 +63,40 @@ def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | N
     return (
         f"the length or the mask settings of samples change at sample {end:,}, within {from_here}, and a batch cannot contain "
         f"both: {remedy}{', or ' if remedy else ''}use a micro batch and ranks whose steps end where it does"
+    )
+
+
+def fitting_lanes(
+    lanes: int, *, micro_batch_size: int, data_parallel_size: int, num_workers: int
+) -> int:
+    """The smallest number of lanes, at least `lanes`, with which no two processes share a lane.
+
+    Two processes that read the same lane both read most of its blocks. A step of a process is
+    micro_batch_size consecutive samples, and the processes take turns, so the number of lanes must
+    be a multiple of the samples in one round of turns.
+    """
+    processes = data_parallel_size * max(1, num_workers)
+    if processes == 1:
+        return lanes
+    turn = micro_batch_size * processes
+    return -(-lanes // turn) * turn
+
+
+def unfit_lanes(
+    lanes: int, *, micro_batch_size: int, data_parallel_size: int, num_workers: int
+) -> str | None:
+    """A message that says why a number of lanes does not fit and which one does; None where it
+    fits."""
+    fits = fitting_lanes(
+        lanes,
+        micro_batch_size=micro_batch_size,
+        data_parallel_size=data_parallel_size,
+        num_workers=num_workers,
+    )
+    if fits == lanes:
+        return None
+    workers = f" x {num_workers} workers" if num_workers > 1 else ""
+    return (
+        f"lanes: {lanes} is not a multiple of micro batch {micro_batch_size} x {data_parallel_size} ranks{workers}, so several "
+        f"processes read the same blocks; lanes: {fits} fits (only for a new run, since lanes decide the order)"
     )

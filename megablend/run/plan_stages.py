@@ -15,8 +15,7 @@ from megablend.blend.allocate import divide_drain, drain_length, stage_totals
 from megablend.blend.epochs import EpochsBuilder, ReadBefore, Withdrawals
 from megablend.blend.interleavings.base import StageRequest, check_tokens
 from megablend.blend.interleavings.registry import find_interleaving
-from megablend.blend.plan import StagesPlan
-from megablend.blend.planned_stage import PlannedStage
+from megablend.blend.plan import PlannedStage, StagesPlan
 from megablend.blend.shares import samples_in
 from megablend.errors import PlanError
 from megablend.run.stage import Blend, Stage

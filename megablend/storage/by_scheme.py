@@ -9,8 +9,7 @@ from megablend.errors import ConfigError
 from megablend.storage.base import KnownFiles, Storage
 from megablend.storage.location import find_scheme
 from megablend.storage.object_options import ObjectOptions
-from megablend.storage.registry import explain_scheme, find_storage
-from megablend.storage.storage_options import StorageOptions
+from megablend.storage.registry import StorageOptions, explain_scheme, find_storage
 from megablend.storage.wrapper import RoutingStorage
 
 

@@ -14,10 +14,25 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from megablend.errors import ConfigError
-from megablend.storage.storage_options import StorageOptions
 
 if TYPE_CHECKING:  # a config is read without NumPy
     from megablend.storage.base import Storage
+from dataclasses import dataclass, field
+
+from megablend.storage.object_options import ObjectOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageOptions:
+    """The storage options of a config; each storage uses those that apply to it."""
+
+    direct: bool = False
+    """Read blocks without the system's page cache."""
+    max_open_files: int | None = None
+    """Descriptors that the process keeps open; None for the storage's default."""
+    objects: ObjectOptions = field(default_factory=ObjectOptions)
+    """How object stores and web servers are accessed and read."""
+
 
 ENTRY_POINTS = "megablend.storages"
 

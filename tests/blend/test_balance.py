@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.blend.allocate import largest_remainder, stage_totals
-from megablend.blend.interleavings.tree import build_tree
+from megablend.blend.interleavings.lanes import build_tree
 from megablend.blend.plan import StagesPlan
 from tests.examples import examples
 from tests.run.plans import lane_plan

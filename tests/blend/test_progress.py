@@ -7,8 +7,7 @@ import pytest
 
 from megablend.blend.epochs import Epochs
 from megablend.blend.interleavings.base import StageRequest
-from megablend.blend.plan import StagesPlan
-from megablend.blend.planned_stage import PlannedStage
+from megablend.blend.plan import PlannedStage, StagesPlan
 from megablend.blend.progress import NONE, find_epoch_ends, find_presence
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from megablend.cli.main import cli
 from megablend.config import load_config
-from megablend.config.vocab import read_vocab_size
 from megablend.errors import ConfigError
 from megablend.index.blocks.block_store import BlockStore
 from megablend.index.build.build import Progress
 from megablend.operations.build import build
 from megablend.operations.check_data import check_data
+from megablend.operations.check_tokens import read_vocab_size
 from megablend.storage.local import data_error
 from tests.cli.commands import runner_with_stderr
 from tests.formats.writers import write_megatron

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from megablend.blend.interleavings.base import StageRequest
-from megablend.blend.plan import StagesPlan
-from megablend.blend.planned_stage import PlannedStage
+from megablend.blend.plan import PlannedStage, StagesPlan
 
 
 def lane_plan(

@@ -19,8 +19,7 @@ from megablend.errors import ConfigError
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import StorageByScheme, make_storage
 from megablend.storage.descriptors import default_capacity, shared_pool
-from megablend.storage.registry import STORAGES
-from megablend.storage.storage_options import StorageOptions
+from megablend.storage.registry import STORAGES, StorageOptions
 from megablend.storage.wrapper import WrapperStorage
 from megablend.testing.moved import SCHEME, MovedStorage
 from tests.runs import documents, make_config, write_source

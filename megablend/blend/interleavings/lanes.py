@@ -14,6 +14,7 @@ spread over lanes, and the tail is too short for lanes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,15 +30,48 @@ from megablend.blend.interleavings.base import (
 )
 from megablend.blend.interleavings.lane_schedule import make_lane_schedule
 from megablend.blend.interleavings.tails import Tails
-from megablend.blend.interleavings.tree import build_tree
 from megablend.errors import PlanError
 from megablend.kernels.blend.inverse import find_samples
 from megablend.kernels.blend.keyed_hash import MASK
 from megablend.kernels.blend.lanes import cycle_shift, locate
 from megablend.kernels.blend.periods import HEAD, period_of
 from megablend.kernels.blend.tails import find_tails
-from megablend.kernels.blend.tree import counts_of_leaf, first_multiple
+from megablend.kernels.blend.tree import all_counts, counts_of_leaf, first_multiple, huffman
 from megablend.lazy import cached_property
+
+
+class Tree(NamedTuple):
+    """A stage's sources with their totals, as arrays; sources without samples are left out."""
+
+    left_leaves: npt.NDArray[np.int32]
+    """int32 [num_leaves], by inner node; the last entry is unused."""
+    left_samples: npt.NDArray[np.int64]
+    """int64 [num_leaves], by inner node; the last entry is unused."""
+    sources: npt.NDArray[np.int32]
+    """int32 [num_leaves], by rank."""
+    samples: npt.NDArray[np.int64]
+    """int64 [num_leaves], by rank: the totals."""
+
+    def counts(self, n: int) -> npt.NDArray[np.int64]:
+        """How many of the first n samples each leaf has: int64 [num_leaves], by rank; 0 <= n <= sum
+        of the totals."""
+        counts = np.empty(len(self.sources), np.int64)
+        all_counts(self.left_leaves, self.left_samples, int(self.samples.sum()), n, counts)
+        return counts
+
+
+def build_tree(totals: npt.NDArray[np.int64]) -> Tree:
+    """Build the tree of a stage: totals int64 [D], not negative, at least one positive, sum below
+    2^50. O(D log D)."""
+    order = np.argsort(totals, kind="stable")
+    order = order[totals[order] > 0]
+    left_leaves = np.zeros(len(order), np.int32)
+    left_samples = np.zeros(len(order), np.int64)
+    leaves = np.empty(len(order), np.int32)
+    huffman(totals[order], left_leaves, left_samples, leaves)
+    sources = order[leaves]
+    return Tree(left_leaves, left_samples, sources.astype(np.int32), totals[sources])
+
 
 MAX_LANES = MAX_WINDOW = 1 << 20
 

@@ -2,16 +2,108 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 
+from megablend.arrays import Int64s
 from megablend.errors import CorruptFileError, UnsupportedFileError
 from megablend.formats.arrow.buffers import MAX_BYTES, Buffers
 from megablend.formats.arrow.column import Column
 from megablend.formats.arrow.documents import find_documents
-from megablend.formats.arrow.message import Batch, BatchError, column_buffers
-from megablend.formats.arrow.request_batches import load_batch, request_batches
+from megablend.formats.arrow.message import (
+    Batch,
+    BatchError,
+    column_buffers,
+    needed_ranges,
+    parse_batch,
+)
 from megablend.formats.base import BLOCK_DTYPE, ENDS_AT_DOCUMENT_END, Array
 from megablend.storage.base import Storage
+from megablend.storage.prefetched import is_prefetched, is_requested, request_ranges
+
+_MAX_SHORT_BYTES = 64 << 10
+"""Most bytes that are requested of the last batch, which may have fewer rows: what comes before its
+offsets is shorter then."""
+
+
+def request_batches(path: str, places: Array, column: Column, storage: Storage) -> None:
+    """Announce the reads that count batches, PLACE_DTYPE [num_batches]; see
+    `storage.prefetched`."""
+    if not is_prefetched(storage) or not len(places):
+        return
+    offsets, sizes = _expect_buffers(path, places, column, storage)
+    offsets = np.append(offsets, places["offset"])
+    sizes = np.append(sizes, places["metadata_bytes"])
+    order = np.argsort(offsets, kind="stable")
+    request_ranges(storage, path, offsets[order], sizes[order])
+    found = list[tuple[int, int]]()
+    for place in places:
+        with contextlib.suppress(BatchError):  # reported where the batch is counted
+            batch = load_batch(path, place, column, storage)
+            body = int(_bodies_of(place))
+            found += [
+                (body + offset, size) for offset, size in needed_ranges(batch, column, tokens=False)
+            ]
+    offsets, sizes = np.array(found, np.int64).reshape(-1, 2).T.copy()
+    request_ranges(storage, path, offsets, sizes)
+
+
+def load_batch(path: str, place: np.void, column: Column, storage: Storage) -> Batch:
+    """Read the message of a batch. Raises: BatchError."""
+    metadata = storage.read(path, int(place["offset"]), int(place["metadata_bytes"]))
+    return parse_batch(metadata, int(place["body_bytes"]), column)
+
+
+def expect_ranges(
+    batch: Batch, column: Column, body_bytes: Int64s
+) -> tuple[Int64s, Int64s, Int64s]:
+    """Where the needed buffers of batches are if they are where those of one batch are.
+
+    Compressed buffers vary in size: what is around them is included.
+
+    Args:
+        batch: the first.
+        body_bytes: int64 [num_batches], of all, the first included.
+
+    Returns: the number of the batch, the first byte in its body, and the size of each range, int64
+        [n]; within the bodies.
+    """
+    needed = np.array(needed_ranges(batch, column, tokens=False), np.int64).reshape(-1, 2)
+    starts = needed[:, 0]
+    stops = needed.sum(axis=1)
+    if len(needed) and batch.codec is not None:
+        margin = 64 + int(stops[-1] - starts[0]) // 4
+        starts = np.maximum(starts[:1] - margin, 0)
+        stops = stops[-1:] + margin
+    numbers = np.repeat(np.arange(len(body_bytes)), len(starts))
+    all_starts = np.tile(starts, len(body_bytes))
+    all_stops = np.tile(stops, len(body_bytes))
+    if len(starts) and stops[-1] <= _MAX_SHORT_BYTES:
+        all_starts[-len(starts) :] = 0
+    all_stops = np.minimum(all_stops, body_bytes[numbers])
+    inside = all_starts < all_stops
+    return numbers[inside], all_starts[inside], (all_stops - all_starts)[inside]
+
+
+def _expect_buffers(
+    path: str, places: Array, column: Column, storage: Storage
+) -> tuple[Int64s, Int64s]:
+    """Expected offsets in the file, and sizes, of the buffers of all batches; none if the first
+    message is not known."""
+    first = places[0]
+    if is_requested(storage, path, int(first["offset"]), int(first["metadata_bytes"])):
+        with contextlib.suppress(BatchError):  # reported where the batch is counted
+            batch = load_batch(path, first, column, storage)
+            numbers, starts, sizes = expect_ranges(batch, column, places["body_bytes"])
+            return _bodies_of(places)[numbers] + starts, sizes
+    return np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+
+def _bodies_of(places: Array) -> Int64s:
+    """The first byte of each batch's body, int64."""
+    bodies: Int64s = places["offset"] + places["metadata_bytes"]
+    return bodies
 
 
 def count_batches(path: str, places: Array, column: Column, storage: Storage) -> tuple[Array, int]:

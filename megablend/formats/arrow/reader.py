@@ -31,10 +31,10 @@ from megablend.formats.base import (
     BlockReader,
     FileIndex,
     OpenedFile,
+    check_size,
 )
 from megablend.formats.blocks import single_chunk
 from megablend.formats.flat import ColumnFormat, read_divided
-from megablend.formats.unchanged import check_size
 from megablend.storage.base import Storage
 
 

@@ -22,10 +22,9 @@ from megablend.formats.arrow_stream.messages import (
     read_stream,
     unpack_places,
 )
-from megablend.formats.base import Array, BlockReader, FileIndex, OpenedFile
+from megablend.formats.base import Array, BlockReader, FileIndex, OpenedFile, check_size
 from megablend.formats.blocks import single_chunk
 from megablend.formats.flat import ColumnFormat, read_divided
-from megablend.formats.unchanged import check_size
 from megablend.storage.base import Storage
 
 

@@ -26,9 +26,9 @@ import pyarrow as pa
 
 from megablend.caches.base import CacheStore
 from megablend.errors import REMOVE_REMEDY, CacheError
-from megablend.formats.as_numpy import as_numpy
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE
 from megablend.formats.blocks import join_tables
+from megablend.formats.buffers import as_numpy
 from megablend.index.build.fragments import Fragment, publish_fragment, split_name
 from megablend.lazy import cached_property
 from megablend.system.atomic_write import DIGEST_BYTES, replace_file, seal, unseal

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from megablend.arrays import Int64s
 from megablend.caches.base import CacheStore
-from megablend.formats.as_numpy import as_numpy
+from megablend.formats.buffers import as_numpy
 from megablend.index.read.snapshot import Snapshot, open_snapshot
 from megablend.index.tables.file_table import FileTable
 from megablend.index.tables.row_checks import PLACE, RUNNING, CheckedTable

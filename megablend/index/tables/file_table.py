@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from megablend.arrays import Int64s
 from megablend.errors import CacheError, DamagedCacheError
-from megablend.formats.as_numpy import as_numpy
 from megablend.formats.base import OpenedFile
+from megablend.formats.buffers import as_numpy
 from megablend.index.tables.manifest import FILES, TOKEN_RANGES
 from megablend.index.tables.sealed_numbers import pack_numbers, read_numbers
 from megablend.index.tables.source_entry import ColumnEntry

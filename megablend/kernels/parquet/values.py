@@ -12,10 +12,68 @@ import numpy.typing as npt
 
 from megablend.intrinsics import Pointer, bytes_at, pointer_at
 from megablend.jit import device, kernel
-from megablend.kernels.parquet.booleans import decode_bits
-from megablend.kernels.parquet.byte_stream_split import join_streams
 from megablend.kernels.parquet.delta import decode_delta
 from megablend.kernels.parquet.dictionary import OUT_OF_RANGE, decode_dictionary
+from megablend.kernels.parquet.hybrid import bits_at, next_run
+
+Tokens = npt.NDArray[Any]
+
+
+@device
+def join_streams(address: int, out: Tokens) -> None:
+    """Decode BYTE_STREAM_SPLIT.
+
+    Args:
+        address: the address of the encoded values, as many bytes as `out` has: the first bytes of
+            all, then the second.
+        out: int32 or int64 [num_tokens], filled.
+    """
+    data = pointer_at(address, out.nbytes)
+    count = len(out)
+    size = out.nbytes
+    for begin in range(0, size, 4 * count):  # four streams at once: the loop is vectorised
+        shift = np.uint64(8 * begin // count)
+        for i in range(count):
+            word = np.uint32(data[begin + i]) | np.uint32(data[begin + count + i]) << np.uint32(8)
+            word |= np.uint32(data[begin + 2 * count + i]) << np.uint32(16)
+            word |= np.uint32(data[begin + 3 * count + i]) << np.uint32(24)
+            if begin == 0:
+                out[i] = np.int32(word)
+            else:
+                out[i] = np.int64(out[i]) & np.int64(0xFFFF_FFFF) | np.int64(
+                    np.uint64(word) << shift
+                )
+
+
+@device
+def decode_bits(address: int, size: int, in_runs: bool, out: npt.NDArray[np.bool_]) -> int:
+    """Fill `out` from `size` bytes at `address`: the hybrid of runs and groups of one bit a value,
+    or plain bits, lowest first.
+
+    Returns: 0; -1 if the bytes end before `out` is full.
+
+    Source: parquet-format, Encodings.md (PLAIN, RLE).
+    """
+    data = pointer_at(address, size)
+    at = filled = 0
+    while filled < len(out):
+        count = size * 8
+        packed = True
+        first = 0
+        after = size
+        if in_runs:
+            count, packed, first, after = next_run(data, at, size, 1)
+        if count < 0 or (count == 0 and after >= size):
+            return -1
+        count = min(count, len(out) - filled)
+        for i in range(count):
+            out[filled + i] = (bits_at(data, size, first + i, 1) if packed else first) != 0
+        filled += count
+        if not in_runs and filled < len(out):
+            return -1
+        at = after
+    return 0
+
 
 VALUES_DTYPE = np.dtype(
     [

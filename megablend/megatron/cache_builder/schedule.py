@@ -3,6 +3,7 @@ and the share of each."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -10,12 +11,55 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
 from megablend.distributed.assign import assign_longest_first
 from megablend.errors import ConfigError
-from megablend.megatron.cache_builder.free_memory import free_memory
 from megablend.megatron.cache_builder.work_plan import BlendJob, Job
 from megablend.megatron.request.request import GREEDY, LARGEST_REMAINDER
+
+_V2 = ("memory.max", "memory.current", "inactive_file")
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes that are free for this process. `root` is the folder that contains /proc and /sys."""
+    (available,) = _numbers(root / "proc/meminfo", "MemAvailable:")
+    return min([1024 * available, *_left_in_groups(root)])
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """Bytes that each control group with a bound still has."""
+    with contextlib.suppress(OSError):  # a kernel without control groups
+        for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                base = root / "sys/fs/cgroup"
+                names = _V2
+            elif "memory" in controllers.split(","):
+                base = root / "sys/fs/cgroup/memory"
+                names = _V1
+            else:
+                continue
+            own = PurePosixPath(path)
+            for group in (own, *own.parents):
+                # inside a container the groups above it are not to be seen, and its own may lie at
+                # the top
+                with contextlib.suppress(OSError, ValueError):  # "max" means no limit
+                    yield _left(base / str(group).lstrip("/"), *names)
+
+
+def _left(group: Path, limit: str, usage: str, inactive: str) -> int:
+    bound, used = (int((group / name).read_text(encoding="ascii")) for name in (limit, usage))
+    (idle,) = _numbers(group / "memory.stat", inactive)
+    return max(0, bound - max(0, used - idle))
+
+
+def _numbers(path: Path, name: str) -> list[int]:
+    """The numbers of the lines that begin with this word."""
+    lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+    return [int(words[1]) for words in lines if words and words[0] == name]
+
 
 PIECE_BYTES = 1 << 24
 """Sample indices go to the disk in pieces of about this size for each thread that makes them."""

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed
 
 from megablend.distributed.base import Communicator
-from megablend.distributed.fail_together import FailTogether, Subgroup
+from megablend.distributed.fail_together import FailTogether, Job, Subgroup
 from megablend.distributed.find_job import this_job
 from megablend.distributed.folder_groups import AUTO, ranks_sharing_folder
-from megablend.distributed.job import Job
 from megablend.distributed.same_settings import compare_settings, digest_settings
 from megablend.errors import ConfigError
 from megablend.lazy import cached_property

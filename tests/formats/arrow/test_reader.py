@@ -13,10 +13,10 @@ from megablend.formats import FORMATS
 from megablend.formats.arrow import buffers
 from megablend.formats.arrow.buffers import decompress
 from megablend.formats.arrow.column import find_column
+from megablend.formats.arrow.count_batches import expect_ranges, load_batch
 from megablend.formats.arrow.flatbuffer import FlatbufferError, Table
 from megablend.formats.arrow.footer import batch_places, read_footer, read_schema
 from megablend.formats.arrow.message import BatchError, needed_ranges
-from megablend.formats.arrow.request_batches import expect_ranges, load_batch
 from megablend.storage.base import Bytes
 from megablend.storage.prefetched import PrefetchedStorage
 from tests.formats.writers import index, opened, pieces

@@ -18,8 +18,7 @@ from megablend.formats.base import PLACED_BLOCK_DTYPE, Array, BlockReader, FileI
 from megablend.formats.fetch import read_blocks
 from megablend.formats.parquet.decoding.dictionaries import DictionaryCache
 from megablend.formats.parquet.decoding.headers import PART_PAGES
-from megablend.formats.parquet.decoding.page_reader import ParquetReader
-from megablend.formats.parquet.decoding.select import select_blocks
+from megablend.formats.parquet.decoding.page_reader import ParquetReader, select_blocks
 from megablend.formats.parquet.indexing.index_file import index_file
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import ByteSource

@@ -18,7 +18,7 @@ import pytest
 import megablend
 from megablend.errors import CacheError, CorruptFileError
 from megablend.index.blocks.block_store import BlockStore
-from megablend.index.blocks.check_fetched import MAX_READS
+from megablend.index.blocks.open_files import MAX_READS
 from megablend.index.read.block_checksums import (
     RANGE_COLUMNS,
     BlockChecksums,

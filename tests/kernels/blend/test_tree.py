@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megablend.blend.interleavings.tree import Tree, build_tree
+from megablend.blend.interleavings.lanes import Tree, build_tree
 from megablend.kernels.blend.tree import first_multiple, heavy_child_count, leaf_at, leaf_counts
 from tests import oracle
 from tests.examples import examples

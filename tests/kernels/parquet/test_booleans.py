@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megablend.kernels.parquet.booleans import decode_bits
+from megablend.kernels.parquet.values import decode_bits
 from tests.examples import examples
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megablend.kernels.parquet import delta
-from megablend.kernels.parquet.byte_stream_split import join_streams
 from megablend.kernels.parquet.dictionary import BROKEN, OUT_OF_RANGE, decode_dictionary
+from megablend.kernels.parquet.values import join_streams
 from tests.examples import examples
 from tests.kernels.parquet_streams import groups, hybrids, packed, run, varint, zigzag
 

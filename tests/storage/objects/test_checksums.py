@@ -10,7 +10,7 @@ import pytest
 
 import megablend
 from megablend.errors import ChangedFileError, CorruptFileError
-from megablend.index.blocks import check_fetched
+from megablend.index.blocks import open_files as check_fetched
 from megablend.index.read.block_checksums import find_wrong
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import Faults, FaultySource

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from megablend.arrays import Int64s
-from megablend.formats.as_numpy import as_numpy
+from megablend.formats.buffers import as_numpy
 from megablend.formats.parquet.metadata.schema import Column
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.formats.parquet.metadata.thrift import MalformedError

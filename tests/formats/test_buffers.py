@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from megablend.formats.as_numpy import as_numpy
+from megablend.formats.buffers import as_numpy
 
 
 @pytest.mark.parametrize(

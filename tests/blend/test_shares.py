@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megablend.blend.computed_weights import compute_weights
+from megablend.blend.shares import compute_weights
 from tests.examples import examples
 
 
