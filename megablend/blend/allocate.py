@@ -77,7 +77,8 @@ def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -
     if total < sum(left) or (total > sum(left) and not free):
         at_least = "at least " if free else ""
         raise PlanError(
-            f"drain: found {total:,} samples, expected {at_least}{sum(left):,}, what lanes have begun to read"
+            f"drain: found {total:,} samples, expected {at_least}{sum(left):,}, the number that "
+            "lanes have begun to read"
         )
     short = free
     while short:

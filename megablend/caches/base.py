@@ -46,8 +46,9 @@ def place_below(kind: str, *names: str) -> str:
             or any(ord(letter) < 32 or ord(letter) == 127 for letter in name)
         ):
             raise CacheError(
-                f"found {name!r} as the name of a file in `{kind}` of a cache, expected a name without slashes and control "
-                "characters: the file of the cache, or the state, that has this name was edited or damaged; restore it"
+                f"found the file name {name!r} in `{kind}` of a cache, expected no slashes or "
+                "control characters: a file of the cache, or the state, was edited or damaged; "
+                "restore it"
             )
     return "/".join((kind, *names))
 

@@ -64,7 +64,7 @@ def check_location(location: str) -> None:
     scheme = find_scheme(location)
     expected = "expected a folder, or a prefix such as s3://bucket/caches/name"
     if scheme in ("http", "https"):
-        raise ConfigError(f"{location}: web servers cannot be written; {expected}")
+        raise ConfigError(f"{location}: web servers are read-only; {expected}")
     if scheme not in SCHEMES:
         raise ConfigError(f"{location}: {scheme}:// cannot hold a cache; {expected}")
     if not location.partition("://")[2].strip("/").partition("/")[2]:

@@ -137,7 +137,7 @@ def verify(what: str, data: bool, as_json: bool) -> None:
                 f"{what}: its cache {cache.location} does not exist yet; `megablend build {what}` makes it"
             )
         raise ConfigError(
-            f"{what}: found no such folder, expected a config, or a cache that `megablend build` filled"
+            f"{what}: no such folder; expected a config, or a cache filled by `megablend build`"
         )
     with progress_on(sys.stderr, doing="verifying", done="verified") as progress:
         result = verify_cache(what, data=data, progress=progress)

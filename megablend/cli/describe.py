@@ -121,7 +121,7 @@ def describe(
                 if isinstance(found, CacheDescription)
                 else found.note
             )
-            raise click.UsageError(f"--html draws an indexed run: {reason}")
+            raise click.UsageError(f"--html needs an indexed run: {reason}")
         write_html(found, check_output(html, Session(what, cache=cache)))
     if isinstance(found, CacheDescription):
         given = [

@@ -106,9 +106,9 @@ def show(
         "--global-batch": global_batch,
     }
     if (sample is None) == (step is None):
-        raise click.UsageError("give one of --sample and --step")
+        raise click.UsageError("give either --sample or --step")
     if step is None and (given := [name for name, value in batch.items() if value is not None]):
-        raise click.UsageError(f"{given[0]} needs --step: a sample is the same for all batches")
+        raise click.UsageError(f"{given[0]} needs --step: a sample does not depend on the batch")
     if step is not None and micro_batch is None:
         raise click.UsageError(
             "--step needs --micro-batch, which with --data-parallel determines the samples of a step"
@@ -153,7 +153,7 @@ def _load_tokenizer(path: str) -> Any:
     try:
         return Tokenizer.from_file(path)
     except Exception as error:  # the library raises bare Exception
-        raise ConfigError(f"{path}: cannot load a tokenizer.json from it: {error}") from None
+        raise ConfigError(f"{path}: cannot be loaded as a tokenizer.json: {error}") from None
 
 
 def _decode(decoder: Any, sample: SampleDescription) -> str:

@@ -38,8 +38,8 @@ class _MegatronCommand(Command):
                 raise click.UsageError(f"{name}: {_EXPLAINED[name]}")
             if _OTHER_DATASETS.match(name):
                 raise click.UsageError(
-                    f"{name}: only the cache of GPTDataset is built; of other datasets Megatron builds it itself when training "
-                    "starts"
+                    f"{name}: only the cache of GPTDataset is built; Megatron builds those of "
+                    "other datasets when training starts"
                 )
         options = [
             param for param in self.params if isinstance(param, click.Option) and param.multiple

@@ -49,7 +49,7 @@ class Command(click.Command):
         """Run the command. Raises: click.UsageError for several such options."""
         verbose, quiet, level = (ctx.params.pop(name) for name in ("verbose", "quiet", "log_level"))
         if (verbose > 0) + quiet + (level is not None) > 1:
-            raise click.UsageError("give one of -v, -q and --log-level")
+            raise click.UsageError("give only one of -v, -q and --log-level")
         if level is None:
             level = "error" if quiet else ("warning", "info", "debug")[min(verbose, 2)]
         log = logging.getLogger("megablend")

@@ -115,8 +115,9 @@ class Source(Share):
     def _documents_fit(self) -> Source:
         if self.documents is not None and self.extra_columns:
             raise ValueError(
-                f"source {self.name!r} has documents and extra_columns, of which each row has the values of one document; write "
-                "the tokens, too, as lists, a document a row, and leave out documents, or leave out extra_columns"
+                f"source {self.name!r} sets both documents and extra_columns, whose rows hold the "
+                "values of one document each; write the tokens as lists, one document per row, and "
+                "remove documents, or remove extra_columns"
             )
         if self.documents is not None and self.format in ("raw", "megatron"):
             key = (
@@ -125,7 +126,8 @@ class Source(Share):
                 else "nothing: an .idx says where they end"
             )
             raise ValueError(
-                f"source {self.name!r} has documents, expected for {self.format} files {key}; remove it"
+                f"source {self.name!r} has documents, but {self.format} files take {key}; remove "
+                "documents"
             )
         return self
 

@@ -187,8 +187,8 @@ def check_listed(
         if i == 0 and (stage.from_ is not None or stage.drain is not None):
             key = "from" if stage.from_ is not None else "drain"
             raise ValueError(
-                f"stages[0]: found `{key}`, but the first stage begins with the run; list the stage that it cuts before it, or "
-                "remove it"
+                f"stages[0]: found `{key}`, but the first stage begins with the run; list the "
+                "stage that it cuts first, or remove it"
             )
         if i == 0 and stage.changes_index:
             key = "new_data" if stage.new_data else "withdraw"
@@ -202,7 +202,7 @@ def check_listed(
     _check_withdrawn(stages)
     if stages and given and stages[-1].has_end and stages[-1].share is None:
         raise ValueError(
-            f"{given[0]}: the last stage already says where the run ends; remove one of the two"
+            f"{given[0]}: the last stage already sets the end of the run; remove one of the two"
         )
 
 
@@ -274,6 +274,6 @@ def _refuse(data: Any, fixed: tuple[str, ...]) -> Any:
     for key in fixed if isinstance(data, Mapping) else ():
         if key in data:
             raise ValueError(
-                f"{key} cannot change within a run, which its order depends on; {_REMEDY}"
+                f"{key} cannot change within a run, whose order depends on it; {_REMEDY}"
             )
     return data

@@ -91,9 +91,9 @@ def _await_ranks(store: Any, rank: int, size: int) -> None:
         missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
         if missing:
             raise LaunchError(
-                f"torchrun started {size} processes (WORLD_SIZE), but ranks {', '.join(missing)} did not run this command within "
-                f"{_ARRIVING.seconds} s: run it on all ranks, or for one process alone call megablend's Python function, or "
-                "start the command by `env -u TORCHELASTIC_RUN_ID`"
+                f"torchrun started {size} processes (WORLD_SIZE), but ranks {', '.join(missing)} "
+                f"did not run this command within {_ARRIVING.seconds} s: run it on all ranks, or, "
+                "for one process alone, start it with `env -u TORCHELASTIC_RUN_ID`"
             ) from None
         raise
 
@@ -175,7 +175,7 @@ def _logging_waits() -> Iterator[None]:
         started = time.monotonic()
         while not ended.wait(_LOG_SECONDS):
             LOG.warning(
-                "waiting for %.0f s for other ranks, which are still working",
+                "has waited %.0f s for other ranks, which are still working",
                 time.monotonic() - started,
             )
 

@@ -167,7 +167,7 @@ class FileRead:
             if self.source is None:
                 raise
             LOG.warning(
-                "%s: the bytes are being read once more, since they may have been damaged on their way",
+                "%s: reading the bytes again, since they may have been damaged in transit",
                 error,
             )
         again = replace(self, source=None, fetched=[])

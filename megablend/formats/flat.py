@@ -67,7 +67,8 @@ class ColumnFormat(BaseFormat):
             return found
         if not is_flat(found.meta):
             raise ConfigError(
-                f"{path}: column {found.column!r} is of lists, each of which is a document; remove `documents`"
+                f"{path}: column {found.column!r} contains lists, each of which is a document; "
+                "remove `documents`"
             )
         blocks = found.blocks[found.blocks["tokens"] > 0].copy()
         scanned_bytes = 0

@@ -213,9 +213,7 @@ def _first_epoch_end(a: Run, b: Run) -> int:
 def _read(path: str | Path) -> Run | State:
     """A run that a config, a ledger or a state describes."""
     if is_remote(path):
-        raise ConfigError(
-            f"{path}: is in an object store; give the run's config, or the file of a state"
-        )
+        raise ConfigError(f"{path}: is in an object store; give the run's config, or a state file")
     path = Path(path)
     if path.is_dir():
         raise ConfigError(
@@ -242,12 +240,12 @@ def _open_ledger_file(path: Path) -> Run:
     cache = path.parent.parent
     if path.parent.name != RUNS or not (cache / SNAPSHOTS).is_dir():
         raise ConfigError(
-            f"{path}: is a run's ledger, but not in its cache; give the ledger in the cache that has its index "
-            f"(CACHE/{RUNS}/{path.name})"
+            f"{path}: is a run's ledger, but outside its cache; give the one inside the cache that "
+            f"holds its index (CACHE/{RUNS}/{path.name})"
         )
     session = Session(cache, run=path.stem)
     if session.ledger is None:
-        raise ConfigError(f"{path}: is not a run's ledger; the cache has none of run {path.stem!r}")
+        raise ConfigError(f"{path}: is not a run's ledger; the cache has no run {path.stem!r}")
     return session.open()
 
 

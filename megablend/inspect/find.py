@@ -201,7 +201,8 @@ def match_files(run: Run, file: str) -> list[int]:
     distinct = sorted({paths[i] for i in ends})
     if not ends:
         raise ConfigError(
-            f"{file}: the index {snapshot.digest} has no file of this path or ending; `megablend describe` lists the sources"
+            f"{file}: the index {snapshot.digest} has no file with this path or ending; `megablend "
+            "describe` lists the sources"
         )
     if len(distinct) > 1:
         more = f" and {len(distinct) - _LISTED} more" if len(distinct) > _LISTED else ""
@@ -241,8 +242,9 @@ def stored_tokens(
     listed = snapshot.sources[entry.column]
     if not listed.documents:
         raise ConfigError(
-            f"{entry.name}: the index does not know the rows of source {listed.name!r} (they are counted for append_eod, split, "
-            "extra_columns and orders of documents); leave out the row to find the whole file"
+            f"{entry.name}: the index has not counted the rows of source {listed.name!r} (it does "
+            "so for append_eod, split, extra_columns and document orders); leave out the row to "
+            "find the whole file"
         )
     if not 0 <= row < entry.rows:
         raise ConfigError(f"{entry.name}: found row {row:,}, expected 0 to {entry.rows - 1:,}")

@@ -196,7 +196,7 @@ def _compare_files(compiled: Compiled, cut: Ledger, storage: Storage) -> str | N
         return None
     if not found.only_lacks_files:
         raise CacheError(f"{found.text}; {INDEX_REMEDY}")
-    return f"{found.text}; to have them read, index again (`megablend index CONFIG`) and amend the run again"
+    return f"{found.text}; to read them, index again (`megablend index CONFIG`) and amend the run again"
 
 
 def _check_skips(config: Config, ledger: Ledger, at: int) -> None:

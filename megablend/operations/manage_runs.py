@@ -213,7 +213,8 @@ def _cache_of(what: ConfigLike) -> CacheStore:
     """A cache, which need not be there where a config names it. Raises: ConfigError, CacheError."""
     if isinstance(what, str | Path) and not is_remote(what) and not Path(what).exists():
         raise ConfigError(
-            f"{what}: found no such file or folder, expected a config, or a cache that `megablend build CONFIG` filled"
+            f"{what}: no such file or folder; expected a config, or a cache filled by `megablend "
+            "build CONFIG`"
         )
     session = Session(what)
     return find_existing(session.cache) if session.is_cache else session.cache
@@ -231,7 +232,7 @@ def _check_exists(cache: CacheStore, run: str) -> None:
     check_run_name(run)
     if run not in (names := run_names(cache)):
         raise CacheError(
-            f"{cache}: found no run {run!r} (there are {', '.join(map(repr, names)) or 'none'})"
+            f"{cache}: found no run {run!r}; the cache has {', '.join(map(repr, names)) or 'none'}"
         )
 
 

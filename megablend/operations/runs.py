@@ -181,9 +181,9 @@ def _open_for_state(
         return open_stores(config, ledger.indices, storage)
     if split != "train" and config.snapshot:
         raise StateError(
-            f"the state is of {split} as a stage with new data has it, from index {state.index}; documents are divided as the "
-            f"run grew, and run {config.run!r} in {config.cache} did not read that index: open it with the cache that the run "
-            "was built in, or build the run there again as it grew"
+            f"the state is of {split} with new data, from index {state.index}, which run "
+            f"{config.run!r} in {config.cache} never read: open it with the cache that the run was "
+            "built in, or replay the run's stages in this one"
         )
     return open_stores(config, state.indices, storage)
 
@@ -237,8 +237,9 @@ def list_indices(
         )
         if names := config.stages[number].withdraw:
             raise PlanError(
-                f"stages[{number}]: withdraw: the newest index, {newest}, still has {', '.join(map(repr, names))}; make one "
-                "without (`megablend index CONFIG`), and try again"
+                f"stages[{number}]: withdraw: the newest index, {newest}, still has "
+                f"{', '.join(map(repr, names))}; index the files without them (`megablend index "
+                "CONFIG`), and try again"
             )
         raise PlanError(
             f"stages[{number}]: new_data: the files are as they were indexed (index {newest}); index them as they are now "

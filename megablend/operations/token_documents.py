@@ -29,8 +29,8 @@ def refuse_token_documents(config: Config, snapshot: Snapshot, ledger: Ledger | 
             raise ConfigError(_describe(config, snapshot, entry))
         if config.ever_moves_documents and not _is_counted(config, ledger, entry.name):
             raise ConfigError(
-                f"{_describe(config, snapshot, entry)}, and since that cannot change within a run, give the run another "
-                "name (`run:`), or leave out `order: document`"
+                f"{_describe(config, snapshot, entry)}, or, since that cannot change within a run, "
+                "give the run another name (`run:`) or leave out `order: document`"
             )
 
 
@@ -42,8 +42,8 @@ def warn_of_token_documents(config: Config, snapshot: Snapshot) -> list[str]:
         return []
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return [
-        f"each token of {', '.join(names[:3])}{more} counts as a document, since the column is flat; this run goes on so: "
-        f"set `documents` of the source in a new run"
+        f"each token of {', '.join(names[:3])}{more} counts as a document, since the column is "
+        "flat; this run continues like that: set `documents` of the source in a new run"
     ]
 
 

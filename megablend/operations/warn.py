@@ -80,8 +80,9 @@ def warn_of_shared_files(compiled: Compiled) -> list[str]:
     more = f"; and {len(shared) - 1:,} more pairs of sources" if len(shared) > 1 else ""
     files = f"{paths[0]}" if len(paths) == 1 else f"{len(paths):,} files, such as {paths[0]}"
     return [
-        f"sources {snapshot.sources[first].name!r} and {snapshot.sources[second].name!r} both read {files}: such documents are "
-        f"read for each of them, and counted as epochs of each{more}"
+        f"sources {snapshot.sources[first].name!r} and {snapshot.sources[second].name!r} both read "
+        f"{files}: their documents are read for each of them, and counted in the epochs of "
+        f"each{more}"
     ]
 
 
@@ -120,8 +121,9 @@ def warn_of_ends(compiled: Compiled) -> list[str]:
         if compiled.config.stages[number].samples is None:
             remedy = f"write its end as `samples: {stage.end}`, so that the config alone makes this run again"
         lines.append(
-            f"stages[{number}]: ends at sample {stage.end:,}, {rest} of its {lanes} lanes further than the others, so loaders "
-            f"go on in other lanes, which costs reads: {remedy}"
+            f"stages[{number}]: ends at sample {stage.end:,}, with {rest} of its {lanes} lanes "
+            "ahead of the others, so loaders continue in other lanes, which costs reads: "
+            f"{remedy}"
         )
     return lines
 
@@ -130,10 +132,10 @@ def warn_of_epochs(run: Run) -> list[str]:
     """A line for each epoch whose rest a run that was planned before `Stage.whole_epochs` leaves
     out, and for each that it reads of files that are gone."""
     late = [
-        f"source {run.sources[source].name!r}: files that stage {stage} lacks are read for another epoch, after its first sample "
-        f"{run.ledger.starts[stage]:,}: an earlier release planned it so, and what a run has committed does not change; keep "
-        f"them, or, if training has not reached the stage, let it do without: `megablend amend CONFIG --at "
-        f"{run.ledger.starts[stage]}`"
+        f"source {run.sources[source].name!r}: files that stage {stage} lacks are read for another "
+        f"epoch, after its first sample {run.ledger.starts[stage]:,}: an earlier release planned "
+        "this, and what a run has committed does not change; keep the files, or, if training has "
+        f"not reached the stage, amend it: `megablend amend CONFIG --at {run.ledger.starts[stage]}`"
         for source, stage in list_late(run)
     ]
     return late + [

@@ -72,11 +72,12 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
     for_lanes = source_bytes.sum() / SHARES["blocks"] * NUM_SHARES
     needed = format_bytes(for_lanes + budget.batches + budget.orders, up=True)
     raise ConfigError(
-        f"memory: found {format_bytes(run.runtime.memory)}, expected {needed} or more: each process reads {lanes} of "
-        f"{max(blend.lanes for blend in run.blends)} lanes, whose blocks take {format_bytes(for_lanes)} (most of source "
-        f"{largest!r}: {format_bytes(source_bytes.max())}), {num_batches} batches of {micro_batch_size} samples "
-        f"({format_bytes(budget.batches)}) and the order of the sources' blocks ({format_bytes(budget.orders)}); raise "
-        "memory, or lower shuffle_window, lanes, micro batch or block sizes"
+        f"memory: found {format_bytes(run.runtime.memory)}, expected {needed} or more: blocks of "
+        f"{lanes} of {max(blend.lanes for blend in run.blends)} lanes take "
+        f"{format_bytes(for_lanes)} (most for source {largest!r}: "
+        f"{format_bytes(source_bytes.max())}), {num_batches} batches of {micro_batch_size} samples "
+        f"{format_bytes(budget.batches)}, the sources' block orders {format_bytes(budget.orders)}; "
+        "raise memory, or lower shuffle_window, lanes, micro batch or block sizes"
     )
 
 

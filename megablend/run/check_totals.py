@@ -197,9 +197,10 @@ def _check_caps(
         )
         if is_drain:
             raise PlanError(
-                f"{place}: source {source.name!r} would have been read {count:.2f} times, more than {describe_caps(source)}, "
-                f"when samples get another length at sample {stretch.stop:,}: until then this stage goes on; amend the run "
-                "at an earlier sample, or raise the cap in that stage"
+                f"{place}: source {source.name!r} would have been read {count:.2f} times, more "
+                f"than {describe_caps(source)}, by sample {stretch.stop:,}, where the length of "
+                "samples changes; amend the run at an earlier sample, or raise the cap in that "
+                "stage"
             )
         raise PlanError(
             f"{place}: source {source.name!r} would have been read {count:.2f} times at the stage's end, more than "

@@ -222,8 +222,8 @@ def _explain_empty(start: int, first: int, end: int) -> str:
         )
         return f"it ends at sample {end:,}, but begins at sample {start:,}; end it later{earlier}"
     return (
-        f"it ends at sample {end:,}, but where an amendment changes the length of samples or withdraws files, the settings "
-        f"before it are kept to sample {first:,}; end it later"
+        f"it ends at sample {end:,}, but since the amendment changes the length of samples or "
+        f"withdraws files, the settings before it are kept until sample {first:,}; end it later"
     )
 
 

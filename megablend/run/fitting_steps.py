@@ -61,8 +61,9 @@ def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | N
         remedy = f"amend the run again, `megablend amend CONFIG --at {at} --batch {step_samples}`, if training is not past it"
         remedy = remedy if is_counted else ""
     return (
-        f"the length or the mask settings of samples change at sample {end:,}, within {from_here}, and a batch cannot contain "
-        f"both: {remedy}{', or ' if remedy else ''}use a micro batch and ranks whose steps end where it does"
+        f"the length or the mask settings of samples change at sample {end:,}, within {from_here}, "
+        f"and a batch cannot contain both: {remedy}{', or ' if remedy else ''}use a micro batch "
+        "and ranks whose steps end there"
     )
 
 

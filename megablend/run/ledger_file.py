@@ -51,8 +51,8 @@ def save_ledger(
         and _parse(store, ledger.run, record) not in (replaces, ledger)
     ):
         raise OvertakenError(
-            f"{store.describe_record(RUNS, ledger.run)}: another process has changed run {ledger.run!r} meanwhile; repeat "
-            "the command"
+            f"{store.describe_record(RUNS, ledger.run)}: another process changed run "
+            f"{ledger.run!r} in the meantime; repeat the command"
         )
     if skips is None:
         skips = 0 if record is None else _open(store, ledger.run, record)[1] or 0
@@ -90,8 +90,9 @@ def _parse(store: CacheStore, run: str, record: Record) -> Ledger:
     ledger = _parse_text(store, run, record)
     if ledger.run != run:  # it would be written, and its skips looked for, under the other name
         raise CacheError(
-            f"{store.describe_record(RUNS, run)}: found the ledger of run {ledger.run!r}, expected that of {run!r}; put it back "
-            "where it was, and rename runs by `megablend runs rename`"
+            f"{store.describe_record(RUNS, run)}: found the ledger of run {ledger.run!r}, expected "
+            f"that of {run!r}; put it back where it was, and rename runs with `megablend runs "
+            "rename`"
         )
     return ledger
 

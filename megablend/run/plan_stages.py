@@ -142,7 +142,8 @@ class _Planner:
     def _check_end(self, stage: Stage, number: int) -> None:
         if number and self.stages[number - 1].stop < self.start >= stage.end:
             raise PlanError(
-                f"stage {number} ends at sample {stage.end:,}, but the settings before it are kept to sample {self.start:,}"
+                f"stage {number} ends at sample {stage.end:,}, but the settings before it are kept "
+                f"until sample {self.start:,}"
             )
 
     def enter(self, stage: Stage) -> None:
@@ -197,7 +198,8 @@ class _Planner:
         if not self._needs_drain(stage, following):
             if following.drain is not None:
                 raise PlanError(
-                    "drain: found it at a stage with samples of the same length as before; remove it"
+                    "found `drain`, but this stage needs none: its samples have the same length as "
+                    "those before; remove it"
                 )
             return
         is_gone, totals = self._find_left(following)
@@ -262,8 +264,9 @@ class _Planner:
         """Raises: PlanError for a source that comes back after what it had left was dropped."""
         for source in np.flatnonzero((totals > 0) & (self.dropped > self.given)).tolist():
             raise PlanError(
-                f"source {stage.blend.sources[source].name!r} is read again after a stage without any of its files, but "
-                "in between the sequence length changed or files were withdrawn; add its new files as a source of another name"
+                f"source {stage.blend.sources[source].name!r} is read again after a stage without "
+                "any of its files, but in between the sequence length changed or files were "
+                "withdrawn; add its new files as a source with another name"
             )
 
     def _needs_drain(self, stage: Stage, following: Stage) -> bool:
@@ -360,7 +363,8 @@ def _plan_step(
     length = stage.cut - request.first_sample
     if kind.find_tails is None:
         raise PlanError(
-            f"interleaving {name!r} cannot stop before the end of a stage; only a stage that ends can be followed"
+            f"interleaving {name!r} cannot be cut within a stage; begin the next one where a stage "
+            "ends"
         )
     plan = kind.plan(request)
     possible = kind.round_up(plan, max(1, length))

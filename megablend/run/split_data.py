@@ -160,10 +160,11 @@ def find_requested(
         )
         place = next((f"stages[{i}]" for i in lacking), "stages")
         raise PlanError(
-            f"{place}: new_data: run {config.run!r} has {len(store.stores)} of {needed + 1} versions of the index; "
-            f"{others}index the files as they are now (`megablend index CONFIG`), and commit the stage (`megablend amend CONFIG "
-            f"--at SAMPLE`); a run that is not built is built first without {place} and later ones, and one that was reset goes "
-            "on when its ledger is moved back to `runs` in the cache"
+            f"{place}: new_data: run {config.run!r} has {len(store.stores)} of {needed + 1} "
+            f"versions of the index; {others}index the files as they are now (`megablend index "
+            "CONFIG`) and commit the stage (`megablend amend CONFIG --at SAMPLE`). Build a new run "
+            f"without {place} and later stages first; for a run that was reset, move its ledger "
+            "back to `runs` in the cache"
         )
     listed = config.sources_of(split)
     requested = SplitSources(

@@ -78,12 +78,13 @@ class State:
             ) from None
         if not parsed.indices or parsed.index != state["index"]:
             raise StateError(
-                "incomplete or damaged megablend state: its last index is not the one that it reads; load another checkpoint"
+                "incomplete or damaged megablend state: its index is not the last one in its list; "
+                "load another checkpoint"
             )
         if not parsed.stages or parsed.plan != state.get("plan") or parsed.consumed_samples < 0:
             raise StateError(
-                "incomplete or damaged megablend state: its last stage is not its plan, or consumed_samples is negative; load "
-                "another checkpoint"
+                "incomplete or damaged megablend state: its plan is not that of its last stage, or "
+                "consumed_samples is negative; load another checkpoint"
             )
         return parsed
 
@@ -109,9 +110,10 @@ class State:
         consumed = self.consumed_samples
         if parting is not None and parting.by_cut and consumed > parting.sample:
             raise StateError(
-                f"run {self.run!r} was amended from sample {parting.sample:,} on, but this state is of sample {consumed:,} and "
-                f"saw samples of the plan before: resume from a state of sample {parting.sample:,} or earlier, or amend the run "
-                "from this state on (`megablend amend CONFIG --state FILE`)"
+                f"run {self.run!r} was amended from sample {parting.sample:,} on, but this state "
+                f"is at sample {consumed:,} of the earlier plan: resume from a state of sample "
+                f"{parting.sample:,} or earlier, or amend the run from this state on (`megablend "
+                "amend CONFIG --state FILE`)"
             )
         differs = parting is not None and (parting.sample == 0 or consumed > parting.sample)
         where = (

@@ -82,7 +82,8 @@ def translate(error: BaseException, place: str) -> MegablendError | None:
     if isinstance(error, MemoryError):
         cause = f" ({error})" if str(error) else ""
         return ResourceError(
-            f"{place}: out of memory{cause}: {_REMEDIES[errno.ENOMEM]}; lower `memory:` where it is set"
+            f"{place}: out of memory{cause}: {_REMEDIES[errno.ENOMEM]}; lower `memory:` if it is "
+            "set"
         )
     if (
         isinstance(error, OSError)

@@ -138,8 +138,9 @@ def private_kernel_folder(name: Path) -> Path:
     )
     if requested and problems:
         warnings.warn(
-            f"MEGABLEND_KERNEL_CACHE={requested}: {problems[0]}: files in it are run as code, so neither it nor its parents "
-            f"may be writable by other users: compiled kernels are stored in {folder}",
+            f"MEGABLEND_KERNEL_CACHE={requested}: {problems[0]}: files in it are run as code, so "
+            "neither it nor its parents may be writable by other users; compiled kernels are "
+            f"stored in {folder}",
             RuntimeWarning,
             stacklevel=2,
         )

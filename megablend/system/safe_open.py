@@ -58,7 +58,9 @@ def open_again(path: Path | str, flags: int) -> int:
     if stat.S_ISREG(state.st_mode) and state.st_nlink == 1:
         return fd
     os.close(fd)
-    raise OSError(errno.ELOOP, "not a regular file with one name", str(path))
+    raise OSError(
+        errno.ELOOP, "not a regular file, or one with several names (hard links)", str(path)
+    )
 
 
 def check_folder(folder: Path) -> None:

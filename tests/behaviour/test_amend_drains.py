@@ -425,12 +425,14 @@ def test_drains_that_the_config_gets_wrong(config: dict[str, Any], tmp_path: Pat
     other = config | {"cache": str(tmp_path / "other")}
     short = [FIRST, LONGER | {"from": 112, "drain": 300}]
     with pytest.raises(
-        PlanError, match=r"stages\[1\]: drain: found 300 samples, expected at least 330, what lanes"
+        PlanError,
+        match=r"stages\[1\]: drain: found 300 samples, expected at least 330, the number that lanes",
     ):
         megablend.build(other | {"stages": short})
     same = [FIRST, {"samples": 1200, "drain": 300}]
     with pytest.raises(
-        PlanError, match=r"stages\[1\]: drain: found it at a stage with samples of the same length"
+        PlanError,
+        match=r"stages\[1\]: found `drain`, but this stage needs none: its samples have the same length",
     ):
         megablend.build(other | {"stages": same})
     off = [FIRST, LONGER | {"from": 112, "drain": 401}]

@@ -462,7 +462,7 @@ def test_a_source_that_is_filled_again_after_a_cut(tmp_path: Path) -> None:
     write_file(tmp_path, 1, "m2", later(1))
     filled = [*emptied, {"samples": 1920, "new_data": True, "sources": {"s1": {"weight": 1}}}]
     megablend.build_index(config | {"stages": filled})
-    says = "source 's1' is read again after a stage without any of its files, .*; add its new files as a source of another name"
+    says = "source 's1' is read again after a stage without any of its files, .*; add its new files as a source with another name"
     with pytest.raises(PlanError, match=says):
         megablend.build(config | {"stages": filled})
     write_file(tmp_path, 2, "m2", later(1))
@@ -717,14 +717,14 @@ def test_states_of_validation_with_new_data_need_the_run(tmp_path: Path) -> None
     ]
     shutil.copytree(config["cache"], tmp_path / "kept")
     megablend.remove_run(config["cache"], "default")
-    says = r"run 'default' in .* did not read that index: open it with the cache that the run was built in, or build the run"
+    says = r"run 'default' in .* never read: open it with the cache that the run was built in, or replay the run's stages in"
     with pytest.raises(StateError, match=says):
         megablend.open(edited, "valid", stage=1, state=state)
     kept = edited | {"cache": str(tmp_path / "kept")}
     assert megablend.open(kept, "valid", stage=1, state=state).consumed_samples == 3
     new = tmp_path / "data" / "source1" / "m00.parquet"
     new.rename(tmp_path / "later.parquet")
-    megablend.build(config)  # "again as it grew"
+    megablend.build(config)  # "replay"
     (tmp_path / "later.parquet").rename(new)
     megablend.build(edited)
     assert megablend.open(edited, "valid", stage=1, state=state).consumed_samples == 3
@@ -825,8 +825,8 @@ def test_what_lets_a_run_with_new_data_go_on_after_it_was_reset(tmp_path: Path) 
     plan = megablend.build(grown).ledger.digest
     aside = Path(megablend.reset_run(grown, "default"))
     says = (
-        r"stages\[1\]: new_data: run 'default' has 1 of 2 versions of the index; .*a run that is not built is built first "
-        r"without stages\[1\] and later ones, and one that was reset goes on when its ledger is moved back to `runs` in the cache"
+        r"stages\[1\]: new_data: run 'default' has 1 of 2 versions of the index; .*Build a new run without "
+        r"stages\[1\] and later stages first; for a run that was reset, move its ledger back to `runs` in the cache"
     )
     for act in (lambda: megablend.open(grown, state=state), lambda: megablend.build(grown)):
         with pytest.raises(PlanError, match=says):

@@ -500,7 +500,7 @@ def test_a_run_whose_last_stage_ended_off_its_lanes_grows_and_is_made_again_by_i
     assert megablend.build(short).warnings == ()
     grown = alone | {"stages": [end, {"samples": 320, "lanes": 8}]}
     (warned,) = megablend.build(grown).warnings
-    assert "stages[0]: ends at sample 163, 3 of its 4 lanes further than the others" in warned
+    assert "stages[0]: ends at sample 163, with 3 of its 4 lanes ahead of the others" in warned
     assert warned in megablend.describe(grown)["warnings"]
     if "tokens" in end:
         assert "write its end as `samples: 163`" in warned

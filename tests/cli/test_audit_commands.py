@@ -68,9 +68,12 @@ def test_show_a_step(built: tuple[Path, dict[str, Any]], tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "give one of --sample and --step"),
-        (("--sample", 1, "--step", 1), "give one of --sample and --step"),
-        (("--sample", 1, "--rank", 1), "--rank needs --step: a sample is the same for all batches"),
+        ((), "give either --sample or --step"),
+        (("--sample", 1, "--step", 1), "give either --sample or --step"),
+        (
+            ("--sample", 1, "--rank", 1),
+            "--rank needs --step: a sample does not depend on the batch",
+        ),
         (("--step", 1), "--step needs --micro-batch"),
     ],
 )

@@ -67,7 +67,7 @@ def test_describe_writes_a_page(tmp_path: Path, built: Path) -> None:
     assert "<h1>Run demo</h1>" in page.read_text(encoding="utf-8")
     refused = run("describe", tmp_path / "cache", "--html", page)
     assert refused.returncode == 2
-    assert "--html draws an indexed run" in refused.stderr
+    assert "--html needs an indexed run" in refused.stderr
 
 
 def test_each_command_prints_one_json_object(tmp_path: Path, config: Path) -> None:
@@ -121,7 +121,7 @@ def test_show_decodes(tmp_path: Path, built: Path) -> None:
     assert "w" in text
     done = run("show", built, "--sample", 0, "--tokenizer", built)
     assert done.returncode == 2
-    assert "cannot load a tokenizer.json from it" in done.stderr
+    assert "cannot be loaded as a tokenizer.json" in done.stderr
 
 
 def test_the_cache_option_takes_the_place_of_the_configs(tmp_path: Path, config: Path) -> None:
@@ -158,7 +158,7 @@ def test_the_cache_option_takes_the_place_of_the_configs(tmp_path: Path, config:
             "--cache: hf://b/c: hf:// cannot hold a cache; expected a folder, or a prefix such as s3://bucket/caches/name",
         ),
         (["describe", "{folder}", "--cache", "c"], 2, "found the folder of a cache, "),
-        (["verify", "nowhere"], 2, "nowhere: found no such folder"),
+        (["verify", "nowhere"], 2, "nowhere: no such folder"),
     ],
 )
 def test_errors_are_short_and_have_codes(
@@ -387,7 +387,7 @@ def test_how_much_is_told(config: Path) -> None:
     assert "indexed again" in run("build", config, "--verbose").stderr
     done = run("build", config, "-v", "-q")
     assert done.returncode == 2
-    assert "give one of -v, -q and --log-level" in done.stderr
+    assert "give only one of -v, -q and --log-level" in done.stderr
     assert run("build", "nowhere.yaml", "-q").stderr.startswith(
         "megablend: nowhere.yaml: cannot read the config"
     )

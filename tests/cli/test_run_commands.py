@@ -76,7 +76,7 @@ def test_runs_from_list_to_remove(tmp_path: Path, config: Path, command: Command
     error = json.loads(out)["error"]
     assert (error["kind"], error["exit_code"]) == ("CacheError", 3)
     assert err == f"megablend: {error['message']}\n"
-    assert "found no run 'demo' (there are 'other')" in error["message"]
+    assert "found no run 'demo'; the cache has 'other'" in error["message"]
     moved = Path(
         json.loads(command("runs", "reset", config, "other", "--json")[1])["ledger_moved_to"]
     )

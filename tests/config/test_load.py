@@ -191,7 +191,7 @@ BAD = [
         "cache: http://host/c",
         1,
         "cache",
-        "web servers cannot be written; expected a folder, or a prefix such as",
+        "web servers are read-only; expected a folder, or a prefix such as",
     ),
     (
         "data/docs_text",

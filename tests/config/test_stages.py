@@ -136,7 +136,7 @@ def test_a_share_may_change_its_unit_and_a_cap_may_go() -> None:
         (
             [{"samples": 80}],
             {"samples": 80},
-            "samples: the last stage already says where the run ends; remove one",
+            "samples: the last stage already sets the end of the run; remove one",
         ),
         (
             [{"from": 3, "samples": 80}],

@@ -183,7 +183,7 @@ def test_a_stage_asks_what_a_document_is(tmp_path: Path, at_end: bool) -> None:
     with pytest.raises(ConfigError, match="'n': its column is flat"):
         commit({"append_eod": 5001})
     with pytest.raises(
-        ConfigError, match=r"'s': its column is flat.*, or leave out `order: document`"
+        ConfigError, match=r"'s': its column is flat.* or leave out `order: document`"
     ):
         commit({"documents": "file"}, order="document")
     commit({"append_eod": 5001, "documents": "file"})
@@ -216,7 +216,7 @@ def test_documents_that_cannot_be(tmp_path: Path) -> None:
     source = {"name": "s", "path": f"{tmp_path}/x.parquet", "column": "tokens", "documents": "file"}
     with pytest.raises(
         ConfigError,
-        match="column 'tokens' is of lists, each of which is a document; remove `documents`",
+        match="column 'tokens' contains lists, each of which is a document; remove `documents`",
     ):
         megablend.build(make_config(tmp_path, [source], samples=1))
     for value in ("files", {"eod_token": -1}, {"eod": 1}, 5, {"eod_token": True}):
@@ -225,7 +225,7 @@ def test_documents_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="documents and extra_columns"):
         megablend.build(make_config(tmp_path, [source | {"extra_columns": ["x"]}], samples=1))
     with pytest.raises(
-        ConfigError, match=r"documents, expected for raw files `format_options: \{eod_token: ID\}`"
+        ConfigError, match=r"documents, but raw files take `format_options: \{eod_token: ID\}`"
     ):
         megablend.build(make_config(tmp_path, [source | {"format": "raw"}], samples=1))
     pq.write_table(pa.table({"tokens": pa.array([1], pa.uint16())}), tmp_path / "x.parquet")

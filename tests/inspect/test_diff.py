@@ -181,7 +181,7 @@ def test_a_ledger_outside_its_cache_is_refused(tmp_path: Path) -> None:
         shutil.copy(ledger, copy)
         with pytest.raises(
             ConfigError,
-            match=rf"{copy}: is a run's ledger, but not in its cache; give the ledger in",
+            match=rf"{copy}: is a run's ledger, but outside its cache; give the one inside",
         ):
             megablend.diff(ledger, copy)
     assert megablend.diff(ledger, ledger)["parts_at"] is None

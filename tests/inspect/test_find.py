@@ -129,9 +129,9 @@ def test_what_cannot_be_found(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path, eod=False, split=None)
     for arguments, message in (
         (("",), "found an empty path, expected a data file of the index"),
-        (("nothing.parquet",), "has no file of this path or ending"),
-        (("ource0/0.parquet",), "has no file of this path or ending"),
-        (("source0/0.parquet", 3), "does not know the rows of source 's0'.*leave out the row"),
+        (("nothing.parquet",), "has no file with this path or ending"),
+        (("ource0/0.parquet",), "has no file with this path or ending"),
+        (("source0/0.parquet", 3), "has not counted the rows of source 's0'.*leave out the row"),
     ):
         with pytest.raises(ConfigError, match=message):
             megablend.find(config, *arguments)
@@ -184,7 +184,7 @@ def test_a_path_is_found_however_it_is_written(
     pair = megablend.find(config, f"{tmp_path}/cfg/../source1/0.bin")
     for path in ("0.bin", "0.idx", "0"):
         assert megablend.find(config, f"{tmp_path}/source1/{path}") == pair
-    with pytest.raises(ConfigError, match="has no file of this path or ending"):
+    with pytest.raises(ConfigError, match="has no file with this path or ending"):
         megablend.find(config, f"{tmp_path}/cfg/source0/1.parquet")
 
 

@@ -267,7 +267,7 @@ def test_what_is_not_outdated_stays(tmp_path: Path, options: dict[str, Any]) -> 
     before = {path.name: path.stat().st_ino for path in cache.glob("*_index.npy")}
     rewrite(tmp_path / "1", 3)
     done = prepare(config_of(cache, **options), SIZES)
-    assert any("indices were built of other data or settings" in note for note in done.notes)
+    assert any("indices were built from other data or settings" in note for note in done.notes)
     after = {path.name: path.stat().st_ino for path in cache.glob("*_index.npy")}
     same = {name for name, inode in before.items() if after.get(name) == inode}
     assert same

@@ -107,7 +107,7 @@ def test_states_before_are_good_and_those_past_it_say_what_to_do(config: dict[st
         assert megablend.open(edited, state=states[k]).run.ledger == amended.run.ledger
         amended.load_state_dict(states[k])
     for k in (113, 200):
-        says = rf"was amended from sample 112 on, but this state is of sample {k} .*amend CONFIG --state FILE"
+        says = rf"was amended from sample 112 on, but this state is at sample {k} .*amend CONFIG --state FILE"
         with pytest.raises(megablend.StateError, match=says):
             megablend.open(edited, state=states[k])
         with pytest.raises(megablend.StateError, match=says):
@@ -121,7 +121,7 @@ def test_states_before_are_good_and_those_past_it_say_what_to_do(config: dict[st
     later = megablend.amend(edited, state=states[200], after=1)
     assert (later.at, later.requested) == (208, 201)
     assert megablend.open(edited, state=states[200]).consumed_samples == 200
-    says = "was amended from sample 112 on, but this state is of sample 150 .*: resume from a state of sample 112 or earlier"
+    says = "was amended from sample 112 on, but this state is at sample 150 .*: resume from a state of sample 112 or earlier"
     with pytest.raises(megablend.StateError, match=says):
         megablend.open(edited, state=amended.state_dict(150))
     assert megablend.open(edited, state=amended.state_dict(112)).consumed_samples == 112
@@ -251,8 +251,8 @@ CHANGES: list[tuple[Any, Any, str, list[tuple[Any, Any]]]] = [
     (
         {"stages": [FIRST, NEXT | {"samples": 120, "sequence_length": 12}]},
         {"at": 100},
-        "it ends at sample 120, but where an amendment changes the length of samples or withdraws files, the settings before it "
-        "are kept to sample [0-9]+; end it later",
+        "it ends at sample 120, but since the amendment changes the length of samples or withdraws files, the settings before it "
+        "are kept until sample [0-9]+; end it later",
         [({"stages": [FIRST, NEXT | {"samples": 720, "sequence_length": 12}]}, {"at": 100})],
     ),
     (

@@ -144,7 +144,7 @@ def test_a_slip_in_a_path_is_no_empty_cache(tmp_path: Path, config: dict[str, An
     for call in (megablend.list_runs, lambda what: megablend.show_run(what, "demo")):
         with pytest.raises(
             ConfigError,
-            match=r"no.json: found no such file or folder, expected a config, or a cache",
+            match=r"no.json: no such file or folder; expected a config, or a cache",
         ):
             call(tmp_path / "no.json")
     assert megablend.list_runs(config | {"cache": str(tmp_path / "later")}) == []
@@ -175,7 +175,7 @@ def test_a_folder_that_is_no_cache_has_no_runs_to_list(
 def test_what_the_messages_expect(tmp_path: Path, config: dict[str, Any]) -> None:
     path = tmp_path / "no.json"
     with pytest.raises(
-        ConfigError, match="expected a config, or a cache that `megablend build CONFIG` filled"
+        ConfigError, match="expected a config, or a cache filled by `megablend build CONFIG`"
     ):
         megablend.list_runs(path)
     path.write_text(json.dumps(config))
@@ -190,7 +190,7 @@ def test_what_the_messages_expect(tmp_path: Path, config: dict[str, Any]) -> Non
     for number, new in enumerate(("9a._-", "x" * 100)):
         megablend.rename_run(config, names(config)[0], new)
         assert names(config) == [new], number
-    with pytest.raises(megablend.CacheError, match=r"found no run 'demo' \(there are 'x+'\)"):
+    with pytest.raises(megablend.CacheError, match=r"found no run 'demo'; the cache has 'x+'$"):
         megablend.show_run(config, "demo")
     assert megablend.show_run(config, "x" * 100).run == "x" * 100
 
@@ -208,7 +208,7 @@ def test_names_that_are_taken_missing_or_no_names(config: dict[str, Any]) -> Non
         megablend.rename_run(config, "demo", "demo")
     for change in (megablend.show_run, megablend.reset_run, megablend.remove_run):
         with pytest.raises(
-            megablend.CacheError, match=r"found no run 'demmo' \(there are 'demo', 'other'\)"
+            megablend.CacheError, match=r"found no run 'demmo'; the cache has 'demo', 'other'$"
         ):
             change(config, "demmo")
         with pytest.raises(

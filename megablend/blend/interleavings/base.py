@@ -135,9 +135,7 @@ def check_places(
 def prefix_length(n: int, num_samples: int) -> int:
     """Return `n` unchanged. Raises: IndexError outside [0, num_samples]."""
     if not 0 <= n <= num_samples:
-        raise IndexError(
-            f"the first {n} samples requested of a plan that has {num_samples} samples"
-        )
+        raise IndexError(f"the first {n} samples were requested, but the plan has {num_samples}")
     return n
 
 

@@ -125,7 +125,8 @@ class ObjectCacheStore:
             self._prefix.remove([key])
         if found is None:
             raise CacheError(
-                f"{self.location}/{key}: was removed while the time was read from it; repeat the command"
+                f"{self.location}/{key}: was removed while its time was being read; repeat the "
+                "command"
             )
         self._clock_lead = found.modified - time.time()
         return found.modified
@@ -297,7 +298,8 @@ class ObjectCacheStore:
 
     def _overtaken(self, kind: str, name: str) -> OvertakenError:
         return OvertakenError(
-            f"{self.describe_record(kind, name)}: another process has changed it meanwhile; repeat the command"
+            f"{self.describe_record(kind, name)}: another process changed it in the meantime; "
+            "repeat the command"
         )
 
     def _path(self, kind: str, name: str) -> Path:
@@ -328,6 +330,7 @@ def check_creates_once(prefix: ObjectPrefix) -> None:
             prefix.remove([key])
         if winners > 1 or is_replaced:
             raise CacheError(
-                f"{prefix.location}: this store ignores `If-None-Match: *` of a PUT, so that builds could overwrite each other's "
-                "commits: use a store that honours it, or a cache in a folder"
+                f"{prefix.location}: this store ignores `If-None-Match: *` on a PUT, so builds "
+                "could overwrite each other's commits: use a store that honours it, or a cache in "
+                "a folder"
             )

@@ -121,8 +121,8 @@ def parse_header(path: str, head: bytes, idx_bytes: int) -> Header:
     if idx_bytes not in (plain_bytes, plain_bytes + num_sequences):  # with a mode for each sequence
         raise CorruptFileError(
             path,
-            f"has {idx_bytes} bytes where {num_sequences} sequences and {num_boundaries} document boundaries take "
-            f"{plain_bytes}: {UNFINISHED}",
+            f"has {idx_bytes} bytes, but {num_sequences} sequences and {num_boundaries} document "
+            f"boundaries take {plain_bytes}: {UNFINISHED}",
             offset=18,
         )
     return Header(

@@ -143,8 +143,8 @@ class MegatronReader:
         if found != block["tokens"]:
             raise CorruptFileError(
                 self.data_path,
-                f"block of {block['rows']} sequences and {block['tokens']} tokens, but by {self.idx_path} these sequences have "
-                f"{found}; {CHANGED_REMEDY}",
+                f"block of {block['rows']} sequences and {block['tokens']} tokens, but according "
+                f"to {self.idx_path} these sequences have {found}; {CHANGED_REMEDY}",
                 offset=int(block["offset"]),
             )
 

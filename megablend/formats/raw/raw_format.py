@@ -159,8 +159,9 @@ class RawFormat(BaseFormat):
         if found is None:
             return None
         return (
-            f"its content is that of a file of kind {found}, whose bytes are not token ids; correct or remove `format` and "
-            "`header_bytes`, unpack a compressed file, or set `format_options: {allow_container: true}` if they are tokens"
+            f"its content is {found}, whose bytes are not token ids; correct or "
+            "remove `format` and `header_bytes`, unpack a compressed file, or set `format_options: "
+            "{allow_container: true}` if they are tokens"
         )
 
     def index_part(

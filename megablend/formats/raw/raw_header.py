@@ -95,7 +95,8 @@ def read_layout(
     if header is not None and options.header_bytes in (None, header.header_bytes):
         if options.dtype not in (None, header.dtype):
             raise ConfigError(
-                f"{path}: its {header.kind} header has dtype {header.dtype}, format_options has {options.dtype}; remove that"
+                f"{path}: its {header.kind} header has dtype {header.dtype}, format_options has "
+                f"{options.dtype}; remove the latter"
             )
         layout = Layout(header.dtype, header.header_bytes, header.num_tokens)
         missing = layout.num_tokens * layout.token_bytes - (size - layout.header_bytes)

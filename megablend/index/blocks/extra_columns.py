@@ -226,7 +226,7 @@ def _mismatch_error(
     row -= int(np.diff(snapshot.running("rows_before", [tokens.blocks.start, first_block]))[0])
     return CorruptFileError(
         snapshot.path(file),
-        f"row {row}: its list in column {column.column!r} does not have one value per token (nulls not counted); rewrite the "
-        "file, and build the run by another name (`run:`)",
+        f"row {row}: its list in column {column.column!r} does not have one value per token (nulls "
+        "not counted); rewrite the file, and build the run under another name (`run:`)",
         offset=int(snapshot.blocks(np.array([i]))[0]["offset"]),
     )

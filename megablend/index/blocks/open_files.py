@@ -98,9 +98,9 @@ class FetchedCheck:
             offset, data = wrong[0]
             raise CorruptFileError(
                 path,
-                f"{len(data)} bytes differ from their checksum in the index, {MAX_READS} times in a row: restore the file; or, "
-                "if it was wrong when its checksums were made, remove the folder `checksums` of the cache, and `megablend build "
-                "CONFIG --checksums` makes them again",
+                f"{len(data)} bytes differ from their checksum in the index, {MAX_READS} times in "
+                "a row: restore the file; or, if the checksums were made from a wrong file, remove "
+                "the cache's folder `checksums` and run `megablend build CONFIG --checksums`",
                 offset=offset,
             )
 

@@ -104,9 +104,7 @@ def _index_items(
                 file, item.part, column, store, writer, PrefetchedStorage(storage, reads)
             )
         except (CorruptFileError, UnsupportedFileError) as error:
-            LOG.warning(
-                "%s: it is being read once more, since it may have been damaged on its way", error
-            )
+            LOG.warning("%s: reading it again, since it may have been damaged in transit", error)
         again = PrefetchedStorage(storage.for_reading(), reads)  # nothing that was read before
         return ensure_fragment(file, item.part, column, store, writer, again)
 

@@ -108,7 +108,8 @@ class BlockChecksums:
         folder = find_folder(snapshot)
         if problems := damaged_tables(folder, read_manifest(folder)):
             raise CacheError(
-                f"{problems[0]}; remove {folder}, and `megablend build CONFIG --checksums` makes them again"
+                f"{problems[0]}; remove {folder} and run `megablend build CONFIG --checksums` to "
+                "make them again"
             )
         self._ranges = MappedTable(folder / RANGES, RANGE_COLUMNS)
         self._firsts = MappedTable(folder / FILES, FILE_COLUMNS)["first_range"]

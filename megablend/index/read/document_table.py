@@ -244,8 +244,9 @@ def open_table(snapshot: Snapshot, source: int) -> DocumentTable:
     table = _open(folder)
     if (table.num_documents, table.num_tokens) != (entry.rows, entry.tokens):
         raise CacheError(
-            f"{folder}: the table has {table.num_documents:,} documents and {table.num_tokens:,} tokens, source {entry.name!r} "
-            f"{entry.rows:,} and {entry.tokens:,}: remove that folder, then rebuild the index (`megablend build CONFIG`)"
+            f"{folder}: the table has {table.num_documents:,} documents and {table.num_tokens:,} "
+            f"tokens, but source {entry.name!r} has {entry.rows:,} and {entry.tokens:,}: remove "
+            "that folder, then rebuild the index (`megablend build CONFIG`)"
         )
     return table
 

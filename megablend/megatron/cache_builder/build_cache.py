@@ -152,7 +152,8 @@ def _prepare(
     notes = [problem for problem in problems.values() if problem]
     if outdated:
         notes.append(
-            f"{cache}: {len(outdated)} of its {len(jobs)} indices were built of other data or settings, and count as missing"
+            f"{cache}: {len(outdated)} of its {len(jobs)} indices were built from other data or "
+            "settings, and count as missing"
         )
     if missing and not dry_run:
         with contextlib.ExitStack() as stack:

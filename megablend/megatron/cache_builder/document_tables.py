@@ -55,7 +55,7 @@ def build_table(cache: str, address: Address, *, launch: Communicator, storage: 
     if whole is not None:
         if launch.rank == 0 and _has_token_documents(_store(cache, whole, storage), address):
             LOG.warning(
-                "%s: its column is flat, and each token counts as a document, as it was built",
+                "%s: its column is flat, and each token counts as a document, as when it was built",
                 address,
             )
         return whole
@@ -80,8 +80,8 @@ def build_table(cache: str, address: Address, *, launch: Communicator, storage: 
             if lengths.max(initial=0) > _LONGEST:
                 raise UnsupportedFileError(
                     address.pattern,
-                    f"document {first + int(np.argmax(lengths))} has {lengths.max():,} tokens, where Megatron counts them in "
-                    "32 bits; split it",
+                    f"document {first + int(np.argmax(lengths))} has {lengths.max():,} tokens, but "
+                    "Megatron counts them in 32 bits; split it",
                 )
             write(first, lengths.astype(np.int32))
     if launch.rank == 0:
@@ -116,7 +116,8 @@ def pinned_address(cache: str, text: str) -> Address:
     found = _pinned(cache, address)
     if found is None:
         raise CacheError(
-            f"{text}: not indexed in {cache}; open the dataset through MegablendDatasetBuilder, which does it"
+            f"{text}: not indexed in {cache}; open the dataset through MegablendDatasetBuilder, "
+            "which indexes it"
         )
     return found
 

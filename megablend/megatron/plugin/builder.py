@@ -111,8 +111,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
             job.world.abort(error)
         if reason is None and not is_tried(installed_version()) and job.rank == 0:
             LOG.warning(
-                "megatron-core %s is not a version that megablend was tested with; its code and tiny datasets built both ways "
-                "are as expected, so it is used",
+                "megablend was not tested with megatron-core %s; it is used since its code is as "
+                "expected, and tiny datasets built both ways are equal",
                 installed_version(),
             )
         found = None if reason else self._open_whole()

@@ -127,7 +127,8 @@ class Documents(ABC):
             start, stop, step = idx.indices(len(self))
             if step != 1:
                 raise ValueError(
-                    f"{self.path_prefix}: found a slice with step {step}; expected documents in a row"
+                    f"{self.path_prefix}: found a slice with step {step}; expected consecutive "
+                    "documents"
                 )
             # Megatron splits what it has read at once, and nothing splits into one empty part
             return [self.get(i) for i in range(start, stop)] or [np.zeros(0, self.index.dtype)]

@@ -121,12 +121,13 @@ def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> C
     """
     if setting(config, "multiple_validation_sets"):
         raise ConfigError(
-            f"order: {config.order} has one validation set; leave out multiple_validation_sets, or choose order: megatron"
+            f"order: {config.order} supports a single validation set; leave out "
+            "multiple_validation_sets, or choose order: megatron"
         )
     if not config.drop_last_partial_validation_sequence:
         raise ConfigError(
-            f"order: {config.order} has no partial sequences; leave drop_last_partial_validation_sequence at True, or choose "
-            "order: megatron"
+            f"order: {config.order} makes no partial sequences; leave "
+            "drop_last_partial_validation_sequence at True, or choose order: megatron"
         )
     blends: list[Blend | None] = list(config.blend_per_split or [config.blend, None, None])
     sources = {

@@ -148,7 +148,8 @@ def count_samples(
     def batch(split: str) -> int:
         if not global_batch_size:
             raise ConfigError(
-                f"{split}: its size needs --global-batch-size, or set it directly by --{split}-samples"
+                f"{split}: its size needs --global-batch-size, or set it directly with "
+                f"--{split}-samples"
             )
         return global_batch_size
 
@@ -158,17 +159,17 @@ def count_samples(
         if not train_samples:
             problem = "needs --train-samples or --train-iters, or"
         elif rampup_batch_size:  # more steps, by Megatron's own rounding of each
-            problem = "with --rampup-batch-size is not reckoned;"
+            problem = "cannot be derived with --rampup-batch-size;"
         else:
             return train_samples // batch(split)
-        raise ConfigError(f"{split}: its size {problem} set it directly by --{split}-samples")
+        raise ConfigError(f"{split}: its size {problem} set it directly with --{split}-samples")
 
     def valid() -> int | None:
         if full_validation or valid_samples is not None:
             return valid_samples
         if not eval_interval:
             raise ConfigError(
-                "valid: its size needs --eval-interval, or set it directly by --valid-samples"
+                "valid: its size needs --eval-interval, or set it directly with --valid-samples"
             )
         return (iterations("valid") // eval_interval + 1) * eval_iters * batch("valid")
 

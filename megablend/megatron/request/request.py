@@ -35,8 +35,8 @@ class Blend:
             )
         if len(self.prefixes) > MAX_DATASETS:
             raise ConfigError(
-                f"a blend of {len(self.prefixes):,} prefixes, where Megatron's 16-bit dataset index holds "
-                f"{MAX_DATASETS:,}; merge some of them"
+                f"a blend has {len(self.prefixes):,} prefixes, but Megatron's 16-bit dataset index "
+                f"holds at most {MAX_DATASETS:,}; merge some of them"
             )
         for prefix in self.prefixes:
             _check_prefix(prefix)
@@ -132,8 +132,9 @@ class CacheRequest:
                 raise ConfigError(f"{name}: {size} samples requested; expected 0 or more")
             if size is None and blend is not None and blend.weights is not None:
                 raise ConfigError(
-                    f"{name}: the number of samples is missing (as with full validation), which Megatron allows for prefixes "
-                    "without weights only; leave the weights out, or give a number"
+                    f"{name}: the number of samples is missing (as with full validation), which "
+                    "Megatron allows only for prefixes without weights; leave the weights out, or "
+                    "give a number"
                 )
         valid = None if self.blend_per_split is None else self.blend_per_split[1]
         # One has a number

@@ -44,7 +44,8 @@ def read_identifiers(given: str) -> dict[str, Any]:
         found = parse_json(given if inline else Path(given).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{place}: expected JSON, or a file of it such as an earlier run's description.txt ({error})"
+            f"{place}: expected JSON, or a JSON file such as an earlier run's description.txt "
+            f"({error})"
         ) from None
     if isinstance(found, dict) and found.get("datasets"):
         found = found["datasets"][0]

@@ -286,8 +286,8 @@ def _explain_length(result: Any) -> Failure:
     """Why an answer has another length than it should have."""
     if encoding := result.attributes.get("Content-Encoding"):
         cause = f"the server compresses its answers (Content-Encoding: {str(encoding)[:20]})"
-        return Failure(Kind.UNUSABLE, cause, "switch that off for these files, or copy them")
-    return Failure(Kind.AGAIN, "the answer was not as long as it should be", "")
+        return Failure(Kind.UNUSABLE, cause, "switch compression off for these files, or copy them")
+    return Failure(Kind.AGAIN, "the answer was shorter or longer than it should be", "")
 
 
 def _is_cancelled() -> bool:
@@ -319,7 +319,8 @@ def _error_of(
     if failure.kind is Kind.EMPTY:
         return CorruptFileError(
             location,
-            f"truncated: {stop - start} bytes expected here, but the object ends before; restore it",
+            f"truncated: {stop - start} bytes expected here, but the object ends before that; "
+            "restore it",
             offset=start,
         )
     kind = UnsupportedFileError if failure.kind in (Kind.NO_RANGES, Kind.UNUSABLE) else DataError

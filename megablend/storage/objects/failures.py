@@ -56,7 +56,7 @@ _COPY = "use a server that does, or copy the file"
 _ANSWERS = (
     (
         "TooManyRedirects",
-        "the server redirects in a circle",
+        "the server redirects in a loop",
         "check the location, and whether it needs a login",
     ),
     (
@@ -76,7 +76,7 @@ _ANSWERS = (
     ),
     (
         "UnexpectedRange",
-        "the server answers with other bytes of the file than were requested",
+        "the server answers with bytes other than those requested",
         _COPY,
     ),
 )
@@ -92,7 +92,7 @@ _BUSY = {"408", "425", "429", "502", "503", "504"}
 _CLOCK = "set the clock of this machine"
 _KEYS = "check the credentials of the environment (access key, secret and session token belong together)"
 _EXPIRED = "renew the credentials; those of roles and profiles are refreshed by themselves"
-_ACCESS = "get permission to read it (and to list its folder, for patterns); or set `anonymous: true` where it is public"
+_ACCESS = "get permission to read it (and to list its folder, for patterns); or set `anonymous: true` if it is public"
 _REGION = "set `region` of this prefix under `storage`, or AWS_REGION"
 _CODES = {
     "NoSuchBucket": (
@@ -145,7 +145,8 @@ _NO_CREDENTIALS = Failure(
 _BROKEN = Failure(Kind.AGAIN, "the connection broke", "")
 _BROKEN_WRITE = Failure(
     Kind.AGAIN,
-    "the connection broke during a write, as it does where a server refuses a write without an answer",
+    "the connection broke during a write, as it does when a server refuses a write without an "
+    "answer",
     "check that these credentials may write there, and the quota of the bucket; then the network and a proxy's limit on sizes",
 )
 

@@ -267,7 +267,7 @@ class ObjectStorage:
         if (
             better := find_bucket_in(endpoint, address, path_style=options.path_style is not False)
         ) is not None:
-            raise ConfigError(f"{found} has the bucket in it: write {better}")
+            raise ConfigError(f"{found} contains the bucket's name: write {better}")
         if asks and loop.run(
             is_page(get_web_server(endpoint, options), address.bucket, options.read_timeout)
         ):
@@ -309,8 +309,8 @@ class ObjectStorage:
         kept = self._queries.get(plain, "")
         if not query and kept is None:
             raise ConfigError(
-                f"{plain}: its query, which may be a signature, is not part of pickles: open the run in this process by the "
-                "config that has the URL"
+                f"{plain}: its query, which may be a signature, is not pickled: open the run in "
+                "this process with the config that has the URL"
             )
         query = query or kept or ""
         options = self._options.find(plain)

@@ -96,7 +96,7 @@ def ease(job: Job, stage: dict[str, Any], requested: Requested) -> Requested:
     """Change a stage that cannot be, as its error says. Returns: what it requests now."""
     said = job.refused
     number = len(job.stages)
-    if "when samples get another length" in said and "sequence_length" in stage:
+    if "where the length of samples changes" in said and "sequence_length" in stage:
         del stage["sequence_length"]
     elif said.startswith("stages[") and not said.startswith(f"stages[{number}]"):
         job.amends_late = True  # a stage that had not begun cannot be planned from so early on

@@ -230,7 +230,7 @@ test_what_the_config_shows = table(
            "train has no source 's9'; list it in `sources` too, with `weight: 0`",
            {"sources": [WEB, WEB | {"name": "s9", "weight": 0}], "samples": 160}),  # mosaicml/llm-foundry#1256
     config("another seed in a stage", stages({"samples": 100}, {"seed": 3}),
-           "seed cannot change within a run, which its order depends on",
+           "seed cannot change within a run, whose order depends on it",
            stages({"samples": 100}, {}, seed=3, run="next")),  # marin-community/levanter#698
     config("a stage without an end", stages(STAGE, {}), "weights are relative, so the stage needs an end",
            *(stages(STAGE | end, {}) for end in ({"samples": 80}, {"tokens": 800}, {"share": 0.5}))),  # huggingface/nanotron#380
@@ -320,8 +320,8 @@ test_what_the_data_shows = table(
 
 test_what_is_noted = table(
     plan("a stage that ends within a step of lanes", (stages({"samples": 101}, STAGE, run="off"), Blend.index),
-         "stages[0]: ends at sample 101, 1 of its 4 lanes further than the others, so loaders go on in other lanes, which costs "
-         "reads: 100 or 104 would end with all lanes",
+         "stages[0]: ends at sample 101, with 1 of its 4 lanes ahead of the others, so loaders continue in other lanes, "
+         "which costs reads: 100 or 104 would end with all lanes",
          *(stages({"samples": end}, STAGE) for end in (100, 104))),  # huggingface/nanotron#113
     plan("another mix in the middle of a run", {"run": "built", **weights(7)}, "share of source 's0' was 3/5, is now 7/11",
          OTHER_RUN, {"s0": {}}),  # NVIDIA/Megatron-LM#457
@@ -417,7 +417,7 @@ def test_a_state_of_a_stage_that_is_gone(committed: Change) -> None:
     with pytest.raises(megablend.StateError, match=says):
         megablend.amend(other, state=states[120])
     assert megablend.amend(other, state=states[96], dry_run=True).at == 96
-    says = "this state is of sample 96 .*: resume from a state of sample 64 or earlier, or amend the run from this state on"
+    says = "this state is at sample 96 .*: resume from a state of sample 64 or earlier, or amend the run from this state on"
     with pytest.raises(megablend.StateError, match=says):
         megablend.open(other, state=states[96])
     assert megablend.open(other, state=states[64]).consumed_samples == 64

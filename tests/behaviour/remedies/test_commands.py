@@ -181,10 +181,10 @@ test_arguments = table(
     misuse(compare("cache"), r"cache: is a folder; give a config, a run's ledger \(runs/NAME.json of a cache\) or a state$",
            compare("run.json"), compare("cache/runs/default.json"), compare("state.json"), name="a difference to a folder"),
     misuse(compare("ledger.json"),
-           r"is a run's ledger, but not in its cache; give the ledger in the cache that has its index \(CACHE/runs/",
+           r"is a run's ledger, but outside its cache; give the one inside the cache that holds its index \(CACHE/runs/",
            compare("cache/runs/default.json"), name="a difference to a ledger elsewhere"),
     misuse(compare("s3://bucket/cache/runs/default.json"),
-           "is in an object store; give the run's config, or the file of a state$",
+           "is in an object store; give the run's config, or a state file$",
            compare("run.json"), compare("state.json"), name="a difference to a URL"),
     misuse(renaming("a", "a-taken"), "there is a run 'a-taken' already; remove it first, or choose another name$",
            renaming("b", "b-taken", remove=True), renaming("c", "c-another"), name="a name that is taken"),
@@ -222,7 +222,7 @@ test_arguments = table(
 )
 
 test_commands = table(
-    misuse("show CONFIG", "give one of --sample and --step", "show CONFIG --sample 0", "show CONFIG --step 0 --micro-batch 2"),
+    misuse("show CONFIG", "give either --sample or --step", "show CONFIG --sample 0", "show CONFIG --step 0 --micro-batch 2"),
     misuse("show CONFIG --step 0", "--step needs --micro-batch", "show CONFIG --step 0 --micro-batch 2"),
     misuse("show CONFIG --sample 0 --rank 1", "--rank needs --step",
            "show CONFIG --step 0 --micro-batch 2 --data-parallel 2 --rank 1"),
@@ -238,9 +238,9 @@ test_commands = table(
     misuse("skip CONFIG --from 0", "--from needs --to and --batch", "skip CONFIG --from 0 --to 4 --batch 2"),
     misuse("runs reset CACHE", "found a cache without the name of a run, expected both; `megablend (runs list)` lists its runs",
            "{1} CACHE", "runs reset CACHE default"),
-    misuse("runs remove CACHE x", r"found no run 'x' \(there are '(default)'\)", "runs remove CACHE {1}"),
+    misuse("runs remove CACHE x", r"found no run 'x'; the cache has '(default)'", "runs remove CACHE {1}"),
     misuse("find CONFIG 1.parquet:1", "`megablend describe` lists the sources", "describe CONFIG", "find CONFIG 0.parquet"),
-    misuse("find CONFIG 0.parquet:1", "does not know the rows .*; leave out the row to find the whole file$",
+    misuse("find CONFIG 0.parquet:1", "has not counted the rows .*; leave out the row to find the whole file$",
            "find CONFIG 0.parquet"),
     *(fault(f"a file of {split}", data_of_splits, "no source of train reads it; give the (--split) whose sources do$",
             f"find CONFIG source{i}/0.parquet {{1}} {split}", fails=f"find CONFIG source{i}/0.parquet", works=())
@@ -248,7 +248,7 @@ test_commands = table(
     fault("a file of several splits", data_of_splits, r"3 files have this ending .*; give more of the path$",
           "find CONFIG source0/0.parquet",
           fails="find CONFIG 0.parquet", works=()),
-    fault("a tokenizer that is none", tokenizer(None), "tokenizer.json: cannot load a tokenizer.json from it",
+    fault("a tokenizer that is none", tokenizer(None), "tokenizer.json: cannot be loaded as a tokenizer.json",
           tokenizer({str(i): i for i in range(50)}), fails="show CONFIG --sample 0 --tokenizer {folder}/tokenizer.json"),
     *(misuse(lambda bench, days=days: megablend.gc(bench.cache, older_than_days=days),
              rf"found older_than_days={days}, expected (0) or more days",

@@ -136,11 +136,10 @@ test_settings = table(
           r"stages\[0\]: weights are relative, so the stage needs an end; add samples, tokens or share",
           *({"stages": [{"lanes": 8, **end}, {"lanes": 4}]} for end in ({"samples": 64}, {"tokens": 512}, {"share": 0.5}))),
     fault("two ends of a run", changed({}, {"samples": 192}),
-          "samples: the last stage already says where the run ends; remove one of the two",
+          "samples: the last stage already sets the end of the run; remove one of the two",
           {"samples": None}, changed({}, {"lanes": 4})),
     fault("a beginning of the first stage", {"stages": [{"from": 3, "lanes": 4}]},
-          r"stages\[0\]: found `from`, but the first stage begins with the run; list the stage that it cuts before it, "
-          "or remove it$",
+          r"stages\[0\]: found `from`, but the first stage begins with the run; list the stage that it cuts first, or remove it$",
           changed({}, {"from": 3, "lanes": 4}), {"stages": [{"lanes": 4}]}),
     fault("a share of no length", {"samples": None, "stages": [{"share": 0.5}, {"lanes": 4, "samples": 192}]},
           r"stages\[0\]: share is a fraction of the run's length, which is not set; add samples, tokens or epochs$",

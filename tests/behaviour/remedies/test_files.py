@@ -291,7 +291,7 @@ test_files = table(
           "has 29 rows without a value; every row needs one", (masked([*range(200)]), OTHER_RUN)),
     fault("an extra column that differs from its tokens", masked([[1], [1, 2], [4, 5, 6]] * 40, IDS),
           r"row 0: its list in column 'mask' does not have one value per token \(nulls not counted\); rewrite the file, "
-          r"and build the run by another name \(`run:`\)", (masked(IDS, IDS), OTHER_RUN)),
+          r"and build the run under another name \(`run:`\)", (masked(IDS, IDS), OTHER_RUN)),
     fault("two formats", (column("a.parquet", parquet()), lambda bench: pair()(bench.folder / "b.bin"),
                           lambda bench: bench.change({"path": [f"{bench.folder}/{name}" for name in ("a.parquet", "b.bin")],
                           "column": None})),

@@ -206,7 +206,7 @@ def test_outside_is_refused(k: int) -> None:
         plan.locate_many([0, k])
     with pytest.raises(
         IndexError,
-        match=f"the first {k + 1 if k == 80 else k} samples requested of a plan that has 80 samples",
+        match=f"the first {k + 1 if k == 80 else k} samples were requested, but the plan has 80",
     ):
         plan.counts(k + 1 if k == 80 else k)
     with pytest.raises(TypeError, match="sample numbers must be integers, found float64"):

@@ -132,13 +132,13 @@ def test_pointers_out_of_order_begin_new_blocks(tmp_path: Path) -> None:
         (
             18,
             struct.pack("<Q", 8),
-            "at byte 18: has .* bytes where 8 sequences and 8 document boundaries take",
+            "at byte 18: has .* bytes, but 8 sequences and 8 document boundaries take",
         ),
-        (18, b"\xff" * 8, "at byte 18: has .* bytes where 18446744073709551615 sequences"),
+        (18, b"\xff" * 8, "at byte 18: has .* bytes, but 18446744073709551615 sequences"),
         (
             26,
             struct.pack("<Q", 7),
-            "at byte 18: has .* bytes where 7 sequences and 7 document boundaries",
+            "at byte 18: has .* bytes, but 7 sequences and 7 document boundaries",
         ),
         (
             HEADER_BYTES + 4 * 3,
@@ -174,7 +174,7 @@ def test_an_idx_that_changes_under_its_reader(path: Path) -> None:
     field(path, HEADER_BYTES, struct.pack("<i", 2))
     with pytest.raises(
         CorruptFileError,
-        match=r"10[0-9] tokens, but by .* these sequences have 10[0-9]; restore the original file; or give the run",
+        match=r"10[0-9] tokens, but according to .* these sequences have 10[0-9]; restore the original file; or give the run",
     ):
         read_blocks(reader, found.blocks, found.chunks, STORAGE)
 

@@ -204,7 +204,7 @@ def test_a_file_may_belong_to_two_sources(data: Path, cache: Path) -> None:
 
 
 def test_two_sources_of_one_name_are_refused(data: Path, cache: Path) -> None:
-    with pytest.raises(ConfigError, match="2 sources have the name 'source'"):
+    with pytest.raises(ConfigError, match="2 sources are named 'source'"):
         build(cache, spec(data), spec(data, "a.arrow"))
 
 

@@ -155,9 +155,9 @@ def test_a_remedy_of_checksums_that_differ(config: dict[str, Any], remedy: str) 
     block = store.snapshot.blocks(np.array([0]))[0]
     at = int(block["offset"] + block["stored_bytes"]) - 3
     write_in_place(path, before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :], stat)
-    says = r"restore the file; or, if it was wrong when its checksums were made, remove the folder `(\w+)` of the cache, and "
+    says = r"restore the file; or, if the checksums were made from a wrong file, remove the cache's folder `(\w+)` and run "
     with pytest.raises(
-        CorruptFileError, match=f"{says}`megablend build CONFIG --checksums` makes them again"
+        CorruptFileError, match=f"{says}`megablend build CONFIG --checksums`"
     ) as caught:
         store.read_blocks(blocks_of_tokens(store))
     if remedy == "restore the file":
@@ -319,7 +319,7 @@ def test_damaged_checksums_are_removed_and_made_again(config: dict[str, Any]) ->
     with pytest.raises(CacheError) as caught:
         open_moved(config, 0)
     named = re.search(
-        r"damaged.*; remove (\S+), and `megablend build CONFIG --checksums` makes them again",
+        r"damaged.*; remove (\S+) and run `megablend build CONFIG --checksums` to make them again",
         str(caught.value),
     )
     assert named, str(caught.value)

@@ -240,7 +240,7 @@ def test_what_was_not_prepared_is_told(tmp_path: Path) -> None:
     cache = str(tmp_path)
     with pytest.raises(
         CacheError,
-        match=r"not indexed in .*; open the dataset through MegablendDatasetBuilder, which does it",
+        match=r"not indexed in .*; open the dataset through MegablendDatasetBuilder, which indexes it",
     ):
         pinned_address(cache, "arrow:/data/*.arrow?column=ids")
     with pytest.raises(CacheError, match=r"lengths of the \.idx files are missing or damaged"):
@@ -364,7 +364,9 @@ def test_documents_are_looked_up_by_number_and_slice(tmp_path: Path, kind: str) 
     for number in (len(DOCUMENTS), -len(DOCUMENTS) - 1):
         with pytest.raises(IndexError, match=rf"document {number} of {len(DOCUMENTS)}"):
             found.get(number, offset=0, length=1)
-    with pytest.raises(ValueError, match="found a slice with step 2; expected documents in a row"):
+    with pytest.raises(
+        ValueError, match="found a slice with step 2; expected consecutive documents"
+    ):
         found[::2]
     with pytest.raises(TypeError, match="found a str; expected a document's number or a slice"):
         found["a"]

@@ -81,12 +81,12 @@ def expected(cache: Path, words: list[str], **others: Any) -> dict[str, Any]:
     [
         (
             {"multiple_validation_sets": True},
-            "order: page has one validation set; leave out multiple_validation_sets, or choose order: megatron",
+            "order: page supports a single validation set; leave out multiple_validation_sets, or choose order: megatron",
             {},
         ),
         (
             {"drop_last_partial_validation_sequence": False},
-            "order: page has no partial sequences; leave drop_last_partial_validation_sequence at True, or choose order: meg",
+            "order: page makes no partial sequences; leave drop_last_partial_validation_sequence at True, or choose order: meg",
             {"drop_last_partial_validation_sequence": True},
         ),
     ],

@@ -178,7 +178,7 @@ def test_splits_without_data_need_no_flags() -> None:
         ),
         (
             {"train_samples": 3},
-            r"valid: its size needs --eval-interval, or set it directly by --valid-samples",
+            r"valid: its size needs --eval-interval, or set it directly with --valid-samples",
         ),
         ({"train_samples": 3, "eval_interval": 1}, r"valid: its size needs --global-batch-size"),
         (
@@ -196,7 +196,7 @@ def test_splits_without_data_need_no_flags() -> None:
                 "global_batch_size": 3,
                 "rampup_batch_size": ("1", "1", "3"),
             },
-            r"valid: its size with --rampup-batch-size is not reckoned; set it directly by --valid-samples",
+            r"valid: its size cannot be derived with --rampup-batch-size; set it directly with --valid-samples",
         ),
     ],
 )

@@ -39,7 +39,7 @@ def test_identifiers_from_descriptions_keep_their_order(text: str, tmp_path: Pat
     ("given", "message"),
     [
         ("{", r"the tokenizer's identifiers: expected JSON"),
-        ("nowhere.txt", r"nowhere\.txt: expected JSON, or a file of it"),
+        ("nowhere.txt", r"nowhere\.txt: expected JSON, or a JSON file"),
         ('{"datasets": []}', r"expected an object with a `class`"),
         ('{"class": "GPTDataset", "dataset_path": "/a"}', r"found None"),
     ],

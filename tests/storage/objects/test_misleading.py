@@ -176,13 +176,15 @@ def console(stack: ExitStack, status: int, key: str) -> tuple[str, Settings]:
     return f"s3://bucket/{key}", {"s3://bucket": {"endpoint": url, "anonymous": True}}
 
 
-IN_IT = "has the bucket in it: write http://127.0.0.1:"
+IN_IT = "contains the bucket's name: write http://127.0.0.1:"
 PAGE = "answers with a web page: set the address of the store, not that of its console"
 SITUATIONS = [
     Situation("an endpoint that ends with the bucket", bucket_in_the_path, IN_IT),
     Situation("the same of a key", bucket_in_the_path_of_a_key, IN_IT),
     Situation(
-        "an endpoint that begins with the bucket", bucket_in_the_host, "in it: write http://0.0.1:"
+        "an endpoint that begins with the bucket",
+        bucket_in_the_host,
+        "bucket's name: write http://0.0.1:",
     ),
     Situation(
         "the same with hosts of buckets",

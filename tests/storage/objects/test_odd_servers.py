@@ -93,9 +93,9 @@ SERVERS = {
     "empty, refuses HEAD": Server(data=b"", heads=405),
 }
 FAULTS = {
-    "redirects in a circle": (
+    "redirects in a loop": (
         Server(redirects={"/x": "/y", "/y": "/x"}),
-        "the server redirects in a circle: check",
+        "the server redirects in a loop: check",
     ),
     "whole files": (
         Server(send_whole),
@@ -108,7 +108,7 @@ FAULTS = {
     ),
     "compresses": (
         Server(compress),
-        r"compresses its answers \(Content-Encoding: gzip\): switch that off",
+        r"compresses its answers \(Content-Encoding: gzip\): switch compression off",
     ),
     "chunks": (
         Server(send_in_chunks),
@@ -124,7 +124,7 @@ FAULTS = {
     ),
     "another range": (
         Server(with_header("Content-Range", "bytes 7-7/50000")),
-        "answers with other bytes of the file than were requested",
+        "answers with bytes other than those requested",
     ),
 }
 

@@ -387,5 +387,5 @@ def _check_counts(block: np.void, tokens: int, rows: int, *, continues: bool) ->
     ):
         begins = "in the middle of a row" if continues else "with a row"
         raise MalformedError(
-            f"it begins {begins} and {rows} rows begin in it, but not according to the index"
+            f"it begins {begins} and {rows} rows begin in it, which differs from the index"
         )
