@@ -255,6 +255,20 @@ def test_with_a_right_checksum_and_other_fields_it_is_not_used(
             assert read(config, split) is not None
 
 
+def test_the_plan_of_a_longer_run_is_not_used(config: dict[str, Any], tmp_path: Path) -> None:
+    before = read(config)
+    (path,) = list_companions(config)
+    *stages, last = config["stages"]
+    last = last | {"samples": last["samples"] + 16}
+    longer = config | {"stages": [*stages, last], "cache": str(tmp_path / "longer")}
+    megablend.build(longer)
+    (other,) = list_companions(longer)
+    data = other.read_bytes()[16:]
+    path.write_bytes(companion._checksum(data, path.name) + data)
+    assert read(config) == before
+    assert path.read_bytes()[16:] != data
+
+
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_a_cache_alone_opens_the_run(
     config: dict[str, Any], split: str, compiles_nothing: Callable[[], None]
