@@ -29,7 +29,8 @@ from megablend.blend.interleavings.base import StageRequest
 from megablend.blend.plan import PlannedStage, StagesPlan
 from megablend.index.tables.cache_folders import splits
 from megablend.run.ledger import Ledger
-from megablend.run.ledger_format import blend_record, digest_of, parse_blend
+from megablend.run.ledger_file import parse_blend
+from megablend.run.ledger_format import blend_record, digest_of
 from megablend.run.stage import Stage
 from megablend.system.atomic_write import keep_computed
 from megablend.system.safe_open import read_regular

@@ -26,6 +26,9 @@ class Ledger:
     request: str | None = dataclasses.field(default=None, compare=False)
     """Of train, the `request_digest` of the config of the last build; None where it is not
     known."""
+    skips: int | None = dataclasses.field(default=None, compare=False)
+    """How many ranges of samples its record says are skipped, of a ledger that was loaded; None
+    where it does not say."""
     stored_digests: InitVar[tuple[str, ...] | None] = None
     """`digests`, where they are known."""
 

@@ -1,15 +1,87 @@
 """Ledgers of runs: records of the cache (`runs/<name>.json` in a folder), written only by `build`
-and replaced atomically."""
+and replaced atomically. `ledger_format` says how they are written."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from types import NoneType
+from typing import Any
+
+from megablend.blend.allocate import MAX_CYCLES_PER_RUN
+from megablend.blend.schedule import parse_schedule
 from megablend.caches.base import RUNS, CacheStore, OvertakenError, Record
 from megablend.caches.find import CacheLike, find_store
 from megablend.errors import CacheError
+from megablend.order.registry import current_name
 from megablend.run.ledger import Ledger
-from megablend.run.ledger_format import REMEDY, dump_ledger, open_seal, parse_ledger, seal_ledger
+from megablend.run.ledger_format import (
+    LANES,
+    NEWEST_VERSION,
+    PLAN_VERSION,
+    REMEDY,
+    VERSION,
+    dump_ledger,
+    open_seal,
+    seal_ledger,
+)
+from megablend.run.stage import SETTINGS, Blend, SourceShare, Stage
 from megablend.system.failures import cause_of, remedy_of
-from megablend.system.limited_json import parse_json
+from megablend.system.limited_json import fits, is_count, parse_json
+
+_SHARE = re.compile(r"[0-9]+(/[1-9][0-9]*)?")
+
+
+def _is_share(value: object) -> bool:
+    """Fraction would accept 1e999999999 and expand its digits."""
+    return isinstance(value, str) and _SHARE.fullmatch(value) is not None
+
+
+def _is_cycles(value: object) -> bool:
+    return is_count(value) and value in range(1, MAX_CYCLES_PER_RUN + 1)
+
+
+_SOURCE = {"name": str, "append_eod": (is_count, NoneType)}
+_ONE_PASS = {
+    "split": str,
+    "sequence_length": int,
+    "add_extra_token_to_sequence": bool,
+    "sources": [_SOURCE],
+}
+"""A blend of a split that is one pass over its sources."""
+_BLENDED = {
+    **_ONE_PASS,
+    "sources": [_SOURCE | {"share": _is_share, "cycles": _is_cycles}],
+    "interleaving": str,
+    "order": str,
+    "plan": int,
+    "seed": int,
+    "lanes": int,
+    "cycle": int,
+}
+_KEYS = {"plan_version": "plan", "shuffle_window": "cycle"}
+"""Settings that have other names there."""
+_SAME = {"run": str, "index": str, "ends": [is_count], "digests": list, "blend": dict}
+_CHANGES = {"run": str, "sources": list, "stages": [dict]}
+_STAGE = SETTINGS | {
+    "end": is_count,
+    "digest": str,
+    "index": str,
+    "num_sources": is_count,
+    "cut": (is_count, NoneType),
+    "drain": (is_count, NoneType),
+    "whole_epochs": bool,
+    "of": is_count,
+    "shares": [[is_count]],
+}
+_UNCHANGED: dict[str, Any] = {
+    "cut": None,
+    "drain": None,
+    "whole_epochs": False,
+    "of": 1,
+    "shares": [],
+}
 
 
 def load_ledger(cache: CacheLike, run: str) -> Ledger | None:
@@ -23,12 +95,11 @@ def load_ledger(cache: CacheLike, run: str) -> Ledger | None:
     return None if record is None else _parse(store, run, record)
 
 
-def count_skips(cache: CacheLike, run: str) -> int:
+def count_skips(store: CacheStore, run: str) -> int:
     """How many ranges the run's ledger says that it skips; 0 if there is no ledger, or it does not
     say. Raises: CacheError."""
-    store = find_store(cache)
-    record = _read(store, run)
-    return 0 if record is None else _open(store, run, record)[1] or 0
+    ledger = load_ledger(store, run)
+    return 0 if ledger is None else ledger.skips or 0
 
 
 def save_ledger(
@@ -45,17 +116,14 @@ def save_ledger(
     """
     store = find_store(cache)
     record = _read(store, ledger.run)
-    if (
-        record is not None
-        and record.number >= 0
-        and _parse(store, ledger.run, record) not in (replaces, ledger)
-    ):
+    found = None if record is None else _parse(store, ledger.run, record)
+    if record is not None and record.number >= 0 and found not in (replaces, ledger):
         raise OvertakenError(
             f"{store.describe_record(RUNS, ledger.run)}: another process changed run "
             f"{ledger.run!r} in the meantime; repeat the command"
         )
     if skips is None:
-        skips = 0 if record is None else _open(store, ledger.run, record)[1] or 0
+        skips = (found and found.skips) or 0
     store.write_record(
         RUNS,
         ledger.run,
@@ -83,43 +151,178 @@ def _read(store: CacheStore, run: str) -> Record | None:
             f"{remedy_of(error.errno)}"
         ) from error
     except ValueError as error:
-        raise _unreadable(store, run, error) from None
+        raise CacheError(
+            f"{store.describe_record(RUNS, run)}: {_explain_unreadable(error)}"
+        ) from None
 
 
 def _parse(store: CacheStore, run: str, record: Record) -> Ledger:
-    ledger = _parse_text(store, run, record)
+    place = store.describe_record(RUNS, run)
+    try:
+        text, skips = open_seal(record.data)
+        try:
+            parsed = parse_json(text)
+        except ValueError as error:
+            raise ValueError(_explain_unreadable(error)) from None
+        ledger = parse_ledger(parsed, skips)
+    except ValueError as error:
+        raise CacheError(f"{place}: {error}") from None
     if ledger.run != run:  # it would be written, and its skips looked for, under the other name
         raise CacheError(
-            f"{store.describe_record(RUNS, run)}: found the ledger of run {ledger.run!r}, expected "
+            f"{place}: found the ledger of run {ledger.run!r}, expected "
             f"that of {run!r}; put it back where it was, and rename runs with `megablend runs "
             "rename`"
         )
     return ledger
 
 
-def _open(store: CacheStore, run: str, record: Record) -> tuple[str, int | None]:
-    """The ledger's text, and how many ranges the run skips. Raises: CacheError if it does not match
-    its checksum."""
+def _explain_unreadable(error: ValueError) -> str:
+    return f"cannot read the run's ledger: {error}; {REMEDY}"
+
+
+def parse_ledger(record: Any, skips: int | None = None) -> Ledger:
+    """Parse a ledger's record.
+
+    Args:
+        skips: see `Ledger.skips`. Where it is known, the text matched a checksum, so that its
+            digests need not be computed again.
+
+    Raises: ValueError where the record is damaged or has a newer version.
+    """
+    version = record.get("version") if isinstance(record, dict) else record
+    if not isinstance(record, dict) or version not in range(VERSION, NEWEST_VERSION + 1):
+        is_newer = isinstance(version, int) and version > NEWEST_VERSION
+        remedy = "use the version of megablend that wrote it" if is_newer else REMEDY
+        raise ValueError(
+            f"found ledger version {version!r}, expected {VERSION} to {NEWEST_VERSION}; {remedy}"
+        )
+    _check_plan_version(record)
     try:
-        return open_seal(record.data)
-    except ValueError as error:
-        raise CacheError(f"{store.describe_record(RUNS, run)}: {error}") from None
+        stages = _parse_same(record) if version == VERSION else _parse_changes(record)
+        digests = (
+            record["digests"]
+            if version == VERSION
+            else [stage["digest"] for stage in record["stages"]]
+        )
+        request = record.get("request")
+        ledger = Ledger(
+            run=record["run"],
+            stages=tuple(stages),
+            request=request if isinstance(request, str) else None,
+            skips=skips,
+            stored_digests=None if skips is None else tuple(map(str, digests)),
+        )
+        intact = list(ledger.digests) == digests and len(digests) == len(stages) > 0
+        start = 0
+        for stage in stages:
+            intact = intact and start < stage.stop <= stage.end
+            start = stage.stop
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
+        intact = False
+    if not intact:
+        raise ValueError(
+            f"the ledger does not match its own digest: it was edited or damaged; {REMEDY}"
+        )
+    return ledger
 
 
-def _parse_text(store: CacheStore, run: str, record: Record) -> Ledger:
-    text, skips = _open(store, run, record)
-    try:
-        parsed = parse_json(text)
-    except ValueError as error:
-        raise _unreadable(store, run, error) from None
-    try:
-        name, stages, digests, request = parse_ledger(parsed, is_sealed=skips is not None)
-    except ValueError as error:
-        raise CacheError(f"{store.describe_record(RUNS, run)}: {error}") from None
-    return Ledger(run=name, stages=stages, request=request, stored_digests=digests)
+def _check_plan_version(record: Mapping[str, Any]) -> None:
+    if record["version"] == VERSION:
+        blend = record.get("blend")
+        key = "plan"
+        default = 1
+    else:
+        stages = record.get("stages")
+        blend = stages[0] if isinstance(stages, list) and stages else None
+        key = "plan_version"
+        default = None
+    version = blend.get(key, default) if isinstance(blend, dict) else 1
+    if type(version) is not int or not 1 <= version <= PLAN_VERSION:
+        raise ValueError(
+            f"found plan version {version!r}, expected {PLAN_VERSION} or an earlier one; use the version of megablend that "
+            "wrote it"
+        )
 
 
-def _unreadable(store: CacheStore, run: str, error: ValueError) -> CacheError:
-    return CacheError(
-        f"{store.describe_record(RUNS, run)}: cannot read the run's ledger: {error}; {REMEDY}"
+def _check(record: object, shape: object) -> None:
+    if not fits(record, shape):
+        raise ValueError("a key is missing or has another type")
+
+
+def _parse_same(record: Mapping[str, Any]) -> list[Stage]:
+    """The stages of a ledger of VERSION. Raises: as `_parse_changes`."""
+    _check(record, _SAME)
+    blend = parse_blend(record["blend"])
+    return [Stage(end=end, index=record["index"], blend=blend) for end in record["ends"]]
+
+
+def _parse_changes(record: Mapping[str, Any]) -> list[Stage]:
+    """The stages of a ledger whose stages differ. Raises: KeyError, TypeError, ValueError where
+    damaged."""
+    _check(record, _CHANGES)
+    named = [{"name": name, "append_eod": eod} for name, eod in record["sources"]]
+    _check(named, [_SOURCE])
+    listed = tuple(SourceShare(**each) for each in named)
+    blend = Blend(split="", sequence_length=0, add_extra_token_to_sequence=True, sources=listed)
+    index = ""
+    stages = list[Stage]()
+    for changes in record["stages"]:
+        settings = {name: getattr(blend, name) for name in SETTINGS}
+        before = {"index": index, "num_sources": len(blend.sources)} | _UNCHANGED
+        each = settings | before | changes
+        _check(each, _STAGE)
+        index = each["index"]
+        count = each["num_sources"]
+        sources = [*blend.sources[:count], *listed[len(blend.sources) : count]]
+        for number, numerator, cycles in each["shares"]:
+            _check(cycles, _is_cycles)
+            old = sources[number]
+            sources[number] = SourceShare(
+                name=old.name,
+                append_eod=old.append_eod,
+                share=Fraction(numerator, each["of"]),
+                cycles=cycles,
+            )
+        schedule = parse_schedule(each["schedule"]) if "schedule" in each else None
+        if any(source.share is None for source in sources) or (
+            schedule is not None and len(schedule.start) != len(sources)
+        ):
+            raise ValueError("a source has no share, or a schedule has other sources")
+        blend = Blend(
+            sources=tuple(sources), schedule=schedule, **{name: each[name] for name in SETTINGS}
+        )
+        stages.append(
+            Stage(
+                end=each["end"],
+                index=index,
+                blend=blend,
+                cut=each["cut"],
+                drain=each["drain"],
+                whole_epochs=each["whole_epochs"],
+            )
+        )
+    return stages
+
+
+def parse_blend(record: Mapping[str, Any], *, may_be_unblended: bool = False) -> Blend:
+    """The inverse of `blend_record`; of train, which is always blended. Raises: ValueError,
+    TypeError where it is not one."""
+    is_blended = not may_be_unblended or "seed" in record
+    record = {"plan": 1, "interleaving": LANES, **record}
+    _check(record, _BLENDED if is_blended else _ONE_PASS)
+    if not record["sources"]:
+        raise ValueError("no sources")
+    keys = {name: _KEYS.get(name, name) for name in SETTINGS}
+    settings = {name: record[key] for name, key in keys.items() if is_blended or key in _ONE_PASS}
+    if is_blended:
+        settings["order"] = current_name(record["order"])
+    sources = (
+        SourceShare(
+            name=each["name"],
+            append_eod=each["append_eod"],
+            share=Fraction(each["share"]) if is_blended else None,
+            cycles=each["cycles"] if is_blended else None,
+        )
+        for each in record["sources"]
     )
+    return Blend(sources=tuple(sources), **settings)

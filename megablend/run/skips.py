@@ -83,7 +83,7 @@ def load_skips(cache: CacheLike, ledger: Ledger) -> Skips:
     Raises: CacheError if the record is damaged, or has fewer ranges than the run's ledger says.
     """
     store = find_store(cache)
-    counted = count_skips(store, ledger.run)
+    counted = count_skips(store, ledger.run) if ledger.skips is None else ledger.skips
     entries = _read(store, ledger.run)[0]
     if len(entries) < counted:
         counted = count_skips(store, ledger.run)  # another process may have removed them just now

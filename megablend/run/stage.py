@@ -8,18 +8,19 @@ from fractions import Fraction
 
 from megablend.blend.schedule import Schedule
 
-SETTINGS = (
-    "split",
-    "sequence_length",
-    "add_extra_token_to_sequence",
-    "interleaving",
-    "order",
-    "plan_version",
-    "seed",
-    "lanes",
-    "shuffle_window",
-)
-"""Fields of a `Blend` apart from its sources and its schedule, as they are stored."""
+SETTINGS = {
+    "split": str,
+    "sequence_length": int,
+    "add_extra_token_to_sequence": bool,
+    "interleaving": str,
+    "order": str,
+    "plan_version": int,
+    "seed": int,
+    "lanes": int,
+    "shuffle_window": int,
+}
+"""Fields of a `Blend` apart from its sources and its schedule, in the order in which they are
+stored, and their types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,20 +33,44 @@ def parse_json(text: str | bytes) -> Any:
     raise _too_deep()
 
 
-def missing_field(value: object, fields: Mapping[str, type | tuple[type, ...]]) -> str | None:
-    """The first of `fields` (name -> type) that is missing from an object, or has another type;
+def fits(value: object, shape: Any) -> bool:
+    """Whether a parsed value has a shape.
+
+    Args:
+        shape: its type; several shapes, one of which it has; `{name: shape}`, an object with these
+            fields; `{str: shape}`, an object whose values all have it; `[shape]`, a list of what
+            has it; or a function that says so.
+    """
+    if isinstance(shape, type):
+        return type(value) is shape
+    if isinstance(shape, tuple):
+        return any(fits(value, each) for each in shape)
+    if isinstance(shape, list):
+        return type(value) is list and all(fits(each, shape[0]) for each in value)
+    if not isinstance(shape, dict):
+        return bool(shape(value))
+    if str not in shape:
+        return missing_field(value, shape) is None
+    return type(value) is dict and all(fits(each, shape[str]) for each in value.values())
+
+
+def missing_field(value: object, fields: Mapping[str, Any]) -> str | None:
+    """The first of `fields` (name -> shape) that is missing from an object, or has another shape;
     None if all are valid."""
     if not isinstance(value, dict):
         return "the structure of an object"
-    for name, kind in fields.items():
-        found = value.get(name, _MISSING)
-        if type(found) is not kind and (not isinstance(found, kind) or isinstance(found, bool)):
+    for name, shape in fields.items():
+        if name not in value or not fits(value[name], shape):
             return name
     return None
 
 
+def is_count(value: object) -> bool:
+    """Whether a value is a whole number, 0 or more."""
+    return type(value) is int and value >= 0
+
+
 _NESTED = frozenset([dict, list])
-_MISSING = object()
 
 
 def _items(value: Any) -> Iterable[Any]:

@@ -39,7 +39,8 @@ from megablend.index.tables.file_versions import (
 )
 from megablend.index.tables.manifest import SEEN
 from megablend.prefetch.samples import read_samples
-from megablend.run.ledger_format import dump_ledger, open_seal, parse_ledger, seal_ledger
+from megablend.run.ledger_file import parse_ledger
+from megablend.run.ledger_format import dump_ledger, open_seal, seal_ledger
 from megablend.system.failures import translating
 from tests.behaviour.test_hostile_names import NAMES
 from tests.behaviour.test_special_files import PUT
@@ -210,7 +211,7 @@ def replace(path: Path, rng: random.Random) -> str | None:
         text, skips = open_seal(path.read_text(encoding="utf-8"))
         name = rng.choice(NAMES)
         path.write_text(
-            seal_ledger(dump_ledger(name, parse_ledger(json.loads(text))[1]), skips or 0),
+            seal_ledger(dump_ledger(name, parse_ledger(json.loads(text)).stages), skips or 0),
             encoding="utf-8",
         )
         return f"run {name!r}"

@@ -6,14 +6,15 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from megablend.errors import CacheError, DamagedCacheError
 from megablend.system.atomic_write import checksum, reading
-from megablend.system.limited_json import missing_field, parse_json
+from megablend.system.limited_json import fits, is_count, missing_field, parse_json
 from megablend.system.safe_open import get_file_size, read_regular
 
 FORMAT_VERSION = 1
@@ -27,25 +28,20 @@ SEEN = "seen"
 TOKEN_RANGES = "token_ranges"
 """See `token_ranges`."""
 TABLES = (BLOCKS, CHUNKS, FILES)
-Fields = dict[str, type | tuple[type, ...]]
-_FIELDS: Fields = {"format_version": int, "tables": dict}
-_TABLE_FIELDS: Fields = {"bytes": int, "blake2b": str}
-_SNAPSHOT_FIELDS: Fields = {"sources": list, "num_files": int, "num_blocks": int, "num_chunks": int}
+_FIELDS = {"format_version": int, "tables": dict}
+_TABLE_FIELDS = {"bytes": int, "blake2b": str}
+_SNAPSHOT_FIELDS = {"sources": list, "num_files": int, "num_blocks": int, "num_chunks": int}
 _COUNTED = {"num_files": FILES, "num_blocks": BLOCKS, "num_chunks": CHUNKS}
-_SOURCE_FIELDS: Fields = {
+_SOURCE_FIELDS = {
     "name": str,
     "format": str,
-    "column": (str, type(None)),
+    "column": (str, NoneType),
     "documents": bool,
     "first_file": int,
     "num_files": int,
     "rows": int,
 }
 _MAX_SHOWN = 60
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
 
 
 def _is_path(value: object) -> bool:
@@ -59,24 +55,13 @@ def _is_path(value: object) -> bool:
     return True
 
 
-def _is_list_of_text(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-def _maps_to(value: object, is_valid: Callable[[object], bool]) -> bool:
-    return isinstance(value, dict) and all(map(is_valid, value.values()))
-
-
-_ROOTS_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "arrival": ("a whole number", lambda value: type(value) is int and value >= 0),
-    "roots": ("an object of paths", lambda value: _maps_to(value, _is_path)),
-    "columns": (
-        "an object of text or null",
-        lambda value: _maps_to(value, lambda each: isinstance(each, str | None)),
-    ),
-    "skipped": ("an object of lists of text", lambda value: _maps_to(value, _is_list_of_text)),
+_ROOTS_FIELDS: dict[str, tuple[str, Any]] = {
+    "arrival": ("a whole number", is_count),
+    "roots": ("an object of paths", {str: _is_path}),
+    "columns": ("an object of text or null", {str: (str, NoneType)}),
+    "skipped": ("an object of lists of text", {str: [str]}),
 }
-"""The fields of roots.json, what each contains, and a check of that. The last two are missing
+"""The fields of roots.json, what each contains, and its shape. The last two are missing
 before 0.2."""
 
 
@@ -151,7 +136,7 @@ def _check_sources(folder: Path, sources: Sequence[Any]) -> None:
             raise _wrong(
                 folder / MANIFEST, f"extra_of of source {source['name']!r}", owner, "text or null"
             )
-        if not _is_count(source["rows"]):
+        if not is_count(source["rows"]) or source["rows"] >= 1 << 63:
             raise _wrong(
                 folder / MANIFEST,
                 f"rows of source {source['name']!r}",
@@ -160,9 +145,7 @@ def _check_sources(folder: Path, sources: Sequence[Any]) -> None:
             )
 
 
-def _check_fields(
-    folder: Path, value: object, fields: Mapping[str, type | tuple[type, ...]]
-) -> None:
+def _check_fields(folder: Path, value: object, fields: Mapping[str, Any]) -> None:
     if (missing := missing_field(value, fields)) is not None:
         raise DamagedCacheError.of(f"{folder / MANIFEST}: damaged (it lacks {missing})")
 
@@ -200,8 +183,8 @@ def parse_roots(folder: Path, data: bytes) -> dict[str, Any]:
         _checksum(roots, as_stored=True),
     ):
         raise DamagedCacheError.of(f"{folder / ROOTS}: damaged (its checksum is wrong)")
-    for name, (expected, is_valid) in _ROOTS_FIELDS.items():
-        if name in roots and not is_valid(roots[name]):
+    for name, (expected, shape) in _ROOTS_FIELDS.items():
+        if name in roots and not fits(roots[name], shape):
             raise _wrong(folder / ROOTS, name, roots[name], expected)
     return roots
 
