@@ -3,7 +3,7 @@
 Before numba loads anything, it imports its implementations of Python and NumPy, some 300 ms in
 every process. Machine code needs none of them: it refers only to symbols that numba's contexts and
 its runtime define (kernels hash no strings, whose secret is defined elsewhere), and to
-Environments, which hold the objects that it uses. Where this fails, as with another numba, numba's
+Environments, which hold the objects that it uses. If this fails, as with another numba, numba's
 own loading takes over.
 """
 

@@ -55,7 +55,7 @@ class LRUCache(Generic[V]):
             self._kept.move_to_end(key)
 
     def _evict(self) -> None:
-        """Remove the least recently used values where there are too many."""
+        """Remove the least recently used values if there are too many."""
         measure = self._measure
         size = len(self._kept) if measure is None else sum(map(measure, list(self._kept.values())))
         with contextlib.suppress(KeyError):  # other threads evict, too

@@ -33,7 +33,7 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
     residuals weight * end - given, with negative residuals taken as 0. Appending ends does not
     change the totals of earlier stages.
 
-    Raises: PlanError as largest_remainder does, and where `ends` is not strictly increasing from
+    Raises: PlanError as largest_remainder does, and if `ends` is not strictly increasing from
         above 0.
     """
     wholes = _whole(weights)

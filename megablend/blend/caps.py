@@ -27,11 +27,11 @@ def capped_shares(weights: Weights, caps: Caps, total: int) -> list[Fraction]:
         caps: the most samples that each source may give in the stage, [num_sources]; None for no
             limit.
 
-    Returns: [num_sources], sum 1: cap / total where a source's weight, relative to the sources
+    Returns: [num_sources], sum 1: cap / total if a source's weight, relative to the sources
         below their caps, would give more; the rest by weight. `largest_remainder` of them gives
         each source at most its cap.
 
-    Raises: PlanError where the caps together allow fewer than `total` samples, or `total` is not
+    Raises: PlanError if the caps together allow fewer than `total` samples, or `total` is not
         above 0.
     """
     if total < 1:
@@ -58,7 +58,7 @@ def capped_totals(weights: Weights, caps: Caps, total: int) -> list[int]:
     """Divide `total` samples by weight, without exceeding any source's cap: [num_sources] integers
     that sum to `total`.
 
-    A source gives its cap where its weight, relative to the sources below their caps, would give
+    A source gives its cap if its weight, relative to the sources below their caps, would give
     more; the others are within 1 of their share of the rest. Raises: PlanError as
     `largest_remainder` and `capped_shares` do.
     """
@@ -66,7 +66,7 @@ def capped_totals(weights: Weights, caps: Caps, total: int) -> list[int]:
 
 
 def longest_stage(weights: Weights, caps: Caps, *, redistribute: bool) -> int | None:
-    """The most samples that a stage can have within the caps, [num_sources] each; None where no cap
+    """The most samples that a stage can have within the caps, [num_sources] each; None if no cap
     limits it.
 
     With `redistribute`, other sources replace one that reached its cap; otherwise each keeps its
@@ -95,7 +95,7 @@ def plan_full_shares(
             of lanes; a source may keep a remainder of less than its share of so many samples.
 
     Returns: (end of the stage in samples, weights of the stage [num_sources]) of each; one stage
-        where no cap is reached. The last ends before `total` where all sources are left out by
+        if no cap is reached. The last ends before `total` if all sources are left out by
         then.
     """
     stages = list[tuple[int, list[Fraction]]]()
@@ -120,7 +120,7 @@ def plan_full_shares(
 
 
 def _last_at_full_share(weights: Sequence[Fraction], caps: Caps, source: int) -> int | None:
-    """How many samples a stage can have until the source's cap is reached; None where it has no
+    """How many samples a stage can have until the source's cap is reached; None if it has no
     share or no cap."""
     cap = caps[source]
     return None if cap is None or not weights[source] else int(cap * sum(weights) / weights[source])

@@ -1,7 +1,7 @@
-"""Where the epochs of sources begin: not after equally many tokens, where a run's stages stand on
+"""Where the epochs of sources begin: not after equally many tokens, if a run's stages stand on
 several snapshots of the index.
 
-The position of a token of a source counts the tokens of all its epochs before it. Where a stage
+The position of a token of a source counts the tokens of all its epochs before it. When a stage
 changes snapshot or order, a source finishes the epoch that it has begun, and begins the next one in
 the new snapshot or order.
 """
@@ -45,7 +45,7 @@ class Segment(NamedTuple):
         return self.epoch + (Fraction(self.offset, self.tokens) if self.tokens else Fraction(0))
 
     def own_position(self, position: int) -> int:
-        """A position as it is where all epochs are like those of the segment."""
+        """A position as it is if all epochs are like those of the segment."""
         return position - self.position + self.offset + self.epoch * self.tokens
 
 
@@ -147,7 +147,7 @@ def _breaks_off(before: Segment, segment: Segment) -> bool:
 
 
 class Withdrawals(Protocol):
-    """What a source loses where a snapshot lacks files that it had."""
+    """What a source loses if a snapshot lacks files that it had."""
 
     def loses_files(self, segment: Segment, index: str) -> bool:
         """Whether a snapshot has the source, but not all files that the segment's epochs read."""
@@ -177,7 +177,7 @@ class EpochsBuilder:
     """The epochs of a run's sources, made while its stages are planned one after another.
 
     Args:
-        tokens: of an epoch of each source, [num_sources], by the snapshot's digest; 0 where it does
+        tokens: of an epoch of each source, [num_sources], by the snapshot's digest; 0 if it does
             not have the source.
         extra: tokens that a sample has in addition to those by which the next one is further.
     """

@@ -1,7 +1,7 @@
 """The plan of a run: the plans of its stages, one after another. A stage's plan is created when it
 is first needed.
 
-Where an amendment cuts a stage, the ordinals that later stages count on from there are *next*
+When an amendment cuts a stage, the ordinals that later stages count on from there are *next*
 ordinals; `Tails` says for which ordinals they stand.
 """
 
@@ -66,7 +66,7 @@ class PlannedStage:
         return self.cut_edges is not None and bool((self.cut_edges[2] > self.cut_edges[1]).any())
 
     def make_plan(self) -> Plan:
-        """The stage's plan. Raises: PlanError where it cannot be planned."""
+        """The stage's plan. Raises: PlanError if it cannot be planned."""
         return self.plan or find_interleaving(self.interleaving).plan(self.request)
 
 
@@ -101,10 +101,10 @@ class StagesPlan:
 
     Args:
         stages: in order.
-        epochs: of the sources, or what returns them; needed where positions are converted to
+        epochs: of the sources, or what returns them; needed when positions are converted to
             epochs.
 
-    Raises: PlanError, naming the stage, where there are no stages, a stage has no samples, or there
+    Raises: PlanError, naming the stage, if there are no stages, a stage has no samples, or there
         are too many samples.
     """
 
@@ -202,7 +202,7 @@ class StagesPlan:
         """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of
         `locate_many`.
 
-        Fastest where consecutive entries have the same source and ascending ordinals. Raises:
+        Fastest when consecutive entries have the same source and ascending ordinals. Raises:
         IndexError for a source or ordinal that the plan does not have.
         """
         sources, ordinals = check_places(sources, ordinals, self._reach)
@@ -237,7 +237,7 @@ class StagesPlan:
     def first_sample_from(
         self, source: int, ordinal: int, *, before: int | None = None
     ) -> int | None:
-        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan
+        """The first sample with one of a source's ordinals from `ordinal` on; None if the plan
         has none (before `before`)."""
         coming = np.array([max(0, ordinal)])
         owner = np.array([source], np.int32)
@@ -259,7 +259,7 @@ class StagesPlan:
 
     def sample_of_count(self, source: int, ordinal: int) -> int | None:
         """The sample with which a source has given as many samples as it has ordinals up to
-        `ordinal`, in whatever order it gives them; None where the run does not get there."""
+        `ordinal`, in whatever order it gives them; None if the run does not get there."""
         stage = int((self._edges[1:, source] <= ordinal).sum())
         if stage == len(self._stages) or ordinal < self._edges[stage, source]:
             return None
@@ -272,7 +272,7 @@ class StagesPlan:
     def _advance(
         self, number: int, stage: PlannedStage, sources: Int32s, ordinals: Int64s
     ) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """What ordinals int64 [n] are after a stage, next ordinals where it was cut; and whether
+        """What ordinals int64 [n] are after a stage, next ordinals if it was cut; and whether
         they come after it: bool [n]."""
         if not stage.has_tails:
             return ordinals, ordinals >= self._given[number + 1][sources]
@@ -282,7 +282,7 @@ class StagesPlan:
 
     def token_ranges(self, sources: Int32s, ordinals: Int64s) -> tuple[Int64s, int | Int64s]:
         """First token of the samples (sources, ordinals) [n], counted over all epochs of the
-        source: int64 [n]; and the tokens from each to the source's next sample: one number where it
+        source: int64 [n]; and the tokens from each to the source's next sample: one number if it
         is the same in all stages, otherwise int64 [n]."""
         if len(self._starts) == 1:
             step = int(self._sample_tokens[0])
@@ -350,7 +350,7 @@ class StagesPlan:
         return found
 
     def plan_of(self, stage: int) -> Plan:
-        """The plan of stage number `stage`. Raises: PlanError where the stage cannot be planned."""
+        """The plan of stage number `stage`. Raises: PlanError if the stage cannot be planned."""
         plan = self._plans[stage]
         if plan is None:
             plan = self._plans[stage] = self._stages[stage].make_plan()

@@ -92,7 +92,7 @@ def _last_ordinals(plan: StagesPlan, source: int, limit: int) -> Int64s:
 
 def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | None:
     """The first sample whose ordinal is at or above the limit of its source, and that source; None
-    where there is none.
+    if there is none.
 
     Args:
         ordinals: int64 [num_sources], the limits.

@@ -70,11 +70,11 @@ class Schedule:
 def make_schedule(
     kind: str, steps: int, start: Sequence[Fraction], *, samples: int, cycle: int, longest: int
 ) -> Schedule | None:
-    """Divide a stage into at most `steps` steps of whole cycles; None where it is too short for
+    """Divide a stage into at most `steps` steps of whole cycles; None if it is too short for
     two.
 
     Args:
-        cycle: samples of a cycle; a step is at least CYCLES_PER_STEP * `longest` of them where that
+        cycle: samples of a cycle; a step is at least CYCLES_PER_STEP * `longest` of them if that
             leaves two steps.
     """
     cycles = samples // cycle
@@ -109,7 +109,7 @@ def schedule_record(schedule: Schedule) -> dict[str, object]:
 
 
 def parse_schedule(record: object) -> Schedule:
-    """Raises: KeyError, TypeError, ValueError, ZeroDivisionError where the record is not one."""
+    """Raises: KeyError, TypeError, ValueError, ZeroDivisionError if the record is not one."""
     if not isinstance(record, dict):
         raise ValueError("not a schedule")
     return Schedule(

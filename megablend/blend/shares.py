@@ -60,7 +60,7 @@ _PRECISION = 50
 
 
 def compute_weights(weights: Sequence[Fraction], temperature: Fraction | None) -> list[Fraction]:
-    """The weights' fractions of their sum, each to the power 1 / temperature (1 where None),
+    """The weights' fractions of their sum, each to the power 1 / temperature (1 if None),
     rounded to 12 digits.
 
     Args:
@@ -113,13 +113,13 @@ def cap_of(
     read: int = 0,
     most: int | None = None,
 ) -> int | None:
-    """The most samples that a source may give, by its max_epochs and max_tokens; None where it has
+    """The most samples that a source may give, by its max_epochs and max_tokens; None if it has
     neither.
 
     Args:
         tokens: tokens of the source in the split, in one epoch.
         read: tokens of it that were read before, over all epochs.
-        most: tokens of its first max_epochs epochs, where not all have equally many.
+        most: tokens of its first max_epochs epochs, if not all have equally many.
     """
     caps = []
     if source.max_epochs is not None:
@@ -156,14 +156,14 @@ def shares_of(
 ) -> Shares:
     """Weights and length of a blended split.
 
-    Where the config sets a length, the sources' numbers are relative to it; otherwise they are
+    If the config sets a length, the sources' numbers are relative to it; otherwise they are
     amounts and their sum is the length.
 
     Args:
         tokens: of each source in this split, including end-of-document tokens.
         read: what was read of each source before; nothing by default.
 
-    Raises: PlanError where a source with a share has no tokens or less than one sample, or the
+    Raises: PlanError if a source with a share has no tokens or less than one sample, or the
         split would have no samples, more than MAX_SAMPLES, or more than all caps together allow.
     """
     extra = int(config.add_extra_token_to_sequence)

@@ -44,7 +44,7 @@ def find_store(
 
 
 def find_existing(cache: CacheLike) -> CacheStore:
-    """The store of a cache that was built. Raises: CacheError where none was; ConfigError as
+    """The store of a cache that was built. Raises: CacheError if none was; ConfigError as
     `find_store`."""
     store = find_store(cache)
     if not store.exists():

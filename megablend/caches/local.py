@@ -91,7 +91,7 @@ class LocalCacheStore:
     def hold(
         self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
     ) -> Iterator[LockInfo]:
-        """See CacheStore. Raises: CacheError where a folder is a link that another user created."""
+        """See CacheStore. Raises: CacheError if a folder is a link that another user created."""
         check_folders(self.folder)
         with build_lock(self.folder, wait_seconds, on_wait=on_wait) as lock:
             yield lock

@@ -74,8 +74,8 @@ def finish(result: Record | Mapping[str, Any], as_json: bool, show: Callable[[An
 
 
 def read_state(path: str | Path) -> dict[str, Any]:
-    """A state saved as JSON, unchecked. Raises: ConfigError where the file is not one;
-    ResourceError where it cannot be read."""
+    """A state saved as JSON, unchecked. Raises: ConfigError if the file is not one;
+    ResourceError if it cannot be read."""
     from megablend.system.failures import translating
     from megablend.system.limited_json import parse_json
 

@@ -68,7 +68,7 @@ def print_first(lines: Collection[str], most: int, more: str) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print a text as it is, over several lines where it has them."""
+    """Print a text as it is, over several lines if it has them."""
     click.echo(printable(text), nl=not text.endswith("\n"))
 
 

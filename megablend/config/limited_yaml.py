@@ -42,7 +42,7 @@ class Document(NamedTuple):
 
 
 def read_limited(path: Path) -> str:
-    """The text of a config. Raises: OSError; ValueError where it is not UTF-8, or larger than
+    """The text of a config. Raises: OSError; ValueError if it is not UTF-8, or larger than
     MAX_BYTES."""
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)  # a limit for pipes and devices, too

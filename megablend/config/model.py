@@ -116,7 +116,7 @@ class Config(Settings):
     @property
     def stage_configs(self) -> tuple[Config, ...]:
         """The settings of each stage of train, as a config without stages whose length is not set;
-        one where none are listed."""
+        one if none are listed."""
         if not self.stages:
             return (self,)
         return self._apply_stages().configs
@@ -128,7 +128,7 @@ class Config(Settings):
 
     @property
     def stage_settings(self) -> tuple[Config, ...]:
-        """As `stage_configs`, but with the sources of the top level: much faster where many sources
+        """As `stage_configs`, but with the sources of the top level: much faster if many sources
         change."""
         return apply_settings(self, self.stages, LENGTHS) if self.stages else (self,)
 

@@ -76,7 +76,7 @@ class ReadSpec:
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]]) -> list[ReadSpec]:
-        """`from_record` of each; records without further fields, as most, get the same object where
+        """`from_record` of each; records without further fields, as most, get the same object if
         they are alike."""
         found = dict[object, ReadSpec]()
         reads = list[ReadSpec]()

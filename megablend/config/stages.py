@@ -207,7 +207,7 @@ def check_listed(
 
 
 def _check_withdrawn(stages: Sequence[StageSettings]) -> None:
-    """Raises: ValueError, which begins with the place, where a source is withdrawn twice, or given
+    """Raises: ValueError, which begins with the place, if a source is withdrawn twice, or given
     a share afterwards."""
     gone = dict[str, int]()
     for i, stage in enumerate(stages):

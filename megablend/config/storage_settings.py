@@ -1,4 +1,4 @@
-"""Settings of object stores where there is no config: for Megatron's datasets, and for commands
+"""Settings of object stores when there is no config: for Megatron's datasets, and for commands
 that get the URL of a cache."""
 
 from __future__ import annotations

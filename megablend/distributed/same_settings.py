@@ -38,7 +38,7 @@ def digest_settings(settings: Mapping[str, Any]) -> str:
 def compare_settings(
     launch: Communicator, settings: Mapping[str, Any], digests: Sequence[str]
 ) -> None:
-    """As `check_same_settings`, where all ranks' digests have been exchanged already. Collective
+    """As `check_same_settings`, when all ranks' digests have been exchanged already. Collective
     only if they differ.
 
     Args:

@@ -216,7 +216,7 @@ class Format(Protocol):
         ...
 
     def describe_missing_remedy(self, path: str) -> str | None:
-        """What to do about one of `files` that does not exist, for the message; None where there is
+        """What to do about one of `files` that does not exist, for the message; None if there is
         nothing to add."""
         ...
 
@@ -234,7 +234,7 @@ class Format(Protocol):
         ...
 
     def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
-        """Why a file's content cannot be what it would be read as, and what to do; None where
+        """Why a file's content cannot be what it would be read as, and what to do; None if
         nothing says so.
 
         New files for which there is a reason are refused; of those that a cache has, it is a

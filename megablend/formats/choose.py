@@ -113,7 +113,7 @@ def _is_other(column: str) -> bool:
 
 
 def _describe_nearly_fit(lists: Collection[str], problems: Mapping[str, str | None]) -> str:
-    """The first list that would be of integers if it were written in another way; "" where there is
+    """The first list that would be of integers if it were written in another way; "" if there is
     none."""
     for name, problem in problems.items():
         if (

@@ -155,7 +155,7 @@ class FileRead:
         )
 
     def _use(self, work: Callable[[FileRead], T]) -> T:
-        """What `work` makes of the bytes; where they turn out to be damaged, of the same bytes
+        """What `work` makes of the bytes; if they turn out to be damaged, of the same bytes
         fetched once more.
 
         What a network or a proxy damages is whole the next time; pages with a CRC, and headers,
@@ -199,7 +199,7 @@ class JointReader(BlockReader, Protocol):
 
 
 def decode_all(reads: Sequence[FileRead], *, pieces: bool) -> list[DecodedBlocks]:
-    """Decode reads whose bytes were fetched, those of consecutive files together where their
+    """Decode reads whose bytes were fetched, those of consecutive files together if their
     readers can: fewer calls.
 
     Returns: the blocks of all reads, in order; how many reads an item is of is not defined.

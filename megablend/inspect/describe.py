@@ -41,7 +41,7 @@ def describe(
     """Describe what a run reads (for a config), or what a cache contains (for its folder or URL).
 
     Nothing needs to be built: a run that is not committed is described as `build` would commit it,
-    with `committed` False and a `note`; where no index is of its files, `files` lists what is
+    with `committed` False and a `note`; if no index is of its files, `files` lists what is
     there.
 
     Args:
@@ -52,10 +52,10 @@ def describe(
             table of.
         storage: where files are found and read, in place of the one that the config asks for.
 
-    Returns: a RunDescription; a FilesDescription where no index is of the config's files; a
+    Returns: a RunDescription; a FilesDescription if no index is of the config's files; a
         CacheDescription for a folder.
-    Raises: as `build` where the config cannot be planned; CacheError for a folder without an index;
-        ConfigError where a number is out of range, or `memory` too small for the loaders.
+    Raises: as `build` if the config cannot be planned; CacheError for a folder without an index;
+        ConfigError if a number is out of range, or `memory` too small for the loaders.
     """
     loaders = _check_loaders(micro_batch_size, data_parallel_size, num_workers)
     session = Session(what, cache=cache, storage=storage)

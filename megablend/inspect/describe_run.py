@@ -178,7 +178,7 @@ def _with_estimates(
 
 
 def _estimate_transfer(run: Run, loaders: Loaders | None) -> Transfer | None:
-    """What loaders read of object stores: one, or where its memory is too small one for each lane,
+    """What loaders read of object stores: one, or if its memory is too small one for each lane,
     if none are described."""
     alone = Loaders(micro_batch_size=1, data_parallel_size=1, num_workers=0)
     tried = (
@@ -241,7 +241,7 @@ def describe_index(snapshot: Snapshot) -> IndexDescription:
 
 
 def write_full_share_stages(compiled: Compiled) -> str | None:
-    """The stages that replace `on_exhausted: redistribute`; None where it changes no share, or the
+    """The stages that replace `on_exhausted: redistribute`; None if it changes no share, or the
     config sets no length."""
     config = compiled.config
     has_length = any(getattr(config, name) is not None for name in LENGTHS)

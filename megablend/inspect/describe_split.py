@@ -191,7 +191,7 @@ def _describe_source(
 
 
 def _estimate_stored_bytes(run: Run) -> list[int]:
-    """Stored bytes of each source's blocks in this split, from evenly spaced ones where it has
+    """Stored bytes of each source's blocks in this split, from evenly spaced ones if it has
     many: [num_sources]."""
     ranges = list(
         zip(run.parts["first_block"].tolist(), run.parts["stop_block"].tolist(), strict=True)
@@ -214,10 +214,10 @@ def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
     """Documents of a source in the split by length: [0] those of no token, [i] those of 2^(i-1) to
     2^i - 1 tokens.
 
-    Returns: None where the index has no table of the source's documents. With more than COUNTED
+    Returns: None if the index has no table of the source's documents. With more than COUNTED
         documents the numbers are estimates.
 
-    Raises: CacheError where the table is damaged.
+    Raises: CacheError if the table is damaged.
     """
     part = run.parts[source]
     if part["documents"] == 0:

@@ -55,7 +55,7 @@ def diff(a: str | Path, b: str | Path) -> DiffResult:
     """Compare two runs' train: each a config (planned as `build` would), a run's ledger or a
     checkpoint's state, as JSON.
 
-    Raises: ConfigError where one of them is none of these, or a config has no index yet; as `open`
+    Raises: ConfigError if one of them is none of these, or a config has no index yet; as `open`
         does.
     """
     first = _read(a)
@@ -78,7 +78,7 @@ def diff(a: str | Path, b: str | Path) -> DiffResult:
 
 
 def find_parting(a: Run, b: Run, *, start: int = 0) -> int | None:
-    """The first sample from `start` on that differs in source or tokens; None where one run is the
+    """The first sample from `start` on that differs in source or tokens; None if one run is the
     beginning of the other."""
     stop = min(a.num_samples, b.num_samples)
     if a.extra_token != b.extra_token:

@@ -89,14 +89,14 @@ def export(
     appears only once complete.
 
     Args:
-        what: a config, or a cache's folder (then `run` is needed). Where a config was edited since,
+        what: a config, or a cache's folder (then `run` is needed). If a config was edited since,
             the run's ledger decides.
-        target: the file, replaced where it exists.
-        stop: the run's end where absent.
+        target: the file, replaced if it exists.
+        stop: the run's end if absent.
         progress: called with the samples written and to write.
 
     Raises: as `open_dataset`; ConfigError for samples outside the run, or a target that is not a
-        file or that the run needs; ResourceError where the file cannot be written.
+        file or that the run needs; ResourceError if the file cannot be written.
     """
     session = Session(what, cache=cache, run=run)
     opened = session.open(split)
@@ -202,13 +202,13 @@ def _describe(run: Run) -> dict[bytes, bytes]:
 
 
 def find_rows(run: Run, sources: npt.NDArray[np.int32], spans: Spans) -> Int64s:
-    """The row of its file in which each span's first token is; UNKNOWN where no table has the
+    """The row of its file in which each span's first token is; UNKNOWN if no table has the
     source's documents: int64 [m].
 
     Args:
         sources: of each span, int32 [m].
 
-    Raises: CacheError where a table is damaged.
+    Raises: CacheError if a table is damaged.
     """
     rows = np.full(len(spans.blocks), UNKNOWN)
     names = run.data.index_names

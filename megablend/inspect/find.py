@@ -122,11 +122,11 @@ def find(
     Args:
         what: a config, or a cache's folder (then `run` is needed).
         file: path of a data file, however it is written, or the end of the path that was indexed.
-        row: of the file, from 0; a document. All of the file where absent.
+        row: of the file, from 0; a document. All of the file if absent.
         batch_size: samples of a step, over all ranks: then steps are reported too.
         limit: samples to list at most; no more epochs are then looked at.
 
-    Raises: ConfigError where no file, several files, or no such row is meant; CacheError; as
+    Raises: ConfigError if no file, several files, or no such row is meant; CacheError; as
         BlockStore.read does.
     """
     batch_size = None if batch_size is None else whole_number("batch_size", batch_size, least=1)
@@ -168,10 +168,10 @@ def find(
 
 
 def match_files(run: Run, file: str) -> list[int]:
-    """Numbers of the files of the index that a path, or the end of one, means: several where
+    """Numbers of the files of the index that a path, or the end of one, means: several if
     sources share the file.
 
-    Raises: ConfigError where it means none, or different ones.
+    Raises: ConfigError if it means none, or different ones.
     """
     if not file:
         raise ConfigError(
@@ -225,13 +225,13 @@ def stored_tokens(
     read: Callable[[int], DecodedBlock] | None = None,
 ) -> tuple[int, int]:
     """The range of a source's stored tokens, counted in the split, that a file or one of its rows
-    has; empty where none is in it.
+    has; empty if none is in it.
 
     Args:
         store, blocks, entry: of one snapshot of the index.
         read: as for `find_document`.
 
-    Raises: ConfigError where there is no such row, or the index does not know rows; as
+    Raises: ConfigError if there is no such row, or the index does not know rows; as
         BlockStore.read does.
     """
     snapshot = store.snapshot
@@ -324,7 +324,7 @@ def list_epochs(run: Run, source: int) -> list[tuple[Reading, range]]:
 
 
 def _source_of(run: Run, number: int) -> int | None:
-    """The number in the split of the source that has a file; None where the split does not read
+    """The number in the split of the source that has a file; None if the split does not read
     it."""
     _, file, snapshot = _locate_file(run, number)
     name = snapshot.sources[snapshot.file(file).column].name

@@ -1,4 +1,4 @@
-"""The file that a user names for a result: refused where the run needs what is there."""
+"""The file that a user names for a result: refused if the run needs what is there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_output(target: str | Path, session: Session) -> Path:
     """Check the file that a result about a session's run is written to.
 
     Returns: its absolute path.
-    Raises: ConfigError where it is the config, a data file of the run or of the newest index, or
+    Raises: ConfigError if it is the config, a data file of the run or of the newest index, or
         inside the cache; as `check_target`.
     """
     path = Path(target).absolute()
@@ -52,7 +52,7 @@ def check_output(target: str | Path, session: Session) -> Path:
 
 
 def _find_source(path: Path, snapshot: Snapshot, roots: dict[str, str]) -> str | None:
-    """The source that has a file; None where none has. Only files of its size, or of its name
+    """The source that has a file; None if none has. Only files of its size, or of its name
     without suffixes, are compared."""
     stem = path.name.partition(".")[0]
     names = snapshot.file_names()

@@ -41,12 +41,12 @@ def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | 
     """Plan train as the config requests it, by the run's ledger if it has one; commits nothing.
 
     Args:
-        compares_files: whether the newest index, where the run is planned on it, has to be of the
+        compares_files: whether the newest index, if the run is planned on it, has to be of the
             files as they are now.
 
-    Returns: the run; or, where no index is of what the config requests, why, and what to do.
-    Raises: PlanError, ConfigError where the config cannot be planned; DataError where its files
-        cannot be found; CacheError where the cache is damaged.
+    Returns: the run; or, if no index is of what the config requests, why, and what to do.
+    Raises: PlanError, ConfigError if the config cannot be planned; DataError if its files
+        cannot be found; CacheError if the cache is damaged.
     """
     config = session.config
     check_sample(config)
@@ -86,7 +86,7 @@ def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | 
 def _open_requested(
     config: Config, ledger: Ledger | None, newest: Snapshot, storage: Storage
 ) -> BlockStore:
-    """The blocks that a config's stages read: of the newest index, or of the run's where a stage
+    """The blocks that a config's stages read: of the newest index, or of the run's if a stage
     has new data.
 
     Raises: as `open_stores`.
@@ -101,7 +101,7 @@ def _open_requested(
 def list_files(session: Session) -> tuple[SourceFiles, ...]:
     """What is known of each source without an index.
 
-    Raises: ConfigError where a path matches no file; MissingFileError.
+    Raises: ConfigError if a path matches no file; MissingFileError.
     """
     configured = session.config.all_sources
     listed = []

@@ -50,7 +50,7 @@ def read_ranges(
 def join_ranges(
     offsets: Int64s, sizes: Int64s, loads: Int64s, max_gap: int, max_load: int, out: Int64s
 ) -> int:
-    """Join ranges into runs: each is taken into the last run, or begins one where the gap or the
+    """Join ranges into runs: each is taken into the last run, or begins one if the gap or the
     run would be too large.
 
     Args:

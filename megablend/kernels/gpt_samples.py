@@ -22,7 +22,7 @@ def read_samples(
     lengths: npt.NDArray[np.int32],
     out: npt.NDArray[np.uint8],
 ) -> bool:
-    """Read the tokens of samples. False where one is not full, or a file is not as it should be:
+    """Read the tokens of samples. False if one is not full, or a file is not as it should be:
     the caller finds out why.
 
     Args:

@@ -80,11 +80,11 @@ def prepare(
             MegablendDatasetConfig, otherwise by the settings that MEGABLEND_STORAGE names.
         sizes: samples of train, valid and test, as the builder takes them.
         max_memory: bytes of arrays that the ranks of one node hold together; most of what is free
-            there where None.
-        shared_fs: "yes" where all ranks share the cache's folder, "no" if only those of one machine
+            there if None.
+        shared_fs: "yes" if all ranks share the cache's folder, "no" if only those of one machine
             may, "auto" to detect it.
 
-    The ranks are those of torch.distributed where it is initialised, else those that an MPI
+    The ranks are those of torch.distributed if it is initialised, else those that an MPI
     launcher started, else this process alone. Ranks that see one folder build it together.
 
     Raises: on all ranks the error of any: ConfigError, PlanError, DataError, CacheError,

@@ -93,7 +93,7 @@ def _default(field: Field[Any]) -> Any:
 
 
 def setting(config: Any, name: str) -> Any:
-    """A setting of a Megatron config, or what Megatron does where the installed version has no such
+    """A setting of a Megatron config, or what Megatron does if the installed version has no such
     setting."""
     found = getattr(config, name, None)
     return _DEFAULTS[name] if found is None else found

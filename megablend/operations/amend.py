@@ -121,9 +121,9 @@ def amend(
         cache: cache folder, in place of the config's.
         dry_run: only say what would change.
 
-    Raises: ConfigError where the config lists no stage to begin there; PlanError where it changes
+    Raises: ConfigError if the config lists no stage to begin there; PlanError if it changes
         samples before, or cannot be planned; StateError for a state of another run; CacheError
-        where the run was not built, or cannot be written, or the newest index, which a stage with
+        if the run was not built, or cannot be written, or the newest index, which a stage with
         `new_data` reads, has other files or options than the config.
     """
     session = Session(config, cache=cache)
@@ -185,9 +185,9 @@ def _compile_amended(
 def _compare_files(compiled: Compiled, cut: Ledger, storage: Storage) -> str | None:
     """Compare the index that a new stage reads with the files that the config's paths match now.
 
-    Returns: what it lacks; None where it is of all these files, or no new stage reads another
+    Returns: what it lacks; None if it is of all these files, or no new stage reads another
         index.
-    Raises: CacheError where it is not of this config.
+    Raises: CacheError if it is not of this config.
     """
     if not compiled.ledger.indices[len(cut.indices) :]:
         return None
@@ -200,7 +200,7 @@ def _compare_files(compiled: Compiled, cut: Ledger, storage: Storage) -> str | N
 
 
 def _check_skips(config: Config, ledger: Ledger, at: int) -> None:
-    """Raises: ConfigError where the amendment would fall into samples that are skipped."""
+    """Raises: ConfigError if the amendment would fall into samples that are skipped."""
     if (skipped := load_skips(config.cache_store, ledger).containing(at)) is not None:
         raise ConfigError(
             f"sample {at:,} is within samples {skipped[0]:,} to {skipped[1]:,}, which run {ledger.run!r} skips; amend it at "
@@ -209,7 +209,7 @@ def _check_skips(config: Config, ledger: Ledger, at: int) -> None:
 
 
 def _check_stages(config: Config, cut: Ledger) -> None:
-    """Raises: ConfigError where the config has no stages, with those of the run as it would list
+    """Raises: ConfigError if the config has no stages, with those of the run as it would list
     them."""
     at = cut.num_samples
     if not config.stages and at < cut.stages[-1].end:

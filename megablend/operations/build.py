@@ -111,7 +111,7 @@ def build(
             from elsewhere than a local disk are then compared with them.
 
     Returns: the same on all ranks.
-    Raises: ConfigError, also where the ranks' configs differ; PlanError, DataError, CacheError,
+    Raises: ConfigError, also if the ranks' configs differ; PlanError, DataError, CacheError,
         LaunchError. Under MPI an error on one rank ends all ranks, with that rank's message and the
         error's exit code.
     """
@@ -219,7 +219,7 @@ def _tabulate(
     """Make the document tables that the run needs, and those of the newest snapshot, which are
     reported. Called by all ranks.
 
-    Returns: None where the order needs none.
+    Returns: None if the order needs none.
     """
     config = session.config
     if not config.tabled:

@@ -76,8 +76,8 @@ def check(
         progress: called as files are checked.
         storage: where files are looked up and read, in place of the one that the config asks for.
 
-    Raises: ConfigError, PlanError where config and index disagree; CacheError where no index is of
-        its files, or the cache is damaged; StateError where `state` is not a state.
+    Raises: ConfigError, PlanError if config and index disagree; CacheError if no index is of
+        its files, or the cache is damaged; StateError if `state` is not a state.
     """
     session = Session(config, cache=cache, storage=storage)
     checked = session.config
@@ -96,7 +96,7 @@ def check(
 
 
 def _open(session: Session) -> Run:
-    """The run as loaders open it; where they refuse the config, as it was committed."""
+    """The run as loaders open it; if they refuse the config, as it was committed."""
     try:
         return open_run(session.config, "train", storage=session.storage)
     except (PlanError, CacheError):

@@ -61,7 +61,7 @@ def check_data(
     progress: Callable[[Progress], None] | None = None,
     storage: Storage | None = None,
 ) -> CheckDataResult:
-    """Read all tokens of a config's run, or of the newest index where it was not built yet, and
+    """Read all tokens of a config's run, or of the newest index if it was not built yet, and
     check their ids.
 
     Args:
@@ -69,7 +69,7 @@ def check_data(
         progress: called after each file, from one thread at a time.
         storage: where files are read, in place of the one that the config asks for.
 
-    Raises: ConfigError (the config, or a tokenizer that cannot be read); CacheError where there is
+    Raises: ConfigError (the config, or a tokenizer that cannot be read); CacheError if there is
         no index of its files.
     """
     session = Session(what, cache=cache, storage=storage)

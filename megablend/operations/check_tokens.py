@@ -50,7 +50,7 @@ def check_file(
     store: BlockStore, entry: SourceEntry, number: int, vocab_size: int | None
 ) -> FileTokens:
     """Read all tokens of file `number` of the index, and compare them with the number of token ids
-    (MAX_IDS where None)."""
+    (MAX_IDS if None)."""
     snapshot = store.snapshot
     file = snapshot.file(number)
     path = snapshot.path(number, store.roots)
@@ -112,7 +112,7 @@ def find_row(
     """The row of a file that its token number `place` is in, from 0, and its row group, found by
     indexing the file once more.
 
-    Raises: as `Format.index` does; ChangedFileError where the file is not the one that was indexed.
+    Raises: as `Format.index` does; ChangedFileError if the file is not the one that was indexed.
     """
     column = entry.column_taken
     kind = entry.kind
@@ -144,10 +144,10 @@ def find_row(
 
 
 def vocab_sizes(config: Config) -> dict[str, int | None]:
-    """Of each source, by its name in the index, how many token ids there are; None where the config
+    """Of each source, by its name in the index, how many token ids there are; None if the config
     does not say.
 
-    Raises: ConfigError where a tokenizer cannot be read, or an end-of-document token is not in its
+    Raises: ConfigError if a tokenizer cannot be read, or an end-of-document token is not in its
         vocabulary.
     """
     read: dict[str, int] = {}
@@ -168,7 +168,7 @@ def refuse_known_outliers(config: Config, snapshot: Snapshot, storage: Storage) 
     """Refuse an index of the config's sources whose files are known to have tokens outside the
     vocabulary.
 
-    Raises: DataError, which names file, row and token of the first; ConfigError where a tokenizer
+    Raises: DataError, which names file, row and token of the first; ConfigError if a tokenizer
         cannot be read.
     """
     lows, highs = snapshot.token_ranges.T
@@ -196,7 +196,7 @@ def read_vocab_size(path: str) -> int:
     Args:
         path: a tokenizer.json as Hugging Face's tokenizers write it.
 
-    Raises: ConfigError where it cannot be read, or is something else.
+    Raises: ConfigError if it cannot be read, or is something else.
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))

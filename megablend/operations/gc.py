@@ -50,7 +50,7 @@ def gc(
             job that reads an index directly (`open_index`).
         dry_run: remove nothing, only report what would be removed.
 
-    Raises: ConfigError; CacheError where there is no cache, a build is running, or a ledger or an
+    Raises: ConfigError; CacheError if there is no cache, a build is running, or a ledger or an
         index to keep is damaged.
     """
     if not older_than_days >= 0:

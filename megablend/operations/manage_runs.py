@@ -92,7 +92,7 @@ def list_runs(what: ConfigLike) -> list[RunSummary | DamagedRun]:
     Args:
         what: a cache (its folder or URL), or a config.
 
-    Raises: ConfigError where there is neither, or the config cannot be read; CacheError for a
+    Raises: ConfigError if there is neither, or the config cannot be read; CacheError for a
         folder that is no cache.
     """
     return list_runs_of(_cache_of(what))
@@ -146,8 +146,8 @@ def _list_chain(ledger: Ledger) -> Iterator[StageCommitment]:
 def rename_run(what: ConfigLike, run: str, new: str) -> None:
     """Rename a run. Its plan and its states stay valid; set the new name in configs (`run:`).
 
-    Raises: ConfigError where there is a run of the new name, or it cannot be a name; CacheError
-        where there is no such run, or the cache is in use or cannot be written.
+    Raises: ConfigError if there is a run of the new name, or it cannot be a name; CacheError
+        if there is no such run, or the cache is in use or cannot be written.
     """
     cache = _cache_of(what)
     check_run_name(new)
@@ -180,7 +180,7 @@ def reset_run(what: ConfigLike, run: str) -> Path | str:
 
     Returns: where the ledger now is: a Path, or a URL. Moved back to `runs/<name>.json`, it
         restores the run.
-    Raises: CacheError where there is no such run, or the cache is in use or cannot be written.
+    Raises: CacheError if there is no such run, or the cache is in use or cannot be written.
     """
     with _changing(_cache_of(what), run) as store:
         aside = store.set_aside_record(RUNS, run)
@@ -193,7 +193,7 @@ def remove_run(what: ConfigLike, run: str) -> None:
 
     A damaged ledger is removed, too.
 
-    Raises: CacheError where there is no such run, or the cache is in use or cannot be written.
+    Raises: CacheError if there is no such run, or the cache is in use or cannot be written.
     """
     with _changing(_cache_of(what), run) as store:
         store.remove_record(RUNS, run)
@@ -210,7 +210,7 @@ def _changing(store: CacheStore, run: str) -> Iterator[CacheStore]:
 
 
 def _cache_of(what: ConfigLike) -> CacheStore:
-    """A cache, which need not be there where a config names it. Raises: ConfigError, CacheError."""
+    """A cache, which need not be there if a config names it. Raises: ConfigError, CacheError."""
     if isinstance(what, str | Path) and not is_remote(what) and not Path(what).exists():
         raise ConfigError(
             f"{what}: no such file or folder; expected a config, or a cache filled by `megablend "
@@ -246,7 +246,7 @@ def check_run_name(run: str) -> None:
 
 
 def _listed(cache: CacheStore, run: str, indices: set[str]) -> RunSummary | DamagedRun | None:
-    """A run, or what is wrong with its ledger; None where it was removed meanwhile."""
+    """A run, or what is wrong with its ledger; None if it was removed meanwhile."""
     try:
         ledger = load_ledger(cache, run)
     except CacheError as error:

@@ -55,8 +55,8 @@ def open_dataset(
         storage: where files are read, in place of the one that the config asks for, such as a
             WrapperStorage around it.
 
-    Raises: ConfigError, PlanError where config and run disagree; CacheError where the run was not
-        built; StateError where the state is not of this run.
+    Raises: ConfigError, PlanError if config and run disagree; CacheError if the run was not
+        built; StateError if the state is not of this run.
     """
     if state is not None and consumed_samples is not None:
         raise ConfigError(
@@ -99,7 +99,7 @@ def _open_without_config(
     state: State | None,
     storage: Storage | None,
 ) -> Run:
-    """Raises: ConfigError where the cache or the run's name is not given, or something that only a
+    """Raises: ConfigError if the cache or the run's name is not given, or something that only a
     config says is asked for."""
     if cache is None or run is None:
         raise ConfigError(
@@ -120,7 +120,7 @@ def _open_without_config(
 
 
 def _check_stage(config: Config, split: str, stage: int) -> int:
-    """The number of a stage. Raises: ConfigError where the config has no such stage, or for train,
+    """The number of a stage. Raises: ConfigError if the config has no such stage, or for train,
     which has all of them."""
     if split == "train":
         raise ConfigError(

@@ -29,7 +29,7 @@ def repair_kept_index(
     all ranks.
 
     Returns: whether it was repaired; the repaired index then counts as the newest.
-    Raises: CacheError where the files no longer make that index, or it is not known which files
+    Raises: CacheError if the files no longer make that index, or it is not known which files
         those were.
     """
     if ledger.index == newest:

@@ -49,7 +49,7 @@ def open_run(
     """Open the run behind a dataset, read from `storage` or, by default, the config's. Raises as
     `megablend.open` does.
 
-    The config is compiled only where no companion of the run's ledger is of what it requests, or no
+    The config is compiled only if no companion of the run's ledger is of what it requests, or no
     ledger has the state's plan.
 
     Args:
@@ -85,7 +85,7 @@ def open_run(
 
 
 def _open_companion(config: Config, split: str, ledger: Ledger, storage: Storage) -> Run | None:
-    """A split as it was committed, if that is what the config requests; None where it has to be
+    """A split as it was committed, if that is what the config requests; None if it has to be
     compiled."""
     runtime = Runtime.of(config)
     companion = find_companion(runtime, ledger, config.request_digest)
@@ -97,7 +97,7 @@ def _open_companion(config: Config, split: str, ledger: Ledger, storage: Storage
 
 def _compile_train(config: Config, ledger: Ledger, storage: Storage) -> Run:
     """Train as a config requests it, which has to be what was committed; kept for the next time
-    where that is possible."""
+    if that is possible."""
     compiled = _checked(compile_committed(config, "train", ledger, storage).follow_ledger(ledger))
     if compiled.ledger == ledger:
         # It cannot be written: the cache is of another user, or full
@@ -144,7 +144,7 @@ def _list_common(state: State, ledger: Ledger) -> list[str]:
 
 
 def _check_indices(config: Config, needed: Sequence[str]) -> None:
-    """Raises: StateError where the cache lacks a snapshot that a state needs."""
+    """Raises: StateError if the cache lacks a snapshot that a state needs."""
     known = list_snapshots(config.cache_store)
     if missing := [index for index in needed if index not in known]:
         raise StateError(
@@ -157,7 +157,7 @@ def _check_indices(config: Config, needed: Sequence[str]) -> None:
 def is_on_ledger(ledger: Ledger, state: State) -> bool:
     """Whether a state goes on with the ledger's plan; else with one of its own, from the config.
 
-    Raises: StateError where the ledger's plan was amended, or got another index, before the state's
+    Raises: StateError if the ledger's plan was amended, or got another index, before the state's
         position.
     """
     parting = find_parting(ledger.links, state.stages)
@@ -218,14 +218,14 @@ def compile_committed(
 def list_indices(
     config: Config, ledger: Ledger, newest: str | None, replaced: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """The snapshots that a run reads, in order: those of its ledger, and `newest` where a further
+    """The snapshots that a run reads, in order: those of its ledger, and `newest` if a further
     stage has new data.
 
     Args:
         replaced: snapshots of stages after those of the ledger, which all such stages but the last
             one keep.
 
-    Raises: PlanError where the newest is the one that the run reads already.
+    Raises: PlanError if the newest is the one that the run reads already.
     """
     added = config.num_snapshots - len(ledger.indices)
     if newest is None or not 0 < added <= len(replaced) + 1:
@@ -249,7 +249,7 @@ def list_indices(
 
 
 def newest_snapshot(cache: CacheLike, digest: str | None = None) -> Snapshot:
-    """The index snapshot with this digest, or the newest. Raises CacheError where there is none."""
+    """The index snapshot with this digest, or the newest. Raises CacheError if there is none."""
     found = list_snapshots(cache)
     if not found:
         raise CacheError(f"{cache}: holds no index; run `megablend build CONFIG` first")

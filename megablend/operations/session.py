@@ -96,7 +96,7 @@ class Session:
 
     @cached_property
     def run(self) -> str:
-        """The run's name. Raises: ConfigError where a cache is given without one."""
+        """The run's name. Raises: ConfigError if a cache is given without one."""
         if self._run is None and self.is_cache:
             raise ConfigError(
                 f"{self.what}: found a cache without the name of a run, expected both; `megablend runs list` lists its runs"
@@ -115,7 +115,7 @@ class Session:
         return list_snapshots(self.cache)
 
     def require_ledger(self) -> Ledger:
-        """The ledger. Raises: CacheError where the run was not built."""
+        """The ledger. Raises: CacheError if the run was not built."""
         if self.ledger is None:
             raise CacheError(
                 f"{self.cache}: run {self.run!r} was not built there; run `megablend build CONFIG` first, or choose one of the "
@@ -127,7 +127,7 @@ class Session:
         """Open a split of the run as it was committed, to look at it: the ledger decides, even if
         the config was edited since.
 
-        Raises: ConfigError, PlanError where the split is not one of the run's; CacheError where the
+        Raises: ConfigError, PlanError if the split is not one of the run's; CacheError if the
             run was not built, or its index is gone.
         """
         check_split(split)
@@ -150,7 +150,7 @@ class Session:
         """Open a split of the run as if there were no config: files where they were indexed, no
         masks, no extra columns.
 
-        Raises: CacheError where the run was not built; ConfigError where the split is not recorded.
+        Raises: CacheError if the run was not built; ConfigError if the split is not recorded.
         """
         ledger = self.require_ledger()
         runtime = Runtime(cache=self.cache, objects=self.objects)
@@ -163,5 +163,5 @@ class Session:
 
 
 def skips_of(run: Run) -> Skips:
-    """What loaders of a run skip. Raises: CacheError where the record is damaged."""
+    """What loaders of a run skip. Raises: CacheError if the record is damaged."""
     return load_skips(run.runtime.cache, run.ledger) if run.split == "train" else Skips()

@@ -59,7 +59,7 @@ def skip(
 
     Returns: as `list_skips`, with this range in it.
     Raises: ConfigError for a range outside of the run or, rounded and with those that are skipped
-        already, all of it; CacheError where it cannot be stored.
+        already, all of it; CacheError if it cannot be stored.
     """
     opened = Session(what, cache=cache, run=run).open()
     unit = math.lcm(

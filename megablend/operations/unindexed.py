@@ -42,7 +42,7 @@ class Unindexed(NamedTuple):
 
 
 def open_newest(session: Session) -> Snapshot:
-    """The newest index, for a config without a run. Raises: CacheError where there is none, or as
+    """The newest index, for a config without a run. Raises: CacheError if there is none, or as
     `find_unindexed` finds."""
     newest = newest_snapshot(session.cache)
     if (problem := find_unindexed(session.config, newest, session.storage)) is not None:
@@ -53,7 +53,7 @@ def open_newest(session: Session) -> Snapshot:
 def find_unindexed(
     config: Config, newest: Snapshot, storage: Storage, *, is_kept: bool = False
 ) -> Unindexed | None:
-    """What the newest index lacks, or has otherwise, of what the config requests; None where it is
+    """What the newest index lacks, or has otherwise, of what the config requests; None if it is
     of its files.
 
     Files are compared by name; those of a source that moved as a whole are the same, if the content
@@ -79,7 +79,7 @@ def find_unindexed(
 
 def _find_other_files(config: Config, newest: Snapshot, storage: Storage) -> Unindexed | None:
     """The first source whose path matches other files than the index has, with the first of these;
-    None where there is none."""
+    None if there is none."""
     known = newest.sources.numbers
     names = newest.file_names()
     try:
@@ -117,7 +117,7 @@ def _compare(
     entry: SourceEntry, names: Sequence[str], listing: SourceSpec, storage: Storage
 ) -> Unindexed | None:
     """How the files that a source's path matches differ from those indexed, apart from missing
-    ones; None where they do not."""
+    ones; None if they do not."""
     if set(names) == {file.name for file in listing.files}:
         return None
     found = {file.path for file in listing.files}

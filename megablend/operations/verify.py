@@ -73,7 +73,7 @@ def verify(
         progress: with `data`, called as files are read.
         storage: where data files are read, in place of the one that the config asks for.
 
-    Raises: CacheError where there is no cache.
+    Raises: CacheError if there is no cache.
     """
     session = Session(cache, storage=storage)
     config = session.config if session.is_config else None

@@ -87,7 +87,7 @@ def warn_of_shared_files(compiled: Compiled) -> list[str]:
 
 
 def warn_of_last_share(compiled: Compiled) -> list[str]:
-    """A line if the last stage ends before the length that the config gives, as where shares are
+    """A line if the last stage ends before the length that the config gives, as when shares are
     meant as parts."""
     stages = compiled.config.stages
     if not stages or (share := stages[-1].share) is None or share == 1:

@@ -41,7 +41,7 @@ class DocumentBlocks(Blocks, Protocol):
     def documents(self) -> Blocks:
         """The documents of the blocks, in the same order, each as if it were a block.
 
-        Raises: CacheError where the index has no table of documents.
+        Raises: CacheError if the index has no table of documents.
         """
         ...
 

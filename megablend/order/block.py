@@ -70,7 +70,7 @@ class BlockOrder:
         self.memory_bytes = _KEPT * entries * (8 + np.min_scalar_type(blocks.num_blocks).itemsize)
 
     def precompute(self) -> None:
-        """Store the groups' token totals with the index, where there are groups. Raises
+        """Store the groups' token totals with the index, if there are groups. Raises
         CacheError."""
         if self._num_groups > 1:
             self._blocks.keep_group_totals(self._num_groups, self._run)

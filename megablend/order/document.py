@@ -40,7 +40,7 @@ class DocumentOrder:
         self.memory_bytes = self._shuffled.memory_bytes
 
     def precompute(self) -> None:
-        """Store the groups' token totals with the index, where there are groups. Raises
+        """Store the groups' token totals with the index, if there are groups. Raises
         CacheError."""
         self._shuffled.precompute()
 

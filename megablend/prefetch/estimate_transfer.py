@@ -60,8 +60,8 @@ def estimate_transfer(
     """Find what the loaders of a split of a run request of object stores from its first sample to
     its last.
 
-    Returns: None where no source is in an object store, or a file cannot be opened.
-    Raises: ConfigError where memory is too small.
+    Returns: None if no source is in an object store, or a file cannot be opened.
+    Raises: ConfigError if memory is too small.
     """
     step = micro_batch_size * data_parallel_size
     stride = step * max(1, num_workers)
@@ -80,8 +80,8 @@ def estimate_transfer(
 def _plan_spans(
     run: Run, future: StepSequence, begins: range, num_batches: int
 ) -> tuple[list[_Span], bool]:
-    """Plan all reads of all processes, or of some; or parts of them where a process has many. More
-    where they differ much.
+    """Plan all reads of all processes, or of some; or parts of them if a process has many. More
+    if they differ much.
 
     Args:
         future: all steps of the run.
@@ -120,7 +120,7 @@ def _plan_spans(
 
 def _plan_span(run: Run, future: StepSequence, num_batches: int, *, is_whole: bool) -> _Span:
     """Plan all reads of a process; or those of the second window from `future.first` on, and of
-    further ones where windows are short: in the first one nothing is in memory."""
+    further ones if windows are short: in the first one nothing is in memory."""
     stride = future.stride
     batch_size = future.micro_batch_size
     dictionaries = Dictionaries(0)

@@ -58,7 +58,7 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
         num_batches: batches that exist at once: the one in use and the next; in a worker, also
             those queued.
 
-    Raises: ConfigError where `memory` is less than the lanes of the process need: for each source
+    Raises: ConfigError if `memory` is less than the lanes of the process need: for each source
         what a cycle reads from it, and the block that the lane is in.
     """
     budget = plan_budget(run, micro_batch_size=micro_batch_size, num_batches=num_batches)
@@ -133,7 +133,7 @@ def longest_sample_bytes(run: Run) -> int:
 
 
 def check_sample(config: Config) -> None:
-    """Raises: ConfigError where a single sample, of any stage, takes more than `memory`."""
+    """Raises: ConfigError if a single sample, of any stage, takes more than `memory`."""
     for each in (config, *config.stage_settings):
         _check_sample(each)
 

@@ -86,7 +86,7 @@ class ReadAhead:
     def next(self) -> Samples | None:
         """The samples of the next step; None after the last one.
 
-        Raises: MissingFileError, ChangedFileError, CorruptFileError from reading; ConfigError where
+        Raises: MissingFileError, ChangedFileError, CorruptFileError from reading; ConfigError if
             memory is too small.
         """
         if (
@@ -109,7 +109,7 @@ class ReadAhead:
         self._in_flight.clear()
 
     def _advance(self) -> bool:
-        """Advance to the next window; False where there is none."""
+        """Advance to the next window; False if there is none."""
         if self._in_flight:
             self._in_flight.popleft()
             self._max_bytes = min((each.window.max_bytes for each in self._in_flight), default=0)
@@ -139,7 +139,7 @@ class ReadAhead:
         return True
 
     def _plan(self) -> bool:
-        """Add the window that a thread has planned in the meantime; False where there is none."""
+        """Add the window that a thread has planned in the meantime; False if there is none."""
         window = self._coming.result()
         if window is None:
             return False

@@ -36,7 +36,7 @@ def read_amplification(
         data_parallel_size: number of ranks.
         num_workers: loader workers per rank; 0 reads in the rank's own process.
 
-    Raises: ConfigError where memory is too small.
+    Raises: ConfigError if memory is too small.
     """
     step_samples = micro_batch_size * data_parallel_size
     processes = max(1, num_workers)

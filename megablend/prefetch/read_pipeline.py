@@ -3,7 +3,7 @@ time as memory allows.
 
 There is one fetching thread per request that a storage with synchronous reads may have in flight; a
 storage with an event loop returns at once, so that these threads only open files. There is one
-decoding thread per CPU. Where no more threads fetch than decode, as for local files, all threads do
+decoding thread per CPU. If no more threads fetch than decode, as for local files, all threads do
 both, and decode what they have fetched: it is still in the CPU's caches, and no thread has to be
 woken.
 """

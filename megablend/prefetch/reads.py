@@ -57,7 +57,7 @@ class Read:
 def split_reads(run: Run, window: Window, budget: Budget) -> list[Read]:
     """Split a window's blocks into reads, by first use.
 
-    Blocks of one file that are used after each other make a portion. Where storages answer at once,
+    Blocks of one file that are used after each other make a portion. If storages answer at once,
     as local disks do, portions of several files are read together, since a read costs more than a
     file of it; elsewhere a read waits for its slowest request.
     """

@@ -143,7 +143,7 @@ def gather(
         spans: the samples' spans, [m].
         sources: int32 [n], the samples' sources.
         continues: bool [num_blocks], as `find_continued` returns it for the table's blocks; None
-            where `begins` is not needed.
+            if `begins` is not needed.
     """
     width = run.settings.sample_tokens
     shape = len(sources), run.sequence_length

@@ -60,7 +60,7 @@ class Window:
 def plan_windows(
     run: Run, future: StepSequence, budget: Budget, first_samples: int = FIRST_SAMPLES
 ) -> Iterator[Window]:
-    """Plan the windows in which a process reads its coming steps. Raises: ConfigError where memory
+    """Plan the windows in which a process reads its coming steps. Raises: ConfigError if memory
     is too small."""
     return make_windows(run, make_schedules(run, future, budget, first_samples), budget)
 
@@ -71,7 +71,7 @@ def make_schedules(
     """Divide all steps into schedules whose blocks take up to half of the memory for blocks; single
     steps may take all of it.
 
-    Raises: ConfigError where the blocks of a single step take more.
+    Raises: ConfigError if the blocks of a single step take more.
     """
     plannable = int(budget.planning / STRETCH_BYTES / estimate_spans_per_sample(run))
     step = 0
@@ -111,7 +111,7 @@ def estimate_spans_per_sample(run: Run) -> float:
 
 
 def block_budget(schedule: ReadSchedule, budget: Budget) -> int:
-    """Bytes for blocks while a schedule's are read: less where reading its largest block exceeds
+    """Bytes for blocks while a schedule's are read: less if reading its largest block exceeds
     the memory for reads."""
     return budget.blocks - max(0, int(schedule.reading.max()) - budget.reads)
 

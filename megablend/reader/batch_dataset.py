@@ -29,7 +29,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """Batches of a dataset, by the numbers of their samples; reads ahead in the process that uses
     it.
 
-    Where the length of samples changes, reading ahead begins again.
+    When the length of samples changes, reading ahead begins again.
 
     Args:
         dataset: the dataset to read.
@@ -72,7 +72,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return batch_dict(self._section, samples)
 
     def _explain(self, error: BaseException, ks: list[int]) -> MegablendError | None:
-        """The error for users where samples `ks` could not be read; None for the error itself."""
+        """The error for users if samples `ks` could not be read; None for the error itself."""
         if isinstance(error, DataError):
             return name_sample(self._dataset.run, ks, error)
         return translate(error, f"the batch of sample {ks[0]}")

@@ -23,7 +23,7 @@ _DEPTH = 4
 
 
 def warn_if_shuffled() -> bool:
-    """Warn where the caller's caller is a sampler that shuffles, such as that of
+    """Warn if the caller's caller is a sampler that shuffles, such as that of
     DataLoader(shuffle=True).
 
     Called by a dataset's `__len__`, which such samplers call before they shuffle.
@@ -69,8 +69,8 @@ def refuse_second_split() -> None:
 
 
 def count_of_lightning(default: int) -> int:
-    """How many batches Lightning has counted, where it loads a state of its own checkpoint into the
-    caller; 0 elsewhere.
+    """How many batches Lightning has counted, if it loads a state of its own checkpoint into the
+    caller; 0 otherwise.
 
     Lightning goes on counting there, and ends when it has counted the length of its loader.
 

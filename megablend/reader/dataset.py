@@ -133,7 +133,7 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return found
 
     def with_transform(self, transform: Transform | None) -> Dataset:
-        """A copy of the dataset with another transform, or none. Raises ConfigError where it is not
+        """A copy of the dataset with another transform, or none. Raises ConfigError if it is not
         callable."""
         # both share the cache
         window = self.window
@@ -162,12 +162,12 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let new loaders begin where a state was saved. Raises StateError where its index or plan
+        """Let new loaders begin where a state was saved. Raises StateError if its index or plan
         differs."""
         self.consumed_samples = self.check_state(state)
 
     def check_state(self, state: Mapping[str, Any]) -> int:
-        """Check a state, and return its consumed samples. Raises StateError where its index or plan
+        """Check a state, and return its consumed samples. Raises StateError if its index or plan
         differs."""
         saved = State.from_dict(state)
         ledger = self.run.ledger

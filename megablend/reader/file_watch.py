@@ -37,7 +37,7 @@ class _End:
         self.waits.cancel_soon()
 
     def request_now(self) -> None:
-        """The same where locks may be waited for: no other thread is needed."""
+        """The same when locks may be waited for: no other thread is needed."""
         self._queue.put(None)
         self.waits.cancel()
 

@@ -70,7 +70,7 @@ class Loader:
         **options: options of torch.utils.data.DataLoader, such as num_workers, pin_memory,
             multiprocessing_context.
 
-    Raises: ConfigError for arguments that cannot work; StateError where `consumed_samples` is out
+    Raises: ConfigError for arguments that cannot work; StateError if `consumed_samples` is out
         of range.
     """
 
@@ -151,7 +151,7 @@ class Loader:
         yields in all.
 
         After `load_state_dict` these are the batches that are left; `batches_total` is the number
-        of the whole run. Where Lightning has loaded the state from its checkpoint, those that it
+        of the whole run. If Lightning has loaded the state from its checkpoint, those that it
         has counted before are added.
         """
         if self._pass is not None:
@@ -271,7 +271,7 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """The state after the batches yielded so far.
 
-        Raises: StateError where a DataLoader with workers, made over `batch_sampler`, took the
+        Raises: StateError if a DataLoader with workers, made over `batch_sampler`, took the
             batches.
         """
         if self._position_lost:

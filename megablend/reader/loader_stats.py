@@ -138,7 +138,7 @@ def _count_trained(count: Callable[[int], Int64s], consumed_samples: int, skips:
 
 
 def append_stats(stats: dict[str, Any], path: str | Path) -> None:
-    """Append the result of `Loader.stats` to a JSON Lines file. Raises OSError where it cannot be
+    """Append the result of `Loader.stats` to a JSON Lines file. Raises OSError if it cannot be
     written."""
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(json.dumps(stats, separators=(",", ":")) + "\n")
@@ -148,7 +148,7 @@ def write_prometheus(stats: dict[str, Any], path: str | Path) -> None:
     """Write the result of `Loader.stats` to `path` atomically in Prometheus text format, for
     node_exporter's textfile collector.
 
-    Raises: ConfigError where prometheus_client is not installed; CacheError where the file cannot
+    Raises: ConfigError if prometheus_client is not installed; CacheError if the file cannot
         be written.
     """
     try:

@@ -42,7 +42,7 @@ def resolve_rank(
     Args:
         replicas: how many jobs, each of as many processes as this one, read the run together.
 
-    Warns: where the processes of a job are not a multiple of the size.
+    Warns: if the processes of a job are not a multiple of the size.
     Raises: ConfigError if both are missing in a job of several processes, if one is given without
         the other or together with a group, if they are out of range, or if there are fewer
         processes than ranks; LaunchError if a launcher's variable is not a number.

@@ -44,7 +44,7 @@ class PretrainingSampler(Sampler[list[int]]):
 
     Raises: ConfigError if sizes or rank are out of range, not integers, missing in a job of several
         processes, or if the job has fewer processes than there are data-parallel ranks, whose
-        samples would never be read; StateError where `consumed_samples` is out of range.
+        samples would never be read; StateError if `consumed_samples` is out of range.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class PretrainingSampler(Sampler[list[int]]):
 
 
 def check_dataset(dataset: object) -> None:
-    """Raises: ConfigError where it is not a megablend dataset."""
+    """Raises: ConfigError if it is not a megablend dataset."""
     if not isinstance(dataset, Dataset):
         raise ConfigError(
             f"found {type(dataset).__name__}, expected a dataset returned by megablend.open"

@@ -72,7 +72,7 @@ def _find_start(pid: int) -> str | None:
 def choose_start_method(options: Mapping[str, Any], run: Run) -> dict[str, Any]:
     """Options for a DataLoader, with the `multiprocessing_context` that the sources require.
 
-    Raises: ConfigError where `fork` is requested but cannot work, or where a worker runs the script
+    Raises: ConfigError if `fork` is requested but cannot work, or if a worker runs the script
         that started it.
     """
     remote = next(

@@ -21,7 +21,7 @@ AHEAD = 3
 
 
 def checked(transform: Transform | None) -> Transform | None:
-    """Return the transform unchanged. Raises: ConfigError where it is not callable."""
+    """Return the transform unchanged. Raises: ConfigError if it is not callable."""
     if transform is None or callable(transform):
         return transform
     raise ConfigError(f"transform: found {transform!r}, expected a function of a sample's dict")

@@ -53,7 +53,7 @@ def rewind_to(ledger: Ledger, state: State) -> Ledger:
     """The ledger as a state knows it: without a cut that the state has passed, on the plan that was
     committed before.
 
-    Raises: StateError where the state is of another run.
+    Raises: StateError if the state is of another run.
     """
     parting = find_parting(ledger.links, state.stages)
     if parting is None or not parting.by_cut or state.consumed_samples <= parting.sample:
@@ -81,8 +81,8 @@ def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
     Args:
         committed: the ledger as it is; its stages after the cut are replaced.
 
-    Raises: PlanError where the blend of a sample before differs from the committed one, or nothing
-        changes; ConfigError where no stage is requested to begin there.
+    Raises: PlanError if the blend of a sample before differs from the committed one, or nothing
+        changes; ConfigError if no stage is requested to begin there.
     """
     at = cut.num_samples
     early = next((start for start in requested.starts if cut.starts[-1] < start < at), None)

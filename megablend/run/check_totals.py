@@ -23,7 +23,7 @@ SHOWN = 5
 
 
 def check_limits(compiled: Compiled) -> None:
-    """Raises: PlanError where a source with a share gets no samples of the run, or one exceeds its
+    """Raises: PlanError if a source with a share gets no samples of the run, or one exceeds its
     caps."""
     run = compiled.run
     if not run.is_blended:
@@ -77,7 +77,7 @@ def check_totals(
 
 
 def _longer(config: Config, split: str, needed: int, fits: int | None, tokens: int) -> str:
-    """How to give every source at least one sample, where the caps allow it."""
+    """How to give every source at least one sample, if the caps allow it."""
     unshared = "give it a larger share, or a share of 0"
     if needed > MAX_SAMPLES:
         return f"All sources get at least one from {needed:,} samples on, but a plan can have at most {MAX_SAMPLES:,}: {unshared}"
@@ -87,7 +87,7 @@ def _longer(config: Config, split: str, needed: int, fits: int | None, tokens: i
 
 
 def _shorter(config: Config, split: str, needed: int, fits: int) -> str:
-    """How to respect all caps, where every source would still get at least one sample."""
+    """How to respect all caps, if every source would still get at least one sample."""
     if fits < needed:
         return "No length fits all sources: "
     return f"At most {fits:,} samples fit all caps: {fit_all_caps(config, split, fits)}"

@@ -36,7 +36,7 @@ def keep_companion(compiled: Compiled) -> None:
     """Store the companion of a ledger that is about to be committed, or was, with the config that
     requests it.
 
-    Raises: CacheError where it cannot be written.
+    Raises: CacheError if it cannot be written.
     """
     run = compiled.run
     found = compile_others(compiled)

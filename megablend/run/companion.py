@@ -2,7 +2,7 @@
 and the plan.
 
 A companion is named by the ledger's chain and the config's request, and stored with the splits of
-the run's last snapshot. It holds nothing that they and the index do not imply: where it is missing,
+the run's last snapshot. It holds nothing that they and the index do not imply: if it is missing,
 damaged or of another ledger, the config is compiled, and the companion written again. Trees of
 sources, and what cuts leave of periods, are not stored, but made when a stage is needed.
 
@@ -60,7 +60,7 @@ class Companion:
 
 
 def load_companion(cache: Path, ledger: Ledger, request: str) -> Companion | None:
-    """The companion of a ledger and a config's request; None where it is missing, damaged, or not
+    """The companion of a ledger and a config's request; None if it is missing, damaged, or not
     readable."""
     path = _path(cache, ledger, request)
     with contextlib.suppress(OSError, *_MALFORMED):
@@ -88,9 +88,9 @@ def load_companion(cache: Path, ledger: Ledger, request: str) -> Companion | Non
 
 
 def save_companion(cache: Path, ledger: Ledger, request: str, companion: Companion) -> None:
-    """Write the companion of a ledger and a config's request, where it is missing or damaged.
+    """Write the companion of a ledger and a config's request, if it is missing or damaged.
 
-    Raises: CacheError where it cannot be written.
+    Raises: CacheError if it cannot be written.
     """
     if load_companion(cache, ledger, request) is not None:
         return
@@ -156,7 +156,7 @@ class _Pool:
 
 
 def _dump_plan(plan: StagesPlan, pool: _Pool) -> dict[str, Any]:
-    """A plan as JSON, which refers to arrays by number. Raises: OverflowError where a number has
+    """A plan as JSON, which refers to arrays by number. Raises: OverflowError if a number has
     more than 64 bits."""
     stages = []
     for stage in plan.stages:

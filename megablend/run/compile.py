@@ -2,7 +2,7 @@
 what a run commits to.
 
 A run that has begun keeps what its ledger has fixed: the version of the plan, and how many cycles
-share each source's runs, which are chosen only once. Where the config requests other samples than
+share each source's runs, which are chosen only once. If the config requests other samples than
 were committed, it is refused with the difference.
 """
 
@@ -57,7 +57,7 @@ class Compiled:
 
     @property
     def weights(self) -> tuple[Fraction, ...]:
-        """The sources' shares of all samples, [num_sources], sum 1; empty where the split is not
+        """The sources' shares of all samples, [num_sources], sum 1; empty if the split is not
         blended."""
         return self._over_all_stages([stage.mean_weights for stage in self.stages])
 
@@ -88,7 +88,7 @@ class Compiled:
         return next((stage for stage in self.stages if sample < stage.stop), self.stages[-1])
 
     def tokens_of(self, stage: RequestedStage) -> list[int]:
-        """Tokens of each source in this split, in a stage's snapshot; 0 where it does not have the
+        """Tokens of each source in this split, in a stage's snapshot; 0 if it does not have the
         source."""
         return _data_of(self.data, stage).tokens
 
@@ -106,10 +106,10 @@ class Compiled:
         )
 
     def continue_ledger(self, committed: Ledger) -> Compiled:
-        """The same with a committed ledger's stages, and further ones where more samples are
+        """The same with a committed ledger's stages, and further ones if more samples are
         requested.
 
-        Raises: PlanError where a committed sample would change, or fewer samples are requested.
+        Raises: PlanError when a committed sample would change, or fewer samples are requested.
         """
         return replace(self, ledger=committed.extend(self.ledger))
 
@@ -117,7 +117,7 @@ class Compiled:
         """The same with a committed ledger's stages; of a run that was lengthened since, as many as
         are requested: a job whose config did not change keeps the order that it was promised.
 
-        Raises: PlanError where a committed sample would change; CacheError where more samples are
+        Raises: PlanError if a committed sample would change; CacheError when more samples are
             requested.
         """
         promised = committed.until(self.num_samples)
@@ -147,7 +147,7 @@ def compile_split(
         batch: of an amendment, `--batch`; see `request_stages`.
         keep: store the computed split ranges in the cache (`build` does).
 
-    Raises: PlanError where the split has no sources, or the blend is not possible; ConfigError for
+    Raises: PlanError if the split has no sources, or the blend is not possible; ConfigError for
         an unknown interleaving.
     """
     try:
@@ -296,7 +296,7 @@ def _data_of(data: SplitSources, stage: RequestedStage) -> SplitData:
 
 
 def _make_schedule(stage: RequestedStage, requested: RequestedSchedule, blend: Blend) -> Schedule:
-    """The schedule of a stage whose sources have the cycles of `blend`. Raises: PlanError where the
+    """The schedule of a stage whose sources have the cycles of `blend`. Raises: PlanError if the
     stage is too short."""
     cycle = stage.config.lanes * stage.config.shuffle_window
     samples = stage.end - stage.first
@@ -314,7 +314,7 @@ def _make_schedule(stage: RequestedStage, requested: RequestedSchedule, blend: B
 
 
 def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> RequestedStage:
-    """The only stage of a split that is one pass over its sources. Raises: PlanError where it has
+    """The only stage of a split that is one pass over its sources. Raises: PlanError if it has
     no samples."""
     extra = int(config.add_extra_token_to_sequence)
     num_samples = sum(samples_of_one_pass(tokens, config.sequence_length, extra))

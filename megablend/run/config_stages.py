@@ -93,13 +93,13 @@ def request_stages(
     Args:
         by_snapshot: tokens of each source in this split, including end-of-document tokens, in each
             snapshot of the run.
-        links: what the run is committed to. Where an amendment cut a stage, the next one begins
+        links: what the run is committed to. If an amendment cut a stage, the next one begins
             there, whether or not the config says so (`from`).
         count_read: what given stages read before one with these settings.
         batch: the run is being amended: where samples get another length is a multiple of this, and
             `drain` is not the config's.
 
-    Raises: PlanError, naming the stage, where its shares or its end are not possible.
+    Raises: PlanError, naming the stage, if its shares or its end are not possible.
     """
     if split != "train" or not config.stages:
         return (_request_stage(config, split, by_snapshot[0], 0, 0),)
@@ -176,7 +176,7 @@ def _naming(place: str) -> Iterator[None]:
 
 def _depends_on_read(found: Sequence[RequestedStage], own: Config, *, is_new: bool) -> bool:
     """Whether a stage with these settings depends on what the stages before it have read: for its
-    shares, its first sample, or, where it is not committed, its `whole_epochs`."""
+    shares, its first sample, or, if it is not committed, its `whole_epochs`."""
     if not found or own.on_exhausted == "redistribute":
         return bool(found)
     last = found[-1].config
@@ -196,7 +196,7 @@ def _find_drain(
     """What a drain before a stage is to be: as it was committed, as the config says, or, in a run
     that was built, chosen.
 
-    Raises: PlanError where the config says otherwise than the run is committed to.
+    Raises: PlanError if the config says otherwise than the run is committed to.
     """
     start = found[-1].stop if found else 0
     if not links or (start >= links[-1].stop and settings.drain is not None and batch is None):
@@ -264,7 +264,7 @@ def _length(
     *,
     is_last: bool,
 ) -> int | None:
-    """Samples from a stage's start to the end that it is given; None where its sources' amounts
+    """Samples from a stage's start to the end that it is given; None if its sources' amounts
     decide it.
 
     Args:

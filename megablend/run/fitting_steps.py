@@ -86,7 +86,7 @@ def fitting_lanes(
 def unfit_lanes(
     lanes: int, *, micro_batch_size: int, data_parallel_size: int, num_workers: int
 ) -> str | None:
-    """A message that says why a number of lanes does not fit and which one does; None where it
+    """A message that says why a number of lanes does not fit and which one does; None if it
     fits."""
     fits = fitting_lanes(
         lanes,

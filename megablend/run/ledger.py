@@ -102,7 +102,7 @@ class Ledger:
         )
 
     def in_version(self, version: int) -> Ledger:
-        """A copy of the ledger with another version of the plan; unchanged where the split is not
+        """A copy of the ledger with another version of the plan; unchanged if the split is not
         blended."""
         blends = [stage.blend for stage in self.stages]
         if all(blend.plan_version == version or not blend.is_blended for blend in blends):
@@ -126,19 +126,19 @@ class Ledger:
         return self.with_blends(blends)
 
     def until(self, num_samples: int) -> Ledger:
-        """The ledger as it was when it had `num_samples` samples; unchanged where it never had
+        """The ledger as it was when it had `num_samples` samples; unchanged if it never had
         exactly that many."""
         if num_samples == self.num_samples or num_samples not in self.ends:
             return self
         return dataclasses.replace(self, stages=self.stages[: self.ends.index(num_samples) + 1])
 
     def extend(self, requested: Ledger) -> Ledger:
-        """The ledger, with stages appended where more samples are requested.
+        """The ledger, with stages appended if more samples are requested.
 
         Args:
             requested: what the config requests, from the first sample on.
 
-        Raises: PlanError where the blend of a committed sample differs, or fewer samples are
+        Raises: PlanError if the blend of a committed sample differs, or fewer samples are
             requested.
         """
         self.check_past(requested, min(self.num_samples, requested.num_samples))
@@ -238,7 +238,7 @@ def _with_cycles(blend: Blend, fixed: Blend) -> Blend:
 
 
 def describe_difference(old: Blend, new: Blend) -> str | None:
-    """The first difference between two blends, in words; None where they are the same."""
+    """The first difference between two blends, in words; None if they are the same."""
     if old == new:
         return None
     for field in dataclasses.fields(Blend):

@@ -85,9 +85,9 @@ _UNCHANGED: dict[str, Any] = {
 
 
 def load_ledger(cache: CacheLike, run: str) -> Ledger | None:
-    """The run's ledger, or None where the run was never built.
+    """The run's ledger, or None if the run was never built.
 
-    Raises: CacheError where the file cannot be read or is damaged, or where it or its plan has a
+    Raises: CacheError if the file cannot be read or is damaged, or if it or its plan has a
         newer version.
     """
     store = find_store(cache)
@@ -111,7 +111,7 @@ def save_ledger(
         replaces: the ledger that was loaded before; None for a run that had none.
         skips: how many ranges the run skips; as the ledger says that is replaced if None.
 
-    Raises: CacheError where it cannot be written; OvertakenError where another process has replaced
+    Raises: CacheError if it cannot be written; OvertakenError if another process has replaced
         it since, in a cache that cannot be locked.
     """
     store = find_store(cache)

@@ -110,13 +110,13 @@ def _source_record(source: SourceShare) -> dict[str, Any]:
 
 
 def ledger_record(run: str, stages: Sequence[Stage], request: str | None = None) -> dict[str, Any]:
-    """A ledger as a JSON-serializable dict; of version 1 where all stages have the same shares, as
+    """A ledger as a JSON-serializable dict; of version 1 if all stages have the same shares, as
     release 0.1.0 reads it.
 
     Args:
         request: see `Ledger.request`; earlier releases ignore it.
 
-    Raises: ValueError where stages have different sources.
+    Raises: ValueError if stages have different sources.
     """
     first = stages[0]
     digests = chain_digests(stages)

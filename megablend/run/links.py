@@ -46,7 +46,7 @@ class Parting(NamedTuple):
 
 
 def find_parting(a: Sequence[Link], b: Sequence[Link]) -> Parting | None:
-    """Where two chains part; None where one of them is the beginning of the other."""
+    """Where two chains part; None if one of them is the beginning of the other."""
     start = 0
     for x, y in zip(a, b, strict=False):
         if (x.end, x.digest) != (y.end, y.digest):

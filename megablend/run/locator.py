@@ -47,7 +47,7 @@ class Reading(NamedTuple):
         return self.blocks.index_blocks(blocks) + self.first_block
 
     def count_remaining(self, start: int, stop: int) -> tuple[int, int]:
-        """A range of stored tokens of `blocks`, as `order` counts them; empty where they are
+        """A range of stored tokens of `blocks`, as `order` counts them; empty if they are
         withdrawn."""
         if isinstance(self.view, SplitBlocks):
             return start, stop
@@ -171,7 +171,7 @@ def _make_readings(source: LocatedSource, extra: int) -> list[Reading]:
     """A reading for each run of segments of one snapshot; snapshots without the source are not
     read.
 
-    There is none where the split reads only such snapshots.
+    There is none if the split reads only such snapshots.
     """
     readings = list[Reading]()
     ranges = source.blocks.ranges

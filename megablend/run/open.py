@@ -42,8 +42,8 @@ def open_ledger(
         eods: by a source's name in the index, the token that follows each document; by default
             those of the known splits.
 
-    Raises: ConfigError where the split is not known; CacheError where a snapshot cannot be opened,
-        or lacks a source of the ledger; PlanError where one lacks an extra column.
+    Raises: ConfigError if the split is not known; CacheError if a snapshot cannot be opened,
+        or lacks a source of the ledger; PlanError if one lacks an extra column.
     """
     known = {"train": ledger} | dict(companion.others if companion else {})
     if split not in known:

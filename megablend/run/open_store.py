@@ -42,8 +42,8 @@ def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> Blo
     """Open the blocks of all snapshots of a run, in order, with the options and the paths of the
     config.
 
-    Raises: as open_block_store, where no snapshot has a source of the config, or one does not have
-        a source that one before had and that the config does not withdraw; CacheError where a
+    Raises: as open_block_store, if no snapshot has a source of the config, or one does not have
+        a source that one before had and that the config does not withdraw; CacheError if a
         snapshot cannot be opened.
     """
     snapshots = [open_snapshot(config.cache_store, digest) for digest in digests]
@@ -61,12 +61,12 @@ def open_block_store(
     """Open the blocks of an index snapshot with the options and the paths of the config.
 
     Args:
-        number: of the snapshot among those of the run, where it is one of several: it then need not
+        number: of the snapshot among those of the run, if it is one of several: it then need not
             have all sources of the config, nor counts of documents for the order of stages that
             read others.
 
-    Raises: PlanError where the snapshot lacks a source of the config, or indexed it with other
-        options; ConfigError where a source's append_eod does not fit its token dtype.
+    Raises: PlanError if the snapshot lacks a source of the config, or indexed it with other
+        options; ConfigError if a source's append_eod does not fit its token dtype.
     """
     _check_fit(config, snapshot, number)
     return join_stores(config.run, [snapshot], _list_eods(config), Runtime.of(config), storage)
@@ -84,7 +84,7 @@ def join_stores(
     Args:
         eods: by a source's name in the index: the token that follows each document.
 
-    Raises: PlanError where a snapshot lacks an extra column; ConfigError where one has several
+    Raises: PlanError if a snapshot lacks an extra column; ConfigError if one has several
         types.
     """
     stores = [_open_store(run, each, eods, runtime, storage) for each in snapshots]
@@ -157,14 +157,14 @@ def find_misfit(
     config: Config, snapshot: Snapshot, named: Mapping[str, Source], number: int | None = None
 ) -> Misfit | None:
     """The first of the named sources that the snapshot lacks, or indexed with other options; None
-    where it has them all.
+    if it has them all.
 
     Of thousands of sources most are requested and indexed alike: one of them is checked for all.
 
     Args:
         number: as for `open_block_store`.
 
-    Raises: ConfigError where a source's append_eod does not fit its token dtype.
+    Raises: ConfigError if a source's append_eod does not fit its token dtype.
     """
     sources = snapshot.sources
     checked = set[object]()
@@ -240,7 +240,7 @@ def _check_sources(config: Config, snapshots: Sequence[Snapshot]) -> None:
 
 
 def _check_types(extra: Mapping[str, Sequence[ExtraColumn]]) -> None:
-    """Raises: ConfigError where a column has another type in another source of a split, which are
+    """Raises: ConfigError if a column has another type in another source of a split, which are
     listed one after another."""
     first: dict[str, str] = {}
     for name, columns in extra.items():

@@ -42,10 +42,10 @@ def plan_stages(
 
     Args:
         tokens: tokens per epoch of each source of the split, including end-of-document tokens;
-            where stages read several snapshots of the index, by the snapshot's digest.
-        withdrawals: of each source, needed where a snapshot may lack files that one before had.
+            if stages read several snapshots of the index, by the snapshot's digest.
+        withdrawals: of each source, needed if a snapshot may lack files that one before had.
 
-    Raises: PlanError where the ends of stages do not increase, or a stage cannot be planned.
+    Raises: PlanError if the ends of stages do not increase, or a stage cannot be planned.
     """
     if not isinstance(tokens, Mapping):
         tokens = dict.fromkeys((stage.index for stage in stages), tokens)
@@ -222,8 +222,8 @@ class _Planner:
         self.dropped = dropped
 
     def choose_drain(self, stage: Stage, following: Stage, unit: int) -> int | None:
-        """How many samples continue a stage, such that they end at a multiple of `unit`. None where
-        there are none, and where samples keep their length or no source may be read further: then a
+        """How many samples continue a stage, such that they end at a multiple of `unit`. None if
+        there are none, and if samples keep their length or no source may be read further: then a
         drain is what is left."""
         _, left = self._find_left(following)
         shares = self._find_shares(stage, following)
@@ -280,7 +280,7 @@ class _Planner:
         return bool((lost & (begun > self.cursor)).any())
 
     def _make_request(self, blend: Blend, totals: Int64s) -> StageRequest:
-        """The request of a stage. Raises: PlanError where the tokens that it reaches cannot be
+        """The request of a stage. Raises: PlanError if the tokens that it reaches cannot be
         counted in 64 bits."""
         places, tokens = self.epochs.place(self.cursor)
         check_tokens(totals.tolist(), places.tolist(), tokens.tolist(), blend.sequence_length)
@@ -318,7 +318,7 @@ def _list_groups(stages: Sequence[Stage]) -> Iterator[list[Stage]]:
 
 
 def _divide(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> list[list[Step]]:
-    """The steps of each stage of one blend, had none been cut; one where its shares are constant.
+    """The steps of each stage of one blend, had none been cut; one if its shares are constant.
 
     Stages of constant shares are divided together, so that many short ones give the same as one
     long one.
@@ -348,7 +348,7 @@ def _plan_step(
     """A step of stage number `number` of the ledger, which ends at sample `end` or where the stage
     was cut.
 
-    Raises: PlanError where it was cut and its interleaving cannot stop there.
+    Raises: PlanError if it was cut and its interleaving cannot stop there.
     """
     name = stage.blend.interleaving
     if stage.cut is None or stage.cut >= end:

@@ -1,4 +1,4 @@
-"""The blocks of a source in the snapshots of a run, and what is left of an epoch where files are
+"""The blocks of a source in the snapshots of a run, and what is left of an epoch when files are
 withdrawn."""
 
 from __future__ import annotations

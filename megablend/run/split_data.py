@@ -90,7 +90,7 @@ class SplitSources:
     @property
     def tokens_by_index(self) -> dict[str, list[int]]:
         """Tokens of each source in this split, including end-of-document tokens, by the digest of
-        the snapshot; 0 where it does not have the source."""
+        the snapshot; 0 if it does not have the source."""
         return {each.snapshot.digest: each.tokens for each in self.snapshots}
 
     @cached_property
@@ -145,7 +145,7 @@ def find_requested(
     Args:
         keep: store the computed ranges of documents in the cache.
 
-    Raises: PlanError where a snapshot that a stage of the config reads is not there, or sources are
+    Raises: PlanError if a snapshot that a stage of the config reads is not there, or sources are
         in another sequence.
     """
     needed = config.num_snapshots - 1 if split == "train" else config.snapshot

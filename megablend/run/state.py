@@ -93,7 +93,7 @@ class State:
         return any(x != y for x, y in zip(self.indices, indices, strict=False))
 
     def check(self, *, split: str, indices: Sequence[str], stages: Sequence[Link]) -> None:
-        """Refuse to resume with another split, or where the plans or their indices differ before
+        """Refuse to resume with another split, or if the plans or their indices differ before
         the state's position.
 
         What comes after it may differ: stages may have been appended or amended since, and read
@@ -140,7 +140,7 @@ class State:
 
 
 def _parse_link(end: Any, digest: object, *more: Any) -> Link:
-    """A link of a state's chain. Raises: TypeError where a number is not an integer."""
+    """A link of a state's chain. Raises: TypeError if a number is not an integer."""
     cut, drain = (
         None if each is None else operator.index(each) for each in (*more, None, None)[:2]
     )

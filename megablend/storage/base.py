@@ -102,7 +102,7 @@ class Storage(Protocol):
         ...
 
     def stat(self, path: str) -> FileStat:
-        """Size and identity. Raises MissingFileError; ChangedFileError where it is not the file
+        """Size and identity. Raises MissingFileError; ChangedFileError if it is not the file
         that is being read."""
         ...
 
@@ -113,7 +113,7 @@ class Storage(Protocol):
 
     def known_files(self) -> KnownFiles:
         """What was found out about files since the last call, from listings and requests, for
-        `add_known_files` in other processes. Empty where finding out costs little."""
+        `add_known_files` in other processes. Empty if finding out costs little."""
         ...
 
     def add_known_files(self, known: KnownFiles) -> None:

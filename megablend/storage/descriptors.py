@@ -160,7 +160,7 @@ class DescriptorPool:
 
 
 class _Loan:
-    """A borrowed descriptor; a generator's context takes several times as long, which shows where
+    """A borrowed descriptor; a generator's context takes several times as long, which shows when
     reads are small."""
 
     __slots__ = ("_held", "_pool")

@@ -1,4 +1,4 @@
-"""Reads that are counted, and made only where they are of a file's description: what indexing a
+"""Reads that are counted, and made only if they are of a file's description: what indexing a
 file takes is found by trying."""
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class KeptHeadsAndTails:
 
     @property
     def tail_bytes(self) -> int:
-        """Bytes of a file's end that it is worth reading; 0 where they would not be kept."""
+        """Bytes of a file's end that it is worth reading; 0 if they would not be kept."""
         return 0 if self._is_full else self._most
 
     def get(self, path: str) -> HeadAndTail | None:

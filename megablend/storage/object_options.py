@@ -145,7 +145,7 @@ def is_server_url(url: str) -> bool:
 
 
 def is_region(name: str) -> bool:
-    """Whether this can be the name of a region. It is part of the host's name where no endpoint is
+    """Whether this can be the name of a region. It is part of the host's name if no endpoint is
     set: at other characters the client panics, or connects to another host."""
     return _REGION.fullmatch(name) is not None
 

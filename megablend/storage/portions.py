@@ -1,4 +1,4 @@
-"""A file from its beginning to its end, in portions, of which several are requested at a time where
+"""A file from its beginning to its end, in portions, of which several are requested at a time if
 reads wait for a network."""
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def run_in_threads(
     work: Callable[[T, RequestedReads], R], items: Sequence[T], num_threads: int
 ) -> Iterator[tuple[T, R]]:
     """Apply `work` to items, `num_threads` at a time; with one thread, in the caller. After an
-    error, and where the iterator is closed, what was requested of storages is cancelled.
+    error, and when the iterator is closed, what was requested of storages is cancelled.
 
     Yields: each item with its result, as they are done.
     Raises: what `work` raises.

@@ -1,4 +1,4 @@
-"""What reading from object stores takes: requests, bytes, and their price where the config gives
+"""What reading from object stores takes: requests, bytes, and their price if the config gives
 prices."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DEVIATIONS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """What will be requested of object stores: at least, and at most; the same where it is known
+    """What will be requested of object stores: at least, and at most; the same if it is known
     exactly."""
 
     requests: int = 0

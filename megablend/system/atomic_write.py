@@ -120,7 +120,7 @@ def replace_file(path: Path, data: bytes, what: str = "the cache") -> None:
 
 def keep_computed(path: Path, data: bytes) -> None:
     """Like `replace_file`, but without waiting for the disk, and creating the folder: for what is
-    verified when it is read, and computed again where a power failure left it damaged."""
+    verified when it is read, and computed again if a power failure left it damaged."""
     with translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, data, _write)
@@ -145,7 +145,7 @@ def check_target(path: Path) -> None:
     """Check a user's file before it is replaced: a rename would replace a device such as /dev/null
     for the whole machine.
 
-    Raises: ConfigError where the path exists and is not a regular file, or its folder does not
+    Raises: ConfigError if the path exists and is not a regular file, or its folder does not
         exist.
     """
     if path.exists() and not path.is_file():
@@ -197,13 +197,13 @@ def seal(data: Data, key: bytes = b"") -> bytes:
     """The stored form of data that is verified whenever it is read: the data, and a digest of it.
 
     Args:
-        key: what the data belongs to, where its file could be taken for another one's.
+        key: what the data belongs to, if its file could be taken for another one's.
     """
     return b"".join((data, hashlib.blake2b(data, key=key, digest_size=DIGEST_BYTES).digest()))
 
 
 def unseal(stored: Data, key: bytes = b"") -> Data | None:
-    """The data of a stored form; None where it is damaged, or sealed with another key."""
+    """The data of a stored form; None if it is damaged, or sealed with another key."""
     data = stored[:-DIGEST_BYTES]
     digest = hashlib.blake2b(data, key=key, digest_size=DIGEST_BYTES).digest()
     return data if digest == stored[-DIGEST_BYTES:] else None

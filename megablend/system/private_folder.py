@@ -24,7 +24,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def find_private_folder(
     bases: Sequence[Path], name: Path, *, prefix: str
 ) -> tuple[Path, list[str]]:
-    """The folder `name` under the first of `bases` where it is private, created if missing;
+    """The folder `name` under the first of `bases` if it is private, created if missing;
     otherwise a new temporary folder.
 
     Args:

@@ -1,4 +1,4 @@
-"""Waiting: logged where somebody watching a job would ask about it; for files that network file
+"""Waiting: logged when somebody watching a job would ask about it; for files that network file
 systems show seconds late."""
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class FormatReading(FormatFiles):
         assert blocks["chunk"].max() < len(found.chunks)
 
     def test_counting_without_documents_gives_the_same_tokens(self, tmp_path: Path) -> None:
-        """And the same rows, where they are known."""
+        """And the same rows, if they are known."""
         path = self.write_mixed(tmp_path)
         exact = self.index(path)
         quick = self.index(path, documents=False)

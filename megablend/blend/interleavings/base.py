@@ -85,7 +85,7 @@ class Plan(Protocol):
     def first_sample_from(
         self, source: int, ordinal: int, *, before: int | None = None
     ) -> int | None:
-        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan
+        """The first sample with one of a source's ordinals from `ordinal` on; None if the plan
         has none (before `before`)."""
         ...
 
@@ -96,7 +96,7 @@ class Plan(Protocol):
 
 
 def sample_numbers(ks: npt.ArrayLike, num_samples: int) -> Int64s:
-    """Sample numbers as int64 [n]. Raises IndexError outside [0, num_samples), TypeError where they
+    """Sample numbers as int64 [n]. Raises IndexError outside [0, num_samples), TypeError if they
     are not integers."""
     given = np.asarray(ks)
     # Too large for 64 bits
@@ -117,7 +117,7 @@ def sample_numbers(ks: npt.ArrayLike, num_samples: int) -> Int64s:
 def check_places(
     sources: npt.ArrayLike, ordinals: npt.ArrayLike, totals: Int64s
 ) -> tuple[Int32s, Int64s]:
-    """Sources as int32 [n] and ordinals as int64 [n]. Raises: IndexError where a source or an
+    """Sources as int32 [n] and ordinals as int64 [n]. Raises: IndexError if a source or an
     ordinal does not exist."""
     owners = np.ascontiguousarray(sources, np.int32)
     numbers = np.ascontiguousarray(ordinals, np.int64)

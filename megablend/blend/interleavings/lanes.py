@@ -34,7 +34,7 @@ from megablend.errors import PlanError
 from megablend.kernels.blend.inverse import find_samples
 from megablend.kernels.blend.keyed_hash import MASK
 from megablend.kernels.blend.lanes import cycle_shift, locate
-from megablend.kernels.blend.periods import HEAD, period_of
+from megablend.kernels.blend.periods import PART_FIELDS, PERIOD_FIELDS, period_of
 from megablend.kernels.blend.tails import find_tails
 from megablend.kernels.blend.tree import all_counts, counts_of_leaf, first_multiple, huffman
 from megablend.lazy import cached_property
@@ -158,7 +158,7 @@ class LanePlan(LocatesMany):
     def first_sample_from(
         self, source: int, ordinal: int, *, before: int | None = None
     ) -> int | None:
-        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan
+        """The first sample with one of a source's ordinals from `ordinal` on; None if the plan
         has none (before `before`)."""
         ordinal = max(0, ordinal)
         ranks = np.flatnonzero(self._tree.sources == source)
@@ -229,9 +229,9 @@ class LanePlan(LocatesMany):
         cycle."""
         tree = self._tree
         size = len(self._tree.sources)
-        heads = np.zeros((1, size, HEAD), np.int64)
+        periods = np.zeros((1, size, PERIOD_FIELDS), np.int64)
         edges = np.empty((3, size), np.int64)
-        parts = np.zeros((1, size, int(self._leaf_cycles.max()), 4), np.int64)
+        parts = np.zeros((1, size, int(self._leaf_cycles.max()), PART_FIELDS), np.int64)
         cut = n // self._cycle_samples
         columns = tree.samples, self._leaf_tokens, self._leaf_cycles, self._leaf_epochs
         shape = tree.left_leaves, tree.left_samples
@@ -242,7 +242,7 @@ class LanePlan(LocatesMany):
             self._lanes,
             self._window,
             cut,
-            heads,
+            periods,
             parts,
             edges,
         )
@@ -256,13 +256,13 @@ class LanePlan(LocatesMany):
             ranks=self._ranks,
             lanes=self._lanes,
             cut=cut,
-            heads=heads,
+            periods=periods,
             parts=parts,
         )
 
     @cached_property
     def _ranks(self) -> Int64s:
-        """int64 [num_sources]: each source's rank in the tree, -1 where it has no samples."""
+        """int64 [num_sources]: each source's rank in the tree, -1 if it has no samples."""
         ranks = np.full(self.num_sources, -1, np.int64)
         ranks[self._tree.sources] = np.arange(len(self._tree.sources))
         return ranks

@@ -51,7 +51,7 @@ class SequentialPlan(LocatesMany):
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
         """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]. Raises IndexError
-        where there are none."""
+        if there are none."""
         sources, ordinals = check_places(sources, ordinals, np.diff(self._offsets))
         ks: Int64s = self._offsets[sources] + ordinals
         return ks
@@ -59,7 +59,7 @@ class SequentialPlan(LocatesMany):
     def first_sample_from(
         self, source: int, ordinal: int, *, before: int | None = None
     ) -> int | None:
-        """The first sample with one of a source's ordinals from `ordinal` on; None where the plan
+        """The first sample with one of a source's ordinals from `ordinal` on; None if the plan
         has none (before `before`)."""
         start, stop = self._offsets[source : source + 2].tolist()
         sample = int(start + max(0, ordinal))

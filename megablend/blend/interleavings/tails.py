@@ -29,11 +29,11 @@ class Tails:
     stop: Int64s
     """int64 [num_sources], the end of the cut period; as `read` where nothing is left."""
     ranks: Int64s
-    """int64 [num_sources], ranks in `heads` and `parts`."""
+    """int64 [num_sources], ranks in `periods` and `parts`."""
     lanes: int
     cut: int
     """Number of the first cycle that is not read."""
-    heads: Int64s
+    periods: Int64s
     parts: Int64s
     """The cut periods; see megablend.kernels.blend.tails."""
 
@@ -53,7 +53,7 @@ class Tails:
         inside = np.empty(len(rows), np.int64)
         places = ordinals[rows] - self.read[chosen]
         tail_ordinals(
-            self.ranks[chosen], places, self.lanes, self.cut, self.heads, self.parts, inside
+            self.ranks[chosen], places, self.lanes, self.cut, self.periods, self.parts, inside
         )
         found[rows] = inside
         return found
@@ -74,7 +74,7 @@ class Tails:
             ordinals[rows],
             self.lanes,
             self.cut,
-            self.heads,
+            self.periods,
             self.parts,
             counts,
             is_left,

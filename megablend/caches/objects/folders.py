@@ -35,7 +35,7 @@ _OWN = re.compile(r"[0-9a-f]{16,}(-.+)?")
 
 def is_own(name: str) -> bool:
     """Whether a file or a folder can be the cache's by its name, which begins with a digest: then a
-    dash where more follows."""
+    dash if more follows."""
     return _OWN.fullmatch(name) is not None
 
 

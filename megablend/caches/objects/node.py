@@ -25,7 +25,7 @@ _LEFTOVER_SECONDS = 86400.0
 def find_node_folder(location: str, endpoint: str | None, local_cache: str | None) -> Path:
     """The folder of a cache on this node, created if missing.
 
-    Below `local_cache`, or else below XDG_CACHE_HOME or ~/.cache, where it is private, or else a
+    Below `local_cache`, or else below XDG_CACHE_HOME or ~/.cache, if it is private, or else a
     temporary folder of this process.
 
     Raises: CacheError if it cannot be created.

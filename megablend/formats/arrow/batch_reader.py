@@ -122,7 +122,7 @@ class ArrowReader:
         return found
 
     def _places(self, blocks: Array) -> Array:
-        """Where the blocks' batches are: PLACE_DTYPE [n]. Raises: CorruptFileError where none
+        """Where the blocks' batches are: PLACE_DTYPE [n]. Raises: CorruptFileError if none
         begins."""
         offsets = blocks["offset"]
         numbers = np.searchsorted(self.offsets, offsets)
@@ -175,7 +175,7 @@ class _Stored:
 
 
 def _are_whole(blocks: Array, places: Array, *, tokens: bool) -> npt.NDArray[np.bool_]:
-    """Which batches are fetched whole: bool [n]; none where their tokens are not needed."""
+    """Which batches are fetched whole: bool [n]; none if their tokens are not needed."""
     sizes: Int64s = places["metadata_bytes"] + places["body_bytes"]
     found: npt.NDArray[np.bool_] = (sizes - blocks["stored_bytes"] <= sizes // _WASTE) & tokens
     return found

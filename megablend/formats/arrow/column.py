@@ -177,7 +177,7 @@ def _dtype(element: Any) -> str:
 
 
 def _problem(kind: Any, *, numbers: bool) -> str | None:
-    """Why a column of this type cannot hold tokens, or numbers; None where it can."""
+    """Why a column of this type cannot hold tokens, or numbers; None if it can."""
     stored = _storage(kind)
     element = _storage(stored.value_type) if _list_kind(stored) else stored
     if types.is_dictionary(element):

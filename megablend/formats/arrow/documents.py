@@ -111,7 +111,7 @@ def _row_bounds(batch: Batch, column: Column, buffers: Buffers) -> npt.NDArray[n
 
 
 def _validity(batch: Batch, level: Level, buffers: Buffers) -> Bools | None:
-    """bool [length] of a level, or None where nothing is null."""
+    """bool [length] of a level, or None if nothing is null."""
     length, nulls = (int(value) for value in batch.nodes[level.node])
     if not nulls:
         return None

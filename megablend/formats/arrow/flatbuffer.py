@@ -36,7 +36,7 @@ class Table:
         return default if place is None else self._scalar_at(kind, place)
 
     def table(self, field: int) -> Table | None:
-        """A table, or None where it is absent."""
+        """A table, or None if it is absent."""
         place = self._place(field)
         return None if place is None else Table(self._data, place + self._scalar_at("<I", place))
 

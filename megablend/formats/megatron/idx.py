@@ -152,7 +152,7 @@ def block_starts(sequences: Sequences, block_bytes: int) -> Array:
     """Split the sequences into contiguous blocks of about `block_bytes`.
 
     A block contains the whole sequences that begin within one window of `block_bytes` of contiguous
-    sequences; where a pointer is not the end of the previous sequence, a new block begins.
+    sequences; if a pointer is not the end of the previous sequence, a new block begins.
 
     Returns: int64 [num_blocks + 1], the first sequence of each block, and the number of sequences.
     """

@@ -33,7 +33,7 @@ class LengthReader:
     Args:
         path: of the `.idx`.
         idx_bytes, structure: its size and its digest (see `digest_idx`) when it was indexed.
-        digests: of its groups, as `digest_idx` returns them; None where `build` made none: a long
+        digests: of its groups, as `digest_idx` returns them; None if `build` made none: a long
             file is then read to its end once, and a warning is logged.
 
     Raises: ChangedFileError if it is not the file that was indexed; MissingFileError.
@@ -74,7 +74,7 @@ class LengthReader:
         """The byte ranges to fetch for the lengths of sequences `firsts` to `firsts + counts`,
         int64 [n] each, in range.
 
-        Returns: offsets and sizes in bytes, int64 [n] each, extended to whole groups where these
+        Returns: offsets and sizes in bytes, int64 [n] each, extended to whole groups if these
             have not been checked yet.
         """
         starts = HEADER_BYTES + 4 * firsts

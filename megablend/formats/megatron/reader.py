@@ -259,7 +259,7 @@ def _digest(data: bytes) -> str:
 
 
 def _block_table(path: str, sequences: Sequences, starts: Array) -> Array:
-    """BLOCK_DTYPE [num_blocks]. Raises: UnsupportedFileError where a block is too large."""
+    """BLOCK_DTYPE [num_blocks]. Raises: UnsupportedFileError if a block is too large."""
     blocks = np.zeros(len(starts) - 1, BLOCK_DTYPE)
     cumulative = np.concatenate(
         [np.zeros(1, np.int64), np.cumsum(sequences.lengths, dtype=np.int64)]

@@ -128,7 +128,7 @@ def find_container(path: str, size: int, header_bytes: int | None, storage: Stor
     or a header's reserved bits.
 
     Args:
-        header_bytes: the option: a known `.npy` header is no contradiction where tokens begin
+        header_bytes: the option: a known `.npy` header is no contradiction if tokens begin
             behind it.
 
     Raises: as Storage.read does.

@@ -113,7 +113,7 @@ class BlockStore(BlockSizes):
 
     @cached_property
     def max_files(self) -> int:
-        """Number of files that the storages of all sources prefer to have read at a time where
+        """Number of files that the storages of all sources prefer to have read at a time when
         whole files are."""
         return max((each.max_files for each in self._limits), default=1)
 

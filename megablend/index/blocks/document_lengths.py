@@ -5,7 +5,7 @@ lengths of each.
 
 The pieces of a document in several blocks are added up. Counts are kept, so that a killed build
 resumes, and adding one file to ten thousand counts only that one. Tokens of `.bin/.idx` and Arrow
-files are not read; Parquet pages are, since rows are encoded in their levels. Where reads wait for
+files are not read; Parquet pages are, since rows are encoded in their levels. When reads wait for
 a network, several ranges are counted at a time.
 """
 

@@ -80,7 +80,7 @@ class _Documents(NamedTuple):
 def find_split_ranges(
     stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bool = False
 ) -> list[SplitRanges]:
-    """The splits of all sources in each snapshot of a run, in order; from the cache where a build
+    """The splits of all sources in each snapshot of a run, in order; from the cache if a build
     stored them.
 
     Args:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Checksums:
-    """The checksums of an index, of several snapshots where it is joined. Raises: CacheError if
+    """The checksums of an index, of several snapshots if it is joined. Raises: CacheError if
     they are damaged."""
 
     def __init__(self, snapshot: Snapshot) -> None:

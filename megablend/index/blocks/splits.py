@@ -100,7 +100,7 @@ def cut_documents(
     """Ranges of a source's documents, and where their first document and the one after their last
     begin: PART_DTYPE [n].
 
-    Raises: CacheError where the index is damaged.
+    Raises: CacheError if the index is damaged.
     """
     has_eod = store.append_eod[source] is not None
     edges = [block for pair in borders for block, _ in pair]
@@ -152,7 +152,7 @@ class SplitBlocks(RangedBlocks):
     """The blocks of a split as orders see them: numbered from 0, clipped at the split's boundaries.
 
     Args:
-        parts: PART_DTYPE [], or [num_ranges] where the split has several ranges of the source's
+        parts: PART_DTYPE [], or [num_ranges] if the split has several ranges of the source's
             documents, in their order.
         has_eod: each document with tokens has an end-of-document token, too.
     """

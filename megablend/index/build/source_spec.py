@@ -93,7 +93,7 @@ class SourceSpec:
             raise
 
     def stat_files(self, paths: Sequence[str], storage: Storage) -> list[SourceFile]:
-        """Stat some of the files; many at a time where each waits for a network. Raises: as
+        """Stat some of the files; many at a time when each waits for a network. Raises: as
         `stat`."""
         threads = storage.limits(paths[0]).max_files if paths else 1
         return parallel_map(lambda path: self.stat(path, storage), paths, threads)

@@ -113,8 +113,8 @@ def _leave_out_folders(
     Args:
         folders: path -> the pattern that matches it.
 
-    Returns: these, where they may be skipped, and why.
-    Raises: ConfigError where they may not.
+    Returns: these, if they may be skipped, and why.
+    Raises: ConfigError if they may not.
     """
     if not folders:
         return {}
@@ -288,7 +288,7 @@ def _describe_half(kind: Format, pattern: str, paths: Sequence[str], pair: Seque
 
 
 def _possible_data(spec: SourceSpec, paths: Iterable[str]) -> list[str]:
-    """The files that may be data by their names: with a known ending; where the source has a
+    """The files that may be data by their names: with a known ending; if the source has a
     format, all but settings."""
     if spec.read.format is None:
         return [path for path in paths if path.lower().endswith(tuple(list_suffixes()))]
@@ -296,7 +296,7 @@ def _possible_data(spec: SourceSpec, paths: Iterable[str]) -> list[str]:
 
 
 def _find_missing_folder(pattern: str, storage: Storage) -> str | None:
-    """The first folder of a pattern that does not exist; None where all folders before its first
+    """The first folder of a pattern that does not exist; None if all folders before its first
     wildcard do."""
     folder = location.find_root([pattern])
     missing = None
@@ -333,7 +333,7 @@ def _advice(folder: str, storage: Storage) -> str:
 
 def _find_split_folders(folder: str, names: Collection[str], storage: Storage) -> list[str]:
     """The folders of the splits that a folder holds, of those that contain files `names`; none
-    where it holds no splits."""
+    if it holds no splits."""
     listed = location.join(folder, DATASET_DICT)
     if storage.find(location.escape_wildcards(listed)).files:
         try:

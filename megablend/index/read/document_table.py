@@ -8,7 +8,7 @@ single documents.
 
 A table depends only on the files of a source in a snapshot, so it is stored outside the snapshots,
 under a key of these files; snapshots with the same files share it. It takes 4.25 bytes per
-document. Where it is too large for comparing its whole checksum on opening, the checksums of groups
+document. If it is too large for comparing its whole checksum on opening, the checksums of groups
 are compared when documents are looked up.
 """
 

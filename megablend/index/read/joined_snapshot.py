@@ -300,7 +300,7 @@ def _running(counts: Sequence[int]) -> Int64s:
 
 
 def _shifts(names: Sequence[str], shifted: str, firsts: Int64s) -> Int64s:
-    """What is added to columns `names` of each table, where one of them refers to rows numbered
+    """What is added to columns `names` of each table, if one of them refers to rows numbered
     from `firsts` on."""
     shifts = np.zeros((len(firsts) - 1, len(names)), np.int64)
     shifts[:, list(names).index(shifted)] = firsts[:-1]

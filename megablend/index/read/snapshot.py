@@ -116,7 +116,7 @@ class Snapshot:
     @cached_property
     def seen(self) -> npt.NDArray[np.uint64]:
         """uint64 [num_files]: the version of each file that the last build saw, see
-        `file_versions`; 0 where unknown.
+        `file_versions`; 0 if unknown.
 
         Raises: CacheError.
         """
@@ -128,7 +128,7 @@ class Snapshot:
 
     @property
     def token_ranges(self) -> Int64s:
-        """int64 [num_files, 2]: smallest and largest token of each file; smallest > largest where
+        """int64 [num_files, 2]: smallest and largest token of each file; smallest > largest if
         unknown. Raises: CacheError."""
         return read_ranges(self.folder, self.num_files)
 
@@ -227,7 +227,7 @@ class Snapshot:
             ids: int64 [n], block numbers of the snapshot.
 
         Returns: PLACED_BLOCK_DTYPE [n]; `chunk` counts the file's own chunks; rows, first_row and
-            ends are -1 where not counted.
+            ends are -1 if not counted.
         Raises: CacheError if the table is found to be damaged.
         """
         ids = np.asarray(ids, np.int64)
@@ -314,7 +314,7 @@ def choose_root(snapshot: Snapshot, name: str, root: str, storage: Storage) -> s
     """The folder that a source's file names are relative to: `root`, the one of the config's paths,
     since data may have moved.
 
-    Where paths were added to the config after the index was built, the config's root may differ and
+    If paths were added to the config after the index was built, the config's root may differ and
     the names do not resolve under it; then the root stored in the index is used.
     """
     indexed = snapshot.roots[name]

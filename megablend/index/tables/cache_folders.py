@@ -8,7 +8,7 @@
                                         paths that could not be read and were skipped; replaced
                                         atomically
                           seen          file sizes and times at its last build; replaced atomically
-                          token_ranges  smallest and largest token of each file, where known; replaced atomically
+                          token_ranges  smallest and largest token of each file, if known; replaced atomically
     <cache>/documents/, lengths/        tables of single documents, if an order needs them: see document_table.py
     <cache>/splits/<digest>-<what>      boundaries of the splits of a snapshot; token totals of groups of their blocks;
                                         companions of the ledgers that read it last: see

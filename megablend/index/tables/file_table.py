@@ -197,7 +197,7 @@ def pack_ranges(digest: str, ranges: Iterable[tuple[int, int] | None]) -> bytes:
 
 
 def read_ranges(folder: Path, num_files: int) -> Ranges:
-    """int64 [num_files, 2]: smallest and largest token of each file; smallest > largest where
+    """int64 [num_files, 2]: smallest and largest token of each file; smallest > largest if
     unknown. Raises: CacheError."""
     numbers = read_numbers(
         folder / TOKEN_RANGES, np.dtype(np.int64), 2 * num_files, _MAGIC, folder.name.encode()

@@ -42,7 +42,7 @@ def parse_numbers(
     magic: bytes = b"",
     key: bytes = b"",
 ) -> Numbers | None:
-    """The numbers of a stored form, [count], or all where their count is not known; None if it is
+    """The numbers of a stored form, [count], or all if their count is not known; None if it is
     damaged."""
     body = unseal(data, key)
     if body is None or not body.startswith(magic):
@@ -72,7 +72,7 @@ def read_numbers(
 def find_numbers(
     path: Path, dtype: np.dtype[Any], count: int | None = None, magic: bytes = b"", key: bytes = b""
 ) -> Numbers | None:
-    """As `read_numbers`, for what is computed again where it is missing: None if it is damaged or
+    """As `read_numbers`, for what is computed again if it is missing: None if it is damaged or
     unreadable, too."""
     with contextlib.suppress(CacheError):
         return read_numbers(path, dtype, count, magic, key)
@@ -80,7 +80,7 @@ def find_numbers(
 
 
 class ComputedNumbers:
-    """Numbers in `splits/` that were computed from what the cache has, and are computed again where
+    """Numbers in `splits/` that were computed from what the cache has, and are computed again if
     they are missing.
 
     Args:

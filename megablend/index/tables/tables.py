@@ -75,7 +75,7 @@ _NULL_COUNT = operator.attrgetter("null_count")
 
 
 class _Column:
-    """The values of a column so far: in memory, or, where they have more than `kept_bytes`, in a
+    """The values of a column so far: in memory, or, if they have more than `kept_bytes`, in a
     temporary file at `path`."""
 
     def __init__(self, path: Path, kept_bytes: int) -> None:

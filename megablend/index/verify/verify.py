@@ -34,7 +34,7 @@ def verify(
 
     Args:
         data: also read every block of every file, and compare counts, sampled ranges, and
-            checksums, where the files or the index have some.
+            checksums, if the files or the index have some.
         storage: reads the files.
         progress: called as files are read.
         uses: of the snapshots, by digest.
@@ -91,7 +91,7 @@ def _file_kind_problems(
 
 
 def _folder_problems(store: CacheStore, kind: str, then: str) -> Iterator[str]:
-    """Problems of folders that are computed again where they are missing; `then`: by what."""
+    """Problems of folders that are computed again if they are missing; `then`: by what."""
     for entry in store.list_entries(kind):
         remedy = f"remove {store.location}/{kind}/{entry.name}, and {then}"
         yield from catch_errors(_table_problems_of(store, kind, entry.name, remedy), remedy)

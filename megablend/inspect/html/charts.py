@@ -96,7 +96,7 @@ class Chart:
 
 
 def require_matplotlib() -> None:
-    """Raises: ConfigError, which says what to install, where matplotlib is missing."""
+    """Raises: ConfigError, which says what to install, if matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:

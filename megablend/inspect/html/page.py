@@ -29,8 +29,8 @@ def write_html(described: RunDescription, path: str | Path) -> None:
         described: from `megablend.describe`; with `document_lengths=True` their distribution is
             drawn.
 
-    Raises: ConfigError where matplotlib is not installed, or the path is not that of a file;
-        CacheError where the file cannot be written.
+    Raises: ConfigError if matplotlib is not installed, or the path is not that of a file;
+        CacheError if the file cannot be written.
     """
     require_matplotlib()
     target = Path(path).absolute()

@@ -12,17 +12,30 @@ from megablend.arrays import Int64s
 from megablend.jit import device
 from megablend.kernels.blend.bijection import permuted
 from megablend.kernels.blend.keyed_hash import hash_combine
-from megablend.kernels.blend.periods import Leaf, Stage, count_ranks, epoch_of
+from megablend.kernels.blend.periods import (
+    LEFT_RESIDUE,
+    LEFT_TURN,
+    PART_FIELDS,
+    RIGHT_RESIDUE,
+    RIGHT_TURN,
+    Leaf,
+    Stage,
+    count_ranks,
+    epoch_of,
+)
 from megablend.kernels.blend.tree import leaf_counts
 
-CYCLE, SEEN, LEFT, LEFT_REST, RIGHT, RIGHT_REST, COUNTS = range(7)
-"""What is kept of a leaf: a cycle, -1 for none; how many samples it has before; and its positions
-[left, right) there, both divided by the lanes: quotient and rest of each."""
+# What is kept of a leaf: its positions in one cycle, as in a period, and
+CYCLE = PART_FIELDS
+"""that cycle, -1 for none;"""
+SEEN = PART_FIELDS + 1
+"""how many samples it has before that cycle."""
+COUNTS = PART_FIELDS + 2
 
 
 @device
 def find_epoch(stage: Stage, leaf: Leaf, cycle: int, position: int, counts: Int64s) -> int:
-    """The epoch of a leaf's sample at a position of a cycle: estimated, and counted only where the
+    """The epoch of a leaf's sample at a position of a cycle: estimated, and counted only if the
     cycle may have two.
 
     Then row `rank` of counts int64 [num_leaves, COUNTS] is of this cycle.
@@ -36,8 +49,10 @@ def find_epoch(stage: Stage, leaf: Leaf, cycle: int, position: int, counts: Int6
         if epoch_of(leaf, int(float(stop) * pace) + 3) == epoch:
             return epoch
         _count_cycle(stage, leaf, cycle, stop, counts)
-    _, left, left_rest, right, right_rest = counts[leaf.rank, SEEN:]
-    before, _, first = count_ranks(left, left_rest, right, right_rest, position % stage.lanes)
+    left_turn, left_residue, right_turn, right_residue = counts[leaf.rank, :PART_FIELDS]
+    before, _, first = count_ranks(
+        left_turn, left_residue, right_turn, right_residue, position % stage.lanes
+    )
     return epoch_of(leaf, counts[leaf.rank, SEEN] + before + position // stage.lanes - first)
 
 
@@ -53,15 +68,15 @@ def _count_cycle(stage: Stage, leaf: Leaf, cycle: int, stop: int, counts: Int64s
     row = counts[leaf.rank]
     row[CYCLE] = cycle
     row[SEEN] = seen
-    row[LEFT] = left // lanes
-    row[LEFT_REST] = left % lanes
-    row[RIGHT] = right // lanes
-    row[RIGHT_REST] = right % lanes
+    row[LEFT_TURN] = left // lanes
+    row[LEFT_RESIDUE] = left % lanes
+    row[RIGHT_TURN] = right // lanes
+    row[RIGHT_RESIDUE] = right % lanes
 
 
 @device
 def is_within_cycle(lanes: int, cycle: int, epoch_first: int, epoch_stop: int, row: Int64s) -> bool:
-    """Whether all of an epoch's ordinals [epoch_first, epoch_stop) are of a cycle; False where it
+    """Whether all of an epoch's ordinals [epoch_first, epoch_stop) are of a cycle; False if it
     was not counted.
 
     row: of the leaf's `counts`.
@@ -85,12 +100,12 @@ def ordinal_in_cycle(
         row: of the leaf's `counts`.
     """
     seen = int(row[SEEN])
-    before, mine, first = count_ranks(
-        row[LEFT], row[LEFT_REST], row[RIGHT], row[RIGHT_REST], position % lanes
+    before, own, first = count_ranks(
+        row[LEFT_TURN], row[LEFT_RESIDUE], row[RIGHT_TURN], row[RIGHT_RESIDUE], position % lanes
     )
     place = before + position // lanes - first
     low = max(before, epoch_first - seen)
-    high = min(before + mine, epoch_stop - seen)
+    high = min(before + own, epoch_stop - seen)
     if epoch_stop - epoch_first < _size(lanes, row):
         key = hash_combine(key, epoch)
     return seen + low + permuted(place - low, high - low, key)
@@ -99,4 +114,4 @@ def ordinal_in_cycle(
 @device
 def _size(lanes: int, row: Int64s) -> int:
     """How many samples a leaf has in the cycle."""
-    return int((row[RIGHT] - row[LEFT]) * lanes + row[RIGHT_REST] - row[LEFT_REST])
+    return int((row[RIGHT_TURN] - row[LEFT_TURN]) * lanes + row[RIGHT_RESIDUE] - row[LEFT_RESIDUE])

@@ -9,42 +9,42 @@ from __future__ import annotations
 
 from megablend.arrays import Int64s
 from megablend.jit import device
-from megablend.kernels.blend.periods import ALL, BEGIN, END, HIGH, LOW, count_ranks
+from megablend.kernels.blend.periods import ALL, BEGIN, END, FIRST_RANK, RANK_STOP, count_ranks
 
 
 @device
-def epoch_edges(head: Int64s, other: int) -> tuple[int, int]:
-    """The ranks [lowest, highest) of the period's epoch in its cycle number `other`; ALL where the
+def epoch_edges(period: Int64s, other: int) -> tuple[int, int]:
+    """The ranks [lowest, highest) of the period's epoch in its cycle number `other`; ALL if the
     epoch does not end there."""
-    lowest = int(head[LOW]) if other == 0 else 0
-    highest = int(head[HIGH]) if other == int(head[END] - head[BEGIN]) - 1 else ALL
+    lowest = int(period[FIRST_RANK]) if other == 0 else 0
+    highest = int(period[RANK_STOP]) if other == int(period[END] - period[BEGIN]) - 1 else ALL
     return lowest, highest
 
 
 @device
 def dealt_below(
-    head: Int64s, parts: Int64s, lanes: int, residue: int, first: int, stop: int
+    period: Int64s, parts: Int64s, lanes: int, residue: int, first: int, stop: int
 ) -> int:
     """How many ordinals of the period's cycles [first, stop) go to residues below `residue`, which
     is from 0 to `lanes`."""
     count = 0
     for other in range(first, stop):
-        left, left_rest, right, right_rest = parts[other]
-        before, _, _ = count_ranks(left, left_rest, right, right_rest, residue)
-        lowest, highest = epoch_edges(head, other)
+        left_turn, left_residue, right_turn, right_residue = parts[other]
+        before, _, _ = count_ranks(left_turn, left_residue, right_turn, right_residue, residue)
+        lowest, highest = epoch_edges(period, other)
         count += min(max(before, lowest), highest) - lowest
     return count
 
 
 @device
-def residue_of(head: Int64s, parts: Int64s, lanes: int, place: int, first: int, stop: int) -> int:
+def residue_of(period: Int64s, parts: Int64s, lanes: int, place: int, first: int, stop: int) -> int:
     """The residue to whose lane ordinal number `place` goes, of those of the period's cycles
     [first, stop)."""
     low = 0
     high = lanes
     while high - low > 1:
         middle = (low + high) // 2
-        if dealt_below(head, parts, lanes, middle, first, stop) <= place:
+        if dealt_below(period, parts, lanes, middle, first, stop) <= place:
             low = middle
         else:
             high = middle

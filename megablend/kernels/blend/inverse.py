@@ -21,8 +21,9 @@ from megablend.kernels.blend.periods import (
     BEGIN,
     END,
     EPOCH,
-    HEAD,
-    ORDINAL,
+    FIRST_ORDINAL,
+    PART_FIELDS,
+    PERIOD_FIELDS,
     Leaf,
     Stage,
     count_ranks,
@@ -59,10 +60,10 @@ def find_samples(
     """Fill ks int64 [n] with the stage's samples of leaves ranks int64 [n] and ordinals int64 [n],
     counted from its start.
 
-    Each ordinal is from 0 to the leaf's samples. Fastest where neighbours are of one leaf and
+    Each ordinal is from 0 to the leaf's samples. Fastest when neighbours are of one leaf and
     ascend.
 
-    owners [1 or 2, K]: which lane has each residue of a full cycle and, where there is one, of the
+    owners [1 or 2, K]: which lane has each residue of a full cycle and, if there is one, of the
     cut cycle. inverse_strides [1 or 2]: of their strides, modulo their slots. Others as `locate`
     has them.
     """
@@ -72,14 +73,14 @@ def find_samples(
     # the leaf of the period that is kept, and the end of its ordinals
     kept = -1
     kept_stop = 0
-    heads = np.zeros((1, len(leaf_samples), HEAD), np.int64)
-    parts = np.empty((1, len(leaf_samples), max(leaf_spans), 4), np.int64)
+    periods = np.zeros((1, len(leaf_samples), PERIOD_FIELDS), np.int64)
+    parts = np.empty((1, len(leaf_samples), max(leaf_spans), PART_FIELDS), np.int64)
     for i in range(len(ks)):
         rank = int(ranks[i])
         missing = int(ordinals[i]) + 1
         leaf = make_leaf(rank, leaf_samples, leaf_tokens, leaf_spans, leaf_epochs, sample_tokens)
         ordinal = missing - 1
-        if kept != rank or not heads[0, rank, ORDINAL] <= ordinal < kept_stop:
+        if kept != rank or not periods[0, rank, FIRST_ORDINAL] <= ordinal < kept_stop:
             cycle = (
                 least_multiple(
                     left_leaves, left_samples, total, leaf.total, rank, missing, stage.step
@@ -96,31 +97,31 @@ def find_samples(
                         - 1
                     )
                     continue
-            fill_period_of(stage, leaf, cycle, ordinal, heads, parts)
-            cycles = int(heads[0, rank, END] - heads[0, rank, BEGIN])
+            fill_period_of(stage, leaf, cycle, ordinal, periods, parts)
+            cycles = int(periods[0, rank, END] - periods[0, rank, BEGIN])
             kept = rank
-            kept_stop = int(heads[0, rank, ORDINAL]) + dealt_below(
-                heads[0, rank], parts[0, rank], lanes, lanes, 0, cycles
+            kept_stop = int(periods[0, rank, FIRST_ORDINAL]) + dealt_below(
+                periods[0, rank], parts[0, rank], lanes, lanes, 0, cycles
             )
 
-        head = heads[0, rank]
+        period = periods[0, rank]
         part = parts[0, rank]
-        cycles = int(head[END] - head[BEGIN])
-        place = ordinal - int(head[ORDINAL])
-        residue = residue_of(head, part, lanes, place, 0, cycles)
-        place -= dealt_below(head, part, lanes, residue, 0, cycles)
+        cycles = int(period[END] - period[BEGIN])
+        place = ordinal - int(period[FIRST_ORDINAL])
+        residue = residue_of(period, part, lanes, place, 0, cycles)
+        place -= dealt_below(period, part, lanes, residue, 0, cycles)
         for other in range(cycles):
-            low, high, turn = _lane_ranks(head, part, lanes, other, residue)
+            low, high, turn = _lane_ranks(period, part, lanes, other, residue)
             if place < high - low:
-                cycle = int(head[BEGIN]) + other
+                cycle = int(period[BEGIN]) + other
                 cycle_low, cycle_high = cycle_edges(stage, cycle)
                 turns = (cycle_high - cycle_low) // lanes
                 schedule = 0 if turns == slots else len(inverse_strides) - 1
                 lane = int(owners[schedule, residue])
                 key = cycle_key(seed, start, cycle)
                 chosen = hash_combine(hash_combine(key, leaf_sources[rank]), lane)
-                if _is_mixed(head, part, lanes, other):
-                    chosen = hash_combine(chosen, head[EPOCH])
+                if _is_mixed(period, part, lanes, other):
+                    chosen = hash_combine(chosen, period[EPOCH])
                 turn += unpermuted(place, high - low, chosen)
                 ahead = (turn * lanes + residue - int(firsts[schedule, lane])) // lanes
                 slot = (
@@ -136,32 +137,34 @@ def find_samples(
 
 @device
 def fill_period_of(
-    stage: Stage, leaf: Leaf, cycle: int, ordinal: int, heads: Int64s, parts: Int64s
+    stage: Stage, leaf: Leaf, cycle: int, ordinal: int, periods: Int64s, parts: Int64s
 ) -> None:
     """Fill in the period that has an ordinal, which is one of cycle `cycle` by the counts at its
     edges."""
     epoch = epoch_of(leaf, ordinal) if leaf.epoch_tokens > 0 else 0
     epoch_first, epoch_stop = epoch_bounds(leaf, epoch)
     begin, end = find_period(stage, leaf, cycle, epoch_first)
-    heads[0, leaf.rank, EPOCH] = epoch
-    fill_period(stage, leaf, begin, end, epoch_first, epoch_stop, 0, heads, parts)
+    periods[0, leaf.rank, EPOCH] = epoch
+    fill_period(stage, leaf, begin, end, epoch_first, epoch_stop, 0, periods, parts)
 
 
 @device
-def _is_mixed(head: Int64s, parts: Int64s, lanes: int, other: int) -> bool:
+def _is_mixed(period: Int64s, parts: Int64s, lanes: int, other: int) -> bool:
     """Whether a cycle of the period has ranks of another epoch."""
-    lowest, highest = epoch_edges(head, other)
-    left, left_rest, right, right_rest = parts[other]
-    return bool(lowest > 0 or highest < (right - left) * lanes + right_rest - left_rest)
+    lowest, highest = epoch_edges(period, other)
+    left_turn, left_residue, right_turn, right_residue = parts[other]
+    return bool(
+        lowest > 0 or highest < (right_turn - left_turn) * lanes + right_residue - left_residue
+    )
 
 
 @device
 def _lane_ranks(
-    head: Int64s, parts: Int64s, lanes: int, other: int, residue: int
+    period: Int64s, parts: Int64s, lanes: int, other: int, residue: int
 ) -> tuple[int, int, int]:
     """The ranks that a residue has in a cycle of the period: (low, high, turn of rank `low`)."""
-    left, left_rest, right, right_rest = parts[other]
-    before, mine, first = count_ranks(left, left_rest, right, right_rest, residue)
-    lowest, highest = epoch_edges(head, other)
+    left_turn, left_residue, right_turn, right_residue = parts[other]
+    before, mine, first = count_ranks(left_turn, left_residue, right_turn, right_residue, residue)
+    lowest, highest = epoch_edges(period, other)
     low = min(max(before, lowest), highest)
     return low, min(max(before + mine, lowest), highest), first + low - before

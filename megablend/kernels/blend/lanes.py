@@ -10,7 +10,7 @@ beyond a multiple of K follows the tree's own order.
 
 A source's ordinals in a *period* (megablend.kernels.blend.periods: up to leaf_spans[rank] cycles)
 are dealt to the lanes in runs of neighbours, by residue. A lane walks its run front to back, each
-cycle's part of it in a keyed order, where an epoch ends each epoch's part.
+cycle's part of it in a keyed order; in a cycle in which an epoch ends, each epoch's part.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from megablend.kernels.blend.cycle_epochs import (
 )
 from megablend.kernels.blend.keyed_hash import bounded_hash, hash_combine
 from megablend.kernels.blend.periods import (
-    HEAD,
-    PURE_BEGIN,
-    PURE_END,
+    PART_FIELDS,
+    PERIOD_FIELDS,
+    UNMIXED_BEGIN,
+    UNMIXED_END,
     Stage,
     enter_period,
     epoch_bounds,
@@ -66,7 +67,7 @@ def locate(
     left_leaves, left_samples: the tree (megablend.kernels.blend.tree).
     leaf_*: by rank: source; samples in the stage; where its first sample there begins, in tokens;
         cycles of a period; tokens of an epoch, or 0 (megablend.kernels.blend.periods).
-    firsts [1 or 2, K], strides: schedules of a full cycle of `slots` slots and, where there is one,
+    firsts [1 or 2, K], strides: schedules of a full cycle of `slots` slots and, if there is one,
     of the cut cycle. start: number of the stage's first sample in the run.
     """
     lanes = firsts.shape[1]
@@ -75,8 +76,8 @@ def locate(
     # Of each leaf, two periods and which of them was met last, -1 before the leaf is: few of many
     # leaves are, in a short call.
     latest = np.full(len(leaf_sources), -1, np.int64)
-    heads = np.empty((2, len(leaf_sources), HEAD), np.int64)
-    parts = np.empty((2, len(leaf_sources), max(leaf_spans), 4), np.int64)
+    periods = np.empty((2, len(leaf_sources), PERIOD_FIELDS), np.int64)
+    parts = np.empty((2, len(leaf_sources), max(leaf_spans), PART_FIELDS), np.int64)
     counts = np.empty((len(leaf_sources), COUNTS), np.int64)
     known = -1
     low = 0
@@ -109,11 +110,11 @@ def locate(
         if latest[rank] < 0:
             latest[rank] = 0
             counts[rank, CYCLE] = -1
-            heads[:, rank] = 0
-        which = int(latest[rank])
+            periods[:, rank] = 0
+        parity = int(latest[rank])
         key = hash_combine(hash_combine(of_cycle, leaf_sources[rank]), lane)
         sources[i] = leaf_sources[rank]
-        if not heads[which, rank, PURE_BEGIN] <= cycle < heads[which, rank, PURE_END]:
+        if not periods[parity, rank, UNMIXED_BEGIN] <= cycle < periods[parity, rank, UNMIXED_END]:
             leaf = make_leaf(
                 rank, leaf_samples, leaf_tokens, leaf_spans, leaf_epochs, sample_tokens
             )
@@ -124,10 +125,10 @@ def locate(
                     lanes, position, key, epoch, first, stop, counts[rank]
                 )
                 continue
-            which = latest[rank] = enter_period(
-                stage, leaf, cycle, epoch, first, stop, heads, parts
+            parity = latest[rank] = enter_period(
+                stage, leaf, cycle, epoch, first, stop, periods, parts
             )
-        ordinals[i] = ordinal_in_period(lanes, rank, cycle, position, key, which, heads, parts)
+        ordinals[i] = ordinal_in_period(lanes, rank, cycle, position, key, parity, periods, parts)
 
 
 @kernel

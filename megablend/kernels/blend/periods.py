@@ -1,19 +1,32 @@
 """The period of a source: the cycles over which its ordinals are dealt to the lanes in runs of
 neighbours.
 
-A period belongs to one epoch of the source, and ends after `span` cycles, with the epoch, or with
-the stage's last full cycle, whichever comes first; periods are counted from the cycle in which the
-epoch begins, or from the stage's start. A cut cycle is a period of its own. In a cycle in which an
-epoch ends, the source's positions are ranked by residue, so by lane: the first ones are the old
-epoch's, the others the new one's. Thus epochs are mixed within one cycle at most.
+A period belongs to one epoch of the source. It ends after `span` cycles, with the epoch, or with
+the stage's last full cycle, whichever comes first. Periods are counted from the cycle in which the
+epoch begins, or from the stage's start; a cut cycle is a period of its own.
 
-How many samples of the new epoch come before the old one's last: say that the cycle has n samples
-of the source, b of them of the old epoch; the others are of the new one, or of those after it. Of
-the first b that are read, say that o are old; then b - o are new, and b - o old ones are still to
-come. So b - o <= min(b, n - b) <= n / 2 in any order. With o = b * b / n + d it is b * (n - b) / n
-- d <= n / 4 - d, where d says by how much the old ones among the first b stray from an even spread
-  over the cycle: by few samples, since positions with neighbouring residues are spread evenly over
-  its slots.
+A source's samples in four cycles, by rank, each with its epoch; epoch 1 has a period of cycles 3
+to 5:
+
+    cycle       3                 4                 5                 6
+            [0 0 0 1 1 1 1]   [1 1 1 1 1 1 1]   [1 1 1 1 2 2]     [2 2 2 2 2 2 2]
+                   ^                                     ^
+              FIRST_RANK = 3                       RANK_STOP = 4
+
+    BEGIN = 3, END = 6: the period's cycles. UNMIXED_BEGIN = 4, UNMIXED_END = 5: those of them that
+    have no other epoch. FIRST_ORDINAL: the first of its 15 ordinals.
+
+In a cycle, a source has neighbouring positions, from `left` to `right`. Position x is turn x // K of
+residue x % K, and each residue belongs to one lane. With K = 4 lanes and positions 6 to 14:
+
+                 residue 0   1   2   3
+        turn 1           .   .   6   7       LEFT_TURN = 1,  LEFT_RESIDUE = 2
+        turn 2           8   9  10  11
+        turn 3          12  13  14   .       RIGHT_TURN = 3, RIGHT_RESIDUE = 3
+
+Positions are ranked by residue, so by lane, and then by turn: 8, 12 | 9, 13 | 6, 10, 14 | 7, 11 have
+ranks 0 to 8. In a cycle in which an epoch ends, the first ranks are the old epoch's, the others the
+new one's. Thus epochs are mixed within one cycle at most; docs/resume.md proves how far.
 
 `epoch_tokens` of 0 stands for a source whose epochs are not regarded: all of it is one epoch.
 """
@@ -28,10 +41,31 @@ from megablend.kernels.blend.bijection import permuted
 from megablend.kernels.blend.keyed_hash import hash_combine
 from megablend.kernels.blend.tree import leaf_counts, least_multiple
 
-BEGIN, END, EPOCH, PURE_BEGIN, PURE_END, ORDINAL, LOW, HIGH, HEAD = range(9)
-"""What is kept of a period: its cycles; its epoch; those of its cycles that have no other epoch;
-its first ordinal; the first of its ranks in its first cycle, and the end of its ranks in its last
-cycle."""
+# What is kept of a period
+BEGIN = 0
+"""Its first cycle."""
+END = 1
+"""The cycle after its last one."""
+EPOCH = 2
+"""The epoch that its ordinals are of."""
+UNMIXED_BEGIN = 3
+"""The first of its cycles in which no earlier epoch ends."""
+UNMIXED_END = 4
+"""The cycle after the last one in which no later epoch begins."""
+FIRST_ORDINAL = 5
+FIRST_RANK = 6
+"""The first rank of its epoch in cycle BEGIN."""
+RANK_STOP = 7
+"""The end of the ranks of its epoch in cycle END - 1."""
+PERIOD_FIELDS = 8
+
+# What is kept of each cycle of a period: the source's positions [left, right) there
+LEFT_TURN = 0
+LEFT_RESIDUE = 1
+RIGHT_TURN = 2
+RIGHT_RESIDUE = 3
+PART_FIELDS = 4
+
 ALL = 1 << 62
 """Larger than any ordinal."""
 
@@ -161,25 +195,28 @@ def enter_period(
     epoch: int,
     epoch_first: int,
     epoch_stop: int,
-    heads: Int64s,
+    periods: Int64s,
     parts: Int64s,
 ) -> int:
-    """The period of an epoch's ordinals [epoch_first, epoch_stop) in cycle `cycle`: which of the
-    two that are kept of a leaf, by the parity of the epoch.
+    """Enter the period of an epoch's ordinals [epoch_first, epoch_stop) in cycle `cycle`.
 
-    Where it is not kept yet, it fills row `rank` of heads int64 [2, num_leaves, HEAD] and of parts
-    int64 [2, num_leaves, span, 4]; see `fill_period`.
+    Two periods are kept of each leaf, since two epochs may alternate within a cycle. Returns: which
+    one this is, the parity of the epoch.
+
+    If it is not kept yet, it fills row `rank` of periods int64 [2, num_leaves, PERIOD_FIELDS] and of parts
+    int64 [2, num_leaves, span,
+    PART_FIELDS]; see `fill_period`.
     """
-    which = epoch % 2
+    parity = epoch % 2
     rank = leaf.rank
     if (
-        heads[which, rank, EPOCH] != epoch
-        or not heads[which, rank, BEGIN] <= cycle < heads[which, rank, END]
+        periods[parity, rank, EPOCH] != epoch
+        or not periods[parity, rank, BEGIN] <= cycle < periods[parity, rank, END]
     ):
         begin, end = find_period(stage, leaf, cycle, epoch_first)
-        heads[which, rank, EPOCH] = epoch
-        fill_period(stage, leaf, begin, end, epoch_first, epoch_stop, which, heads, parts)
-    return which
+        periods[parity, rank, EPOCH] = epoch
+        fill_period(stage, leaf, begin, end, epoch_first, epoch_stop, parity, periods, parts)
+    return parity
 
 
 @device
@@ -190,15 +227,14 @@ def fill_period(
     end: int,
     epoch_first: int,
     epoch_stop: int,
-    which: int,
-    heads: Int64s,
+    parity: int,
+    periods: Int64s,
     parts: Int64s,
 ) -> None:
     """Fill in the period [begin, end) of an epoch's ordinals [epoch_first, epoch_stop), which may
     end it earlier.
 
-    Of each of its cycles, parts has the leaf's positions [left, right), both divided by the lanes:
-    quotient and rest of each.
+    Of each of its cycles, parts has the leaf's positions [left, right), as turn and residue.
     """
     left_leaves = stage.left_leaves
     left_samples = stage.left_samples
@@ -209,27 +245,27 @@ def fill_period(
     low = max(0, epoch_first - seen)
     high = 0
     cycle = begin
-    heads[which, rank, ORDINAL] = seen + low
+    periods[parity, rank, FIRST_ORDINAL] = seen + low
     while cycle < end and seen < epoch_stop:
         stop = min((cycle + 1) * stage.step, stage.dealt)
         before_stop, seen_stop = leaf_counts(left_leaves, left_samples, total, stop, rank)
         left = before_stop - before
         right = left + seen_stop - seen
         high = min(right - left, epoch_stop - seen)
-        part = parts[which, rank, cycle - begin]
-        part[0] = left // lanes
-        part[1] = left % lanes
-        part[2] = right // lanes
-        part[3] = right % lanes
+        part = parts[parity, rank, cycle - begin]
+        part[LEFT_TURN] = left // lanes
+        part[LEFT_RESIDUE] = left % lanes
+        part[RIGHT_TURN] = right // lanes
+        part[RIGHT_RESIDUE] = right % lanes
         before = before_stop
         seen = seen_stop
         cycle = cycle + 1
-    heads[which, rank, BEGIN] = begin
-    heads[which, rank, END] = cycle
-    heads[which, rank, LOW] = low
-    heads[which, rank, HIGH] = high
-    heads[which, rank, PURE_BEGIN] = begin + (low > 0)
-    heads[which, rank, PURE_END] = cycle - (seen > epoch_stop)
+    periods[parity, rank, BEGIN] = begin
+    periods[parity, rank, END] = cycle
+    periods[parity, rank, FIRST_RANK] = low
+    periods[parity, rank, RANK_STOP] = high
+    periods[parity, rank, UNMIXED_BEGIN] = begin + (low > 0)
+    periods[parity, rank, UNMIXED_END] = cycle - (seen > epoch_stop)
 
 
 @device
@@ -239,8 +275,8 @@ def ordinal_in_period(
     cycle: int,
     position: int,
     key: int,
-    which: int,
-    heads: Int64s,
+    parity: int,
+    periods: Int64s,
     parts: Int64s,
 ) -> int:
     """The ordinal of a leaf's position in a cycle of a period that has been entered.
@@ -252,24 +288,28 @@ def ordinal_in_period(
     """
     turn = position // lanes
     residue = position % lanes
-    begin = int(heads[which, rank, BEGIN])
-    end = int(heads[which, rank, END])
-    mixed = heads[which, rank, PURE_BEGIN] > begin or heads[which, rank, PURE_END] < end
-    ordinal = int(heads[which, rank, ORDINAL])
+    begin = int(periods[parity, rank, BEGIN])
+    end = int(periods[parity, rank, END])
+    mixed = periods[parity, rank, UNMIXED_BEGIN] > begin or periods[parity, rank, UNMIXED_END] < end
+    ordinal = int(periods[parity, rank, FIRST_ORDINAL])
+    # What lanes of smaller residues have in the whole period comes first, then what this lane has
+    # in earlier cycles, then its part of this cycle, in a keyed order.
     for other in range(begin, end):
-        left, left_rest, right, right_rest = parts[which, rank, other - begin]
-        before, mine, first = count_ranks(left, left_rest, right, right_rest, residue)
+        left_turn, left_residue, right_turn, right_residue = parts[parity, rank, other - begin]
+        before, own, first = count_ranks(
+            left_turn, left_residue, right_turn, right_residue, residue
+        )
         place = before + turn - first
-        after = before + mine
+        after = before + own
         if mixed:
-            count = (right - left) * lanes + right_rest - left_rest
-            lowest = int(heads[which, rank, LOW]) if other == begin else 0
-            highest = int(heads[which, rank, HIGH]) if other == end - 1 else count
+            count = (right_turn - left_turn) * lanes + right_residue - left_residue
+            lowest = int(periods[parity, rank, FIRST_RANK]) if other == begin else 0
+            highest = int(periods[parity, rank, RANK_STOP]) if other == end - 1 else count
             before = min(max(before, lowest), highest)
             after = min(max(after, lowest), highest)
             ordinal -= lowest
             if other == cycle and highest - lowest < count:
-                key = hash_combine(key, heads[which, rank, EPOCH])
+                key = hash_combine(key, periods[parity, rank, EPOCH])
         ordinal += before
         if other < cycle:
             ordinal += after - before
@@ -280,13 +320,20 @@ def ordinal_in_period(
 
 @device
 def count_ranks(
-    left: int, left_rest: int, right: int, right_rest: int, residue: int
+    left_turn: int, left_residue: int, right_turn: int, right_residue: int, residue: int
 ) -> tuple[int, int, int]:
-    """Count a source's positions in a cycle: (with smaller residues, with `residue`, first turn of
-    the latter)."""
-    before = (right - left) * residue + min(right_rest, residue) - min(left_rest, residue)
-    first = left + (left_rest > residue)
-    return before, right + (right_rest > residue) - first, first
+    """Count a source's positions [left, right) in a cycle.
+
+    Returns: how many have smaller residues, how many have `residue`, and the first turn of these.
+    In the module's picture, of residue 2: 4, 3, 1.
+    """
+    before = (
+        (right_turn - left_turn) * residue
+        + min(right_residue, residue)
+        - min(left_residue, residue)
+    )
+    first = left_turn + (left_residue > residue)
+    return before, right_turn + (right_residue > residue) - first, first
 
 
 @device
@@ -307,7 +354,7 @@ def epoch_start(leaf: Leaf, epoch: int) -> int:
 
 @device
 def epoch_bounds(leaf: Leaf, epoch: int) -> tuple[int, int]:
-    """The ordinals [first, stop) whose samples begin in an epoch; `first` is below 0 where it began
+    """The ordinals [first, stop) whose samples begin in an epoch; `first` is below 0 if it began
     before the stage."""
     if leaf.epoch_tokens == 0:
         return 0, ALL

@@ -11,7 +11,7 @@ from megablend.arrays import Int32s, Int64s
 from megablend.jit import device, kernel
 from megablend.kernels.blend.dealing import dealt_below, residue_of
 from megablend.kernels.blend.inverse import fill_period_of
-from megablend.kernels.blend.periods import BEGIN, END, ORDINAL, make_leaf, make_stage
+from megablend.kernels.blend.periods import BEGIN, END, FIRST_ORDINAL, make_leaf, make_stage
 from megablend.kernels.blend.tree import leaf_counts, least_multiple
 
 
@@ -27,15 +27,15 @@ def find_tails(
     lanes: int,
     slots: int,
     cut: int,
-    heads: Int64s,
+    periods: Int64s,
     parts: Int64s,
     edges: Int64s,
 ) -> None:
     """Find the period of each source that the end of cycle `cut` - 1 cuts.
 
     Fills edges, int64 [3, num_leaves]: the period's first ordinal, the number of ordinals read so
-    far, and its end; where no period is cut, all three are the number of ordinals read. Also fills
-    heads, int64 [1, num_leaves, HEAD], and parts, int64 [1, num_leaves, max(leaf_spans), 4], for
+    far, and its end; if no period is cut, all three are the number of ordinals read. Also fills
+    periods, int64 [1, num_leaves, PERIOD_FIELDS], and parts, int64 [1, num_leaves, max(leaf_spans), PART_FIELDS], for
     these periods. Other arguments: see megablend.kernels.blend.lanes.locate.
     """
     total = int(leaf_samples.sum())
@@ -51,13 +51,15 @@ def find_tails(
             least_multiple(left_leaves, left_samples, total, leaf.total, rank, read + 1, stage.step)
             - 1
         )
-        fill_period_of(stage, leaf, cycle, read, heads, parts)
-        head = heads[0, rank]
+        fill_period_of(stage, leaf, cycle, read, periods, parts)
+        period = periods[0, rank]
         part = parts[0, rank]
-        if head[BEGIN] < cut:
-            edges[0, rank] = head[ORDINAL]
-            cycles = int(head[END] - head[BEGIN])
-            edges[2, rank] = head[ORDINAL] + dealt_below(head, part, lanes, lanes, 0, cycles)
+        if period[BEGIN] < cut:
+            edges[0, rank] = period[FIRST_ORDINAL]
+            cycles = int(period[END] - period[BEGIN])
+            edges[2, rank] = period[FIRST_ORDINAL] + dealt_below(
+                period, part, lanes, lanes, 0, cycles
+            )
 
 
 @kernel
@@ -66,22 +68,24 @@ def tail_ordinals(
     places: Int64s,
     lanes: int,
     cut: int,
-    heads: Int64s,
+    periods: Int64s,
     parts: Int64s,
     ordinals: Int64s,
 ) -> None:
     """Fill ordinals int64 [n] with those at `places` int64 [n] in the tails of leaves `ranks` int64
     [n]; see `find_tails`."""
     for i in range(len(ranks)):
-        head = heads[0, ranks[i]]
+        period = periods[0, ranks[i]]
         part = parts[0, ranks[i]]
         place = int(places[i])
-        cycles = int(head[END] - head[BEGIN])
-        gone = int(cut - head[BEGIN])
-        residue = residue_of(head, part, lanes, place, gone, cycles)
-        place -= dealt_below(head, part, lanes, residue, gone, cycles)
-        before = dealt_below(head, part, lanes, residue, 0, cycles)
-        ordinals[i] = head[ORDINAL] + before + _read_by(head, part, lanes, residue, gone) + place
+        cycles = int(period[END] - period[BEGIN])
+        gone = int(cut - period[BEGIN])
+        residue = residue_of(period, part, lanes, place, gone, cycles)
+        place -= dealt_below(period, part, lanes, residue, gone, cycles)
+        before = dealt_below(period, part, lanes, residue, 0, cycles)
+        ordinals[i] = (
+            period[FIRST_ORDINAL] + before + _read_by(period, part, lanes, residue, gone) + place
+        )
 
 
 @kernel
@@ -90,30 +94,30 @@ def count_tails(
     ordinals: Int64s,
     lanes: int,
     cut: int,
-    heads: Int64s,
+    periods: Int64s,
     parts: Int64s,
     counts: Int64s,
     left: Int64s,
 ) -> None:
     """Fill counts int64 [n]: how many ordinals in the tails of leaves `ranks` int64 [n] are below
-    `ordinals` int64 [n], which are of the cut periods; and left int64 [n]: 1 where the ordinal is
+    `ordinals` int64 [n], which are of the cut periods; and left int64 [n]: 1 if the ordinal is
     itself in the tails, otherwise 0; see `find_tails`."""
     for i in range(len(ranks)):
-        head = heads[0, ranks[i]]
+        period = periods[0, ranks[i]]
         part = parts[0, ranks[i]]
-        cycles = int(head[END] - head[BEGIN])
-        gone = int(cut - head[BEGIN])
-        place = int(ordinals[i] - head[ORDINAL])
-        residue = residue_of(head, part, lanes, place, 0, cycles)
-        place -= dealt_below(head, part, lanes, residue, 0, cycles)
-        read = _read_by(head, part, lanes, residue, gone)
-        counts[i] = dealt_below(head, part, lanes, residue, gone, cycles) + max(0, place - read)
+        cycles = int(period[END] - period[BEGIN])
+        gone = int(cut - period[BEGIN])
+        place = int(ordinals[i] - period[FIRST_ORDINAL])
+        residue = residue_of(period, part, lanes, place, 0, cycles)
+        place -= dealt_below(period, part, lanes, residue, 0, cycles)
+        read = _read_by(period, part, lanes, residue, gone)
+        counts[i] = dealt_below(period, part, lanes, residue, gone, cycles) + max(0, place - read)
         left[i] = place >= read
 
 
 @device
-def _read_by(head: Int64s, part: Int64s, lanes: int, residue: int, gone: int) -> int:
+def _read_by(period: Int64s, part: Int64s, lanes: int, residue: int, gone: int) -> int:
     """How many ordinals the lane of a residue has read in the period's first `gone` cycles."""
-    return dealt_below(head, part, lanes, residue + 1, 0, gone) - dealt_below(
-        head, part, lanes, residue, 0, gone
+    return dealt_below(period, part, lanes, residue + 1, 0, gone) - dealt_below(
+        period, part, lanes, residue, 0, gone
     )

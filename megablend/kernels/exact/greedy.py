@@ -63,7 +63,7 @@ def fill_by_scan(
     Args:
         weights: [num_datasets], any but NaN.
         caps: [num_datasets], infinite for none.
-        counts: [num_datasets], infinite where the cap is reached.
+        counts: [num_datasets], infinite if the cap is reached.
         step: 0 or more.
         datasets: [n], filled.
         samples: [n], filled.
@@ -127,7 +127,7 @@ def fill(
         caps: [num_groups], infinite for none.
         firsts: [num_groups + 1].
         members: [num_datasets].
-        counts: [num_groups], infinite where the cap is reached.
+        counts: [num_groups], infinite if the cap is reached.
         turns: [num_groups].
         step: 0 or more.
         datasets: [n], filled.

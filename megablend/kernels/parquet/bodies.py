@@ -58,7 +58,7 @@ def decode_lz4(address: int, size: int, out_address: int, room: int) -> int:
 @device
 def _length(data: Pointer, at: int, end: int, length: int) -> tuple[int, int]:
     """The position after a length that began with four bits of a token, and the length; endless
-    where the block breaks off."""
+    if the block breaks off."""
     if length == 15:
         more = 255
         while more == 255:
@@ -104,7 +104,7 @@ lz4_decompress = library_function(
 def expand_zstd(
     context: int, addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s
 ) -> int:
-    """Decompress frames of zstd; only where there is `zstd_decompress`. Returns the first that is
+    """Decompress frames of zstd; only if there is `zstd_decompress`. Returns the first that is
     damaged, or -1.
 
     Args:
@@ -120,7 +120,7 @@ def expand_zstd(
 
 @kernel
 def expand_lz4(addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s) -> int:
-    """Decompress blocks of LZ4 by the system's library; only where there is `lz4_decompress`. As
+    """Decompress blocks of LZ4 by the system's library; only if there is `lz4_decompress`. As
     `expand_zstd`."""
     for i in range(len(addresses)):
         if lz4_decompress(addresses[i], outs[i], sizes[i], lengths[i]) != lengths[i]:  # type: ignore[misc]

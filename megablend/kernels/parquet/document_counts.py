@@ -19,7 +19,7 @@ def sum_chunks(pages: npt.NDArray[np.void], first_page: Int64s, sums: Int64s) ->
             has them.
         first_page: int64 [num_chunks + 1].
         sums: int64 [3, num_chunks], filled: rows (-1 if those of a page are unknown); tokens; 1
-            where the first page with rows or tokens begins in the middle of a row.
+            if the first page with rows or tokens begins in the middle of a row.
     """
     all_filled = True
     for i in range(len(first_page) - 1):

@@ -59,7 +59,7 @@ def read_levels(
 
     Args:
         pages: LEVELS_DTYPE [n]; its second part is filled.
-        max_def: the definition level of a token; 0 where definition levels are not stored.
+        max_def: the definition level of a token; 0 if definition levels are not stored.
         repeated: whether repetition levels are stored: 0 where a row begins, 1 inside of it.
         offsets: int64, filled: piece i of page j begins at its token offsets[first_offset[j] + i]
             and ends at the one after. If a page has no room for all, by `pieces`, the others are

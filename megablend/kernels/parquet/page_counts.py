@@ -1,4 +1,4 @@
-"""Data pages from page indexes: located, and counted where the level counts are enough."""
+"""Data pages from page indexes: located, and counted if the level counts are enough."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def count_indexed_pages(
         slot_def: the definition level from which on a level stands for an element.
         pages: PAGE_DTYPE [num_pages] of formats.parquet.count, filled.
 
-    Returns: the first chunk that is wrong, what is wrong with it, and 0; where none is n, NONE and
+    Returns: the first chunk that is wrong, what is wrong with it, and 0; if none is n, NONE and
         the pages with `scan`.
     """
     max_def = len(levels) - 1

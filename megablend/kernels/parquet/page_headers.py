@@ -105,7 +105,7 @@ def walk_headers(
     a header needs care.
 
     Args:
-        fd: descriptor of the file; -1 where there is none, and the walk ends with the probe.
+        fd: descriptor of the file; -1 if there is none, and the walk ends with the probe.
         probe: uint8 [size], the file's bytes from `probe_offset` on; with a descriptor, scratch to
             read into.
         chunk: the first that is not done.

@@ -89,7 +89,7 @@ def page_locations(
         rows: int64, as many, filled: rows that begin in each page.
 
     Returns: the number of the first index that is wrong, what is wrong with it, and a detail; n,
-        NONE and 0 where none is.
+        NONE and 0 if none is.
     """
     data = pointer_at(indexes.ctypes.data, len(indexes))
     filled = 0
@@ -205,15 +205,15 @@ def page_counts(
 
     Args:
         indexes: uint8, ColumnIndexes.
-        begins, ends: int64 [n], the position of each in `indexes`; of no bytes where there is none.
+        begins, ends: int64 [n], the position of each in `indexes`; of no bytes if there is none.
         first_page: int64 [n + 1], the pages of each.
-        nulls: int64 [1, num_pages], filled; with 0 where there are no counts.
+        nulls: int64 [1, num_pages], filled; with 0 if there are no counts.
         rep_levels: int64 [max_rep + 1, num_pages], filled: levels of each height.
         def_levels: int64 [max_def + 1, num_pages], filled.
         found: int64 [n, 3], filled: how many counts of each kind there are: none, or all.
 
     Returns: the number of the first index that is wrong, what is wrong with it, and a detail; n,
-        NONE and 0 where none is.
+        NONE and 0 if none is.
     """
     data = pointer_at(indexes.ctypes.data, len(indexes))
     found[:] = 0

@@ -136,7 +136,7 @@ def decode_values(pages: npt.NDArray[np.void], like: npt.NDArray[Any]) -> None:
 
 @device
 def _announced_bytes(data: Pointer, size: int) -> int:
-    """The number of the first four bytes; more than there can be where there are fewer."""
+    """The number of the first four bytes; more than there can be if there are fewer."""
     if size < 4:
         return 1 << 32
     found = 0

@@ -43,7 +43,7 @@ def gather_tokens(
         tokens, labels: int64 [n, length], filled: a sample's tokens, and those from its second on;
             what it does not have is left as it is.
 
-    Returns: -1, or the number of a span that is not within its block or its sample, or `m` where
+    Returns: -1, or the number of a span that is not within its block or its sample, or `m` if
         they are not n samples.
     """
     row = 0
@@ -99,7 +99,7 @@ def mark_documents(
         width: tokens of a sample.
         out: bool [all samples' tokens], all False; filled.
 
-    Returns: -1, or the number of a span that is in no block, or `m` where `out` is not of the right
+    Returns: -1, or the number of a span that is in no block, or `m` if `out` is not of the right
         size.
     """
     filled = 0

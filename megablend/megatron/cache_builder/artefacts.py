@@ -98,7 +98,7 @@ class Artefact:
 
 
 def names_in(cache: Path) -> frozenset[str] | None:
-    """Names of the files in a cache; None where they cannot be listed."""
+    """Names of the files in a cache; None if they cannot be listed."""
     try:
         return frozenset(os.listdir(cache))  # noqa: PTH208 a third of the time
     except FileNotFoundError:
@@ -135,7 +135,7 @@ def problem_with(
 
 
 class _Parsing:
-    """Python 3.11 may raise SystemError where several threads parse at the same time, as numpy does
+    """Python 3.11 may raise SystemError when several threads parse at the same time, as numpy does
     with headers."""
 
     lock = threading.Lock()

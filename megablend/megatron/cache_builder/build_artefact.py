@@ -53,7 +53,7 @@ def build_dataset(
         threads: for the sample index.
         overlap: shuffle the samples while the sample index is made, which takes the memory of both.
 
-    Raises: DataError where the `.idx` cannot be read; CacheError where the cache cannot be written;
+    Raises: DataError if the `.idx` cannot be read; CacheError if the cache cannot be written;
         StoppedError.
     """
     documents, generator = _documents(job, request)
@@ -176,7 +176,7 @@ def build_small(
 ) -> None:
     """Write the document, sample and shuffle index of each dataset.
 
-    Raises: DataError where an `.idx` cannot be read; CacheError where the cache cannot be written;
+    Raises: DataError if an `.idx` cannot be read; CacheError if the cache cannot be written;
         StoppedError.
     """
     texts: list[bytes] = []

@@ -3,7 +3,7 @@ launch.
 
     each rank  counts the tokens of its share of the prefixes      -> all ranks
     each rank  plans all of the work, checks its share of the cache's files    -> all ranks
-    rank 0     locks the cache, where work is left
+    rank 0     locks the cache, if work is left
     each rank  builds its share, in threads; waits for the others
 
 A complete cache is only read, so it may be read-only. An error on any rank ends all of them.
@@ -96,10 +96,10 @@ def prepare_cache(
         request: the same on all ranks.
         storage: where the datasets' files are read.
         max_memory: bytes of arrays that the ranks of one node hold together; most of what is free
-            there where None.
+            there if None.
         progress: called on rank 0 at intervals.
 
-    Raises: ConfigError, PlanError, DataError, CacheError where the launch is one process; of
+    Raises: ConfigError, PlanError, DataError, CacheError if the launch is one process; of
         several ranks, one prints its error and all end with its exit code.
     """
     try:
@@ -122,7 +122,7 @@ def _prepare(
     max_memory: int | None,
     progress: Callable[[Progress], None],
 ) -> CacheReport | None:
-    """As `prepare_cache` does it; None where another build was at work meanwhile, so that all has
+    """As `prepare_cache` does it; None if another build was at work meanwhile, so that all has
     to be looked at again."""
     start = time.monotonic()
     cache = Path(request.path_to_cache).absolute()
@@ -207,7 +207,7 @@ def _part_sizes(
 
 
 def _problems(jobs: Sequence[Job], cache: Path, launch: Communicator) -> dict[str, str]:
-    """What is wrong with each artefact that the cache lacks, by base name; "" where nothing is
+    """What is wrong with each artefact that the cache lacks, by base name; "" if nothing is
     there."""
     names = names_in(cache)
     problems = _together(lambda job: problem_with(job.artefact, cache, names), jobs, launch)
@@ -245,7 +245,7 @@ def _open_cache(
     """Lock the cache until `stack` ends, remove leftovers of killed builds, check for free space;
     returns notes.
 
-    None where another build was at work before this one held the lock.
+    None if another build was at work before this one held the lock.
 
     Args:
         jobs: all of the request.
@@ -253,7 +253,7 @@ def _open_cache(
         outdated: base names of those of them that are there, made of other data.
         newest: on rank 0, number of the newest marker before all this was found out.
 
-    Raises: CacheError where it cannot be written, is in use, has no room, or is another one on this
+    Raises: CacheError if it cannot be written, is in use, has no room, or is another one on this
         rank.
     """
     cache = Path(request.path_to_cache).absolute()

@@ -44,7 +44,7 @@ def open_catalog(path: Path) -> tuple[Array, dict[str, dict[str, Any]]]:
     """The lengths of all pairs, int32, memory-mapped, and their entries by prefix; a process opens
     each catalog once.
 
-    Raises: CacheError where there is none, or it is damaged.
+    Raises: CacheError if there is none, or it is damaged.
     """
     try:
         # A kernel takes it sooner than a memmap
@@ -63,7 +63,7 @@ def build_catalog(
     """Write the catalog of these prefixes, unless there is one of the same files. Called by all
     ranks of the launch.
 
-    Raises: DataError where an `.idx` cannot be read; CacheError where the cache cannot be written.
+    Raises: DataError if an `.idx` cannot be read; CacheError if the cache cannot be written.
     """
     names = sorted(set(prefixes))
     path = catalog_path(cache, tuple(prefixes))

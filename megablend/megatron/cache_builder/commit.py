@@ -5,7 +5,7 @@ Megatron considers an artefact present when its files exist, so no name may appe
 are on the disk, and no description before its arrays: a build that is killed, or a machine that
 loses power, then leaves nothing that counts as a hit.
 
-Where the file system is a local one its `syncfs` flushes all files at once, which costs about as
+If the file system is a local one its `syncfs` flushes all files at once, which costs about as
 much as flushing two or three of them. Elsewhere (network file systems need not pass it on) each
 file is flushed when it is closed.
 """
@@ -68,7 +68,7 @@ class Commits:
     Args:
         cache: in which WORK_FOLDER exists.
         nbytes: of all arrays that will be added, as far as known.
-        stop: set from elsewhere where the build has failed: nothing is committed from then on,
+        stop: set from elsewhere when the build has failed: nothing is committed from then on,
             StoppedError is raised.
     """
 
@@ -110,7 +110,7 @@ class Commits:
 
     @contextmanager
     def new_file(self, name: str) -> Iterator[int]:
-        """A descriptor of a new file of this name, to write to. Raises: CacheError where it cannot
+        """A descriptor of a new file of this name, to write to. Raises: CacheError if it cannot
         be written."""
         with translate_os_errors(self._cache / name), _naming_files_of(self.folder):
             fd = os.open(name, _NEW, 0o666, dir_fd=self._folder_fd)
@@ -243,7 +243,7 @@ def _naming_files_of(folder: Path) -> Iterator[None]:
 
 
 def can_flush_together(folder: Path) -> bool:
-    """Whether `syncfs` puts all files of the folder's file system on the disk, and reports where
+    """Whether `syncfs` puts all files of the folder's file system on the disk, and reports if
     that fails."""
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)
     if (

@@ -211,7 +211,7 @@ def _bases(found: dict[str, Any] | None) -> list[str]:
 
 
 def _made_of(found: dict[str, Any] | None) -> dict[str, object]:
-    """What the artefacts that a marker lists were made of, by base name; None where that is unknown
+    """What the artefacts that a marker lists were made of, by base name; None if that is unknown
     and the data has changed."""
     if found is None:
         return {}

@@ -96,7 +96,7 @@ def open_table(cache: str, address: Address, storage: Storage) -> tuple[BlockSto
     """The blocks of an address that has its index, and its table: int32 [num_documents],
     memory-mapped.
 
-    Raises: CacheError where they are not there.
+    Raises: CacheError if they are not there.
     """
     path = table_path(cache, address)
     try:
@@ -108,7 +108,7 @@ def open_table(cache: str, address: Address, storage: Storage) -> tuple[BlockSto
 
 
 def pinned_address(cache: str, text: str) -> Address:
-    """An address with the index that was built for it. Raises: CacheError where none was;
+    """An address with the index that was built for it. Raises: CacheError if none was;
     ConfigError."""
     address = parse_address(text)
     if address.index is not None:
@@ -128,7 +128,7 @@ def table_path(cache: str, address: Address) -> Path:
 
 
 def _pinned(cache: str, address: Address, *, check: bool = False) -> Address | None:
-    """The address with its index; None where it has none, or its table is gone or, if that is to be
+    """The address with its index; None if it has none, or its table is gone or, if that is to be
     checked, damaged."""
     try:
         pin = parse_json(_pin(cache, address).read_text(encoding="utf-8"))

@@ -88,7 +88,7 @@ def make_copies(
     """Copy the `.idx` files of pairs in object stores that have no copy. Called by all ranks; each
     copies its share.
 
-    Raises: DataError where one cannot be read; CacheError where the copy cannot be written.
+    Raises: DataError if one cannot be read; CacheError if the copy cannot be written.
     """
     paths = sorted(f"{prefix}.idx" for prefix in prefixes if find_scheme(prefix))
     mine = paths[launch.rank :: launch.size]

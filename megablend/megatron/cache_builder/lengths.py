@@ -74,7 +74,7 @@ class StoredLengths:
         """(Sum, checksum) of lengths from sequence `first` on; the first is number `position` for
         the checksum.
 
-        Raises: CorruptFileError where one is negative.
+        Raises: CorruptFileError if one is negative.
         """
         least, tokens, checksum = total_lengths(lengths, position)
         if least < 0:
@@ -147,7 +147,7 @@ def part_sizes(stored: StoredLengths, spans: Sequence[tuple[float, float]]) -> l
 
 
 def read_lengths(stored: StoredLengths) -> Array:
-    """All lengths: int32 [num_sequences], tokens. Raises: CorruptFileError where one is negative;
+    """All lengths: int32 [num_sequences], tokens. Raises: CorruptFileError if one is negative;
     MissingFileError."""
     lengths = np.empty(stored.num_sequences, np.int32)
     for first, last in _chunks(0, stored.num_sequences):
@@ -161,7 +161,7 @@ def read_part(stored: StoredLengths, part: PartSize) -> Array:
 
     Unless all have been kept, other entries stay zero and untouched, and so take no memory.
 
-    Raises: ChangedFileError where they differ from those that were counted; MissingFileError.
+    Raises: ChangedFileError if they differ from those that were counted; MissingFileError.
     """
     if stored.kept is not None:
         return stored.kept
@@ -179,7 +179,7 @@ def check_part(stored: StoredLengths, part: PartSize, lengths: Array) -> None:
     Args:
         lengths: int32 [n], those of its sequences.
 
-    Raises: ChangedFileError where they differ.
+    Raises: ChangedFileError if they differ.
     """
     if stored.kept is not None:
         return
@@ -220,7 +220,7 @@ class LengthReader:
         self._lock = threading.Lock()
 
     def count(self, prefix: str, spans: Sequence[tuple[float, float]]) -> list[PartSize]:
-        """Count parts of a dataset. Raises: DataError where its files are missing or damaged."""
+        """Count parts of a dataset. Raises: DataError if its files are missing or damaged."""
         stored = lengths_of(prefix, self._tables.get(prefix), storage=self._storage)
         whole = min(begin for begin, _ in spans), max(end for _, end in spans)
         size = stored.num_sequences
@@ -241,7 +241,7 @@ class LengthReader:
         )
 
     def _allocate(self, size: int) -> Array | None:
-        """Memory for so many lengths; None where no more may be kept."""
+        """Memory for so many lengths; None if no more may be kept."""
         with self._lock:
             if size > len(self._block):
                 fresh = max(size, min(_BLOCK, self._free))

@@ -55,7 +55,7 @@ class Parts:
         jobs: of all ranks.
         assignment: this rank's, which says which of them are divided, and into how many parts.
         wake: called from any thread when there is something to send.
-        stop: set where the build has failed.
+        stop: set when the build has failed.
     """
 
     block = BLOCK

@@ -28,7 +28,7 @@ class PooledArray(NDArrayOperatorsMixin):
 
     Operators read the whole array, and return an array of numpy's.
 
-    Raises, from any use: MissingFileError; CorruptFileError where the file holds no such array.
+    Raises, from any use: MissingFileError; CorruptFileError if the file holds no such array.
     """
 
     def __init__(self, path: str, storage: Storage) -> None:
@@ -52,7 +52,7 @@ class PooledArray(NDArrayOperatorsMixin):
         return self.shape[0]
 
     def __getitem__(self, i: Any) -> Any:
-        """Entry i, or row i where there are two dimensions; else what numpy gives. Raises:
+        """Entry i, or row i if there are two dimensions; else what numpy gives. Raises:
         IndexError."""
         length = len(self)
         if isinstance(i, slice) and i.step in (None, 1):

@@ -188,10 +188,10 @@ def assign_jobs(
 ) -> list[Assignment]:
     """Assign jobs to the ranks at `nodes`.
 
-    The ranks of a node share its memory equally; where the largest job does not fit a share, fewer
+    The ranks of a node share its memory equally; if the largest job does not fit a share, fewer
     of them work.
 
-    Raises: ConfigError where a job does not fit a whole node.
+    Raises: ConfigError if a job does not fit a whole node.
     """
     largest = max(range(len(estimates)), key=lambda job: estimates[job].memory, default=None)
     if largest is None:

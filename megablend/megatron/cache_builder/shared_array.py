@@ -29,7 +29,7 @@ def shared_array(
     """Open the file for this rank's parts: `write(first, values)`, each entry by one rank. Called
     by all ranks.
 
-    Raises: CacheError where it cannot be written, or another build holds its folder.
+    Raises: CacheError if it cannot be written, or another build holds its folder.
     """
     with contextlib.ExitStack() as stack, translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

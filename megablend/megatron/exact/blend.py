@@ -59,7 +59,7 @@ class Pieces(ABC):
             samples: int64 [n], filled.
             threads: number of threads; the result does not depend on it.
 
-        Raises: PlanError where fewer than n samples are left.
+        Raises: PlanError if fewer than n samples are left.
         """
         if len(datasets) > self.size - self.step:
             raise PlanError(
@@ -86,7 +86,7 @@ def greedy(weights: Sequence[float], size: int) -> Greedy:
     Args:
         weights: one per dataset; Megatron normalises them to a sum of 1.
 
-    Raises: PlanError where there are no datasets or too many.
+    Raises: PlanError if there are no datasets or too many.
 
     Source: helpers.build_blending_indices.
     """
@@ -96,7 +96,7 @@ def greedy(weights: Sequence[float], size: int) -> Greedy:
 def exhaustive(sizes: Sequence[int]) -> Greedy:
     """Make a blend of all samples of all datasets, weighted by their `sizes`.
 
-    Raises: PlanError where there are no datasets or too many, or one has no samples (Megatron then
+    Raises: PlanError if there are no datasets or too many, or one has no samples (Megatron then
         writes past its arrays).
 
     Source: helpers.build_exhaustive_blending_indices.
@@ -227,7 +227,7 @@ def largest_remainder_blend(
     """Make a shuffled blend of `size` samples: floor and largest remainder of size * weight, exact,
     ties by order.
 
-    Raises: PlanError where weights are negative, not finite or all zero, or where there are too
+    Raises: PlanError if weights are negative, not finite or all zero, or if there are too
         many.
     """
     for dataset, weight in enumerate(weights):

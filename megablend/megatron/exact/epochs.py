@@ -17,7 +17,7 @@ _THRESHOLD = 0.80  # a final epoch that gives less than this fraction of an epoc
 def num_epochs(tokens: int, samples: int | None, length: int, extra: int) -> int:
     """The number of epochs of `tokens` tokens that contain `samples` samples; 1 for None.
 
-    Raises: PlanError where tokens are needed and an epoch has none.
+    Raises: PlanError if tokens are needed and an epoch has none.
 
     Source: GPTDataset._get_num_epochs.
     """
@@ -32,7 +32,7 @@ def num_epochs(tokens: int, samples: int | None, length: int, extra: int) -> int
 
 
 def num_samples(tokens: int, epochs: int, length: int, extra: int, keep_tail: bool) -> int:
-    """Samples in `epochs` epochs of `tokens` tokens; negative where there are no tokens and
+    """Samples in `epochs` epochs of `tokens` tokens; negative if there are no tokens and
     `length` and `extra` are 1.
 
     With `keep_tail` (a last, partial sample is kept) the count is in single precision, as in

@@ -66,7 +66,7 @@ def sample_rows(
     Yields: the sample index, [samples + 1, 2], in consecutive parts of about `threads` * ROWS rows
         at most: position in the document index, tokens of that document before the sample.
 
-    Raises: PlanError where the documents contain fewer samples, or where they end with an empty one
+    Raises: PlanError if the documents contain fewer samples, or if they end with an empty one
         at which Megatron fails.
 
     Source: helpers.build_sample_idx, helpers_cpp.build_sample_idx_int32,
@@ -108,7 +108,7 @@ def end_row(
         last: tokens of the last document.
         documents: number of documents.
 
-    Raises: PlanError where no sample may be there (without `keep_tail`), or where Megatron fails at
+    Raises: PlanError if no sample may be there (without `keep_tail`), or if Megatron fails at
         that row.
     """
     if not keep_tail:

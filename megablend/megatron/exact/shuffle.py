@@ -96,7 +96,7 @@ def shuffle_index(first_samples: int, num_samples: int, generator: Generator) ->
         num_samples: number of samples of the sample index.
         generator: advanced as Megatron advances it.
 
-    Returns: uint32 [num_samples], or int64 from 2^32 - 2 samples on. Where single precision counted
+    Returns: uint32 [num_samples], or int64 from 2^32 - 2 samples on. If single precision counted
     fewer samples than precede a separate final epoch, Megatron's index, and therefore this one, has
     first_samples entries.
 

@@ -90,7 +90,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         self._marker: Marker | None = None
 
     def build(self) -> list[Any]:
-        """Train, valid and test; None where a split has no data, or this rank holds no datasets.
+        """Train, valid and test; None if a split has no data, or this rank holds no datasets.
         Called on all ranks.
 
         Raises: on all ranks the error of any: ConfigError, PlanError, DataError, CacheError,
@@ -180,7 +180,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return None
 
     def _read_marker(self) -> Marker | None:
-        """The marker of a complete cache; None where there is none, or where this rank needs
+        """The marker of a complete cache; None if there is none, or if this rank needs
         none."""
         from megablend.megatron.cache_builder.completion_marker import read_marker
 
@@ -316,7 +316,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         split: Any,
         sizes_per_dataset: list[list[int | None]],
     ) -> list[list[Any]] | None:
-        """Datasets that are opened on first use, by prefix; None where the marker does not know
+        """Datasets that are opened on first use, by prefix; None if the marker does not know
         them all.
 
         Args:

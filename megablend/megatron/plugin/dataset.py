@@ -49,7 +49,7 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
     def build_low_level_dataset(dataset_path: str, config: MegablendDatasetConfig) -> Documents:
         """Open the documents of an address or a prefix.
 
-        Raises: CacheError where they were not prepared; ConfigError for an address that cannot be
+        Raises: CacheError if they were not prepared; ConfigError for an address that cannot be
             read.
         """
         from megablend.megatron.cache_builder.catalog import catalog_path
@@ -109,7 +109,7 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         )
 
     def _read_tokens(self, indices: Sequence[int | None], out: Array) -> bool:
-        """Read the tokens of samples into `out` [n, sequence_length + 1], of its dtype; False where
+        """Read the tokens of samples into `out` [n, sequence_length + 1], of its dtype; False if
         `_read_plain` is None."""
         from megablend.kernels.gpt_samples import read_samples
 
@@ -147,7 +147,7 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         """Arrays that are opened when they are first read; Megatron would map three for each
         dataset.
 
-        Where Megatron's are deferred (`defer_npy_index_mmap`), these are None until the first
+        If Megatron's are deferred (`defer_npy_index_mmap`), these are None until the first
         sample is read.
         """
         base = f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}"
@@ -201,7 +201,7 @@ def _read_plain(
     """Samples that are full, of datasets of one config: the tokens of each dataset are read by one
     call of a kernel.
 
-    None where the slower way has to find out what they are, or the error. The position ids and the
+    None if the slower way has to find out what they are, or the error. The position ids and the
     attention mask are one object for all samples of a dataset, as those of GPTDataset are.
     """
     first = parts[0][0]
@@ -254,7 +254,7 @@ def _are_same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
 
 
 def cache_of(config: Any) -> str:
-    """The config's cache folder. Raises: ConfigError where it has none."""
+    """The config's cache folder. Raises: ConfigError if it has none."""
     if not config.path_to_cache:
         raise ConfigError(
             "path_to_cache (--data-cache-path) is not set; the index and the arrays of these datasets are stored there"

@@ -101,7 +101,7 @@ class PrefixOpener:
         """The dataset of a split. Source:
         BlendedMegatronDatasetBuilder._build_megatron_dataset_splits.
 
-        Raises: MissingFileError, ChangedFileError where its pair is another one by now.
+        Raises: MissingFileError, ChangedFileError if its pair is another one by now.
         """
         if self._documents is None:
             self._check()

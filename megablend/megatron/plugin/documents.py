@@ -93,7 +93,7 @@ class Documents(ABC):
 
     @abstractmethod
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
-        """Tokens [offset, offset + length) of a document; to its end where no length is given.
+        """Tokens [offset, offset + length) of a document; to its end if no length is given.
         Raises: IndexError."""
 
     @property
@@ -139,7 +139,7 @@ class Documents(ABC):
         )
 
     def _number(self, idx: int) -> int:
-        """A document's number, counted from the end where it is negative. Raises: IndexError."""
+        """A document's number, counted from the end if it is negative. Raises: IndexError."""
         count = len(self)
         if not -count <= idx < count:
             raise IndexError(f"{self.path_prefix}: document {idx} of {count}")
@@ -167,8 +167,8 @@ class PairDocuments(Documents):
     def get(self, idx: int, offset: int = 0, length: int | None = None) -> Array:
         """See Documents.get.
 
-        Raises: IndexError; MissingFileError; CorruptFileError where the pair's files end early;
-            ChangedFileError where they are others.
+        Raises: IndexError; MissingFileError; CorruptFileError if the pair's files end early;
+            ChangedFileError if they are others.
         """
         if not self._checked:
             self._check()

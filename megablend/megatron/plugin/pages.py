@@ -51,7 +51,7 @@ class PageOrderDataset(MegablendGPTDataset):
         return run.skips.count_trained(len(run))
 
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
-        """GPTDataset's dict, with `dataset_id` where several sources are blended."""
+        """GPTDataset's dict, with `dataset_id` if several sources are blended."""
         found: dict[str, Any] = super().__getitem__(idx)
         if len(self.dataset.run.sources) == 1:
             return found
@@ -98,7 +98,7 @@ def build_pages(
 def open_pages(
     config: MegablendDatasetConfig, sizes: Sequence[int | None]
 ) -> list[PageOrderDataset | None]:
-    """The splits that have data. Raises: CacheError where the run was not built, or is to be
+    """The splits that have data. Raises: CacheError if the run was not built, or is to be
     lengthened; PlanError."""
     checked = run_config(config, sizes)
     storage = make_dataset_storage(config)
@@ -160,7 +160,7 @@ def _with_skips(cache: str, run: str, samples: int) -> int:
     """How long the run has to be for Megatron to train on `samples` samples: longer by those that
     it skips.
 
-    Raises: CacheError where the ledger or the list of skipped samples is damaged.
+    Raises: CacheError if the ledger or the list of skipped samples is damaged.
     """
     ledger = load_ledger(cache, run)
     return samples if ledger is None else load_skips(cache, ledger).position(samples - 1) + 1

@@ -165,12 +165,12 @@ CASES: tuple[Callable[[list[str]], Case], ...] = (several_epochs, by_length, alo
 
 
 def find_misfit(builder: type[Any]) -> str | None:
-    """What differs from what the plugin needs; None where nothing does. Waits for no other rank.
+    """What differs from what the plugin needs; None if nothing does. Waits for no other rank.
 
     Args:
         builder: MegablendDatasetBuilder.
 
-    Raises: CacheError where the temporary folder cannot be written.
+    Raises: CacheError if the temporary folder cannot be written.
     """
     return (
         _compare_methods(builder, BlendedMegatronDatasetBuilder, _BUILDER_METHODS)
@@ -236,7 +236,7 @@ def _find_missing_setting() -> str | None:
 def _compare_builds(builder: type[Any]) -> str | None:
     """Build tiny datasets both ways. What Megatron or we raise meanwhile is a difference, too.
 
-    Raises: CacheError where the temporary folder cannot be written.
+    Raises: CacheError if the temporary folder cannot be written.
     """
     own = Path(tempfile.gettempdir())
     with (
@@ -363,7 +363,7 @@ def _quiet() -> Iterator[None]:
 @cache
 def misfit(builder: type[Any]) -> str | None:
     """Why the plugin does not fit the installed megatron-core, as found before, or else by
-    `find_misfit`; None where it does."""
+    `find_misfit`; None if it does."""
     path = cache_dir() / f"megatron-{_digest()}.json"
     try:
         kept: str | None = json.loads(path.read_text(encoding="utf-8"))["misfit"]

@@ -38,7 +38,7 @@ def blend_from_words(words: Sequence[str], *, place: str) -> Blend:
     Args:
         place: flag or file that holds the words, for messages.
 
-    Raises: ConfigError where weights and prefixes do not alternate.
+    Raises: ConfigError if weights and prefixes do not alternate.
     """
     words = [word.strip() for word in words]
     numbers = [_is_number(word) for word in words]
@@ -60,7 +60,7 @@ def blend_from_words(words: Sequence[str], *, place: str) -> Blend:
 
 
 def read_words(path: str) -> list[str]:
-    """The words of a file (--data-args-path). Raises: ConfigError where it cannot be read."""
+    """The words of a file (--data-args-path). Raises: ConfigError if it cannot be read."""
     return _read(path).split()
 
 
@@ -125,7 +125,7 @@ def count_samples(
     """How many samples training will ask each split for, by flags named as Megatron names them, and
     by sizes given directly.
 
-    Steps of batch-size ramps and phases are not reckoned with: where these decide, the numbers are
+    Steps of batch-size ramps and phases are not reckoned with: if these decide, the numbers are
     given directly.
 
     Args:
@@ -134,7 +134,7 @@ def count_samples(
 
     Returns: 0 for splits that are not in `used`, None for a valid split of one epoch.
 
-    Raises: ConfigError where a flag is missing that the size of a used split follows from, or two
+    Raises: ConfigError if a flag is missing that the size of a used split follows from, or two
         contradict.
     Source: megatron.training.training.get_train_valid_test_num_samples, update_train_iters.
     """
@@ -188,7 +188,7 @@ def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any
             `megablend megatron-cache` takes.
         tokenizer_flags: what --tokenizer-type is built with.
 
-    Raises: ConfigError where flags are missing or contradict, or name a file that cannot be read.
+    Raises: ConfigError if flags are missing or contradict, or name a file that cannot be read.
     """
     blend, blend_per_split = _blends(flags)
     split = flags["split"]

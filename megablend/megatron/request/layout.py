@@ -32,7 +32,7 @@ def split_matrix(split: str) -> Matrix:
     """The matrix that Megatron makes of a split string such as "969,30,1"; goes into descriptions,
     down to the type of its zeros.
 
-    Raises: ConfigError where it has more than three parts, no part above 0, or a part that Megatron
+    Raises: ConfigError if it has more than three parts, no part above 0, or a part that Megatron
         would misread.
     Source: parse_and_normalize_split, convert_split_vector_to_split_matrix.
     """
@@ -159,7 +159,7 @@ def _split_layout(
 
 
 def _shares(prefixes: Sequence[str], weights: Sequence[float]) -> tuple[float, ...]:
-    """Weights that sum to 1. Raises: ConfigError where a share is not above 0, on which Megatron
+    """Weights that sum to 1. Raises: ConfigError if a share is not above 0, on which Megatron
     fails without a message."""
     with np.errstate(all="ignore"):
         shares = normalized(list(weights))

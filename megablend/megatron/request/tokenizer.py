@@ -3,7 +3,7 @@ tokenizer itself.
 
 They depend on how the training script builds the tokenizer (by class path, or the legacy class with
 all its options), and are exact only from there: an earlier run's description.txt has them.
-Megatron-core, where it is installed, can build the tokenizers of the former kind.
+Megatron-core, if it is installed, can build the tokenizers of the former kind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from megablend.system.limited_json import parse_json
 
 def identifiers_of(tokenizer: Any) -> dict[str, Any]:
     """The identifiers of a tokenizer object, as json.dumps gives and takes them. Raises:
-    ConfigError where it has none."""
+    ConfigError if it has none."""
     try:
         found: dict[str, Any] = json.loads(json.dumps(tokenizer.unique_identifiers))
     except (AttributeError, TypeError) as error:
@@ -36,7 +36,7 @@ def read_identifiers(given: str) -> dict[str, Any]:
     """Identifiers from inline JSON, from a file of them, or from the description.txt of a dataset
     or of a blend.
 
-    Raises: ConfigError where there are none.
+    Raises: ConfigError if there are none.
     """
     inline = given.lstrip().startswith("{")
     place = "the tokenizer's identifiers" if inline else given
@@ -65,7 +65,7 @@ def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
         flags: all of Megatron's tokenizer flags, by the names of their attributes, words as tuples;
             the same as in training.
 
-    Raises: ConfigError where megatron-core is not installed, or cannot build it.
+    Raises: ConfigError if megatron-core is not installed, or cannot build it.
     """
     given = "give --tokenizer-identifiers, such as an earlier run's description.txt"
     if flags.get("legacy_tokenizer"):
@@ -94,6 +94,6 @@ def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_argparse(value: Any) -> Any:
-    """Words as argparse gives them, a list, or None where there are none: identifiers hold how they
+    """Words as argparse gives them, a list, or None if there are none: identifiers hold how they
     print."""
     return (list(value) or None) if isinstance(value, tuple) else value

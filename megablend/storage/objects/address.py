@@ -34,7 +34,7 @@ class Address(NamedTuple):
 def parse_location(location: str) -> Address:
     """Parse a location of an object store or a web server.
 
-    Raises: ConfigError where it names no bucket or server, or contains credentials.
+    Raises: ConfigError if it names no bucket or server, or contains credentials.
     """
     scheme, _, rest = location.partition("://")
     scheme = scheme.lower()

@@ -30,7 +30,7 @@ class Bucket:
 
     Args:
         client: sends its requests.
-        lister: obstore's store for listings; None where there are none.
+        lister: obstore's store for listings; None if there are none.
     """
 
     def __init__(self, client: BucketClient, lister: Any) -> None:
@@ -328,7 +328,7 @@ def _read_list_failure(error: Exception, address: Address) -> Failure:
 
 
 def _answer(location: str, found: T | Failure, *, is_list: bool = False) -> T:
-    """What was found. Raises: MissingFileError, UnsupportedFileError, DataError where that is a
+    """What was found. Raises: MissingFileError, UnsupportedFileError, DataError if that is a
     failure."""
     if not isinstance(found, Failure):
         return found

@@ -56,7 +56,7 @@ class BucketClient:
         store: obstore's, which does not try again by itself.
         options: how it is read.
         processes: that share the job's limits.
-        sockets: read ranges of known versions; None where only the client can.
+        sockets: read ranges of known versions; None if only the client can.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class BucketClient:
         version: ObjectVersion | None,
         into: memoryview | None = None,
     ) -> RangeResponse:
-        """Bytes `start` to `stop` of one version of an object; of whichever there is where
+        """Bytes `start` to `stop` of one version of an object; of whichever there is if
         `version` is None.
 
         Args:
             into: memory for all of them; the answer has the parts that are not there yet.
 
-        Raises: MissingFileError; ChangedFileError; CorruptFileError where it ends before;
+        Raises: MissingFileError; ChangedFileError; CorruptFileError if it ends before;
             DataError.
         """
         wanted = RangeRequest(key, start, stop, version, into=into)
@@ -114,7 +114,7 @@ class BucketClient:
         return found
 
     async def get_tail(self, key: str, size: int) -> RangeResponse | None:
-        """The last `size` bytes of an object of unknown size, or all of a smaller one; None where
+        """The last `size` bytes of an object of unknown size, or all of a smaller one; None if
         that is not answered, for whichever reason. It is requested once; after some refusals in a
         row no more."""
         if self._tail_refusals >= _MAX_TAIL_REFUSALS:
@@ -134,7 +134,7 @@ class BucketClient:
         return await self._policy.retry(location, attempt)
 
     async def _attempt(self, wanted: RangeRequest) -> RangeResponse | Failure:
-        """One attempt: a request, and a second one where it is late."""
+        """One attempt: a request, and a second one if it is late."""
         await self.limiter.enter(wanted.size)
         answers = self.timing.num_answers
         request = self._start(wanted, self._hedge_after(wanted.size))
@@ -158,7 +158,7 @@ class BucketClient:
         return Request(now, wanted, num_answers=self.timing.num_answers, late_at=now + hedge_after)
 
     def _hedge_after(self, size: int) -> float:
-        """Seconds after which a request is sent a second time; never where few bytes or requests
+        """Seconds after which a request is sent a second time; never if few bytes or requests
         may be sent."""
         if size > LARGE_BYTES or self.options.max_source_rate is not None or self.limiter.is_slowed:
             return math.inf
@@ -201,7 +201,7 @@ class BucketClient:
             self._monitor.remove(request)
 
     async def _exchange(self, request: Request) -> RangeResponse | Failure:
-        """Over a socket where that is possible, or else by the client."""
+        """Over a socket if that is possible, or else by the client."""
         wanted = request.wanted
         version = wanted.version
         if (

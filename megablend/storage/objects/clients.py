@@ -40,7 +40,7 @@ _listers: dict[tuple[str, StoreOptions], Any] = {}
 
 
 def check_installed(location: str) -> None:
-    """Raises: ConfigError where obstore is missing."""
+    """Raises: ConfigError if obstore is missing."""
     try:
         import obstore  # noqa: F401
     except ImportError:
@@ -50,7 +50,7 @@ def check_installed(location: str) -> None:
 def get_client(address: Address, options: StoreOptions, query: str) -> BucketClient:
     """What requests of a bucket go through, made on first use.
 
-    Raises: ConfigError where it cannot be made, or after a fork.
+    Raises: ConfigError if it cannot be made, or after a fork.
     """
     check_fork()
     key = (address.root, query, options)
@@ -83,7 +83,7 @@ def get_web_server(endpoint: str, options: StoreOptions) -> Any:
 
 
 def find_endpoint(address: Address, options: StoreOptions) -> str | None:
-    """The endpoint that is set, by the config or by the environment. Raises: ConfigError where it
+    """The endpoint that is set, by the config or by the environment. Raises: ConfigError if it
     is not a URL."""
     return options.endpoint or _find_endpoint(address.scheme)
 
@@ -106,7 +106,7 @@ def forget_clients() -> None:
 def _make_sockets(
     address: Address, options: StoreOptions, query: str, store: Any
 ) -> SocketReader | None:
-    """What reads ranges without the client, where its URLs are known or can be signed for
+    """What reads ranges without the client, if its URLs are known or can be signed for
     everything that options ask for."""
     if (
         options.versions
@@ -180,7 +180,7 @@ def _drop_none(**settings: str | None) -> dict[str, Any]:
 
 
 def _find_endpoint(scheme: str) -> str | None:
-    """The endpoint that the environment gives. Raises: ConfigError where it is not a URL; the
+    """The endpoint that the environment gives. Raises: ConfigError if it is not a URL; the
     client would panic."""
     for name in _ENDPOINTS.get(scheme, ()):
         if found := os.environ.get(name):
@@ -193,7 +193,7 @@ def _find_endpoint(scheme: str) -> str | None:
 
 
 def _check_region() -> None:
-    """Raises: ConfigError where the region that the environment gives cannot be one."""
+    """Raises: ConfigError if the region that the environment gives cannot be one."""
     for name in _REGIONS:
         if (found := os.environ.get(name)) and not is_region(found):
             raise ConfigError(

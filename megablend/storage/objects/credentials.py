@@ -31,9 +31,9 @@ Provider = Callable[[], Awaitable[dict[str, Any]]]
 
 
 def find_provider(profile: str | None) -> Provider | None:
-    """What asks botocore for credentials; None where obstore's own chain is to be used.
+    """What asks botocore for credentials; None if obstore's own chain is to be used.
 
-    Raises: ConfigError where a profile is asked for that cannot be read.
+    Raises: ConfigError if a profile is asked for that cannot be read.
     """
     named = profile or os.environ.get("AWS_PROFILE")
     if named is None and (

@@ -1,4 +1,4 @@
-"""What is wrong with an endpoint where nothing is found: it has the bucket in it, or it is the
+"""What is wrong with an endpoint when nothing is found: it has the bucket in it, or it is the
 address of a page for people."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PAGE = re.compile(r"<!doctype html|<html", re.IGNORECASE)
 
 
 def find_bucket_in(endpoint: str, address: Address, *, path_style: bool) -> str | None:
-    """The endpoint without the bucket that it has at its beginning or end; None where it has
+    """The endpoint without the bucket that it has at its beginning or end; None if it has
     none."""
     url = urlsplit(endpoint)
     path = url.path.rstrip("/")

@@ -59,7 +59,7 @@ class Helper:
                 none from call to call.
 
         Returns: a future of its result and the versions known afterwards, or of its error;
-            DataError where the process has ended.
+            DataError if the process has ended.
         """
         number = next(self._numbers)
         found = Future[Any]()

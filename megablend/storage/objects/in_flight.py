@@ -150,7 +150,7 @@ class InFlightMonitor:
         return now >= end
 
     def _allow(self, request: Request) -> float:
-        """Seconds that may pass after the last sign of an answer: few where a whole round of later
+        """Seconds that may pass after the last sign of an answer: few if a whole round of later
         requests was answered."""
         size = 0 if request.first is None or request.is_large else request.wanted.size
         if self._timing.is_overtaken(request.began, self._limiter.requests):

@@ -2,7 +2,7 @@
 for all below `**`.
 
 Patterns mean what they mean on a local disk: `*`, `?` and `[]` within a name, `**` for any number
-of folders, names that begin with a dot only where the pattern has one. A name that equals its part
+of folders, names that begin with a dot only if the pattern has one. A name that equals its part
 of the pattern matches, whatever characters it has.
 """
 

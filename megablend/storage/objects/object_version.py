@@ -61,7 +61,7 @@ class ObjectVersion:
 def version_of_answer(
     meta: Mapping[str, Any], expected: ObjectVersion | None, *, versions: bool
 ) -> ObjectVersion:
-    """The version that an answer is of; `expected` itself where that is the one, which most answers
+    """The version that an answer is of; `expected` itself if that is the one, which most answers
     are."""
     etag = normalise_etag(meta["e_tag"])
     if etag and expected is not None and (etag, meta["size"]) == (expected.etag, expected.size):

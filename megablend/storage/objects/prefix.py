@@ -107,7 +107,7 @@ class ObjectPrefix:
         self.write_all({key: data})
 
     def write_all(self, objects: Mapping[str, bytes | Path]) -> dict[str, str]:
-        """Write several objects at the same time. Returns: the etag of each, "" where the store
+        """Write several objects at the same time. Returns: the etag of each, "" if the store
         gives none."""
 
         async def write(key: str, data: bytes | Path) -> str:

@@ -52,7 +52,7 @@ class RateLimiter:
     """Admits requests of one source; used in the event loop only.
 
     How many follows from latency and bandwidth: while answers begin as soon as they do at best, the
-    network has room for more, and more are admitted; where they take several times as long,
+    network has room for more, and more are admitted; if they take several times as long,
     requests wait for one another, and fewer are, though not less than FIRST_REQUESTS. Less than
     those are admitted after the source said that it is busy, and one more after each round of
     successes.

@@ -56,7 +56,7 @@ class RetryPolicy:
     Args:
         root: for messages, such as s3://bucket.
         give_up_after: seconds.
-        limiter: sends fewer requests where the source is busy.
+        limiter: sends fewer requests when the source is busy.
     """
 
     def __init__(self, root: str, give_up_after: float, limiter: RateLimiter) -> None:
@@ -84,7 +84,7 @@ class RetryPolicy:
         Args:
             first: what an attempt before has failed with.
 
-        Raises: DataError where it was tried for `give_up_after`.
+        Raises: DataError if it was tried for `give_up_after`.
         """
         now = asyncio.get_running_loop().time
         failed_at = 0.0

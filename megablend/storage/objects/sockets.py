@@ -234,7 +234,7 @@ class SocketReader:
         return failure
 
     async def _read(self, request: Request) -> Failure | None:
-        """Raises: UnexpectedAnswerError; OSError where there is no connection."""
+        """Raises: UnexpectedAnswerError; OSError if there is no connection."""
         wanted = request.wanted
         assert wanted.version is not None
         target = await self._find_target(request)
@@ -284,7 +284,7 @@ class SocketReader:
             raise UnexpectedAnswerError from error
 
     async def _make_target(self, key: str) -> _Target:
-        """Raises: whatever the client does; UnexpectedAnswerError where a proxy is to be used."""
+        """Raises: whatever the client does; UnexpectedAnswerError if a proxy is to be used."""
         url = urlsplit(await self._find_url(key))
         proxies = urllib.request.getproxies()
         assert url.hostname is not None

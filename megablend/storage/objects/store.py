@@ -51,7 +51,7 @@ class ObjectStorage:
     """Object stores and web servers of any number of buckets. Picklable (its options are); safe
     between threads.
 
-    Raises, from any call: ConfigError where the client is missing, the location names no bucket, or
+    Raises, from any call: ConfigError if the client is missing, the location names no bucket, or
     this process was forked from one that has read from an object store.
 
     Args:
@@ -90,7 +90,7 @@ class ObjectStorage:
         """See Storage.find. Sizes and etags of a listing are kept, also those of other keys: `stat`
         requests nothing then.
 
-        Raises: ConfigError where nothing is found since the endpoint is not that of the store.
+        Raises: ConfigError if nothing is found since the endpoint is not that of the store.
         """
         address = parse_location(pattern)
         try:
@@ -257,7 +257,7 @@ class ObjectStorage:
         """Look at the endpoint that is set, since nothing was found at a location; ask it what it
         is if `asks`.
 
-        Raises: ConfigError where it cannot be that of the store.
+        Raises: ConfigError if it cannot be that of the store.
         """
         options = self._options.find(location)
         endpoint = None if address.scheme in WEB_SCHEMES else find_endpoint(address, options)

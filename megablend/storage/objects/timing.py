@@ -2,7 +2,7 @@
 answers before.
 
 A fixed time-out sends requests again that a slow source would still have answered, which makes it
-slower. So more time is given where answers usually take longer, as they do behind a limited rate.
+slower. So more time is given if answers usually take longer, as they do behind a limited rate.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Timing:
         return self._read_timeout + self._seconds_of(size)
 
     def hedge_after(self) -> float | None:
-        """Seconds after which an answer is late, as 1 of 100 are; None where too few are known."""
+        """Seconds after which an answer is late, as 1 of 100 are; None if too few are known."""
         return 2 * self._late if self._late else None
 
     def _seconds_of(self, size: int) -> float:

@@ -27,7 +27,7 @@ def expand_location(location: str) -> list[str]:
     """The URLs that a location with braces, or a text file of URLs, stands for; any other location
     itself.
 
-    Raises: ConfigError where the file cannot be read or contains something else, or braces stand
+    Raises: ConfigError if the file cannot be read or contains something else, or braces stand
         for too many.
     """
     if is_web(location):

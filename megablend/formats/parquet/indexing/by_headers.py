@@ -1,4 +1,4 @@
-"""Counting pages by their headers, and by their levels where headers are not enough; the fallback
+"""Counting pages by their headers, and by their levels if headers are not enough; the fallback
 is the whole row group."""
 
 from __future__ import annotations

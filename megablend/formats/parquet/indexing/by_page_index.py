@@ -1,4 +1,4 @@
-"""Pages located by OffsetIndexes, and counted by ColumnIndexes where these contain enough."""
+"""Pages located by OffsetIndexes, and counted by ColumnIndexes if these contain enough."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def locate_from_page_index(
 def _scan_unsure(
     search: PageScanContext, chunks: Chunks, places: OffsetIndexes, pages: Pages
 ) -> int:
-    """Count pages by their levels where the counts do not determine the documents; returns the
+    """Count pages by their levels if the counts do not determine the documents; returns the
     bytes that were read."""
     unsure = np.flatnonzero(pages["scan"])
     first_page = np.searchsorted(unsure, places.first_page)

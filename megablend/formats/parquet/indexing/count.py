@@ -90,7 +90,7 @@ def count_from_page_index(
 
     Args:
         encodings: int64 [num_chunks], of the pages of each.
-        documents: whether rows must be exact; otherwise they are -1 where they are uncertain.
+        documents: whether rows must be exact; otherwise they are -1 if they are uncertain.
 
     Returns: PAGE_DTYPE [num_pages]; the number of pages with `scan`.
     Raises: MalformedError.
