@@ -173,8 +173,8 @@ def _rebuild_data_error(
 
 
 def did_you_mean(name: str, known: Iterable[str], *, before: str = "", cutoff: float = 0.6) -> str:
-    """A question for a message: the known name most similar to one that is unknown; "" if none is
-    similar.
+    """A question for a message: the known name most similar to one that is unknown;
+    "" if none is similar.
 
     Args:
         before: what separates the question from the text before it.

@@ -1,5 +1,5 @@
-"""What numba lacks for kernels: single instructions, bytes at an address, and functions of C
-libraries.
+"""What numba lacks for kernels: single instructions, bytes at an address,
+and functions of C libraries.
 
 With NUMBA_DISABLE_JIT=1 each is plain Python.
 """

@@ -1,12 +1,12 @@
 """The only interface to numba, with `intrinsics`.
 
-`kernel` compiles a function on its first call and keeps the machine code on the node, in a folder
-named by the CPU, the versions and the text of all modules that become machine code, so that an
-upgrade never loads stale code. A node's processes take turns by a file lock for each kernel: the
-first compiles it, the others load it (processes that fill numba's cache with one function at the
-same time can crash: numba #4807, #10128). Different kernels are compiled at the same time. `device`
-marks a function that kernels call; it is compiled into them. `intrinsics` has some that numba
-lacks.
+`kernel` compiles a function on its first call and keeps the machine code on the node, in a
+folder named by the CPU, the versions and the text of all modules that become machine code, so
+that an upgrade never loads stale code. A node's processes take turns by a file lock for each
+kernel: the first compiles it, the others load it (processes that fill numba's cache with one
+function at the same time can crash: numba #4807, #10128). Different kernels are compiled at
+the same time. `device` marks a function that kernels call; it is compiled into them.
+`intrinsics` has some that numba lacks.
 
 Kernels read arrays and fill arrays that the caller has checked; they raise nothing, and do no I/O
 except by `pread` and `fadvise`, where a Python call per read would cost more than the read. With
@@ -74,8 +74,8 @@ def _turn(function: Callable[..., Any], kind: int = fcntl.LOCK_EX) -> Iterator[N
 
 
 def _announce() -> None:
-    """Print, once per node and version, that kernels are being compiled; called while a kernel's
-    lock is held."""
+    """Print, once per node and version, that kernels are being compiled;
+    called while a kernel's lock is held."""
     folder = cache_dir()
     # Already printed, also by another process; or the folder is not writable
     with contextlib.suppress(OSError):
@@ -110,14 +110,14 @@ def _timed(load: Callable[P, R]) -> Callable[P, R]:
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile `function` (nopython, nogil, cached on the node) on its first call with each set of
-    argument types."""
+    """Compile `function` (nopython, nogil, cached on the node) on its first call
+    with each set of argument types."""
     return cast("Callable[P, R]", _Kernel(function))
 
 
 def load_kernels(module: ModuleType) -> None:
-    """Load the kernels of a module that were compiled on this node before, for the argument types
-    used then."""
+    """Load the kernels of a module that were compiled on this node before,
+    for the argument types used then."""
     for each in list(vars(module).values()):
         if isinstance(each, _Kernel) and each.__module__ == module.__name__:
             each.load()

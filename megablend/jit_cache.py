@@ -58,8 +58,8 @@ class KernelCache(_caching.FunctionCache):  # type: ignore[misc]
         return path is not None and path.exists()
 
     def signatures(self, context: Any) -> list[Any]:
-        """The argument types for which machine code is in the cache; none if its index cannot be
-        read."""
+        """The argument types for which machine code is in the cache;
+        none if its index cannot be read."""
         try:
             with _lock:
                 keys = list(self._cache_file._load_index())
@@ -72,8 +72,8 @@ class KernelCache(_caching.FunctionCache):  # type: ignore[misc]
         return None if name is None else Path(self._cache_file._data_path(name))
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The compiled function for `sig`; None if it is not in the cache. numba calls this with
-        its lock held."""
+        """The compiled function for `sig`; None if it is not in the cache.
+        numba calls this with its lock held."""
         try:
             path = self._find(sig, target_context)
             if path is None:

@@ -38,8 +38,8 @@ class LRUCache(Generic[V]):
     def get_all(
         self, keys: Sequence[Hashable], make: Callable[[list[Any]], Iterable[V]]
     ) -> list[V]:
-        """The values of `keys`; those that are not cached are created together, from the list of
-        their keys."""
+        """The values of `keys`; those that are not cached are created together,
+        from the list of their keys."""
         found = {key: value for key in keys if (value := self._kept.get(key)) is not None}
         missing = [key for key in keys if key not in found]
         if missing:

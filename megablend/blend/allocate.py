@@ -57,8 +57,8 @@ def stage_totals(weights: Sequence[int | Fraction], ends: Sequence[int]) -> list
 
 
 def divide_residuals(due: Sequence[Fraction], given: Sequence[int], total: int) -> list[int]:
-    """Divide `total` samples in proportion to what each source lacks: `due` less `given`, [D] each,
-    at least 0."""
+    """Divide `total` samples in proportion to what each source lacks:
+    `due` less `given`, [D] each, at least 0."""
     lacking = [max(Fraction(0), owed - had) for owed, had in zip(due, given, strict=True)]
     return _divide(_whole(lacking), total)
 
@@ -67,8 +67,8 @@ def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -
     """Divide a drain of `total` samples by weight, [D], such that each source has at least the
     samples that it has left, [D].
 
-    What a source has left beyond its share is taken from the others, in proportion to their
-    weights.
+    What a source has left beyond its share is taken from the others,
+    in proportion to their weights.
 
     Raises: PlanError if there are fewer samples than are left, or more and all weights are 0.
     """

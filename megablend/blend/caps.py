@@ -1,5 +1,5 @@
-"""Shares of a stage in which no source exceeds its cap: the excess is redistributed by
-water-filling.
+"""Shares of a stage in which no source exceeds its cap:
+the excess is redistributed by water-filling.
 
 A source whose share exceeds its cap gives exactly its cap; the difference is divided among the
 other sources by their weights, which may bring more of them to their caps. The result does not
@@ -19,8 +19,8 @@ Caps = Sequence[int | None]
 
 
 def capped_shares(weights: Weights, caps: Caps, total: int) -> list[Fraction]:
-    """The nearest feasible shares of `total` samples, by weight, in which no source exceeds its
-    cap.
+    """The nearest feasible shares of `total` samples, by weight,
+    in which no source exceeds its cap.
 
     Args:
         weights: [num_sources], 0 or more, not all 0.
@@ -66,11 +66,11 @@ def capped_totals(weights: Weights, caps: Caps, total: int) -> list[int]:
 
 
 def longest_stage(weights: Weights, caps: Caps, *, redistribute: bool) -> int | None:
-    """The most samples that a stage can have within the caps, [num_sources] each; None if no cap
-    limits it.
+    """The most samples that a stage can have within the caps, [num_sources] each;
+    None if no cap limits it.
 
-    With `redistribute`, other sources replace one that reached its cap; otherwise each keeps its
-    share.
+    With `redistribute`, other sources replace one that reached its cap;
+    otherwise each keeps its share.
     """
     capped = [
         (Fraction(weight), cap) for weight, cap in zip(weights, caps, strict=True) if weight > 0
@@ -87,8 +87,8 @@ def longest_stage(weights: Weights, caps: Caps, *, redistribute: bool) -> int | 
 def plan_full_shares(
     weights: Weights, caps: Caps, total: int, *, multiple_of: int = 1
 ) -> list[tuple[int, list[Fraction]]]:
-    """Stages in which each source keeps its full share until its cap is reached, and then is left
-    out.
+    """Stages in which each source keeps its full share
+    until its cap is reached, and then is left out.
 
     Args:
         multiple_of: what the ends of all stages but the last are multiples of, such as the number
@@ -120,8 +120,8 @@ def plan_full_shares(
 
 
 def _last_at_full_share(weights: Sequence[Fraction], caps: Caps, source: int) -> int | None:
-    """How many samples a stage can have until the source's cap is reached; None if it has no
-    share or no cap."""
+    """How many samples a stage can have until the source's cap is reached;
+    None if it has no share or no cap."""
     cap = caps[source]
     return None if cap is None or not weights[source] else int(cap * sum(weights) / weights[source])
 

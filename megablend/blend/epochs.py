@@ -139,8 +139,8 @@ def _count_left(before: Segment, segment: Segment) -> int:
 
 
 def _breaks_off(before: Segment, segment: Segment) -> bool:
-    """Whether an epoch is begun while another one of the same number is not over, of which no file
-    is withdrawn."""
+    """Whether an epoch is begun while another one of the same number is not over,
+    of which no file is withdrawn."""
     if before.tokens == 0 or segment.withdrawn:
         return False
     return before.own_position(segment.position) > segment.epoch * before.tokens
@@ -265,11 +265,11 @@ class EpochsBuilder:
         return False
 
     def _find_next_epoch(self, source: int, begun: int, index: str, *, whole: bool) -> Segment:
-        """Where a source begins the first epoch of which nothing was read, if tokens before position
-        `begun` were.
+        """Where a source begins the first epoch of which nothing was read,
+        if tokens before position `begun` were.
 
-        The extra token of the sample before it is no reason to read a whole epoch of files that are
-        gone.
+        The extra token of the sample before it is no reason to read a whole epoch
+        of files that are gone.
         """
         segments = self._segments[source]
         extra = self._extra
@@ -279,9 +279,9 @@ class EpochsBuilder:
         return _end_of_epoch(segments, begun, extra, whole=whole)
 
     def enter(self, index: str, order: str, begun: Int64s, cursor: Int64s, *, whole: bool) -> None:
-        """A stage begins, with the sources at positions `cursor` int64 [num_sources]; stages before
-        may have read tokens up to positions `begun` int64 [num_sources], the same for sources that
-        lose files.
+        """A stage begins, with the sources at positions `cursor` int64 [num_sources];
+        stages before may have read tokens up to positions `begun` int64 [num_sources], the
+        same for sources that lose files.
 
         Args:
             whole: see `Stage.whole_epochs`.
@@ -329,8 +329,8 @@ class EpochsBuilder:
         """Positions, and tokens of an epoch, for an interleaving, to which all epochs are equally
         long: int64 [num_sources] each.
 
-        Positions are shifted so that epochs end where they do from the last change of the snapshot
-        on.
+        Positions are shifted so that epochs end where they do
+        from the last change of the snapshot on.
         """
         places = cursor + self._shift
         tokens = np.maximum(1, self._epoch_tokens)

@@ -1,5 +1,5 @@
-"""The plan of a run: the plans of its stages, one after another. A stage's plan is created when it
-is first needed.
+"""The plan of a run: the plans of its stages, one after another.
+A stage's plan is created when it is first needed.
 
 When an amendment cuts a stage, the ordinals that later stages count on from there are *next*
 ordinals; `Tails` says for which ordinals they stand.
@@ -160,8 +160,8 @@ class StagesPlan:
         return self._epochs
 
     def locate(self, k: int) -> tuple[int, int]:
-        """(source, ordinal over all stages and epochs) of sample k. Raises IndexError outside [0,
-        num_samples)."""
+        """(source, ordinal over all stages and epochs) of sample k.
+        Raises IndexError outside [0, num_samples)."""
         sources, ordinals = self.locate_many([k])
         return int(sources[0]), int(ordinals[0])
 
@@ -189,8 +189,8 @@ class StagesPlan:
         return sources.reshape(numbers.shape), ordinals.reshape(numbers.shape)
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples come from each source: int64 [num_sources]. Raises
-        IndexError."""
+        """How many of the first n samples come from each source:
+        int64 [num_sources]. Raises IndexError."""
         stage = self._stage_of(prefix_length(n, self.num_samples))
         if n == self.num_samples:  # known without a plan
             totals: Int64s = self._given[-1].copy()
@@ -199,8 +199,8 @@ class StagesPlan:
         return counts
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of
-        `locate_many`.
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n];
+        the inverse of `locate_many`.
 
         Fastest when consecutive entries have the same source and ascending ordinals. Raises:
         IndexError for a source or ordinal that the plan does not have.
@@ -215,8 +215,8 @@ class StagesPlan:
         return ks
 
     def find_samples(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """Like `samples_of`, but -1 for ordinals that the plan does not have; all sources must be
-        in the plan."""
+        """Like `samples_of`, but -1 for ordinals that the plan does not have;
+        all sources must be in the plan."""
         ks = np.full(len(ordinals), -1, np.int64)
         left = np.arange(len(ordinals))
         coming = ordinals  # of the entries in `left`: ordinals, and after a cut next ordinals
@@ -294,8 +294,8 @@ class StagesPlan:
         return starts, int(self._sample_tokens[0]) if same else self._sample_tokens[stages]
 
     def count_tokens(self, n: int) -> Int64s:
-        """Tokens by which the first n samples advance each source, without extra tokens: int64
-        [num_sources]."""
+        """Tokens by which the first n samples advance each source,
+        without extra tokens: int64 [num_sources]."""
         stage = self._stage_of(prefix_length(n, self.num_samples))
         tokens: Int64s = (
             self._first_tokens[stage]

@@ -34,8 +34,8 @@ class Presence:
 
 
 def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCANNED) -> Presence:
-    """Where each source occurs in samples [start, stop), which should be one stage, or of one
-    blend.
+    """Where each source occurs in samples [start, stop), which should
+    be one stage, or of one blend.
 
     Args:
         scanned: samples at each end that are located; prefix errors are those of the first ones.
@@ -67,8 +67,8 @@ def find_epoch_ends(plan: StagesPlan, *, limit: int) -> list[list[int]]:
     """For each source, the samples with which it has given an epoch's worth of samples, the first
     `limit` of them at most.
 
-    That is within the cycle in which the last samples of the epoch are read, and the first ones of
-    the next.
+    That is within the cycle in which the last samples of the epoch are read,
+    and the first ones of the next.
     """
     return [
         [

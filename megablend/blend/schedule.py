@@ -70,8 +70,7 @@ class Schedule:
 def make_schedule(
     kind: str, steps: int, start: Sequence[Fraction], *, samples: int, cycle: int, longest: int
 ) -> Schedule | None:
-    """Divide a stage into at most `steps` steps of whole cycles; None if it is too short for
-    two.
+    """Divide a stage into at most `steps` steps of whole cycles; None if it is too short for two.
 
     Args:
         cycle: samples of a cycle; a step is at least CYCLES_PER_STEP * `longest` of them if that

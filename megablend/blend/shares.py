@@ -17,8 +17,8 @@ from megablend.errors import PlanError
 
 
 def set_length(config: Config, split: str, samples: int, tokens: int) -> str:
-    """What to set so that a split has at least `samples` samples, in the unit of its configured
-    length.
+    """What to set so that a split has at least `samples` samples,
+    in the unit of its configured length.
 
     Args:
         tokens: of all sources in the split, once.
@@ -34,8 +34,8 @@ def set_length(config: Config, split: str, samples: int, tokens: int) -> str:
 
 
 def fit_all_caps(config: Config, split: str, samples: int) -> str:
-    """What to set so that a split has at most `samples` samples, which its caps allow, and a comma;
-    empty for 0."""
+    """What to set so that a split has at most `samples` samples, which its caps allow,
+    and a comma; empty for 0."""
     if samples < 1:
         return ""
     if split == "train" and config.tokens is not None:
@@ -99,8 +99,8 @@ class Shares(NamedTuple):
 
 
 def samples_in(tokens: Fraction | int, sequence_length: int, extra: int) -> int:
-    """The number of complete samples in `tokens` tokens: sample i takes tokens [i*S, i*S + S +
-    extra)."""
+    """The number of complete samples in `tokens` tokens:
+    sample i takes tokens [i*S, i*S + S + extra)."""
     return max(0, int((Fraction(tokens) - extra) // sequence_length))
 
 
@@ -113,8 +113,8 @@ def cap_of(
     read: int = 0,
     most: int | None = None,
 ) -> int | None:
-    """The most samples that a source may give, by its max_epochs and max_tokens; None if it has
-    neither.
+    """The most samples that a source may give, by its max_epochs and max_tokens;
+    None if it has neither.
 
     Args:
         tokens: tokens of the source in the split, in one epoch.

@@ -31,11 +31,11 @@ SKIPS = "runs/skips"
 
 
 def place_below(kind: str, *names: str) -> str:
-    """The place of something of a cache, below its folder or prefix: all paths and keys of a cache
-    are made here.
+    """The place of something of a cache, below its folder or prefix:
+    all paths and keys of a cache are made here.
 
-    Names come from ledgers, manifests and states, which others may have written: none leads out of
-    the cache.
+    Names come from ledgers, manifests and states, which others may have written:
+    none leads out of the cache.
 
     Raises: CacheError for a name that is a path, or has control characters.
     """
@@ -108,16 +108,16 @@ class CacheStore(Protocol):
         other. See `fs.build_lock`."""
 
     def verify_shared(self, nonce: str) -> None:
-        """Check on another rank that it sees the same cache as the one that holds the lock. Raises:
-        CacheError."""
+        """Check on another rank that it sees the same cache as the one
+        that holds the lock. Raises: CacheError."""
 
     def remove_leftovers(self) -> None:
-        """Remove from `folder` what killed processes left unfinished; called while the cache is
-        held."""
+        """Remove from `folder` what killed processes left unfinished;
+        called while the cache is held."""
 
     def now(self) -> float:
-        """Seconds since 1970 by the clock that the times of entries are of; called while the cache
-        is held."""
+        """Seconds since 1970 by the clock that the times of entries are of;
+        called while the cache is held."""
 
     def list_files(self, kind: str) -> list[str]:
         """Names of the files of a kind, sorted."""
@@ -138,8 +138,8 @@ class CacheStore(Protocol):
         """
 
     def fetch_files(self, kind: str, owners: Collection[str] | None = None) -> None:
-        """Make all files that are called `<owner>-...` available on this node, or with None all of
-        the kind."""
+        """Make all files that are called `<owner>-...` available on this node,
+        or with None all of the kind."""
 
     def publish_file(self, kind: str, name: str) -> None:
         """Make a file that was written in `folder` available to all ranks."""
@@ -191,8 +191,8 @@ class CacheStore(Protocol):
         """Remove a file or a folder; a folder that was committed again meanwhile is kept."""
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
-        """Remove what killed processes left unfinished before a time; called while the cache is
-        held.
+        """Remove what killed processes left unfinished before a time;
+        called while the cache is held.
 
         Returns: number and bytes of what users should know of.
         """
@@ -204,8 +204,8 @@ class CacheStore(Protocol):
         """Where a record is stored, for messages."""
 
     def read_record(self, kind: str, name: str) -> Record | None:
-        """The present version of a record. Raises: OSError, UnicodeDecodeError if it cannot be
-        read."""
+        """The present version of a record. Raises: OSError,
+        UnicodeDecodeError if it cannot be read."""
 
     def write_record(self, kind: str, name: str, data: str, after: Record | None) -> None:
         """Replace a record, or create it (`after` is None). Raises: OvertakenError if `after` is

@@ -44,8 +44,8 @@ def find_store(
 
 
 def find_existing(cache: CacheLike) -> CacheStore:
-    """The store of a cache that was built. Raises: CacheError if none was; ConfigError as
-    `find_store`."""
+    """The store of a cache that was built. Raises: CacheError if none was;
+    ConfigError as `find_store`."""
     store = find_store(cache)
     if not store.exists():
         raise CacheError(

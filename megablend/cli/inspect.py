@@ -170,8 +170,8 @@ def _add_texts(found: dict[str, Any], texts: Sequence[str | None]) -> dict[str, 
 
 
 def print_sample(found: SampleDescription, text: str | None = None, *, whole: bool = False) -> None:
-    """Print where a sample comes from, its first and last tokens (or all), and its text if it was
-    decoded."""
+    """Print where a sample comes from, its first and last tokens (or all),
+    and its text if it was decoded."""
     epochs = ", ".join(map(str, found.epochs))
     print_line(
         f"{found.split} sample {found.sample:,}: source {found.source!r}, ordinal {found.ordinal:,}, epoch {epochs}"

@@ -59,8 +59,8 @@ for _command in (
 
 
 class _LogPrinter(logging.Handler):
-    """Prints what the package tells on stderr, one line each; the commands' options say of which
-    level."""
+    """Prints what the package tells on stderr, one line each;
+    the commands' options say of which level."""
 
     def emit(self, record: logging.LogRecord) -> None:
         _say(record.getMessage())
@@ -111,15 +111,15 @@ def _open_closed_streams() -> None:
 
 
 def _say(message: str) -> None:
-    """Print a line on stderr; a full disk under it, or a reader that has ended, changes nothing
-    else."""
+    """Print a line on stderr; a full disk under it,
+    or a reader that has ended, changes nothing else."""
     with contextlib.suppress(OSError):
         click.echo(printable(f"megablend: {message}"), err=True)
 
 
 def _end(kind: str, message: str, exit_code: int) -> NoReturn:
-    """Exit; with --json, print the error as one JSON object on stdout too, in addition to the line
-    on stderr."""
+    """Exit; with --json, print the error as one JSON object on stdout too,
+    in addition to the line on stderr."""
     if "--json" in sys.argv[1:]:
         with contextlib.suppress(OSError):  # it may be stdout that cannot be written
             print_json({"error": {"kind": kind, "message": message, "exit_code": exit_code}})

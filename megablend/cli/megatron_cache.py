@@ -1,5 +1,5 @@
-"""megatron-cache: build Megatron's dataset cache before training, from the flags of the training
-script."""
+"""megatron-cache: build Megatron's dataset cache before training,
+from the flags of the training script."""
 
 from __future__ import annotations
 
@@ -247,8 +247,8 @@ def megatron_cache(
 ) -> None:
     """Write Megatron's dataset cache before training starts.
 
-    Flags have the names and meaning of Megatron's own. Under mpirun, srun or torchrun the ranks
-    share the work.
+    Flags have the names and meaning of Megatron's own.
+    Under mpirun, srun or torchrun the ranks share the work.
     """
     from megablend.cli.progress import progress_on
     from megablend.config.storage_settings import load_storage_settings

@@ -34,8 +34,8 @@ def printable(text: str) -> str:
 
 
 def print_line(text: str, *, italic: bool = False) -> None:
-    """Print a line, wrapped between words if stdout has a width; lines of a log stay whole. No word
-    is broken."""
+    """Print a line, wrapped between words if stdout has a width;
+    lines of a log stay whole. No word is broken."""
     text = printable(text)
     width = _find_width()
     if width is None or len(text) <= width:

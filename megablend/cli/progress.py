@@ -1,5 +1,5 @@
-"""How far a command has come, on stderr: a bar on a terminal, a plain line every few seconds in a
-log."""
+"""How far a command has come, on stderr: a bar on a terminal,
+a plain line every few seconds in a log."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""megablend runs, amend and skip: what the runs of a cache are committed to, and how to change
-that."""
+"""megablend runs, amend and skip: what the runs of a cache are committed to,
+and how to change that."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def rename_command(what: str, run: str, new: str, as_json: bool) -> None:
 def reset_command(what: str, run: str | None, as_json: bool) -> None:
     """Make the next build plan a run again.
 
-    It is planned from its config as it is then. Its current ledger is moved aside. By default RUN
-    is the config's.
+    It is planned from its config as it is then. Its current ledger is moved aside.
+    By default RUN is the config's.
     """
     from megablend.operations.manage_runs import reset_run
     from megablend.operations.session import Session
@@ -115,8 +115,8 @@ def reset_command(what: str, run: str | None, as_json: bool) -> None:
 def remove_command(what: str, run: str, as_json: bool) -> None:
     """Remove a run permanently.
 
-    The ledgers that resets of it moved aside are removed, too. Its index is kept until `gc` removes
-    it.
+    The ledgers that resets of it moved aside are removed, too.
+    Its index is kept until `gc` removes it.
     """
     from megablend.operations.manage_runs import remove_run
 

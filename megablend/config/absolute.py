@@ -19,8 +19,8 @@ from megablend.storage.registry import explain_scheme, find_storage
 
 
 def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
-    """Make paths absolute, refuse unsupported locations, and record in each source where the config
-    defines it.
+    """Make paths absolute, refuse unsupported locations,
+    and record in each source where the config defines it.
 
     Args:
         base: the folder that relative paths are relative to.
@@ -108,8 +108,8 @@ def _absolute_location(location: str, base: Path, place: str) -> str:
 
 
 def make_cache_absolute(location: str, base: Path, place: str) -> str:
-    """The location of a cache: the URL of a prefix of an object store unchanged, otherwise an
-    absolute path.
+    """The location of a cache: the URL of a prefix of an object store unchanged,
+    otherwise an absolute path.
 
     Args:
         place: of the setting, for messages.
@@ -156,7 +156,7 @@ def _absolute_path(path: str, base: Path, place: str) -> str:
 
 
 def _plain_path(url: str) -> str:
-    """The path of a file:// URL, relative if it has two slashes. Percent signs are literal, as in
-    other paths."""
+    """The path of a file:// URL, relative if it has two slashes.
+    Percent signs are literal, as in other paths."""
     rest = url.removeprefix("file://")
     return rest.removeprefix("localhost") if rest.startswith("localhost/") else rest

@@ -71,8 +71,8 @@ def check_stages(
 
 
 def check_caps(settings: Settings, stages: Sequence[Settings] = ()) -> None:
-    """Check that some source has a cap, at the top level or in a stage, when shares above one are
-    redistributed.
+    """Check that some source has a cap, at the top level or in a stage,
+    when shares above one are redistributed.
 
     Raises: ValueError, which begins with the key.
     """

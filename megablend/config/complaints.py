@@ -1,5 +1,5 @@
-"""What is wrong with a config, in one line for each problem: file, line, key, what was found, what
-was expected."""
+"""What is wrong with a config, in one line for each problem:
+file, line, key, what was found, what was expected."""
 
 from __future__ import annotations
 

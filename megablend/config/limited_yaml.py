@@ -42,8 +42,8 @@ class Document(NamedTuple):
 
 
 def read_limited(path: Path) -> str:
-    """The text of a config. Raises: OSError; ValueError if it is not UTF-8, or larger than
-    MAX_BYTES."""
+    """The text of a config. Raises: OSError; ValueError if it is not UTF-8,
+    or larger than MAX_BYTES."""
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)  # a limit for pipes and devices, too
     if len(data) > MAX_BYTES:
@@ -57,8 +57,8 @@ def read_limited(path: Path) -> str:
 
 
 def parse_document(text: str) -> Document:
-    """Parse a YAML document. Raises: yaml.YAMLError, ValueError if it is not YAML, or exceeds the
-    limits."""
+    """Parse a YAML document. Raises: yaml.YAMLError, ValueError if it is not YAML,
+    or exceeds the limits."""
     document = _Reader(text).read()
     return _load(text) if document is None else document
 
@@ -118,8 +118,8 @@ class _Collection:
 
 
 class _Reader:
-    """Reads a document in one pass. Limits are checked before any value is constructed that would
-    exceed them."""
+    """Reads a document in one pass. Limits are checked before any value is constructed
+    that would exceed them."""
 
     def __init__(self, text: str) -> None:
         self._loader = LOADER(text)

@@ -1,8 +1,8 @@
 """Loading a config file or a dict as a validated `Config`.
 
-Each problem is reported in one line: file, line, key, what was found, what was expected, the
-closest valid spelling. Relative paths are relative to the config file (for a dict: to the working
-directory).
+Each problem is reported in one line: file, line, key, what was found, what was
+expected, the closest valid spelling. Relative paths are relative to the config file
+(for a dict: to the working directory).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The config of a run, as validated: its settings, those of its stages, and what they require of
-the index."""
+"""The config of a run, as validated: its settings, those of its stages,
+and what they require of the index."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class _AppliedStages:
 
 
 def _list_written(value: object) -> object:
-    """The keys of models that were written and can affect the order, sorted, with their checked
-    values."""
+    """The keys of models that were written and can affect the order, sorted,
+    with their checked values."""
     if isinstance(value, BaseModel):
         names = sorted(value.model_fields_set - IRRELEVANT)
         return [[name, _list_written(getattr(value, name))] for name in names]
@@ -128,8 +128,8 @@ class Config(Settings):
 
     @property
     def stage_settings(self) -> tuple[Config, ...]:
-        """As `stage_configs`, but with the sources of the top level: much faster if many sources
-        change."""
+        """As `stage_configs`, but with the sources of the top level:
+        much faster if many sources change."""
         return apply_settings(self, self.stages, LENGTHS) if self.stages else (self,)
 
     @property
@@ -153,8 +153,8 @@ class Config(Settings):
 
     @property
     def snapshot(self) -> int:
-        """Which snapshot of the index a stage reads, or the top level: its number among those of
-        the run."""
+        """Which snapshot of the index a stage reads, or the top level:
+        its number among those of the run."""
         return self._snapshot
 
     @property

@@ -1,5 +1,5 @@
-"""`ReadSpec`: how the files of a source are read, as one value passed from the config to the
-format."""
+"""`ReadSpec`: how the files of a source are read,
+as one value passed from the config to the format."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class ReadSpec:
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]]) -> list[ReadSpec]:
-        """`from_record` of each; records without further fields, as most, get the same object if
-        they are alike."""
+        """`from_record` of each; records without further fields, as most,
+        get the same object if they are alike."""
         found = dict[object, ReadSpec]()
         reads = list[ReadSpec]()
         read_fields = itemgetter("format", "column", "documents")

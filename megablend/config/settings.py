@@ -51,8 +51,8 @@ class Warnings(Model):
 
 
 class Settings(Model):
-    """The keys of a config, each checked by itself: a run's data, its blend, its samples, and how
-    they are read."""
+    """The keys of a config, each checked by itself:
+    a run's data, its blend, its samples, and how they are read."""
 
     cache: PathText
     """Where the index is kept: a folder that all ranks can access, or a prefix of an object store
@@ -201,8 +201,8 @@ class Settings(Model):
 
     @property
     def listed_by_split(self) -> bool:
-        """Whether each split has its own sources; otherwise all splits are parts of the sources of
-        train."""
+        """Whether each split has its own sources; otherwise all splits are parts
+        of the sources of train."""
         return set(self.sources) != {"train"}
 
     def has_split(self, split: str) -> bool:

@@ -168,8 +168,8 @@ def check_blend(split: str, sources: Sequence[Source], *, blended: bool) -> None
 
 
 def check_units(split: str, sources: Sequence[Source]) -> None:
-    """Check that the sources of a blended split have shares in one unit, not all 0. Raises:
-    ValueError."""
+    """Check that the sources of a blended split have shares in one unit,
+    not all 0. Raises: ValueError."""
     units = {source.unit for source in sources}
     if len(sources) == 1 and units == {None}:
         return

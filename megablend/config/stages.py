@@ -1,5 +1,5 @@
-"""The `stages` of a config: where each stage of train ends, and what it changes from the stage
-before it."""
+"""The `stages` of a config: where each stage of train ends,
+and what it changes from the stage before it."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class StageSource(Share):
         return _refuse(data, _FIXED_IN_SOURCES)
 
     def find_changes(self) -> dict[str, Any]:
-        """The fields of a `Source` to update. A share replaces the source's share, whatever its
-        unit was."""
+        """The fields of a `Source` to update. A share replaces the source's share,
+        whatever its unit was."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
         if any(given.get(name) is not None for name in UNITS):
             given = dict.fromkeys(UNITS) | given
@@ -170,8 +170,8 @@ class StageSettings(Model):
 def check_listed(
     stages: Sequence[StageSettings], names: Sequence[str], given: Sequence[str]
 ) -> None:
-    """Check what stages say against the sources of train and the units in which the run's length is
-    given.
+    """Check what stages say against the sources of train and the units in
+    which the run's length is given.
 
     Raises: ValueError, which begins with the place.
     """

@@ -42,8 +42,8 @@ def load_storage_settings(given: object = None) -> ObjectOptions:
 
 
 def _load(path: str, place: str) -> ObjectOptions:
-    """Load a file, or return what it contained before, if it has not changed: thousands of datasets
-    ask."""
+    """Load a file, or return what it contained before, if it has not changed:
+    thousands of datasets ask."""
     try:
         stat = Path(path).stat()
         version: tuple[int, ...] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)

@@ -1,5 +1,5 @@
-"""Types of the values in a config: how each is written, and what it becomes. Numbers are exact: 0.1
-is 1/10."""
+"""Types of the values in a config: how each is written, and what it becomes.
+Numbers are exact: 0.1 is 1/10."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def _number(value: object, *, least: str = "0 or more") -> Fraction:
 
 
 def _spell_out(value: object) -> str:
-    """How to write a number such as 50B or 1,000; empty for others. Nobody can tell 4,000 from
-    4,096 by `4k`."""
+    """How to write a number such as 50B or 1,000; empty for others.
+    Nobody can tell 4,000 from 4,096 by `4k`."""
     if re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+", str(value)):
         return f": write it as {str(value).replace(',', '_')}"
     written = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmbgt])i?\s*", str(value), re.IGNORECASE)
@@ -177,8 +177,8 @@ def _split(value: object) -> tuple[Fraction, Fraction, Fraction]:
 
 
 def _order(value: object) -> object:
-    """The current name of an order of megablend.order.registry; the names of release 0.1.0 are
-    accepted."""
+    """The current name of an order of megablend.order.registry;
+    the names of release 0.1.0 are accepted."""
     try:
         find_order(str(value))
     except ValueError:

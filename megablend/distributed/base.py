@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 class Communicator(Protocol):
-    """Communication between the processes of one build. All ranks call collective methods, in the
-    same order."""
+    """Communication between the processes of one build.
+    All ranks call collective methods, in the same order."""
 
     rank: int
     size: int
@@ -90,8 +90,8 @@ class SingleProcess:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of a program that ends with `error`: the error's own, 130 for an interrupt, 70
-    for a bug."""
+    """The exit code of a program that ends with `error`:
+    the error's own, 130 for an interrupt, 70 for a bug."""
     if isinstance(error, MegablendError):
         return error.exit_code
     return 130 if isinstance(error, KeyboardInterrupt) else MegablendError.exit_code

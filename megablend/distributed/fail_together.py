@@ -73,8 +73,8 @@ class FailTogether:
         return values if self.rank == 0 else []
 
     def post(self, value: object) -> None:
-        """Store the value for `posts` on rank 0; values of other ranks are dropped: no progress is
-        shown here."""
+        """Store the value for `posts` on rank 0; values of other ranks are dropped:
+        no progress is shown here."""
         if self.rank == 0:
             self._inbox.append((0, value))
 
@@ -101,8 +101,8 @@ class FailTogether:
 
 
 class Subgroup(FailTogether):
-    """Some of the ranks, which fail together with all ranks. Their next call on the world is
-    `finish`.
+    """Some of the ranks, which fail together with all ranks.
+    Their next call on the world is `finish`.
 
     Args:
         group: how these ranks exchange values.
@@ -114,8 +114,8 @@ class Subgroup(FailTogether):
         self._world = world
 
     def allgather(self, value: T) -> list[T]:
-        """Every rank's value in rank order, on every rank. Raises the error of a rank that aborted,
-        in any group."""
+        """Every rank's value in rank order, on every rank.
+        Raises the error of a rank that aborted, in any group."""
         self._world.allgather(False)
         return self._exchange(value)
 

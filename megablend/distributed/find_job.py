@@ -61,11 +61,11 @@ def program_job() -> Iterator[Job]:
 
 @contextmanager
 def program_launch() -> Iterator[Communicator]:
-    """The processes that run a command together: those of torchrun, else of an MPI launcher, else
-    only this one.
+    """The processes that run a command together:
+    those of torchrun, else of an MPI launcher, else only this one.
 
-    For commands only: a training script may call Python functions on one of its ranks. Raises:
-    LaunchError.
+    For commands only: a training script may call Python functions on one
+    of its ranks. Raises: LaunchError.
     """
     launch = detect()
     if launch.size > 1 or _by_torchrun(os.environ) < 2:

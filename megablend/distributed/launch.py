@@ -1,5 +1,5 @@
-"""Detects the communicator of a build: this process alone, or the ranks that an MPI launcher
-started.
+"""Detects the communicator of a build: this process alone,
+or the ranks that an MPI launcher started.
 
 A process started alone never imports mpi4py: MPI_Init outside a launcher hangs on some systems, and
 makes fork unsafe. Under a launcher of another MPI library than the one that mpi4py is bound to,
@@ -61,8 +61,8 @@ def detect_launcher(environ: Mapping[str, str]) -> LauncherInfo | None:
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Communicator:
-    """The communicator of this process; initialises MPI if an MPI launcher started several
-    processes.
+    """The communicator of this process; initialises MPI
+    if an MPI launcher started several processes.
 
     Raises: LaunchError if mpi4py or its MPI library is missing, or reports another number of
         processes than the launcher.

@@ -33,8 +33,8 @@ _POST_TAG = 1
 
 
 def library() -> str:
-    """Name and version of the MPI library that mpi4py is bound to; available before MPI is
-    initialised."""
+    """Name and version of the MPI library that mpi4py is bound to;
+    available before MPI is initialised."""
     return " ".join(MPI.Get_library_version().split("\n")[0].split())
 
 
@@ -85,8 +85,8 @@ class MpiLaunch:
         return self.bcast(self.gather(value))
 
     def members(self, ranks: Sequence[int]) -> MpiLaunch:
-        """A communicator of these ranks, in this order. Called, and later freed, by exactly these
-        ranks."""
+        """A communicator of these ranks, in this order.
+        Called, and later freed, by exactly these ranks."""
         return MpiLaunch(self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))))
 
     def free(self) -> None:

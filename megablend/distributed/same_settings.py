@@ -1,5 +1,5 @@
-"""Whether all ranks of a job were given the same settings: each has read a config of its own, or
-flags."""
+"""Whether all ranks of a job were given the same settings:
+each has read a config of its own, or flags."""
 
 from __future__ import annotations
 

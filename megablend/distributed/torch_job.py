@@ -48,11 +48,11 @@ def torch_job() -> Job:
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """A gloo process group of the processes that torchrun started, for a command that all of them
-    run.
+    """A gloo process group of the processes that torchrun started,
+    for a command that all of them run.
 
-    It uses torchrun's store, under a prefix of its own for each restart of the job and each
-    command.
+    It uses torchrun's store, under a prefix of its own for each restart
+    of the job and each command.
 
     Raises: LaunchError, naming the ranks that are missing, if not all run the command within a
         minute, or if they cannot reach each other.
@@ -100,8 +100,8 @@ def _await_ranks(store: Any, rank: int, size: int) -> None:
 
 @contextmanager
 def _members(ranks: Sequence[int]) -> Iterator[FailTogether]:
-    """A gloo group, independent of the job's backend: it waits without a device, and without a
-    watchdog."""
+    """A gloo group, independent of the job's backend:
+    it waits without a device, and without a watchdog."""
     rank = torch.distributed.get_rank()
     if len(ranks) == 1:
         yield FailTogether(0, 1, lambda value: [value])

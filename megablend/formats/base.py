@@ -1,5 +1,5 @@
-"""The interface between file formats and the rest: a file becomes a table of blocks; blocks become
-tokens.
+"""The interface between file formats and the rest:
+a file becomes a table of blocks; blocks become tokens.
 
 A *document* is one row of the token column (one sequence of an `.idx`). A *token* is a non-null
 value: null elements, and the slots of null rows, are not tokens. A *block* is the smallest unit of
@@ -138,8 +138,8 @@ NO_OFFSETS.setflags(write=False)
 
 
 class BlockReader(Protocol):
-    """Knows which bytes the blocks of one indexed file need, and decodes them. Thread-safe, also
-    after a fork.
+    """Knows which bytes the blocks of one indexed file need, and decodes them.
+    Thread-safe, also after a fork.
 
     Arguments: blocks, PLACED_BLOCK_DTYPE [n], rows of the file's block table (`chunk` indexes
     `chunks`), in any order, repeats allowed; and chunks, CHUNK_DTYPE [m], the file's chunk table.
@@ -181,8 +181,8 @@ class BlockReader(Protocol):
     def find_pieces(
         self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
     ) -> tuple[list[npt.NDArray[np.int64]], int]:
-        """Find the offsets of documents' pieces in blocks, without decoding tokens if the format
-        allows it.
+        """Find the offsets of documents' pieces in blocks,
+        without decoding tokens if the format allows it.
 
         Returns: `offsets` of each DecodedBlock; the data bytes that had to be read.
         Raises: as `decode` does.
@@ -216,8 +216,8 @@ class Format(Protocol):
         ...
 
     def describe_missing_remedy(self, path: str) -> str | None:
-        """What to do about one of `files` that does not exist, for the message; None if there is
-        nothing to add."""
+        """What to do about one of `files` that does not exist, for the message;
+        None if there is nothing to add."""
         ...
 
     def recognizes(self, path: str, storage: Storage) -> bool:
@@ -234,11 +234,11 @@ class Format(Protocol):
         ...
 
     def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
-        """Why a file's content cannot be what it would be read as, and what to do; None if
-        nothing says so.
+        """Why a file's content cannot be what it would be read as, and what to do;
+        None if nothing says so.
 
-        New files for which there is a reason are refused; of those that a cache has, it is a
-        warning.
+        New files for which there is a reason are refused;
+        of those that a cache has, it is a warning.
 
         Raises: as Storage.read does.
         """
@@ -266,8 +266,8 @@ class Format(Protocol):
         ...
 
     def describe_unused_bytes(self, path: str, blocks: Array, size: int) -> str | None:
-        """A warning about bytes of an indexed file that no block contains; None if that is
-        expected.
+        """A warning about bytes of an indexed file that no block contains;
+        None if that is expected.
 
         Args:
             blocks: BLOCK_DTYPE [num_blocks], of the entire file.

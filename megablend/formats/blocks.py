@@ -21,8 +21,8 @@ def single_chunk() -> Array:
 
 
 def join_tables(tables: Iterable[Array], columns: np.dtype[np.void]) -> Array:
-    """Concatenate tables with these columns. Joins bytes, since numpy's own concatenation processes
-    each column."""
+    """Concatenate tables with these columns. Joins bytes,
+    since numpy's own concatenation processes each column."""
     return np.frombuffer(
         bytearray().join(np.ascontiguousarray(table, columns).data for table in tables), columns
     )

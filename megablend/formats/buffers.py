@@ -44,8 +44,8 @@ _NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 def as_numpy(array: Any) -> npt.NDArray[Any]:
-    """The values of a pyarrow.Array of integers, floats or booleans without nulls; a view, except
-    for booleans."""
+    """The values of a pyarrow.Array of integers, floats or booleans without nulls;
+    a view, except for booleans."""
     assert not array.null_count
     data = array.buffers()[1]
     length = len(array)

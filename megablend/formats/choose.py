@@ -78,8 +78,8 @@ def choose_column(
 
 
 def _surest(lists: list[str]) -> str | None:
-    """The token column among several list columns, by its name or because there is no other
-    candidate."""
+    """The token column among several list columns,
+    by its name or because there is no other candidate."""
     possible = [name for name in lists if not _is_other(name)]
     return _named(possible) or (possible[0] if len(possible) == 1 else None)
 
@@ -113,8 +113,8 @@ def _is_other(column: str) -> bool:
 
 
 def _describe_nearly_fit(lists: Collection[str], problems: Mapping[str, str | None]) -> str:
-    """The first list that would be of integers if it were written in another way; "" if there is
-    none."""
+    """The first list that would be of integers if it were written
+    in another way; "" if there is none."""
     for name, problem in problems.items():
         if (
             name in lists

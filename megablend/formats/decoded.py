@@ -1,5 +1,5 @@
-"""Many decoded blocks as arrays of token addresses; single DecodedBlock objects are created only on
-access."""
+"""Many decoded blocks as arrays of token addresses;
+single DecodedBlock objects are created only on access."""
 
 from __future__ import annotations
 

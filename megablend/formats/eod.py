@@ -14,8 +14,8 @@ from megablend.kernels.reader.document_ends import count_ends, insert_ends
 
 
 def with_eod(block: DecodedBlock, flags: int, eod: int) -> DecodedBlock:
-    """Insert `eod` after each piece that ends a document with tokens; null and empty documents get
-    none.
+    """Insert `eod` after each piece that ends a document with tokens;
+    null and empty documents get none.
 
     Args:
         block: as its format decoded it.

@@ -1,5 +1,5 @@
-"""Fetching the bytes of blocks of any format; nearby ranges are read together, as their storage
-prefers."""
+"""Fetching the bytes of blocks of any format;
+nearby ranges are read together, as their storage prefers."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def _merge(ranges: FileRanges, limits: ReadLimits) -> MergedRanges:
 
 
 def _requests(ranges: FileRanges, merged: MergedRanges) -> list[tuple[Int64s, Int64s]]:
-    """Offsets and sizes of the runs of each request: one for all, or for each run if blocks keep
-    their bytes."""
+    """Offsets and sizes of the runs of each request:
+    one for all, or for each run if blocks keep their bytes."""
     starts = merged.starts
     sizes = merged.stops - merged.starts
     if ranges.owners is None:
@@ -158,8 +158,8 @@ class FileRead:
         """What `work` makes of the bytes; if they turn out to be damaged, of the same bytes
         fetched once more.
 
-        What a network or a proxy damages is whole the next time; pages with a CRC, and headers,
-        show it.
+        What a network or a proxy damages is whole the next time;
+        pages with a CRC, and headers, show it.
         """
         try:
             return work(self)
@@ -247,8 +247,8 @@ def read_blocks(
     pieces: bool = True,
     batch_bytes: int = BATCH_BYTES,
 ) -> DecodedBlocks:
-    """Fetch and decode blocks of one file; see BlockReader.decode. Raises also as Storage.read
-    does."""
+    """Fetch and decode blocks of one file; see BlockReader.decode.
+    Raises also as Storage.read does."""
     parts = list[DecodedBlocks]()
     order = np.argsort(blocks["offset"], kind="stable")
     for mine in _batches(blocks, order, batch_bytes):

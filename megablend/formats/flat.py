@@ -1,5 +1,5 @@
-"""Documents of flat columns, which have a token in each row: a file, a row group, or what a token
-ends."""
+"""Documents of flat columns, which have a token in each row:
+a file, a row group, or what a token ends."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ ROW_GROUP = "row_group"
 
 
 class ColumnFormat(BaseFormat):
-    """A format with columns, of which a flat one may be divided into documents by the option
-    `documents`.
+    """A format with columns, of which a flat one may be divided into documents
+    by the option `documents`.
 
     Formats that derive from it find rows, and pass what `index` and `open` return through `divide`
     and `read_divided`.
@@ -137,8 +137,8 @@ def read_divided(path: str, meta: Mapping[str, Any], reader: BlockReader) -> Blo
 
 
 def is_flat(meta: Mapping[str, Any]) -> bool:
-    """Whether a column is flat (not of lists), from its format's metadata; false for formats
-    without columns."""
+    """Whether a column is flat (not of lists), from its format's metadata;
+    false for formats without columns."""
     column = meta.get("column")
     return bool(column["kind"] == "flat" if isinstance(column, dict) else meta.get("max_rep") == 0)
 
@@ -159,8 +159,8 @@ class _DividedReader:
         *,
         tokens: bool = True,
     ) -> Sequence[FileRanges]:
-        """See BlockReader.byte_ranges; nothing if only documents are needed, and no token ends
-        them."""
+        """See BlockReader.byte_ranges; nothing if only documents are needed,
+        and no token ends them."""
         if not tokens and self.separator is None:
             return []
         return self.inner.byte_ranges(_of_rows(blocks), chunks, fetched)

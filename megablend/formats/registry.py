@@ -1,5 +1,5 @@
-"""The available formats, megablend's own and those of other packages, and detecting the format of a
-file.
+"""The available formats, megablend's own and those of other packages,
+and detecting the format of a file.
 
 Another package adds one by an entry point of the group `megablend.formats`, whose name is the
 format's name and whose value is a `Format` object:
@@ -69,8 +69,8 @@ def list_names() -> list[str]:
 
 
 def list_suffixes() -> list[str]:
-    """List the file name suffixes by which formats are recognized, each once. Raises: as
-    `find_format`."""
+    """List the file name suffixes by which formats are recognized, each once.
+    Raises: as `find_format`."""
     return list(
         dict.fromkeys(suffix for name in list_names() for suffix in get_format(name).suffixes)
     )

@@ -41,8 +41,7 @@ def describe(
     """Describe what a run reads (for a config), or what a cache contains (for its folder or URL).
 
     Nothing needs to be built: a run that is not committed is described as `build` would commit it,
-    with `committed` False and a `note`; if no index is of its files, `files` lists what is
-    there.
+    with `committed` False and a `note`; if no index is of its files, `files` lists what is there.
 
     Args:
         cache: cache folder, in place of the config's `cache`.
@@ -90,8 +89,8 @@ def describe(
 def _check_loaders(
     micro_batch_size: int | None, data_parallel_size: int, num_workers: int
 ) -> Loaders | None:
-    """The loaders to estimate; None without a micro batch. Raises: ConfigError for a number out of
-    range."""
+    """The loaders to estimate; None without a micro batch. Raises:
+    ConfigError for a number out of range."""
     whole_number("data_parallel_size", data_parallel_size, least=1)
     whole_number("num_workers", num_workers, least=0)
     if micro_batch_size is None:

@@ -1,5 +1,5 @@
-"""A run as `describe` reports it: its index, its splits, what its loaders need, and what deserves a
-second look."""
+"""A run as `describe` reports it: its index, its splits, what its loaders need,
+and what deserves a second look."""
 
 from __future__ import annotations
 
@@ -193,8 +193,8 @@ def _estimate_transfer(run: Run, loaders: Loaders | None) -> Transfer | None:
 
 
 def _measure_opening(config: Config, run: Run, planned_in: float) -> float:
-    """Seconds in which train is opened and its first and last samples are located, without loading
-    kernels.
+    """Seconds in which train is opened and its first and last samples are located,
+    without loading kernels.
 
     Planning that took less than _LONG_SECONDS is repeated, as some of that time was for imports.
     """

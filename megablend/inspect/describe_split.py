@@ -211,8 +211,8 @@ def _estimate_stored_bytes(run: Run) -> list[int]:
 
 
 def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
-    """Documents of a source in the split by length: [0] those of no token, [i] those of 2^(i-1) to
-    2^i - 1 tokens.
+    """Documents of a source in the split by length:
+    [0] those of no token, [i] those of 2^(i-1) to 2^i - 1 tokens.
 
     Returns: None if the index has no table of the source's documents. With more than COUNTED
         documents the numbers are estimates.

@@ -191,8 +191,8 @@ def _first_epoch_end(a: Run, b: Run) -> int:
     """A sample up to which two runs are the same if they differ only in the version of the plan; 0
     if they differ in more.
 
-    Both versions order a source's samples the same way until the period in which its first epoch
-    ends.
+    Both versions order a source's samples the same way until the period in
+    which its first epoch ends.
     """
     if len(a.blends) > 1 or len(b.blends) > 1:
         return 0
@@ -234,8 +234,8 @@ def _read(path: str | Path) -> Run | State:
 
 
 def _open_ledger_file(path: Path) -> Run:
-    """The run of a ledger in its cache. Raises: ConfigError for one outside a cache, whose index is
-    not known."""
+    """The run of a ledger in its cache. Raises: ConfigError for one outside a cache,
+    whose index is not known."""
     path = path.absolute()
     cache = path.parent.parent
     if path.parent.name != RUNS or not (cache / SNAPSHOTS).is_dir():

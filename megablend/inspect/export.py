@@ -1,5 +1,5 @@
-"""export: the order of a run as Parquet, for audits and for other loaders. Samples are located, not
-read."""
+"""export: the order of a run as Parquet, for audits and for other loaders.
+Samples are located, not read."""
 
 from __future__ import annotations
 

@@ -277,8 +277,8 @@ def find_tokens(run: Run, source: int, reading: Reading, epoch: int, start: int,
 def _find_placed(
     run: Run, source: int, reading: Reading, placed: Placed, samples: TokenRange
 ) -> Hits:
-    """The samples, among those of a source that have one length, that have placed tokens; `stored`
-    as in `placed`."""
+    """The samples, among those of a source that have one length, that have placed tokens;
+    `stored` as in `placed`."""
     extra = run.extra_token
     begins = placed.starts - samples.token
     ends = placed.stops - samples.token
@@ -324,8 +324,7 @@ def list_epochs(run: Run, source: int) -> list[tuple[Reading, range]]:
 
 
 def _source_of(run: Run, number: int) -> int | None:
-    """The number in the split of the source that has a file; None if the split does not read
-    it."""
+    """The number in the split of the source that has a file; None if the split does not read it."""
     _, file, snapshot = _locate_file(run, number)
     name = snapshot.sources[snapshot.file(file).column].name
     names = run.data.index_names
@@ -333,8 +332,8 @@ def _source_of(run: Run, number: int) -> int | None:
 
 
 def _locate_file(run: Run, number: int) -> tuple[BlockStore, int, Snapshot]:
-    """The blocks of the snapshot that has a file of the run's index, the file's number there, and
-    the snapshot."""
+    """The blocks of the snapshot that has a file of the run's index,
+    the file's number there, and the snapshot."""
     for store in run.store.stores:
         if number < store.snapshot.num_files:
             return store, number, store.snapshot
@@ -345,8 +344,8 @@ def _locate_file(run: Run, number: int) -> tuple[BlockStore, int, Snapshot]:
 def _list_hits(
     run: Run, source: int, files: Sequence[int], row: int | None
 ) -> tuple[int, Iterator[_Hit]]:
-    """Stored tokens of a file, or of one of its rows, which several snapshots may have; the samples
-    that have them."""
+    """Stored tokens of a file, or of one of its rows, which several snapshots may have;
+    the samples that have them."""
     entries = {
         store.snapshot.digest: (store, number)
         for store, number, _ in (_locate_file(run, i) for i in files)
@@ -369,8 +368,8 @@ def _list_hits(
 
 
 def _iterate_hits(run: Run, source: int, ranges: dict[int, tuple[int, int]]) -> Iterator[_Hit]:
-    """The samples that have stored tokens, given as a range by the number of the reading, epoch by
-    epoch."""
+    """The samples that have stored tokens, given as a range by the number
+    of the reading, epoch by epoch."""
     for i, (reading, epochs) in enumerate(list_epochs(run, source)):
         start, stop = ranges.get(i, (0, 0))
         for epoch in epochs if start < stop else ():
@@ -383,8 +382,8 @@ def _iterate_hits(run: Run, source: int, ranges: dict[int, tuple[int, int]]) -> 
 
 
 def _read_block(run: Run, store: BlockStore, block: int) -> DecodedBlock:
-    """Decode a block of one of the run's snapshots where its file is now, which may have been
-    renamed since."""
+    """Decode a block of one of the run's snapshots where its file is now,
+    which may have been renamed since."""
     first = run.store.first_blocks[run.store.stores.index(store)]
     decoded: DecodedBlock = run.store.read([first + block])[0]
     return decoded
@@ -393,8 +392,8 @@ def _read_block(run: Run, store: BlockStore, block: int) -> DecodedBlock:
 def _describe_sample(
     sample: int, epoch: int, pieces: list[tuple[int, ...]], skips: Skips, batch_size: int | None
 ) -> FoundSample:
-    """A sample with its place in the training: whether it is skipped, and at which step it is read
-    otherwise."""
+    """A sample with its place in the training: whether it is skipped,
+    and at which step it is read otherwise."""
     skipped = skips.next_sample(sample) != sample
     return FoundSample(
         sample=sample,

@@ -1,5 +1,5 @@
-"""Select which sources of a description to show, and sort them: the few that matter out of
-thousands."""
+"""Select which sources of a description to show, and sort them:
+the few that matter out of thousands."""
 
 from __future__ import annotations
 

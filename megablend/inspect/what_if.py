@@ -86,8 +86,8 @@ def foresee_run(session: Session, *, compares_files: bool = True) -> Foreseen | 
 def _open_requested(
     config: Config, ledger: Ledger | None, newest: Snapshot, storage: Storage
 ) -> BlockStore:
-    """The blocks that a config's stages read: of the newest index, or of the run's if a stage
-    has new data.
+    """The blocks that a config's stages read: of the newest index,
+    or of the run's if a stage has new data.
 
     Raises: as `open_stores`.
     """
@@ -130,8 +130,8 @@ def _share(source: Source) -> dict[str, float | str] | None:
 def _plan_by_ledger(
     config: Config, ledger: Ledger, storage: Storage, newest: str
 ) -> Foreseen | PlanError:
-    """The committed run, or what extending it would make of it; or why the ledger refuses the
-    config."""
+    """The committed run, or what extending it would make of it;
+    or why the ledger refuses the config."""
     try:
         compiled = compile_committed(config, "train", ledger, storage, newest)
         committed = ledger.until(compiled.num_samples)

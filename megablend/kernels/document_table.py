@@ -18,8 +18,8 @@ def add_lengths(
     counts: Int64s,
     starts: Int64s,
 ) -> int:
-    """Add to starts[i] the tokens of the documents from the last multiple of `every` up to
-    documents[i].
+    """Add to starts[i] the tokens of the documents from the last multiple
+    of `every` up to documents[i].
 
     Args:
         lengths: int32 [n], tokens of each document.

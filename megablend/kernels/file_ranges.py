@@ -19,8 +19,8 @@ WILLNEED = os.POSIX_FADV_WILLNEED
 def read_ranges(
     fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, ahead: bool, out: npt.NDArray[np.uint8]
 ) -> int:
-    """Read ranges of a file. Returns the number of the first that was not read completely; n if all
-    were.
+    """Read ranges of a file. Returns the number of the first
+    that was not read completely; n if all were.
 
     Args:
         fd: descriptor of the file.

@@ -1,5 +1,5 @@
-"""Samples of Megatron's index arrays over a `.bin/.idx` pair, read in one call: no Python between
-two reads."""
+"""Samples of Megatron's index arrays over a `.bin/.idx` pair, read in one call:
+no Python between two reads."""
 
 from __future__ import annotations
 

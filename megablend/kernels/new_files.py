@@ -1,5 +1,5 @@
-"""Writing and naming many new files in one call: no Python between the system calls that a small
-file takes."""
+"""Writing and naming many new files in one call:
+no Python between the system calls that a small file takes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def write_new_files(
     starts: Int64s,
     sizes: Int64s,
 ) -> int:
-    """Write files one after the other. Returns how many are written; n unless the system refused
-    something.
+    """Write files one after the other. Returns how many are written;
+    n unless the system refused something.
 
     Args:
         folder: descriptor of the folder that they are created in.

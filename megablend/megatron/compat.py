@@ -93,8 +93,8 @@ def _default(field: Field[Any]) -> Any:
 
 
 def setting(config: Any, name: str) -> Any:
-    """A setting of a Megatron config, or what Megatron does if the installed version has no such
-    setting."""
+    """A setting of a Megatron config, or what Megatron does
+    if the installed version has no such setting."""
     found = getattr(config, name, None)
     return _DEFAULTS[name] if found is None else found
 
@@ -107,8 +107,8 @@ def assumes_whole_cache(config: Any) -> bool:
 def query_result(
     config: Any, tokens: Any, documents: Any, document_tokens: list[int]
 ) -> tuple[Any, ...]:
-    """What GPTDataset._query_document_sample_shuffle_indices returns in the version that `config`
-    is of."""
+    """What GPTDataset._query_document_sample_shuffle_indices returns
+    in the version that `config` is of."""
     if hasattr(config, "inter_document_masking"):
         return tokens, documents, document_tokens
     return tokens, documents

@@ -1,5 +1,5 @@
-"""The classes of megatron-core that ours extend, imported without warnings of GPU libraries; and
-its version."""
+"""The classes of megatron-core that ours extend,
+imported without warnings of GPU libraries; and its version."""
 
 from __future__ import annotations
 

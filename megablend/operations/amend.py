@@ -1,5 +1,5 @@
-"""amend: change a run's blend from a sample on, without losing or repeating a token, and say what
-that changes."""
+"""amend: change a run's blend from a sample on, without losing or repeating a token,
+and say what that changes."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def amend(
 ) -> Amendment:
     """Let a run go on, from a sample, with the next stage that its edited config lists.
 
-    States taken before stay valid, and are resumed on the amended plan. A state that was trained
-    past the sample on the plan before is refused, unless the run is amended again with that
-    `state`.
+    States taken before stay valid, and are resumed on the amended plan. A state that
+    was trained past the sample on the plan before is refused, unless the run is
+    amended again with that `state`.
 
     Args:
         at: the sample; rounded up to the end of a cycle of lanes x shuffle_window samples.

@@ -1,5 +1,5 @@
-"""build: index what is not indexed yet, then commit the run's order, or extend it; build_index:
-only the index."""
+"""build: index what is not indexed yet, then commit the run's order, or extend it;
+build_index: only the index."""
 
 from __future__ import annotations
 
@@ -244,8 +244,8 @@ def _repair(
     launch: Communicator,
     progress: Callable[[Progress], None] | None,
 ) -> bool:
-    """Repair the snapshots that a run keeps. Returns: whether one of them was damaged. Called by
-    all ranks."""
+    """Repair the snapshots that a run keeps. Returns:
+    whether one of them was damaged. Called by all ranks."""
     found = [
         repair_kept_index(
             session.config,

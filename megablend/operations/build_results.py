@@ -38,8 +38,8 @@ class BuildResult(BuiltIndex):
 
     @property
     def pinned(self) -> bool:
-        """Whether the run keeps reading an older snapshot of the index, which its committed order
-        depends on."""
+        """Whether the run keeps reading an older snapshot of the index,
+        which its committed order depends on."""
         return self.ledger.index != self.index.digest
 
     def to_dict(self) -> dict[str, Any]:

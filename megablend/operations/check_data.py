@@ -1,5 +1,5 @@
-"""check --data: the smallest and the largest token id of every source, and rows with ids outside
-the vocabulary.
+"""check --data: the smallest and the largest token id of every source,
+and rows with ids outside the vocabulary.
 
 Every block of the run's index is read once, files in parallel. Only the first wrong row of each
 file is reported.
@@ -61,8 +61,8 @@ def check_data(
     progress: Callable[[Progress], None] | None = None,
     storage: Storage | None = None,
 ) -> CheckDataResult:
-    """Read all tokens of a config's run, or of the newest index if it was not built yet, and
-    check their ids.
+    """Read all tokens of a config's run, or of the newest index
+    if it was not built yet, and check their ids.
 
     Args:
         cache: cache folder, in place of the config's `cache`.

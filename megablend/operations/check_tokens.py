@@ -1,5 +1,5 @@
-"""Token ids: how many there are, as far as the config says, and those of a file that are out of
-range.
+"""Token ids: how many there are, as far as the config says,
+and those of a file that are out of range.
 
 `build` refuses files whose stored statistics are out of range: such a file is read, so that the
 error names the row; statistics that turn out to be wrong are ignored. Files without statistics are
@@ -144,8 +144,8 @@ def find_row(
 
 
 def vocab_sizes(config: Config) -> dict[str, int | None]:
-    """Of each source, by its name in the index, how many token ids there are; None if the config
-    does not say.
+    """Of each source, by its name in the index, how many token ids there are;
+    None if the config does not say.
 
     Raises: ConfigError if a tokenizer cannot be read, or an end-of-document token is not in its
         vocabulary.
@@ -165,8 +165,8 @@ def vocab_sizes(config: Config) -> dict[str, int | None]:
 
 
 def refuse_known_outliers(config: Config, snapshot: Snapshot, storage: Storage) -> None:
-    """Refuse an index of the config's sources whose files are known to have tokens outside the
-    vocabulary.
+    """Refuse an index of the config's sources whose files are known
+    to have tokens outside the vocabulary.
 
     Raises: DataError, which names file, row and token of the first; ConfigError if a tokenizer
         cannot be read.
@@ -219,6 +219,6 @@ def read_vocab_size(path: str) -> int:
 
 
 def _model_ids(vocab: Any) -> list[int]:
-    """Ids of a model's own tokens: a dict has them as values, the list of a unigram model as
-    places."""
+    """Ids of a model's own tokens: a dict has them as values,
+    the list of a unigram model as places."""
     return list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))

@@ -27,8 +27,8 @@ def make_checksums(
     storage: Storage,
     progress: Callable[[Progress], None] | None,
 ) -> None:
-    """Read all blocks of an index and store their checksums, unless that was done before. Called by
-    all ranks.
+    """Read all blocks of an index and store their checksums,
+    unless that was done before. Called by all ranks.
 
     Raises: DataError; CacheError.
     """

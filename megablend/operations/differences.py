@@ -50,8 +50,8 @@ def list_differences(a: Ledger | State, b: Ledger | State) -> list[Difference]:
 
 
 def list_blend_differences(a: Blend, b: Blend) -> list[Difference]:
-    """The settings of two blends, and whether they differ: of each its name, and its values in
-    both."""
+    """The settings of two blends, and whether they differ:
+    of each its name, and its values in both."""
     x, y = (describe_blend(each) for each in (a, b))
     sources = _differences_of_sources(x.pop("sources"), y.pop("sources"))
     return [*_compare(x, y), *sources]

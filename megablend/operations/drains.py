@@ -21,8 +21,8 @@ class DrainSource(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Drain(Result):
-    """The samples at a stage's start that are read in the settings of the stage before: samples
-    [start, stop)."""
+    """The samples at a stage's start that are read in the settings of the stage before:
+    samples [start, stop)."""
 
     start: int
     stop: int

@@ -1,5 +1,5 @@
-"""Loading compiled kernels in the background of `open`, so that the first batch need not wait for
-them.
+"""Loading compiled kernels in the background of `open`,
+so that the first batch need not wait for them.
 
 A thread loads what the run will need, in the order in which it will need it; what is not compiled
 yet is left to its first call. A process that forks waits for the thread first: a child would find

@@ -174,9 +174,9 @@ def reset_run(what: ConfigLike, run: str) -> Path | str:
     """Move a run's ledger aside: the next build plans the run again, on the newest index, from its
     config as it is then.
 
-    States of the run are accepted if the new plan equals the old one, and refused otherwise; opened
-    with `state=`, they find their own plan, until `gc` removes the old index, which no run needs
-    any more.
+    States of the run are accepted if the new plan equals the old one, and refused
+    otherwise; opened with `state=`, they find their own plan, until `gc` removes the old
+    index, which no run needs any more.
 
     Returns: where the ledger now is: a Path, or a URL. Moved back to `runs/<name>.json`, it
         restores the run.

@@ -1,5 +1,5 @@
-"""Repair of the index that a run keeps, when it is damaged and the config's files by now make
-another one."""
+"""Repair of the index that a run keeps, when it is damaged and the config's files
+by now make another one."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def repair_kept_index(
     storage: Storage,
     progress: Callable[[Progress], None] | None,
 ) -> bool:
-    """Index the files of the run's index again, if it is damaged and not the newest one. Called by
-    all ranks.
+    """Index the files of the run's index again, if it is damaged
+    and not the newest one. Called by all ranks.
 
     Returns: whether it was repaired; the repaired index then counts as the newest.
     Raises: CacheError if the files no longer make that index, or it is not known which files

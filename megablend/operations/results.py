@@ -81,8 +81,8 @@ class Result(Record, Mapping[str, Any]):
     """Old key -> attribute that replaces it."""
 
     def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints: dicts, lists, strings and numbers, with renamed keys under their
-        old names too."""
+        """What `--json` prints: dicts, lists, strings and numbers,
+        with renamed keys under their old names too."""
         values = Record.to_dict(self)
         return values | {old: values[new] for old, new in self.OLD_NAMES.items() if new in values}
 

@@ -1,5 +1,5 @@
-"""From a config or a cache, and perhaps a checkpoint's state, to a run over an opened index. No
-torch here."""
+"""From a config or a cache, and perhaps a checkpoint's state,
+to a run over an opened index. No torch here."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def open_run(
 
 
 def _open_companion(config: Config, split: str, ledger: Ledger, storage: Storage) -> Run | None:
-    """A split as it was committed, if that is what the config requests; None if it has to be
-    compiled."""
+    """A split as it was committed, if that is what the config requests;
+    None if it has to be compiled."""
     runtime = Runtime.of(config)
     companion = find_companion(runtime, ledger, config.request_digest)
     if companion is None or (split != "train" and split not in companion.others):

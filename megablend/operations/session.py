@@ -83,8 +83,8 @@ class Session:
 
     @cached_property
     def storage(self) -> Storage:
-        """Where files are indexed and checked: through the page cache, since they are often read
-        soon."""
+        """Where files are indexed and checked: through the page cache,
+        since they are often read soon."""
         return self._storage or make_storage(objects=self.objects)
 
     @cached_property
@@ -105,8 +105,8 @@ class Session:
 
     @cached_property
     def ledger(self) -> Ledger | None:
-        """What the run is committed to; None if it was not built. As it is when it is first asked
-        for."""
+        """What the run is committed to; None if it was not built.
+        As it is when it is first asked for."""
         return load_ledger(self.cache, self.run)
 
     @cached_property

@@ -48,9 +48,9 @@ def skip(
     """Let Loaders and PretrainingSamplers that are opened from now on jump from sample `start` to
     sample `stop` of train.
 
-    Both are rounded outwards to multiples of the lanes and of the step, so that lanes and batches
-    stay as they are. Sample numbers, digests and states stay valid; a state inside of the range is
-    refused.
+    Both are rounded outwards to multiples of the lanes and of the step, so that lanes and
+    batches stay as they are. Sample numbers, digests and states stay valid; a state
+    inside of the range is refused.
 
     Args:
         what: a config, or a cache's folder (then `run` is needed).

@@ -18,8 +18,8 @@ from megablend.system.safe_open import read_regular
 
 
 def list_references(cache: CacheStore) -> dict[str, Path]:
-    """Digests of the snapshots that others than runs use (Megatron's datasets): for each, a file
-    that says so.
+    """Digests of the snapshots that others than runs use (Megatron's datasets):
+    for each, a file that says so.
 
     Raises: CacheError if one of these files cannot be read.
     """

@@ -7,8 +7,8 @@ from megablend.index.build.source_spec import SourceSpec
 
 
 def list_specs(checked: Config) -> list[SourceSpec]:
-    """The sources that a config requests to be indexed, with their extra columns: all that are not
-    withdrawn."""
+    """The sources that a config requests to be indexed, with their extra columns:
+    all that are not withdrawn."""
     return [
         SourceSpec(
             name=name,

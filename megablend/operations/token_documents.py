@@ -35,8 +35,8 @@ def refuse_token_documents(config: Config, snapshot: Snapshot, ledger: Ledger | 
 
 
 def warn_of_token_documents(config: Config, snapshot: Snapshot) -> list[str]:
-    """A warning about the sources of a run each of whose tokens counts as a document; none if there
-    are none."""
+    """A warning about the sources of a run each of whose tokens counts as a document;
+    none if there are none."""
     names = [repr(entry.name) for entry in _find(config, snapshot)]
     if not names:
         return []
@@ -48,8 +48,8 @@ def warn_of_token_documents(config: Config, snapshot: Snapshot) -> list[str]:
 
 
 def _find(config: Config, snapshot: Snapshot) -> list[SourceEntry]:
-    """The sources of which something depends on where documents end, while each of their tokens is
-    one."""
+    """The sources of which something depends on where documents end,
+    while each of their tokens is one."""
     splits = config.split is not None and max(config.split) != 1
     is_masked = any(
         settings.inter_document_masking for settings in (config, *config.stage_settings)
@@ -72,8 +72,8 @@ def _find(config: Config, snapshot: Snapshot) -> list[SourceEntry]:
 
 
 def _is_counted(config: Config, ledger: Ledger, name: str) -> bool:
-    """Whether the run counts documents of a source, which it does if anything but its masks goes by
-    them."""
+    """Whether the run counts documents of a source,
+    which it does if anything but its masks goes by them."""
     for digest in ledger.indices:
         committed = open_snapshot(config.cache_store, digest)
         number = committed.sources.numbers.get(name)

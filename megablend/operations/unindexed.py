@@ -1,5 +1,5 @@
-"""Whether the newest index of a cache is of what a config requests now: its sources, their options,
-and their files.
+"""Whether the newest index of a cache is of what a config requests now:
+its sources, their options, and their files.
 
 A run that is not committed would be built on an index of the files as they are now. Until they are
 indexed, the newest index may be of another config that has sources of the same names, or of the
@@ -53,12 +53,12 @@ def open_newest(session: Session) -> Snapshot:
 def find_unindexed(
     config: Config, newest: Snapshot, storage: Storage, *, is_kept: bool = False
 ) -> Unindexed | None:
-    """What the newest index lacks, or has otherwise, of what the config requests; None if it is
-    of its files.
+    """What the newest index lacks, or has otherwise, of what the config requests;
+    None if it is of its files.
 
-    Files are compared by name; those of a source that moved as a whole are the same, if the content
-    of some is what was indexed. Whether one is missing or was replaced in its folder is left to
-    checks of files.
+    Files are compared by name; those of a source that moved as a whole are the same, if the
+    content of some is what was indexed. Whether one is missing or was replaced in its
+    folder is left to checks of files.
 
     Args:
         is_kept: the config's run keeps this index: opening it for the run says which options the

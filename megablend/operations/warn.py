@@ -87,8 +87,8 @@ def warn_of_shared_files(compiled: Compiled) -> list[str]:
 
 
 def warn_of_last_share(compiled: Compiled) -> list[str]:
-    """A line if the last stage ends before the length that the config gives, as when shares are
-    meant as parts."""
+    """A line if the last stage ends before the length that the config gives,
+    as when shares are meant as parts."""
     stages = compiled.config.stages
     if not stages or (share := stages[-1].share) is None or share == 1:
         return []
@@ -101,8 +101,8 @@ def warn_of_last_share(compiled: Compiled) -> list[str]:
 
 
 def warn_of_ends(compiled: Compiled) -> list[str]:
-    """A line for each stage, but the last one, that does not end with its lanes, and for each drain
-    that does not."""
+    """A line for each stage, but the last one, that does not end with its lanes,
+    and for each drain that does not."""
     lines = []
     for number, (stage, after) in enumerate(pairwise(compiled.stages)):
         lanes = stage.config.lanes

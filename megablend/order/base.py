@@ -1,5 +1,5 @@
-"""What an order is: a map from positions in a source's endless concatenation of epochs to tokens of
-its blocks."""
+"""What an order is: a map from positions in a source's endless concatenation of epochs
+to tokens of its blocks."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class Placed(NamedTuple):
 
 
 class Order(Protocol):
-    """Decides in which order a source's tokens are read. Safe to share between threads and to
-    pickle."""
+    """Decides in which order a source's tokens are read.
+    Safe to share between threads and to pickle."""
 
     memory_bytes: int
     """Upper estimate of the order's memory."""

@@ -1,5 +1,5 @@
-"""Blocks in a new random order every epoch; each block is read once per epoch, from its start to
-its end.
+"""Blocks in a new random order every epoch; each block is read once per epoch,
+from its start to its end.
 
 With up to THRESHOLD blocks, an epoch is one exact shuffle of the blocks, computed with cumulative
 token counts when the epoch begins. Larger sources are shuffled at two levels, so that memory and
@@ -47,8 +47,8 @@ class Shuffled(NamedTuple):
 
 
 class BlockOrder:
-    """Every epoch is a permutation of the blocks, chosen by (key, epoch). Only tests change the
-    keywords."""
+    """Every epoch is a permutation of the blocks, chosen by (key, epoch).
+    Only tests change the keywords."""
 
     def __init__(
         self,
@@ -70,8 +70,7 @@ class BlockOrder:
         self.memory_bytes = _KEPT * entries * (8 + np.min_scalar_type(blocks.num_blocks).itemsize)
 
     def precompute(self) -> None:
-        """Store the groups' token totals with the index, if there are groups. Raises
-        CacheError."""
+        """Store the groups' token totals with the index, if there are groups. Raises CacheError."""
         if self._num_groups > 1:
             self._blocks.keep_group_totals(self._num_groups, self._run)
 
@@ -162,8 +161,8 @@ def _starts_of(shuffled: Shuffled) -> Int64s:
 
 
 def _shuffle(items: Int64s, tokens: Int64s, key: int, epoch: int, group: int) -> Shuffled:
-    """Shuffle ascending items [n] with `tokens` [n] tokens each, in the random order of (key,
-    epoch, group)."""
+    """Shuffle ascending items [n] with `tokens` [n] tokens each,
+    in the random order of (key, epoch, group)."""
     order = np.arange(len(items))
     shuffle(order, key, epoch, group)
     entries = items[order].astype(np.min_scalar_type(items[-1] if len(items) else 0))

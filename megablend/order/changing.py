@@ -1,5 +1,5 @@
-"""An order that changes with an epoch: a source finishes its epoch in one order and begins the next
-in another."""
+"""An order that changes with an epoch: a source finishes its epoch in one order
+and begins the next in another."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ GROUP_DOCUMENTS = 1 << 15
 
 
 class DocumentOrder:
-    """Every epoch is a permutation of the documents, chosen by (key, epoch). Only tests change the
-    keywords."""
+    """Every epoch is a permutation of the documents, chosen by (key, epoch).
+    Only tests change the keywords."""
 
     def __init__(
         self,
@@ -40,8 +40,7 @@ class DocumentOrder:
         self.memory_bytes = self._shuffled.memory_bytes
 
     def precompute(self) -> None:
-        """Store the groups' token totals with the index, if there are groups. Raises
-        CacheError."""
+        """Store the groups' token totals with the index, if there are groups. Raises CacheError."""
         self._shuffled.precompute()
 
     def spans(self, starts: Int64s, length: int | Int64s) -> Spans:

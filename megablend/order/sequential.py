@@ -69,8 +69,8 @@ class SequentialOrder:
         return Spans(*(column[after > before] for column in columns))
 
     def _block_of(self, tokens: Int64s, edges: Int64s | None) -> Int64s:
-        """The blocks that contain `tokens` of epoch 0: int64 [n]; `edges`: tokens before each
-        block, if known."""
+        """The blocks that contain `tokens` of epoch 0: int64 [n]; `edges`:
+        tokens before each block, if known."""
         if edges is not None:
             found: Int64s = np.searchsorted(edges, tokens, side="right") - 1
             return found

@@ -30,14 +30,14 @@ class BlockCache:
         unlock_in_children(self)
 
     def unlock_after_fork(self) -> None:
-        """Replace the lock, which another thread may have held between counting a block and storing
-        it."""
+        """Replace the lock, which another thread may have held between counting
+        a block and storing it."""
         self._lock = threading.Lock()
         self._bytes = sum(map(_bytes, self._blocks.values()))
 
     def get(self, ids: list[int]) -> list[DecodedBlock]:
-        """The requested blocks; those that are not cached are read. Raises as `BlockStore.read`
-        does."""
+        """The requested blocks; those that are not cached are read.
+        Raises as `BlockStore.read` does."""
         with self._lock:
             blocks = {i: self._blocks[i] for i in ids if i in self._blocks}
             for i in blocks:

@@ -1,9 +1,9 @@
 """The memory budget of a process that reads a split, and whether it suffices for its lanes.
 `blocks.block_sizes` divides it.
 
-The budget does not cover what is independent of data and config: Python, its libraries, compiled
-kernels, the mapped part of the index (megablend.index.tables.mapped_table), and memory that the allocator
-has not returned.
+The budget does not cover what is independent of data and config: Python, its libraries,
+compiled kernels, the mapped part of the index (megablend.index.tables.mapped_table), and memory
+that the allocator has not returned.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int 
 
 
 def plan_budget(run: Run, *, micro_batch_size: int, num_batches: int) -> Budget:
-    """The memory budget of a process that reads steps of a run, whether or not it suffices; see
-    `budget_of`."""
+    """The memory budget of a process that reads steps of a run,
+    whether or not it suffices; see `budget_of`."""
     # The values, and int64 buffers to gather them
     extra = run.settings.sample_tokens * sum(16 + each.dtype.itemsize for each in run.extra_columns)
     return split_budget(
@@ -152,8 +152,8 @@ def lanes_of(lanes: int, micro_batch_size: int, stride: int) -> int:
 
 
 def lane_bytes(run: Run) -> Int64s:
-    """Bytes of blocks that a lane keeps of each source, in the stage that needs most: int64
-    [num_sources]."""
+    """Bytes of blocks that a lane keeps of each source,
+    in the stage that needs most: int64 [num_sources]."""
     block_tokens = np.maximum(1, run.parts["tokens"]) / _num_blocks(run)
     blocks = np.zeros(len(run.parts))
     for blend in run.blends:

@@ -151,8 +151,8 @@ class ReadAhead:
         return True
 
     def _submit_reads(self) -> None:
-        """Submit reads while there is memory; those of the next window after all of the current
-        one's."""
+        """Submit reads while there is memory; those of the next window after
+        all of the current one's."""
         while True:
             for each in self._in_flight:
                 while each.unissued:

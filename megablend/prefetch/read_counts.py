@@ -49,8 +49,8 @@ class ReadMeter:
         unlock_in_children(self)
 
     def unlock_after_fork(self) -> None:
-        """Replace the lock, which another thread may have held; the parent's retries are not
-        counted."""
+        """Replace the lock, which another thread may have held;
+        the parent's retries are not counted."""
         self._lock = threading.Lock()
         self._retries = get_retries()
 

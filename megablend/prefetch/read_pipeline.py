@@ -1,11 +1,11 @@
 """The pipeline of block reads: some threads fetch bytes, others decode them, as many reads at a
 time as memory allows.
 
-There is one fetching thread per request that a storage with synchronous reads may have in flight; a
-storage with an event loop returns at once, so that these threads only open files. There is one
-decoding thread per CPU. If no more threads fetch than decode, as for local files, all threads do
-both, and decode what they have fetched: it is still in the CPU's caches, and no thread has to be
-woken.
+There is one fetching thread per request that a storage with synchronous reads may have in
+flight; a storage with an event loop returns at once, so that these threads only open files.
+There is one decoding thread per CPU. If no more threads fetch than decode, as for local
+files, all threads do both, and decode what they have fetched: it is still in the CPU's
+caches, and no thread has to be woken.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class ReadPipeline:
         self._is_abandoned = False
 
     def submit(self, read: Read) -> None:
-        """Request the blocks of a read: `read.blocks` receives them, or the exceptions of
-        BlockStore.read."""
+        """Request the blocks of a read: `read.blocks` receives them,
+        or the exceptions of BlockStore.read."""
         with self._lock:
             self._waiting.append(read)
         self._start_reads()
@@ -93,8 +93,8 @@ class ReadPipeline:
         self._decoding.shutdown(wait=True, cancel_futures=True)
 
     def abandon(self) -> None:
-        """Start no more reads, and cancel requests; the threads end when nobody refers to the
-        pipeline.
+        """Start no more reads, and cancel requests; the threads end
+        when nobody refers to the pipeline.
 
         For the garbage collector, which may run in any thread, also one of the pipeline's own, and
         between any two instructions: it must not need a lock or wait for a thread.
@@ -144,8 +144,8 @@ class ReadPipeline:
                 self._give_up(read, translate(error, str(self._store.snapshot.folder)))
 
     def _give_up(self, read: Read, error: MegablendError | None = None) -> None:
-        """Drop this read and all waiting ones; with an error, that is what their blocks are awaited
-        with."""
+        """Drop this read and all waiting ones; with an error,
+        that is what their blocks are awaited with."""
         with self._lock:
             reads = [read, *self._waiting]
             self._waiting.clear()

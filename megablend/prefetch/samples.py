@@ -79,8 +79,8 @@ def read_sample(run: Run, window: BlockCache, k: int) -> Sample:
 
 
 def read_each(run: Run, window: BlockCache, ks: Sequence[int]) -> list[Sample]:
-    """Locate samples `ks`, at least one, and read the blocks of all together. Raises as
-    `read_sample`."""
+    """Locate samples `ks`, at least one, and read the blocks of all together.
+    Raises as `read_sample`."""
     sources, ordinals = run.plan.locate_many(ks)
     spans = run.locate_spans(sources, ordinals)
     samples = _read(run, window, sources, spans, documents=True)

@@ -60,8 +60,8 @@ class Window:
 def plan_windows(
     run: Run, future: StepSequence, budget: Budget, first_samples: int = FIRST_SAMPLES
 ) -> Iterator[Window]:
-    """Plan the windows in which a process reads its coming steps. Raises: ConfigError if memory
-    is too small."""
+    """Plan the windows in which a process reads its coming steps. Raises:
+    ConfigError if memory is too small."""
     return make_windows(run, make_schedules(run, future, budget, first_samples), budget)
 
 
@@ -117,8 +117,8 @@ def block_budget(schedule: ReadSchedule, budget: Budget) -> int:
 
 
 def make_windows(run: Run, schedules: Iterator[ReadSchedule], budget: Budget) -> Iterator[Window]:
-    """Decide what to read for each schedule and what to keep, so that together they fit the memory
-    for blocks."""
+    """Decide what to read for each schedule and what to keep,
+    so that together they fit the memory for blocks."""
     kept = _KeptBlocks(*(np.zeros(0, np.int64) for _ in range(5)))
     for number, (now, after) in enumerate(pairwise(chain(schedules, [None]))):
         assert now is not None

@@ -1,5 +1,5 @@
-"""Batches by step, for a DataLoader's workers: after a request for one step, the following steps
-are read ahead."""
+"""Batches by step, for a DataLoader's workers:
+after a request for one step, the following steps are read ahead."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ MAX_DECODING = 8
 
 
 class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Batches of a dataset, by the numbers of their samples; reads ahead in the process that uses
-    it.
+    """Batches of a dataset, by the numbers of their samples;
+    reads ahead in the process that uses it.
 
     When the length of samples changes, reading ahead begins again.
 
@@ -52,8 +52,8 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         """Counts the reads of this process."""
 
     def __getitem__(self, ks: list[int]) -> dict[str, torch.Tensor]:
-        """The batch of consecutive samples `ks`; for an empty list, a padding sample. Raises as
-        ReadAhead.next."""
+        """The batch of consecutive samples `ks`; for an empty list, a padding sample.
+        Raises as ReadAhead.next."""
         if not ks:
             padding: dict[str, torch.Tensor] = torch.utils.data.default_collate(
                 [self._dataset.untransformed(None)]

@@ -112,13 +112,13 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return sample
 
     def __getitems__(self, ks: Sequence[int]) -> list[Any]:
-        """Samples `ks`, for a DataLoader to collate; a padding sample if a short last step has none
-        for this rank."""
+        """Samples `ks`, for a DataLoader to collate;
+        a padding sample if a short last step has none for this rank."""
         return [self[k] for k in ks] or [self[None]]
 
     def sample(self, k: int) -> Sample:
-        """The provenance of sample k: source, ordinal, blocks, tokens, document starts. Raises as
-        indexing does."""
+        """The provenance of sample k: source, ordinal, blocks, tokens, document starts.
+        Raises as indexing does."""
         with translating(f"sample {k}"):
             return read_sample(self.run.view_at(operator.index(k)), self.window, operator.index(k))
 
@@ -133,8 +133,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return found
 
     def with_transform(self, transform: Transform | None) -> Dataset:
-        """A copy of the dataset with another transform, or none. Raises ConfigError if it is not
-        callable."""
+        """A copy of the dataset with another transform, or none.
+        Raises ConfigError if it is not callable."""
         # both share the cache
         window = self.window
         dataset = copy(self)
@@ -162,13 +162,13 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let new loaders begin where a state was saved. Raises StateError if its index or plan
-        differs."""
+        """Let new loaders begin where a state was saved.
+        Raises StateError if its index or plan differs."""
         self.consumed_samples = self.check_state(state)
 
     def check_state(self, state: Mapping[str, Any]) -> int:
-        """Check a state, and return its consumed samples. Raises StateError if its index or plan
-        differs."""
+        """Check a state, and return its consumed samples.
+        Raises StateError if its index or plan differs."""
         saved = State.from_dict(state)
         ledger = self.run.ledger
         saved.check(split=self.run.split, indices=ledger.indices, stages=ledger.links)
@@ -186,8 +186,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         )
 
     def check_position(self, consumed_samples: int) -> int:
-        """`consumed_samples` as an int. Raises: ConfigError if it is not a whole number; StateError
-        outside the run."""
+        """`consumed_samples` as an int. Raises: ConfigError if it is not a whole number;
+        StateError outside the run."""
         consumed_samples = whole_number("consumed_samples", consumed_samples)
         if not 0 <= consumed_samples <= self.run.num_samples:
             raise StateError(

@@ -16,8 +16,8 @@ from megablend.run.run import Run
 
 
 def name_sample(run: Run, ks: Sequence[int], error: DataError) -> DataError:
-    """The error, extended by the first of samples `ks` that needs the file, the sample's source,
-    and a remedy."""
+    """The error, extended by the first of samples `ks` that needs the file,
+    the sample's source, and a remedy."""
     try:
         sources, ordinals = run.plan.locate_many(ks)
         spans = run.locate_spans(sources, ordinals)

@@ -59,12 +59,12 @@ class _End:
 
 
 class FileWatch:
-    """Checks files one after another, repeatedly, from `start` until `stop` or `close`; it can be
-    started again.
+    """Checks files one after another, repeatedly, from `start` until `stop` or `close`;
+    it can be started again.
 
     It ends also when it is garbage-collected. That may happen in any thread, between any two
-    instructions, so that ending it must not need a lock or wait for the thread: `SimpleQueue.put`
-    needs none.
+    instructions, so that ending it must not need a lock or wait for the thread:
+    `SimpleQueue.put` needs none.
 
     Args:
         checker: checks files of the index snapshot.
@@ -132,8 +132,8 @@ class FileWatch:
         return not self._is_stopped
 
     def raise_found(self) -> None:
-        """Raise the error that a check found, if any. Raises: MissingFileError, ChangedFileError,
-        CacheError."""
+        """Raise the error that a check found, if any. Raises:
+        MissingFileError, ChangedFileError, CacheError."""
         if not self._found:
             return
         self.stop()

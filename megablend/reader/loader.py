@@ -1,5 +1,5 @@
-"""A torch DataLoader whose state counts the batches that were yielded, not those that workers have
-read ahead."""
+"""A torch DataLoader whose state counts the batches that were yielded,
+not those that workers have read ahead."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ class Loader:
         self._loader = DataLoader(counted, batch_size=None, sampler=self.sampler, **options)
 
     def __len__(self) -> int:
-        """The number of batches that the next iteration yields; while one is under way, what it
-        yields in all.
+        """The number of batches that the next iteration yields;
+        while one is under way, what it yields in all.
 
         After `load_state_dict` these are the batches that are left; `batches_total` is the number
         of the whole run. If Lightning has loaded the state from its checkpoint, those that it
@@ -171,12 +171,12 @@ class Loader:
 
     @property
     def batch_sampler(self) -> LentSampler:
-        """The sample numbers of each remaining batch, for a DataLoader over `dataset` that other
-        code makes.
+        """The sample numbers of each remaining batch,
+        for a DataLoader over `dataset` that other code makes.
 
-        The Loader's position advances as batches are requested. If that DataLoader has workers,
-        which request batches in advance, the position is no longer known, and `state_dict` raises
-        StateError.
+        The Loader's position advances as batches are requested. If that DataLoader has
+        workers, which request batches in advance, the position is no longer known, and
+        `state_dict` raises StateError.
         """
         return LentSampler(self)
 
@@ -283,8 +283,8 @@ class Loader:
         return self.dataset.state_dict(self.consumed_samples)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a state was saved, with any number of ranks and any micro batch. Raises
-        StateError."""
+        """Continue where a state was saved, with any number of ranks
+        and any micro batch. Raises StateError."""
         self.sampler.load_state_dict(state)
         self.consumed_samples = self.sampler.consumed_samples
         self._position_lost = False

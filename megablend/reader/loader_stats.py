@@ -114,8 +114,8 @@ def describe_progress(
 def _plan_shares(run: Run, count: int) -> Float64s:
     """The shares that the stages plan for the first `count` samples, float64 [num_sources].
 
-    Stages before the last of them count with what they gave; that one with its share of the whole
-    stage.
+    Stages before the last of them count with what they gave;
+    that one with its share of the whole stage.
     """
     number = bisect.bisect_left(run.ledger.ends, count)
     number = min(number, len(run.ledger.ends) - 1)
@@ -128,8 +128,8 @@ def _plan_shares(run: Run, count: int) -> Float64s:
 
 
 def _count_trained(count: Callable[[int], Int64s], consumed_samples: int, skips: Skips) -> Int64s:
-    """What `count` returns for a number of first samples, int64 [num_sources], without the skipped
-    ones."""
+    """What `count` returns for a number of first samples, int64 [num_sources],
+    without the skipped ones."""
     total = count(consumed_samples)
     for start, stop in skips.ranges:
         if start < consumed_samples:
@@ -138,8 +138,8 @@ def _count_trained(count: Callable[[int], Int64s], consumed_samples: int, skips:
 
 
 def append_stats(stats: dict[str, Any], path: str | Path) -> None:
-    """Append the result of `Loader.stats` to a JSON Lines file. Raises OSError if it cannot be
-    written."""
+    """Append the result of `Loader.stats` to a JSON Lines file.
+    Raises OSError if it cannot be written."""
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(json.dumps(stats, separators=(",", ":")) + "\n")
 

@@ -1,5 +1,5 @@
-"""Assigns samples to batches, split over data-parallel ranks exactly as Megatron's pretraining
-sampler does.
+"""Assigns samples to batches, split over data-parallel ranks exactly
+as Megatron's pretraining sampler does.
 
 Source: Megatron-LM, MegatronPretrainingSampler: each micro step is micro_batch_size *
 data_parallel_size consecutive sample numbers, of which rank r takes the r-th run of
@@ -102,8 +102,8 @@ class PretrainingSampler(Sampler[list[int]]):
         return self.steps_after(self.next_start())
 
     def next_start(self) -> int:
-        """The sample number at which the next iteration begins: a validation split that is through
-        begins anew."""
+        """The sample number at which the next iteration begins:
+        a validation split that is through begins anew."""
         if self.dataset.run.split != "train" and self.steps_after(self.consumed_samples) == 0:
             return 0
         return self.consumed_samples
@@ -117,8 +117,8 @@ class PretrainingSampler(Sampler[list[int]]):
         return left // self.step_samples if self.drop_last else -(-left // self.step_samples)
 
     def next_step(self, consumed_samples: int) -> tuple[int, int]:
-        """The samples [start, stop) of the next step of all ranks; the next one follows from
-        `stop`."""
+        """The samples [start, stop) of the next step of all ranks; the
+        next one follows from `stop`."""
         skips = self.dataset.skips
         num_samples = self.dataset.run.num_samples
         if not skips.ranges:  # called for each batch
@@ -144,8 +144,8 @@ class PretrainingSampler(Sampler[list[int]]):
         return self.dataset.state_dict(self.consumed_samples)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a state was saved, with any number of ranks and any micro batch. Raises
-        StateError."""
+        """Continue where a state was saved, with any number of ranks
+        and any micro batch. Raises StateError."""
         self.consumed_samples = self.dataset.check_state(state)
         self.check_steps()
 

@@ -27,8 +27,8 @@ _POLL_SECONDS = 5.0
 
 
 class WorkerStart:
-    """A `worker_init_fn`: the worker ends when its parent does, also while it is blocked in a read.
-    Picklable.
+    """A `worker_init_fn`: the worker ends when its parent does,
+    also while it is blocked in a read. Picklable.
 
     Args:
         own: the user's `worker_init_fn`.
@@ -59,8 +59,8 @@ def _end_with(sentinel: int, pid: int, started: str | None) -> None:
 
 
 def _find_start(pid: int) -> str | None:
-    """When a process was started, in the kernel's ticks; None if there is none, or the kernel does
-    not say."""
+    """When a process was started, in the kernel's ticks;
+    None if there is none, or the kernel does not say."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -78,8 +78,8 @@ def batch_dict(settings: Section, samples: Samples) -> dict[str, Any]:
 
 
 def sample_dict(settings: Section, samples: Samples) -> dict[str, Any]:
-    """The first of the samples as GPTDataset returns it: without the batch dimension, dataset_id an
-    int."""
+    """The first of the samples as GPTDataset returns it:
+    without the batch dimension, dataset_id an int."""
     return sample_of(batch_dict(settings, samples), 0)
 
 

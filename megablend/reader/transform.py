@@ -92,8 +92,8 @@ class Threads:
         return self._pool.submit(function, *args)
 
     def get_current(self) -> tuple[int, int]:
-        """The current generation; a forked child, which does not have its parent's threads, starts
-        a new one."""
+        """The current generation; a forked child, which does not have its parent's
+        threads, starts a new one."""
         if self.generation[0] != os.getpid():
             self._pool = None
             self.generation = (os.getpid(), 0)

@@ -1,5 +1,5 @@
-"""Refuse blends in which a source gets no samples, or more than its cap; errors say which blend and
-length would do."""
+"""Refuse blends in which a source gets no samples, or more than its cap;
+errors say which blend and length would do."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SHOWN = 5
 
 
 def check_limits(compiled: Compiled) -> None:
-    """Raises: PlanError if a source with a share gets no samples of the run, or one exceeds its
-    caps."""
+    """Raises: PlanError if a source with a share gets no samples of the run,
+    or one exceeds its caps."""
     run = compiled.run
     if not run.is_blended:
         return
@@ -132,8 +132,8 @@ def _redistribute(
 
 
 def check_stage_totals(compiled: Compiled) -> None:
-    """Refuse a run of several stages in which a source with a share gets no samples, or one exceeds
-    its caps.
+    """Refuse a run of several stages in which a source with a share gets no samples,
+    or one exceeds its caps.
 
     Raises: PlanError that names the stage, the source, and where the stage could end.
     """

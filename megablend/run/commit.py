@@ -33,8 +33,8 @@ def compile_others(train: Compiled) -> Iterator[tuple[str, Compiled | PlanError]
 
 
 def keep_companion(compiled: Compiled) -> None:
-    """Store the companion of a ledger that is about to be committed, or was, with the config that
-    requests it.
+    """Store the companion of a ledger that is about to be committed, or was,
+    with the config that requests it.
 
     Raises: CacheError if it cannot be written.
     """

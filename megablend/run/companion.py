@@ -1,5 +1,5 @@
-"""What is kept beside a run's ledger so that it opens without computing: what its config requested,
-and the plan.
+"""What is kept beside a run's ledger so that it opens without computing:
+what its config requested, and the plan.
 
 A companion is named by the ledger's chain and the config's request, and stored with the splits of
 the run's last snapshot. It holds nothing that they and the index do not imply: if it is missing,
@@ -60,8 +60,8 @@ class Companion:
 
 
 def load_companion(cache: Path, ledger: Ledger, request: str) -> Companion | None:
-    """The companion of a ledger and a config's request; None if it is missing, damaged, or not
-    readable."""
+    """The companion of a ledger and a config's request;
+    None if it is missing, damaged, or not readable."""
     path = _path(cache, ledger, request)
     with contextlib.suppress(OSError, *_MALFORMED):
         whole = read_regular(path)

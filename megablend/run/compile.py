@@ -57,8 +57,8 @@ class Compiled:
 
     @property
     def weights(self) -> tuple[Fraction, ...]:
-        """The sources' shares of all samples, [num_sources], sum 1; empty if the split is not
-        blended."""
+        """The sources' shares of all samples, [num_sources], sum 1;
+        empty if the split is not blended."""
         return self._over_all_stages([stage.mean_weights for stage in self.stages])
 
     @property
@@ -88,8 +88,8 @@ class Compiled:
         return next((stage for stage in self.stages if sample < stage.stop), self.stages[-1])
 
     def tokens_of(self, stage: RequestedStage) -> list[int]:
-        """Tokens of each source in this split, in a stage's snapshot; 0 if it does not have the
-        source."""
+        """Tokens of each source in this split, in a stage's snapshot;
+        0 if it does not have the source."""
         return _data_of(self.data, stage).tokens
 
     @cached_property
@@ -106,8 +106,8 @@ class Compiled:
         )
 
     def continue_ledger(self, committed: Ledger) -> Compiled:
-        """The same with a committed ledger's stages, and further ones if more samples are
-        requested.
+        """The same with a committed ledger's stages,
+        and further ones if more samples are requested.
 
         Raises: PlanError when a committed sample would change, or fewer samples are requested.
         """
@@ -314,8 +314,8 @@ def _make_schedule(stage: RequestedStage, requested: RequestedSchedule, blend: B
 
 
 def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> RequestedStage:
-    """The only stage of a split that is one pass over its sources. Raises: PlanError if it has
-    no samples."""
+    """The only stage of a split that is one pass over its sources. Raises:
+    PlanError if it has no samples."""
     extra = int(config.add_extra_token_to_sequence)
     num_samples = sum(samples_of_one_pass(tokens, config.sequence_length, extra))
     if num_samples == 0:

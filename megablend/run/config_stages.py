@@ -1,5 +1,5 @@
-"""The stages that a config requests for a blended split: their settings, shares and ends, in
-samples."""
+"""The stages that a config requests for a blended split:
+their settings, shares and ends, in samples."""
 
 from __future__ import annotations
 
@@ -264,8 +264,8 @@ def _length(
     *,
     is_last: bool,
 ) -> int | None:
-    """Samples from a stage's start to the end that it is given; None if its sources' amounts
-    decide it.
+    """Samples from a stage's start to the end that it is given;
+    None if its sources' amounts decide it.
 
     Args:
         start, tokens_before: samples and tokens of the stages before.

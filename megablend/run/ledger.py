@@ -1,5 +1,5 @@
-"""A run's ledger: its stages. Committed samples never change; a run is extended by appending
-stages."""
+"""A run's ledger: its stages. Committed samples never change;
+a run is extended by appending stages."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ class Ledger:
         )
 
     def in_version(self, version: int) -> Ledger:
-        """A copy of the ledger with another version of the plan; unchanged if the split is not
-        blended."""
+        """A copy of the ledger with another version of the plan;
+        unchanged if the split is not blended."""
         blends = [stage.blend for stage in self.stages]
         if all(blend.plan_version == version or not blend.is_blended for blend in blends):
             return self
@@ -151,8 +151,8 @@ class Ledger:
         return dataclasses.replace(self, stages=(*self.stages, *added)) if added else self
 
     def with_links(self, links: Sequence[Link]) -> Ledger:
-        """The ledger with the stages of a chain, in the blends that it has there; what comes after
-        the chain stays."""
+        """The ledger with the stages of a chain, in the blends that it has there;
+        what comes after the chain stays."""
         stages = list[Stage]()
         start = 0
         for link in links:

@@ -56,8 +56,8 @@ def digest_of(value: object) -> str:
 
 
 def chain_digests(stages: Sequence[Stage]) -> tuple[str, ...]:
-    """The digest of a run after each of its stages: of a stage that was cut, what it would have
-    been at its end."""
+    """The digest of a run after each of its stages:
+    of a stage that was cut, what it would have been at its end."""
     link = ""
     chain = list[str]()
     before = None

@@ -47,8 +47,8 @@ class Reading(NamedTuple):
         return self.blocks.index_blocks(blocks) + self.first_block
 
     def count_remaining(self, start: int, stop: int) -> tuple[int, int]:
-        """A range of stored tokens of `blocks`, as `order` counts them; empty if they are
-        withdrawn."""
+        """A range of stored tokens of `blocks`, as `order` counts them;
+        empty if they are withdrawn."""
         if isinstance(self.view, SplitBlocks):
             return start, stop
         return self.view.remaining_before(start), self.view.remaining_before(stop)
@@ -99,8 +99,8 @@ class Locator:
         self._readings: dict[int, tuple[Reading, ...]] = {}
 
     def readings(self, source: int) -> tuple[Reading, ...]:
-        """What the epochs of a source read, in order; none of a source that no snapshot of this
-        split has."""
+        """What the epochs of a source read, in order;
+        none of a source that no snapshot of this split has."""
         if source not in self._readings:
             self._readings[source] = tuple(_make_readings(self._sources[source], self._extra))
         return self._readings[source]
@@ -168,8 +168,8 @@ def _locate(
 
 
 def _make_readings(source: LocatedSource, extra: int) -> list[Reading]:
-    """A reading for each run of segments of one snapshot; snapshots without the source are not
-    read.
+    """A reading for each run of segments of one snapshot;
+    snapshots without the source are not read.
 
     There is none if the split reads only such snapshots.
     """

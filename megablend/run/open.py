@@ -18,8 +18,8 @@ from megablend.storage.base import Storage
 
 
 def find_companion(runtime: Runtime, ledger: Ledger, request: str | None) -> Companion | None:
-    """The companion of a ledger and a config's request, if there is one on this node or in the
-    cache."""
+    """The companion of a ledger and a config's request,
+    if there is one on this node or in the cache."""
     if request is None:
         return None
     runtime.cache.fetch_files("splits", [ledger.index])

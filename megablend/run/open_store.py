@@ -1,5 +1,5 @@
-"""The blocks of the snapshots of an index that a run reads, and whether they are what a config
-requests."""
+"""The blocks of the snapshots of an index that a run reads,
+and whether they are what a config requests."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _ORDER_REMEDY = (
 
 
 def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> BlockStore:
-    """Open the blocks of all snapshots of a run, in order, with the options and the paths of the
-    config.
+    """Open the blocks of all snapshots of a run, in order,
+    with the options and the paths of the config.
 
     Raises: as open_block_store, if no snapshot has a source of the config, or one does not have
         a source that one before had and that the config does not withdraw; CacheError if a

@@ -193,8 +193,8 @@ class _Planner:
         self.given = self.given + part.read
 
     def drain_before(self, stage: Stage, following: Stage) -> None:
-        """Read what stages up to `stage` have left, of the sources that the following stage has, if
-        that needs it."""
+        """Read what stages up to `stage` have left, of the sources
+        that the following stage has, if that needs it."""
         if not self._needs_drain(stage, following):
             if following.drain is not None:
                 raise PlanError(
@@ -299,8 +299,8 @@ class _Planner:
 
 
 def _pad(values: Int64s, num_sources: int, value: int = 0) -> Int64s:
-    """Values of a stage's sources, int64 [n], with those of sources that come later: int64
-    [num_sources]."""
+    """Values of a stage's sources, int64 [n], with those of sources
+    that come later: int64 [num_sources]."""
     missing = num_sources - len(values)
     return values if missing == 0 else np.concatenate([values, np.full(missing, value, np.int64)])
 
@@ -320,8 +320,8 @@ def _list_groups(stages: Sequence[Stage]) -> Iterator[list[Stage]]:
 def _divide(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> list[list[Step]]:
     """The steps of each stage of one blend, had none been cut; one if its shares are constant.
 
-    Stages of constant shares are divided together, so that many short ones give the same as one
-    long one.
+    Stages of constant shares are divided together,
+    so that many short ones give the same as one long one.
 
     Args:
         start: number of the first sample.
@@ -345,8 +345,8 @@ def _divide(group: Sequence[Stage], start: int, tokens: Sequence[int]) -> list[l
 def _plan_step(
     stage: Stage, request: StageRequest, cursor: Int64s, end: int, number: int
 ) -> PlannedStage:
-    """A step of stage number `number` of the ledger, which ends at sample `end` or where the stage
-    was cut.
+    """A step of stage number `number` of the ledger,
+    which ends at sample `end` or where the stage was cut.
 
     Raises: PlanError if it was cut and its interleaving cannot stop there.
     """

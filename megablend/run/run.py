@@ -69,8 +69,8 @@ class Run:
 
     @cached_property
     def sections(self) -> tuple[Section, ...]:
-        """The parts of the run between which the length of samples, or a mask, changes; in order,
-        at least one."""
+        """The parts of the run between which the length of samples, or a mask, changes;
+        in order, at least one."""
         masks = self.runtime.stage_masks if self.split == "train" else ()
         starts = self.starts if masks else (0,)
         masks = masks or (self.runtime.masks,)
@@ -93,8 +93,8 @@ class Run:
         return tuple(found)
 
     def view_at(self, sample: int) -> Run:
-        """The run with the settings that it has at a sample; the last ones for samples beyond its
-        end."""
+        """The run with the settings that it has at a sample;
+        the last ones for samples beyond its end."""
         if len(self.sections) == 1:
             return self
         return self.view(
@@ -112,8 +112,8 @@ class Run:
 
     @property
     def settings(self) -> Section:
-        """The length and masks of samples: of a view those of its section, otherwise those of the
-        first samples."""
+        """The length and masks of samples: of a view those of its section,
+        otherwise those of the first samples."""
         return self.section or self.sections[0]
 
     @property
@@ -148,8 +148,8 @@ class Run:
 
     @property
     def extra_token(self) -> int:
-        """1 if a sample has one token more than those by which the next one is further, otherwise
-        0."""
+        """1 if a sample has one token more than those by
+        which the next one is further, otherwise 0."""
         return int(self.ledger.blend.add_extra_token_to_sequence)
 
     @property
@@ -167,16 +167,16 @@ class Run:
 
     @property
     def consumes_whole_blocks(self) -> bool:
-        """Whether a lane reads a block to its end before it leaves it, in all orders of the run;
-        see OrderKind."""
+        """Whether a lane reads a block to its end before it leaves it,
+        in all orders of the run; see OrderKind."""
         return all(
             find_order(stage.blend.order).consumes_whole_blocks for stage in self.ledger.stages
         )
 
     @property
     def has_lanes(self) -> bool:
-        """Whether the samples are in lanes, each of which continues in the blocks that it reads
-        from."""
+        """Whether the samples are in lanes, each of which continues
+        in the blocks that it reads from."""
         return find_interleaving(self.ledger.blend.interleaving).has_lanes
 
     @cached_property

@@ -32,8 +32,8 @@ _Entry = tuple[int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Skips:
-    """Ranges [start, stop) of samples that are not trained on, in ascending order; no two touch or
-    overlap."""
+    """Ranges [start, stop) of samples that are not trained on, in ascending
+    order; no two touch or overlap."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
@@ -117,8 +117,8 @@ def save_skip(cache: CacheLike, ledger: Ledger, start: int, stop: int) -> None:
 
 
 def copy_skips(cache: CacheLike, ledger: Ledger, new: str) -> int:
-    """Give another run name the skips of a run's plan, in place of what an earlier run of that name
-    left.
+    """Give another run name the skips of a run's plan,
+    in place of what an earlier run of that name left.
 
     Returns: how many ranges. Raises: CacheError.
     """
@@ -141,8 +141,8 @@ def forget_skips(cache: CacheLike, run: str) -> None:
 
 
 def remove_skips(cache: CacheLike, ledger: Ledger) -> None:
-    """Remove all skipped ranges of a run's plan, and a record of them that is damaged. Raises
-    CacheError."""
+    """Remove all skipped ranges of a run's plan,
+    and a record of them that is damaged. Raises CacheError."""
     store = find_store(cache)
     try:
         entries, record = _read(store, ledger.run)

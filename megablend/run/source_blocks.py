@@ -1,5 +1,5 @@
-"""The blocks of a source in the snapshots of a run, and what is left of an epoch when files are
-withdrawn."""
+"""The blocks of a source in the snapshots of a run,
+and what is left of an epoch when files are withdrawn."""
 
 from __future__ import annotations
 

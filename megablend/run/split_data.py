@@ -212,8 +212,8 @@ def _find_sources(
 
 
 def _check_sequence(run: str, sources: SplitSources) -> None:
-    """Refuse sources that came with a later snapshot, but are listed before others. Raises:
-    PlanError."""
+    """Refuse sources that came with a later snapshot,
+    but are listed before others. Raises: PlanError."""
     names = sources.index_names
     arrivals = np.argmax(
         [*(each.has_source for each in sources.snapshots), np.ones(len(names), np.bool_)], axis=0

@@ -73,14 +73,13 @@ class Blend:
 
     @property
     def shares(self) -> tuple[Fraction, ...]:
-        """The sources' shares of the samples, [num_sources]; empty if the split is not
-        blended."""
+        """The sources' shares of the samples, [num_sources]; empty if the split is not blended."""
         return tuple(source.share for source in self.sources if source.share is not None)
 
     @property
     def largest_shares(self) -> tuple[Fraction, ...]:
-        """The largest share of each source in the stage, [num_sources]; empty if the split is
-        not blended."""
+        """The largest share of each source in the stage, [num_sources];
+        empty if the split is not blended."""
         return (
             self.shares
             if self.schedule is None

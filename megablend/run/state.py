@@ -1,8 +1,8 @@
-"""The state stored in a checkpoint: one integer, and the digests of the index and plan that it
-refers to.
+"""The state stored in a checkpoint: one integer,
+and the digests of the index and plan that it refers to.
 
-Less than 1 KB of JSON plus at most 60 bytes per further stage; independent of world size, workers
-and micro batch.
+Less than 1 KB of JSON plus at most 60 bytes per further stage;
+independent of world size, workers and micro batch.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class State:
         """Refuse to resume with another split, or if the plans or their indices differ before
         the state's position.
 
-        What comes after it may differ: stages may have been appended or amended since, and read
-        another index.
+        What comes after it may differ: stages may have been appended or amended since,
+        and read another index.
 
         Raises: StateError with both digests, the sample from which the plans differ, and the
             remedy.

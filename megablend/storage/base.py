@@ -73,9 +73,9 @@ class Storage(Protocol):
         ...
 
     def for_reading(self) -> Storage:
-        """A view of the storage for one reader, such as an open run: it stays with the files that
-        it opens first, whatever else this storage finds or opens before or after, for others that
-        read from it."""
+        """A view of the storage for one reader, such as an open run: it stays with the
+        files that it opens first, whatever else this storage finds or opens before or
+        after, for others that read from it."""
         ...
 
     def find(self, pattern: str) -> Found:
@@ -88,8 +88,8 @@ class Storage(Protocol):
         ...
 
     def glob(self, pattern: str) -> list[str]:
-        """Paths of files that match `pattern` (`*`, `?`, `[]`, `**`), sorted; a plain existing path
-        matches itself."""
+        """Paths of files that match `pattern` (`*`, `?`, `[]`, `**`), sorted;
+        a plain existing path matches itself."""
         ...
 
     def is_folder(self, path: str) -> bool:
@@ -97,8 +97,8 @@ class Storage(Protocol):
         ...
 
     def is_readable(self, path: str) -> bool:
-        """Whether this process is permitted to read the file at `path`, as far as that is known
-        beforehand."""
+        """Whether this process is permitted to read the file at `path`,
+        as far as that is known beforehand."""
         ...
 
     def stat(self, path: str) -> FileStat:
@@ -117,8 +117,8 @@ class Storage(Protocol):
         ...
 
     def add_known_files(self, known: KnownFiles) -> None:
-        """Take over what another process of the same job found out, so that files are not requested
-        for it again."""
+        """Take over what another process of the same job found out,
+        so that files are not requested for it again."""
         ...
 
     def read(self, path: str, offset: int, size: int) -> bytes:
@@ -159,8 +159,8 @@ class Storage(Protocol):
         ...
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:
-        """A descriptor of the file, for kernels that read by themselves; -1 if the storage has
-        none.
+        """A descriptor of the file, for kernels that read by themselves;
+        -1 if the storage has none.
 
         Raises: MissingFileError; DataError if it cannot be opened.
         """

@@ -84,13 +84,13 @@ class DescriptorPool:
         return shared_pool, (self._name, self._capacity)
 
     def unlock_after_fork(self) -> None:
-        """Replace the lock: a thread that does not exist in the child may have held it. Descriptors
-        stay valid."""
+        """Replace the lock: a thread that does not exist in the child may have held it.
+        Descriptors stay valid."""
         self._lock = threading.Lock()
 
     def borrow(self, path: str, opened: OpenedFiles) -> AbstractContextManager[int]:
-        """Borrow a descriptor of the file at `path`, until the end of the context, which must be
-        entered.
+        """Borrow a descriptor of the file at `path`, until the end of the context,
+        which must be entered.
 
         Args:
             opened: the files that the caller has opened before; the one at `path` is added.
@@ -147,8 +147,8 @@ class DescriptorPool:
         ]
 
     def _retire(self, key: tuple[str, FileIdentity]) -> _Descriptor | None:
-        """Remove a descriptor from the pool (the lock is held); returned if it is not in use and
-        can be closed."""
+        """Remove a descriptor from the pool (the lock is held);
+        returned if it is not in use and can be closed."""
         retired = self._pool.pop(key)
         retired.pooled = False
         return None if retired.holders else retired
@@ -160,8 +160,8 @@ class DescriptorPool:
 
 
 class _Loan:
-    """A borrowed descriptor; a generator's context takes several times as long, which shows when
-    reads are small."""
+    """A borrowed descriptor; a generator's context takes several times as long,
+    which shows when reads are small."""
 
     __slots__ = ("_held", "_pool")
 

@@ -27,8 +27,8 @@ class LongReadError(Exception):
 
 
 class DryStorage(PrefetchedStorage):
-    """Counts requests and bytes as a PrefetchedStorage around `inner` makes them. Used by one
-    thread.
+    """Counts requests and bytes as a PrefetchedStorage around `inner` makes
+    them. Used by one thread.
 
     Raises, from any read: LongReadError.
     """

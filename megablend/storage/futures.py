@@ -12,8 +12,8 @@ R = TypeVar("R")
 
 
 def call_now(function: Callable[..., T], *arguments: Any) -> Future[T]:
-    """Call a function now; return a future with its result or exception. KeyboardInterrupt is
-    raised at once."""
+    """Call a function now; return a future with its result or exception.
+    KeyboardInterrupt is raised at once."""
     found = Future[T]()
     try:
         found.set_result(function(*arguments))

@@ -1,9 +1,9 @@
 """The beginning and the end of a file, which a storage may read along with the file's state: they
 say where everything else is.
 
-Code that indexes a file begins with these. Over a network they take no round of requests of their
-own if they are requested together with the state, at a time when the size of the file is not known
-yet.
+Code that indexes a file begins with these. Over a network they take no round of
+requests of their own if they are requested together with the state, at a time when the
+size of the file is not known yet.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Files of a local or mounted file system: positioned reads on a pool of descriptors shared by the
-process."""
+"""Files of a local or mounted file system: positioned reads on a pool
+of descriptors shared by the process."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class LocalStorage:
         return found
 
     def glob(self, pattern: str) -> list[str]:
-        """Paths of files that match `pattern`, sorted; see Storage.glob. Directories are not
-        included."""
+        """Paths of files that match `pattern`, sorted; see Storage.glob.
+        Directories are not included."""
         return [match.path for match in self.find(pattern).files]
 
     def is_folder(self, path: str) -> bool:
@@ -166,8 +166,8 @@ class LocalStorage:
         return call_now(self.read_ranges, path, offsets, sizes, allocate)
 
     def descriptor(self, path: str) -> AbstractContextManager[int]:
-        """The pool's descriptor of a file. Raises: MissingFileError; DataError if it cannot be
-        opened."""
+        """The pool's descriptor of a file. Raises: MissingFileError;
+        DataError if it cannot be opened."""
         try:
             return self.pool.borrow(path, self.opened)
         except OSError as error:
@@ -175,8 +175,8 @@ class LocalStorage:
 
 
 class _CheckingStorage(LocalStorage):
-    """Local files through separate descriptors, so that their readers keep the files that they
-    opened."""
+    """Local files through separate descriptors, so
+    that their readers keep the files that they opened."""
 
     __slots__ = ()
 
@@ -252,8 +252,8 @@ def ends_early(path: str, offset: int, size: int, found: int) -> CorruptFileErro
 
 
 def data_error(path: str, error: OSError, opened: Container[str] = ()) -> DataError:
-    """The error for a file that the system cannot open or read. `opened`: the files that were
-    opened before."""
+    """The error for a file that the system cannot open or read. `opened`:
+    the files that were opened before."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return MissingFileError(path, "no such file")
     if error.errno == errno.ESTALE and path in opened:

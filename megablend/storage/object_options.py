@@ -117,8 +117,8 @@ _pickling = threading.local()
 
 
 def check_signature(location: str) -> None:
-    """Refuse a signed URL that is written with the scheme of a store. Raises: ValueError, without
-    the signature."""
+    """Refuse a signed URL that is written with the scheme of a store. Raises:
+    ValueError, without the signature."""
     plain, _, query = location.partition("?")
     if _SIGNATURE.search(query) is not None:
         raise ValueError(
@@ -138,8 +138,8 @@ def has_prefix(location: str, prefix: str) -> bool:
 
 
 def is_server_url(url: str) -> bool:
-    """Whether this is the URL of a server, with or without a port and a path. The client panics at
-    what is not."""
+    """Whether this is the URL of a server, with or without a port and a path.
+    The client panics at what is not."""
     found = _SERVER.fullmatch(url)
     return found is not None and int(found["port"] or 0) < 1 << 16
 
@@ -151,8 +151,8 @@ def is_region(name: str) -> bool:
 
 
 def parse_options(given: object) -> ObjectOptions:
-    """The `storage` setting of a config: prefixes to settings. Raises: ValueError, which names the
-    key."""
+    """The `storage` setting of a config: prefixes to settings. Raises:
+    ValueError, which names the key."""
     if isinstance(given, ObjectOptions):
         return given
     if not isinstance(given, Mapping):

@@ -41,8 +41,7 @@ def map_waiting(
     """Apply `work`, which reads files, to each item: in the caller until reading blocks, from then
     on with `in_flight` threads.
 
-    If files are in the page cache, threads would only wait for Python's lock. Results are in
-    order.
+    If files are in the page cache, threads would only wait for Python's lock. Results are in order.
     """
     bounds = [0, *range(1, len(items), _RUN), len(items)]  # one at first, which may take long
     runs = [items[first:stop] for first, stop in pairwise(bounds)]

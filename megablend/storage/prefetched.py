@@ -1,10 +1,10 @@
-"""Ranges of files that are requested together, before the code that needs them reads one after the
-other.
+"""Ranges of files that are requested together,
+before the code that needs them reads one after the other.
 
-Code that indexes a file reads small ranges in turn: a footer, then what the footer refers to. On a
-local disk that costs nothing; over a network each read waits for a round trip. Such code announces
-what it will read as soon as that is known (`request_ranges`), and then reads as it does on a local
-disk.
+Code that indexes a file reads small ranges in turn: a footer, then what the footer refers
+to. On a local disk that costs nothing; over a network each read waits for a round trip.
+Such code announces what it will read as soon as that is known (`request_ranges`), and then
+reads as it does on a local disk.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class _Held(NamedTuple):
 
 
 class PrefetchedStorage(WrapperStorage):
-    """Serves reads from ranges that were requested before; other reads go to `inner`. Used by one
-    thread.
+    """Serves reads from ranges that were requested before;
+    other reads go to `inner`. Used by one thread.
 
     Args:
         reads: all that is requested is added to these.
@@ -61,8 +61,8 @@ class PrefetchedStorage(WrapperStorage):
         self._is_streaming = False
 
     def request(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
-        """Request ranges, int64 [n] each, all at the same time. Errors are raised by the reads that
-        need them."""
+        """Request ranges, int64 [n] each, all at the same time.
+        Errors are raised by the reads that need them."""
         self._request(path, offsets, sizes)
 
     def is_requested(self, path: str, offset: int, size: int) -> bool:
@@ -70,8 +70,8 @@ class PrefetchedStorage(WrapperStorage):
         return self._cover(path, offset, size) is not None
 
     def stream(self, path: str, portions: Sequence[tuple[Int64s, Int64s]]) -> Iterator[int]:
-        """Request large portions of a file, each while the one before it is processed, as memory
-        allows.
+        """Request large portions of a file, each while the one before it is
+        processed, as memory allows.
 
         Args:
             portions: the offsets and sizes of the ranges of each, int64 [n].
@@ -186,8 +186,8 @@ class PrefetchedStorage(WrapperStorage):
         return self._large if held.stop - held.start >= _LARGE_BYTES else self._small_of(held.path)
 
     def _small_of(self, path: str) -> list[_Held]:
-        """Small ranges of a file, sorted by start: at first those that the storage has read along
-        with its state."""
+        """Small ranges of a file, sorted by start: at first those
+        that the storage has read along with its state."""
         if (found := self._held.get(path)) is None:
             ends = get_ends(self.inner, path)
             read = [] if ends is None else [(0, ends.head), (ends.tail_start, ends.tail)]

@@ -91,8 +91,8 @@ def merge_ranges(
 
 
 def portions(sizes: Int64s, max_bytes: int) -> list[slice]:
-    """Split items of `sizes` int64 [n] into consecutive batches of about `max_bytes`, or one larger
-    item."""
+    """Split items of `sizes` int64 [n] into consecutive batches
+    of about `max_bytes`, or one larger item."""
     total = sizes.cumsum(dtype=np.int64)
     if len(total) and total[-1] <= max_bytes:
         return [slice(0, len(total))]

@@ -1,8 +1,8 @@
-"""The available storages, by the scheme of their locations: megablend's own, and those of other
-packages.
+"""The available storages, by the scheme of their locations:
+megablend's own, and those of other packages.
 
-Another package adds one by an entry point of the group `megablend.storages`, whose name is the
-scheme:
+Another package adds one by an entry point of the group `megablend.storages`,
+whose name is the scheme:
 
     [project.entry-points."megablend.storages"]
     zip = "my_package:make_zip_storage"

@@ -1,5 +1,5 @@
-"""What the threads of a process have requested of storages: cancelled together, and within a limit
-of memory."""
+"""What the threads of a process have requested of storages:
+cancelled together, and within a limit of memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What reading from object stores takes: requests, bytes, and their price if the config gives
-prices."""
+"""What reading from object stores takes: requests, bytes,
+and their price if the config gives prices."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _DEVIATIONS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """What will be requested of object stores: at least, and at most; the same if it is known
-    exactly."""
+    """What will be requested of object stores: at least, and at most;
+    the same if it is known exactly."""
 
     requests: int = 0
     bytes: int = 0
@@ -59,8 +59,8 @@ def price_transfer(least: Counted, most: Counted, options: StoreOptions) -> Tran
 
 
 def extrapolate(counted: Float64s, num_all: int) -> tuple[Float64s, Float64s]:
-    """The least and the most of all, float64 [k] each, from what was counted of evenly spaced ones,
-    float64 [n, k].
+    """The least and the most of all, float64 [k] each,
+    from what was counted of evenly spaced ones, float64 [n, k].
 
     How much it may be wrong is seen from how much neighbours differ.
     """

@@ -1,5 +1,5 @@
-"""HeadAndTail what the threads of a group wait for, such as a file's first request to a source that
-does not answer.
+"""HeadAndTail what the threads of a group wait for,
+such as a file's first request to a source that does not answer.
 
 A thread that reads synchronously from an object store waits as long as its request is tried again.
 Whoever started the thread may no longer need it.
@@ -55,8 +55,8 @@ class Waits:
 
 
 def wait_for(awaited: Future[T]) -> T:
-    """The result of a future. It is cancelled if the wait is interrupted. Raises: its exception;
-    CancelledError."""
+    """The result of a future. It is cancelled if the wait is interrupted. Raises:
+    its exception; CancelledError."""
     waits: Waits | None = getattr(_current, "waits", None)
     if waits is not None:
         waits.add(awaited)

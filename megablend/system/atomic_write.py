@@ -1,5 +1,5 @@
-"""Atomic writes to the cache: a temporary file in the same folder is written, flushed, then
-renamed."""
+"""Atomic writes to the cache: a temporary file in the same folder is written,
+flushed, then renamed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Data = TypeVar("Data", bytes, memoryview)
 
 @contextlib.contextmanager
 def translate_os_errors(path: Path, what: str = "the cache") -> Iterator[None]:
-    """Turn an OSError of the cache's file system (no permission, no space) into a CacheError that
-    names the path.
+    """Turn an OSError of the cache's file system (no permission, no space) into a
+    CacheError that names the path.
 
     Args:
         what: is written.
@@ -45,11 +45,11 @@ def translate_os_errors(path: Path, what: str = "the cache") -> Iterator[None]:
 
 
 class reading:  # noqa: N801  # used like a function
-    """Turn an OSError on reading the cache (no permission, a failing disk) into a CacheError that
-    names the path.
+    """Turn an OSError on reading the cache (no permission, a failing disk) into a
+    CacheError that names the path.
 
-    A class, since a generator's context takes several times as long, and opening a run enters a
-    dozen.
+    A class, since a generator's context takes several times as long,
+    and opening a run enters a dozen.
     """
 
     __slots__ = ("_apart_from", "_path")
@@ -81,8 +81,8 @@ def temp_sibling(path: Path) -> Path:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files that killed builds left in `folder`. The caller must hold the
-    build lock."""
+    """Remove the temporary files that killed builds left in `folder`.
+    The caller must hold the build lock."""
     check_folder(folder)
     for path in folder.iterdir():
         if path.name.startswith(TEMPORARY):
@@ -93,8 +93,8 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def list_committed(folder: Path) -> list[str]:
-    """Sorted names in `folder`, except temporary files; empty if the folder does not exist. Raises:
-    CacheError."""
+    """Sorted names in `folder`, except temporary files;
+    empty if the folder does not exist. Raises: CacheError."""
     with reading(folder), contextlib.suppress(FileNotFoundError):
         return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     return []
@@ -108,8 +108,8 @@ def write_flushed(path: Path, parts: Iterable[bytes]) -> None:
 
 
 def replace_file(path: Path, data: bytes, what: str = "the cache") -> None:
-    """Replace the file at `path` atomically: a reader sees either the old content or the new one,
-    complete.
+    """Replace the file at `path` atomically: a reader sees either the old content
+    or the new one, complete.
 
     Args:
         what: is written, for an error.

@@ -1,5 +1,5 @@
-"""One build at a time: an flock on the cache's lock file, which is released when the process that
-holds it ends."""
+"""One build at a time: an flock on the cache's lock file,
+which is released when the process that holds it ends."""
 
 from __future__ import annotations
 

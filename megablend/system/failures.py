@@ -71,8 +71,8 @@ def cause_of(error: OSError) -> str:
 
 
 def translate(error: BaseException, place: str) -> MegablendError | None:
-    """The system's error as a megablend error; None for errors of other kinds, and for megablend's
-    own.
+    """The system's error as a megablend error; None for errors of other kinds,
+    and for megablend's own.
 
     Args:
         place: the file, folder or command concerned, if the error itself does not name a file.

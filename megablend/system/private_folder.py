@@ -60,8 +60,8 @@ def _try(base: Path, name: Path) -> tuple[Path, str | None]:
 
 
 def problem_with(folder: Path) -> str | None:
-    """Why another user could change files in `folder`, an absolute path without links; None if no
-    user can.
+    """Why another user could change files in `folder`,
+    an absolute path without links; None if no user can.
 
     Raises: OSError if a part of the path cannot be inspected.
     """
@@ -121,8 +121,8 @@ _VARIABLES = "MEGABLEND_KERNEL_CACHE", "XDG_CACHE_HOME"
 
 
 def private_kernel_folder(name: Path) -> Path:
-    """The folder `name` below MEGABLEND_KERNEL_CACHE, XDG_CACHE_HOME, ~/.cache or the temporary
-    folder.
+    """The folder `name` below MEGABLEND_KERNEL_CACHE, XDG_CACHE_HOME,
+    ~/.cache or the temporary folder.
 
     The first that is private; otherwise a new temporary folder, which is removed when this process
     ends. Warns if MEGABLEND_KERNEL_CACHE is set but cannot be used.

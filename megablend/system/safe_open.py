@@ -85,8 +85,8 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP)
 
 
 def get_file_size(path: str) -> int | None:
-    """Size of a regular file; None if there is none. Faster than `Path.is_file` and `Path.stat`.
-    Raises: OSError."""
+    """Size of a regular file; None if there is none.
+    Faster than `Path.is_file` and `Path.stat`. Raises: OSError."""
     try:
         state = os.stat(path)  # noqa: PTH116  (the path is a string)
     except ValueError:  # a NUL character

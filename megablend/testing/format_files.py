@@ -40,8 +40,8 @@ class FormatFiles:
     """Whether a block's bytes show that they are a block, so that a wrong offset is recognised."""
 
     def write(self, path: Path, documents: Documents) -> None:
-        """Write documents to a file, and to the other files that belong to `path` if there are any;
-        deterministic."""
+        """Write documents to a file, and to the other files that belong to `path`
+        if there are any; deterministic."""
         raise NotImplementedError
 
     def as_read(self, documents: Documents) -> list[list[int]]:
@@ -70,8 +70,8 @@ class FormatFiles:
         *,
         storage: Storage | None = None,
     ) -> BlockReader:
-        """Open an indexed file, which had `size` bytes when it was indexed (None: its present
-        size)."""
+        """Open an indexed file, which had `size` bytes
+        when it was indexed (None: its present size)."""
         storage = storage or make_storage()
         file = OpenedFile(
             size=storage.stat(str(path)).size if size is None else size,

@@ -167,8 +167,8 @@ class FormatReading(FormatFiles):
             assert not block.tokens.flags.writeable
 
     def test_bytes_come_from_the_storage_only(self, tmp_path: Path) -> None:
-        """The format opens nothing itself: locations of another storage, without descriptors, give
-        the same."""
+        """The format opens nothing itself: locations of another storage,
+        without descriptors, give the same."""
         path = self.write_mixed(tmp_path)
         moved = MovedStorage(make_storage())
         location = f"{SCHEME}{path}"

@@ -1,5 +1,5 @@
-"""The contract of every format: the same documents give the same tokens, rows and ends, and errors
-name the file.
+"""The contract of every format: the same documents give the same tokens, rows and ends,
+and errors name the file.
 
 class TestMyFormat(FormatContract):
     format = MyFormat()

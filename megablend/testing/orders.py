@@ -1,5 +1,5 @@
-"""The contract of every order: each token of each epoch exactly once, and reading can start at any
-token.
+"""The contract of every order: each token of each epoch exactly once,
+and reading can start at any token.
 
 class TestMyOrder(OrderContract):
     kind = OrderKind(MyOrder)
@@ -23,8 +23,8 @@ Token = tuple[int, int, int]
 
 
 class ListedBlocks:
-    """Blocks with listed token counts; each block is one document, unless document lengths are
-    given."""
+    """Blocks with listed token counts; each block is one document,
+    unless document lengths are given."""
 
     def __init__(self, sizes: Sequence[int], documents: Sequence[int] | None = None) -> None:
         self.listed = list(sizes)
@@ -113,8 +113,8 @@ class OrderContract:
             )
 
     def test_many_ranges_at_once_equal_single_ones(self) -> None:
-        """In any sequence, including repeated and overlapping ranges; all of one length, or each of
-        its own."""
+        """In any sequence, including repeated and overlapping ranges;
+        all of one length, or each of its own."""
         for rng, sizes in self.draw_sizes("many"):
             order = self.make(sizes)
             length = rng.randrange(1, 9)

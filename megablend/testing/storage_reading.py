@@ -1,5 +1,5 @@
-"""The second half of the contract of storages: exactly the requested bytes, or an error that names
-file and place."""
+"""The second half of the contract of storages:
+exactly the requested bytes, or an error that names file and place."""
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ class StorageReading(StorageFiles):
 
 
 def draw_ranges(seed: int, count: int) -> list[tuple[int, int]]:
-    """Random ranges (offset, size) of the file; among the first are an empty one at the end, and
-    the whole file."""
+    """Random ranges (offset, size) of the file; among the first are an empty one at the
+    end, and the whole file."""
     rng = random.Random(seed)
     size = len(WHOLE)
     fixed = [(size, 0), (0, size), (0, 0), (1, 4096), (4095, 2), (size - 1, 1)]

@@ -70,13 +70,13 @@ class Plan(Protocol):
         ...
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples come from each source: int64 [num_sources]. Raises
-        IndexError."""
+        """How many of the first n samples come from each source:
+        int64 [num_sources]. Raises IndexError."""
         ...
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of
-        `locate_many`.
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n];
+        the inverse of `locate_many`.
 
         Raises: IndexError for a source or ordinal that the plan does not have.
         """
@@ -158,8 +158,8 @@ def check_tokens(
     epoch_tokens: Sequence[int],
     sample_tokens: int,
 ) -> None:
-    """Check that the tokens of each source, [num_sources], can be counted in 64 bits. Raises:
-    PlanError.
+    """Check that the tokens of each source, [num_sources],
+    can be counted in 64 bits. Raises: PlanError.
 
     Args:
         samples: samples of each source in a stage.

@@ -35,8 +35,8 @@ from megablend.kernels.blend.strides import golden_stride
 
 
 class LaneSchedule(NamedTuple):
-    """The pattern of a cycle: at slot p lane l takes (firsts[l] + K * ((stride * p + shift) % b)) %
-    (b * K)."""
+    """The pattern of a cycle: at slot p lane l takes
+    (firsts[l] + K * ((stride * p + shift) % b)) % (b * K)."""
 
     firsts: Int64s
     """int64 [K], positions."""
@@ -44,8 +44,8 @@ class LaneSchedule(NamedTuple):
     slots: int
 
     def samples(self, positions: Int64s, shift: int) -> Int64s:
-        """The samples of the cycle at `positions` int64 [n]: int64 [n]; the inverse of the formula
-        above."""
+        """The samples of the cycle at `positions` int64 [n]: int64 [n];
+        the inverse of the formula above."""
         lanes = np.argsort(self.firsts % len(self.firsts))[positions % len(self.firsts)]
         turns = (positions - self.firsts[lanes]) // len(self.firsts)
         slots = (turns - shift) * pow(self.stride, -1, self.slots) % self.slots
@@ -63,12 +63,12 @@ def make_lane_schedule(lanes: int, slots: int) -> LaneSchedule:
 
 
 def bit_reversal_permutation(size: int) -> Int64s:
-    """A permutation of [0, size), int64 [size], that moves neighbours far apart; bit reversal for
-    powers of two.
+    """A permutation of [0, size), int64 [size], that moves neighbours far apart;
+    bit reversal for powers of two.
 
-    With size = 2^a * m, m odd, l = m * high + low goes to (high's a digits reversed) + 2^a * (rank
-    of low among all reversed low's): of every 2 (4) neighbours, one belongs to each aligned half
-    (quarter).
+    With size = 2^a * m, m odd, l = m * high + low goes to (high's a digits reversed) + 2^a
+    * (rank of low among all reversed low's): of every 2 (4) neighbours, one belongs to
+    each aligned half (quarter).
     """
     twos = (size & -size).bit_length() - 1
     odd = size >> twos

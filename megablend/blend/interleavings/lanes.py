@@ -53,8 +53,8 @@ class Tree(NamedTuple):
     """int64 [num_leaves], by rank: the totals."""
 
     def counts(self, n: int) -> npt.NDArray[np.int64]:
-        """How many of the first n samples each leaf has: int64 [num_leaves], by rank; 0 <= n <= sum
-        of the totals."""
+        """How many of the first n samples each leaf has: int64 [num_leaves], by rank;
+        0 <= n <= sum of the totals."""
         counts = np.empty(len(self.sources), np.int64)
         all_counts(self.left_leaves, self.left_samples, int(self.samples.sum()), n, counts)
         return counts
@@ -146,8 +146,8 @@ class LanePlan(LocatesMany):
         return self._locate(sample_numbers(ks, self.num_samples), self._leaf_cycles)
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples come from each source: int64 [num_sources]. Raises
-        IndexError."""
+        """How many of the first n samples come from each source:
+        int64 [num_sources]. Raises IndexError."""
         n = prefix_length(n, self.num_samples)
         # Full cycles, or part of the tail
         low = n if n >= self._dealt else n - n % self._cycle_samples
@@ -190,8 +190,8 @@ class LanePlan(LocatesMany):
         return int(in_cycle[n - 1 - seen])
 
     def samples_of(self, sources: Int32s, ordinals: Int64s) -> Int64s:
-        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n]; the inverse of
-        `locate_many`.
+        """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n];
+        the inverse of `locate_many`.
 
         Raises: IndexError for a source or ordinal that the plan does not have.
         """
@@ -218,15 +218,15 @@ class LanePlan(LocatesMany):
         return ks
 
     def round_up(self, n: int) -> int:
-        """The first sample from n on at which a cycle begins, or all samples beyond the last full
-        cycle."""
+        """The first sample from n on at which a cycle begins,
+        or all samples beyond the last full cycle."""
         full = self.num_samples - self.num_samples % self._cycle_samples
         rounded = -(-n // self._cycle_samples) * self._cycle_samples
         return rounded if rounded <= full else self.num_samples
 
     def find_tails(self, n: int) -> Tails:
-        """What is left of each source's period after the first n samples, which end with a full
-        cycle."""
+        """What is left of each source's period after the first n samples,
+        which end with a full cycle."""
         tree = self._tree
         size = len(self._tree.sources)
         periods = np.zeros((1, size, PERIOD_FIELDS), np.int64)
@@ -284,9 +284,9 @@ class LanePlan(LocatesMany):
         )
 
     def _samples_about(self, rank: int, ordinal: int, stop: int) -> Iterator[Int64s]:
-        """Samples int64 [n], ascending, that a leaf has in each cycle of the period with its
-        `ordinal`, then those of the stage's tail; without cycles that begin at sample `stop` or
-        later."""
+        """Samples int64 [n], ascending, that a leaf has in each cycle of the period
+        with its `ordinal`, then those of the stage's tail; without cycles that
+        begin at sample `stop` or later."""
         tree = self._tree
         total = self.num_samples
         shape = tree.left_leaves, tree.left_samples
@@ -322,8 +322,8 @@ class LanePlan(LocatesMany):
         )
 
     def _counts_of(self, rank: int, n: int) -> tuple[int, int]:
-        """Among the first n samples: (how many are of leaves before `rank`, how many of leaf
-        `rank`)."""
+        """Among the first n samples: (how many are of leaves before
+        `rank`, how many of leaf `rank`)."""
         return counts_of_leaf(
             self._tree.left_leaves, self._tree.left_samples, self.num_samples, n, rank
         )

@@ -44,8 +44,8 @@ class SequentialPlan(LocatesMany):
         return sources.astype(np.int32), numbers - self._offsets[sources]
 
     def counts(self, n: int) -> Int64s:
-        """How many of the first n samples come from each source: int64 [num_sources]. Raises
-        IndexError."""
+        """How many of the first n samples come from each source:
+        int64 [num_sources]. Raises IndexError."""
         reached: Int64s = np.minimum(self._offsets, prefix_length(n, self.num_samples))
         return reached[1:] - reached[:-1]
 

@@ -1,5 +1,5 @@
-"""What is left of the periods that the end of a cycle cuts: the next ordinals of each source after
-an amendment.
+"""What is left of the periods that the end of a cycle cuts:
+the next ordinals of each source after an amendment.
 
 A source's *next* ordinals after the cut are numbered on from those it has read. The first of them
 are the tails, which stand for the ordinals of the cut period that its lanes had not read, lane by

@@ -38,8 +38,8 @@ class Chain:
         self.key = key
 
     def read_last(self) -> Record | None:
-        """The last version; None if there is none. Raises: CacheError if it is damaged or of a
-        newer format."""
+        """The last version; None if there is none. Raises:
+        CacheError if it is damaged or of a newer format."""
         return self.read(self.find_end())
 
     def find_end(self) -> int:

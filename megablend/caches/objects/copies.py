@@ -45,8 +45,8 @@ def note_use(receipt: Path) -> bool:
 
 
 def remove_unused(node: Path, before: float, *, dry_run: bool = False) -> tuple[int, int]:
-    """Remove the copies of a node that were last used before a time (seconds since 1970), of all
-    its caches.
+    """Remove the copies of a node that were last used before a time
+    (seconds since 1970), of all its caches.
 
     Args:
         node: the folder of one of them; the others are next to it.

@@ -1,9 +1,9 @@
-"""Folders of a cache in an object store: each commit lists the files of a folder with their
-checksums.
+"""Folders of a cache in an object store: each commit lists the files
+of a folder with their checksums.
 
-Files are uploaded below a name of their own (a nonce), so that nobody overwrites them; creating the
-next version of the folder's chain is the commit. What a killed build has uploaded belongs to no
-commit.
+Files are uploaded below a name of their own (a nonce), so that nobody overwrites them;
+creating the next version of the folder's chain is the commit. What a killed build has
+uploaded belongs to no commit.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Folders:
         return self._copies.read_member(folder, commit, name)
 
     def fetch(self, folder: str, *, is_fresh: bool) -> Path:
-        """The folder's copy on this node, up to date; nothing may be at the path if there is no
-        such folder."""
+        """The folder's copy on this node, up to date;
+        nothing may be at the path if there is no such folder."""
         path = self._node / folder
         present = None if is_fresh else self._copies.find_complete(folder)
         if present is not None and not present.replaced:
@@ -195,8 +195,8 @@ class Folders:
     def _find_reusable(
         self, folder: str, last: Commit, written: Path, is_same: Callable[[Path, Path], bool]
     ) -> dict[str, StoredFile] | None:
-        """Files of the last commit that need not be uploaded again; None if there are none, or they
-        are damaged."""
+        """Files of the last commit that need not be uploaded again;
+        None if there are none, or they are damaged."""
         if last.files and self._has_all(folder, last):
             with suppress(CacheError):
                 if is_same(self.fetch(folder, is_fresh=False), written):

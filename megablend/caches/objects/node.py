@@ -68,8 +68,8 @@ def try_lock_node(folder: Path, name: str) -> Iterator[bool]:
 
 
 def remove_old_leftovers(folder: Path) -> None:
-    """Remove unfinished files of killed processes: those that are older than any process takes to
-    finish one."""
+    """Remove unfinished files of killed processes:
+    those that are older than any process takes to finish one."""
     before = time.time() - _LEFTOVER_SECONDS
     for path in folder.rglob(f"{TEMPORARY}*"):
         with contextlib.suppress(FileNotFoundError):  # just finished by its process

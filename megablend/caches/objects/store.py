@@ -319,8 +319,8 @@ _RACERS = 8
 
 
 def check_creates_once(prefix: ObjectPrefix) -> None:
-    """Let requests race to create an object. Raises: CacheError if several succeed, or an existing
-    one is replaced."""
+    """Let requests race to create an object. Raises:
+    CacheError if several succeed, or an existing one is replaced."""
     for _ in range(_ROUNDS):
         key = f"{PROBES}/{secrets.token_hex(8)}"
         try:

@@ -33,8 +33,8 @@ class Buffers:
         self.fetched_bytes = 0
 
     def size(self, number: int) -> int:
-        """Bytes of a buffer; those of a compressed one are read from its prefix. Raises:
-        BatchError."""
+        """Bytes of a buffer; those of a compressed one are read
+        from its prefix. Raises: BatchError."""
         if number in self._read:
             return len(self._read[number])
         stored = int(self._batch.buffers[number]["size"])

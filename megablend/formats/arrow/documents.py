@@ -32,8 +32,8 @@ class Documents:
 
 
 def find_documents(batch: Batch, column: Column, buffers: Buffers) -> Documents:
-    """The positions of the rows' tokens among the column's values, from validity bitmaps and
-    offsets alone.
+    """The positions of the rows' tokens among the column's values,
+    from validity bitmaps and offsets alone.
 
     Null rows, rows of null structs and null elements have no tokens. Raises: BatchError.
     """

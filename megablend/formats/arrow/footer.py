@@ -82,8 +82,8 @@ def footer_digest(footer: bytes) -> str:
 
 
 def batch_places(path: str, size: int, footer: bytes) -> Array:
-    """The positions of the record batches: PLACE_DTYPE [num_batches], in the footer's order, each
-    within the file.
+    """The positions of the record batches: PLACE_DTYPE [num_batches],
+    in the footer's order, each within the file.
 
     Raises: CorruptFileError; UnsupportedFileError for big-endian files and metadata older than V4.
     """

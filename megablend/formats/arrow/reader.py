@@ -50,8 +50,8 @@ class ArrowFormat(ColumnFormat):
         return storage.read(path, 0, min(len(MAGIC), storage.stat(path).size)) == MAGIC
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
-        """Find the record batches and count their tokens from offsets and validity bitmaps; see
-        Format.index."""
+        """Find the record batches and count their tokens from offsets
+        and validity bitmaps; see Format.index."""
         size = storage.stat(path).size
         footer = read_footer(path, size, storage)
         places = batch_places(path, size, footer)

@@ -198,8 +198,8 @@ def pack_places(places: Array) -> dict[str, Any]:
 
 
 def unpack_places(path: str, packed: dict[str, Any], size: int) -> Array:
-    """PLACE_DTYPE [num_batches]. Raises: CorruptFileError if they are not within a file of `size`
-    bytes."""
+    """PLACE_DTYPE [num_batches]. Raises: CorruptFileError
+    if they are not within a file of `size` bytes."""
     count = int(packed["count"])
     places = np.zeros(count if 0 <= count <= size else 0, PLACE_DTYPE)
     try:

@@ -82,8 +82,8 @@ def parse_idx(path: str, data: bytes, bin_bytes: int) -> Sequences:
 
 
 def parse_header(path: str, head: bytes, idx_bytes: int) -> Header:
-    """Read the header, from the first HEADER_BYTES of an `.idx` of `idx_bytes`; the lengths follow
-    it.
+    """Read the header, from the first HEADER_BYTES of an `.idx` of `idx_bytes`;
+    the lengths follow it.
 
     Raises: CorruptFileError; UnsupportedFileError for float tokens and the legacy format.
     """

@@ -1,5 +1,5 @@
-"""Megatron `.bin/.idx` pairs: a block is a span of whole sequences of the `.bin`; a document is a
-sequence.
+"""Megatron `.bin/.idx` pairs: a block is a span of whole sequences of the `.bin`;
+a document is a sequence.
 
 The `.idx` contains everything that the index needs, so no byte of the `.bin` is read to build it.
 Sequence lengths stay in the `.idx`: a reader keeps none of them in memory, and reads the lengths of

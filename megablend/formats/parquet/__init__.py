@@ -36,8 +36,8 @@ class ParquetFormat(ColumnFormat):
     has_row_groups: bool = True
 
     def index(self, path: str, read: ReadSpec, *, storage: Storage) -> FileIndex:
-        """Find the pages of a file and count their tokens; pages are as large as their writer made
-        them."""
+        """Find the pages of a file and count their tokens;
+        pages are as large as their writer made them."""
         return self.divide(path, read, index_file(path, read, storage), storage)
 
     def index_part(

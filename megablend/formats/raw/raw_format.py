@@ -1,5 +1,5 @@
-"""Raw files: only token ids, after an optional header. A block is a range of about `block_bytes` of
-them.
+"""Raw files: only token ids, after an optional header.
+A block is a range of about `block_bytes` of them.
 
 Documents are separated by a token, found by reading the file once when it is indexed; without one,
 a file is one document. Large files are indexed in parts: a chunk is the smallest part.
@@ -101,8 +101,8 @@ class RawReader:
         return found, int(blocks["stored_bytes"].sum())
 
     def _ranges(self, blocks: Array) -> tuple[Int64s, Int64s]:
-        """Offsets and sizes of blocks, int64 [n] each. Raises: CorruptFileError if they are not
-        within the file."""
+        """Offsets and sizes of blocks, int64 [n] each. Raises:
+        CorruptFileError if they are not within the file."""
         offsets = blocks["offset"].astype(np.int64)
         sizes = blocks["tokens"].astype(np.int64) * np.dtype(self.dtype).itemsize
         wrong = (

@@ -81,8 +81,8 @@ class _Header(NamedTuple):
 def read_layout(
     path: str, size: int, options: RawOptions, storage: Storage
 ) -> tuple[Layout, bytes]:
-    """Read the layout of a file of `size` bytes. Returns the layout, and the bytes of its header
-    that were used.
+    """Read the layout of a file of `size` bytes.
+    Returns the layout, and the bytes of its header that were used.
 
     Raises: CorruptFileError if the file's size does not match its header, or it ends in the middle
         of a token; UnsupportedFileError for a header of another dtype, version or shape;
@@ -121,8 +121,8 @@ def read_layout(
 
 
 def find_container(path: str, size: int, header_bytes: int | None, storage: Storage) -> str | None:
-    """The kind of file that the content of a file shows it to be, if it is one whose bytes are not
-    token ids.
+    """The kind of file that the content of a file shows it to be,
+    if it is one whose bytes are not token ids.
 
     A few tokens may be like a magic number, so that further bytes have to fit: the end of the file,
     or a header's reserved bits.

@@ -46,8 +46,8 @@ class RawOptions:
 
 
 def parse_options(options: Mapping[str, Any]) -> RawOptions:
-    """Parse the options of a source. Raises: ValueError, which names the option, what was found and
-    expected."""
+    """Parse the options of a source. Raises: ValueError, which names the option,
+    what was found and expected."""
     known = ("dtype", "header_bytes", "eod_token", "bos_token", "allow_container")
     for name, value in options.items():
         if name not in known:

@@ -113,8 +113,8 @@ class BlockStore(BlockSizes):
 
     @cached_property
     def max_files(self) -> int:
-        """Number of files that the storages of all sources prefer to have read at a time when
-        whole files are."""
+        """Number of files that the storages of all sources prefer
+        to have read at a time when whole files are."""
         return max((each.max_files for each in self._limits), default=1)
 
     @cached_property
@@ -204,8 +204,8 @@ class BlockStore(BlockSizes):
         return bool(self.extra) or any(eod is not None for eod in self.append_eod)
 
     def reads_more(self, reads: Sequence[FileRead]) -> bool:
-        """Whether `decode` itself reads: extra columns, whose blocks are only known after decoding
-        the tokens."""
+        """Whether `decode` itself reads: extra columns,
+        whose blocks are only known after decoding the tokens."""
         return bool(self.extra) and any(self._extra_of(self._column_of(read)) for read in reads)
 
     def _column_of(self, read: FileRead) -> ColumnEntry:
@@ -282,8 +282,8 @@ class BlockStore(BlockSizes):
         return [found[i] for i in np.argsort(order).tolist()], scanned_bytes
 
     def read_blocks(self, ids: npt.ArrayLike) -> BlockBatch:
-        """Read tokens and document pieces of any blocks, in the requested order. Raises as `read`
-        does."""
+        """Read tokens and document pieces of any blocks, in the requested order.
+        Raises as `read` does."""
         blocks = self.read(ids)
         if not blocks:
             return BlockBatch(np.empty(0, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))

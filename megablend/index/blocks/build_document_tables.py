@@ -1,5 +1,5 @@
-"""Building document tables: ranks divide the files, large ones by ranges of blocks; rank 0 joins
-and commits."""
+"""Building document tables: ranks divide the files, large ones by ranges of blocks;
+rank 0 joins and commits."""
 
 from __future__ import annotations
 

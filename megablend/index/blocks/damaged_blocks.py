@@ -1,8 +1,8 @@
 """Blocks whose bytes are damaged, replaced by zeros when a config wants their samples masked.
 
-Only what every rank finds alike is replaced: bytes that are not what their format or a checksum
-says (CorruptFileError). A file that is missing, was replaced, or cannot be read is an error
-everywhere.
+Only what every rank finds alike is replaced: bytes that are not what their format or a
+checksum says (CorruptFileError). A file that is missing, was replaced, or cannot be
+read is an error everywhere.
 """
 
 from __future__ import annotations

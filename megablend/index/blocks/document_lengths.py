@@ -1,5 +1,5 @@
-"""Lengths of documents, counted block by block; ranks divide the ranges of blocks, and store the
-lengths of each.
+"""Lengths of documents, counted block by block;
+ranks divide the ranges of blocks, and store the lengths of each.
 
     <cache>/lengths/<file>-<stretch>   int32, lengths of the documents of a range of blocks: see index.sealed_numbers
 
@@ -63,8 +63,8 @@ def count_documents(store: BlockStore, first: int, end: int) -> Iterator[tuple[i
 
 
 def next_cut(snapshot: Snapshot, block: int, end: int) -> int:
-    """The first block from `block` on that begins with a new document; `end` if there is none
-    before it."""
+    """The first block from `block` on that begins with a new document;
+    `end` if there is none before it."""
     while block < end and snapshot.blocks(np.array([block]))["flags"][0] & STARTS_MID_DOCUMENT:
         block += 1
     return block
@@ -91,8 +91,8 @@ class BlockRange(NamedTuple):
 def split_into_ranges(
     snapshot: Snapshot, source: int, stretch_bytes: int = STRETCH_BYTES
 ) -> Iterator[BlockRange]:
-    """Split a source's blocks at file ends, and within files about every `stretch_bytes` where a
-    document begins."""
+    """Split a source's blocks at file ends, and within files about every `stretch_bytes`
+    where a document begins."""
     entry = snapshot.sources[source]
     for number, key in zip(entry.files, snapshot.file_keys(entry), strict=True):
         file = snapshot.file(number)
@@ -115,8 +115,8 @@ def split_into_ranges(
 def count_share(
     store: BlockStore, parts: Sequence[BlockRange], launch: Communicator
 ) -> tuple[int, int]:
-    """Count this rank's ranges that were not counted yet. Returns: documents counted, and data
-    bytes read."""
+    """Count this rank's ranges that were not counted yet. Returns:
+    documents counted, and data bytes read."""
     cache = store.snapshot.store
     mine = assign_longest_first([part.stored_bytes for part in parts], launch.size)[launch.rank]
     cache.fetch_files(LENGTHS_KIND, owners_of(parts))
@@ -134,8 +134,8 @@ def count_share(
 
 
 def _count_part(store: BlockStore, part: BlockRange, _: RequestedReads) -> int:
-    """Count the documents of a range, and store their lengths on this node. Returns: data bytes
-    read."""
+    """Count the documents of a range, and store their lengths on this node.
+    Returns: data bytes read."""
     scanned_bytes = 0
     lengths = np.empty(part.documents, np.int32)
     first_document = int(store.snapshot.running("rows_before", [part.first_block])[0])
@@ -166,8 +166,8 @@ def _find_lengths(path: Path, part: BlockRange) -> Int32s | None:
 
 
 def await_lengths(cache: CacheStore, part: BlockRange) -> Int32s:
-    """The lengths that a rank has written; on network file systems they may appear some seconds
-    later."""
+    """The lengths that a rank has written; on network file systems they may
+    appear some seconds later."""
     deadline = time.monotonic() + _SEEN_SECONDS
     path = cache.folder / LENGTHS_KIND / part.name
     while (found := _find_lengths(path, part)) is None and (

@@ -80,8 +80,8 @@ class _Documents(NamedTuple):
 def find_split_ranges(
     stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bool = False
 ) -> list[SplitRanges]:
-    """The splits of all sources in each snapshot of a run, in order; from the cache if a build
-    stored them.
+    """The splits of all sources in each snapshot of a run, in order;
+    from the cache if a build stored them.
 
     Args:
         stores: of the snapshots, in the run's order.
@@ -203,8 +203,8 @@ def _count_documents(store: BlockStore, source: int) -> list[int]:
 
 
 def _file_edges(store: BlockStore, source: int) -> dict[int, tuple[int, int]]:
-    """Where the documents begin with which files begin, by number in the source: known without
-    reading blocks."""
+    """Where the documents begin with which files begin, by number in the source:
+    known without reading blocks."""
     snapshot = store.snapshot
     entry = store.snapshot.sources[source]
     edges = dict[int, tuple[int, int]]()

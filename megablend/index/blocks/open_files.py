@@ -1,5 +1,5 @@
-"""Readers of an index's files: each opened when first needed, if it is still the file that was
-indexed."""
+"""Readers of an index's files: each opened when first needed,
+if it is still the file that was indexed."""
 
 from __future__ import annotations
 
@@ -197,8 +197,8 @@ class OpenFiles:
             return OpenedReader(reader, chunks, check, source)
 
         def enter_in_turn() -> OpenedReader:
-            """Over a network, several threads that need a file do not all request what opening it
-            takes."""
+            """Over a network, several threads that need a file do not all request
+            what opening it takes."""
             if not find_scheme(self._snapshot.path(file, self._roots)):
                 return enter()
             turn = os.getpid(), file

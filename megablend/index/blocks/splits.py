@@ -188,8 +188,8 @@ class SplitBlocks(RangedBlocks):
         return PartDocuments(open_table(self.snapshot, source), ranges, has_eod=self.has_eod)
 
     def stored_position(self, block: int, token: int) -> int:
-        """The position of a token of an index block among the split's stored tokens, clipped to the
-        split's range."""
+        """The position of a token of an index block among the split's stored tokens,
+        clipped to the split's range."""
         local = self.local_blocks(np.array([block]))
         before = int(self.before(local)[0])
         if int(local[0]) == self.num_blocks or int(self.index_blocks(local)[0]) != block:

@@ -1,5 +1,5 @@
-"""Blocks of which some are withdrawn: they count as empty, so that an order arranges the others as
-it did before."""
+"""Blocks of which some are withdrawn: they count as empty,
+so that an order arranges the others as it did before."""
 
 from __future__ import annotations
 

@@ -169,8 +169,8 @@ def _prepare(
     stack: contextlib.ExitStack,
     on_wait: Callable[[str], None] | None,
 ) -> Prepared:
-    """Hold the cache (until `stack` closes), remove leftovers of killed builds, and plan the work;
-    fills `packed`."""
+    """Hold the cache (until `stack` closes), remove leftovers of killed builds,
+    and plan the work; fills `packed`."""
     _make_folders(store)
     with translate_os_errors(store.folder):
         held = stack.enter_context(store.hold(on_wait=on_wait))

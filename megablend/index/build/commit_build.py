@@ -54,8 +54,8 @@ class ColumnsTaken:
         self._first: dict[str, str] = {}
 
     def add(self, indexed: SourceSpec, file: SourceFile, column: str | None) -> None:
-        """Record a file's column. Raises: ConfigError if another file of its source has a different
-        one."""
+        """Record a file's column. Raises: ConfigError if another file
+        of its source has a different one."""
         name = indexed.column_name
         if column is None:  # its format has no columns, or an older version indexed it
             return
@@ -81,8 +81,8 @@ def write_snapshot(
 ) -> tuple[str, bool]:
     """Merge the indexing results of all files into a snapshot and commit it.
 
-    Only a batch of files is in memory at a time; all tables except the table of files are written
-    batch by batch.
+    Only a batch of files is in memory at a time;
+    all tables except the table of files are written batch by batch.
 
     Args:
         columns: all columns to index, in order.

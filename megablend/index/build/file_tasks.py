@@ -1,5 +1,5 @@
-"""The work of a build for each file: reuse its fragment, or index the file, as a whole or in parts,
-and store one.
+"""The work of a build for each file: reuse its fragment, or index the file,
+as a whole or in parts, and store one.
 
 Large files are indexed in parts, so that several ranks can index one file together, and progress is
 reported meanwhile. A part consists of the chunks that begin in an equal share of the file's bytes.
@@ -53,8 +53,8 @@ def part_span(size: int, part: int, count: int) -> tuple[int, int]:
 
 
 def join(parts: Sequence[FileIndex]) -> FileIndex:
-    """Join the indexes of all parts of a file (with the same structure), in the order of the file's
-    chunks."""
+    """Join the indexes of all parts of a file (with the same structure),
+    in the order of the file's chunks."""
     chunks = np.concatenate([part.chunks for part in parts])
     firsts = np.cumsum([0, *(len(part.chunks) for part in parts[:-1])])
     blocks = np.concatenate([part.blocks for part in parts])
@@ -324,8 +324,8 @@ def join_parts(work: FileTask, store: CacheStore) -> None:
 
 
 def await_fragment(store: CacheStore, name: str) -> Fragment:
-    """Read a fragment that another rank has written. Raises: CacheError if it does not appear, or
-    is damaged."""
+    """Read a fragment that another rank has written. Raises:
+    CacheError if it does not appear, or is damaged."""
     return read_fragment(store.fetch_file("fragments", name, is_written=True))
 
 

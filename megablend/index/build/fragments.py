@@ -115,8 +115,8 @@ def is_part(name: str) -> bool:
 
 
 def part_name(name: str, part: int, count: int) -> str:
-    """The name of the fragment of one part, until all `count` parts are joined into the one called
-    `name`."""
+    """The name of the fragment of one part, until all `count` parts are joined into
+    the one called `name`."""
     return f"{name}{_PART}{part}-{count}"
 
 

@@ -86,8 +86,8 @@ def _index_items(
     writer: PackWriter,
     storage: Storage,
 ) -> Iterator[tuple[int, TaskResult]]:
-    """Index items; over a network many at a time. Yields the number and the result of each, as they
-    are done."""
+    """Index items; over a network many at a time.
+    Yields the number and the result of each, as they are done."""
     num_files = {
         number: max_files(columns[number], storage)
         for number in {work[items[i].number].column for i in assigned}

@@ -1,9 +1,9 @@
-"""Finding the files of a source: from patterns to files, each with a name relative to the source's
-root.
+"""Finding the files of a source: from patterns to files,
+each with a name relative to the source's root.
 
-Names are relative so that moved data is recognised as the same data. The root is the folder that
-all patterns share before their first wildcard. Files are sorted by name: the order of the patterns
-is irrelevant.
+Names are relative so that moved data is recognised as the same data. The root is the
+folder that all patterns share before their first wildcard. Files are sorted by name: the
+order of the patterns is irrelevant.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def list_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
 
 
 def list_sources(specs: Sequence[SourceSpec], storage: Storage) -> Iterator[SourceSpec]:
-    """Find and stat the files of sources, in order; of several at a time over a network. Raises: as
-    `list_source`."""
+    """Find and stat the files of sources, in order; of several at a time over a network.
+    Raises: as `list_source`."""
     threads = max((storage.limits(spec.patterns[0]).max_files for spec in specs), default=1)
     for first in range(0, len(specs), threads):
         yield from parallel_map(
@@ -107,8 +107,8 @@ def find_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
 def _leave_out_folders(
     spec: SourceSpec, folders: Mapping[str, str], paths: Iterable[str]
 ) -> dict[str, str]:
-    """Folders that look like data files, as Spark and Dask write them, of whose files the patterns
-    match none.
+    """Folders that look like data files, as Spark and Dask write them,
+    of whose files the patterns match none.
 
     Args:
         folders: path -> the pattern that matches it.
@@ -137,8 +137,8 @@ def _leave_out_folders(
 
 
 def _denied(spec: SourceSpec, path: str, storage: Storage) -> str | None:
-    """Why a file, or another one that belongs to it, cannot be read; None if it can, or does not
-    exist."""
+    """Why a file, or another one that belongs to it, cannot be read;
+    None if it can, or does not exist."""
     is_known = spec.read.format is not None or path.endswith(tuple(list_suffixes()))
     for each in _format(spec, path, storage).files(path) if is_known else [path]:
         found = storage.find(location.escape_wildcards(each))
@@ -296,8 +296,8 @@ def _possible_data(spec: SourceSpec, paths: Iterable[str]) -> list[str]:
 
 
 def _find_missing_folder(pattern: str, storage: Storage) -> str | None:
-    """The first folder of a pattern that does not exist; None if all folders before its first
-    wildcard do."""
+    """The first folder of a pattern that does not exist;
+    None if all folders before its first wildcard do."""
     folder = location.find_root([pattern])
     missing = None
     while not storage.is_folder(folder) and location.get_parent(folder) != folder:

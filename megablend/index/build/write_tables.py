@@ -1,5 +1,5 @@
-"""Writing the tables of a snapshot from the indexing results of its files, a batch of files at a
-time."""
+"""Writing the tables of a snapshot from the indexing results of its files,
+a batch of files at a time."""
 
 from __future__ import annotations
 

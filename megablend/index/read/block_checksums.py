@@ -59,8 +59,8 @@ def find_wrong(sums: Sums, start: int, data: Bytes) -> list[tuple[int, int]]:
 
 
 def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -> Sums:
-    """Read all blocks of a file as readers do. Raises: as BlockReader.byte_ranges and Storage.read
-    do."""
+    """Read all blocks of a file as readers do. Raises:
+    as BlockReader.byte_ranges and Storage.read do."""
     file = snapshot.file(number)
     column = snapshot.columns[file.column]
     reader = column.kind.open(path, column.column, file.opened, storage=storage)

@@ -62,8 +62,8 @@ _PASS_GROUPS = 1 << 12
 
 
 class DocumentTable:
-    """An opened table, memory-mapped. Picklable: the receiving process opens it again. Raises:
-    CacheError."""
+    """An opened table, memory-mapped. Picklable:
+    the receiving process opens it again. Raises: CacheError."""
 
     def __init__(self, folder: Path, *, checks: bool = False) -> None:
         """Args: checks: verify documents when they are looked up."""
@@ -92,8 +92,8 @@ class DocumentTable:
         return found
 
     def before(self, documents: Int64s, *, has_eod: bool) -> Int64s:
-        """Tokens before each of `documents` int64 [n], which are from 0 to num_documents: int64
-        [n].
+        """Tokens before each of `documents` int64 [n],
+        which are from 0 to num_documents: int64 [n].
 
         Raises: CacheError if lengths and running counts near one of them do not agree.
         """
@@ -136,8 +136,8 @@ class DocumentTable:
                 )
 
     def _group_values(self, groups: Int64s) -> Int64s:
-        """What the checksums of `groups` int64 [n] cover, two lengths in a number: int64 [2 + EVERY
-        / 2, n]."""
+        """What the checksums of `groups` int64 [n] cover, two lengths in a number:
+        int64 [2 + EVERY / 2, n]."""
         # (groups, documents of a group)
         documents = groups[:, np.newaxis] * EVERY + np.arange(EVERY)
         inside = documents < self.num_documents
@@ -159,8 +159,8 @@ class DocumentTable:
 
 
 def complete_table(folder: Path) -> None:
-    """Add the checksums that a table of an older version lacks; it is undamaged. Raises:
-    CacheError."""
+    """Add the checksums that a table of an older version lacks;
+    it is undamaged. Raises: CacheError."""
     if GROUP_CHECKS not in read_manifest(folder)["tables"]:
         add_tables(folder, DocumentTable(folder).write_checks)
 
@@ -233,8 +233,8 @@ def table_bytes(snapshot: Snapshot, source: int) -> int | None:
 
 
 def open_table(snapshot: Snapshot, source: int) -> DocumentTable:
-    """Open the document table of a source of a snapshot. Raises: CacheError if it is missing or
-    damaged."""
+    """Open the document table of a source of a snapshot. Raises:
+    CacheError if it is missing or damaged."""
     entry = snapshot.sources[source]
     folder = fetch_table(snapshot, source)
     if not (folder / MANIFEST).is_file():

@@ -94,6 +94,6 @@ def count_digest_reads(kind: Format, path: str, storage: Storage) -> Counted:
 
 
 def _find_digests(cache: Path, structure: str) -> Digests | None:
-    """The digests of a file, by that of its structure; None if they are missing, damaged or cannot
-    be read."""
+    """The digests of a file, by that of its structure;
+    None if they are missing, damaged or cannot be read."""
     return find_numbers(idx_digests(cache) / structure, np.dtype(np.uint64), magic=_MAGIC)

@@ -165,8 +165,8 @@ class JoinedSnapshot(Snapshot):
 
 
 def open_snapshots(cache: CacheStore, digests: Sequence[str]) -> Snapshot:
-    """Open one snapshot, or several as one, by their digests. Raises: CacheError as
-    `open_snapshot`."""
+    """Open one snapshot, or several as one, by their digests. Raises:
+    CacheError as `open_snapshot`."""
     snapshots = [open_snapshot(cache, digest) for digest in digests]
     return snapshots[0] if len(snapshots) == 1 else JoinedSnapshot(snapshots)
 
@@ -275,8 +275,8 @@ def _join_columns(
 
 
 def name_source(name: str, number: int, later: set[str]) -> str:
-    """The name that a source of snapshot `number` of several has; `later`: names of the sources of
-    those after it."""
+    """The name that a source of snapshot `number` of several has; `later`:
+    names of the sources of those after it."""
     return f"{name} (snapshot {number})" if name in later else name  # names have no spaces
 
 

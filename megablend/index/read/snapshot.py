@@ -1,5 +1,5 @@
-"""A snapshot of the index (on disk: a generation): the sources, files and blocks that one build
-found.
+"""A snapshot of the index (on disk: a generation):
+the sources, files and blocks that one build found.
 
 A snapshot is renamed to its final name last, so one with that name is complete. Opening checks the
 manifest, the table of files and the sizes of the tables, in constant time for any number of blocks;
@@ -269,8 +269,8 @@ class Snapshot:
         return tokens
 
     def find_blocks(self, name: str, span: range, values: Int64s) -> Int64s:
-        """The last blocks of `span` before which a running count is at most `values` int64 [n]:
-        int64 [n].
+        """The last blocks of `span` before which a running count is at most
+        `values` int64 [n]: int64 [n].
 
         Args:
             values: at least the count before the span's first block, and less than the count after
@@ -349,8 +349,8 @@ def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
 
 
 def find_damaged_files(folder: Path) -> list[str]:
-    """Read all files of a snapshot: a line for each damaged table. Raises: CacheError if another
-    file is damaged."""
+    """Read all files of a snapshot: a line for each damaged table. Raises:
+    CacheError if another file is damaged."""
     manifest = read_snapshot_manifest(folder)
     damaged = damaged_tables(folder, manifest)
     read_roots(folder)

@@ -47,8 +47,8 @@ class FileEntry:
 
 
 class FileTable:
-    """The files of a snapshot by their number; a file is listed once for each column that is
-    indexed of it.
+    """The files of a snapshot by their number; a file is listed once for each column
+    that is indexed of it.
 
     Args:
         folder: the snapshot's.
@@ -125,8 +125,8 @@ class FileTable:
         return [hashlib.blake2b(text, digest_size=16).hexdigest() for text in texts]
 
     def contents(self) -> list[tuple[str, str]]:
-        """What distinguishes each file's content from others': digests of its structure, and of its
-        body."""
+        """What distinguishes each file's content from others':
+        digests of its structure, and of its body."""
         structures, bodies = (
             self._files.column(name).to_pylist() for name in ("structure", "body")
         )

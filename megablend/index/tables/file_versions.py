@@ -1,5 +1,5 @@
-"""The version of each file at the last build, stored with a snapshot (one uint64 per file, see
-sealed_numbers).
+"""The version of each file at the last build,
+stored with a snapshot (one uint64 per file, see sealed_numbers).
 
 A number is a hash of the sizes, times and inodes of all files that belong to a data file
 (`source_spec.SourceFile.etag`); 0 if unknown. If a file has another number when it is opened, it
@@ -42,8 +42,8 @@ def request_samples(path: str, size: int, storage: Storage) -> None:
 
 
 def sampled_content_digest(path: str, size: int, storage: Storage) -> str:
-    """Compute the hex digest (blake2b, 16 bytes) of a file's sampled ranges. Raises as Storage.read
-    does."""
+    """Compute the hex digest (blake2b, 16 bytes) of a file's sampled ranges.
+    Raises as Storage.read does."""
     digest = hashlib.blake2b(digest_size=16)
     offsets, sizes = np.array(body_ranges(size), np.int64).T.copy()
     data, begins = storage.read_ranges(
@@ -119,8 +119,8 @@ def warn_moved(folder: Path, path: str, *, checks_blocks: bool) -> None:
 
 
 def warn_unknown(folder: Path) -> None:
-    """Warn once, in this process and those forked from it, that a snapshot has no record of file
-    versions."""
+    """Warn once, in this process and those forked from it,
+    that a snapshot has no record of file versions."""
     if _is_first(folder / SEEN):
         LOG.warning(
             "%s: built by an older version of megablend, which did not record sizes and times of files: %d KiB of each file are "

@@ -12,8 +12,8 @@ from megablend.index.tables.manifest import ROOTS, parse_roots
 
 
 def list_snapshots(cache: CacheLike) -> list[str]:
-    """Digests of a cache's snapshots, the most recently built (or rebuilt) last; empty if there is
-    no cache."""
+    """Digests of a cache's snapshots, the most recently built (or rebuilt) last;
+    empty if there is no cache."""
     store = find_store(cache)
     return sorted(
         store.list_folders(SNAPSHOTS), key=lambda name: (build_sequence(store, name), name)
@@ -63,8 +63,8 @@ def find_superseded(
 def _took_over(entry: Entry, newer: Entry) -> float:
     """The latest time at which a later snapshot became the newest.
 
-    A snapshot is committed again by every build that results in it. If it was created after the
-    last build of the older one, that is the time, no matter how often the newer one was rebuilt
-    since.
+    A snapshot is committed again by every build that results in it. If it was created
+    after the last build of the older one, that is the time, no matter how often the
+    newer one was rebuilt since.
     """
     return newer.committed if newer.created <= entry.committed else newer.created

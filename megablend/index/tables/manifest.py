@@ -72,8 +72,8 @@ def _wrong(path: Path, name: str, found: object, expected: str) -> CacheError:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of a snapshot. Raises: CacheError if it is missing, damaged, or of a newer
-    format version."""
+    """Read the manifest of a snapshot. Raises: CacheError if it is missing, damaged,
+    or of a newer format version."""
     path = f"{folder}/{MANIFEST}"
     manifest = _parse_json(path, _read_bytes(path))
     version = manifest.get("format_version")
@@ -165,11 +165,11 @@ def _checksum(manifest: Mapping[str, Any], *, as_stored: bool = False) -> str:
 
 
 def read_roots(folder: Path) -> dict[str, Any]:
-    """Read roots.json: {"arrival": number of the build, "roots": {source name: folder}}. Raises:
-    CacheError.
+    """Read roots.json: {"arrival": number of the build, "roots": {source name:
+    folder}}. Raises: CacheError.
 
-    Since 0.2 also "columns": {source name: token column, if known}, "skipped": {source name: [path:
-    reason]}.
+    Since 0.2 also "columns": {source name: token column, if known}, "skipped":
+    {source name: [path: reason]}.
     """
     return parse_roots(folder, _read_bytes(f"{folder}/{ROOTS}"))
 
@@ -220,8 +220,8 @@ def check_sizes(folder: Path, tables: Mapping[str, Any]) -> None:
 
 
 def damaged_tables(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Compare all tables of a folder with its manifest; one line for each that is not what was
-    committed."""
+    """Compare all tables of a folder with its manifest;
+    one line for each that is not what was committed."""
     problems = []
     for name, entry in manifest["tables"].items():
         if Path(name).name != name:

@@ -1,5 +1,5 @@
-"""A table of fixed-width columns, memory-mapped: opened in constant time, shared by all processes
-of a node.
+"""A table of fixed-width columns, memory-mapped:
+opened in constant time, shared by all processes of a node.
 
 Accessed pages of a mapping count as memory of the process, together with adjacent ones that the
 system maps along (64 KiB to 2 MiB per access), until the memory is needed elsewhere. So rows of a
@@ -88,8 +88,8 @@ class MappedTable:
             self._mapping.madvise(mmap.MADV_DONTNEED)
 
     def take(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """A new array of a column's values in `rows` int64 [n], numbers in range, in any order:
-        [n].
+        """A new array of a column's values in `rows` int64 [n],
+        numbers in range, in any order: [n].
 
         Raises: CacheError if the file cannot be read.
         """

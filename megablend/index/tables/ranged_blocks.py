@@ -1,5 +1,5 @@
-"""Blocks, or documents, of several ranges as an order sees them, and token totals of groups of
-them.
+"""Blocks, or documents, of several ranges as an order sees them,
+and token totals of groups of them.
 
 Block b belongs to group b // run % num_groups. Orders need the totals of large sources before the
 first sample: a build stores them, 8 bytes per group.
@@ -69,8 +69,8 @@ class RangedBlocks(ABC):
         num_blocks: int64 [n]."""
 
     def index_blocks(self, blocks: Int64s) -> Int64s:
-        """The numbers in the index, or of documents in the source, of blocks from 0 to num_blocks -
-        1: int64 [n]."""
+        """The numbers in the index, or of documents in the source,
+        of blocks from 0 to num_blocks - 1: int64 [n]."""
         which = self._find_ranges(blocks)
         numbers: Int64s = self._firsts[which] + blocks - self._offsets[which]
         return numbers

@@ -1,5 +1,5 @@
-"""Checksums of the rows of a table, or of groups of rows, which are compared when the rows are
-read.
+"""Checksums of the rows of a table, or of groups of rows,
+which are compared when the rows are read.
 
     <snapshot>/blocks.check.arrow     uint32 `place` and `running`, one row for each row of blocks.arrow
     <snapshot>/chunks.check.arrow     uint32 `row`, one row for each row of chunks.arrow
@@ -110,8 +110,8 @@ def _mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 class CheckedTable:
-    """A memory-mapped table of a snapshot, and its checksums. Safe to share between threads, and
-    after a fork."""
+    """A memory-mapped table of a snapshot, and its checksums.
+    Safe to share between threads, and after a fork."""
 
     def __init__(self, folder: Path, table: str, *, checks: bool) -> None:
         """Args: checks: there is a table of checksums; otherwise rows are not verified."""
@@ -149,8 +149,8 @@ class CheckedTable:
         return values
 
     def find_last(self, group: str, name: str, span: range, values: Int64s) -> Int64s:
-        """The last rows of `span` at which an ascending column is at most `values` int64 [n]: int64
-        [n].
+        """The last rows of `span` at which an ascending column is at most
+        `values` int64 [n]: int64 [n].
 
         Args:
             values: at least the column's value at span.start, and less than at span.stop.

@@ -42,8 +42,8 @@ def parse_numbers(
     magic: bytes = b"",
     key: bytes = b"",
 ) -> Numbers | None:
-    """The numbers of a stored form, [count], or all if their count is not known; None if it is
-    damaged."""
+    """The numbers of a stored form, [count], or all if their count is not known;
+    None if it is damaged."""
     body = unseal(data, key)
     if body is None or not body.startswith(magic):
         return None
@@ -56,8 +56,8 @@ def parse_numbers(
 def read_numbers(
     path: Path, dtype: np.dtype[Any], count: int | None = None, magic: bytes = b"", key: bytes = b""
 ) -> Numbers | None:
-    """The numbers of a file, see `parse_numbers`; None if it does not exist. Raises: CacheError if
-    it is damaged."""
+    """The numbers of a file, see `parse_numbers`; None if it does not exist. Raises:
+    CacheError if it is damaged."""
     try:
         numbers = parse_numbers(read_regular(path), dtype, count, magic, key)
     except FileNotFoundError:
@@ -72,8 +72,8 @@ def read_numbers(
 def find_numbers(
     path: Path, dtype: np.dtype[Any], count: int | None = None, magic: bytes = b"", key: bytes = b""
 ) -> Numbers | None:
-    """As `read_numbers`, for what is computed again if it is missing: None if it is damaged or
-    unreadable, too."""
+    """As `read_numbers`, for what is computed again if it is missing:
+    None if it is damaged or unreadable, too."""
     with contextlib.suppress(CacheError):
         return read_numbers(path, dtype, count, magic, key)
     return None

@@ -61,8 +61,8 @@ def commit_tables(store: CacheStore, kind: str, name: str, write: Callable[[Path
 
 
 def add_tables(folder: Path, write: Callable[[Path], object]) -> None:
-    """Add tables to a committed folder; its manifest is replaced last, atomically. Raises:
-    CacheError.
+    """Add tables to a committed folder; its manifest is replaced last,
+    atomically. Raises: CacheError.
 
     Args:
         write: writes the tables to an empty folder.

@@ -1,5 +1,5 @@
-"""Checks that the files of a snapshot exist and are those that were indexed. Equal sizes and times
-are sufficient."""
+"""Checks that the files of a snapshot exist and are those that were indexed.
+Equal sizes and times are sufficient."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _BATCH = 256
 
 
 class FileChecker:
-    """Checks files of a snapshot by number, without disturbing readers. Safe to share between
-    threads."""
+    """Checks files of a snapshot by number, without disturbing readers.
+    Safe to share between threads."""
 
     def __init__(self, snapshot: Snapshot, roots: Mapping[str, str], storage: Storage) -> None:
         self._snapshot = snapshot

@@ -8,10 +8,10 @@
     checksums     of snapshots that no longer exist
     splits        results computed from snapshots and document tables that no longer exist
 
-Nothing is removed until it has been unused for some days: a job may have opened a snapshot while it
-was the newest, and a killed build continues from its fragments. A snapshot is removed atomically,
-so that it is either complete or absent; an interrupted collection is continued by the next one, or
-by a build.
+Nothing is removed until it has been unused for some days: a job may have opened a snapshot while
+it was the newest, and a killed build continues from its fragments. A snapshot is removed
+atomically, so that it is either complete or absent; an interrupted collection is continued by
+the next one, or by a build.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def collect(
     min_age_seconds: float,
     dry_run: bool,
 ) -> Collected:
-    """Remove what is not needed and has not been used for `min_age_seconds`, by the clock of the
-    cache's store.
+    """Remove what is not needed and has not been used for `min_age_seconds`,
+    by the clock of the cache's store.
 
     Args:
         needed: called with the cache held; returns digests of the snapshots to keep, in addition to
@@ -110,8 +110,8 @@ def collect(
 
 
 class _KeptContents:
-    """Contents of the kept snapshots, by the names that the other files of the cache are stored
-    under."""
+    """Contents of the kept snapshots, by the names that the other files
+    of the cache are stored under."""
 
     def __init__(self, store: CacheStore, kept: Collection[str]) -> None:
         self._store = store

@@ -36,8 +36,8 @@ def find_damage(cache: CacheLike, digest: str) -> str | None:
 def list_indexed_files(
     cache: CacheLike, digest: str, *, roots: Mapping[str, str], block_bytes: int
 ) -> tuple[SourceSpec, ...]:
-    """The sources of an index, with the paths of the files that it was built from, for
-    `build_index`.
+    """The sources of an index, with the paths of the files that it was built
+    from, for `build_index`.
 
     Args:
         roots: source name -> folder that its files' names are relative to, for sources whose folder

@@ -43,8 +43,8 @@ _BATCH_BLOCKS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotUse:
-    """What a snapshot is used for: that decides where its files are, and what to do about its
-    problems."""
+    """What a snapshot is used for: that decides where its files are,
+    and what to do about its problems."""
 
     repair: str = REPAIR_REMEDY
     """What to do about damage, or where it is not needed, about anything."""

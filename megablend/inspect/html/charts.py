@@ -1,5 +1,5 @@
-"""Charts of a run: for each a wide drawing and a narrow one, so that text keeps its size on small
-screens."""
+"""Charts of a run: for each a wide drawing and a narrow one,
+so that text keeps its size on small screens."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The page: facts, warnings, charts of each split, and tables of all sources that can be searched
-and sorted.
+"""The page: facts, warnings, charts of each split,
+and tables of all sources that can be searched and sorted.
 
 Everything is in the file: the page's own policy forbids the browser any request. Without JavaScript
 the tables are complete, but cannot be searched.

@@ -64,8 +64,8 @@ def unpermuted(entry: int, n: int, key: int) -> int:
 
 @device
 def _packed(n: int, key: int) -> int:
-    """An exact Fisher-Yates shuffle of n <= PACKED entries, kept in one integer, four bits an
-    entry."""
+    """An exact Fisher-Yates shuffle of n <= PACKED entries,
+    kept in one integer, four bits an entry."""
     entries = 0xEDCBA9876543210
     for last in range(n - 1, 0, -1):
         other = bounded_hash(key, last, last + 1)
@@ -76,8 +76,8 @@ def _packed(n: int, key: int) -> int:
 
 @kernel
 def shuffle(entries: npt.NDArray[np.int64], key: int, epoch: int, group: int) -> None:
-    """Shuffle int64 [n] in place, exactly (Fisher-Yates), as (key, epoch, group) choose, each in
-    [0, 2^63)."""
+    """Shuffle int64 [n] in place, exactly (Fisher-Yates),
+    as (key, epoch, group) choose, each in [0, 2^63)."""
     chosen = hash_combine(hash_combine(key, epoch), group)
     for last in range(len(entries) - 1, 0, -1):
         other = bounded_hash(chosen, last, last + 1)

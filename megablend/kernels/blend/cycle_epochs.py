@@ -76,8 +76,8 @@ def _count_cycle(stage: Stage, leaf: Leaf, cycle: int, stop: int, counts: Int64s
 
 @device
 def is_within_cycle(lanes: int, cycle: int, epoch_first: int, epoch_stop: int, row: Int64s) -> bool:
-    """Whether all of an epoch's ordinals [epoch_first, epoch_stop) are of a cycle; False if it
-    was not counted.
+    """Whether all of an epoch's ordinals [epoch_first, epoch_stop) are of a cycle;
+    False if it was not counted.
 
     row: of the leaf's `counts`.
     """
@@ -92,8 +92,8 @@ def is_within_cycle(lanes: int, cycle: int, epoch_first: int, epoch_stop: int, r
 def ordinal_in_cycle(
     lanes: int, position: int, key: int, epoch: int, epoch_first: int, epoch_stop: int, row: Int64s
 ) -> int:
-    """The ordinal of a leaf's position in an epoch [epoch_first, epoch_stop) that is within the
-    cycle.
+    """The ordinal of a leaf's position in an epoch
+    [epoch_first, epoch_stop) that is within the cycle.
 
     Args:
         key: of the cycle, the source and the lane.

@@ -1,10 +1,10 @@
 """(source, ordinal) -> sample number in a stage: the inverse of
 megablend.kernels.blend.lanes.locate, in closed form.
 
-Counts at the edges of cycles give an ordinal's period. In a period ordinals are dealt to lanes by
-residue, so a bisection over residues finds the lane, a walk over the period's cycles the cycle, and
-the inverse of the keyed permutation the turn; the pattern of the cycle then says which slot takes
-it.
+Counts at the edges of cycles give an ordinal's period. In a period ordinals are dealt to
+lanes by residue, so a bisection over residues finds the lane, a walk over the period's
+cycles the cycle, and the inverse of the keyed permutation the turn; the pattern of the cycle
+then says which slot takes it.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def find_samples(
     """Fill ks int64 [n] with the stage's samples of leaves ranks int64 [n] and ordinals int64 [n],
     counted from its start.
 
-    Each ordinal is from 0 to the leaf's samples. Fastest when neighbours are of one leaf and
-    ascend.
+    Each ordinal is from 0 to the leaf's samples.
+    Fastest when neighbours are of one leaf and ascend.
 
-    owners [1 or 2, K]: which lane has each residue of a full cycle and, if there is one, of the
-    cut cycle. inverse_strides [1 or 2]: of their strides, modulo their slots. Others as `locate`
-    has them.
+    owners [1 or 2, K]: which lane has each residue of a full cycle and, if there is one,
+    of the cut cycle. inverse_strides [1 or 2]: of their strides, modulo their slots.
+    Others as `locate` has them.
     """
     lanes = firsts.shape[1]
     total = int(leaf_samples.sum())
@@ -139,8 +139,8 @@ def find_samples(
 def fill_period_of(
     stage: Stage, leaf: Leaf, cycle: int, ordinal: int, periods: Int64s, parts: Int64s
 ) -> None:
-    """Fill in the period that has an ordinal, which is one of cycle `cycle` by the counts at its
-    edges."""
+    """Fill in the period that has an ordinal, which is one of cycle `cycle`
+    by the counts at its edges."""
     epoch = epoch_of(leaf, ordinal) if leaf.epoch_tokens > 0 else 0
     epoch_first, epoch_stop = epoch_bounds(leaf, epoch)
     begin, end = find_period(stage, leaf, cycle, epoch_first)

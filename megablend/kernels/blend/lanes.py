@@ -1,5 +1,5 @@
-"""Sample number -> (source, ordinal) in a stage, in closed form: cycles and lanes over the tree's
-counts.
+"""Sample number -> (source, ordinal) in a stage, in closed form:
+cycles and lanes over the tree's counts.
 
 Sample j is slot j // K of its cycle and lane j % K. A cycle of b slots lays its b * K samples out
 by source, in the tree's leaf order; lane l owns the positions x of one residue x % K, so that it
@@ -61,8 +61,8 @@ def locate(
     sources: Int32s,
     ordinals: Int64s,
 ) -> None:
-    """Fill sources int32 [n] and ordinals int64 [n], counted from the stage's start, of its samples
-    ks int64 [n].
+    """Fill sources int32 [n] and ordinals int64 [n], counted from the stage's start,
+    of its samples ks int64 [n].
 
     left_leaves, left_samples: the tree (megablend.kernels.blend.tree).
     leaf_*: by rank: source; samples in the stage; where its first sample there begins, in tokens;
@@ -133,8 +133,8 @@ def locate(
 
 @kernel
 def cycle_shift(seed: int, start: int, cycle: int, turns: int) -> int:
-    """The number of turns by which a cycle of `turns` slots is rotated; `start` is the stage's
-    first sample."""
+    """The number of turns by which a cycle of `turns` slots is rotated;
+    `start` is the stage's first sample."""
     return bounded_hash(cycle_key(seed, start, cycle), 0, turns)
 
 

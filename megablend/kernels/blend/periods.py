@@ -1,12 +1,12 @@
-"""The period of a source: the cycles over which its ordinals are dealt to the lanes in runs of
-neighbours.
+"""The period of a source: the cycles over which its ordinals are dealt to the lanes
+in runs of neighbours.
 
 A period belongs to one epoch of the source. It ends after `span` cycles, with the epoch, or with
 the stage's last full cycle, whichever comes first. Periods are counted from the cycle in which the
 epoch begins, or from the stage's start; a cut cycle is a period of its own.
 
-A source's samples in four cycles, by rank, each with its epoch; epoch 1 has a period of cycles 3
-to 5:
+A source's samples in four cycles, by rank, each with its epoch;
+epoch 1 has a period of cycles 3 to 5:
 
     cycle       3                 4                 5                 6
             [0 0 0 1 1 1 1]   [1 1 1 1 1 1 1]   [1 1 1 1 2 2]     [2 2 2 2 2 2 2]
@@ -16,8 +16,8 @@ to 5:
     BEGIN = 3, END = 6: the period's cycles. UNMIXED_BEGIN = 4, UNMIXED_END = 5: those of them that
     have no other epoch. FIRST_ORDINAL: the first of its 15 ordinals.
 
-In a cycle, a source has neighbouring positions, from `left` to `right`. Position x is turn x // K of
-residue x % K, and each residue belongs to one lane. With K = 4 lanes and positions 6 to 14:
+In a cycle, a source has neighbouring positions, from `left` to `right`. Position x is turn x // K
+of residue x % K, and each residue belongs to one lane. With K = 4 lanes and positions 6 to 14:
 
                  residue 0   1   2   3
         turn 1           .   .   6   7       LEFT_TURN = 1,  LEFT_RESIDUE = 2
@@ -145,8 +145,8 @@ def period_of(
     cycle: int,
     ordinal: int,
 ) -> tuple[int, int]:
-    """The period [begin, end) that has an ordinal, which is one of cycle `cycle` by the counts at
-    its edges.
+    """The period [begin, end) that has an ordinal, which is one of cycle
+    `cycle` by the counts at its edges.
 
     Of the stage and the leaf, see `Stage` and `Leaf`. Ordinals are counted from the stage's start.
     """
@@ -203,9 +203,8 @@ def enter_period(
     Two periods are kept of each leaf, since two epochs may alternate within a cycle. Returns: which
     one this is, the parity of the epoch.
 
-    If it is not kept yet, it fills row `rank` of periods int64 [2, num_leaves, PERIOD_FIELDS] and of parts
-    int64 [2, num_leaves, span,
-    PART_FIELDS]; see `fill_period`.
+    If it is not kept yet, it fills row `rank` of periods int64 [2, num_leaves, PERIOD_FIELDS] and
+    of parts int64 [2, num_leaves, span, PART_FIELDS]; see `fill_period`.
     """
     parity = epoch % 2
     rank = leaf.rank
@@ -231,8 +230,8 @@ def fill_period(
     periods: Int64s,
     parts: Int64s,
 ) -> None:
-    """Fill in the period [begin, end) of an epoch's ordinals [epoch_first, epoch_stop), which may
-    end it earlier.
+    """Fill in the period [begin, end) of an epoch's ordinals [epoch_first,
+    epoch_stop), which may end it earlier.
 
     Of each of its cycles, parts has the leaf's positions [left, right), as turn and residue.
     """

@@ -1,5 +1,5 @@
-"""Cutting ranges out of concatenated items: which items a range overlaps, and where in each it
-begins and ends."""
+"""Cutting ranges out of concatenated items: which items a range overlaps,
+and where in each it begins and ends."""
 
 from __future__ import annotations
 

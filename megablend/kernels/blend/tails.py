@@ -35,8 +35,8 @@ def find_tails(
 
     Fills edges, int64 [3, num_leaves]: the period's first ordinal, the number of ordinals read so
     far, and its end; if no period is cut, all three are the number of ordinals read. Also fills
-    periods, int64 [1, num_leaves, PERIOD_FIELDS], and parts, int64 [1, num_leaves, max(leaf_spans), PART_FIELDS], for
-    these periods. Other arguments: see megablend.kernels.blend.lanes.locate.
+    periods, int64 [1, num_leaves, PERIOD_FIELDS], and parts, int64 [1, num_leaves, max(leaf_spans),
+    PART_FIELDS], for these periods. Other arguments: see megablend.kernels.blend.lanes.locate.
     """
     total = int(leaf_samples.sum())
     stage = make_stage(left_leaves, left_samples, total, lanes, slots)

@@ -1,5 +1,5 @@
-"""The tree that says how many of a stage's first n samples each source has: exact, at any n, in
-O(depth).
+"""The tree that says how many of a stage's first n samples each source has:
+exact, at any n, in O(depth).
 
 The sources' totals are put in a Huffman tree; of its first n samples a node hands floor(n * N_heavy
 / N_node + 1/2) to its heavier child and the rest to the lighter. Counts are monotone in n, sum to
@@ -212,12 +212,12 @@ def least_multiple(
     count: int,
     step: int,
 ) -> int:
-    """The least m with `count` samples of leaf `rank`, 1 to leaf_total, among the first min(m *
-    step, total).
+    """The least m with `count` samples of leaf `rank`, 1 to leaf_total,
+    among the first min(m * step, total).
 
-    Its count is within 2 of the share, which leaves few multiples (one more sample on either side
-    for the rounding of doubles): about 6 * total / leaf_total / step of them and one, halved until
-    one is left.
+    Its count is within 2 of the share, which leaves few multiples (one more sample on
+    either side for the rounding of doubles): about 6 * total / leaf_total / step of them
+    and one, halved until one is left.
     """
     pace = float(total) / float(leaf_total) / float(step)
     low = max(0, int(float(count - 3) * pace))

@@ -1,10 +1,10 @@
-"""Megatron's greedy blend, bit for bit: at each step the dataset that is furthest behind its
-weight.
+"""Megatron's greedy blend, bit for bit: at each step the dataset
+that is furthest behind its weight.
 
-At step t (1 at the first two) a dataset with weight w and count c has the error w * t - c, in IEEE
-doubles without a fused multiply-add; the greatest error wins, the first dataset among equals, and
-its count goes up by one. A dataset whose count reaches its cap is out: that makes the exhaustive
-blend.
+At step t (1 at the first two) a dataset with weight w and count c has the error w * t - c,
+in IEEE doubles without a fused multiply-add; the greatest error wins, the first dataset
+among equals, and its count goes up by one. A dataset whose count reaches its cap is out:
+that makes the exhaustive blend.
 
 `fill_by_scan` looks at every dataset at every step. `fill` looks at few:
 
@@ -97,8 +97,8 @@ def _select(
 ) -> int:
     """Those of `groups` whose error at step t is at the level or above; how many.
 
-    Numbers of groups are unsigned: a signed index could be negative, and every access would check
-    for that.
+    Numbers of groups are unsigned: a signed index could be negative,
+    and every access would check for that.
     """
     found = np.uint64(0)
     for group in groups:
@@ -119,8 +119,8 @@ def fill(
     datasets: Int16s,
     samples: Int64s,
 ) -> None:
-    """Fill datasets and samples, [n] each, with the n steps from `step` on; counts and turns
-    advance.
+    """Fill datasets and samples, [n] each, with the n steps from `step` on;
+    counts and turns advance.
 
     Args:
         weights: [num_groups], finite, 0 or more, and so small that weight * t stays below 2^52.

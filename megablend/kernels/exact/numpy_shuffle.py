@@ -1,5 +1,5 @@
-"""numpy.random.RandomState.shuffle: the same swaps in the same order, and the same state
-afterwards.
+"""numpy.random.RandomState.shuffle: the same swaps in the same order,
+and the same state afterwards.
 
 Random draws do not depend on the entries: swap partners are drawn one buffer ahead, so that their
 cache lines are prefetched before their swap. The swaps of one buffer and the draws of the next are
@@ -127,12 +127,12 @@ def _draw(
     partners: Uint32s,
     swaps: int,
 ) -> tuple[int, int]:
-    """Draw uniform numbers in [0, bound], [0, bound - 1], ...: `count` of them, bound < 2^32, count
-    <= bound.
+    """Draw uniform numbers in [0, bound], [0, bound - 1], ...:
+    `count` of them, bound < 2^32, count <= bound.
 
-    Each is a word under the mask of its bound's bits, drawn again while above the bound. With each
-    word goes a swap of entries[last], entries[last - 1], ... with its partner, as long as there are
-    some.
+    Each is a word under the mask of its bound's bits, drawn again while above the
+    bound. With each word goes a swap of entries[last], entries[last - 1], ... with its
+    partner, as long as there are some.
 
     Args:
         key: uint32 [WORDS], advanced.

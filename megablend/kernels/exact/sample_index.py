@@ -23,8 +23,8 @@ AHEAD = 128
 
 @kernel
 def gather_lengths(lengths: Int32s, documents: Int32s, out: Int32s) -> int:
-    """Fill out[i] with lengths[documents[i]]; returns their sum, or -1 if a document is outside [0,
-    num_lengths).
+    """Fill out[i] with lengths[documents[i]]; returns their sum,
+    or -1 if a document is outside [0, num_lengths).
 
     Args:
         lengths: int32 [num_lengths], 1 or more.

@@ -45,8 +45,8 @@ def cut_short_documents(
     sample: int,
     rows: npt.NDArray[Any],
 ) -> tuple[int, int, int]:
-    """Fill rows as megablend.kernels.exact.sample_index.cut does, whose other arguments and results
-    these are.
+    """Fill rows as megablend.kernels.exact.sample_index.cut does,
+    whose other arguments and results these are.
 
     Args:
         short: what `narrow_to_uint8` made of the lengths, or the lengths themselves.

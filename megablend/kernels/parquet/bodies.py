@@ -104,8 +104,8 @@ lz4_decompress = library_function(
 def expand_zstd(
     context: int, addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s
 ) -> int:
-    """Decompress frames of zstd; only if there is `zstd_decompress`. Returns the first that is
-    damaged, or -1.
+    """Decompress frames of zstd; only if there is `zstd_decompress`.
+    Returns the first that is damaged, or -1.
 
     Args:
         context: address of a ZSTD_DCtx that is not used by another thread.
@@ -120,8 +120,8 @@ def expand_zstd(
 
 @kernel
 def expand_lz4(addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s) -> int:
-    """Decompress blocks of LZ4 by the system's library; only if there is `lz4_decompress`. As
-    `expand_zstd`."""
+    """Decompress blocks of LZ4 by the system's library;
+    only if there is `lz4_decompress`. As `expand_zstd`."""
     for i in range(len(addresses)):
         if lz4_decompress(addresses[i], outs[i], sizes[i], lengths[i]) != lengths[i]:  # type: ignore[misc]
             return i

@@ -23,8 +23,8 @@ OUT_OF_RANGE = -2
 
 @device
 def decode_dictionary(address: int, size: int, dictionary: Tokens, out: Tokens) -> int:
-    """Look up a page's indices: a byte with their width, then a hybrid of runs and bit-packed
-    groups.
+    """Look up a page's indices: a byte with their width,
+    then a hybrid of runs and bit-packed groups.
 
     Args:
         address, size: the address of the encoded values, and their size in bytes.

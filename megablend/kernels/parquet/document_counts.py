@@ -1,5 +1,5 @@
-"""Converting pages to blocks: running counts, and the page in which each document of a column chunk
-ends."""
+"""Converting pages to blocks: running counts,
+and the page in which each document of a column chunk ends."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def fill_blocks(
     first_tokens: Int64s,
     blocks: npt.NDArray[np.void],
 ) -> None:
-    """Make blocks of pages, of which each has rows or tokens, and follow the rows from page to
-    page.
+    """Make blocks of pages, of which each has rows or tokens,
+    and follow the rows from page to page.
 
     Args:
         pages: [num_pages], records as formats.parquet.count has them; a chunk's first page begins

@@ -1,8 +1,8 @@
 """The chunks of one column from a Parquet footer: one pass over thousands of row groups, without
 Python per group.
 
-What is unusual or damaged is left to `metadata.column_chunk`, which parses in Python and reports
-what is wrong.
+What is unusual or damaged is left to `metadata.column_chunk`,
+which parses in Python and reports what is wrong.
 
 Source: parquet-format, parquet.thrift (RowGroup, ColumnChunk, ColumnMetaData, Statistics,
     PageEncodingStats, SizeStatistics).
@@ -78,8 +78,8 @@ Chunks = npt.NDArray[np.void]
 def find_chunks(
     footer: Bytes, at: int, ordinal: int, num_leaves: int, path: Bytes, limit: int, found: Chunks
 ) -> bool:
-    """Read the chunks of leaf number `ordinal` of `num_leaves`. False if anything is unusual or
-    damaged.
+    """Read the chunks of leaf number `ordinal` of `num_leaves`.
+    False if anything is unusual or damaged.
 
     Args:
         footer: uint8 [n], FileMetaData.
@@ -319,8 +319,8 @@ def _encodings(data: Pointer, at: int, end: int, kind: int) -> tuple[int, np.uin
 
 @device
 def _page_encodings(data: Pointer, at: int, end: int, kind: int) -> tuple[int, np.uint64]:
-    """Parse a list of PageEncodingStats: the position after it, and a bit for each encoding that
-    data pages have."""
+    """Parse a list of PageEncodingStats: the position after it,
+    and a bit for each encoding that data pages have."""
     bits = np.uint64(0)
     if kind != LIST:
         return UNUSUAL, bits

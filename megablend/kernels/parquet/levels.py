@@ -208,8 +208,8 @@ def _count_tokens(
     i: int,
     count: int,
 ) -> int:
-    """How many of levels i to count of a run are tokens; a level above max_def is returned with its
-    sign changed."""
+    """How many of levels i to count of a run are tokens;
+    a level above max_def is returned with its sign changed."""
     if not packed:
         return -definition if definition > max_def else (count - i) * (definition == max_def)
     found = 0

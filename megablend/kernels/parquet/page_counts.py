@@ -36,12 +36,12 @@ def count_indexed_pages(
     documents: bool,
     pages: npt.NDArray[np.void],
 ) -> tuple[int, int, int]:
-    """Count pages of rows that begin in them (with an OffsetIndex, all do: parquet-format,
-    PageIndex.md).
+    """Count pages of rows that begin in them (with an OffsetIndex, all do:
+    parquet-format, PageIndex.md).
 
-    Null elements make `scan` true: from the counts alone one cannot tell whether they fill whole
-    rows, which then are documents without tokens. If documents are not needed, the rows of such a
-    chunk are -1.
+    Null elements make `scan` true: from the counts alone one cannot tell whether they fill
+    whole rows, which then are documents without tokens. If documents are not needed, the
+    rows of such a chunk are -1.
 
     Args:
         first_page: int64 [n + 1], the pages of each chunk.

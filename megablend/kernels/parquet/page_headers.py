@@ -1,5 +1,5 @@
-"""Parsing many page headers: from memory, at known offsets of a file, or by scanning from each page
-to the next.
+"""Parsing many page headers: from memory, at known offsets of a file,
+or by scanning from each page to the next.
 
 What is unusual, damaged or longer than the probe is left to `formats.parquet.page_header`, which
 parses one header in Python and reports what is wrong with it.
@@ -68,8 +68,8 @@ def parse_headers(addresses: npt.NDArray[np.uint64], sizes: Int64s, headers: Hea
 
 @kernel
 def read_headers(fd: int, offsets: Int64s, limits: Int64s, probe: Bytes, headers: Headers) -> int:
-    """Read the headers of pages at known offsets. Returns the number of the first that needs care;
-    n if none does.
+    """Read the headers of pages at known offsets.
+    Returns the number of the first that needs care; n if none does.
 
     Args:
         fd: descriptor of the file.

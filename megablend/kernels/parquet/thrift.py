@@ -1,9 +1,9 @@
 """Thrift's compact protocol in kernels: integers, fields, and skipping values.
 
-Bytes are read from a pointer `data`, at index `at`, before index `end`. A position below 0 is an
-error code: TRUNCATED if the bytes end too early, UNUSUAL if they do not occur in Parquet's
-metadata. Kernels leave both to `formats.parquet.thrift`, which parses in Python and reports what is
-wrong.
+Bytes are read from a pointer `data`, at index `at`, before index `end`. A position below
+0 is an error code: TRUNCATED if the bytes end too early, UNUSUAL if they do not occur in
+Parquet's metadata. Kernels leave both to `formats.parquet.thrift`, which parses in
+Python and reports what is wrong.
 
 Source: Thrift "compact protocol" specification (thrift/doc/specs/thrift-compact-protocol.md).
 """
@@ -45,8 +45,8 @@ def varint(data: Pointer, at: int, end: int) -> tuple[int, np.uint64]:
 
 @device
 def integer(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int]:
-    """The position after an integer of any kind, and the integer. No other kind of value is one:
-    UNUSUAL."""
+    """The position after an integer of any kind, and the integer.
+    No other kind of value is one: UNUSUAL."""
     if kind == I8:
         return (at + 1, np.int64(np.int8(data[at]))) if at < end else (TRUNCATED, np.int64(0))
     if not I16 <= kind <= I64:

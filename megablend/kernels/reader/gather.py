@@ -30,8 +30,8 @@ def gather_tokens(
     tokens: Int64s,
     labels: Int64s,
 ) -> int:
-    """Copy the samples' tokens out of spans that are in blocks of one type; the others are passed
-    over.
+    """Copy the samples' tokens out of spans that are in blocks of one type;
+    the others are passed over.
 
     Args:
         like: any array of the type.

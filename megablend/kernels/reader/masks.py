@@ -12,8 +12,8 @@ Begins = npt.NDArray[np.bool_]
 
 @kernel
 def count_positions(begins: Begins, out: npt.NDArray[np.int64]) -> None:
-    """0, 1, 2, ... in each row, restarting where `begins` bool [n, length] is set; out: int64 [n,
-    length], filled."""
+    """0, 1, 2, ... in each row, restarting where `begins` bool [n, length] is set; out:
+    int64 [n, length], filled."""
     for i in range(out.shape[0]):
         position = 0
         for j in range(out.shape[1]):

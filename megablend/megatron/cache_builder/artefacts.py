@@ -135,8 +135,8 @@ def problem_with(
 
 
 class _Parsing:
-    """Python 3.11 may raise SystemError when several threads parse at the same time, as numpy does
-    with headers."""
+    """Python 3.11 may raise SystemError when several threads parse at the same time,
+    as numpy does with headers."""
 
     lock = threading.Lock()
 
@@ -149,8 +149,8 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def read_header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool, np.dtype[Any]]:
-    """Version, shape, whether in Fortran's order, and type of a `.npy` file that is open at its
-    start.
+    """Version, shape, whether in Fortran's order,
+    and type of a `.npy` file that is open at its start.
 
     Raises: ValueError if it is not one. For versions other than (1, 0) only the version is
         returned.

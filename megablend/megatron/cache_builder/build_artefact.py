@@ -99,8 +99,8 @@ def build_divided(
 
 
 def build_blend(job: BlendJob, commits: Commits, *, threads: int) -> None:
-    """Write a blend's dataset index and dataset sample index, piece by piece. Raises: CacheError;
-    StoppedError."""
+    """Write a blend's dataset index and dataset sample index, piece by piece. Raises:
+    CacheError; StoppedError."""
     blend = _blend(job)
     with (
         ArtefactWriter(job.artefact, commits) as out,
@@ -232,8 +232,8 @@ def _dataset(job: DatasetJob, begins: Sequence[int], lengths: LengthReader) -> S
 
 
 def _buffer(size: int) -> Any:
-    """This thread's memory, which all of its datasets use: fresh pages take as long as filling
-    them."""
+    """This thread's memory, which all of its datasets use:
+    fresh pages take as long as filling them."""
     found = getattr(_buffers, "bytes", None)
     if found is None or len(found) < size:
         fresh = np.empty(size + _ALIGNMENT, np.uint8)

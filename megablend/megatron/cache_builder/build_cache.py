@@ -1,5 +1,5 @@
-"""Filling a cache with the files that Megatron's builder will look for. Called on every rank of a
-launch.
+"""Filling a cache with the files that Megatron's builder will look for.
+Called on every rank of a launch.
 
     each rank  counts the tokens of its share of the prefixes      -> all ranks
     each rank  plans all of the work, checks its share of the cache's files    -> all ranks
@@ -242,8 +242,8 @@ def _open_cache(
     launch: Communicator,
     stack: contextlib.ExitStack,
 ) -> list[str] | None:
-    """Lock the cache until `stack` ends, remove leftovers of killed builds, check for free space;
-    returns notes.
+    """Lock the cache until `stack` ends, remove leftovers of killed builds,
+    check for free space; returns notes.
 
     None if another build was at work before this one held the lock.
 

@@ -110,8 +110,8 @@ class Commits:
 
     @contextmanager
     def new_file(self, name: str) -> Iterator[int]:
-        """A descriptor of a new file of this name, to write to. Raises: CacheError if it cannot
-        be written."""
+        """A descriptor of a new file of this name, to write to. Raises:
+        CacheError if it cannot be written."""
         with translate_os_errors(self._cache / name), _naming_files_of(self.folder):
             fd = os.open(name, _NEW, 0o666, dir_fd=self._folder_fd)
             try:
@@ -243,8 +243,8 @@ def _naming_files_of(folder: Path) -> Iterator[None]:
 
 
 def can_flush_together(folder: Path) -> bool:
-    """Whether `syncfs` puts all files of the folder's file system on the disk, and reports if
-    that fails."""
+    """Whether `syncfs` puts all files of the folder's file system on the disk,
+    and reports if that fails."""
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)
     if (
         release is None

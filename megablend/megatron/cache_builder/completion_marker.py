@@ -10,13 +10,13 @@ opens no `.idx` and no array.
                                                       its .bin], ...}, "modified": {prefix: [when
                                                       each was written, in ns], ...}}
 
-It is written when a build ends. A run that finds it compares the names and sizes of the files, all
-of them, and then knows how long every dataset is; what else may be damaged shows when the arrays
-are opened. If a file of a pair is missing, or has another size or time than before, the marker no
-longer counts: a build reads the lengths of all documents, and makes the arrays again of which a
-marker says that they were made of other lengths, or with other settings. Their names and shapes may
-be the same. Times are a hint only: data that was copied or touched is read once more, and nothing
-is made again.
+It is written when a build ends. A run that finds it compares the names and sizes of the files,
+all of them, and then knows how long every dataset is; what else may be damaged shows when the
+arrays are opened. If a file of a pair is missing, or has another size or time than before, the
+marker no longer counts: a build reads the lengths of all documents, and makes the arrays again
+of which a marker says that they were made of other lengths, or with other settings. Their names
+and shapes may be the same. Times are a hint only: data that was copied or touched is read once
+more, and nothing is made again.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ Pairs = dict[str, PairState]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
-    """A cache whose files were all there, and of the right size, when it was checked; the data's
-    files too."""
+    """A cache whose files were all there, and of the right size,
+    when it was checked; the data's files too."""
 
     num_samples: Mapping[DatasetKey, int]
     """How many samples each dataset has."""
@@ -63,8 +63,8 @@ class Marker:
 
 
 def read_marker(request: CacheRequest) -> Marker | None:
-    """The completion marker of a request; None if its cache has none, or one that is damaged or
-    outdated."""
+    """The completion marker of a request; None if its cache has none,
+    or one that is damaged or outdated."""
     cache = Path(request.path_to_cache)
     found = _read(_path(request))
     if found is None:
@@ -87,8 +87,8 @@ def read_marker(request: CacheRequest) -> Marker | None:
 
 
 def find_outdated(jobs: Sequence[Job], cache: Path) -> frozenset[str]:
-    """Base names of the artefacts that were made of other data or settings, by the newest marker
-    that lists them."""
+    """Base names of the artefacts that were made of other data or settings,
+    by the newest marker that lists them."""
     known: dict[str, object] = {}
     for _, found in _markers(cache):
         known.update(_made_of(found))
@@ -173,11 +173,11 @@ def write_marker(
 
 
 def _markers(cache: Path) -> list[tuple[Path, dict[str, Any] | None]]:
-    """All markers of a cache with their contents, also those that do not count any more, the oldest
-    first.
+    """All markers of a cache with their contents,
+    also those that do not count any more, the oldest first.
 
-    By their numbers, for in a copy of a cache the files' times may be of any order; older versions
-    wrote none.
+    By their numbers, for in a copy of a cache the files' times may be of any order;
+    older versions wrote none.
     """
     found = []
     for path in (cache / WORK_FOLDER).glob("whole-*.json*"):

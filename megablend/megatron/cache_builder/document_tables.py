@@ -5,9 +5,9 @@ needs but files do not store.
     megablend-documents/<address>.json          which snapshot serves an address, its table's checksum; written last
     megablend-documents/<address>-<digest>.npy  int32, the lengths of its documents, end-of-document tokens included
 
-An address keeps its snapshot as long as its json exists: a run that continues does not see files
-that are added later, and files that are replaced are refused. Remove the json to have the files
-looked at again.
+An address keeps its snapshot as long as its json exists: a run that continues does not see
+files that are added later, and files that are replaced are refused. Remove the json to
+have the files looked at again.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ INDEX_FOLDER = "megablend"
 
 
 def build_table(cache: str, address: Address, *, launch: Communicator, storage: Storage) -> Address:
-    """Index an address's files and count their documents, unless that was done. Called by all ranks
-    of the launch.
+    """Index an address's files and count their documents, unless that was done.
+    Called by all ranks of the launch.
 
     Returns: the address with its index.
     Raises: ConfigError, DataError, CacheError.
@@ -93,8 +93,8 @@ def build_table(cache: str, address: Address, *, launch: Communicator, storage: 
 
 
 def open_table(cache: str, address: Address, storage: Storage) -> tuple[BlockStore, Array]:
-    """The blocks of an address that has its index, and its table: int32 [num_documents],
-    memory-mapped.
+    """The blocks of an address that has its index, and its table:
+    int32 [num_documents], memory-mapped.
 
     Raises: CacheError if they are not there.
     """

@@ -71,8 +71,8 @@ class StoredLengths:
         return dataclasses.replace(self, kept=memory)
 
     def total(self, first: int, lengths: Array, position: int = 0) -> tuple[int, int]:
-        """(Sum, checksum) of lengths from sequence `first` on; the first is number `position` for
-        the checksum.
+        """(Sum, checksum) of lengths from sequence `first` on;
+        the first is number `position` for the checksum.
 
         Raises: CorruptFileError if one is negative.
         """
@@ -173,8 +173,8 @@ def read_part(stored: StoredLengths, part: PartSize) -> Array:
 
 
 def check_part(stored: StoredLengths, part: PartSize, lengths: Array) -> None:
-    """Check lengths of a part that were read again since it was counted, unless they have been
-    kept.
+    """Check lengths of a part that were read again since it was counted,
+    unless they have been kept.
 
     Args:
         lengths: int32 [n], those of its sequences.

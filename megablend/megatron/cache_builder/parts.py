@@ -1,13 +1,13 @@
-"""Large sample indices, made by all ranks: each cuts a run of the documents into its part of the
-file.
+"""Large sample indices, made by all ranks: each cuts a run
+of the documents into its part of the file.
 
     owner      shuffles the documents, begins the file          -> all ranks: begun
     each rank  reads its run, gathers and counts its lengths    -> all ranks: counted
     each rank  knows the tokens before its run; writes its rows -> all ranks: written
     owner      shuffles the samples at the same time; commits the artefact
 
-Messages travel with the heartbeats of a build (see worker), so a rank works on its own jobs until
-one arrives.
+Messages travel with the heartbeats of a build (see worker),
+so a rank works on its own jobs until one arrives.
 """
 
 from __future__ import annotations

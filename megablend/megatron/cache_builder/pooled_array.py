@@ -23,8 +23,8 @@ ENTRIES_START = 128
 
 
 class PooledArray(NDArrayOperatorsMixin):
-    """An array of one or two dimensions in a `.npy` file, opened when an entry is first read.
-    Picklable.
+    """An array of one or two dimensions in a `.npy` file,
+    opened when an entry is first read. Picklable.
 
     Operators read the whole array, and return an array of numpy's.
 
@@ -72,8 +72,8 @@ class PooledArray(NDArrayOperatorsMixin):
         return self._storage.descriptor(self.path)
 
     def __getattr__(self, name: str) -> Any:
-        """Other attributes of numpy.ndarray (`max`, `tolist`, ...), of the whole array, which is
-        read for them."""
+        """Other attributes of numpy.ndarray (`max`, `tolist`, ...), of the whole array,
+        which is read for them."""
         if name.startswith("_") or not hasattr(np.ndarray, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(np.asarray(self), name)
@@ -95,8 +95,8 @@ class PooledArray(NDArrayOperatorsMixin):
 
     @cached_property
     def _header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and dtype, of the file as it is now: the cache may have been rebuilt since the pool
-        opened it."""
+        """Shape and dtype, of the file as it is now:
+        the cache may have been rebuilt since the pool opened it."""
         self._storage.stat(self.path)
         head = io.BytesIO(self._storage.read(self.path, 0, ENTRIES_START))
         try:

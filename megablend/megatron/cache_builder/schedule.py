@@ -188,8 +188,8 @@ def assign_jobs(
 ) -> list[Assignment]:
     """Assign jobs to the ranks at `nodes`.
 
-    The ranks of a node share its memory equally; if the largest job does not fit a share, fewer
-    of them work.
+    The ranks of a node share its memory equally;
+    if the largest job does not fit a share, fewer of them work.
 
     Raises: ConfigError if a job does not fit a whole node.
     """

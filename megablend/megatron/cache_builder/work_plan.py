@@ -209,8 +209,8 @@ def _name(part: DatasetPart) -> str:
 
 
 def _refuse_no_tokens(request: CacheRequest, part: DatasetPart, size: PartSize) -> None:
-    """Refuse a part without tokens where Megatron would fail; elsewhere it makes a dataset without
-    samples.
+    """Refuse a part without tokens where Megatron would fail;
+    elsewhere it makes a dataset without samples.
 
     Raises: PlanError if samples are requested, or a sample's extra token is all that Megatron would
         subtract from nothing.

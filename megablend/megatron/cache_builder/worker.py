@@ -1,5 +1,5 @@
-"""One rank's share of a build: its jobs in threads, as many at once as fit in its memory, most
-expensive first.
+"""One rank's share of a build: its jobs in threads,
+as many at once as fit in its memory, most expensive first.
 
 While threads work, all ranks exchange heartbeats a few times a second: their progress, and what
 other ranks wait for (see parts). So an error or exit of one rank is known to all at the next

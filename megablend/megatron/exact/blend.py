@@ -51,8 +51,8 @@ class Pieces(ABC):
         """The next sample to compute."""
 
     def fill(self, datasets: Int16s, samples: Int64s, *, threads: int = 1) -> None:
-        """Compute the next n samples: the dataset of each, and the sample's number within that
-        dataset.
+        """Compute the next n samples: the dataset of each,
+        and the sample's number within that dataset.
 
         Args:
             datasets: int16 [n], filled.
@@ -80,8 +80,8 @@ class Pieces(ABC):
 
 
 def greedy(weights: Sequence[float], size: int) -> Greedy:
-    """Make a blend of `size` samples by weight: each step takes the dataset that is furthest behind
-    its weight.
+    """Make a blend of `size` samples by weight: each step takes the dataset
+    that is furthest behind its weight.
 
     Args:
         weights: one per dataset; Megatron normalises them to a sum of 1.
@@ -195,8 +195,8 @@ class Greedy(Pieces):
             )
 
     def _guess(self, step: int) -> _State:
-        """The probable state at `step`: the blend, run from a largest-remainder state some steps
-        earlier."""
+        """The probable state at `step`: the blend, run
+        from a largest-remainder state some steps earlier."""
         lead = min(step, max(LEAD, 8 * len(self._weights)))
         exact = self._weights * (step - lead)
         sizes = np.diff(self._firsts)
@@ -224,8 +224,8 @@ def _without_nan(weights: Float64s) -> Float64s:
 def largest_remainder_blend(
     weights: Sequence[int | float | Fraction], size: int, seed: int
 ) -> Permuted:
-    """Make a shuffled blend of `size` samples: floor and largest remainder of size * weight, exact,
-    ties by order.
+    """Make a shuffled blend of `size` samples: floor and largest remainder
+    of size * weight, exact, ties by order.
 
     Raises: PlanError if weights are negative, not finite or all zero, or if there are too
         many.

@@ -91,8 +91,8 @@ def sample_rows(
 
 
 def reached(tokens: int, length: int, samples: int, extra: int) -> int:
-    """The first sample, at least 1, whose row is not within the first `tokens` tokens; samples + 1
-    if all are.
+    """The first sample, at least 1, whose row is not within the first `tokens` tokens;
+    samples + 1 if all are.
 
     The row of sample k is known once k * length + extra tokens were counted.
     """
@@ -183,8 +183,8 @@ def _parallel(
     dtype: npt.DTypeLike,
     threads: int,
 ) -> Iterator[npt.NDArray[Any]]:
-    """Like `_serial`, a wave of document blocks at a time: lengths are gathered, summed, then
-    split."""
+    """Like `_serial`, a wave of document blocks at a time:
+    lengths are gathered, summed, then split."""
     block = max(1, min(BLOCK, ROWS * len(documents) // max(1, samples)))
     scratch = np.empty((threads, min(block, len(documents))), np.int32)
     places = np.arange(block, dtype=np.int32)

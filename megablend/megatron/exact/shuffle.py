@@ -19,8 +19,8 @@ LARGE = 1 << 32
 class Generator:
     """The generator of numpy.random.RandomState(seed), used only for shuffles.
 
-    Creating a RandomState, reading and setting its state takes 0.2 ms, about as long as shuffling a
-    small dataset.
+    Creating a RandomState, reading and setting its state takes 0.2 ms,
+    about as long as shuffling a small dataset.
     """
 
     def __init__(self, seed: int) -> None:
@@ -65,8 +65,8 @@ def _seeded(seed: int) -> tuple[npt.NDArray[np.uint32], int]:
 def document_index(
     documents: npt.NDArray[Any], num_epochs: int, generator: Generator, separate_final_epoch: bool
 ) -> npt.NDArray[np.int32]:
-    """The documents of all epochs, shuffled together; the last epoch is shuffled separately on
-    request.
+    """The documents of all epochs, shuffled together;
+    the last epoch is shuffled separately on request.
 
     Args:
         documents: integers [n], the documents of a split.

@@ -77,8 +77,8 @@ def fill_small_datasets(
 
 
 def _fill_end(dataset: SmallDataset, filled: int, extra: int, memory: Int32s) -> None:
-    """Fill the rows of the samples that are after the documents. Raises: PlanError as sample_rows
-    does."""
+    """Fill the rows of the samples that are after the documents. Raises:
+    PlanError as sample_rows does."""
     rows = memory[dataset.rows : dataset.rows + 2 * (dataset.num_samples + 1)].reshape(-1, 2)
     last = int(dataset.lengths[memory[dataset.documents + dataset.num_entries - 1] - dataset.begin])
     rows[filled:] = end_row(

@@ -180,8 +180,7 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         return None
 
     def _read_marker(self) -> Marker | None:
-        """The marker of a complete cache; None if there is none, or if this rank needs
-        none."""
+        """The marker of a complete cache; None if there is none, or if this rank needs none."""
         from megablend.megatron.cache_builder.completion_marker import read_marker
 
         return read_marker(self._request()) if self._has_marker else None
@@ -290,11 +289,11 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
     def _build_megatron_datasets_parallel(
         self, prefixes: list[str], split: Any, sizes_per_dataset: list[list[int | None]]
     ) -> list[list[Any]]:
-        """As Megatron does it, on all ranks at once; those that a marker knows are opened when they
-        are used.
+        """As Megatron does it, on all ranks at once;
+        those that a marker knows are opened when they are used.
 
-        The first is opened at once: what is wrong with the config, and what Megatron warns of,
-        shows now.
+        The first is opened at once: what is wrong with the config,
+        and what Megatron warns of, shows now.
         """
         build = self._build_megatron_dataset_splits
         first = build(prefixes[0], split, sizes_per_dataset[0])
@@ -316,8 +315,8 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         split: Any,
         sizes_per_dataset: list[list[int | None]],
     ) -> list[list[Any]] | None:
-        """Datasets that are opened on first use, by prefix; None if the marker does not know
-        them all.
+        """Datasets that are opened on first use, by prefix;
+        None if the marker does not know them all.
 
         Args:
             first: of the first prefix, opened: ours must be identified as they are.

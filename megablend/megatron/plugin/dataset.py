@@ -1,5 +1,5 @@
-"""GPTDataset over Parquet, Arrow, or any number of `.bin/.idx` pairs: the same samples for the same
-documents."""
+"""GPTDataset over Parquet, Arrow, or any number of `.bin/.idx` pairs:
+the same samples for the same documents."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
-    """A GPTDataset whose documents and index arrays are read through a bounded number of
-    descriptors.
+    """A GPTDataset whose documents and index arrays are read through a bounded
+    number of descriptors.
 
     Made by MegablendDatasetBuilder, which builds what this class only opens. What makes a sample's
     dict of its tokens is the installed GPTDataset's own; samples of pairs whose masks are the same
@@ -144,11 +144,11 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
         )
 
     def _build_document_sample_shuffle_indices(self) -> tuple[Any, Any, Any]:
-        """Arrays that are opened when they are first read; Megatron would map three for each
-        dataset.
+        """Arrays that are opened when they are first read;
+        Megatron would map three for each dataset.
 
-        If Megatron's are deferred (`defer_npy_index_mmap`), these are None until the first
-        sample is read.
+        If Megatron's are deferred (`defer_npy_index_mmap`),
+        these are None until the first sample is read.
         """
         base = f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}"
         paths = [
@@ -245,8 +245,8 @@ def _read_plain(
 
 
 def _are_same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    """Whether two samples have the same keys in the same order, and tensors of the same values and
-    dtypes."""
+    """Whether two samples have the same keys in the same order,
+    and tensors of the same values and dtypes."""
     return list(ours) == list(theirs) and all(
         ours[name].dtype == theirs[name].dtype and torch.equal(ours[name], theirs[name])
         for name in ours

@@ -120,8 +120,8 @@ class PrefixOpener:
 
 
 def _numbers(end: int) -> npt.NDArray[np.int32]:
-    """Read-only 0, 1, ..., of which `end` or more; one array for all datasets, whose `indices` are
-    parts of it."""
+    """Read-only 0, 1, ..., of which `end` or more;
+    one array for all datasets, whose `indices` are parts of it."""
     global _shared
     if len(_shared) < end:
         _shared = np.arange(end, dtype=np.int32)

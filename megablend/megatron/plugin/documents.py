@@ -1,5 +1,5 @@
-"""Low-level datasets: what GPTDataset reads from an IndexedDataset, and what other code looks up in
-one."""
+"""Low-level datasets: what GPTDataset reads from an IndexedDataset,
+and what other code looks up in one."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from megablend.storage.base import Storage
 
 
 class SequenceIndex:
-    """Lengths, places and documents of sequences. Nothing but lengths is read before it is asked
-    for.
+    """Lengths, places and documents of sequences.
+    Nothing but lengths is read before it is asked for.
 
     Args:
         sequence_lengths: int32 [num_sequences], tokens.
@@ -149,8 +149,8 @@ class Documents(ABC):
 class PairDocuments(Documents):
     """A `.bin/.idx` pair of a catalog, read through the process's pool of descriptors.
 
-    Lengths are the catalog's; a document's place in the `.bin` is read from the `.idx` when it is
-    asked for.
+    Lengths are the catalog's; a document's place in the `.bin` is read
+    from the `.idx` when it is asked for.
     """
 
     def __init__(self, prefix: str, catalog: Path, storage: Storage) -> None:
@@ -282,8 +282,8 @@ class TableDocuments(Documents):
 
     @cached_property
     def index(self) -> SequenceIndex:
-        """See Documents.index: as if all tokens lay back to back in one `.bin`, each row a sequence
-        and a document."""
+        """See Documents.index: as if all tokens lay back to back in one `.bin`,
+        each row a sequence and a document."""
         dtype = np.result_type(*self._snapshot.token_dtypes(self._snapshot.sources[0].files))
         return SequenceIndex(
             self.sequence_lengths,

@@ -58,8 +58,8 @@ class PageOrderDataset(MegablendGPTDataset):
         return {"dataset_id": self.dataset.run.plan.locate(self._sample(idx or 0))[0], **found}
 
     def __getitems__(self, indices: Sequence[int | None]) -> list[dict[str, Any]]:
-        """The dicts of several samples, whose blocks are read together. Raises as `__getitem__`
-        does."""
+        """The dicts of several samples, whose blocks are read together.
+        Raises as `__getitem__` does."""
         wanted = [int(idx) for idx in indices if idx is not None]
         with suppress(DataError, IndexError):  # one by one, the sample that it is of is named
             self._batch = dict(
@@ -157,8 +157,8 @@ def run_config(config: MegablendDatasetConfig, sizes: Sequence[int | None]) -> C
 
 
 def _with_skips(cache: str, run: str, samples: int) -> int:
-    """How long the run has to be for Megatron to train on `samples` samples: longer by those that
-    it skips.
+    """How long the run has to be for Megatron to train on `samples` samples:
+    longer by those that it skips.
 
     Raises: CacheError if the ledger or the list of skipped samples is damaged.
     """

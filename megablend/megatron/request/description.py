@@ -57,8 +57,8 @@ def blend_description(
     weights: Sequence[float] | Sequence[int],
     size: int | None,
 ) -> str:
-    """The description.txt of a blend: the descriptions of its datasets, its weights and its size;
-    ASCII."""
+    """The description.txt of a blend: the descriptions of its datasets,
+    its weights and its size; ASCII."""
     # No text in JSON holds a line break as such
     inner = ",\n".join(datasets).replace("\n", "\n" + 8 * " ")
     listed = f'    "datasets": [\n{8 * " "}{inner}\n    ]'

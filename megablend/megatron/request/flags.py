@@ -125,8 +125,8 @@ def count_samples(
     """How many samples training will ask each split for, by flags named as Megatron names them, and
     by sizes given directly.
 
-    Steps of batch-size ramps and phases are not reckoned with: if these decide, the numbers are
-    given directly.
+    Steps of batch-size ramps and phases are not reckoned with:
+    if these decide, the numbers are given directly.
 
     Args:
         used: numbers of the splits that have data.

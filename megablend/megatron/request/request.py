@@ -48,8 +48,8 @@ class Blend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRequest:
-    """One call of Megatron's dataset builder. Fields are named as in GPTDatasetConfig if both
-    have them."""
+    """One call of Megatron's dataset builder. Fields are named as
+    in GPTDatasetConfig if both have them."""
 
     path_to_cache: str
     random_seed: int

@@ -33,8 +33,8 @@ def identifiers_of(tokenizer: Any) -> dict[str, Any]:
 
 
 def read_identifiers(given: str) -> dict[str, Any]:
-    """Identifiers from inline JSON, from a file of them, or from the description.txt of a dataset
-    or of a blend.
+    """Identifiers from inline JSON, from a file of them,
+    or from the description.txt of a dataset or of a blend.
 
     Raises: ConfigError if there are none.
     """
@@ -94,6 +94,6 @@ def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_argparse(value: Any) -> Any:
-    """Words as argparse gives them, a list, or None if there are none: identifiers hold how they
-    print."""
+    """Words as argparse gives them, a list, or None if there are none:
+    identifiers hold how they print."""
     return (list(value) or None) if isinstance(value, tuple) else value

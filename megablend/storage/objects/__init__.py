@@ -1,5 +1,5 @@
-"""Object stores and HTTP servers as storages: `s3://`, `gs://`, `az://`, `http://` and `https://`,
-through obstore.
+"""Object stores and HTTP servers as storages:
+`s3://`, `gs://`, `az://`, `http://` and `https://`, through obstore.
 
 address        what a location names: a bucket (or a server) and a key
 bucket         what is requested of one: the state of an object, ranges, listings

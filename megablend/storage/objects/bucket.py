@@ -45,8 +45,8 @@ class Bucket:
     async def stat(self, path: str, key: str) -> ObjectVersion:
         """The present version of an object. Raises: MissingFileError; DataError.
 
-        By a GET of its first byte: the answer to a HEAD has no reason of a failure, and many signed
-        URLs allow none.
+        By a GET of its first byte: the answer to a HEAD has no reason of a failure,
+        and many signed URLs allow none.
         """
         return (await self._read_head(path, key, 1))[0]
 
@@ -276,8 +276,8 @@ class Bucket:
     async def _leave_out_markers(
         self, pattern: str, address: Address, folder: str, objects: Sequence[Object]
     ) -> Sequence[Object]:
-        """Objects without the empty ones that stand for folders, whose trailing slash the client
-        takes away.
+        """Objects without the empty ones that stand for folders,
+        whose trailing slash the client takes away.
 
         One that stands for a folder of nothing looks like an empty file here; the listing of the
         folder that has it tells.
@@ -328,8 +328,8 @@ def _read_list_failure(error: Exception, address: Address) -> Failure:
 
 
 def _answer(location: str, found: T | Failure, *, is_list: bool = False) -> T:
-    """What was found. Raises: MissingFileError, UnsupportedFileError, DataError if that is a
-    failure."""
+    """What was found. Raises: MissingFileError, UnsupportedFileError,
+    DataError if that is a failure."""
     if not isinstance(found, Failure):
         return found
     if found.kind is Kind.MISSING:

@@ -114,9 +114,9 @@ class BucketClient:
         return found
 
     async def get_tail(self, key: str, size: int) -> RangeResponse | None:
-        """The last `size` bytes of an object of unknown size, or all of a smaller one; None if
-        that is not answered, for whichever reason. It is requested once; after some refusals in a
-        row no more."""
+        """The last `size` bytes of an object of unknown size, or all of a smaller one;
+        None if that is not answered, for whichever reason. It is requested once; after
+        some refusals in a row no more."""
         if self._tail_refusals >= _MAX_TAIL_REFUSALS:
             return None
         found = await self._attempt(RangeRequest(key, -size, 0, None))
@@ -158,8 +158,8 @@ class BucketClient:
         return Request(now, wanted, num_answers=self.timing.num_answers, late_at=now + hedge_after)
 
     def _hedge_after(self, size: int) -> float:
-        """Seconds after which a request is sent a second time; never if few bytes or requests
-        may be sent."""
+        """Seconds after which a request is sent a second time;
+        never if few bytes or requests may be sent."""
         if size > LARGE_BYTES or self.options.max_source_rate is not None or self.limiter.is_slowed:
             return math.inf
         return self.timing.hedge_after() or math.inf
@@ -291,8 +291,8 @@ def _explain_length(result: Any) -> Failure:
 
 
 def _is_cancelled() -> bool:
-    """Whether this task itself was cancelled, not just what it waited for; not known before Python
-    3.11."""
+    """Whether this task itself was cancelled, not just what it waited for;
+    not known before Python 3.11."""
     return bool(getattr(asyncio.current_task(), "cancelling", int)())
 
 

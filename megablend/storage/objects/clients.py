@@ -1,5 +1,5 @@
-"""obstore's stores: one for requests, and one for listings, of each bucket with its options; shared
-by the process."""
+"""obstore's stores: one for requests, and one for listings, of each bucket with its options;
+shared by the process."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def get_client(address: Address, options: StoreOptions, query: str) -> BucketCli
 
 
 def get_lister(address: Address, options: StoreOptions) -> Any:
-    """obstore's store for listings of a bucket: these are of many requests, each of which is tried
-    again by itself."""
+    """obstore's store for listings of a bucket: these are of many requests,
+    each of which is tried again by itself."""
     check_fork()
     key = (address.root, options)
     with _lock:
@@ -74,8 +74,8 @@ def get_lister(address: Address, options: StoreOptions) -> Any:
 
 
 def get_web_server(endpoint: str, options: StoreOptions) -> Any:
-    """obstore's store of an endpoint as of a web server, reached as its options say. Raises:
-    ConfigError."""
+    """obstore's store of an endpoint as of a web server,
+    reached as its options say. Raises: ConfigError."""
     scheme, _, server = endpoint.partition("://")
     return _make_store(
         Address(scheme.lower(), server.rstrip("/"), ""), options, "", is_for_lists=False
@@ -83,8 +83,8 @@ def get_web_server(endpoint: str, options: StoreOptions) -> Any:
 
 
 def find_endpoint(address: Address, options: StoreOptions) -> str | None:
-    """The endpoint that is set, by the config or by the environment. Raises: ConfigError if it
-    is not a URL."""
+    """The endpoint that is set, by the config or by the environment. Raises:
+    ConfigError if it is not a URL."""
     return options.endpoint or _find_endpoint(address.scheme)
 
 

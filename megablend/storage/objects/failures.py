@@ -202,8 +202,8 @@ def _read_failure(error: BaseException) -> Failure:
 
 
 def find_bad_key(error: BaseException) -> str | None:
-    """The key that a LIST failed at, since the client cannot express it; None if that is not the
-    cause."""
+    """The key that a LIST failed at, since the client cannot express it;
+    None if that is not the cause."""
     found = re.search(
         r'Path "([^"]*)" contained empty path segment|Error parsing Path "([^"]*)"', str(error)
     )

@@ -65,8 +65,8 @@ class ForkSafeStorage(WrapperStorage):
 
 
 class _HelperStorage(WrapperStorage):
-    """Calls `inner` in the helper process, and keeps the versions that it has met: for it, and for
-    forked workers."""
+    """Calls `inner` in the helper process, and keeps the versions that it has met:
+    for it, and for forked workers."""
 
     def __init__(self, inner: Storage, *, checking: bool) -> None:
         super().__init__(inner)

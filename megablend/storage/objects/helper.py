@@ -1,5 +1,5 @@
-"""Object stores read by a helper process, for programs that fork workers later: this process never
-has a client.
+"""Object stores read by a helper process, for programs that fork workers later:
+this process never has a client.
 
 The client does not work in a child that is forked after its first use, and Megatron's DataLoader
 forks its workers. Its parent reads little (it builds caches), so that these reads may go through a

@@ -1,5 +1,5 @@
-"""Requests in flight, looked at several times a second: stalled ones are ended, late ones are sent
-a second time.
+"""Requests in flight, looked at several times a second:
+stalled ones are ended, late ones are sent a second time.
 
 One timer serves all requests of a source: a timer, and a task that waits for it, would cost more
 CPU time than a request.

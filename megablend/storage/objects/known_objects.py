@@ -1,5 +1,5 @@
-"""What a storage knows of objects without asking again: the version of each that was met, and the
-ends of some."""
+"""What a storage knows of objects without asking again:
+the version of each that was met, and the ends of some."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ ListAll = Callable[[str], Awaitable[Sequence[Object]]]
 
 
 async def find_objects(pattern: str, list_folder: ListFolder, list_all: ListAll) -> Listed:
-    """Objects whose key matches `pattern`, sorted by key, and folders that it matches as it does
-    objects.
+    """Objects whose key matches `pattern`, sorted by key,
+    and folders that it matches as it does objects.
 
     The pattern has a wildcard. Raises as the two callbacks do.
     """

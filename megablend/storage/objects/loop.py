@@ -83,8 +83,8 @@ def is_used() -> bool:
 
 
 def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
-    """Run a coroutine in the loop. Raises: ConfigError in a forked child of a process that has done
-    so before."""
+    """Run a coroutine in the loop. Raises: ConfigError in a forked child of a process
+    that has done so before."""
     global _running
     if _forked_after_use:
         work.close()

@@ -61,8 +61,8 @@ class ObjectVersion:
 def version_of_answer(
     meta: Mapping[str, Any], expected: ObjectVersion | None, *, versions: bool
 ) -> ObjectVersion:
-    """The version that an answer is of; `expected` itself if that is the one, which most answers
-    are."""
+    """The version that an answer is of; `expected` itself if that is the one,
+    which most answers are."""
     etag = normalise_etag(meta["e_tag"])
     if etag and expected is not None and (etag, meta["size"]) == (expected.etag, expected.size):
         return expected
@@ -70,8 +70,8 @@ def version_of_answer(
 
 
 def make_version(meta: Mapping[str, Any], *, versions: bool = False) -> ObjectVersion:
-    """The version that obstore's metadata of an object describes; `versions`: keep the store's name
-    of it."""
+    """The version that obstore's metadata of an object describes; `versions`:
+    keep the store's name of it."""
     return ObjectVersion(
         size=int(meta["size"]),
         etag=normalise_etag(meta["e_tag"]),

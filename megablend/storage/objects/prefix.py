@@ -83,8 +83,8 @@ class ObjectPrefix:
         return self._map(describe, keys)
 
     def download(self, key: str, size: int, path: Path) -> None:
-        """Copy an object of `size` bytes to a new file. Raises: FileNotFoundError if there is none
-        of that size."""
+        """Copy an object of `size` bytes to a new file. Raises:
+        FileNotFoundError if there is none of that size."""
 
         async def read(start: int) -> bytes | None:
             stop = min(size, start + PART_BYTES)
@@ -107,8 +107,8 @@ class ObjectPrefix:
         self.write_all({key: data})
 
     def write_all(self, objects: Mapping[str, bytes | Path]) -> dict[str, str]:
-        """Write several objects at the same time. Returns: the etag of each, "" if the store
-        gives none."""
+        """Write several objects at the same time. Returns:
+        the etag of each, "" if the store gives none."""
 
         async def write(key: str, data: bytes | Path) -> str:
             size = data.stat().st_size if isinstance(data, Path) else len(data)
@@ -122,14 +122,14 @@ class ObjectPrefix:
     def create(self, key: str, data: bytes) -> bool:
         """Write an object unless there is one. Returns: whether it was written.
 
-        False also if an earlier attempt of this call wrote it, and the answer was lost: compare
-        what is there.
+        False also if an earlier attempt of this call wrote it, and the answer was lost:
+        compare what is there.
         """
         return self.create_each(key, [data]) == 1
 
     def create_each(self, key: str, data: Sequence[bytes]) -> int:
-        """Let several requests try to create the same object at the same time. Returns: how many
-        wrote it."""
+        """Let several requests try to create the same object at the same time.
+        Returns: how many wrote it."""
 
         async def create(each: bytes) -> bool:
             size = len(each)

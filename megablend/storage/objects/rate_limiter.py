@@ -1,5 +1,5 @@
-"""How many requests to a source are in flight, how many bytes they ask for, and at which rate: this
-process's share."""
+"""How many requests to a source are in flight, how many bytes they ask for,
+and at which rate: this process's share."""
 
 from __future__ import annotations
 
@@ -52,10 +52,9 @@ class RateLimiter:
     """Admits requests of one source; used in the event loop only.
 
     How many follows from latency and bandwidth: while answers begin as soon as they do at best, the
-    network has room for more, and more are admitted; if they take several times as long,
-    requests wait for one another, and fewer are, though not less than FIRST_REQUESTS. Less than
-    those are admitted after the source said that it is busy, and one more after each round of
-    successes.
+    network has room for more, and more are admitted; if they take several times as long, requests
+    wait for one another, and fewer are, though not less than FIRST_REQUESTS. Less than those are
+    admitted after the source said that it is busy, and one more after each round of successes.
 
     Args:
         max_requests: of the whole job.

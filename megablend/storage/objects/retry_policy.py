@@ -1,5 +1,5 @@
-"""Trying again: whatever is requested of a source, until it succeeds, is refused, or has failed for
-too long."""
+"""Trying again: whatever is requested of a source, until it succeeds, is refused,
+or has failed for too long."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ MAX_FILES = 16
 
 
 class ObjectStorage:
-    """Object stores and web servers of any number of buckets. Picklable (its options are); safe
-    between threads.
+    """Object stores and web servers of any number of buckets.
+    Picklable (its options are); safe between threads.
 
     Raises, from any call: ConfigError if the client is missing, the location names no bucket, or
     this process was forked from one that has read from an object store.
@@ -122,8 +122,8 @@ class ObjectStorage:
         return Found([Match(0, path, path) for path in paths], {}, folders)
 
     def glob(self, pattern: str) -> list[str]:
-        """See Storage.glob; nothing for a pattern of a web server, which does not list: `find` says
-        so."""
+        """See Storage.glob; nothing for a pattern of a web server,
+        which does not list: `find` says so."""
         address = parse_location(pattern)
         if address.scheme in WEB_SCHEMES and _is_url_pattern(pattern):
             return []
@@ -182,8 +182,8 @@ class ObjectStorage:
     def fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
-        """The same without waiting: what `read_ranges` returns or raises is the future's. From any
-        thread."""
+        """The same without waiting: what `read_ranges` returns
+        or raises is the future's. From any thread."""
         try:
             bucket, address = self._open(path)
             self._check_ranges(path, offsets, sizes)
@@ -254,8 +254,8 @@ class ObjectStorage:
         return Found([Match(0, path, path)], {})
 
     def _check_endpoint(self, location: str, address: Address, *, asks: bool) -> None:
-        """Look at the endpoint that is set, since nothing was found at a location; ask it what it
-        is if `asks`.
+        """Look at the endpoint that is set, since nothing was found at a location;
+        ask it what it is if `asks`.
 
         Raises: ConfigError if it cannot be that of the store.
         """

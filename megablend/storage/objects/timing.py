@@ -1,5 +1,5 @@
-"""How long a request may take before it is tried again, or sent a second time: learned from the
-answers before.
+"""How long a request may take before it is tried again, or sent a second time:
+learned from the answers before.
 
 A fixed time-out sends requests again that a slow source would still have answered, which makes it
 slower. So more time is given if answers usually take longer, as they do behind a limited rate.

@@ -24,8 +24,8 @@ def is_web(location: str) -> bool:
 
 
 def expand_location(location: str) -> list[str]:
-    """The URLs that a location with braces, or a text file of URLs, stands for; any other location
-    itself.
+    """The URLs that a location with braces, or a text file of URLs, stands for;
+    any other location itself.
 
     Raises: ConfigError if the file cannot be read or contains something else, or braces stand
         for too many.
@@ -46,8 +46,8 @@ def split_query(location: str) -> tuple[str, str]:
 
 
 def expand_braces(url: str) -> list[str]:
-    """`{a,b}` and `{00..12}` of a URL, as a shell expands them; not those in its query. Raises:
-    ConfigError."""
+    """`{a,b}` and `{00..12}` of a URL, as a shell expands them;
+    not those in its query. Raises: ConfigError."""
     plain, mark, query = url.partition("?")
     pieces = _BRACES.split(plain)
     choices = [[piece] if i % 2 == 0 else _choices(piece) for i, piece in enumerate(pieces)]

@@ -1,5 +1,5 @@
-"""Calling a coroutine function for many items by a few tasks, about as many as requests are
-admitted.
+"""Calling a coroutine function for many items by a few tasks,
+about as many as requests are admitted.
 
 A task for each item, all made at once, costs more CPU time than the requests: the garbage collector
 looks through all that wait.

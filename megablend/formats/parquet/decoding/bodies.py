@@ -1,5 +1,5 @@
-"""Bodies of many pages: checksums compared, decompressed; and the positions of each page's levels
-and values.
+"""Bodies of many pages: checksums compared, decompressed;
+and the positions of each page's levels and values.
 
 V1 compresses levels and values together; V2 leaves the levels uncompressed in front.
 

@@ -1,5 +1,5 @@
-"""Decompression of pages, checked: the output has exactly the size in the page header, or it is an
-error.
+"""Decompression of pages, checked: the output has exactly the size
+in the page header, or it is an error.
 
 pyarrow's one-shot codecs do not report when they wrote less than expected; the rest of the buffer
 would be whatever was in memory before. So the length is checked in a different way for each codec.
@@ -34,8 +34,8 @@ Many: TypeAlias = Callable[[Int64s, Int64s, Int64s, Int64s], int]
 
 
 def decompress(codec: int, data: memoryview, size: int) -> Buffer:
-    """`size` bytes out of `data`. Raises MalformedError, UnsupportedError (a codec that pyarrow
-    does not have)."""
+    """`size` bytes out of `data`. Raises MalformedError,
+    UnsupportedError (a codec that pyarrow does not have)."""
     if codec not in CODECS:
         raise UnsupportedError(unsupported_codec_message(codec))
     function, _ = CODECS[codec]
@@ -66,8 +66,8 @@ def max_decompressed_size(codec: int, size: Size) -> Size:
 
 
 def decompress_many(codec: int) -> Many | None:
-    """A function that decompresses many bodies in one call; None if this system has none for the
-    codec.
+    """A function that decompresses many bodies in one call;
+    None if this system has none for the codec.
 
     It takes addresses and sizes of bodies, addresses to write to, and the lengths expected there,
     int64 [n] each; and returns -1, or the number of one that is damaged or of another length.
@@ -137,8 +137,8 @@ def _lz4_raw(data: memoryview, size: int) -> Buffer:
 
 
 def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
-    """Blocks with two big-endian lengths in front (decoded, stored). Early writers left the lengths
-    out."""
+    """Blocks with two big-endian lengths in front (decoded, stored).
+    Early writers left the lengths out."""
     parts = []
     position = 0
     while position + 8 <= len(data):

@@ -1,5 +1,5 @@
-"""Decoded dictionaries of recently read column chunks: one bounded cache per process, for any
-number of files."""
+"""Decoded dictionaries of recently read column chunks:
+one bounded cache per process, for any number of files."""
 
 from __future__ import annotations
 

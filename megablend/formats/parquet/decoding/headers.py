@@ -1,7 +1,7 @@
 """Headers of many pages: of pages in memory, at known offsets, or found by scanning column chunks.
 
-Kernels parse them; a header that a kernel rejects is parsed in Python, which reports what is wrong
-with it.
+Kernels parse them; a header that a kernel rejects is parsed in Python,
+which reports what is wrong with it.
 """
 
 from __future__ import annotations
@@ -256,8 +256,8 @@ def _parse_probes(
 
 @contextmanager
 def _scattered(source: ByteSource) -> Iterator[int]:
-    """A descriptor for small scattered reads (-1 if there is none): read-ahead would read the whole
-    file."""
+    """A descriptor for small scattered reads (-1 if there is none):
+    read-ahead would read the whole file."""
     with source.storage.descriptor(source.path) as fd:
         if fd >= 0:
             _advise(fd, os.POSIX_FADV_RANDOM)

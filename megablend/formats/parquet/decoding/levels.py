@@ -27,8 +27,8 @@ Levels = npt.NDArray[np.void]
 
 
 def check_level_encodings(headers: Headers, column: Column) -> None:
-    """Reject levels in BIT_PACKED, which RLE replaced: readers disagree about its bit order (arrow
-    issue 42368).
+    """Reject levels in BIT_PACKED, which RLE replaced:
+    readers disagree about its bit order (arrow issue 42368).
 
     Some writers state it when there are no levels; that is accepted. Raises UnsupportedError.
     """

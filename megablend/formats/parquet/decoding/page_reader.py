@@ -1,8 +1,8 @@
-"""Decoding pages to tokens, many at a time: one kernel call each for headers, bodies, levels and
-values.
+"""Decoding pages to tokens, many at a time: one kernel call each for headers,
+bodies, levels and values.
 
-PLAIN tokens stay in the buffer that their page was decompressed to; no block keeps another block's
-bytes.
+PLAIN tokens stay in the buffer that their page was decompressed to;
+no block keeps another block's bytes.
 """
 
 from __future__ import annotations
@@ -308,8 +308,8 @@ class ParquetReader:
                 )
 
     def _dictionaries(self, pages: _StoredPages) -> list[Array | None]:
-        """The dictionary of each page, int32 or int64 [num_entries]; None if it has none or needs
-        none."""
+        """The dictionary of each page, int32 or int64 [num_entries];
+        None if it has none or needs none."""
         found = list[Array | None]([None] * len(pages.blocks))
         needed = is_by_dictionary(pages.blocks["encoding"]).nonzero()[0]
         if len(needed):

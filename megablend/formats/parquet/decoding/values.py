@@ -1,5 +1,5 @@
-"""Decoding the values of pages to tokens: a table selects the decoder, one kernel contains all of
-them.
+"""Decoding the values of pages to tokens: a table selects the decoder,
+one kernel contains all of them.
 
 PLAIN values stay in the decompressed buffer; others are decoded into new memory. An encoding that
 is not in the table is detected when the file is indexed, and read by whole row groups.
@@ -157,8 +157,8 @@ def is_by_dictionary(encodings: Array) -> npt.NDArray[np.bool_]:
 
 
 def plain_values(data: Buffer, count: int, physical: int) -> Array:
-    """`count` PLAIN values at the start of `data`, int32 or int64 [count], as a view. Raises
-    MalformedError."""
+    """`count` PLAIN values at the start of `data`, int32 or int64 [count], as a view.
+    Raises MalformedError."""
     stored = STORED[physical]
     if count * stored.itemsize > len(data):
         raise MalformedError(

@@ -66,8 +66,8 @@ def _count_headed(
     rows: Int64s,
     dictionaries: Int64s,
 ) -> ChunkPages:
-    """Count by headers and levels; chunks with a page that cannot be decoded separately are read by
-    row group.
+    """Count by headers and levels; chunks with a page
+    that cannot be decoded separately are read by row group.
 
     Args:
         first_page: int64 [num_chunks + 1], the data pages of each chunk.

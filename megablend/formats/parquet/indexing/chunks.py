@@ -1,5 +1,5 @@
-"""The pages of column chunks, located and counted in the cheapest exact way; all chunks of one way
-at once.
+"""The pages of column chunks, located and counted in the cheapest exact way;
+all chunks of one way at once.
 
     OffsetIndex + ColumnIndex     no page is read
     OffsetIndex + page headers    if the ColumnIndex has no counts, or counts that do not add up to the chunk's values
@@ -94,8 +94,8 @@ def find_pages(search: PageScanContext, chunks: Chunks) -> ChunkPages:
 
 
 def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
-    """The warning about wrong level histograms, as ClickHouse 26 writes them when a dictionary
-    overflows."""
+    """The warning about wrong level histograms, as ClickHouse 26 writes them
+    when a dictionary overflows."""
     if not miscounted.any():
         return None
     first = int(np.argmax(miscounted))
@@ -106,8 +106,8 @@ def _note(chunks: Chunks, miscounted: npt.NDArray[np.bool_]) -> str | None:
 
 
 def _check_sums(sums: Int64s, chunks: Chunks, column: Column) -> None:
-    """Check the sums over pages against the metadata of chunks and row groups. Raises
-    MalformedError."""
+    """Check the sums over pages against the metadata of chunks and row groups.
+    Raises MalformedError."""
     rows, tokens, continues = sums
     refuse(continues > 0, lambda _: "its first page begins in the middle of a row")
     refuse(

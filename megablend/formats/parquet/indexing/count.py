@@ -124,8 +124,8 @@ def count_from_page_index(
 
 
 def has_histogram(chunks: Chunks, column: Column) -> npt.NDArray[np.bool_]:
-    """Which chunks have a consistent histogram of definition levels in their metadata, bool
-    [num_chunks]."""
+    """Which chunks have a consistent histogram of definition levels
+    in their metadata, bool [num_chunks]."""
     fits: npt.NDArray[np.bool_] = chunks["num_levels"] == column.max_def + 1
     fits &= chunks["all_levels"] == chunks["num_values"]
     return fits
@@ -150,8 +150,8 @@ def has_token_counts(counts: ColumnIndexes, column: Column) -> npt.NDArray[np.bo
 
 
 def blocks_of(pages: Pages, first_page: Counts) -> tuple[Array, Counts]:
-    """Convert pages to blocks. Each page has rows or tokens; if the rows of one are unknown, those
-    of all are.
+    """Convert pages to blocks. Each page has rows or tokens;
+    if the rows of one are unknown, those of all are.
 
     Args:
         first_page: int64 [num_chunks + 1], the pages of each chunk, of which the first begins with

@@ -1,7 +1,7 @@
 """The chunks of one column, as the footer describes them.
 
-A kernel parses all row groups in one pass. What it rejects is parsed in Python, which reports what
-is wrong.
+A kernel parses all row groups in one pass. What it rejects is parsed in Python,
+which reports what is wrong.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ class PageHeader:
 
 
 def parse_page_header(data: bytes | memoryview) -> PageHeader:
-    """Parse the page header at the start of `data`. Raises MalformedError; TruncatedError if `data`
-    is too short."""
+    """Parse the page header at the start of `data`. Raises MalformedError;
+    TruncatedError if `data` is too short."""
     page, end = read_struct(data)
     kind = page.integer(1, "page type")
     num_values = 0

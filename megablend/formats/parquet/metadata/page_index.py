@@ -1,5 +1,5 @@
-"""The page indexes of many chunks: positions of pages (OffsetIndex), and their level counts
-(ColumnIndex).
+"""The page indexes of many chunks: positions of pages (OffsetIndex),
+and their level counts (ColumnIndex).
 
 Source: parquet-format, PageIndex.md and parquet.thrift (OffsetIndex, ColumnIndex).
 """

@@ -142,8 +142,8 @@ def _known_leaves(schema: bytes, size: int) -> Sequence[Column]:
 def find_column(
     schema: Sequence[Struct], name: str | None, path: str, *, numbers: bool = False
 ) -> tuple[Column, int]:
-    """Find the column called `name`, or the one that `choose_column` selects; and the number of
-    leaves.
+    """Find the column called `name`, or the one that `choose_column` selects;
+    and the number of leaves.
 
     Args:
         numbers: numbers of any kind are accepted, not only tokens.

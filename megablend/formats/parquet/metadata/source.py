@@ -51,8 +51,8 @@ class ByteSource:
         request_ranges(self.storage, self.path, offsets[inside], sizes[inside])
 
     def read(self, offset: int, size: int, what: str) -> bytes:
-        """Exactly `size` bytes from `offset`. Raises CorruptFileError if `what` is not within the
-        file."""
+        """Exactly `size` bytes from `offset`. Raises CorruptFileError
+        if `what` is not within the file."""
         self._check(offset, size, what)
         return self.storage.read(self.path, offset, size)
 
@@ -92,8 +92,8 @@ class ByteSource:
 
     @contextlib.contextmanager
     def error_context(self, offset: int, what: str) -> Iterator[ErrorLocation]:
-        """Convert MalformedError and UnsupportedError into errors that name the file, the offset
-        and `what`.
+        """Convert MalformedError and UnsupportedError into errors that name the file,
+        the offset and `what`.
 
         The offset is that of the first byte of `what`; a loop over many may advance it.
         """
@@ -113,8 +113,8 @@ class ByteSource:
 
     @contextlib.contextmanager
     def blamed_among(self, offsets: Int64s, row_groups: Int64s, what: str) -> Iterator[None]:
-        """The same for items of many row groups processed together, int64 [n] each; the error has
-        its `item`."""
+        """The same for items of many row groups processed together, int64 [n] each;
+        the error has its `item`."""
         try:
             yield
         except (MalformedError, UnsupportedError, MemoryError) as error:

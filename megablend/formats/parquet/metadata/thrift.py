@@ -154,8 +154,8 @@ def read_struct(data: bytes | memoryview, start: int = 0) -> tuple[Struct, int]:
 
 
 class Structs(Sequence[Struct]):
-    """A list of structs, each parsed on access: of thousands of columns, a kernel skips all but
-    one."""
+    """A list of structs, each parsed on access: of thousands of columns,
+    a kernel skips all but one."""
 
     __slots__ = ("_data", "_size", "start")
 
@@ -294,8 +294,8 @@ class _Reader:
         return None
 
     def check_room(self, size: int) -> None:
-        """An element takes at least one byte: a list cannot have more elements than there are bytes
-        left."""
+        """An element takes at least one byte: a list cannot have more elements
+        than there are bytes left."""
         if size > len(self.data) - self.position:
             raise TruncatedError(
                 f"{size} elements are declared, only {len(self.data) - self.position} bytes are left"
