@@ -12,6 +12,7 @@ published is fetched.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ CHECKSUMS = "checksums"
 RUNS = "runs"
 SKIPS = "runs/skips"
 """Kinds of records."""
+_NAME = re.compile(r"[^/\x00-\x1f\x7f]+")
 
 
 def place_below(kind: str, *names: str) -> str:
@@ -40,11 +42,7 @@ def place_below(kind: str, *names: str) -> str:
     Raises: CacheError for a name that is a path, or has control characters.
     """
     for name in names:
-        if (
-            name in ("", ".", "..")
-            or "/" in name
-            or any(ord(letter) < 32 or ord(letter) == 127 for letter in name)
-        ):
+        if name in (".", "..") or _NAME.fullmatch(name) is None:
             raise CacheError(
                 f"found the file name {name!r} in `{kind}` of a cache, expected no slashes or "
                 "control characters: a file of the cache, or the state, was edited or damaged; "

@@ -222,13 +222,13 @@ class LocalCacheStore:
 
     def describe_record(self, kind: str, name: str) -> str:
         """See CacheStore."""
-        return str(self._record(kind, name))
+        return str(self._path(kind, f"{name}.json"))
 
     def read_record(self, kind: str, name: str) -> Record | None:
         """See CacheStore."""
         try:
             return Record(
-                read_regular(self.describe_record(kind, name), MAX_RECORD_BYTES).decode(), -1
+                read_regular(self._path(kind, f"{name}.json"), MAX_RECORD_BYTES).decode(), -1
             )
         except FileNotFoundError:
             return None
@@ -236,7 +236,7 @@ class LocalCacheStore:
     def write_record(self, kind: str, name: str, data: str, after: Record | None) -> None:
         """See CacheStore. Called while the cache is held, so that `after` is the present
         version."""
-        path = self._record(kind, name)
+        path = self._path(kind, f"{name}.json")
         with translate_os_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data.encode())
@@ -244,7 +244,7 @@ class LocalCacheStore:
 
     def remove_record(self, kind: str, name: str) -> None:
         """See CacheStore."""
-        path = self._record(kind, name)
+        path = self._path(kind, f"{name}.json")
         with translate_os_errors(path):
             path.unlink(missing_ok=True)
             if kind == RUNS:
@@ -254,7 +254,7 @@ class LocalCacheStore:
 
     def set_aside_record(self, kind: str, name: str) -> str:
         """See CacheStore."""
-        path = self._record(kind, name)
+        path = self._path(kind, f"{name}.json")
         stamp = f"{time.strftime('%Y-%m-%dT%H.%M.%SZ', time.gmtime())}-{time.time_ns()}.json"
         aside = self._path(f"{kind}/{SET_ASIDE}", name, stamp)
         with translate_os_errors(path):
@@ -263,9 +263,6 @@ class LocalCacheStore:
             flush_folder(aside.parent)
             flush_folder(path.parent)
         return str(aside)
-
-    def _record(self, kind: str, name: str) -> Path:
-        return self._path(kind, f"{name}.json")
 
     def _path(self, kind: str, *names: str) -> Path:
         return self.folder / place_below(kind, *names)

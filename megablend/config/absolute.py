@@ -6,13 +6,14 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from megablend.caches.find import check_location, is_remote
 from megablend.config.complaints import Places, join_keys
 from megablend.config.model import Config
 from megablend.config.source import Source
 from megablend.errors import ConfigError
-from megablend.storage.location import check_schemes, find_scheme, lower_scheme, make_absolute
+from megablend.storage.location import check_schemes, find_scheme, join, lower_scheme
 from megablend.storage.object_options import check_signature, make_files_absolute
 from megablend.storage.objects.urls import LIST_ENDING, expand_location, is_web, split_query
 from megablend.storage.registry import explain_scheme, find_storage
@@ -28,25 +29,14 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
     Raises: ConfigError.
     """
 
-    def vocab_size(given: int | str | None, place: str) -> int | str | None:
-        return (
-            _absolute_path(given, base, f"{place}.vocab_size") if isinstance(given, str) else given
-        )
-
     urls: dict[str, str] = {}
 
     def placed(source: Source, *location: str | int) -> Source:
         place = f"{places.line(location)}: {join_keys(location)}"
-        listed = (
-            each for path in source.path for each in _expand_urls(path, base, f"{place}.path")
-        )
-        paths = tuple(
-            _take_query(_absolute_location(path, base, f"{place}.path"), urls) for path in listed
-        )
-        _check_one_storage(paths, f"{place}.path")
-        found = source.model_copy(
-            update={"path": paths, "vocab_size": vocab_size(source.vocab_size, place)}
-        )
+        update: dict[str, Any] = {"path": _find_locations(source.path, base, f"{place}.path", urls)}
+        if isinstance(source.vocab_size, str):
+            update["vocab_size"] = _absolute_path(source.vocab_size, base, f"{place}.vocab_size")
+        found = source.model_copy(update=update)
         found._place = place
         return found
 
@@ -54,38 +44,59 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
     for split, listed in config.sources.items():
         above = ("sources", split) if config.listed_by_split else ("sources",)
         sources[split] = tuple(placed(source, *above, i) for i, source in enumerate(listed))
-    cache = make_cache_absolute(config.cache, base, f"{places.line(['cache'])}: cache")
-    local_cache = config.local_cache
-    if local_cache is not None:
-        local_cache = _absolute_path(
-            local_cache, base, f"{places.line(['local_cache'])}: local_cache"
-        )
-    size = vocab_size(config.vocab_size, places.line(["vocab_size"]))
-    objects = make_files_absolute(config.storage, base)
-    objects = dataclasses.replace(objects, urls=tuple(urls.items())) if urls else objects
-    update = {
-        "cache": cache,
-        "local_cache": local_cache,
+    update: dict[str, Any] = {
+        "cache": make_cache_absolute(config.cache, base, f"{places.line(['cache'])}: cache"),
         "sources": sources,
-        "vocab_size": size,
-        "storage": objects,
     }
+    if config.local_cache is not None:
+        place = f"{places.line(['local_cache'])}: local_cache"
+        update["local_cache"] = _absolute_path(config.local_cache, base, place)
+    if isinstance(config.vocab_size, str):
+        place = f"{places.line(['vocab_size'])}.vocab_size"
+        update["vocab_size"] = _absolute_path(config.vocab_size, base, place)
+    if urls or config.storage.by_prefix:
+        objects = make_files_absolute(config.storage, base)
+        update["storage"] = dataclasses.replace(objects, urls=tuple(urls.items()))
     return config.model_copy(update=update)
 
 
+def _find_locations(
+    written: Sequence[str], base: Path, place: str, urls: dict[str, str]
+) -> tuple[str, ...]:
+    """The locations of data: absolute paths, and URLs, where a storage handles their scheme.
+
+    Args:
+        written: paths, URLs, perhaps with braces, and text files of URLs.
+        urls: gets the queries of URLs of web servers, for use in requests; they are left out of
+            the locations.
+    """
+    found = list[str]()
+    for location in written:
+        if not find_scheme(location) and not location.endswith(LIST_ENDING):
+            found.append(_absolute_path(location, base, place))
+            continue
+        for each in _expand_urls(lower_scheme(location), base, place):
+            found.append(_take_query(_check_url(each, base, place), urls))
+    if len(found) > 1:
+        try:
+            check_schemes(found)
+        except ValueError as error:
+            raise ConfigError(f"{place}: {error}") from error
+    return tuple(found)
+
+
 def _expand_urls(location: str, base: Path, place: str) -> list[str]:
-    """The URLs that a location expands to (a URL with braces, or a text file of URLs); other
-    locations as they are."""
-    location = lower_scheme(location)
-    is_list = location.endswith(LIST_ENDING) and not find_scheme(location)
+    """The URLs that a URL with braces, or a text file of URLs, stands for; another one itself."""
     try:
-        return expand_location(_absolute_path(location, base, place) if is_list else location)
+        return expand_location(
+            location if find_scheme(location) else _absolute_path(location, base, place)
+        )
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
 
 
 def _take_query(location: str, urls: dict[str, str]) -> str:
-    """The location without a URL's query, which is recorded in `urls` for use in requests."""
+    """The location without a URL's query, which is recorded in `urls`."""
     if not is_web(location):
         return location
     plain, query = split_query(location)
@@ -94,17 +105,17 @@ def _take_query(location: str, urls: dict[str, str]) -> str:
     return plain
 
 
-def _absolute_location(location: str, base: Path, place: str) -> str:
-    """The location of data: a URL if a storage handles its scheme, otherwise an absolute path."""
+def _check_url(location: str, base: Path, place: str) -> str:
+    """A URL whose scheme a storage handles; what is none is taken for a path."""
     location = lower_scheme(location)
     scheme = find_scheme(location)
-    if scheme and scheme != "file" and "\0" not in location:
-        if find_storage(scheme) is None:
-            raise ConfigError(f"{place}: found {location!r}; {explain_scheme(scheme)}")
-        if not is_web(location):
-            _check_signature(location, place)
-        return location
-    return _absolute_path(location, base, place)
+    if not scheme or scheme == "file" or "\0" in location:
+        return _absolute_path(location, base, place)
+    if find_storage(scheme) is None:
+        raise ConfigError(f"{place}: found {location!r}; {explain_scheme(scheme)}")
+    if not is_web(location):
+        _check_signature(location, place)
+    return location
 
 
 def make_cache_absolute(location: str, base: Path, place: str) -> str:
@@ -134,13 +145,6 @@ def _check_signature(location: str, place: str) -> None:
         raise ConfigError(f"{place}: {error}") from None
 
 
-def _check_one_storage(locations: Sequence[str], place: str) -> None:
-    try:
-        check_schemes(locations)
-    except ValueError as error:
-        raise ConfigError(f"{place}: {error}") from error
-
-
 def _absolute_path(path: str, base: Path, place: str) -> str:
     if "\0" in path:
         raise ConfigError(f"{place}: found {path!r}; paths cannot contain NUL")
@@ -152,7 +156,7 @@ def _absolute_path(path: str, base: Path, place: str) -> str:
         )
     if "://" in path:
         raise ConfigError(f"{place}: found {path!r}; expected a path on a local or mounted disk")
-    return make_absolute(os.path.expanduser(path), str(base))  # noqa: PTH111  (a Path loses a leading `./`, and so expands `./~x`)
+    return join(str(base), os.path.expanduser(path))  # noqa: PTH111  (a Path loses a leading `./`, and so expands `./~x`)
 
 
 def _plain_path(url: str) -> str:

@@ -67,7 +67,7 @@ class _AppliedStages:
     """The settings of a config's stages, kept with it, since they are needed often; all are equal:
     the config implies them."""
 
-    def __init__(self, owner: Config | None, configs: tuple[Config, ...]) -> None:
+    def __init__(self, owner: Config | None = None, configs: tuple[Config, ...] = ()) -> None:
         self.owner = owner
         self.configs = configs
 
@@ -77,18 +77,17 @@ class _AppliedStages:
     def __hash__(self) -> int:
         return hash(_AppliedStages)
 
-    def __reduce__(self) -> tuple[type[_AppliedStages], tuple[None, tuple[()]]]:
-        return _AppliedStages, (None, ())
+    def __reduce__(self) -> tuple[type[_AppliedStages], tuple[()]]:
+        return _AppliedStages, ()
 
 
 def _list_written(value: object) -> object:
     """The keys of models that were written and can affect the order, sorted,
     with their checked values."""
     if isinstance(value, BaseModel):
-        names = sorted(value.model_fields_set - IRRELEVANT)
-        return [[name, _list_written(getattr(value, name))] for name in names]
+        value = {name: getattr(value, name) for name in value.model_fields_set - IRRELEVANT}
     if isinstance(value, Mapping):
-        return [[key, _list_written(found)] for key, found in sorted(value.items())]
+        value = sorted(value.items())
     if isinstance(value, list | tuple):
         return [_list_written(each) for each in value]
     return str(value) if isinstance(value, Fraction) else value
@@ -99,7 +98,7 @@ class Config(Settings):
     derived from them, such as the settings of each stage."""
 
     _snapshot: int = PrivateAttr(0)
-    _applied: _AppliedStages = PrivateAttr(default_factory=lambda: _AppliedStages(None, ()))
+    _applied: _AppliedStages = PrivateAttr(default_factory=_AppliedStages)
     _withdrawn: frozenset[str] = PrivateAttr(frozenset())
     """Of a stage's settings: the sources that any stage withdraws."""
 
@@ -194,13 +193,10 @@ class Config(Settings):
     def ever_moves_documents(self) -> bool:
         """Whether the order of the top level, or that of a stage, arranges single documents."""
         return any(
-            find_order(order).unit == "document" for order in (self.order, *self.stage_orders)
+            find_order(order).unit == "document"
+            for order in (self.order, *(stage.order for stage in self.stages))
+            if order is not None
         )
-
-    @property
-    def stage_orders(self) -> set[str]:
-        """The orders that stages change to."""
-        return {stage.order for stage in self.stages if stage.order is not None}
 
     def moves_documents_of(self, snapshot: int) -> bool:
         """Whether single documents of a snapshot are arranged, by its number in the run; stages

@@ -145,18 +145,20 @@ class Settings(Model):
         """Accept the key names of release 0.1.0, with a warning."""
         if not isinstance(data, Mapping):
             return data
+        renamed = dict(data)
         for old, new in OLD_KEYS.items():
             if old in data and new in data:
                 raise ValueError(
                     f"{old}: duplicate key: {old} is the old name of {new}; remove {old}"
                 )
             if old in data:
+                renamed[new] = renamed.pop(old)
                 warnings.warn(
                     f"config: key {old!r} is now called {new!r}; the next release will not accept the old name",
                     DeprecationWarning,
                     stacklevel=2,
                 )
-        return {OLD_KEYS.get(key, key): value for key, value in data.items()}
+        return renamed
 
     @field_validator("sources", mode="before")
     @classmethod

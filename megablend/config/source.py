@@ -81,8 +81,7 @@ class Source(Share):
     @field_validator("path", mode="before")
     @classmethod
     def _paths(cls, value: object) -> object:
-        given = value if isinstance(value, (list, tuple)) else [value]
-        paths = tuple(parse_path(path) for path in given)
+        paths = tuple(map(parse_path, value if isinstance(value, (list, tuple)) else [value]))
         if not paths or not all(isinstance(path, str) and path for path in paths):
             raise ValueError(f"found {value!r}, expected a path, a glob or a list of them")
         return paths
@@ -112,7 +111,7 @@ class Source(Share):
         return next((unit for unit in UNITS if getattr(self, unit) is not None), None)
 
     @model_validator(mode="after")
-    def _documents_fit(self) -> Source:
+    def _keys_fit(self) -> Source:
         if self.documents is not None and self.extra_columns:
             raise ValueError(
                 f"source {self.name!r} sets both documents and extra_columns, whose rows hold the "
@@ -129,10 +128,6 @@ class Source(Share):
                 f"source {self.name!r} has documents, but {self.format} files take {key}; remove "
                 "documents"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _one_unit(self) -> Source:
         given = [unit for unit in UNITS if getattr(self, unit) is not None]
         if len(given) > 1:
             raise ValueError(

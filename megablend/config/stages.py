@@ -133,14 +133,10 @@ class StageSettings(Model):
         return value
 
     @model_validator(mode="after")
-    def _one_end(self) -> StageSettings:
+    def _keys_fit(self) -> StageSettings:
         given = [name for name in ENDS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"the stage's end is given by {' and '.join(given)}; keep one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _steps_of_a_schedule(self) -> StageSettings:
         if self.schedule is None and "steps" in self.model_fields_set:
             raise ValueError(
                 "steps apply to a schedule only; add `schedule: linear` or `cosine`, or remove steps"

@@ -41,11 +41,11 @@ def check_output(target: str | Path, session: Session) -> Path:
     for digest in {*needed, *session.snapshots[-1:]}:
         try:
             snapshot = open_snapshot(store, digest)
+            source = _find_source(path, snapshot, roots) or _find_source(path, snapshot, {})
         except CacheError:
             if digest in needed:
                 raise
             continue
-        source = _find_source(path, snapshot, roots) or _find_source(path, snapshot, {})
         if source is not None:
             raise ConfigError(f"{path}: found a data file of source {source!r}, {_EXPECTED}")
     return path

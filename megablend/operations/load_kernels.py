@@ -14,9 +14,10 @@ from collections.abc import Iterable
 from importlib import import_module
 from queue import Empty, SimpleQueue
 
-from megablend.formats import find_format
+from megablend.formats import get_format
 from megablend.jit import load_kernels
 from megablend.order.registry import find_order
+from megablend.run.run import Run
 
 _KERNELS = "megablend.kernels."
 PLANNING = (
@@ -94,20 +95,18 @@ os.register_at_fork(
 )
 
 
-def load_planning_kernels(order: str) -> None:
-    """Begin to load the kernels that any blend of this order needs."""
-    _background.add((*BY_UNIT.get(find_order(order).unit, ()), *PLANNING))
+def list_kernels(run: Run) -> list[str]:
+    """The modules whose kernels a run needs besides those of PLANNING."""
+    found = list[str]()
+    for stage in run.ledger.stages:
+        found += BY_UNIT.get(find_order(stage.blend.order).unit, ())
+    found += READING
+    for name in sorted(run.store.snapshot.sources.formats):
+        found += get_format(name).kernel_modules
+    return found
 
 
-def load_format_kernels(formats: Iterable[str]) -> None:
-    """Begin to load the kernels that decoding these formats needs."""
-    kinds = [find_format(name) for name in sorted(set(formats))]
-    _background.add(
-        (
-            *READING,
-            *(module for kind in kinds if kind is not None for module in kind.kernel_modules),
-        )
-    )
+load_in_background = _background.add
 
 
 def wait_for_kernels() -> None:

@@ -11,7 +11,7 @@ from megablend.config import Config, load_config
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
 from megablend.index.blocks.block_store import BlockStore
-from megablend.operations.load_kernels import load_format_kernels, load_planning_kernels
+from megablend.operations.load_kernels import PLANNING, list_kernels, load_in_background
 from megablend.operations.runs import check_split, is_on_ledger, newest_snapshot, open_run
 from megablend.operations.session import ConfigLike, Session
 from megablend.reader import Dataset
@@ -78,11 +78,10 @@ def open_dataset(
         checked = load_config(config, cache=cache)
         if stage is not None:
             stage = _check_stage(checked, split, stage)
-        for each in {checked.order, *checked.stage_orders}:
-            load_planning_kernels(each)
+        load_in_background(PLANNING)
         opened = open_run(checked, split, taken, stage=stage, storage=storage)
     skips = load_skips(opened.runtime.cache, opened.ledger) if split == "train" else None
-    load_format_kernels(opened.store.snapshot.sources.formats)
+    load_in_background(list_kernels(opened))
     dataset = Dataset(
         opened, consumed_samples=consumed_samples or 0, transform=transform, skips=skips
     )

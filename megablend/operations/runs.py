@@ -31,12 +31,6 @@ from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 
 
-def make_run_storage(config: Config | Runtime) -> Storage:
-    """Make the storage that a run is read from, as its config says."""
-    objects = config.storage if isinstance(config, Config) else config.objects
-    return make_storage(direct=config.direct_io, objects=objects)
-
-
 def open_run(
     config: Config,
     split: str,
@@ -58,7 +52,11 @@ def open_run(
     """
     check_split(split)
     check_sample(config)
-    storage = (storage or make_run_storage(config)).for_reading()
+    storage = (
+        storage.for_reading()
+        if storage
+        else make_storage(direct=config.direct_io, objects=config.storage)
+    )
     ledger = ledger or load_ledger(config.cache_store, config.run)
     if state is None and ledger is None:
         raise _was_not_built(config.cache_store, config.run)

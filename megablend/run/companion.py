@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from megablend.run.ledger_file import parse_blend
 from megablend.run.ledger_format import blend_record, digest_of
 from megablend.run.stage import Stage
 from megablend.system.atomic_write import keep_computed
+from megablend.system.limited_json import fits
 from megablend.system.safe_open import read_regular
 
 _LAYOUT = "companion 1"
@@ -45,6 +47,17 @@ _ARRAYS = ("totals", "first_tokens", "cycles", "epoch_tokens")
 """Fields of a StageRequest."""
 _COLUMNS = 7
 """Of the table of epochs; see `_dump_epochs`."""
+_STAGE = {
+    **dict.fromkeys((*_NUMBERS, "number", "length", *_ARRAYS[:3], "cursor"), int),
+    **dict.fromkeys((_ARRAYS[3], "cut_edges", "dropped"), (int, NoneType)),
+    "interleaving": str,
+}
+_HEAD = {
+    "starts": [int],
+    "others": {str: {"end": int, "index": str, "blend": dict}},
+    "plan": {"num_sources": int, "stages": [_STAGE], "epochs": dict},
+    "sizes": [int],
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +84,8 @@ def load_companion(cache: Path, ledger: Ledger, request: str) -> Companion | Non
             return None
         size = int.from_bytes(data[:8], "little")
         head = json.loads(bytes(data[8 : 8 + size]))
+        if not fits(head, _HEAD):
+            return None
         edges = np.cumsum([0, *head["sizes"]]).tolist()
         numbers = np.frombuffer(data[8 + size :], "<i8")
         plan = _parse_plan(head["plan"], [numbers[start:stop] for start, stop in pairwise(edges)])
@@ -81,8 +96,7 @@ def load_companion(cache: Path, ledger: Ledger, request: str) -> Companion | Non
             ledger.num_samples,
             len(ledger.blend.sources),
         )
-        is_whole &= all(type(start) is int for start in head["starts"])
-        if is_whole and all(other.index in ledger.indices for other in others.values()):
+        if is_whole and {other.index for other in others.values()} <= set(ledger.indices):
             return Companion(starts=tuple(head["starts"]), others=others, plan=plan)
     return None
 
@@ -131,8 +145,6 @@ def _dump_other(ledger: Ledger) -> dict[str, Any]:
 
 def _parse_other(run: str, record: dict[str, Any]) -> Ledger:
     """Raises: as `_MALFORMED` says."""
-    if type(record["end"]) is not int or not isinstance(record["index"], str):
-        raise ValueError("an end or an index has another type")
     blend = parse_blend(record["blend"], may_be_unblended=True)
     return Ledger(run=run, stages=(Stage(end=record["end"], index=record["index"], blend=blend),))
 
@@ -187,26 +199,14 @@ def _parse_plan(record: dict[str, Any], arrays: Sequence[Int64s]) -> StagesPlan:
     def take(number: int | None, *shape: int) -> Int64s | None:
         return None if number is None else arrays[number].reshape(shape)
 
-    def need(number: int) -> Int64s:
-        array: Int64s = arrays[number].reshape(size)
-        return array
-
     stages = []
     for each in record["stages"]:
-        if not all(type(each[name]) is int for name in (*_NUMBERS, "number", "length")):
-            raise ValueError("a setting of a stage is not a whole number")
-        totals, first_tokens, cycles = (need(each[name]) for name in _ARRAYS[:3])
-        request = StageRequest(
-            **{name: each[name] for name in _NUMBERS},
-            totals=totals,
-            first_tokens=first_tokens,
-            cycles=cycles,
-            epoch_tokens=take(each["epoch_tokens"], size),
-        )
+        values = {name: each[name] for name in _NUMBERS}
+        values |= {name: take(each[name], size) for name in _ARRAYS}
         stages.append(
             PlannedStage(
-                request=request,
-                cursor=need(each["cursor"]),
+                request=StageRequest(**values),
+                cursor=arrays[each["cursor"]].reshape(size),
                 interleaving=each["interleaving"],
                 number=each["number"],
                 length=each["length"],

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass
 from itertools import groupby
+from operator import attrgetter
 
 from megablend.errors import PlanError
 from megablend.lazy import cached_property
@@ -77,7 +78,7 @@ class Ledger:
     @property
     def indices(self) -> tuple[str, ...]:
         """Digests of the index snapshots that the stages read, in order."""
-        return tuple(index for index, _ in groupby(stage.index for stage in self.stages))
+        return tuple(index for index, _ in groupby(map(attrgetter("index"), self.stages)))
 
     @property
     def index(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import repeat
 from typing import Any
 
 MAX_DEPTH = 64
@@ -44,14 +45,16 @@ def fits(value: object, shape: Any) -> bool:
     if isinstance(shape, type):
         return type(value) is shape
     if isinstance(shape, tuple):
-        return any(fits(value, each) for each in shape)
+        return any(map(fits, repeat(value), shape))
     if isinstance(shape, list):
-        return type(value) is list and all(fits(each, shape[0]) for each in value)
+        return type(value) is list and all(map(fits, value, repeat(shape[0])))
     if not isinstance(shape, dict):
         return bool(shape(value))
-    if str not in shape:
-        return missing_field(value, shape) is None
-    return type(value) is dict and all(fits(each, shape[str]) for each in value.values())
+    if type(value) is not dict:
+        return False
+    if str in shape:
+        return all(map(fits, value.values(), repeat(shape[str])))
+    return shape.keys() <= value.keys() and all(map(fits, map(value.get, shape), shape.values()))
 
 
 def missing_field(value: object, fields: Mapping[str, Any]) -> str | None:

@@ -89,19 +89,15 @@ def find_split_ranges(
 
     Raises: as `parts_of` does.
     """
-    found = [_plain(stores[0], parts_of(stores[0], shares, keep=keep))]
-    for number in range(1, len(stores)):
-        if max(shares) == 1:  # every document is in the same split
-            found.append(_plain(stores[number], parts_of(stores[number], shares, keep=keep)))
-        else:
+    found = list[SplitRanges]()
+    for number, store in enumerate(stores):
+        if number and max(shares) < 1:  # else every document is in the same split
             found.append(_grown(stores[: number + 1], shares, keep=keep))
+            continue
+        parts = parts_of(store, shares, keep=keep).reshape(-1)
+        numbers = store.snapshot.sources.numbers
+        found.append(SplitRanges(numbers, len(shares), parts, np.arange(parts.size + 1)))
     return found
-
-
-def _plain(store: BlockStore, parts: npt.NDArray[np.void]) -> SplitRanges:
-    return SplitRanges(
-        store.snapshot.sources.numbers, parts.shape[1], parts.reshape(-1), np.arange(parts.size + 1)
-    )
 
 
 def _grown(stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bool) -> SplitRanges:

@@ -53,7 +53,7 @@ def parts_of(
     Raises: as `cut` does; CacheError if they cannot be written.
     """
     snapshot = store.snapshot
-    request = [VERSION, snapshot.digest, [str(share) for share in shares], store.append_eod]
+    request = [VERSION, snapshot.digest, list(map(str, shares)), store.append_eod]
     stored = ComputedNumbers(snapshot.cache, snapshot.digest, request)
     shape = (len(snapshot.columns), len(shares))  # extra columns have rows of zeros
     parts = stored.find(PART_DTYPE, shape[0] * shape[1])

@@ -274,5 +274,6 @@ def _files(snapshot: Snapshot | None) -> list[tuple[str, str]]:
     """(source name, file name) of all files."""
     if snapshot is None:
         return []
-    names = snapshot.file_names()
-    return [(source.name, names[i]) for source in snapshot.sources for i in source.files]
+    sources = snapshot.sources.names  # columns after them are extra ones
+    files = zip(snapshot.file_columns.tolist(), snapshot.file_names(), strict=True)
+    return [(sources[column], name) for column, name in files if column < len(sources)]

@@ -183,15 +183,13 @@ class _JoinedTable:
         self._first_rows = first_rows
         self._shifts = shifts
 
-    def take(self, group: str, rows: Int64s, *, plainly: bool = False) -> Int64s:
+    def take(self, group: str, rows: Int64s) -> Int64s:
         """See CheckedTable.take."""
         owners = self._find_owners(rows)
         found = np.empty((self._shifts[group].shape[1], len(rows)), np.int64)
         for number in np.unique(owners).tolist():
             inside = owners == number
-            values = self._tables[number].take(
-                group, rows[inside] - self._first_rows[number], plainly=plainly
-            )
+            values = self._tables[number].take(group, rows[inside] - self._first_rows[number])
             found[:, inside] = values + self._shifts[group][number][:, np.newaxis]
         return found
 

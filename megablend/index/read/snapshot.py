@@ -11,6 +11,7 @@ location and the number of processes of the build. `cache_folders` describes the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from megablend.index.tables.row_checks import (
     has_checks,
     warn_unchecked,
 )
-from megablend.index.tables.source_entry import ColumnEntry, Sources, make_columns
+from megablend.index.tables.source_entry import ColumnEntry, make_columns
 from megablend.index.tables.tables import CHUNK_COLUMNS
 from megablend.lazy import cached_property
 from megablend.storage.base import Storage
@@ -99,7 +100,10 @@ class Snapshot:
         self._first_block = self._files.first_block
         self._first_chunk = self._files.first_chunk
         self.roots: Mapping[str, str] = found["roots"]
-        self.sources, self.columns = self._read_columns(manifest["sources"], found)
+        records = manifest["sources"]
+        self.sources, self.columns = make_columns(
+            folder, records, found, partial(_measure, records, self._first_block, self._blocks)
+        )
 
     def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[CacheStore, str]]:
         return _open_again, (self.store, self.digest)
@@ -298,16 +302,16 @@ class Snapshot:
             counted[column.files.start : column.files.stop] = column.documents
         return counted
 
-    def _read_columns(
-        self, records: Sequence[Mapping[str, Any]], found: Mapping[str, Any]
-    ) -> tuple[Sources, Sequence[ColumnEntry]]:
-        firsts = np.array([record["first_file"] for record in records], np.int64)
-        stops = firsts + np.array([record["num_files"] for record in records], np.int64)
-        borders = np.stack([self._first_block[firsts], self._first_block[stops]], axis=1)
-        counts = self._blocks.take("running", borders.reshape(-1), plainly=True).reshape(
-            len(RUNNING), -1, 2
-        )
-        return make_columns(self.folder, records, found, borders, counts[..., 1] - counts[..., 0])
+
+def _measure(
+    records: Sequence[Mapping[str, Any]], first_block: Int64s, blocks: CheckedTable
+) -> tuple[Int64s, Int64s]:
+    """The blocks of columns, and what they have: see `make_columns`. Raises: CacheError."""
+    firsts = np.array([record["first_file"] for record in records], np.int64)
+    stops = firsts + np.array([record["num_files"] for record in records], np.int64)
+    borders = np.stack([first_block[firsts], first_block[stops]], axis=1)
+    counts = blocks.take("running", borders.reshape(-1)).reshape(len(RUNNING), -1, 2)
+    return borders, counts[..., 1] - counts[..., 0]
 
 
 def choose_root(snapshot: Snapshot, name: str, root: str, storage: Storage) -> str:

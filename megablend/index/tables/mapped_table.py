@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from megablend.arrays import Int64s
 from megablend.errors import DamagedCacheError
-from megablend.index.tables.tables import read_mapped
+from megablend.index.tables.tables import parse_batch, schema_of
 from megablend.kernels.file_ranges import read_ranges
 from megablend.system.atomic_write import reading
 from megablend.system.safe_open import open_regular
@@ -58,7 +58,7 @@ class MappedTable:
                 raise DamagedCacheError.of(f"{path}: damaged table: it is empty")
             self._mapping = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
         data = pa.py_buffer(self._mapping)
-        batch = read_mapped(path, data, columns)
+        batch = parse_batch(path, data, schema_of(columns))
         self._columns: dict[str, npt.NDArray[Any]] = {}
         self._begins: dict[str, int] = {}
         """Offset of each column in the file."""

@@ -38,9 +38,6 @@ _CHECKS = {table: table.replace(".", ".check.") for table in _GROUPS}
 """The tables of checksums."""
 _PASS = 1 << 14
 """Rows per pass of computing checksums."""
-_GOLDEN, _FIRST, _SECOND = (
-    np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
 
 
 class RowChecks:
@@ -50,19 +47,15 @@ class RowChecks:
         self._stored = MappedTable(path, _columns_of(names))
         self.num_rows = len(self._stored[names[0]])
 
-    def find_wrong(
-        self, name: str, rows: Int64s, values: Int64s, *, plainly: bool = False
-    ) -> int | None:
+    def find_wrong(self, name: str, rows: Int64s, values: Int64s) -> int | None:
         """The first row that is not what was committed; None if all are.
 
         Args:
             name: of the checksum.
             rows, values: int64 [n], numbers of the rows; int64 [num_columns, n], what the checksum
                 covers.
-            plainly: without a kernel, which would have to be loaded first.
         """
-        found = plain_row_checks(rows, values) if plainly else _compute(rows, values)
-        wrong = found != self._stored.take(name, rows)
+        wrong = _compute(rows, values) != self._stored.take(name, rows)
         return int(rows[wrong.argmax()]) if wrong.any() else None
 
 
@@ -93,22 +86,6 @@ def _compute(rows: Int64s, values: Int64s) -> npt.NDArray[np.uint32]:
     return found
 
 
-def plain_row_checks(rows: Int64s, values: Int64s) -> npt.NDArray[np.uint32]:
-    """The result of the kernel `row_checks`, computed with NumPy: uint32 [n]."""
-    found = _mixed(rows.view(np.uint64) + _GOLDEN)
-    for column in values.view(np.uint64):
-        found = _mixed(found ^ column)
-    checks: npt.NDArray[np.uint32] = (found >> np.uint64(32)).astype(np.uint32)
-    return checks
-
-
-def _mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    x = (x ^ (x >> np.uint64(30))) * _FIRST
-    x = (x ^ (x >> np.uint64(27))) * _SECOND
-    x ^= x >> np.uint64(31)
-    return x
-
-
 class CheckedTable:
     """A memory-mapped table of a snapshot, and its checksums.
     Safe to share between threads, and after a fork."""
@@ -126,13 +103,9 @@ class CheckedTable:
                 f"{folder / self._checks_name}: damaged table: its number of rows differs from {table}"
             )
 
-    def take(self, group: str, rows: Int64s, *, plainly: bool = False) -> Int64s:
+    def take(self, group: str, rows: Int64s) -> Int64s:
         """Verified columns of one checksum for `rows` int64 [n], numbers in range, in any order:
         int64 [num_columns, n].
-
-        Args:
-            plainly: verify without a kernel, which would have to be loaded first; for a few rows on
-                opening.
 
         Raises: CacheError if a row is not what was committed, or cannot be read.
         """
@@ -141,7 +114,7 @@ class CheckedTable:
         for place, name in enumerate(names):
             values[place] = self.mapped.take(name, rows)
         if self._checks is not None and len(rows):
-            wrong = self._checks.find_wrong(group, rows, values, plainly=plainly)
+            wrong = self._checks.find_wrong(group, rows, values)
             if wrong is not None:
                 raise DamagedCacheError.of(
                     f"{self._path}: damaged table: row {wrong} does not match its checksum in {self._checks_name}"
@@ -170,7 +143,7 @@ class CheckedTable:
 
 def has_checks(manifest: Mapping[str, Any]) -> bool:
     """Whether a snapshot has the tables of checksums."""
-    return all(name in manifest["tables"] for name in _CHECKS.values())
+    return set(_CHECKS.values()) <= set(manifest["tables"])
 
 
 def write_snapshot_checks(folder: Path, into: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,7 @@ def make_columns(
     folder: Path,
     records: Sequence[Mapping[str, Any]],
     found: Mapping[str, Any],
-    borders: Int64s,
-    counts: Int64s,
+    measure: Callable[[], tuple[Int64s, Int64s]],
 ) -> tuple[Sources, Sequence[ColumnEntry]]:
     """Make the entries of a manifest's sources. The manifest lists extra columns after all sources,
     as `extra_of` one of them.
@@ -120,8 +120,8 @@ def make_columns(
         folder: folder of the snapshot, for messages.
         records: the manifest's `sources`.
         found: results of the last build; see `manifest.read_roots`.
-        borders: int64 [num_records, 2], first block, and the one after the last block.
-        counts: int64 [3, num_records], tokens, rows and ends.
+        measure: gives int64 [num_records, 2], first block, and the one after the last block; and
+            int64 [3, num_records], tokens, rows and ends. Called when an entry is first needed.
 
     Returns: the sources; and all columns in the order of the manifest: column i of the first
         num_sources is source i.
@@ -135,9 +135,11 @@ def make_columns(
         )
     reads = ReadSpec.from_records(records)
     extra = dict[str, list[ColumnEntry]]()
+    measured = cache(measure)
 
     def read_fields(number: int) -> dict[str, Any]:
         record = records[number]
+        borders, counts = measured()
         name = record["name"]
         return {
             "read": reads[number],

@@ -177,22 +177,20 @@ def read_batch(path: str, schema: pa.Schema) -> pa.RecordBatch:
     # Not pa.memory_map, which threads of Arrow would read
     with reading(path), open_regular(path) as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if get_file_size(path) else b""
-    return _parsed(path, pa.BufferReader(pa.py_buffer(data)), schema)
-
-
-def read_mapped(path: Path | str, data: pa.Buffer, columns: np.dtype[np.void]) -> pa.RecordBatch:
-    """Parse a table of these columns from `data`, the file's bytes. Raises: as read_batch."""
-    return _parsed(path, pa.BufferReader(data), _schema_of(columns))
+    return parse_batch(path, pa.py_buffer(data), schema)
 
 
 @lru_cache(maxsize=8)
-def _schema_of(columns: np.dtype[np.void]) -> pa.Schema:
+def schema_of(columns: np.dtype[np.void]) -> pa.Schema:
+    """The schema of a table of fixed-width columns."""
     return pa.schema([(name, pa.from_numpy_dtype(columns[name])) for name in columns.names or ()])
 
 
-def _parsed(path: Path | str, file: pa.NativeFile, schema: pa.Schema) -> pa.RecordBatch:
+def parse_batch(path: Path | str, data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """Parse a table of this schema from `data`, the file's bytes. Raises: CacheError if it is
+    damaged."""
     try:
-        reader = pa.ipc.open_file(file)
+        reader = pa.ipc.open_file(pa.BufferReader(data))
         if reader.num_record_batches != 1:
             raise DamagedCacheError.of(
                 f"{path}: damaged table: {reader.num_record_batches} record batches, expected 1"
