@@ -1,4 +1,4 @@
-"""The example configs are valid, and the tables of docs/configuration.md name every key of a config and nothing else."""
+"""The example configs are valid, and the tables of docs/configuration.md name every key of a config once, and nothing else."""
 
 import re
 from pathlib import Path
@@ -6,17 +6,21 @@ from pathlib import Path
 import pytest
 
 from megablend.config import Config, Source, load_config
+from megablend.config.settings import OLD_KEYS
+from megablend.order.registry import OLD_NAMES
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "configs").glob("*.yaml"))
 
 
-def table_keys(heading: str) -> set[str]:
-    """Names in backquotes in the first column of the table that follows `heading`."""
+def table_keys(heading: str) -> list[str]:
+    """Names in backquotes in the first column of the tables of keys in a section of the page."""
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    table = page.split(heading, 1)[1].split("|---|", 1)[1].split("\n\n", 1)[0]
-    cells = [line.split("|")[1] for line in table.splitlines()[1:]]
-    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    tables = section.split("| key | value | default | meaning |\n|---|---|---|---|\n")[1:]
+    rows = [row for table in tables for row in table.partition("\n\n")[0].splitlines()]
+    assert all(cell.strip() for row in rows for cell in row.split(" | ")), "empty cell"
+    return [name for row in rows for name in re.findall(r"`(\w+)`", row.split(" | ")[0])]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -33,9 +37,19 @@ def test_there_are_examples() -> None:
     }
 
 
-def test_the_docs_name_every_key_of_a_config() -> None:
-    assert table_keys("## Keys of the run\n") == set(Config.model_fields)
+def test_the_docs_name_every_key_of_a_config_once() -> None:
+    assert sorted(table_keys("Keys of the run")) == sorted(Config.model_fields)
 
 
-def test_the_docs_name_every_key_of_a_source() -> None:
-    assert table_keys("## Keys of a source\n") == set(Source.model_fields)
+def test_the_docs_name_every_key_of_a_source_once() -> None:
+    assert sorted(table_keys("Keys of a source")) == sorted(Source.model_fields)
+
+
+def test_old_names_are_in_one_table() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    named, table = page.split("\n## Old names\n")
+    assert not re.search(r"`(order: )?(cycle|page|row)`", named)
+    for old, new in OLD_KEYS.items():
+        assert f"| `{old}` | `{new}` |" in table
+    for old, new in OLD_NAMES.items():
+        assert f"| `order: {old}` | `order: {new}` |" in table
