@@ -227,6 +227,8 @@ class Settings(Model):
     @property
     def all_sources(self) -> dict[str, Source]:
         """The sources of all splits, by their names in the index."""
+        if not self.listed_by_split:
+            return self.sources_of("train")
         return {name: source for split in SPLITS for name, source in self.sources_of(split).items()}
 
     def is_blended(self, split: str) -> bool:

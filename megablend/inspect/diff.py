@@ -180,7 +180,7 @@ def _number_contents(run: Run, ids: dict[tuple[str, int | None], int]) -> Int64s
     snapshot = run.store.snapshot
     numbers = np.empty(snapshot.num_files, np.int64)
     for source, eod in zip(snapshot.sources, run.store.append_eod, strict=False):
-        keys = snapshot.file_keys(source)
+        keys = snapshot.files.keys(source)
         numbers[source.files.start : source.files.stop] = [
             ids.setdefault((key, eod), len(ids)) for key in keys
         ]

@@ -181,7 +181,7 @@ def match_files(run: Run, file: str) -> list[int]:
     roots = run.store.roots
     names = snapshot.file_names()
     # Extra columns list their files again
-    is_tokens = snapshot.file_columns < len(snapshot.sources)
+    is_tokens = snapshot.files.columns < len(snapshot.sources)
     # A pair is named by its .bin, and often by its prefix
     meant = (file, f"{file.removesuffix('.idx')}.bin")
     tails = tuple(each.rpartition("/")[2] for each in meant)

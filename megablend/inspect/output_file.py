@@ -56,7 +56,7 @@ def _find_source(path: Path, snapshot: Snapshot, roots: dict[str, str]) -> str |
     without suffixes, are compared."""
     stem = path.name.partition(".")[0]
     names = snapshot.file_names()
-    likely = snapshot.file_sizes == path.stat().st_size
+    likely = snapshot.files.sizes == path.stat().st_size
     likely |= np.array([name.rpartition("/")[2].partition(".")[0] == stem for name in names], bool)
     for number in np.flatnonzero(likely).tolist():
         column = snapshot.column_of(number)

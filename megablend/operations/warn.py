@@ -63,7 +63,7 @@ def warn_of_shared_files(compiled: Compiled) -> list[str]:
     snapshot = compiled.store.snapshot
     configured = compiled.config.all_sources
     wanted = {number for number, entry in enumerate(snapshot.sources) if entry.name in configured}
-    columns = snapshot.file_columns
+    columns = snapshot.files.columns
     if len(columns) > _COMPARED_FILES or len(wanted) < 2:
         return []
     owners: dict[str, int] = {}

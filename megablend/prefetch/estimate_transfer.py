@@ -167,7 +167,7 @@ def _count_spans(
     # Where nothing is known of the files
     state = run.store.__getstate__() | {"storage": storage.for_reading()}
     files = np.unique([read.file for span in spans for read in span.reads])
-    columns = snapshot.file_columns[files]
+    columns = snapshot.files.columns[files]
     counted = defaultdict[StoreOptions, Float64s](lambda: np.zeros((len(spans), 3)))
     opened_later = defaultdict[StoreOptions, Float64s](lambda: np.zeros((2, 3)))
     is_exact = is_whole and len(spans) == num_processes
@@ -183,7 +183,7 @@ def _count_spans(
         ]
         is_exact &= len(opened) == len(mine)
         reads = [
-            [each for each in span.reads if snapshot.file_columns[each.file] == column]
+            [each for each in span.reads if snapshot.files.columns[each.file] == column]
             for span in spans
         ]
         source = _Source(type(run.store)(**state), {*opened.tolist()}, reads)

@@ -183,7 +183,7 @@ def _num_blocks(run: Run) -> Int64s:
 def _token_bytes(run: Run) -> Int64s:
     snapshot = run.store.snapshot
     files = snapshot.file_of(run.parts["first_block"])
-    sizes: Int64s = snapshot.file_token_bytes[files] + sum(
+    sizes: Int64s = snapshot.files.token_bytes[files] + sum(
         each.dtype.itemsize for each in run.extra_columns
     )
     return sizes

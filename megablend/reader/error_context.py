@@ -25,7 +25,7 @@ def name_sample(run: Run, ks: Sequence[int], error: DataError) -> DataError:
         return error
     snapshot = run.store.snapshot
     for row, file in zip(spans.rows.tolist(), snapshot.file_of(spans.blocks).tolist(), strict=True):
-        column = snapshot.columns[int(snapshot.file_columns[file])]
+        column = snapshot.columns[int(snapshot.files.columns[file])]
         if error.path in column.kind.files(snapshot.path(file, run.store.roots)):
             needed = f"needed for sample {ks[row]:,} of {run.split}, source {column.source_name!r}"
             if isinstance(error, MissingFileError | ChangedFileError | CorruptFileError):

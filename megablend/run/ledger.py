@@ -105,14 +105,10 @@ class Ledger:
     def in_version(self, version: int) -> Ledger:
         """A copy of the ledger with another version of the plan;
         unchanged if the split is not blended."""
-        blends = [stage.blend for stage in self.stages]
-        if all(blend.plan_version == version or not blend.is_blended for blend in blends):
+        if version == self.plan_version or not self.blend.is_blended:
             return self
         return self.with_blends(
-            [
-                dataclasses.replace(blend, plan_version=version) if blend.is_blended else blend
-                for blend in blends
-            ]
+            [dataclasses.replace(stage.blend, plan_version=version) for stage in self.stages]
         )
 
     def with_cycles_of(self, committed: Ledger) -> Ledger:
@@ -122,8 +118,6 @@ class Ledger:
         for stage, start in zip(self.stages, self.starts, strict=True):
             fixed = committed.stage_at(start).blend if start < committed.num_samples else None
             blends.append(stage.blend if fixed is None else _with_cycles(stage.blend, fixed))
-        if all(stage.blend is blend for stage, blend in zip(self.stages, blends, strict=True)):
-            return self
         return self.with_blends(blends)
 
     def until(self, num_samples: int) -> Ledger:

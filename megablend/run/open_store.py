@@ -12,7 +12,7 @@ import numpy as np
 from megablend.config import Config, Source
 from megablend.config.runtime import Runtime
 from megablend.errors import ConfigError, PlanError
-from megablend.index.blocks.block_sizes import get_extra_bytes
+from megablend.index.blocks.block_sizes import EXTRA_PART
 from megablend.index.blocks.block_store import BlockStore, JoinedStore
 from megablend.index.blocks.extra_check import extra_columns
 from megablend.index.blocks.extra_columns import ExtraColumn
@@ -115,7 +115,7 @@ def _open_store(
         for name in names
         if name in runtime.paths
     }
-    extra_bytes = get_extra_bytes(runtime.memory)
+    extra_bytes = runtime.memory // EXTRA_PART
     plain = BlockStore(snapshot, listed, roots, extra_bytes=extra_bytes, storage=storage)
     extra = dict[str, tuple[ExtraColumn, ...]]()
     for name, columns in runtime.extra_columns.items():
@@ -172,7 +172,7 @@ def find_misfit(
     reads = dict(zip(sources.names, sources.reads, strict=True))
     if sources and any(source.append_eod is not None for source in named.values()):
         files = range(sources[-1].files.stop)  # those of extra columns follow
-        largest = min(map(_find_largest, snapshot.token_dtypes(files)), default=0)
+        largest = min(map(_find_largest, snapshot.files.token_dtypes(files)), default=0)
     for name, source in named.items():
         eod = source.append_eod
         read = reads.get(name)
@@ -207,7 +207,7 @@ def _find_misfit(
         return Misfit(
             f"which has no document counts for source {name!r}, needed by {needed_by}", remedy
         )
-    _check_eod(source, snapshot.token_dtypes(entry.files))
+    _check_eod(source, snapshot.files.token_dtypes(entry.files))
     return None
 
 

@@ -124,11 +124,11 @@ class SourceBlocks:
         """Numbers of the source's files in a snapshot that another does not have."""
         first = self.ranges[snapshot].snapshot
         other = self.ranges[index].snapshot
-        known = set(other.file_keys(self._entry(other)))
+        known = set(other.files.keys(self._entry(other)))
         entry = self._entry(first)
         return [
             i
-            for i, key in zip(entry.files, first.file_keys(entry), strict=True)
+            for i, key in zip(entry.files, first.files.keys(entry), strict=True)
             if key not in known
         ]
 

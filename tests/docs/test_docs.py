@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -73,52 +72,3 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for page in (ROOT / "docs").rglob("*.md"):
         assert str(page.relative_to(ROOT / "docs")) in navigation, page
-
-
-def definitions(path: Path) -> set[str]:
-    """Functions, classes and constants at the top of a module, and methods as `Class.method`."""
-    names = set[str]()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign):
-            names.update(target.id for target in node.targets if isinstance(target, ast.Name))
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        if isinstance(node, ast.ClassDef):
-            methods = (each for each in node.body if isinstance(each, ast.FunctionDef))
-            names.update(f"{node.name}.{method.name}" for method in methods)
-    return names
-
-
-def sections_of_names() -> list[str]:
-    """Sections of the architecture whose tables name functions with their files."""
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    titles = "The walk of one sample", "The way of a page", "A key of a source"
-    return [page.partition(f"\n## {title}\n")[2].partition("\n## ")[0] for title in titles]
-
-
-def test_functions_of_the_architecture_are_where_it_says() -> None:
-    found = 0
-    for section in sections_of_names()[:2]:
-        rows = [row.strip("|").split("|") for row in section.splitlines() if row.endswith("` |")]
-        assert 10 <= len(rows) <= 25
-        for *_, functions, files in rows:
-            names = re.findall(r"`([\w.]+)`", functions)
-            defined = [
-                definitions(ROOT / "megablend" / file) for file in re.findall(r"`([\w/.]+)`", files)
-            ]
-            assert all(any(name in names for name in names_of) for names_of in defined), files
-            missing = [name for name in names if not any(name in each for each in defined)]
-            assert not missing, f"{missing} not in {files}"
-            found += len(names)
-    assert found > 40
-
-
-def test_names_in_its_text_are_in_the_file_beside_them() -> None:
-    pairs = [
-        (name, file)
-        for section in sections_of_names()
-        for name, file in re.findall(r"`(\w+)`(?:, `\w+`)* (?:in |\()`([\w/]+\.py)`", section)
-    ]
-    assert len(pairs) >= 8
-    for name, file in pairs:
-        assert name in definitions(ROOT / "megablend" / file), f"{name} not in {file}"

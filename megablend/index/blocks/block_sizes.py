@@ -27,11 +27,6 @@ SHARES = {"dictionaries": 1, "planning": 1, "window": 1, "reads": 2, "blocks": 1
 NUM_SHARES = sum(SHARES.values())
 
 
-def get_extra_bytes(memory: int) -> int:
-    """Bytes of `memory` for decoded pages of extra columns, if a source has any."""
-    return memory // EXTRA_PART
-
-
 def divide_rest(rest: int) -> dict[str, int]:
     """Bytes of each of SHARES; none is below 0."""
     return {name: max(0, rest) * part // NUM_SHARES for name, part in SHARES.items()}
@@ -77,7 +72,7 @@ class BlockSizes:
             documents: document offsets of a block are kept, too.
         """
         files = self.snapshot.file_of(ids)
-        token_bytes = self.snapshot.file_token_bytes[files]
+        token_bytes = self.snapshot.files.token_bytes[files]
         num_tokens = self._with_eod(ids, rows)
         # Tokens may be a view of the decoded page, levels and all.
         kept = np.maximum(num_tokens * token_bytes, rows["decoded_bytes"]) + BLOCK_OVERHEAD_BYTES
@@ -100,7 +95,7 @@ class BlockSizes:
     @cached_property
     def _has_eod(self) -> Bools:
         """bool [num_files]: documents of the file get end-of-document tokens."""
-        return np.array([eod is not None for eod in self.append_eod])[self.snapshot.file_columns]
+        return np.array([eod is not None for eod in self.append_eod])[self.snapshot.files.columns]
 
     @cached_property
     def _extra_sizes(self) -> Int64s:
@@ -108,4 +103,4 @@ class BlockSizes:
         sizes = np.zeros(len(self.append_eod), np.int64)  # 0 for extra columns
         for number, name in enumerate(self.snapshot.sources.names):
             sizes[number] = sum(each.dtype.itemsize for each in self.extra.get(name, ()))
-        return sizes[self.snapshot.file_columns]
+        return sizes[self.snapshot.files.columns]

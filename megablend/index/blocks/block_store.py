@@ -74,7 +74,7 @@ class BlockStore(BlockSizes):
         self.append_eod = (*append_eod, *[None] * (len(snapshot.columns) - len(append_eod)))
         """[num_columns]: end-of-document tokens of the sources, and None for each extra column."""
         self.roots = dict(roots or {})
-        self.extra = {name: columns for name, columns in (extra or {}).items() if columns}
+        self.extra = dict(extra or {})
         self.extra_bytes = extra_bytes
         self.damaged: set[int] = set()
         """Blocks that were found damaged and replaced; see megablend.index.blocks.damaged_blocks."""
@@ -119,7 +119,7 @@ class BlockStore(BlockSizes):
 
     @cached_property
     def _limits(self) -> list[ReadLimits]:
-        files = np.unique(self.snapshot.file_columns, return_index=True)[
+        files = np.unique(self.snapshot.files.columns, return_index=True)[
             1
         ].tolist()  # one of each source
         return [self.storage.limits(self.snapshot.path(file, self.roots)) for file in files]
@@ -209,7 +209,7 @@ class BlockStore(BlockSizes):
         return bool(self.extra) and any(self._extra_of(self._column_of(read)) for read in reads)
 
     def _column_of(self, read: FileRead) -> ColumnEntry:
-        return self.snapshot.columns[int(self.snapshot.file_columns[read.number])]
+        return self.snapshot.columns[int(self.snapshot.files.columns[read.number])]
 
     def _extra_of(self, column: ColumnEntry) -> tuple[ExtraColumn, ...] | None:
         return self.extra.get(column.name) if isinstance(column, SourceEntry) else None
@@ -218,7 +218,7 @@ class BlockStore(BlockSizes):
         self, ids: npt.NDArray[np.int64], read: FileRead, *, pieces: bool
     ) -> DecodedBlocks:
         """Blocks of a file, with end-of-document tokens and extra columns."""
-        column = int(self.snapshot.file_columns[read.number])
+        column = int(self.snapshot.files.columns[read.number])
         source = self.snapshot.columns[column]
         append_eod = self.append_eod[column]
         columns = self._extra_of(source)

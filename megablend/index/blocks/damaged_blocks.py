@@ -60,7 +60,7 @@ def _make_zeros(store: BlockStore, block: int, *, pieces: bool) -> DecodedBlock:
     ids = np.array([block])
     num_tokens = int(store.num_tokens(ids)[0])
     column = store.snapshot.column_of(int(store.snapshot.file_of(ids)[0]))
-    dtype = np.result_type(*store.snapshot.token_dtypes(column.files))
+    dtype = np.result_type(*store.snapshot.files.token_dtypes(column.files))
     extra = store.extra.get(column.source_name, ()) if isinstance(column, SourceEntry) else ()
     zeros = tuple(np.zeros(num_tokens, each.dtype) for each in extra)
     return DecodedBlock(

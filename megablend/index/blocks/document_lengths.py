@@ -94,7 +94,7 @@ def split_into_ranges(
     """Split a source's blocks at file ends, and within files about every `stretch_bytes`
     where a document begins."""
     entry = snapshot.sources[source]
-    for number, key in zip(entry.files, snapshot.file_keys(entry), strict=True):
+    for number, key in zip(entry.files, snapshot.files.keys(entry), strict=True):
         file = snapshot.file(number)
         blocks = np.arange(file.first_block, file.first_block + file.num_blocks)
         stored = np.cumsum(snapshot.blocks(blocks)["stored_bytes"], dtype=np.int64)

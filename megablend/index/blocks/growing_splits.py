@@ -170,7 +170,7 @@ def _trace_files(stores: Sequence[BlockStore], name: str) -> list[list[_Document
         total = 0
         left = {key: list(files) for key, files in known.items()}
         for key, count in zip(
-            store.snapshot.file_keys(entry), _count_documents(store, source), strict=True
+            store.snapshot.files.keys(entry), _count_documents(store, source), strict=True
         ):
             if left.get(key):
                 listed.append(left[key].pop(0))

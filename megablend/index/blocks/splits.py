@@ -181,7 +181,7 @@ class SplitBlocks(RangedBlocks):
     @property
     def documents(self) -> PartDocuments:
         """The split's documents. Raises: CacheError if the index has no document table."""
-        source = int(self.snapshot.file_columns[self.snapshot.file_of([self.first_block])[0]])
+        source = int(self.snapshot.files.columns[self.snapshot.file_of([self.first_block])[0]])
         firsts = self.parts["first_document"].tolist()
         counts = self.parts["documents"].tolist()
         ranges = [range(first, first + count) for first, count in zip(firsts, counts, strict=True)]

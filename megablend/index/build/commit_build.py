@@ -177,8 +177,8 @@ def _seen_of(older: Snapshot, built: Snapshot) -> Numbers:
 
 def _identities(snapshot: Snapshot) -> list[tuple[str, ...]]:
     """Location and content of each file."""
-    roots = [snapshot.columns[column].root for column in snapshot.file_columns.tolist()]
-    rows = zip(roots, snapshot.file_names(), snapshot.file_contents(), strict=True)
+    roots = [snapshot.columns[column].root for column in snapshot.files.columns.tolist()]
+    rows = zip(roots, snapshot.file_names(), snapshot.files.contents(), strict=True)
     return [(root, name, *contents) for root, name, contents in rows]
 
 
@@ -275,5 +275,5 @@ def _files(snapshot: Snapshot | None) -> list[tuple[str, str]]:
     if snapshot is None:
         return []
     sources = snapshot.sources.names  # columns after them are extra ones
-    files = zip(snapshot.file_columns.tolist(), snapshot.file_names(), strict=True)
+    files = zip(snapshot.files.columns.tolist(), snapshot.file_names(), strict=True)
     return [(sources[column], name) for column, name in files if column < len(sources)]

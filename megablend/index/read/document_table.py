@@ -206,7 +206,7 @@ class PartDocuments(RangedBlocks):
 
 def table_key(snapshot: Snapshot, source: int) -> str:
     """The name of the table of a source of a snapshot, which may not exist."""
-    asked = [VERSION, *snapshot.file_keys(snapshot.sources[source])]
+    asked = [VERSION, *snapshot.files.keys(snapshot.sources[source])]
     return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
 
 

@@ -71,11 +71,9 @@ class JoinedSnapshot(Snapshot):
             sources.__getitem__,
         )
         self.roots = {entry.name: entry.root for entry in sources}
-        self._files = _JoinedFiles(
-            [each._files for each in snapshots], numbers, self.first_blocks, first_chunks
+        self.files = _JoinedFiles(
+            [each.files for each in snapshots], numbers, self.first_blocks, first_chunks
         )
-        self._first_block = self._files.first_block
-        self._first_chunk = self._files.first_chunk
 
     def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[Any, ...]]:
         return open_snapshots, (self.store, tuple(each.digest for each in self.snapshots))
@@ -117,7 +115,7 @@ class JoinedSnapshot(Snapshot):
             for column in snapshot.columns:
                 known = latest.setdefault((column.source_name, column.column), {})
                 mine = dict[str, dict[str, int]]()
-                for i, key in zip(column.files, snapshot.file_keys(column), strict=True):
+                for i, key in zip(column.files, snapshot.files.keys(column), strict=True):
                     mine.setdefault(key, {})[join(column.root, names[i])] = first + i
                 for key, paths in mine.items():
                     now = known.setdefault(key, paths)
@@ -147,7 +145,7 @@ class JoinedSnapshot(Snapshot):
         known = set[tuple[str, str]]()
         for which, snapshot in reversed(list(enumerate(self.snapshots))):
             for entry in (each for each in snapshot.sources if each.name in sources):
-                keys = [(entry.name, key) for key in snapshot.file_keys(entry)]
+                keys = [(entry.name, key) for key in snapshot.files.keys(entry)]
                 if which < len(self.snapshots) - 1:
                     listed = zip(entry.files, keys, strict=True)
                     found |= {

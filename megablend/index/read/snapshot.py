@@ -63,6 +63,7 @@ class Snapshot:
         roots: folder of each source's files, by its name, as of the last build.
         columns: all columns of the sources; column i of the first num_sources contains source i's
             tokens; extra columns follow.
+        files: the table of files, by number.
         num_files, num_blocks: of all columns.
         tokens_before, rows_before, ends_before: int64 [num_blocks + 1], running counts over the
             blocks, memory-mapped and not verified; `running`, `count_tokens_before` and
@@ -89,20 +90,18 @@ class Snapshot:
                 f"{folder / BLOCKS}: damaged table: {self.num_blocks} blocks, {manifest['num_blocks']} were committed"
             )
         self._num_chunks: int = manifest["num_chunks"]
-        self._files = FileTable(
+        self.files = FileTable(
             folder,
             num_files=manifest["num_files"],
             num_columns=len(manifest["sources"]),
             num_blocks=self.num_blocks,
             num_chunks=self._num_chunks,
         )
-        self.num_files = len(self._files)
-        self._first_block = self._files.first_block
-        self._first_chunk = self._files.first_chunk
+        self.num_files = len(self.files)
         self.roots: Mapping[str, str] = found["roots"]
         records = manifest["sources"]
         self.sources, self.columns = make_columns(
-            folder, records, found, partial(_measure, records, self._first_block, self._blocks)
+            folder, records, found, partial(_measure, records, self.files.first_block, self._blocks)
         )
 
     def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[CacheStore, str]]:
@@ -115,7 +114,7 @@ class Snapshot:
 
     def file(self, i: int) -> FileEntry:
         """File number i. Raises: IndexError."""
-        return self._files.entry(i)
+        return self.files.entry(i)
 
     @cached_property
     def seen(self) -> npt.NDArray[np.uint64]:
@@ -138,34 +137,7 @@ class Snapshot:
 
     def file_names(self) -> list[str]:
         """Names of all files, relative to their sources' roots."""
-        return self._files.names()
-
-    def file_keys(self, column: ColumnEntry) -> list[str]:
-        """Keys of a column's files; see FileTable.keys."""
-        return self._files.keys(column)
-
-    def file_contents(self) -> list[tuple[str, str]]:
-        """Digests of the files' contents; see FileTable.contents."""
-        return self._files.contents()
-
-    def token_dtypes(self, files: range) -> Sequence[str]:
-        """Types of the values in files; see FileTable.token_dtypes."""
-        return self._files.token_dtypes(files)
-
-    @property
-    def file_columns(self) -> npt.NDArray[np.int32]:
-        """int32 [num_files]: index of each file's column."""
-        return self._files.columns
-
-    @property
-    def file_sizes(self) -> Int64s:
-        """int64 [num_files]: bytes of each file; see FileTable.sizes."""
-        return self._files.sizes
-
-    @property
-    def file_token_bytes(self) -> Int64s:
-        """int64 [num_files]: bytes of a token of each file, decoded."""
-        return self._files.token_bytes
+        return self.files.names()
 
     def column_of(self, i: int) -> ColumnEntry:
         """The column that file i belongs to. Raises: IndexError."""
@@ -174,8 +146,8 @@ class Snapshot:
     def path(self, i: int, roots: Mapping[str, str] | None = None) -> str:
         """Path of file i; `roots` (source name -> folder) overrides what the last build
         recorded."""
-        name = self._files.name(i)
-        column = self.columns[self._files.columns[i]]
+        name = self.files.name(i)
+        column = self.columns[self.files.columns[i]]
         return join((roots or {}).get(column.source_name, column.root), name)
 
     def chunks(self, file: FileEntry) -> npt.NDArray[np.void]:
@@ -220,7 +192,7 @@ class Snapshot:
         """File numbers of blocks. int32 [n]."""
         # Files without blocks have the same first block as the next file: the last of these
         # contains the block.
-        return (np.searchsorted(self._first_block, np.asarray(ids), side="right") - 1).astype(
+        return (np.searchsorted(self.files.first_block, np.asarray(ids), side="right") - 1).astype(
             np.int32
         )
 
@@ -240,8 +212,8 @@ class Snapshot:
         for name, values in zip(PLACE, self._blocks.take("place", ids), strict=True):
             rows[name] = values
         chunks = rows["chunk"]
-        first_chunk = self._first_chunk[files]
-        self._check_chunks(chunks, first_chunk, self._first_chunk[files + 1])
+        first_chunk = self.files.first_chunk[files]
+        self._check_chunks(chunks, first_chunk, self.files.first_chunk[files + 1])
         rows["chunk"] = chunks - first_chunk
         running = self._blocks.take("running", np.concatenate((ids, ids + 1)))
         before = running[:, : len(ids)]
@@ -287,12 +259,12 @@ class Snapshot:
     @cached_property
     def _first_token(self) -> Int64s:
         """int64 [num_files + 1]: tokens before each file."""
-        return self.running("tokens_before", self._first_block)
+        return self.running("tokens_before", self.files.first_block)
 
     @cached_property
     def _first_row(self) -> Int64s:
         """int64 [num_files + 1]: counted documents before each file."""
-        return self.running("rows_before", self._first_block)
+        return self.running("rows_before", self.files.first_block)
 
     @cached_property
     def _counted(self) -> npt.NDArray[np.bool_]:

@@ -128,11 +128,6 @@ def make_columns(
     Raises: CacheError if an extra column belongs to no source, or precedes a source.
     """
     names = [record["name"] for record in records if record.get("extra_of") is None]
-    owners = {record.get("extra_of") for record in records[len(names) :]}
-    if not owners <= set(names):  # None: a source after an extra column
-        raise DamagedCacheError.of(
-            f"{folder / MANIFEST}: damaged (extra columns do not follow the sources they belong to)"
-        )
     reads = ReadSpec.from_records(records)
     extra = dict[str, list[ColumnEntry]]()
     measured = cache(measure)
@@ -160,12 +155,15 @@ def make_columns(
             source_name=name, extra_columns=columns, skipped=skipped, **read_fields(number)
         )
 
-    listed = [
-        ColumnEntry(source_name=record["extra_of"], **read_fields(number))
-        for number, record in enumerate(records)
-        if number >= len(names)
-    ]
-    for column in listed:
-        extra.setdefault(column.source_name, []).append(column)
     sources = Sources(names, reads[: len(names)], make_source)
+    listed = list[ColumnEntry]()
+    for number in range(len(names), len(records)):
+        owner = records[number].get("extra_of")
+        if owner not in sources.numbers:  # None: a source after an extra column
+            raise DamagedCacheError.of(
+                f"{folder / MANIFEST}: damaged (extra columns do not follow the sources they belong to)"
+            )
+        column = ColumnEntry(source_name=owner, **read_fields(number))
+        extra.setdefault(owner, []).append(column)
+        listed.append(column)
     return sources, (*sources, *listed) if listed else sources

@@ -124,11 +124,11 @@ class _KeptContents:
         self._packed = Packed()
         for digest in kept:
             snapshot = open_snapshot(store, digest)
-            contents = snapshot.file_contents()
+            contents = snapshot.files.contents()
             self._contents.update(contents)
             self._structures.update(structure for structure, _ in contents)
             for number, source in enumerate(snapshot.sources):
-                self._files.update(snapshot.file_keys(source))
+                self._files.update(snapshot.files.keys(source))
                 self._tables.add(table_key(snapshot, number))
         for name in store.list_files("packs"):
             with contextlib.suppress(CacheError):  # a damaged pack is removed

@@ -284,7 +284,7 @@ class TableDocuments(Documents):
     def index(self) -> SequenceIndex:
         """See Documents.index: as if all tokens lay back to back in one `.bin`,
         each row a sequence and a document."""
-        dtype = np.result_type(*self._snapshot.token_dtypes(self._snapshot.sources[0].files))
+        dtype = np.result_type(*self._snapshot.files.token_dtypes(self._snapshot.sources[0].files))
         return SequenceIndex(
             self.sequence_lengths,
             dtype,
