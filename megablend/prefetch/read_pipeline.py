@@ -25,6 +25,7 @@ from megablend.index.blocks.block_store import BlockStore
 from megablend.prefetch.range_requests import RangeRequests, RequestedRanges
 from megablend.prefetch.read_counts import ReadCounts, ReadMeter
 from megablend.prefetch.reads import Read
+from megablend.storage.ranges import FetchedRanges
 from megablend.storage.waits import Waits
 from megablend.system.failures import translate, translating
 
@@ -179,12 +180,18 @@ class ReadPipeline:
 
     def _continue_when_fetched(self, read: Read, requested: RequestedRanges) -> None:
         """Continue a read when its requests are complete."""
+        files = requested.files
 
-        def proceed(read: Read) -> None:
-            requested.add_to_files()
-            self._request(read)
+        # Without `requested`: a future keeps its callbacks, so that what was read would wait for
+        # the garbage collector
+        def submit(fetched: Future[list[FetchedRanges]]) -> None:
+            def proceed(read: Read) -> None:
+                RequestedRanges(files, fetched).add_to_files()
+                self._request(read)
 
-        requested.fetched.add_done_callback(lambda _: self._submit(self._fetching, proceed, read))
+            self._submit(self._fetching, proceed, read)
+
+        requested.fetched.add_done_callback(submit)
 
     def _decode(self, read: Read) -> None:
         started = perf_counter()

@@ -36,17 +36,21 @@ def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -
     `make` is called by the thread that completes the last one; by this thread if all are done.
     """
     found = Future[R]()
-    left = [len(futures)]
+    waited = list(futures)
+    left = [len(waited)]
     lock = threading.Lock()
 
     def finish() -> None:
-        if not found.set_running_or_notify_cancel():
-            return
         try:
-            found.set_result(make([future.result() for future in futures]))
+            if found.set_running_or_notify_cancel():
+                found.set_result(make([future.result() for future in waited]))
         except BaseException as error:
             # Also from a cancelled future: the waiting caller must see it
             found.set_exception(error)
+        finally:
+            # They and `found` refer to each other: what was read would wait for the garbage
+            # collector
+            waited.clear()
 
     def count(_: Future[T]) -> None:
         with lock:
@@ -57,13 +61,13 @@ def gather_futures(futures: Sequence[Future[T]], make: Callable[[list[T]], R]) -
 
     def cancel_rest(done: Future[R]) -> None:
         if done.cancelled():
-            for future in futures:
+            for future in list(waited):
                 future.cancel()
 
-    if all(future.done() for future in futures):
+    if all(future.done() for future in waited):
         finish()
         return found
-    for future in futures:
+    for future in list(waited):
         future.add_done_callback(count)
     found.add_done_callback(cancel_rest)
     return found

@@ -1,5 +1,7 @@
 """Futures that are combined: results, exceptions, and what cancelling them does."""
 
+import gc
+import weakref
 from concurrent.futures import CancelledError, Future
 
 import pytest
@@ -50,3 +52,21 @@ def test_a_cancelled_part_is_the_exception_of_the_whole() -> None:
     for each in (whole, target):
         with pytest.raises(CancelledError):
             each.result()
+
+
+@pytest.mark.parametrize("how", ["complete", "cancelled"])
+def test_parts_do_not_wait_for_the_garbage_collector(how: str) -> None:
+    parts = [Future[int]() for _ in range(2)]
+    whole = gather_futures(parts, sum)
+    if how == "complete":
+        parts[0].set_result(1)
+        parts[1].set_result(1)
+    else:
+        whole.cancel()
+    kept = [weakref.ref(each) for each in (whole, *parts)]
+    gc.disable()
+    try:
+        del whole, parts
+        assert [each() for each in kept] == [None] * 3
+    finally:
+        gc.enable()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from megablend.storage.objects.rate_limiter import RateLimiter
 
@@ -25,44 +25,58 @@ async def call_each(
 
     Raises: the first exception of a call, after which the others are cancelled.
     """
-    loop = asyncio.get_running_loop()
-    todo = deque(items)
-    tasks = set[asyncio.Task[None]]()
-    finished = loop.create_future()
+    await _Calls(call, items, limiter).run()
 
-    async def work() -> None:
-        while todo:
-            item = todo.popleft()
-            limiter.backlog -= 1
-            await call(item)
-            if todo and len(tasks) < int(limiter.limit):
-                start()
 
-    def start() -> None:
-        task = loop.create_task(work())
-        tasks.add(task)
-        task.add_done_callback(end)
+class _Calls(Generic[T]):
+    """The calls of one `call_each`. Functions that refer to each other would keep what `call` is of,
+    such as the memory that is read into, until the garbage collector comes."""
 
-    def end(task: asyncio.Task[None]) -> None:
-        tasks.discard(task)
+    def __init__(
+        self, call: Callable[[T], Awaitable[None]], items: Iterable[T], limiter: RateLimiter
+    ) -> None:
+        self._call = call
+        self._todo = deque(items)
+        self._limiter = limiter
+        self._loop = asyncio.get_running_loop()
+        self._tasks = set[asyncio.Task[None]]()
+        self._finished = self._loop.create_future()
+
+    async def run(self) -> None:
+        """See `call_each`."""
+        self._limiter.backlog += len(self._todo)
+        try:
+            for _ in range(min(len(self._todo), int(self._limiter.limit))):
+                self._start()
+            if self._tasks:
+                await self._finished
+        finally:
+            self._limiter.backlog -= len(self._todo)
+            self._todo.clear()
+            for task in list(self._tasks):
+                task.cancel()
+
+    async def _work(self) -> None:
+        while self._todo:
+            item = self._todo.popleft()
+            self._limiter.backlog -= 1
+            await self._call(item)
+            if self._todo and len(self._tasks) < int(self._limiter.limit):
+                self._start()
+
+    def _start(self) -> None:
+        task = self._loop.create_task(self._work())
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if finished.done():
+        if self._finished.done():
             return
         if task.cancelled():
-            finished.cancel()
+            self._finished.cancel()
         elif error is not None:
-            finished.set_exception(error)
-        elif not tasks:
-            finished.set_result(None)
-
-    limiter.backlog += len(todo)
-    try:
-        for _ in range(min(len(todo), int(limiter.limit))):
-            start()
-        if tasks:
-            await finished
-    finally:
-        limiter.backlog -= len(todo)
-        todo.clear()
-        for task in list(tasks):
-            task.cancel()
+            self._finished.set_exception(error)
+        elif not self._tasks:
+            self._finished.set_result(None)

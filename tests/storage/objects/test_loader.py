@@ -20,6 +20,7 @@ import pytest
 
 import megablend
 from megablend.errors import ConfigError
+from megablend.storage.ranges import FetchedRanges
 from tests.runs import documents, make_config, write_source
 from tests.storage.faulty import Faults, FaultySource
 from tests.storage.objects.test_http import list_files
@@ -142,6 +143,40 @@ def test_requests_to_a_source_that_is_down_end_with_the_loader(
         del loader, ahead
         gc.collect()
         wait_until(lambda: is_quiet(server))
+
+
+def test_what_was_read_does_not_wait_for_the_garbage_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buffers in a reference cycle would be memory beyond `memory`, as much as was read since the last collection."""
+    source = write_source(tmp_path, 0, "parquet", documents(0, 400, 20, seed=1)) | {"weight": 1}
+    path = Path(list_files(source)[0])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    with FaultySource({"b/x.parquet": path.read_bytes()}) as server:
+        config = make_config(
+            tmp_path,
+            [source | {"path": "s3://b/x.parquet"}],
+            samples=64,
+            storage={"s3://": {"endpoint": server.url}},
+        )
+        megablend.build(config)
+        batches = iter(megablend.Loader(megablend.open(config), micro_batch_size=2))
+        gc.collect()
+        gc.disable()
+        try:
+            before = server.requests
+            for _ in batches:
+                pass
+            assert server.requests > before
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            held = {type(each) for each in gc.garbage} & {FetchedRanges, memoryview}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert not held
 
 
 def is_quiet(server: FaultySource) -> bool:
