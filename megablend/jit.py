@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import numpy as np
 
 from megablend.jit_cache import KernelCache
+from megablend.system.log import LOG
 from megablend.system.private_folder import private_kernel_folder
 
 P = ParamSpec("P")
@@ -82,7 +84,10 @@ def _announce() -> None:
         os.close(
             os.open(folder / "compiling", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW)
         )
-        if next(folder.rglob("*.nbi"), None) is None:  # else an earlier release has compiled them
+        is_first = (
+            next(folder.rglob("*.nbi"), None) is None
+        )  # else an earlier release compiled them
+        if is_first and LOG.isEnabledFor(logging.WARNING):
             text = f"megablend: compiling kernels for this machine, once ({folder}); this can take about ten seconds"
             print(text, file=sys.stderr, flush=True)
 

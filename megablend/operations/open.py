@@ -102,8 +102,8 @@ def _open_without_config(
     config says is asked for."""
     if cache is None or run is None:
         raise ConfigError(
-            "found NoneType, expected a config: a path of a YAML or JSON file, or its keys as a dict; or, without one, both "
-            "`cache` and `run`"
+            "found no config, expected one: the path of a YAML or JSON file, or its keys as a dict; "
+            "or, without one, both `cache` and `run`"
         )
     if stage is not None:
         raise ConfigError(

@@ -301,7 +301,7 @@ def test_without_the_companion_a_cache_alone_has_train(config: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "found NoneType, expected a config.*without one, both `cache` and `run`"),
+        ({}, "found no config, expected one.*without one, both `cache` and `run`"),
         ({"cache": "CACHE"}, "without one, both `cache` and `run`"),
         ({"cache": "CACHE", "run": "other"}, "run 'other' was not built there"),
         (

@@ -1,8 +1,8 @@
 """All three arrays of many small datasets of Megatron's, in one call: thousands of datasets cost
 few steps of Python each.
 
-The operations and the order of random draws are those of megablend.exact.documents and
-megablend.exact.samples.
+The operations and the order of random draws are those of megablend.megatron.exact.epochs and
+megablend.megatron.exact.samples.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ of the event loop."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from megablend.arrays import Int64s
@@ -23,6 +23,8 @@ MAX_PART_BYTES = 8 << 20
 """Longer ranges are requested in parts, which come at the same time."""
 EMPTY_TRIES = 3
 """Listings, after the first one, of a folder that is there but seems to have nothing."""
+HADOOP_MARKER = "_$folder$"
+"""The end of the keys by which Hadoop marks folders."""
 
 
 class Bucket:
@@ -238,7 +240,7 @@ class Bucket:
             listed = await self._list_once(pattern, address, folder)
         markers = {folder, *listed.folders}
         return listed._replace(
-            objects=[each for each in listed.objects if each["size"] or each["path"] not in markers]
+            objects=[each for each in listed.objects if not _is_marker(each, markers)]
         )
 
     async def _list_once(self, pattern: str, address: Address, folder: str) -> Listed:
@@ -284,13 +286,19 @@ class Bucket:
         """
         folders = {folder, *(each["path"].rpartition("/")[0] for each in objects)}
         unclear = [
-            each["path"] for each in objects if not each["size"] and each["path"] not in folders
+            each["path"] for each in objects if not each["size"] and not _is_marker(each, folders)
         ]
         for parent in sorted({key.rpartition("/")[0] for key in unclear}):
             folders.update(
                 (await self._list_folder(pattern, address, parent, is_there=True)).folders
             )
-        return [each for each in objects if each["size"] or each["path"] not in folders]
+        return [each for each in objects if not _is_marker(each, folders)]
+
+
+def _is_marker(found: Object, folders: Collection[str]) -> bool:
+    """Whether an object is empty and stands for one of `folders`, or, as Hadoop writes it, for any."""
+    is_named = found["path"] in folders or found["path"].endswith(HADOOP_MARKER)
+    return is_named and not found["size"]
 
 
 def plan_requests(offsets: Int64s, sizes: Int64s, begins: Int64s) -> list[tuple[int, int, int]]:

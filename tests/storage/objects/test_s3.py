@@ -292,6 +292,8 @@ def marked(swift_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> 
         swift_server.admin.put("marked", key, data)
     for key in ("m/", "m/sub/", "m/sub/deep/", "m/nothing/", "m/sub/void.parquet/"):
         swift_server.admin.put("marked", key, b"")
+    for key in ("m_$folder$", "m/sub_$folder$", "m/other_$folder$"):  # as Hadoop marks folders
+        swift_server.admin.put("marked", key, b"")
     return "s3://marked"
 
 
