@@ -1,0 +1,148 @@
+"""Which samples of a run have a source's stored tokens, epoch by epoch.
+
+An epoch reads a range of stored tokens in one or more pieces, each at its position in the source's
+endless concatenation of epochs (`Placed`). The samples of the source lie on these positions at
+regular distances (`TokenRange`), so that which samples overlap a piece is found by division.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from megablend.arrays import Int64s
+from megablend.blend.plan import TokenRange
+from megablend.inspect.stored_tokens import StoredRange
+from megablend.order.base import Placed
+from megablend.run.locator import Reading
+from megablend.run.run import Run
+
+
+class SamplePiece(NamedTuple):
+    """Tokens [first_token, stop_token) of a sample, which are stored next to each other."""
+
+    first_token: int
+    stop_token: int
+    offset: int
+    """The first of them, counted from the start of the stored range that was looked for."""
+
+
+class SamplePieces(NamedTuple):
+    """Pieces of the samples of one epoch: int64 [n] each, a `SamplePiece` and its sample."""
+
+    samples: Int64s
+    first_tokens: Int64s
+    stop_tokens: Int64s
+    offsets: Int64s
+
+
+class EpochSample(NamedTuple):
+    """A sample that has tokens which were looked for, the epoch that it reads them in, and which
+    they are."""
+
+    sample: int
+    epoch: int
+    pieces: list[SamplePiece]
+
+
+def iterate_samples(
+    run: Run, source: int, ranges: Sequence[StoredRange | None]
+) -> Iterator[EpochSample]:
+    """The samples that have stored tokens of a source, epoch by epoch, each by its number. An epoch
+    is looked at when its first sample is needed.
+
+    Args:
+        ranges: the stored tokens that are meant, for each of the source's readings.
+    """
+    end = _find_end(run, source)
+    for reading, stored in zip(run.locator.readings(source), ranges, strict=True):
+        if stored is None:
+            continue
+        remaining = StoredRange(*reading.count_remaining(*stored))
+        if remaining.start >= remaining.stop:
+            continue
+        for epoch in reading.list_epochs(end):
+            found = _find_pieces(run, source, reading, epoch, remaining)
+            rows = zip(*(column.tolist() for column in found), strict=True)
+            for sample, pieces in groupby(rows, key=lambda row: int(row[0])):
+                yield EpochSample(sample, epoch, [SamplePiece(*piece) for _, *piece in pieces])
+
+
+def _find_end(run: Run, source: int) -> int:
+    """Where the source's last sample ends; 0 if it has none."""
+    ranges = run.plan.list_tokens(source)
+    if not ranges:
+        return 0
+    last = ranges[-1]
+    return last.token + (last.stop - last.first) * last.step + run.extra_token
+
+
+def _find_pieces(
+    run: Run, source: int, reading: Reading, epoch: int, stored: StoredRange
+) -> SamplePieces:
+    """The pieces of samples that one epoch of a reading makes of a range of stored tokens, as far
+    as the run goes; by sample, each sample's in order."""
+    placed = reading.find_tokens(epoch, stored.start, stored.stop)
+    parts = [
+        _cut_into_samples(run, source, reading, placed, each)
+        for each in run.plan.list_tokens(source)
+    ]
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    found = SamplePieces(*columns)
+    order = np.lexsort((found.first_tokens, found.samples))
+    found = SamplePieces(*(column[order] for column in found))
+    return found._replace(offsets=found.offsets - stored.start)
+
+
+def _cut_into_samples(
+    run: Run, source: int, reading: Reading, placed: Placed, of_one_length: TokenRange
+) -> SamplePieces:
+    """Cut placed tokens by the samples that have them, of those that follow each other at one
+    distance; `offsets` are still `placed.stored`.
+
+    Sample j of them, from 0, has tokens [j * step, j * step + step + extra), where the first token
+    of sample 0 is token 0: the extra ones are the first of the next sample, too.
+    """
+    extra = run.extra_token
+    step = of_one_length.step
+    num_samples = of_one_length.stop - of_one_length.first
+    range_starts = placed.starts - of_one_length.token
+    range_stops = placed.stops - of_one_length.token
+
+    # Of each placed range: the first sample that ends after its start, and how many from there on
+    # begin before its end.
+    first = np.maximum((range_starts - step - extra) // step + 1, 0)
+    stop = np.minimum((range_stops - 1) // step + 1, num_samples)
+    counts = np.maximum(stop - first, 0)
+
+    # From here on one row for each pair of a range and a sample that has some of it.
+    rows = np.repeat(np.arange(len(counts)), counts)
+    rows_before = np.cumsum(counts) - counts
+    samples = first[rows] + np.arange(len(rows)) - rows_before[rows]
+    # The plan finds samples fastest if their ordinals ascend
+    order = np.argsort(samples, kind="stable")
+    rows = rows[order]
+    samples = samples[order]
+
+    begins = samples * step
+    starts = np.maximum(range_starts[rows], begins)
+    stops = np.minimum(range_stops[rows], begins + step + extra)
+    ordinals = of_one_length.first + samples
+    numbers = run.plan.find_samples(np.full(len(ordinals), source, np.int32), ordinals)
+    found = SamplePieces(
+        samples=numbers,
+        first_tokens=starts - begins,
+        stop_tokens=stops - begins,
+        offsets=placed.stored[rows] + starts - range_starts[rows],
+    )
+
+    # The plan may not have the ordinal. And of the sample that ends where the files change, the
+    # extra token is read either before or after the change.
+    positions = of_one_length.token + begins
+    is_read = (numbers >= 0) & (positions < reading.stop)
+    if reading.extra_before:
+        is_read &= positions >= reading.position
+    return SamplePieces(*(column[is_read] for column in found))

@@ -1,0 +1,112 @@
+"""Which of a source's stored tokens a file has, or one of its rows.
+
+Stored tokens are counted from the first of the source in the split, in the order of the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from megablend.errors import ConfigError
+from megablend.formats.base import DecodedBlock
+from megablend.index.blocks.block_store import BlockStore
+from megablend.index.blocks.splits import SplitBlocks, find_document
+from megablend.index.tables.file_table import FileEntry
+from megablend.inspect.match_files import locate_file
+from megablend.run.run import Run
+
+
+class StoredRange(NamedTuple):
+    """Stored tokens [start, stop) of a source."""
+
+    start: int
+    stop: int
+
+
+def list_stored_ranges(
+    run: Run, source: int, files: Sequence[int], row: int | None
+) -> list[StoredRange | None]:
+    """What each of the source's readings has of a file or of one of its rows: None if its snapshot
+    does not have the file.
+
+    Args:
+        files: the numbers of the file in the run's index, one for each snapshot that has it.
+
+    Raises: as `find_stored_range`.
+    """
+    by_snapshot = {
+        store.snapshot.digest: (store, number)
+        for store, number in (locate_file(run, file) for file in files)
+    }
+    found = list[StoredRange | None]()
+    for reading in run.locator.readings(source):
+        known = by_snapshot.get(reading.blocks.snapshot.digest)
+        if known is None:
+            found.append(None)
+            continue
+        store, number = known
+        entry = store.snapshot.file(number)
+        read = partial(_read_block, run, store)
+        found.append(find_stored_range(store, reading.blocks, entry, row, read))
+    return found
+
+
+def find_stored_range(
+    store: BlockStore,
+    blocks: SplitBlocks,
+    entry: FileEntry,
+    row: int | None,
+    read: Callable[[int], DecodedBlock],
+) -> StoredRange:
+    """The stored tokens of a file or of one of its rows; empty if none is in the split.
+
+    Args:
+        store, blocks, entry: of one snapshot of the index.
+        read: as for `find_document`.
+
+    Raises: ConfigError if there is no such row, or the index does not know rows; as
+        BlockStore.read does.
+    """
+    if row is None:
+        edges = np.array([entry.first_block, entry.first_block + entry.num_blocks])
+        return StoredRange(*blocks.before(blocks.local_blocks(edges)).tolist())
+    document = _find_document_number(store, entry, row)
+    # The row ends where the document after it begins
+    edges = np.array(
+        [
+            blocks.stored_position(*find_document(store, entry.column, each, read))
+            for each in (document, document + 1)
+        ]
+    )
+    return StoredRange(*np.clip(edges, 0, blocks.num_tokens).tolist())
+
+
+def _find_document_number(store: BlockStore, entry: FileEntry, row: int) -> int:
+    """The number of a file's row among all documents of its source. Raises: ConfigError if there
+    is no such row, or the index does not know rows."""
+    snapshot = store.snapshot
+    source = snapshot.sources[entry.column]
+    if not source.documents:
+        raise ConfigError(
+            f"{entry.name}: the index has not counted the rows of source {source.name!r} (it does "
+            "so for append_eod, split, extra_columns and document orders); leave out the row to "
+            "find the whole file"
+        )
+    if not 0 <= row < entry.rows:
+        raise ConfigError(f"{entry.name}: found row {row:,}, expected 0 to {entry.rows - 1:,}")
+    before_source, before_file = snapshot.running(
+        "rows_before", [source.blocks.start, entry.first_block]
+    )
+    return int(before_file - before_source) + row
+
+
+def _read_block(run: Run, store: BlockStore, block: int) -> DecodedBlock:
+    """Decode a block of one of the run's snapshots where its file is now,
+    which may have been renamed since."""
+    first = run.store.first_blocks[run.store.stores.index(store)]
+    decoded: DecodedBlock = run.store.read([first + block])[0]
+    return decoded
