@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
 from pydantic import BaseModel, PrivateAttr, model_validator
@@ -29,25 +29,24 @@ from megablend.order.registry import find_order
 
 IRRELEVANT = frozenset(
     (
-        *(
-            "cache",
-            "local_cache",
-            "run",
-            "path",
-            "extra_columns",
-            "vocab_size",
-            "eod_token",
-            *MASKS,
-        ),
-        *(
-            "memory",
-            "file_checks_per_second",
-            "direct_io",
-            "storage",
-            "warnings",
-            "on_bad_sample",
-            "on_unreadable",
-        ),
+        # Where the cache, the run and the files are
+        "cache",
+        "local_cache",
+        "run",
+        "path",
+        # What a sample has besides its tokens, and what these are compared with
+        "extra_columns",
+        "vocab_size",
+        "eod_token",
+        *MASKS,
+        # How files are read, and what happens if that fails
+        "memory",
+        "file_checks_per_second",
+        "direct_io",
+        "storage",
+        "warnings",
+        "on_bad_sample",
+        "on_unreadable",
     )
 )
 """Keys of a config, and of its sources and stages, that cannot change which tokens a sample has."""
@@ -63,22 +62,27 @@ __all__ = [
 ]
 
 
-class _AppliedStages:
-    """The settings of a config's stages, kept with it, since they are needed often; all are equal:
-    the config implies them."""
+class _StagesMemo:
+    """What `Config.stage_configs` returns, kept since it is needed often.
+
+    Pydantic counts a private attribute as a part of its model: `==` compares it, pickling saves it,
+    and `model_copy` hands it on with other fields changed. But a config is the same with and
+    without its memo. So all memos are equal, are pickled empty, and name the config that they were
+    made for: a changed copy makes its own.
+    """
 
     def __init__(self, owner: Config | None = None, configs: tuple[Config, ...] = ()) -> None:
         self.owner = owner
         self.configs = configs
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _AppliedStages)
+        return isinstance(other, _StagesMemo)
 
     def __hash__(self) -> int:
-        return hash(_AppliedStages)
+        return hash(_StagesMemo)
 
-    def __reduce__(self) -> tuple[type[_AppliedStages], tuple[()]]:
-        return _AppliedStages, ()
+    def __reduce__(self) -> tuple[type[_StagesMemo], tuple[()]]:
+        return _StagesMemo, ()
 
 
 def _list_written(value: object) -> object:
@@ -98,7 +102,8 @@ class Config(Settings):
     derived from them, such as the settings of each stage."""
 
     _snapshot: int = PrivateAttr(0)
-    _applied: _AppliedStages = PrivateAttr(default_factory=_AppliedStages)
+    """See `snapshot`."""
+    _memo: _StagesMemo = PrivateAttr(default_factory=_StagesMemo)
     _withdrawn: frozenset[str] = PrivateAttr(frozenset())
     """Of a stage's settings: the sources that any stage withdraws."""
 
@@ -118,17 +123,14 @@ class Config(Settings):
         one if none are listed."""
         if not self.stages:
             return (self,)
-        return self._apply_stages().configs
-
-    def _apply_stages(self) -> _AppliedStages:
-        if self._applied.owner is not self:  # a changed copy has those of the original
-            self._applied = _AppliedStages(self, apply_stages(self, self.stages, LENGTHS))
-        return self._applied
+        if self._memo.owner is not self:
+            self._memo = _StagesMemo(self, apply_stages(self, self.stages, LENGTHS))
+        return self._memo.configs
 
     @property
-    def stage_settings(self) -> tuple[Config, ...]:
-        """As `stage_configs`, but with the sources of the top level:
-        much faster if many sources change."""
+    def stage_configs_ignoring_sources(self) -> tuple[Config, ...]:
+        """As `stage_configs`, but each has the sources of the top level, without what stages change
+        of them: much faster if many sources change."""
         return apply_settings(self, self.stages, LENGTHS) if self.stages else (self,)
 
     @property
@@ -170,7 +172,7 @@ class Config(Settings):
             or (self.split is not None and max(self.split) != 1)
             or bool(source.extra_columns)
             or (
-                self.ever_moves_documents if snapshot is None else self.moves_documents_of(snapshot)
+                self.needs_lengths if snapshot is None else self.needs_lengths_of_snapshot(snapshot)
             )
         )
 
@@ -185,39 +187,51 @@ class Config(Settings):
         )
 
     @property
-    def moves_documents(self) -> bool:
-        """Whether the order arranges single documents, which requires the length of each."""
-        return find_order(self.order).unit == "document"
-
-    @property
-    def ever_moves_documents(self) -> bool:
-        """Whether the order of the top level, or that of a stage, arranges single documents."""
-        return any(
-            find_order(order).unit == "document"
-            for order in (self.order, *(stage.order for stage in self.stages))
-            if order is not None
-        )
-
-    def moves_documents_of(self, snapshot: int) -> bool:
-        """Whether single documents of a snapshot are arranged, by its number in the run; stages
-        before may need other orders."""
-        order = self.order
-        number = self._snapshot
-        for stage in self.stages or (None,):
-            if stage is not None:
-                order = stage.order or order
-                number = number + stage.changes_index
-            if number == snapshot and find_order(order).unit == "document":
-                return True
-        # In the order of the top level, of any snapshot
-        has_other_blends = any(map(self.is_blended, SPLITS[1:]))
-        return self.moves_documents and (snapshot == 0 or has_other_blends)
-
-    @property
-    def tabled(self) -> list[str]:
-        """Names in the index of the sources for which the length of every document is required."""
-        if not self.ever_moves_documents:
+    def sources_needing_lengths(self) -> list[str]:
+        """Names in the index of the sources of which the length of every document is required."""
+        if not self.needs_lengths:
             return []
         return [
             name for split in SPLITS if self.is_blended(split) for name in self.sources_of(split)
         ]
+
+    @property
+    def needs_lengths(self) -> bool:
+        """Whether the order of the top level, or that of a stage, arranges single documents, which
+        requires the length of each."""
+        return _arranges_documents(self.order) or any(
+            _arranges_documents(order) for _, order in self._list_train_orders()
+        )
+
+    def needs_lengths_of_snapshot(self, snapshot: int) -> bool:
+        """Whether an order arranges single documents of one snapshot of the index, which has this
+        number in the run."""
+        train = [order for number, order in self._list_train_orders() if number == snapshot]
+        if any(map(_arranges_documents, train)):
+            return True
+        # The order of the top level is that of valid and test, which may read any snapshot, and
+        # of the first snapshot for as long as the run has no stages.
+        is_read = snapshot == 0 or any(map(self.is_blended, SPLITS[1:]))
+        return is_read and self.top_level_needs_lengths
+
+    @property
+    def top_level_needs_lengths(self) -> bool:
+        """Whether the order of the top level arranges single documents."""
+        return _arranges_documents(self.order)
+
+    def _list_train_orders(self) -> Iterator[tuple[int, str]]:
+        """The snapshot that each stage of train reads, and in which order; those of the top level
+        if there are no stages. Without making the config of each stage, which is slow."""
+        snapshot = self._snapshot
+        order = self.order
+        if not self.stages:
+            yield snapshot, order
+        for stage in self.stages:
+            snapshot += stage.changes_index
+            order = stage.order or order
+            yield snapshot, order
+
+
+def _arranges_documents(order: str) -> bool:
+    """Whether an order moves single documents, not whole blocks."""
+    return find_order(order).unit == "document"

@@ -80,7 +80,9 @@ class Runtime:
             file_checks_per_second=config.file_checks_per_second,
             direct_io=config.direct_io,
             masks=Masks.of(config),
-            stage_masks=tuple(map(Masks.of, config.stage_settings)) if changes_samples else (),
+            stage_masks=tuple(map(Masks.of, config.stage_configs_ignoring_sources))
+            if changes_samples
+            else (),
             paths={name: source.path for name, source in sources.items()},
             extra_columns={
                 name: source.extra_columns

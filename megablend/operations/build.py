@@ -208,7 +208,9 @@ def _list_tabled(config: Config, ledger: Ledger | None, report: BuildReport) -> 
         {} if ledger is None else {digest: number for number, digest in enumerate(ledger.indices)}
     )
     needed = {
-        digest: number for digest, number in known.items() if config.moves_documents_of(number)
+        digest: number
+        for digest, number in known.items()
+        if config.needs_lengths_of_snapshot(number)
     }
     return {**needed, report.digest: known.get(report.digest, len(known))}
 
@@ -222,7 +224,7 @@ def _tabulate(
     Returns: None if the order needs none.
     """
     config = session.config
-    if not config.tabled:
+    if not config.sources_needing_lengths:
         return None
     for digest, number in _list_tabled(config, ledger, report).items():
         # It may lack sources that are withdrawn
@@ -232,7 +234,9 @@ def _tabulate(
         store = open_block_store(config, snapshot, session.run_storage, number=number)
         numbers = {entry.name: number for number, entry in enumerate(store.snapshot.sources)}
         tables = build_tables(
-            store, [numbers[name] for name in config.tabled if name in numbers], launch=launch
+            store,
+            [numbers[name] for name in config.sources_needing_lengths if name in numbers],
+            launch=launch,
         )
     return tables
 
@@ -326,7 +330,9 @@ def publish_splits(config: Config, store: BlockStore) -> None:
         numbers = {entry.name: number for number, entry in enumerate(each.snapshot.sources)}
         owners |= {each.snapshot.digest}
         owners |= {
-            table_key(each.snapshot, numbers[name]) for name in config.tabled if name in numbers
+            table_key(each.snapshot, numbers[name])
+            for name in config.sources_needing_lengths
+            if name in numbers
         }
     config.cache_store.publish_files("splits", owners)
 

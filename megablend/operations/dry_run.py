@@ -54,7 +54,7 @@ def dry_run(
     checked = session.config
     storage = session.storage
     found = list[DryRun]()
-    tabled = checked.tabled
+    tabled = checked.sources_needing_lengths
     for spec in list_specs(checked):
         before = count_requests()
         listing = list_source(spec, storage)

@@ -231,7 +231,9 @@ def list_indices(
     known = (*ledger.indices, *replaced[: added - 1])
     if newest == known[-1]:
         number = next(
-            i for i, each in enumerate(config.stage_settings) if each.snapshot == len(known)
+            i
+            for i, each in enumerate(config.stage_configs_ignoring_sources)
+            if each.snapshot == len(known)
         )
         if names := config.stages[number].withdraw:
             raise PlanError(

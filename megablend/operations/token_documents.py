@@ -27,7 +27,7 @@ def refuse_token_documents(config: Config, snapshot: Snapshot, ledger: Ledger | 
         split, _, name = entry.name.rpartition("/")
         if ledger is None or (split in ("", "train") and name not in known):
             raise ConfigError(_describe(config, snapshot, entry))
-        if config.ever_moves_documents and not _is_counted(config, ledger, entry.name):
+        if config.needs_lengths and not _is_counted(config, ledger, entry.name):
             raise ConfigError(
                 f"{_describe(config, snapshot, entry)}, or, since that cannot change within a run, "
                 "give the run another name (`run:`) or leave out `order: document`"
@@ -52,9 +52,10 @@ def _find(config: Config, snapshot: Snapshot) -> list[SourceEntry]:
     while each of their tokens is one."""
     splits = config.split is not None and max(config.split) != 1
     is_masked = any(
-        settings.inter_document_masking for settings in (config, *config.stage_settings)
+        settings.inter_document_masking
+        for settings in (config, *config.stage_configs_ignoring_sources)
     )
-    by_document = splits or config.ever_moves_documents or is_masked
+    by_document = splits or config.needs_lengths or is_masked
     found = []
     for name, source in config.all_sources.items():
         number = snapshot.sources.numbers.get(name)

@@ -134,7 +134,7 @@ def longest_sample_bytes(run: Run) -> int:
 
 def check_sample(config: Config) -> None:
     """Raises: ConfigError if a single sample, of any stage, takes more than `memory`."""
-    for each in (config, *config.stage_settings):
+    for each in (config, *config.stage_configs_ignoring_sources):
         _check_sample(each)
 
 

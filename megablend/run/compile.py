@@ -337,7 +337,9 @@ def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> Requ
 def _mean_unit_tokens(config: Config, parts: npt.NDArray[np.void]) -> list[Fraction]:
     """Mean tokens of what the order of each source moves: of its blocks, or of its documents."""
     units = (
-        parts["documents"] if config.moves_documents else parts["stop_block"] - parts["first_block"]
+        parts["documents"]
+        if config.top_level_needs_lengths
+        else parts["stop_block"] - parts["first_block"]
     )
     return list(map(Fraction, parts["tokens"].tolist(), np.maximum(1, units).tolist()))
 

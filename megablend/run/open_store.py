@@ -203,7 +203,9 @@ def _find_misfit(
         return misfit
     if config.needs_documents(source, number) and not entry.documents:
         needed_by = "append_eod, split, extra_columns and order: document"
-        remedy = _ORDER_REMEDY if not config.moves_documents and config.ever_moves_documents else ""
+        remedy = (
+            _ORDER_REMEDY if not config.top_level_needs_lengths and config.needs_lengths else ""
+        )
         return Misfit(
             f"which has no document counts for source {name!r}, needed by {needed_by}", remedy
         )

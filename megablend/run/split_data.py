@@ -156,7 +156,9 @@ def find_requested(
             else "leave out all but the first stage of these for now, "
         )
         lacking = (
-            i for i, each in enumerate(config.stage_settings) if each.snapshot == len(store.stores)
+            i
+            for i, each in enumerate(config.stage_configs_ignoring_sources)
+            if each.snapshot == len(store.stores)
         )
         place = next((f"stages[{i}]" for i in lacking), "stages")
         raise PlanError(

@@ -1,5 +1,7 @@
-"""Reads that are counted, and made only if they are of a file's description: what indexing a
-file takes is found by trying."""
+"""A dry run of indexing: how many requests and bytes it takes is found by running the code of the
+formats, on a storage that counts what it is asked for. It reads only what describes a file, such as
+its footer, for that decides what is read next; of data it is enough to know how much would be read.
+"""
 
 from __future__ import annotations
 
@@ -16,63 +18,74 @@ from megablend.storage.prefetched import PORTIONS_AHEAD, PrefetchedStorage
 from megablend.storage.requested_reads import RequestedReads
 
 _LONG_BYTES = 1 << 20
-"""Files that are read as a whole are data where they are longer."""
+"""A read of a whole file of more bytes than this is one of data."""
 _PROBE_BYTES = 64 << 10
-"""Reads within a stream of data up to this size are made: they find where it continues."""
+"""Reads of up to this many bytes within a stream are made: they find where it continues."""
 
 
 class LongReadError(Exception):
-    """Raised in place of a read of data, with which all that is known to follow has been
-    counted."""
+    """Ends a dry run where it would read data.
+
+    All that is known to follow has been counted by then. The code that indexes cannot go on without
+    the data; whoever called it suppresses this error, and takes the counts so far as the result.
+    """
 
 
 class DryStorage(PrefetchedStorage):
-    """Counts requests and bytes as a PrefetchedStorage around `inner` makes
-    them. Used by one thread.
+    """Counts the requests and bytes that a PrefetchedStorage around `inner` would take, and makes
+    only those that do not read data. Used by one thread.
 
-    Raises, from any read: LongReadError.
+    Raises, from any read: LongReadError, which the caller of the code that reads has to suppress.
     """
 
     def __init__(self, inner: Storage, reads: RequestedReads) -> None:
         super().__init__(inner, reads)
-        self.requests = self.bytes = 0
-        self._coming = deque[
-            tuple[str, Int64s, Int64s]
-        ]()  # portions of a stream that are not yet counted
+        self.requests = 0
+        self.bytes = 0
+        # Portions of a stream that are not counted yet: path, offsets and sizes
+        self._uncounted = deque[tuple[str, Int64s, Int64s]]()
 
     def stream(self, path: str, portions: Sequence[tuple[Int64s, Int64s]]) -> Iterator[int]:
         """See PrefetchedStorage.stream; nothing is requested."""
-        if self._is_streaming:
+        if self._is_streaming:  # within a larger portion, which contains these
             yield from range(len(portions))
             return
-        self._coming.extend((path, *each) for each in portions)
+        self._uncounted.extend((path, *each) for each in portions)
         self._is_streaming = True
         try:
             for number in range(len(portions)):
-                self._count_coming(len(portions) - number - PORTIONS_AHEAD)
+                # What is requested by the time this portion is processed, if memory allows: it and
+                # the next ones. The rest is not, should the reader stop here.
+                self._count_portions(but_last=len(portions) - number - PORTIONS_AHEAD)
                 yield number
         finally:
-            self._coming.clear()
+            self._uncounted.clear()
             self._is_streaming = False
 
     def _start(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate | None = None
     ) -> Future[tuple[Bytes, Int64s]]:
+        """Count a read, and make it unless it is one of data; see PrefetchedStorage."""
         size = int(sizes.sum())
-        if self._is_streaming and size > _PROBE_BYTES:
-            self._count_coming(0)
-            raise LongReadError(path)
-        if not self._is_streaming:
+        if self._is_streaming:
+            # Its bytes are those of the portions, which are counted instead. A long read shows that
+            # all of them will be read.
+            if size > _PROBE_BYTES:
+                self._count_portions(but_last=0)
+                raise LongReadError(path)
+        else:
             self._count(offsets, sizes)
+            # A format that reads a whole file at once reads nothing after it
             if size > _LONG_BYTES and size == self.inner.stat(path).size:
                 raise LongReadError(path)
         return super()._start(path, offsets, sizes, allocate)
 
-    def _count_coming(self, left: int) -> None:
-        """Count the portions of a stream but the last `left`."""
-        while len(self._coming) > max(0, left):
-            self._count(*self._find_missing(*self._coming.popleft()))
+    def _count_portions(self, but_last: int) -> None:
+        """Count the portions of a stream that are not counted yet, but the last ones."""
+        while len(self._uncounted) > max(0, but_last):
+            self._count(*self._find_missing(*self._uncounted.popleft()))
 
     def _count(self, offsets: Int64s, sizes: Int64s) -> None:
+        """Count the requests that ranges are joined or cut into."""
         self.requests += len(plan_requests(offsets, sizes, np.cumsum(sizes) - sizes))
         self.bytes += int(sizes.sum())

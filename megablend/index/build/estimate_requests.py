@@ -77,7 +77,7 @@ def _try_file(column: SourceSpec, work: FileTask, storage: Storage) -> Counted:
     for part in range(work.num_parts):
         reads = RequestedReads()
         dry = DryStorage(storage, reads)
-        with contextlib.suppress(LongReadError):
+        with contextlib.suppress(LongReadError):  # where it would read data, the rest is counted
             index_part(work, part, column, dry)
         reads.cancel()
         requests = requests + dry.requests
