@@ -60,7 +60,7 @@ def test_a_bench_of_arrays_prints_its_tables(
 
 
 def test_checksums_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    from megablend.megatron.exact.blend import greedy
+    from megablend.megatron.exact.greedy import greedy
 
     bench = load("two_billion", monkeypatch, [], "two_billion")
     weights = [0.5, 0.3, 0.2]

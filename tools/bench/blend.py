@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from exact_race import race, report
 
-from megablend.megatron.exact.blend import exhaustive, greedy
+from megablend.megatron.exact.greedy import exhaustive, greedy
 
 
 def weights_of(kind: str, size: int) -> npt.NDArray[np.float64]:

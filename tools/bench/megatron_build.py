@@ -142,7 +142,7 @@ def ours(folder: Path, blend: tuple[list[str], list[float]], sizes: list[int]) -
     from megablend.kernels.exact.length_totals import total_lengths
     from megablend.kernels.new_files import contains_any, rename_files, write_new_files
     from megablend.megatron.cache_builder.build_cache import prepare_cache
-    from megablend.megatron.exact.blend import greedy
+    from megablend.megatron.exact.greedy import greedy
     from megablend.megatron.exact.samples import sample_rows
     from megablend.megatron.exact.shuffle import Generator
     from megablend.megatron.exact.small_dataset import SmallDataset, fill_small_datasets

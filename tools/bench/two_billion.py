@@ -23,14 +23,16 @@ import numpy.typing as npt
 
 from megablend.blend.allocate import largest_remainder
 from megablend.blend.interleavings.lanes import LanePlan
-from megablend.megatron.exact.blend import Pieces, greedy, largest_remainder_blend
+from megablend.megatron.exact.blend import ExactBlend
+from megablend.megatron.exact.greedy import greedy
+from megablend.megatron.exact.permuted import largest_remainder_blend
 
 PIECE = 1 << 25
 BATCH = 1 << 16
 KINDS = ("plan", "shuffled", "greedy")
 
 
-def in_pieces(name: str, blend: Pieces, threads: int) -> int:
+def in_pieces(name: str, blend: ExactBlend, threads: int) -> int:
     """Draw a whole blend into the same memory over and over; print time, memory and a checksum, which is returned."""
     piece = min(PIECE, blend.size)
     datasets = np.empty(piece, np.int16)

@@ -16,7 +16,9 @@ from megablend.formats.base import Array
 from megablend.megatron.cache_builder.commit import ArtefactWriter, Commits
 from megablend.megatron.cache_builder.lengths import LengthReader, check_part, read_part
 from megablend.megatron.cache_builder.work_plan import BlendJob, DatasetJob, Job
-from megablend.megatron.exact.blend import Pieces, exhaustive, greedy, largest_remainder_blend
+from megablend.megatron.exact.blend import ExactBlend
+from megablend.megatron.exact.greedy import exhaustive, greedy
+from megablend.megatron.exact.permuted import largest_remainder_blend
 from megablend.megatron.exact.samples import sample_rows
 from megablend.megatron.exact.shuffle import Generator, document_index, shuffle_index
 from megablend.megatron.exact.small_dataset import MAX_DOCUMENTS, SmallDataset, fill_small_datasets
@@ -113,7 +115,7 @@ def build_blend(job: BlendJob, commits: Commits, *, threads: int) -> None:
             samples.append(drawn[1])
 
 
-def _blend(job: BlendJob) -> Pieces:
+def _blend(job: BlendJob) -> ExactBlend:
     if job.interleaving == LARGEST_REMAINDER:
         return largest_remainder_blend(job.shares, job.num_samples, job.seed)
     return exhaustive(job.lengths) if job.size is None else greedy(job.weights, job.size)

@@ -19,7 +19,6 @@ from megablend.blend.allocate import largest_remainder
 from megablend.errors import PlanError
 from megablend.megatron.cache_builder.artefacts import ArraySpec, Artefact
 from megablend.megatron.cache_builder.lengths import PartSize
-from megablend.megatron.exact.blend import greedy
 from megablend.megatron.exact.epochs import (
     num_epochs,
     num_samples,
@@ -27,6 +26,7 @@ from megablend.megatron.exact.epochs import (
     samples_before_final_epoch,
     shuffle_dtype,
 )
+from megablend.megatron.exact.greedy import greedy
 from megablend.megatron.request.description import (
     BLEND_CLASSES,
     base_name,

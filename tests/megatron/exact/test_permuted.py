@@ -5,7 +5,7 @@ import pytest
 
 from megablend.blend.allocate import largest_remainder
 from megablend.errors import PlanError
-from megablend.megatron.exact.blend import SMALL, Permuted, largest_remainder_blend
+from megablend.megatron.exact.permuted import SMALL, Permuted, largest_remainder_blend
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 300, SMALL, SMALL + 1, 150_001])

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 
 from megablend.errors import PlanError
-from megablend.megatron.exact.blend import MAX_SCANNED, Greedy, _State, exhaustive, greedy
+from megablend.megatron.exact.greedy import MAX_SCANNED, Greedy, _State, exhaustive, greedy
 from megablend.megatron.request.request import MAX_DATASETS
 from tests.megatron_core import megatron
 
@@ -160,7 +160,7 @@ def test_pieces_and_threads_do_not_matter() -> None:
 
 @pytest.mark.long
 def test_wrong_guesses_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    guess = Greedy._guess
+    guess = Greedy._guess_state
     wrong = []
 
     def guess_wrong(self: Greedy, step: int) -> _State:
@@ -170,7 +170,7 @@ def test_wrong_guesses_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
         state[0][len(wrong) % 2 : 2 + len(wrong) % 2] += [1, -1]
         return state
 
-    monkeypatch.setattr(Greedy, "_guess", guess_wrong)
+    monkeypatch.setattr(Greedy, "_guess_state", guess_wrong)
     weights = weights_of("uniform", 100)
     blend = greedy(weights.tolist(), 9000)
     blend.min_part = 500
@@ -184,7 +184,7 @@ def test_guesses_are_nearly_always_right() -> None:
     right = 0
     for _ in range(10):
         blend.draw(50_000)
-        right += all(map(np.array_equal, blend._guess(blend.step), blend._state))
+        right += all(map(np.array_equal, blend._guess_state(blend.step), blend._state))
     assert right >= 8
 
 
