@@ -56,11 +56,6 @@ class Epochs:
     segments: tuple[tuple[Segment, ...], ...]
     """[num_sources], at least one each, which follow each other."""
 
-    @classmethod
-    def of_one(cls, index: str, order: str, tokens: Sequence[int]) -> Epochs:
-        """Epochs that do not change, of `tokens` [num_sources]."""
-        return cls(tuple((Segment(0, 0, index, order, int(each)),) for each in tokens))
-
     def start(self, source: int, epoch: int) -> int:
         """The position at which an epoch begins."""
         segments = self.segments[source]
@@ -193,9 +188,7 @@ class EpochsBuilder:
         self._tokens = tokens
         self._extra = extra
         self._withdrawals = withdrawals
-        self._segments = [
-            list(each) for each in Epochs.of_one(index, order, tokens[index]).segments
-        ]
+        self._segments = [[Segment(0, 0, index, order, int(each))] for each in tokens[index]]
         self._now = index, order
         self._shift = np.zeros(len(self._segments), np.int64)
         self._epoch_tokens = np.array(tokens[index], np.int64)

@@ -93,7 +93,7 @@ def _list_written(value: object) -> object:
     if isinstance(value, Mapping):
         value = sorted(value.items())
     if isinstance(value, list | tuple):
-        return [_list_written(each) for each in value]
+        return list(map(_list_written, value))
     return str(value) if isinstance(value, Fraction) else value
 
 

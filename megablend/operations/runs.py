@@ -79,7 +79,9 @@ def open_run(
     assert ledger is not None
     if split == "train":
         return _compile_train(config, ledger, storage)
-    return _checked(compile_committed(config, split, ledger, storage)).run
+    compiled = compile_committed(config, split, ledger, storage)
+    check_limits(compiled)
+    return compiled.run
 
 
 def _open_companion(config: Config, split: str, ledger: Ledger, storage: Storage) -> Run | None:
@@ -96,7 +98,8 @@ def _open_companion(config: Config, split: str, ledger: Ledger, storage: Storage
 def _compile_train(config: Config, ledger: Ledger, storage: Storage) -> Run:
     """Train as a config requests it, which has to be what was committed; kept for the next time
     if that is possible."""
-    compiled = _checked(compile_committed(config, "train", ledger, storage).follow_ledger(ledger))
+    compiled = compile_committed(config, "train", ledger, storage).follow_ledger(ledger)
+    check_limits(compiled)
     if compiled.ledger == ledger:
         # It cannot be written: the cache is of another user, or full
         with contextlib.suppress(CacheError):
@@ -117,12 +120,9 @@ def _compile_for_state(
     versions = (compiled.ledger.in_version(version) for version in range(PLAN_VERSION, 0, -1))
     # Else the state is refused
     found = next((each for each in versions if _begins_with(each, state)), compiled.ledger)
-    return _checked(dataclasses.replace(compiled, ledger=found)).run
-
-
-def _checked(compiled: Compiled) -> Compiled:
+    compiled = dataclasses.replace(compiled, ledger=found)
     check_limits(compiled)
-    return compiled
+    return compiled.run
 
 
 def check_split(split: str) -> None:

@@ -29,30 +29,20 @@ def check_limits(compiled: Compiled) -> None:
     if not run.is_blended:
         return
     if len(compiled.stages) > 1 or run.ledger.blend.schedule is not None:
-        check_stage_totals(compiled)
-        return
-    totals = run.plan.counts(run.num_samples).tolist()
-    check_totals(
-        compiled.config, compiled.split, compiled.sources, compiled.weights, totals, run.tokens
-    )
+        _check_stages(compiled)
+    else:
+        _check_only_stage(compiled)
 
 
-def check_totals(
-    config: Config,
-    split: str,
-    sources: Sequence[Source],
-    weights: Sequence[Fraction],
-    totals: Sequence[int],
-    tokens: Sequence[int],
-) -> None:
-    """Refuse a blend in which a source with a share gets no samples, or one exceeds its cap.
-
-    Args:
-        totals: samples of each source over the whole run.
-
-    Raises: PlanError that names the source, its numbers, the longest run that fits all sources, and
-        the nearest blend that fits.
-    """
+def _check_only_stage(compiled: Compiled) -> None:
+    """Raises: PlanError that names the source, its numbers, the longest run that fits all sources,
+    and the nearest blend that fits."""
+    config = compiled.config
+    split = compiled.split
+    sources = compiled.sources
+    weights = compiled.weights
+    tokens = compiled.run.tokens
+    totals = compiled.run.plan.counts(compiled.run.num_samples).tolist()
     length = config.sequence_length
     extra = int(config.add_extra_token_to_sequence)
     caps = [cap_of(source, n, length, extra) for source, n in zip(sources, tokens, strict=True)]
@@ -131,12 +121,8 @@ def _redistribute(
     return f"; the nearest shares that fit all caps, which `on_exhausted: redistribute` gives: {', '.join(changed[:SHOWN])}{more}"
 
 
-def check_stage_totals(compiled: Compiled) -> None:
-    """Refuse a run of several stages in which a source with a share gets no samples,
-    or one exceeds its caps.
-
-    Raises: PlanError that names the stage, the source, and where the stage could end.
-    """
+def _check_stages(compiled: Compiled) -> None:
+    """Raises: PlanError that names the stage, the source, and where the stage could end."""
     plan = compiled.run.plan
     starts = compiled.ledger.starts
     stretches = plan.list_stretches()

@@ -13,7 +13,7 @@ from megablend.run.ledger import Ledger
 from megablend.run.open_store import join_stores
 from megablend.run.plan_stages import plan_stages
 from megablend.run.run import Run
-from megablend.run.split_data import find_committed
+from megablend.run.split_data import find_sources
 from megablend.storage.base import Storage
 
 
@@ -69,7 +69,14 @@ def open_ledger(
     own = known[split]
     # It may have been recorded before some came
     sources = own.blend.sources if is_listed else ledger.blend.sources
-    data = find_committed(split, sources, own.blend, store, is_listed=is_listed)
+    data = find_sources(
+        split,
+        sources,
+        store,
+        is_listed=is_listed,
+        seed=own.blend.seed,
+        shares=own.blend.fractions,
+    )
     if split != "train":
         data = data.of_snapshot(ledger.indices.index(own.index))
     is_stored = companion is not None and split == "train"

@@ -18,7 +18,7 @@ from megablend.index.read.snapshot import Snapshot
 from megablend.lazy import cached_property
 from megablend.run.ledger_format import digest_of
 from megablend.run.source_blocks import SourceBlocks, SourceRanges
-from megablend.run.stage import Blend, SourceShare
+from megablend.run.stage import SourceShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,23 +119,6 @@ class SplitSources:
         return replace(self, snapshots=(self.snapshots[number],))
 
 
-def find_committed(
-    split: str, sources: Sequence[SourceShare], blend: Blend, store: BlockStore, *, is_listed: bool
-) -> SplitSources:
-    """The sources of a split in the snapshots of a run.
-
-    Args:
-        sources: all that the run has had.
-        blend: of the split's last stage, whose fractions and seed count.
-        is_listed: whether the index has the sources by split, each with a list of its own.
-    """
-    names = (f"{split}/{source.name}" if is_listed else source.name for source in sources)
-    committed = SplitSources(
-        split=split, sources=tuple(sources), index_names=tuple(names), seed=blend.seed, snapshots=()
-    )
-    return _find_sources(committed, blend.fractions, store)
-
-
 def find_requested(
     config: Config, split: str, store: BlockStore, *, keep: bool = False
 ) -> SplitSources:
@@ -168,33 +151,48 @@ def find_requested(
             f"without {place} and later stages first; for a run that was reset, move its ledger "
             "back to `runs` in the cache"
         )
-    listed = config.sources_of(split)
-    requested = SplitSources(
-        split=split,
-        sources=tuple(
-            SourceShare(name=each.name, append_eod=each.append_eod) for each in listed.values()
-        ),
-        index_names=tuple(listed),
+    found = find_sources(
+        split,
+        [
+            SourceShare(name=each.name, append_eod=each.append_eod)
+            for each in config.sources_of(split).values()
+        ],
+        store,
+        is_listed=config.listed_by_split,
         seed=config.seed,
-        snapshots=(),
+        shares=config.shares,
+        keep=keep,
     )
-    found = _find_sources(requested, config.shares, store, keep=keep)
     if split != "train":
         return found.of_snapshot(config.snapshot)
     _check_sequence(config.run, found)
     return found
 
 
-def _find_sources(
-    sources: SplitSources, shares: Sequence[Fraction], store: BlockStore, *, keep: bool = False
+def find_sources(
+    split: str,
+    sources: Sequence[SourceShare],
+    store: BlockStore,
+    *,
+    is_listed: bool,
+    seed: int,
+    shares: Sequence[Fraction],
+    keep: bool = False,
 ) -> SplitSources:
-    """The sources with all snapshots of a store."""
-    is_listed = sources.index_names[0] != sources.sources[0].name
-    column = 0 if is_listed else SPLITS.index(sources.split)
+    """The sources of a split in the snapshots of a run.
+
+    Args:
+        sources: all that the run has had.
+        is_listed: whether the index has the sources by split, each with a list of its own.
+        shares: of the documents, those of train, valid and test.
+        keep: store the computed ranges of documents in the cache.
+    """
+    names = [f"{split}/{source.name}" if is_listed else source.name for source in sources]
+    column = 0 if is_listed else SPLITS.index(split)
     ranges = find_split_ranges(store.stores, shares, keep=keep)
     found = []
     for each, first_block, splits in zip(store.stores, store.first_blocks, ranges, strict=True):
-        numbers = np.array([splits.numbers.get(name, -1) for name in sources.index_names], np.int64)
+        numbers = np.array([splits.numbers.get(name, -1) for name in names], np.int64)
         known = numbers >= 0
         parts = np.zeros(len(numbers), PART_DTYPE)
         parts[known] = splits.joined(numbers[known], column)
@@ -210,7 +208,13 @@ def _find_sources(
                 parts=parts,
             )
         )
-    return replace(sources, snapshots=tuple(found))
+    return SplitSources(
+        split=split,
+        sources=tuple(sources),
+        index_names=tuple(names),
+        seed=seed,
+        snapshots=tuple(found),
+    )
 
 
 def _check_sequence(run: str, sources: SplitSources) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from megablend.blend.epochs import Epochs
+from megablend.blend.epochs import Epochs, Segment
 from megablend.blend.interleavings.base import StageRequest
 from megablend.blend.plan import PlannedStage, StagesPlan
 from megablend.blend.progress import NONE, find_epoch_ends, find_presence
@@ -45,7 +45,7 @@ def make_plan(
             )
             for number, stage in enumerate(stages)
         ],
-        Epochs.of_one("", "block", tokens),
+        Epochs(tuple((Segment(0, 0, "", "block", each),) for each in tokens)),
     )
 
 
