@@ -56,6 +56,16 @@ class PlannedStage:
     before it have begun; 0 of others. None where there are none."""
 
     @property
+    def start(self) -> int:
+        """Number of its first sample."""
+        return self.request.first_sample
+
+    @property
+    def stop(self) -> int:
+        """Number of the sample after its last one."""
+        return self.request.first_sample + self.length
+
+    @property
     def read(self) -> Int64s:
         """int64 [num_sources], samples of each source that the stage reads."""
         return self.request.totals if self.cut_edges is None else self.cut_edges[1]
@@ -68,21 +78,6 @@ class PlannedStage:
     def make_plan(self) -> Plan:
         """The stage's plan. Raises: PlanError if it cannot be planned."""
         return self.plan or find_interleaving(self.interleaving).plan(self.request)
-
-
-class Stretch(NamedTuple):
-    """A contiguous range of a run's samples with one request."""
-
-    stage: int
-    """Number of the ledger's stage."""
-    start: int
-    stop: int
-    request: StageRequest
-    cursor: Int64s
-    """int64 [num_sources], positions at which the sources begin."""
-    read: Int64s
-    """int64 [num_sources], samples of each source: fewer than the request's totals where it was
-    cut."""
 
 
 class TokenRange(NamedTuple):
@@ -117,8 +112,8 @@ class StagesPlan:
         self._epochs = epochs
         self._plans: list[Plan | None] = [stage.plan for stage in stages]
         self.num_sources = len(stages[0].request.totals)
-        self._starts = [stage.request.first_sample for stage in stages]
-        self._stops = [*self._starts[1:], self._starts[-1] + stages[-1].length]
+        self._starts = [stage.start for stage in stages]
+        self._stops = [stage.stop for stage in stages]
         for stage in stages:
             _check(stage.number, stage.request, self.num_sources)
         given = np.zeros((len(stages) + 1, self.num_sources), np.int64)
@@ -148,7 +143,7 @@ class StagesPlan:
 
     @property
     def stages(self) -> tuple[PlannedStage, ...]:
-        """In order."""
+        """In order: contiguous ranges of the run's samples with one request."""
         return self._stages
 
     @property
@@ -302,15 +297,6 @@ class StagesPlan:
             + (self.counts(n) - self._given[stage]) * self._sample_tokens[stage]
         )
         return tokens
-
-    def list_stretches(self) -> list[Stretch]:
-        """List the stages as ranges of samples."""
-        return [
-            Stretch(stage.number, start, stop, stage.request, stage.cursor, read)
-            for start, stop, stage, read in zip(
-                self._starts, self._stops, self._stages, np.diff(self._given, axis=0), strict=True
-            )
-        ]
 
     def count_within(self, source: int, tokens: int, extra: int) -> int:
         """How many of a source's samples, by ordinal, end within its first `tokens` tokens,

@@ -32,13 +32,13 @@ class Drain(Result):
 
 def describe_drain(run: Run, number: int) -> Drain | None:
     """The drain at the start of stage `number` of the ledger; None if there is none."""
-    stretches = run.plan.list_stretches()
+    stretches = run.plan.stages
     start = run.ledger.starts[number]
     place = next((i for i, each in enumerate(stretches) if each.start >= start), 0)
     drain = stretches[place]
-    if drain.stage == number:
+    if drain.number == number:
         return None
-    blend = run.ledger.stages[drain.stage].blend
+    blend = run.ledger.stages[drain.number].blend
     planned = stretches[place - 1].request
     shares = (
         planned.totals / planned.num_samples

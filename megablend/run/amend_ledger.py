@@ -31,13 +31,13 @@ def cut_ledger(ledger: Ledger, plan: StagesPlan, sample: int) -> Ledger:
             "one, plan the run again (`megablend runs reset CONFIG`)"
         )
     number = next(number for number, stop in enumerate(ledger.ends) if sample <= stop)
-    stretches = plan.list_stretches()
+    stretches = plan.stages
     stage = ledger.stages[number]
     # the steps of the stage, without a drain after it
     steps = [
         which
         for which, each in enumerate(stretches)
-        if each.stage == number and each.start < stage.stop
+        if each.number == number and each.start < stage.stop
     ]
     which = next((which for which in steps if sample <= stretches[which].stop), steps[-1])
     start = stretches[which].start

@@ -11,7 +11,7 @@ import numpy as np
 from megablend.blend.caps import capped_shares, longest_stage
 from megablend.blend.epochs import Epochs
 from megablend.blend.interleavings.base import MAX_SAMPLES
-from megablend.blend.plan import Stretch
+from megablend.blend.plan import PlannedStage
 from megablend.blend.shares import cap_of, find_most_tokens, fit_all_caps, round_up, set_length
 from megablend.config import Config, Source
 from megablend.errors import PlanError
@@ -125,7 +125,7 @@ def _check_stages(compiled: Compiled) -> None:
     """Raises: PlanError that names the stage, the source, and where the stage could end."""
     plan = compiled.run.plan
     starts = compiled.ledger.starts
-    stretches = plan.list_stretches()
+    stretches = plan.stages
     totals = np.sum([stretch.read for stretch in stretches], axis=0)
     for number in np.flatnonzero(totals == 0).tolist():
         source = compiled.sources[number]
@@ -137,13 +137,13 @@ def _check_stages(compiled: Compiled) -> None:
                 "give it a larger share, or a share of 0 in every stage"
             )
     for stretch in stretches:
-        is_drain = stretch.stage + 1 < len(starts) and stretch.start >= starts[stretch.stage + 1]
+        is_drain = stretch.number + 1 < len(starts) and stretch.start >= starts[stretch.number + 1]
         # what is left of stages before was begun where their caps allowed it; a drain with a length
         # reads further
         if not is_drain or compiled.stage_at(stretch.start).drain is not None:
             _check_caps(
                 compiled,
-                compiled.stage_at(starts[stretch.stage]),
+                compiled.stage_at(starts[stretch.number]),
                 stretch,
                 plan.epochs,
                 is_drain=is_drain,
@@ -151,7 +151,12 @@ def _check_stages(compiled: Compiled) -> None:
 
 
 def _check_caps(
-    compiled: Compiled, stage: RequestedStage, stretch: Stretch, epochs: Epochs, *, is_drain: bool
+    compiled: Compiled,
+    stage: RequestedStage,
+    stretch: PlannedStage,
+    epochs: Epochs,
+    *,
+    is_drain: bool,
 ) -> None:
     """Raises: PlanError for the first source that the stage, or a drain after it, reads more often
     than its caps allow."""

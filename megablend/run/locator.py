@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
@@ -74,27 +73,27 @@ class Reading(NamedTuple):
         return self.blocks.local_blocks(numbers - self.first_block)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocatedSource:
-    """What a locator knows of a source."""
-
-    blocks: SourceBlocks
-    segments: tuple[Segment, ...]
-    """Its epochs."""
-    is_promised: Callable[[Segment], bool]
-    """Whether the sample that ends where a segment begins comes before the stage with which its
-    files changed."""
-
-
 class Locator:
     """The orders of one split's sources, each created on first use.
 
     Args:
+        sources: [num_sources].
+        segments: [num_sources], the epochs of each.
+        is_promised: whether the sample of a source, by its number, that ends where a segment begins
+            comes before the stage with which its files changed.
         extra: tokens that a sample has in addition to those by which the next one is further.
     """
 
-    def __init__(self, sources: Sequence[LocatedSource], extra: int) -> None:
-        self._sources = tuple(sources)
+    def __init__(
+        self,
+        sources: Sequence[SourceBlocks],
+        segments: Sequence[Sequence[Segment]],
+        is_promised: Callable[[int, Segment], bool],
+        extra: int,
+    ) -> None:
+        self._sources = sources
+        self._segments = segments
+        self._is_promised = is_promised
         self._extra = extra
         self._readings: dict[int, tuple[Reading, ...]] = {}
 
@@ -102,8 +101,45 @@ class Locator:
         """What the epochs of a source read, in order;
         none of a source that no snapshot of this split has."""
         if source not in self._readings:
-            self._readings[source] = tuple(_make_readings(self._sources[source], self._extra))
+            self._readings[source] = tuple(self._make_readings(source))
         return self._readings[source]
+
+    def _make_readings(self, source: int) -> list[Reading]:
+        """A reading for each run of segments of one snapshot;
+        snapshots without the source are not read.
+
+        There is none if the split reads only such snapshots.
+        """
+        readings = list[Reading]()
+        blocks = self._sources[source]
+        ranges = blocks.ranges
+        for (snapshot, _), segments in groupby(
+            self._segments[source], lambda each: (each.snapshot, each.withdrawn)
+        ):
+            first, *others = segments
+            if snapshot not in ranges or (first.tokens == 0 and readings):
+                continue
+            view = blocks.view(first)
+            key = blocks.key
+            orders = [(0, find_order(first.order).make(view, key))]
+            orders += [(other.epoch, find_order(other.order).make(view, key)) for other in others]
+            order = orders[0][1] if len(orders) == 1 else ChangingOrder(view, orders)
+            readings.append(
+                Reading(
+                    position=first.position,
+                    stop=_FOREVER,
+                    shift=first.own_position(0),
+                    blocks=blocks.blocks(snapshot),
+                    view=view,
+                    order=order,
+                    first_block=ranges[snapshot].first_block,
+                )
+            )
+            if len(readings) > 1:
+                kept = self._extra if self._is_promised(source, first) else 0
+                readings[-2] = readings[-2]._replace(stop=first.position, extra=kept)
+                readings[-1] = readings[-1]._replace(extra_before=kept)
+        return readings
 
     def blocks(self, source: int) -> SplitBlocks:
         """The source's blocks in this split, in the last snapshot that the run reads of it."""
@@ -165,40 +201,3 @@ def _locate(
     clips = reading.blocks.clips(spans.blocks)
     columns = reading.index_blocks(spans.blocks), spans.starts + clips, spans.stops + clips
     return Spans(rows[spans.rows], spans.epochs, *columns)
-
-
-def _make_readings(source: LocatedSource, extra: int) -> list[Reading]:
-    """A reading for each run of segments of one snapshot;
-    snapshots without the source are not read.
-
-    There is none if the split reads only such snapshots.
-    """
-    readings = list[Reading]()
-    ranges = source.blocks.ranges
-    for (snapshot, _), segments in groupby(
-        source.segments, lambda each: (each.snapshot, each.withdrawn)
-    ):
-        first, *others = segments
-        if snapshot not in ranges or (first.tokens == 0 and readings):
-            continue
-        view = source.blocks.view(first)
-        key = source.blocks.key
-        orders = [(0, find_order(first.order).make(view, key))]
-        orders += [(other.epoch, find_order(other.order).make(view, key)) for other in others]
-        order = orders[0][1] if len(orders) == 1 else ChangingOrder(view, orders)
-        readings.append(
-            Reading(
-                position=first.position,
-                stop=_FOREVER,
-                shift=first.own_position(0),
-                blocks=source.blocks.blocks(snapshot),
-                view=view,
-                order=order,
-                first_block=ranges[snapshot].first_block,
-            )
-        )
-        if len(readings) > 1:
-            kept = extra if source.is_promised(first) else 0
-            readings[-2] = readings[-2]._replace(stop=first.position, extra=kept)
-            readings[-1] = readings[-1]._replace(extra_before=kept)
-    return readings

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
@@ -27,7 +26,7 @@ from megablend.lazy import cached_property
 from megablend.order.base import Order, Spans
 from megablend.order.registry import find_order
 from megablend.run.ledger import Ledger
-from megablend.run.locator import LocatedSource, Locator
+from megablend.run.locator import Locator
 from megablend.run.split_data import SplitSources
 from megablend.run.stage import Blend, SourceShare
 
@@ -80,7 +79,7 @@ class Run:
             stage.blend.sequence_length == length for stage in self.ledger.stages
         ):
             return (Section(0, self.num_samples, length, extra, masks[0]),)
-        lengths = {each.start: each.request.sample_tokens for each in self.plan.list_stretches()}
+        lengths = {each.start: each.request.sample_tokens for each in self.plan.stages}
         edges = sorted({*lengths, *(start for start in starts if start < self.num_samples)})
         found = list[Section]()
         for start, stop in pairwise([*edges, self.num_samples]):
@@ -157,12 +156,10 @@ class Run:
         """The blends that the run's samples are read in, or those of a section; neighbours
         differ."""
         start, stop = (0, self.num_samples) if self.section is None else self.section[:2]
-        stretches = (
-            each for each in self.plan.list_stretches() if each.start < stop and each.stop > start
-        )
+        stretches = (each for each in self.plan.stages if each.start < stop and each.stop > start)
         return tuple(
             blend
-            for blend, _ in groupby(self.ledger.stages[each.stage].blend for each in stretches)
+            for blend, _ in groupby(self.ledger.stages[each.number].blend for each in stretches)
         )
 
     @property
@@ -182,15 +179,9 @@ class Run:
     @cached_property
     def locator(self) -> Locator:
         """(source, ordinal) -> tokens of blocks."""
-        located = [
-            LocatedSource(
-                blocks=blocks, segments=segments, is_promised=partial(self._is_promised, number)
-            )
-            for number, (blocks, segments) in enumerate(
-                zip(self.data.blocks, self.plan.epochs.segments, strict=True)
-            )
-        ]
-        return Locator(located, self.extra_token)
+        return Locator(
+            self.data.blocks, self.plan.epochs.segments, self._is_promised, self.extra_token
+        )
 
     def _is_promised(self, source: int, segment: Segment) -> bool:
         """Whether the sample of a source that ends where a segment begins comes before the stage

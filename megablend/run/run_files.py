@@ -75,7 +75,7 @@ def _list_changes(run: Run) -> dict[int, int]:
     """The stages that read another snapshot than the one before, each with the first sample that it
     reads in its own settings."""
     firsts = dict[int, int]()
-    for each in run.plan.list_stretches():
-        firsts[each.stage] = firsts.get(each.stage, each.start)
+    for each in run.plan.stages:
+        firsts[each.number] = firsts.get(each.number, each.start)
     indices = [stage.index for stage in run.ledger.stages]
     return {i: firsts[i] for i in range(1, len(indices)) if indices[i] != indices[i - 1]}

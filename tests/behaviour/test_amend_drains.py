@@ -123,7 +123,7 @@ def test_a_schedule_after_a_drain(config: dict[str, Any]) -> None:
     stages = [FIRST, LONGER | {"samples": 3200, "schedule": "linear", "steps": 4}]
     assert megablend.amend(config | {"stages": stages}, at=100).samples == 3200
     run = check_run(config | {"stages": stages})
-    steps = [each for each in run.plan.list_stretches() if each.stage == 1]
+    steps = [each for each in run.plan.stages if each.number == 1]
     assert (steps[0].start, steps[-1].stop) == (112 + 400, 3200)
 
 
@@ -226,7 +226,7 @@ def test_a_drain_reads_what_was_begun_before_a_lower_cap(config: dict[str, Any])
     megablend.amend(config | {"stages": stages[:2]}, at=600)
     assert megablend.amend(config | {"stages": stages}, at=700).drain
     run = check_run(config | {"stages": stages})
-    drained = next(each for each in run.plan.list_stretches() if each.start == 704)
+    drained = next(each for each in run.plan.stages if each.start == 704)
     assert drained.read[1] > 0
 
 
@@ -291,7 +291,7 @@ def test_a_drain_continues_the_stage_before(
     assert found.fitting_unit == found.at + found.drain
     run = check_run(edited)
     left = find_left(run)
-    drained = next(each for each in run.plan.list_stretches() if each.start == found.at)
+    drained = next(each for each in run.plan.stages if each.start == found.at)
     walk(dataset, drained.read, found.at)
     assert (drained.read >= left).all()
     shares = np.array(weights) / sum(weights)
@@ -337,7 +337,7 @@ def find_left(run: Run) -> np.ndarray[Any, np.dtype[np.int64]]:
     plan = plan_stages(
         [*before, dataclasses.replace(last, drain=None)], run.data.tokens_by_index, run.data.blocks
     )
-    drains = [each.read for each in plan.list_stretches() if each.start == run.ledger.starts[-1]]
+    drains = [each.read for each in plan.stages if each.start == run.ledger.starts[-1]]
     left: np.ndarray[Any, np.dtype[np.int64]] = drains[0]
     return left
 
@@ -404,7 +404,7 @@ def test_a_run_with_a_drain_is_lengthened(config: dict[str, Any]) -> None:
     megablend.build(longer)
     run = check_run(longer)
     assert [stage.drain for stage in run.ledger.stages] == [None, 400, None]
-    assert [stretch.start for stretch in run.plan.list_stretches()] == [0, 112, 512, 1200]
+    assert [stretch.start for stretch in run.plan.stages] == [0, 112, 512, 1200]
     assert megablend.open(cache=config["cache"], run=run.ledger.run).run.ledger == run.ledger
 
 
@@ -566,7 +566,7 @@ def test_a_run_of_the_first_version(tmp_path: Path, run: str, at: int) -> None:
     opened = megablend.open(path).run
     assert opened.ledger.plan_version == 1
     assert opened.sections[0].stop == found.at + found.drain
-    drained = next(each for each in opened.plan.list_stretches() if each.start == found.at)
+    drained = next(each for each in opened.plan.stages if each.start == found.at)
     assert (drained.read >= find_left(opened)).all()
     assert megablend.build(path).ledger == opened.ledger
 

@@ -209,9 +209,7 @@ def test_a_blend_that_comes_back_begins_its_own_account() -> None:
         for end, each in ((10, blend), (25, other), (40, blend), (55, blend))
     ]
     plan = plan_stages(stages, history.tokens)
-    assert [stretch.request.totals.tolist() for stretch in plan.list_stretches()] == totals_by_hand(
-        stages
-    )
+    assert [stretch.request.totals.tolist() for stretch in plan.stages] == totals_by_hand(stages)
 
 
 def test_only_the_stages_that_are_read_are_made() -> None:

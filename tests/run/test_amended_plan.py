@@ -67,8 +67,8 @@ def draw_amended(rng: random.Random, *, lengths: tuple[int, ...]) -> History:
 
 def drained(stages: list[Stage], tokens: list[int]) -> int:
     """Samples of the drain before the last of these stages."""
-    stretches = plan_stages(stages, tokens).list_stretches()
-    before = [stretch for stretch in stretches if stretch.stage == len(stages) - 2]
+    stretches = plan_stages(stages, tokens).stages
+    before = [stretch for stretch in stretches if stretch.number == len(stages) - 2]
     return sum(stretch.stop - stretch.start for stretch in before[1:])
 
 
@@ -79,8 +79,8 @@ def walk(plan: StagesPlan, history: History) -> list[Sample]:
     # Of each source: an ordinal, and the token at which it begins
     bases = [(0, 0)] * len(history.tokens)
     before: Blend | None = None
-    for stretch in plan.list_stretches():
-        blend = history.stages[stretch.stage].blend
+    for stretch in plan.stages:
+        blend = history.stages[stretch.number].blend
         totals = stretch.request.totals.tolist()
         if before is not None and before.sequence_length != blend.sequence_length:
             for d, each in enumerate(seen):  # nothing may be left in samples of another length
@@ -153,7 +153,7 @@ def check_history(history: History) -> None:
         assert find_first_from(plan, np.array(limits)) == (
             None if first is None else (first, expected[first][0])
         )
-    stops = {stretch.stop for stretch in plan.list_stretches()}
+    stops = {stretch.stop for stretch in plan.stages}
     for n in {0, plan.num_samples, *stops, rng.randrange(plan.num_samples)}:
         counts = [
             sum(which == source for which, _ in expected[:n]) for source in range(plan.num_sources)
@@ -215,11 +215,11 @@ def test_a_drain_is_short() -> None:
     drains = 0
     for number in range(30):
         history = draw_amended(random.Random(number), lengths=(5, 7, 16))
-        for before, drain in pairwise(history.plan.list_stretches()):
-            if before.stage == drain.stage:
+        for before, drain in pairwise(history.plan.stages):
+            if before.number == drain.number:
                 cut = [
                     stage.blend
-                    for stage in history.stages[: drain.stage + 1]
+                    for stage in history.stages[: drain.number + 1]
                     if stage.cut is not None
                 ]
                 longest = [max(source.cycles or 1 for source in blend.sources) - 1 for blend in cut]

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 import megablend
-from megablend.blend.plan import Stretch
+from megablend.blend.plan import PlannedStage
 from megablend.config.stages import MASKS
 from megablend.run.stage import Stage
 from tests.behaviour.histories import twin
@@ -58,9 +58,9 @@ def list_settings(dataset: megablend.Dataset, job: Job) -> list[dict[str, Any]]:
     """The settings of each sample, as the config says; of a drain, those of the stage before, but masks of the stage after."""
     found = list[dict[str, Any]]()
     starts = dataset.run.ledger.starts
-    for stretch in dataset.run.plan.list_stretches():
+    for stretch in dataset.run.plan.stages:
         masks = job.settings_of(bisect.bisect(starts, stretch.start) - 1)
-        settings = job.settings_of(stretch.stage) | {key: masks[key] for key in MASKS}
+        settings = job.settings_of(stretch.number) | {key: masks[key] for key in MASKS}
         found += [settings] * (stretch.stop - stretch.start)
     return found
 
@@ -77,14 +77,14 @@ def mark_documents(
     return begins
 
 
-def find_first(stretches: list[Stretch], stage: int) -> int:
+def find_first(stretches: Sequence[PlannedStage], stage: int) -> int:
     """The first sample of a stage in its own settings."""
-    return next(each.start for each in stretches if each.stage == stage)
+    return next(each.start for each in stretches if each.number == stage)
 
 
 def check_files(job: Job, source: int, samples: list[SourceSample]) -> None:
     """From a stage's first sample in its own settings on, only files that its snapshot has are read."""
-    stretches = job.dataset.run.plan.list_stretches()
+    stretches = job.dataset.run.plan.stages
     firsts = [find_first(stretches, number) for number in range(len(job.requested))]
     tokens_of = twin.tokens_of_source(job.files, source)
     for sample in samples:
@@ -97,7 +97,7 @@ def check_tokens(job: Job, source: int, samples: list[SourceSample]) -> list[int
     """No token of a source is lost, and each is read once an epoch. Returns: where its epochs begin."""
     run = job.dataset.run
     changes = list[Change]()
-    stretches = run.plan.list_stretches()
+    stretches = run.plan.stages
     longest = max(
         (stage.blend.sources[source].cycles or 1)
         * stage.blend.lanes
@@ -123,7 +123,7 @@ def check_tokens(job: Job, source: int, samples: list[SourceSample]) -> list[int
 def check_stages(job: Job, samples: list[list[SourceSample]]) -> None:
     """Shares, schedules and caps of each stage."""
     ledger = job.dataset.run.ledger
-    stretches = job.dataset.run.plan.list_stretches()
+    stretches = job.dataset.run.plan.stages
     owners = {sample.k: source for source, listed in enumerate(samples) for sample in listed}
     for number, requested in enumerate(job.requested):
         settings = job.settings_of(number) | {"schedule": job.stages[number].get("schedule")}
@@ -132,7 +132,7 @@ def check_stages(job: Job, samples: list[list[SourceSample]]) -> None:
         ranges = [
             range(each.start, each.stop)
             for each in stretches
-            if each.stage == number and each.start < stage.stop
+            if each.number == number and each.start < stage.stop
         ]
         weights = requested.weights
         steps = [
