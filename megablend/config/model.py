@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from fractions import Fraction
 
 from pydantic import BaseModel, PrivateAttr, model_validator
@@ -90,8 +90,8 @@ def _list_written(value: object) -> object:
     with their checked values."""
     if isinstance(value, BaseModel):
         value = {name: getattr(value, name) for name in value.model_fields_set - IRRELEVANT}
-    if isinstance(value, Mapping):
-        value = sorted(value.items())
+    if isinstance(value, dict):
+        return [[key, _list_written(found)] for key, found in sorted(value.items())]
     if isinstance(value, list | tuple):
         return list(map(_list_written, value))
     return str(value) if isinstance(value, Fraction) else value

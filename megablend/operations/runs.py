@@ -24,7 +24,7 @@ from megablend.run.ledger_file import load_ledger
 from megablend.run.ledger_format import PLAN_VERSION
 from megablend.run.links import agree_until, find_parting
 from megablend.run.open import find_companion, open_ledger
-from megablend.run.open_store import open_stores
+from megablend.run.open_store import list_eods, open_stores
 from megablend.run.run import Run
 from megablend.run.state import State
 from megablend.storage.base import Storage
@@ -91,8 +91,7 @@ def _open_companion(config: Config, split: str, ledger: Ledger, storage: Storage
     companion = find_companion(runtime, ledger, config.request_digest)
     if companion is None or (split != "train" and split not in companion.others):
         return None
-    eods = {name: source.append_eod for name, source in config.all_sources.items()}
-    return open_ledger(ledger, split, runtime, storage, companion, eods)
+    return open_ledger(ledger, split, runtime, storage, companion, list_eods(config))
 
 
 def _compile_train(config: Config, ledger: Ledger, storage: Storage) -> Run:

@@ -52,7 +52,7 @@ def open_stores(config: Config, digests: Sequence[str], storage: Storage) -> Blo
     _check_sources(config, snapshots)
     for number, each in enumerate(snapshots):
         _check_fit(config, each, number)
-    return join_stores(config.run, snapshots, _list_eods(config), Runtime.of(config), storage)
+    return join_stores(config.run, snapshots, list_eods(config), Runtime.of(config), storage)
 
 
 def open_block_store(
@@ -69,7 +69,7 @@ def open_block_store(
         options; ConfigError if a source's append_eod does not fit its token dtype.
     """
     _check_fit(config, snapshot, number)
-    return join_stores(config.run, [snapshot], _list_eods(config), Runtime.of(config), storage)
+    return join_stores(config.run, [snapshot], list_eods(config), Runtime.of(config), storage)
 
 
 def join_stores(
@@ -130,7 +130,8 @@ def _open_store(
     return BlockStore(snapshot, listed, roots, extra, extra_bytes, storage=storage)
 
 
-def _list_eods(config: Config) -> dict[str, int | None]:
+def list_eods(config: Config) -> dict[str, int | None]:
+    """By a source's name in the index: the token that follows each document."""
     return {name: source.append_eod for name, source in config.all_sources.items()}
 
 

@@ -93,8 +93,9 @@ def load_skips(cache: CacheLike, ledger: Ledger) -> Skips:
             f"as the run's ledger says; {_RESTORE}"
         )
     skips = Skips()
+    links = ledger.links
     for start, stop, plan in entries:
-        if any(plan == link.digest and stop <= link.stop for link in ledger.links):
+        if any(plan == link.digest and stop <= link.stop for link in links):
             skips = skips.add(start, stop)
     return skips
 
