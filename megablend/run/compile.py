@@ -31,7 +31,8 @@ from megablend.run.ledger_format import PLAN_VERSION
 from megablend.run.links import Link
 from megablend.run.plan_stages import count_before, plan_stages, samples_of_one_pass
 from megablend.run.run import Run
-from megablend.run.split_data import SplitData, SplitSources, find_requested
+from megablend.run.source_blocks import SplitData
+from megablend.run.split_data import SplitSources, find_requested
 from megablend.run.stage import Blend, SourceShare, Stage
 
 

@@ -34,7 +34,7 @@ class Reading(NamedTuple):
     """The blocks as `order` counts them: without those of files that are withdrawn."""
     order: Order
     first_block: int
-    """See SourceRanges."""
+    """See SplitData."""
     extra: int = 0
     """Tokens after `stop` that are read here: the extra one of the sample that ends there, if it
     was promised before the files changed."""
@@ -112,12 +112,12 @@ class Locator:
         """
         readings = list[Reading]()
         blocks = self._sources[source]
-        ranges = blocks.ranges
+        snapshots = blocks.snapshots
         for (snapshot, _), segments in groupby(
             self._segments[source], lambda each: (each.snapshot, each.withdrawn)
         ):
             first, *others = segments
-            if snapshot not in ranges or (first.tokens == 0 and readings):
+            if snapshot not in snapshots or (first.tokens == 0 and readings):
                 continue
             view = blocks.view(first)
             key = blocks.key
@@ -132,7 +132,7 @@ class Locator:
                     blocks=blocks.blocks(snapshot),
                     view=view,
                     order=order,
-                    first_block=ranges[snapshot].first_block,
+                    first_block=snapshots[snapshot].first_block,
                 )
             )
             if len(readings) > 1:

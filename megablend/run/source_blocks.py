@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from megablend.arrays import Int64s
 from megablend.blend.epochs import Segment
-from megablend.index.blocks.growing_splits import Ranges
+from megablend.index.blocks.growing_splits import Ranges, SplitRanges
 from megablend.index.blocks.splits import SplitBlocks
 from megablend.index.blocks.withdrawn_blocks import RemainingBlocks
 from megablend.index.read.snapshot import Snapshot
@@ -19,14 +19,39 @@ from megablend.index.tables.source_entry import SourceEntry
 from megablend.order.registry import find_order
 
 
-class SourceRanges(NamedTuple):
-    """A source of a split in one snapshot of the index."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitData:
+    """The documents of a split's sources in one snapshot."""
 
     snapshot: Snapshot
-    ranges: Ranges
-    """Its documents that belong to the split."""
     first_block: int
-    """Number that the snapshot's first block has among those of all snapshots of the run."""
+    """Number that its first block has among those of all snapshots of the run."""
+    numbers: npt.NDArray[np.int64]
+    """int64 [num_sources]: the number of each source in the snapshot; -1 where the snapshot does
+    not have it."""
+    splits: SplitRanges
+    column: int
+    """Number of the split in `splits`."""
+    parts: npt.NDArray[np.void]
+    """PART_DTYPE [num_sources]: the documents of each source that belong to the split, by blocks of
+    the run, from the first range's begin to the last one's end; zeros where the snapshot does not
+    have the source."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens per epoch of each source, including end-of-document tokens."""
+        tokens: list[int] = self.parts["tokens"].tolist()
+        return tokens
+
+    @property
+    def has_source(self) -> npt.NDArray[np.bool_]:
+        """bool [num_sources]: whether the snapshot has each source."""
+        has_source: npt.NDArray[np.bool_] = self.numbers >= 0
+        return has_source
+
+    def ranges(self, source: int) -> Ranges:
+        """The documents of a source, which the snapshot has, that belong to the split."""
+        return self.splits.ranges(int(self.numbers[source]), self.column)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +60,10 @@ class SourceBlocks:
 
     name: str
     """In the index."""
-    ranges: Mapping[str, SourceRanges]
-    """By the digest of a snapshot."""
+    number: int
+    """In the split."""
+    snapshots: Mapping[str, SplitData]
+    """Those that have it, by digest."""
     appends_eod: bool
     """Whether an end-of-document token follows each document."""
     key: int
@@ -44,8 +71,8 @@ class SourceBlocks:
 
     def blocks(self, snapshot: str) -> SplitBlocks:
         """The blocks of a snapshot."""
-        found = self.ranges[snapshot]
-        return SplitBlocks(found.snapshot, found.ranges, has_eod=self.appends_eod)
+        found = self.snapshots[snapshot]
+        return SplitBlocks(found.snapshot, found.ranges(self.number), has_eod=self.appends_eod)
 
     def view(self, segment: Segment) -> SplitBlocks | RemainingBlocks:
         """The blocks as the segment's epochs read them: without those of files that are
@@ -62,8 +89,8 @@ class SourceBlocks:
         """Whether a snapshot has the source, but not all files that the segment's epochs read."""
         if (
             segment.snapshot == index
-            or index not in self.ranges
-            or segment.snapshot not in self.ranges
+            or index not in self.snapshots
+            or segment.snapshot not in self.snapshots
         ):
             return False
         known = {
@@ -122,8 +149,8 @@ class SourceBlocks:
 
     def _list_missing(self, snapshot: str, index: str) -> list[int]:
         """Numbers of the source's files in a snapshot that another does not have."""
-        first = self.ranges[snapshot].snapshot
-        other = self.ranges[index].snapshot
+        first = self.snapshots[snapshot].snapshot
+        other = self.snapshots[index].snapshot
         known = set(other.files.keys(self._entry(other)))
         entry = self._entry(first)
         return [

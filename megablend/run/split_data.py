@@ -12,48 +12,12 @@ import numpy.typing as npt
 from megablend.config import SPLITS, Config
 from megablend.errors import PlanError
 from megablend.index.blocks.block_store import BlockStore
-from megablend.index.blocks.growing_splits import Ranges, SplitRanges, find_split_ranges
+from megablend.index.blocks.growing_splits import find_split_ranges
 from megablend.index.blocks.splits import PART_DTYPE
-from megablend.index.read.snapshot import Snapshot
 from megablend.lazy import cached_property
 from megablend.run.ledger_format import digest_of
-from megablend.run.source_blocks import SourceBlocks, SourceRanges
+from megablend.run.source_blocks import SourceBlocks, SplitData
 from megablend.run.stage import SourceShare
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitData:
-    """The documents of a split's sources in one snapshot."""
-
-    snapshot: Snapshot
-    first_block: int
-    """Number that its first block has among those of all snapshots of the run."""
-    numbers: npt.NDArray[np.int64]
-    """int64 [num_sources]: the number of each source in the snapshot; -1 where the snapshot does
-    not have it."""
-    splits: SplitRanges
-    column: int
-    """Number of the split in `splits`."""
-    parts: npt.NDArray[np.void]
-    """PART_DTYPE [num_sources]: the documents of each source that belong to the split, by blocks of
-    the run, from the first range's begin to the last one's end; zeros where the snapshot does not
-    have the source."""
-
-    @property
-    def tokens(self) -> list[int]:
-        """Tokens per epoch of each source, including end-of-document tokens."""
-        tokens: list[int] = self.parts["tokens"].tolist()
-        return tokens
-
-    @property
-    def has_source(self) -> npt.NDArray[np.bool_]:
-        """bool [num_sources]: whether the snapshot has each source."""
-        has_source: npt.NDArray[np.bool_] = self.numbers >= 0
-        return has_source
-
-    def ranges(self, source: int) -> Ranges:
-        """The documents of a source, which the snapshot has, that belong to the split."""
-        return self.splits.ranges(int(self.numbers[source]), self.column)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +63,9 @@ class SplitSources:
         return tuple(
             SourceBlocks(
                 name=index_name,
-                ranges={
-                    each.snapshot.digest: SourceRanges(
-                        each.snapshot, each.ranges(number), each.first_block
-                    )
-                    for each in self.snapshots
-                    if each.has_source[number]
+                number=number,
+                snapshots={
+                    each.snapshot.digest: each for each in self.snapshots if each.has_source[number]
                 },
                 appends_eod=source.append_eod is not None,
                 key=int(digest_of([self.seed, self.split, source.name])[:16], 16),
