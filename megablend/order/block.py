@@ -79,6 +79,12 @@ class BlockOrder:
         parts = list[Spans]()
         rows = np.arange(len(starts))
         stops = starts + length
+        if self._num_groups == 1 and len(starts):
+            epoch = int(starts.min()) // self._blocks.num_tokens
+            first = epoch * self._blocks.num_tokens
+            # All in one shuffle, as mostly
+            if stops.max() <= first + self._blocks.num_tokens:
+                return _cut(self._members(epoch, 0), epoch, rows, starts - first, stops - first)
         while len(rows := rows[(left := starts < stops)]):
             starts = starts[left].copy()
             stops = stops[left]

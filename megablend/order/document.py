@@ -37,7 +37,7 @@ class DocumentOrder:
             self._documents, key, threshold=threshold, groups=-(-count // group), runs=count
         )
         self._in_place = SequentialOrder(blocks, key)
-        self.memory_bytes = self._shuffled.memory_bytes
+        self.memory_bytes = self._shuffled.memory_bytes + self._in_place.memory_bytes
 
     def precompute(self) -> None:
         """Store the groups' token totals with the index, if there are groups. Raises CacheError."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from megablend.arrays import Int64s
+from megablend.kernels.blend.spans import count_cuts, cut
 from megablend.order.base import Blocks, Placed, Spans, join_spans
 
 LISTED_BLOCKS = 1 << 15
 """Of sources with up to this many blocks, all edges are looked up at once: that costs less than a
 binary search, whose every step looks up some."""
+KEPT_BLOCKS = 1 << 9
+"""Of sources with up to this many blocks, edges are kept: a window of many sources looks all of
+them up."""
 
 
 class SequentialOrder:
@@ -18,7 +22,10 @@ class SequentialOrder:
     def __init__(self, blocks: Blocks, key: int, *, listed: int = LISTED_BLOCKS) -> None:
         self._blocks = blocks
         self._is_listed = blocks.num_blocks <= listed
+        self._edges: Int64s | None = None
         self.memory_bytes = 0
+        if blocks.num_blocks <= min(KEPT_BLOCKS, listed):
+            self.memory_bytes = 8 * (blocks.num_blocks + 1)
 
     def precompute(self) -> None:
         """Do nothing: there is nothing to store."""
@@ -28,6 +35,13 @@ class SequentialOrder:
         parts = list[Spans]()
         rows = np.arange(len(starts))
         stops = starts + length
+        if len(starts):
+            epoch = int(starts.min()) // self._blocks.num_tokens
+            begin = epoch * self._blocks.num_tokens
+            # All in one epoch, as mostly
+            if stops.max() <= begin + self._blocks.num_tokens:
+                inside = self.cut(starts - begin, stops - begin)
+                return inside._replace(epochs=np.full(len(inside.rows), epoch))
         while len(rows := rows[(left := starts < stops)]):
             starts = starts[left]
             stops = stops[left]
@@ -48,17 +62,20 @@ class SequentialOrder:
     def cut(self, starts: Int64s, stops: Int64s) -> Spans:
         """Split tokens [starts, stops) of epoch 0, int64 [n] each, none empty, at block
         boundaries."""
-        edges = None
         if self._is_listed:
-            edges = self._blocks.before(np.arange(self._blocks.num_blocks + 1))
-        low = self._block_of(starts, edges)
-        counts = self._block_of(stops - 1, edges) + 1 - low
+            edges = self._edges
+            if edges is None:
+                edges = self._blocks.before(np.arange(self._blocks.num_blocks + 1))
+                self._edges = edges if self.memory_bytes else None
+            cuts = np.empty((4, count_cuts(edges, starts, stops)), np.int64)
+            cut(edges, starts, stops, cuts)
+            return Spans(cuts[0], np.zeros(len(cuts[0]), np.int64), cuts[1], cuts[2], cuts[3])
+        low = self._block_of(starts)
+        counts = self._block_of(stops - 1) + 1 - low
         which = np.repeat(np.arange(len(starts)), counts)
         blocks = low[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-        before, after = (
-            self._blocks.before(each) if edges is None else edges[each]
-            for each in (blocks, blocks + 1)
-        )
+        before = self._blocks.before(blocks)
+        after = self._blocks.before(blocks + 1)
         columns = (
             which,
             np.zeros(len(which), np.int64),
@@ -68,12 +85,8 @@ class SequentialOrder:
         )
         return Spans(*(column[after > before] for column in columns))
 
-    def _block_of(self, tokens: Int64s, edges: Int64s | None) -> Int64s:
-        """The blocks that contain `tokens` of epoch 0: int64 [n]; `edges`:
-        tokens before each block, if known."""
-        if edges is not None:
-            found: Int64s = np.searchsorted(edges, tokens, side="right") - 1
-            return found
+    def _block_of(self, tokens: Int64s) -> Int64s:
+        """The blocks that contain `tokens` of epoch 0: int64 [n]."""
         low = np.zeros(len(tokens), np.int64)
         high = np.full(len(tokens), self._blocks.num_blocks)
         while (

@@ -92,6 +92,8 @@ def make_schedules(
             schedule = schedule_reads(
                 run, steps.until(max(1, int(schedule.first_use[order[fitting]])))
             )
+            # What does not fit was located in vain: the next window may be longer by a few steps
+            samples = min(samples, len(schedule.samples) + len(schedule.samples) // 16)
         if (needed := int(schedule.sizes.sum())) > (max_bytes := block_budget(schedule, budget)):
             largest = int(schedule.reading.argmax())
             raise ConfigError(

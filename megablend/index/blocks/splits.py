@@ -166,6 +166,7 @@ class SplitBlocks(RangedBlocks):
             firsts.astype(np.int64), self.parts["stop_block"] - firsts, self.parts["tokens"]
         )
         self.first_block = int(firsts[0])
+        self._is_clipped = bool(self.parts["skip"].any())
 
     def before(self, blocks: Int64s) -> Int64s:
         """See RangedBlocks.before."""
@@ -198,6 +199,8 @@ class SplitBlocks(RangedBlocks):
 
     def clips(self, blocks: Int64s) -> Int64s:
         """Stored tokens of local blocks before their first token of this split: int64 [n]."""
+        if not self._is_clipped:
+            return np.zeros(len(blocks), np.int64)
         which = self._find_ranges(blocks)
         return np.where(blocks == self._offsets[which], self.parts["skip"][which], 0)
 

@@ -71,6 +71,9 @@ class RangedBlocks(ABC):
     def index_blocks(self, blocks: Int64s) -> Int64s:
         """The numbers in the index, or of documents in the source,
         of blocks from 0 to num_blocks - 1: int64 [n]."""
+        if len(self._firsts) == 1:
+            only: Int64s = blocks + self._firsts[0]
+            return only
         which = self._find_ranges(blocks)
         numbers: Int64s = self._firsts[which] + blocks - self._offsets[which]
         return numbers

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.arrays import Int64s
-from megablend.intrinsics import bytes_at
+from megablend.intrinsics import bytes_at, prefetch
 from megablend.jit import kernel
 
 
@@ -56,6 +56,13 @@ def gather_tokens(
             return i
         if filled + size > width or row >= len(tokens):
             return i
+        if i + 1 < len(places) and 0 <= places[i + 1] < len(sizes):
+            coming = bytes_at(
+                addresses[places[i + 1]] + starts[i + 1] * like.itemsize,
+                (stops[i + 1] - starts[i + 1]) * like.itemsize,
+            )
+            for j in range(0, len(coming), 64):
+                prefetch(coming, j)
         if kinds[place] == kind:
             read = bytes_at(addresses[place] + start * like.itemsize, size * like.itemsize).view(
                 like.dtype
