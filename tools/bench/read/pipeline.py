@@ -8,6 +8,7 @@ core, since threads of a core's two halves slow each other; nothing is measured 
 and the data should be more than `memory` holds, or nothing is read any more.
 
     python tools/bench/read/pipeline.py                    # 1, 10 and 100 sources, 500 MiB of tokens each
+    python tools/bench/read/pipeline.py --sources 1000 --mib 2000 --memory 1GiB  # blocks of 8 lanes take 740 MiB
     python tools/bench/read/pipeline.py --latency          # time of a batch of 64 x 512 tokens, 4 ms of work between two
 """
 
@@ -37,7 +38,7 @@ PAGE_BYTES = 64 << 10
 BATCH_PAGES = 64
 
 
-def make_corpus(folder: Path, num_sources: int, mib: int) -> dict[str, Any]:
+def make_corpus(folder: Path, num_sources: int, mib: int, memory: str = "512MiB") -> dict[str, Any]:
     """A config of Parquet files, one a source: documents of 1.1k tokens on average, tokens as frequent as words are."""
     folder.mkdir()
     sources = []
@@ -48,6 +49,7 @@ def make_corpus(folder: Path, num_sources: int, mib: int) -> dict[str, Any]:
         sources.append({"name": str(number), "path": str(path), "weight": 1})
     return {
         "cache": str(folder / "cache"),
+        "memory": memory,
         "sequence_length": 2048,
         "lanes": 8,
         "shuffle_window": 512,
@@ -172,6 +174,7 @@ def main() -> None:
     parser.add_argument(
         "--mib", type=int, default=500, help="of tokens, 4 bytes each, in all sources together"
     )
+    parser.add_argument("--memory", default="512MiB", help="as in the config")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--latency", action="store_true")
     parser.add_argument(
@@ -181,7 +184,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for number in args.sources:
-            config = make_corpus(Path(folder) / str(number), number, args.mib)
+            config = make_corpus(Path(folder) / str(number), number, args.mib, args.memory)
             if args.latency:
                 print(f"{number:4} sources:", end=" ")
                 latency(config, 4e-3)
