@@ -11,7 +11,6 @@ Names are loaded when they are first used: `build` never imports torch, the trai
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -120,18 +119,9 @@ __all__ = [
     "verify",
 ]
 """All but `open`: `from megablend import *` leaves Python's own."""
-_RENAMED = {"Built": "BuildResult", "Pages": "BlockBatch"}
-"""Names of release 0.1.0, kept for one more release."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        warnings.warn(
-            f"megablend.{name} is now called megablend.{_RENAMED[name]}; the old name goes with the next release",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        name = _RENAMED[name]
     if name not in _HOMES:
         raise AttributeError(f"module 'megablend' has no attribute {name!r}")
     return getattr(

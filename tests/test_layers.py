@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from rooms import LAYERS, list_rows
 
-ROOT = Path(__file__).parent.parent / "megablend"
+import megablend
+
+ROOT = Path(megablend.__file__).parent
 HOMES = {
     "numba": {"jit", "jit_cache", "intrinsics"},
     "llvmlite": {"jit", "intrinsics"},
@@ -144,7 +146,7 @@ def test_storage_is_handed_down() -> None:
 
 def test_the_table_of_rooms_in_the_docs_is_true() -> None:
     """Names, purposes and imports as they are; sizes roughly, since each commit changes them."""
-    text = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     told = [
         [cell.strip() for cell in line.strip("|").split(" | ")]
         for line in text.splitlines()

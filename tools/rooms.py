@@ -10,7 +10,9 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent / "megablend"
+import megablend
+
+PACKAGE = Path(megablend.__file__).parent
 LAYERS = [
     "arrays",
     "errors",
@@ -35,7 +37,6 @@ LAYERS = [
     "reader",
     "operations",
     "inspect",
-    "api",
     "megatron",
     "cli",
 ]

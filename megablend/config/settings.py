@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Annotated, Any, Literal
@@ -36,7 +35,7 @@ RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Pattern of a run's name, which is also a file name."""
 MAX_RUN_NAME = 100
 OLD_KEYS = {"cycle": "shuffle_window"}
-"""Keys of release 0.1.0 that have a new name."""
+"""Keys of release 0.1.0 that have a new name; configs with them are read for ever."""
 
 
 class Warnings(Model):
@@ -142,23 +141,15 @@ class Settings(Model):
     @model_validator(mode="before")
     @classmethod
     def _rename_old_keys(cls, data: Any) -> Any:
-        """Accept the key names of release 0.1.0, with a warning."""
+        """Accept the key names of release 0.1.0."""
         if not isinstance(data, Mapping):
             return data
-        renamed = dict(data)
         for old, new in OLD_KEYS.items():
             if old in data and new in data:
                 raise ValueError(
                     f"{old}: duplicate key: {old} is the old name of {new}; remove {old}"
                 )
-            if old in data:
-                renamed[new] = renamed.pop(old)
-                warnings.warn(
-                    f"config: key {old!r} is now called {new!r}; the next release will not accept the old name",
-                    DeprecationWarning,
-                    stacklevel=2,
-                )
-        return renamed
+        return {OLD_KEYS.get(key, key): value for key, value in data.items()}
 
     @field_validator("sources", mode="before")
     @classmethod
@@ -174,14 +165,6 @@ class Settings(Model):
         ):
             raise ValueError(explain_mapping(value, Source.model_fields))
         return value
-
-    @property
-    def cycle(self) -> int:
-        """The old name of `shuffle_window`."""
-        warnings.warn(
-            "Config.cycle is now called Config.shuffle_window", DeprecationWarning, stacklevel=2
-        )
-        return self.shuffle_window
 
     @property
     def needs_eod(self) -> bool:

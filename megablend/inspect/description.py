@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from megablend.operations.drains import Drain
 from megablend.operations.manage_runs import DamagedRun, RunSummary
-from megablend.operations.results import Result
+from megablend.operations.results import Record
 from megablend.operations.skip import SkippedSamples
 from megablend.storage.transfer import Transfer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class FirstRepeat(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class FirstRepeat(Record):
     """The first source that begins a second epoch."""
 
     source: str
@@ -22,11 +22,11 @@ class FirstRepeat(Result):
     """Number of the first sample of its second epoch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class SourceDescription(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SourceDescription(Record):
     """A source of one split, and how much of it the run reads."""
 
-    OLD_NAMES: ClassVar[Mapping[str, str]] = {
+    OLD_KEYS: ClassVar[Mapping[str, str]] = {
         "share_wanted": "requested_share",
         "share_given": "actual_share",
         "unread_tokens_of_last_epoch": "tokens_left_in_epoch",
@@ -75,8 +75,8 @@ class SourceDescription(Result):
     where there are none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class StageSource(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StageSource(Record):
     """A source in one stage of a run."""
 
     name: str
@@ -93,8 +93,8 @@ class StageSource(Result):
     worst_prefix_error: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class StageDescription(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StageDescription(Record):
     """One stage of a run: samples [start, stop)."""
 
     OPTIONAL: ClassVar[frozenset[str]] = frozenset({"drain"})
@@ -107,11 +107,11 @@ class StageDescription(Result):
     """What of it continues the stage before; None if nothing does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class SplitDescription(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SplitDescription(Record):
     """What one split of a run reads."""
 
-    OLD_NAMES: ClassVar[Mapping[str, str]] = {"first_to_run_out": "first_repeated_source"}
+    OLD_KEYS: ClassVar[Mapping[str, str]] = {"first_to_run_out": "first_repeated_source"}
     OPTIONAL: ClassVar[frozenset[str]] = frozenset(
         {"problem", "steps", "stages", "sources_left_out"}
     )
@@ -132,8 +132,8 @@ class SplitDescription(Result):
     """Sources that `select_sources` left out; None if all are there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class IndexedSource(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class IndexedSource(Record):
     """A source as it was indexed."""
 
     name: str
@@ -154,8 +154,8 @@ class IndexedSource(Result):
     extra_columns: tuple[str | None, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class IndexDescription(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class IndexDescription(Record):
     """An index of a cache, with sums over its sources."""
 
     OPTIONAL: ClassVar[frozenset[str]] = frozenset({"sources_left_out"})
@@ -170,16 +170,16 @@ class IndexDescription(Result):
     """Sources that `select_sources` left out; None if all are there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class DamagedIndex(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DamagedIndex(Record):
     """An index that cannot be opened."""
 
     digest: str
     problem: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class RunDescription(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunDescription(Record):
     """What a run reads, or would read."""
 
     OPTIONAL: ClassVar[frozenset[str]] = frozenset(
@@ -254,8 +254,8 @@ class RunDescription(Result):
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class SourceFiles(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SourceFiles(Record):
     """The files of a source that is not indexed yet."""
 
     name: str
@@ -266,8 +266,8 @@ class SourceFiles(Result):
     """The share that the config requests: its unit, and the number as written, or `size`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class FilesDescription(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class FilesDescription(Record):
     """What is known of a run whose sources are not indexed yet."""
 
     OPTIONAL: ClassVar[frozenset[str]] = frozenset({"sources_left_out"})
@@ -284,8 +284,8 @@ class FilesDescription(Result):
     """Sources that `select_sources` left out; None if all are there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class CacheDescription(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CacheDescription(Record):
     """What a cache holds."""
 
     cache: str

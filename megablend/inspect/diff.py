@@ -15,7 +15,7 @@ from megablend.caches.find import is_remote
 from megablend.errors import ConfigError
 from megablend.inspect.what_if import foresee_run
 from megablend.operations.differences import Difference, links_of, list_differences
-from megablend.operations.results import Result
+from megablend.operations.results import Record
 from megablend.operations.session import Session
 from megablend.run.links import find_agreed_end
 from megablend.run.run import Run
@@ -28,8 +28,8 @@ _LARGEST_CHUNK = 1 << 16
 """Samples that are compared at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class DiffResult(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DiffResult(Record):
     """How two runs differ, and from which sample on."""
 
     a: str

@@ -20,7 +20,7 @@ from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
 from megablend.index.read.document_table import PartDocuments, table_bytes
 from megablend.inspect.output_file import check_output
-from megablend.operations.results import Result
+from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session
 from megablend.order.base import Spans, by_value
 from megablend.run.locator import Reading
@@ -58,8 +58,8 @@ over all epochs. A piece is tokens [start, stop) of block number `block` of a fi
 null where the index has no table of documents (`order: document` makes one)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class ExportResult(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ExportResult(Record):
     """What `export` wrote."""
 
     run: str

@@ -16,15 +16,15 @@ from megablend.errors import ConfigError
 from megablend.inspect.match_files import locate_file, match_files
 from megablend.inspect.sample_pieces import EpochSample, iterate_samples
 from megablend.inspect.stored_tokens import list_stored_ranges
-from megablend.operations.results import Result
+from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session, skips_of
 from megablend.run.run import Run
 from megablend.run.skips import Skips
 from megablend.system.failures import translating
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class FoundPiece(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class FoundPiece(Record):
     """Tokens of a file that a sample has: its tokens [first_token, stop_token)."""
 
     first_token: int
@@ -35,8 +35,8 @@ class FoundPiece(Result):
     split."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class FoundSample(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class FoundSample(Record):
     """A sample that has tokens of a file."""
 
     sample: int
@@ -53,8 +53,8 @@ class FoundSample(Result):
         return self.counts_steps if name == "step" else name != "counts_steps"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class FoundFile(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class FoundFile(Record):
     """A file, or one of its rows, as a source of the split reads it."""
 
     file: str
@@ -67,8 +67,8 @@ class FoundFile(Result):
     """Whether `samples` are all that have tokens of the file; False where `limit` left some out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class FindResult(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class FindResult(Record):
     """At which samples a run reads a file, for each source that has it."""
 
     run: str

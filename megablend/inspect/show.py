@@ -8,15 +8,15 @@ import numpy as np
 
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
-from megablend.operations.results import Result
+from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session, skips_of
 from megablend.reader import Dataset
 from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Piece(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Piece(Record):
     """Tokens of a sample that come from one block."""
 
     file: str
@@ -30,8 +30,8 @@ class Piece(Result):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class SampleDescription(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SampleDescription(Record):
     """What a sample contains, and where it comes from."""
 
     sample: int
@@ -48,8 +48,8 @@ class SampleDescription(Result):
     """By extra column, one number per token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class StepDescription(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StepDescription(Record):
     """What a data-parallel rank read at a step."""
 
     run: str

@@ -16,7 +16,7 @@ from megablend.index.read.snapshot import open_snapshot
 from megablend.operations.build import publish_splits
 from megablend.operations.differences import Difference, list_differences
 from megablend.operations.drains import Drain, describe_drain
-from megablend.operations.results import Result
+from megablend.operations.results import Record
 from megablend.operations.runs import compile_committed
 from megablend.operations.session import ConfigLike, Session
 from megablend.operations.token_documents import refuse_token_documents
@@ -36,8 +36,8 @@ from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Outlook(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Outlook(Record):
     """A source in the rest of a run, from an amendment on."""
 
     share: float
@@ -49,8 +49,8 @@ class Outlook(Result):
     """The first sample from the amendment on that reads a token again; None where there is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class AmendedSource(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class AmendedSource(Record):
     """What an amendment changes for a source."""
 
     name: str
@@ -58,8 +58,8 @@ class AmendedSource(Result):
     after: Outlook
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Amendment(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Amendment(Record):
     """What an amendment changes, or would change."""
 
     run: str

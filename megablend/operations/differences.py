@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from megablend.config.model import OLD_KEYS
-from megablend.operations.results import Result
+from megablend.operations.results import Record
 from megablend.run.ledger import Ledger
 from megablend.run.ledger_format import blend_record
 from megablend.run.links import Link
@@ -18,8 +18,8 @@ _TERMS = OLD_KEYS | {"plan": "plan_version"}
 """What is called otherwise in ledgers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Difference(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Difference(Record):
     """One thing in which two runs differ; None stands for what one of them does not have."""
 
     what: str

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megablend.operations.results import Result
+from megablend.operations.results import Record
 from megablend.run.run import Run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class DrainSource(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DrainSource(Record):
     """A source in a drain."""
 
     name: str
@@ -19,10 +19,10 @@ class DrainSource(Result):
     """Its share where the stage before stopped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Drain(Result):
-    """The samples at a stage's start that are read in the settings of the stage before:
-    samples [start, stop)."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Drain(Record):
+    """The samples at a stage's start that are read in the settings of the stage before: samples
+    [start, stop)."""
 
     start: int
     stop: int

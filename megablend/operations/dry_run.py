@@ -9,7 +9,7 @@ import numpy as np
 
 from megablend.index.build.estimate_requests import estimate_indexing
 from megablend.index.build.sources import list_source
-from megablend.operations.results import Result
+from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session
 from megablend.operations.source_specs import list_specs
 from megablend.storage.base import Storage
@@ -18,8 +18,8 @@ from megablend.storage.transfer import Counted, price_transfer
 from megablend.system.failures import translating
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class DryRun(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DryRun(Record):
     """What indexing a source would take if nothing of it were indexed."""
 
     name: str

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from megablend.errors import ConfigError
 from megablend.index.verify.gc import collect
-from megablend.operations.results import Result
+from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session
 from megablend.operations.snapshot_users import list_references
 from megablend.run.ledger_file import list_runs
@@ -18,11 +18,11 @@ from megablend.system.log import LOG
 DEFAULT_DAYS = 7.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class GcResult(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class GcResult(Record):
     """What `gc` removed, or with `dry_run` would remove."""
 
-    OLD_NAMES: ClassVar[Mapping[str, str]] = {"generations": "removed", "others": "other_files"}
+    OLD_KEYS: ClassVar[Mapping[str, str]] = {"generations": "removed", "others": "other_files"}
     cache: str
     """The cache's absolute path."""
     dry_run: bool

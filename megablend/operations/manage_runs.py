@@ -22,7 +22,7 @@ from megablend.config.model import MAX_RUN_NAME, RUN_NAME
 from megablend.errors import CacheError, ConfigError
 from megablend.index.tables.list_snapshots import list_snapshots
 from megablend.operations.differences import Difference, describe_blend, list_blend_differences
-from megablend.operations.results import Result
+from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session
 from megablend.run.ledger import Ledger
 from megablend.run.ledger_file import load_ledger, run_names, save_ledger
@@ -31,8 +31,8 @@ from megablend.storage.location import find_scheme
 from megablend.system.atomic_write import translate_os_errors
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class RunSummary(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunSummary(Record):
     """What a run is committed to, in short."""
 
     run: str
@@ -47,8 +47,8 @@ class RunSummary(Result):
     """Sample numbers at which its stages end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class StageCommitment(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StageCommitment(Record):
     """A stage of a run."""
 
     OPTIONAL: ClassVar[frozenset[str]] = frozenset({"drain"})
@@ -68,7 +68,7 @@ class StageCommitment(Result):
     """Samples at its start that continue the stage before; None where the ledger does not say."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunCommitment(RunSummary):
     """What a run is committed to."""
 
@@ -78,8 +78,8 @@ class RunCommitment(RunSummary):
     """All of its stages."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class DamagedRun(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DamagedRun(Record):
     """A run whose ledger cannot be read."""
 
     run: str

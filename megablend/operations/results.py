@@ -1,14 +1,12 @@
-"""What all results of megablend have in common: frozen attributes, a dict for JSON, a short `repr`,
-and the dict access of release 0.1.0."""
+"""What all results of megablend have in common: frozen attributes, a dict for JSON, a short `repr`."""
 
 from __future__ import annotations
 
 import textwrap
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 _PLAIN = frozenset({str, int, float, bool})
 """Types of values that are JSON as they are."""
@@ -31,10 +29,13 @@ class Record:
     __slots__ = ()
     OPTIONAL: ClassVar[frozenset[str]] = frozenset()
     """Keys that are absent from the dict if the attribute is None, or an empty tuple."""
+    OLD_KEYS: ClassVar[Mapping[str, str]] = {}
+    """Keys that `--json` prints as well, since release 0.1.0 did -> attribute."""
 
     def to_dict(self) -> dict[str, Any]:
         """What `--json` prints: dicts, lists, strings and numbers."""
-        return {name: _to_json(value) for name, value in self._shown().items()}
+        values = {name: _to_json(value) for name, value in self._shown().items()}
+        return values | {old: values[new] for old, new in self.OLD_KEYS.items() if new in values}
 
     def _has(self, name: str) -> bool:
         """Whether a field is a key of the dict."""
@@ -68,57 +69,6 @@ class Record:
         return f"<b>{type(self).__name__}</b>{_to_html(self)}"
 
 
-class Result(Record, Mapping[str, Any]):
-    """Base of results that also read like the dicts of release 0.1.0.
-
-    Use the attributes. For one more release a result also reads like a dict: `result["key"]`,
-    `result.keys()`, `in`, `==`. Lists are then lists, as in JSON. A renamed key still works, with a
-    DeprecationWarning.
-    """
-
-    __slots__ = ()
-    OLD_NAMES: ClassVar[Mapping[str, str]] = {}
-    """Old key -> attribute that replaces it."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints: dicts, lists, strings and numbers,
-        with renamed keys under their old names too."""
-        values = Record.to_dict(self)
-        return values | {old: values[new] for old, new in self.OLD_NAMES.items() if new in values}
-
-    def __iter__(self) -> Iterator[str]:
-        return self._keys()
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __contains__(self, key: object) -> bool:
-        return self.OLD_NAMES.get(key, key) in iter(self) if isinstance(key, str) else False
-
-    def __getitem__(self, key: str) -> Any:
-        if key not in self:
-            raise KeyError(key)
-        return _as_lists(getattr(self, self._current_name(key)))
-
-    if not TYPE_CHECKING:  # which would accept any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            if name not in type(self).OLD_NAMES:
-                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-            return getattr(self, self._current_name(name))
-
-    def _current_name(self, key: str) -> str:
-        """The attribute of a key or old attribute, with a warning if it was renamed."""
-        if key not in self.OLD_NAMES:
-            return key
-        warnings.warn(
-            f"{key!r} of {type(self).__name__} is now called {self.OLD_NAMES[key]!r}; the old name goes with the next release",
-            DeprecationWarning,
-            stacklevel=3,
-        )
-        return self.OLD_NAMES[key]
-
-
 def _to_json(value: Any) -> Any:
     if value is None or type(value) in _PLAIN:
         return value
@@ -130,15 +80,6 @@ def _to_json(value: Any) -> Any:
         return [_to_json(each) for each in value]
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
-    return value
-
-
-def _as_lists(value: Any) -> Any:
-    """The value with tuples as lists, as in release 0.1.0."""
-    if isinstance(value, tuple):
-        return list(value)
-    if isinstance(value, dict):
-        return {key: _as_lists(each) for key, each in value.items()}
     return value
 
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from megablend.config.numbers import whole_number
 from megablend.errors import ConfigError
-from megablend.operations.results import Result
+from megablend.operations.results import Record
 from megablend.operations.session import ConfigLike, Session, skips_of
 from megablend.run.run import Run
 from megablend.run.skips import Skips, remove_skips, save_skip
 from megablend.system.failures import translating
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class SkippedSamples(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SkippedSamples(Record):
     """A range of samples that a run skips: [start, stop)."""
 
     start: int
@@ -26,8 +26,8 @@ class SkippedSamples(Result):
     """Tokens that stay unread, by source."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class SkipsResult(Result):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SkipsResult(Record):
     """What a run skips."""
 
     run: str

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import overload
 
 from megablend.caches.base import SKIPS, CacheStore
 from megablend.errors import REBUILD_REMEDY, CacheError
@@ -21,10 +20,9 @@ from megablend.storage.base import Storage
 from megablend.system.failures import translating
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class VerifyResult(Record, Sequence[str]):
-    """What `verify` found. Release 0.1.0 returned the list of problems, so for one more release it
-    also reads like that list."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class VerifyResult(Record):
+    """What `verify` found."""
 
     cache: str
     """The cache's absolute path."""
@@ -34,26 +32,6 @@ class VerifyResult(Record, Sequence[str]):
     """A line for each problem, which names file and place; none where all is OK."""
     notes: tuple[str, ...] = ()
     """A line for each thing that is not wrong, but not as a build of today makes it."""
-
-    def __len__(self) -> int:
-        return len(self.problems)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        return list(self.problems)[index]
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            list(self) == list(other) if isinstance(other, list | VerifyResult) else NotImplemented
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.cache, self.data, self.problems))
 
 
 @translating("verify")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,16 +38,6 @@ class Sample:
     block, begins; first is 0."""
     extra: dict[str, npt.NDArray[Any]]
     """By extra column, one value per token: [num_tokens]."""
-
-    @property
-    def stretches(self) -> Spans:
-        """The name of `spans` in release 0.1.0, kept for one more release."""
-        warnings.warn(
-            "Sample.stretches is now called spans; the old name will be removed in the next release",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return self.spans
 
 
 class Samples(NamedTuple):

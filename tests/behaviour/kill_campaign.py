@@ -119,7 +119,7 @@ class Campaign:
             assert tokens_of(self.config) == self.runs[self._index()], "read before the next build"
         megablend.build(self.config)
         assert tokens_of(self.config) == self.runs[self._index()], "read after the next build"
-        assert megablend.verify(self.cache, data=True) == []
+        assert megablend.verify(self.cache, data=True).problems == ()
         left = [str(path) for path in self.cache.rglob(".tmp-*")]
         assert not left, left
 

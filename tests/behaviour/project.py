@@ -70,7 +70,7 @@ class Project:
             self.read()
         except MegablendError as error:
             return str(error)
-        return "\n".join(megablend.verify(str(self.cache)))
+        return "\n".join(megablend.verify(str(self.cache)).problems)
 
     @property
     def kept(self) -> Path:

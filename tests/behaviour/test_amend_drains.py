@@ -153,7 +153,7 @@ def test_a_run_whose_length_is_no_multiple_of_lanes(config: dict[str, Any]) -> N
     assert megablend.amend(config | {"stages": stages}, at=20).at == 24
     check_run(config | {"stages": stages})
     assert megablend.show(config["cache"], 3, run="default")
-    assert not megablend.list_skips(config["cache"], run="default")["skips"]
+    assert not megablend.list_skips(config["cache"], run="default").to_dict()["skips"]
     stages.append({"samples": 400, "sources": {"s1": {"weight": 9}}})
     assert megablend.amend(config | {"stages": stages}, at=200).at == 216
     check_run(config | {"stages": stages}, left=(0, 1, 2))
@@ -188,7 +188,7 @@ def test_the_description_of_a_stage_that_begins_with_a_drain(config: dict[str, A
     megablend.build(config | {"stages": [FIRST]})
     edited = config | {"stages": [FIRST, LONGER]}
     found = megablend.amend(edited, at=100)
-    train = megablend.describe(edited)["splits"]["train"]
+    train = megablend.describe(edited).to_dict()["splits"]["train"]
     tokens = [sum(each["tokens"] for each in stage["sources"]) for stage in train["stages"]]
     assert tokens == [112 * 8, found.drain * 8 + (1200 - 112 - found.drain) * 12]
     assert sum(tokens) == train["tokens"]
@@ -440,9 +440,9 @@ def test_drains_that_the_config_gets_wrong(config: dict[str, Any], tmp_path: Pat
     off = [FIRST, LONGER | {"from": 112, "drain": 401}]
     says = "stages[1]: drain: found 401, with which samples get another length at sample 513, expected 400 or 404, which end"
     assert [says in line for line in megablend.build(other | {"stages": off}).warnings] == [True]
-    assert [says in line for line in megablend.describe(other | {"stages": off})["warnings"]].count(
-        True
-    ) == 1
+    assert [
+        says in line for line in megablend.describe(other | {"stages": off}).to_dict()["warnings"]
+    ].count(True) == 1
     fits = other | {
         "cache": str(tmp_path / "fits"),
         "stages": [FIRST, LONGER | {"from": 112, "drain": 400}],
@@ -470,12 +470,12 @@ def test_the_description_of_a_drain(config: dict[str, Any]) -> None:
     edited = config | {"stages": [FIRST, LONGER]}
     megablend.amend(edited, at=100)
     found = megablend.describe(edited, micro_batch_size=4)
-    assert found["fitting_unit"] == 512
-    drain = found["splits"]["train"]["stages"][1]["drain"]
+    assert found.to_dict()["fitting_unit"] == 512
+    drain = found.to_dict()["splits"]["train"]["stages"][1]["drain"]
     assert (drain["start"], drain["stop"], drain["sequence_length"]) == (112, 512, 8)
     shares = {each["name"]: (each["samples"], each["share_before"]) for each in drain["sources"]}
     assert shares == {"s0": (300, 0.75), "s1": (100, 0.25), "s2": (0, 0)}
-    assert "drain" not in found["splits"]["train"]["stages"][0]
+    assert "drain" not in found.to_dict()["splits"]["train"]["stages"][0]
 
 
 def test_steps_that_do_not_end_where_a_drain_does(config: dict[str, Any]) -> None:
@@ -548,7 +548,6 @@ def test_a_build_that_appends_a_drain_says_so(config: dict[str, Any], tmp_path: 
     ), printed.output
 
 
-@pytest.mark.filterwarnings("ignore:.*is now called:DeprecationWarning")
 @pytest.mark.parametrize("run", ["pages", "rows", "in_place"])
 @pytest.mark.parametrize("at", [1, 100])
 def test_a_run_of_the_first_version(tmp_path: Path, run: str, at: int) -> None:

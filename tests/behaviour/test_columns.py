@@ -88,7 +88,7 @@ def test_build_and_describe_say_which_column_was_taken(tmp_path: Path) -> None:
     )
     given["sources"][2]["column"] = "odd_words"
     assert build(given).index.columns == {"s0": "input_ids", "s1": "words", "s2": "odd_words"}
-    described = megablend.describe(given)["index"]["sources"]
+    described = megablend.describe(given).to_dict()["index"]["sources"]
     assert [source["column_taken"] for source in described] == ["input_ids", "words", "odd_words"]
     (tmp_path / "run.json").write_text(json.dumps(given, default=str))
     built = CliRunner().invoke(cli, ["build", str(tmp_path / "run.json")])

@@ -30,7 +30,7 @@ def counts(config: dict[str, Any]) -> dict[str, int]:
     """Samples of each source that a build commits, which a walk over the run confirms."""
     megablend.build(config)
     dataset = megablend.open(config)
-    described = megablend.describe(config)["splits"]["train"]["sources"]
+    described = megablend.describe(config).to_dict()["splits"]["train"]["sources"]
     planned = {source["name"]: source["samples"] for source in described}
     walked = Counter(dataset.sources[each.source] for each in read_samples(dataset))
     assert planned == {name: walked[name] for name in planned}
@@ -44,7 +44,7 @@ def test_without_a_cap_sources_repeat(config: dict[str, Any]) -> None:
 def test_the_excess_goes_to_the_others_by_weight(config: dict[str, Any]) -> None:
     config["sources"][0]["max_epochs"] = 1
     assert counts(config | {"on_exhausted": "redistribute"}) == {"s0": 49, "s1": 113, "s2": 38}
-    assert megablend.describe(config | {"on_exhausted": "redistribute"})["committed"]
+    assert megablend.describe(config | {"on_exhausted": "redistribute"}).to_dict()["committed"]
 
 
 def test_the_excess_may_exhaust_others(config: dict[str, Any]) -> None:
@@ -76,9 +76,9 @@ def test_an_error_names_the_longest_run_and_the_nearest_blend(config: dict[str, 
         source | {"weight": share}
         for source, share in zip(config["sources"], ("0.245", "0.56625", "0.18875"), strict=True)
     ]
-    found = megablend.describe(config | {"sources": nearest, "run": "nearest"})["splits"]["train"][
-        "sources"
-    ]
+    found = megablend.describe(config | {"sources": nearest, "run": "nearest"}).to_dict()["splits"][
+        "train"
+    ]["sources"]
     assert [source["samples"] for source in found] == [49, 113, 38]
 
 
@@ -173,17 +173,19 @@ def test_full_shares_until_sources_run_out_are_ready_to_paste(config: dict[str, 
     for source in config["sources"][:2]:
         source["max_epochs"] = 1
     assert counts(config | {"on_exhausted": "redistribute"}) == {"s0": 49, "s1": 99, "s2": 52}
-    pasted = megablend.describe(config | {"on_exhausted": "redistribute"})["full_share_stages"]
+    pasted = megablend.describe(config | {"on_exhausted": "redistribute"}).to_dict()[
+        "full_share_stages"
+    ]
     assert pasted == (
         "stages:\n  - samples: 80\n  - sources: {s0: {weight: 0}}\n    samples: 180\n  - sources: {s1: {weight: 0}}\n"
     )
     staged = config | yaml.safe_load(pasted) | {"run": "staged"}
     assert counts(staged) == {"s0": 48, "s1": 99, "s2": 53}
-    stages = megablend.describe(staged)["splits"]["train"]["stages"]
+    stages = megablend.describe(staged).to_dict()["splits"]["train"]["stages"]
     assert [(stage["start"], stage["stop"]) for stage in stages] == [(0, 80), (80, 180), (180, 200)]
     assert [[source["share"] for source in stage["sources"]] for stage in stages] == [
         [0.6, 0.3, 0.1],
         [0, 0.75, 0.25],
         [0, 0, 1],
     ]
-    assert "full_share_stages" not in megablend.describe(staged)
+    assert "full_share_stages" not in megablend.describe(staged).to_dict()

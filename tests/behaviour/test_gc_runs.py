@@ -43,7 +43,7 @@ def test_a_run_keeps_its_index(config: dict[str, Any]) -> None:
     assert (found.removed, found.kept) == ((second,), (first, third))
     dataset = megablend.open(config)
     assert [dataset[k]["tokens"].tolist() for k in range(40)] == kept
-    assert megablend.verify(cache, data=True) == []
+    assert megablend.verify(cache, data=True).problems == ()
     assert megablend.build(config).index.read == 0
     (Path(cache) / "runs" / "demo.json").unlink()
     assert megablend.gc(cache, older_than_days=0).removed == (first,)
@@ -85,7 +85,7 @@ def test_megatrons_datasets_keep_their_index(config: dict[str, Any], tmp_path: P
     pin = next((tmp_path / "megatron" / "megablend-documents").glob("*.json"))
     chunks = cache / "generations" / str(built.index) / "chunks.arrow"
     chunks.write_bytes(chunks.read_bytes()[:-1] + b"\xff")
-    (problem,) = megablend.verify(cache)
+    (problem,) = megablend.verify(cache).problems
     assert problem.endswith(
         f"; remove {pin}, and open the dataset in Megatron again, which indexes it again"
     )
@@ -94,7 +94,7 @@ def test_megatrons_datasets_keep_their_index(config: dict[str, Any], tmp_path: P
         build_table(str(tmp_path / "megatron"), address, launch=SingleProcess(), storage=STORAGE)
         == built
     )
-    assert megablend.verify(cache) == []
+    assert megablend.verify(cache).problems == ()
     megablend.build(other, cache=str(cache))
     for text in ("[1", "[1]", "{}", '{"index": 5}'):
         pin.write_text(text)
@@ -103,6 +103,6 @@ def test_megatrons_datasets_keep_their_index(config: dict[str, Any], tmp_path: P
             match="so the index that it refers to is not known; remove the file",
         ):
             megablend.gc(cache, older_than_days=0)
-        assert megablend.verify(cache)[0].startswith(f"{pin}: cannot be read")
+        assert megablend.verify(cache).problems[0].startswith(f"{pin}: cannot be read")
     pin.unlink()
     assert megablend.gc(cache, older_than_days=0).removed == (built.index,)

@@ -95,9 +95,9 @@ def check_ledger_is_named(config: dict[str, Any], path: Path, says: str) -> None
     for refused in (megablend.open, megablend.build, megablend.describe):
         with pytest.raises(CacheError, match=rf"{path}: .*({says})"):
             refused(config)
-    (problem,) = megablend.verify(cache)
+    (problem,) = megablend.verify(cache).problems
     assert problem.startswith(f"{path}: ")
-    demo, other = megablend.describe(cache)["runs"]
+    demo, other = megablend.describe(cache).to_dict()["runs"]
     assert demo["problem"] == problem
     assert other["run"] == "other"
     assert len(megablend.open(config | {"run": "other"})) == 20
@@ -226,7 +226,7 @@ def test_a_late_arrival_is_followed_by_a_later_one(config: dict[str, Any]) -> No
     path = manifest_of(config).with_name("roots.json")
     change_table(path, lambda record: record.update(arrival=(1 << 63) - 1))
     megablend.build(config)
-    assert megablend.verify(config["cache"]) == []
+    assert megablend.verify(config["cache"]).problems == ()
     assert len(megablend.open(config)) == 20
 
 
@@ -282,14 +282,14 @@ def check_index_is_named(config: dict[str, Any], folder: Path) -> None:
     cache = config["cache"]
     with pytest.raises(CacheError, match=rf"{folder}.*build again"):
         megablend.open(config)
-    problems = megablend.verify(cache)
+    problems = megablend.verify(cache).problems
     assert problems
     assert all(str(folder) in problem for problem in problems)
     described = megablend.describe(cache)
-    assert str(folder) in described["indices"][0]["problem"]
-    assert [run["run"] for run in described["runs"]] == ["demo", "other"]
+    assert str(folder) in described.to_dict()["indices"][0]["problem"]
+    assert [run["run"] for run in described.to_dict()["runs"]] == ["demo", "other"]
     megablend.build(config)
-    assert megablend.verify(cache) == []
+    assert megablend.verify(cache).problems == ()
     assert len(megablend.open(config)) == 20
 
 
@@ -338,8 +338,8 @@ def test_a_fragment_with_a_right_digest_and_a_wrong_field(
     text = json.dumps(header).encode()
     data = data[: start - 4] + struct.pack("<I", len(text)) + text + data[start + length :]
     path.write_bytes(data + hashlib.blake2b(data, digest_size=16).digest())
-    (problem,) = megablend.verify(config["cache"])
+    (problem,) = megablend.verify(config["cache"]).problems
     assert f"{path}: damaged fragment (its header {says})" in problem
     megablend.gc(config["cache"], older_than_days=0, dry_run=True)
     assert megablend.build(config).index.read == 1
-    assert megablend.verify(config["cache"]) == []
+    assert megablend.verify(config["cache"]).problems == ()

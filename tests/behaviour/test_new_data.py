@@ -221,7 +221,7 @@ def test_a_withdrawn_source_is_read_no_more(tmp_path: Path) -> None:
     assert [dataset[k]["tokens"].tolist() for k in (112, 1900)]
     assert len(megablend.open(edited, state=dataset.state_dict(1700))) == 1920
     described = megablend.describe(edited)
-    assert not described["problems"]
+    assert not described.to_dict()["problems"]
 
 
 def test_every_snapshot_of_a_run_is_kept_and_read_by_its_ledger_alone(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_every_snapshot_of_a_run_is_kept_and_read_by_its_ledger_alone(tmp_path: 
     for k in (0, 319, 700, 1599):
         shown = megablend.show(config["cache"], k, run="default")
         assert list(shown.tokens) == samples[k].tokens.tolist()
-    found = megablend.find(edited, "source1/m0.parquet")["found"]
+    found = megablend.find(edited, "source1/m0.parquet").to_dict()["found"]
     assert len(found) == 1
     assert found[0]["complete"]
     holding = find_holding(samples, tokens_of(OLD[1][:50]))
@@ -286,10 +286,14 @@ def test_what_is_left_of_an_epoch_skips_withdrawn_files(
         following = rest[left.total() :][: len(later_epochs[name])]
         assert max(Counter(following).values()) == 1
         assert set(following) <= set(later_epochs[name])
-    hits = megablend.find(edited, "source0/m0.parquet")["found"][0]["samples"]
+    hits = megablend.find(edited, "source0/m0.parquet").to_dict()["found"][0]["samples"]
     assert {each["sample"] for each in hits} == set(find_holding(samples, kept["s0"]))
-    assert len(megablend.find(edited, "source0/m1.parquet")["found"][0]["samples"]) > 5
-    skipped = megablend.describe(edited)["splits"]["train"]["sources"][0].get("withdrawn_tokens", 0)
+    assert len(megablend.find(edited, "source0/m1.parquet").to_dict()["found"][0]["samples"]) > 5
+    skipped = (
+        megablend.describe(edited)
+        .to_dict()["splits"]["train"]["sources"][0]
+        .get("withdrawn_tokens", 0)
+    )
     read = sum(8 for sample in samples[:start] if sample.source == 0)
     size = len(kept["s0"]) + len(gone["s0"])
     assert skipped == len(gone["s0"] - set(tokens["s0"][read - read % size : read]))
@@ -321,7 +325,7 @@ def test_samples_of_another_length_after_a_source_is_withdrawn(
     lengths = [sum(piece["stop"] - piece["start"] for piece in each) for each in pieces]
     assert lengths == [len(sample.tokens) for sample in samples]
     described = megablend.describe(edited)
-    for number, source in enumerate(described["splits"]["train"]["sources"]):
+    for number, source in enumerate(described.to_dict()["splits"]["train"]["sources"]):
         given = [k for k, sample in enumerate(samples) if sample.source == number]
         assert (source["samples"], source["first_sample"], source["last_sample"]) == (
             len(given),
@@ -345,7 +349,7 @@ def test_validation_of_the_first_stage_has_no_sources_that_come_later(tmp_path: 
         assert len(list(megablend.Loader(valid, micro_batch_size=2))) == len(valid) // 2
     later_one = megablend.open(grown, "valid", stage=1)
     assert {each.source for each in read_samples(later_one)} == {0, 1, 2}
-    assert not megablend.describe(grown, document_lengths=True)["problems"]
+    assert not megablend.describe(grown, document_lengths=True).to_dict()["problems"]
 
 
 def test_any_names_of_sources(tmp_path: Path) -> None:
@@ -442,11 +446,11 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     write_file(tmp_path, 1, "m00", later(1))
     assert (
         "has other files of source 's1' than its path matches (2 and 3; "
-        in megablend.describe(grown)["note"]
+        in megablend.describe(grown).to_dict()["note"]
     )
     megablend.build_index(grown)
     assert megablend.amend(grown, at=112, dry_run=True).at == 112
-    assert megablend.describe(grown)["stages"] == [320, 1600]
+    assert megablend.describe(grown).to_dict()["stages"] == [320, 1600]
 
 
 def test_a_source_that_is_filled_again_after_a_cut(tmp_path: Path) -> None:
@@ -621,12 +625,12 @@ def test_renamed_files_are_read_where_they_are_now(tmp_path: Path, order: str) -
     assert len(tokens) > 2 * len(old)
     assert megablend.check(edited).problems == megablend.check(edited).older_problems == ()
     assert megablend.verify(config["cache"], data=True).problems == ()
-    hits = megablend.find(edited, "source1/z1.parquet")["found"]
+    hits = megablend.find(edited, "source1/z1.parquet").to_dict()["found"]
     holding = find_holding(samples, tokens_of(OLD[1][50:]))
     assert {each["sample"] for found in hits for each in found["samples"]} >= set(holding)
     if order == "document":  # else the index has no counts of documents
         row = max(range(len(OLD[1][50:])), key=lambda i: len(OLD[1][50 + i] or []))
-        of_row = megablend.find(edited, "source1/z1.parquet", row)["found"]
+        of_row = megablend.find(edited, "source1/z1.parquet", row).to_dict()["found"]
         expected = find_holding(samples, OLD[1][50 + row] or [])
         assert expected
         assert {each["sample"] for found in of_row for each in found["samples"]} >= set(expected)
@@ -866,8 +870,8 @@ def test_where_grown_runs_part(tmp_path: Path) -> None:
     ]
     for i, j in ((0, 1), (0, 2), (1, 2)):
         parts_at = next(k for k in range(1600) if listed[i][k] != listed[j][k])
-        assert megablend.diff(paths[i], paths[j])["parts_at"] == parts_at
-    assert megablend.diff(paths[0], paths[0])["parts_at"] is None
+        assert megablend.diff(paths[i], paths[j]).to_dict()["parts_at"] == parts_at
+    assert megablend.diff(paths[0], paths[0]).to_dict()["parts_at"] is None
 
 
 def test_the_newest_index_must_be_of_the_configs_files(tmp_path: Path) -> None:
@@ -941,7 +945,9 @@ def test_all_fields_before_an_amendment_stay_when_a_file_is_gone(
     samples = read_samples(dataset)
     for number, part in ((n, part) for n in range(2) for part in ("m0", "m1")):
         half = OLD[number][:50] if part == "m0" else OLD[number][50:]
-        hits = megablend.find(edited, f"source{number}/{part}.parquet")["found"][0]["samples"]
+        hits = megablend.find(edited, f"source{number}/{part}.parquet").to_dict()["found"][0][
+            "samples"
+        ]
         assert {hit["sample"] for hit in hits} == set(find_holding(samples, tokens_of(half)))
 
 
@@ -956,7 +962,7 @@ def test_epochs_that_end_in_what_a_withdrawn_source_has_left_are_described(tmp_p
         edited = of_run | {"stages": [STAGES[0], withdrawn]}
         megablend.build_index(edited)
         assert megablend.amend(edited, at=at).at == at
-        source = megablend.describe(edited)["splits"]["train"]["sources"][1]
+        source = megablend.describe(edited).to_dict()["splits"]["train"]["sources"][1]
         samples = read_samples(megablend.open(edited))
         given = [k for k, sample in enumerate(samples) if sample.source == 1]
         epoch = -(-len(tokens_of(OLD[1])) // 8)  # ordinals until an epoch's worth was given

@@ -42,22 +42,21 @@ def test_new_runs_have_the_newest_version_in_all_blended_splits(config: dict[str
 
 def test_described_is_the_first_sample_that_is_read_again(config: dict[str, Any]) -> None:
     megablend.build(config)
-    described = megablend.describe(config)["splits"]
+    described = megablend.describe(config).to_dict()["splits"]
     for split in ("train", "valid"):
         assert described[split]["first_repeated_source"] == first_repeat(
             megablend.open(config, split).run
         )
 
 
-@pytest.mark.filterwarnings("ignore:.*cycle.* is now called:DeprecationWarning")
 @pytest.mark.parametrize("run", ["pages", "rows", "in_place"])
 def test_it_is_so_for_runs_of_the_first_version(tmp_path: Path, run: str) -> None:
     config = copy_release("v0_1_0", tmp_path) / f"{run}.json"
     opened = megablend.open(config).run
     assert opened.ledger.plan_version == 1
-    assert megablend.describe(config)["splits"]["train"]["first_repeated_source"] == first_repeat(
-        opened
-    )
+    assert megablend.describe(config).to_dict()["splits"]["train"][
+        "first_repeated_source"
+    ] == first_repeat(opened)
 
 
 def test_cycles_are_read_from_the_ledger(

@@ -1,4 +1,4 @@
-"""Results: frozen attributes, what `--json` prints, and the dicts of release 0.1.0."""
+"""Results: frozen attributes, and what `--json` prints."""
 
 from __future__ import annotations
 
@@ -34,49 +34,30 @@ def describe(config: dict[str, Any], **options: Any) -> RunDescription:
     return found
 
 
-def test_describe_has_attributes_and_the_dict_of_0_1_0(config: dict[str, Any]) -> None:
+def test_describe_has_attributes_and_a_dict(config: dict[str, Any]) -> None:
     assert isinstance(files := megablend.describe(config), FilesDescription)
-    assert files["files"][0]["name"] == files.files[0].name == "s0"
+    assert files.to_dict()["files"][0]["name"] == files.files[0].name == "s0"
     megablend.build(config)
     found = describe(config, micro_batch_size=2)
     train = found.splits["train"]
     assert [source.requested_share for source in train.sources] == [0.75, 0.25]
     assert sum(source.samples for source in train.sources) == train.samples == 200
     assert train.first_repeated_source is not None
-    assert found["splits"]["train"]["sources"][0]["tokens"] == train.sources[0].tokens
-    assert found["stages"] == [200]  # a list, as it was
-    assert found["splits"]["train"].keys() >= {"samples", "tokens", "blended", "sources", "steps"}
-    assert "problem" not in train
-    assert "read_amplification" not in describe(config)
-    with pytest.raises(KeyError, match="nonsense"):
-        found["nonsense"]
-    with pytest.raises(AttributeError, match="RunDescription has no attribute 'nonsense'"):
-        getattr(found, "nonsense")  # noqa: B009  # type checkers refuse it as an attribute
+    assert found.to_dict()["splits"]["train"]["sources"][0]["tokens"] == train.sources[0].tokens
+    assert found.to_dict()["stages"] == [200]
+    assert found.to_dict()["splits"]["train"].keys() >= {
+        "samples",
+        "tokens",
+        "blended",
+        "sources",
+        "steps",
+    }
+    assert "problem" not in train.to_dict()
+    assert "read_amplification" not in describe(config).to_dict()
+    with pytest.raises(TypeError, match="'RunDescription' object is not subscriptable"):
+        found["splits"]  # type: ignore[index]
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.run = "other"  # type: ignore[misc]
-
-
-def test_renamed_keys_still_work_with_a_warning(config: dict[str, Any]) -> None:
-    megablend.build(config)
-    train = describe(config).splits["train"]
-    renamed = [
-        (train.sources[0], "share_wanted", train.sources[0].requested_share),
-        (train.sources[0], "share_given", train.sources[0].actual_share),
-        (train.sources[0], "unread_tokens_of_last_epoch", train.sources[0].tokens_left_in_epoch),
-        (train, "first_to_run_out", train.first_repeated_source),
-    ]
-    for result, old, value in renamed:
-        assert old in result
-        assert old not in list(result)
-        with pytest.warns(
-            DeprecationWarning, match=rf"'{old}' of {type(result).__name__} is now called '"
-        ):
-            assert result[old] == value
-    removed = megablend.gc(config, older_than_days=0)
-    with pytest.warns(
-        DeprecationWarning, match="'generations' of GcResult is now called 'removed'"
-    ):
-        assert removed.generations == removed.removed == ()  # type: ignore[attr-defined]
 
 
 def test_json_has_the_old_keys_too(config: dict[str, Any]) -> None:
@@ -106,38 +87,19 @@ def test_caches_runs_samples_and_steps(tmp_path: Path, config: dict[str, Any]) -
     assert isinstance(bad, DamagedRun)
     assert isinstance(demo, RunSummary)
     assert bad.to_dict().keys() == {"run", "problem"}
-    assert (demo.stages, demo["stages"], demo.index_exists) == ((200,), [200], True)
+    assert (demo.stages, demo.to_dict()["stages"], demo.index_exists) == ((200,), [200], True)
     assert megablend.show_run(config, "demo").blend["sources"][0]["share"] == "3/4"
     assert isinstance(cache := megablend.describe(config["cache"]), CacheDescription)
-    assert cache["runs"] == [bad, demo]
+    assert cache.runs == (bad, demo)
     sample = megablend.show(config, 3)
     assert sum(piece.stop_token - piece.first_token for piece in sample.pieces) == len(
         sample.tokens
     )
-    assert sample["tokens"] == list(sample.tokens) == sample.to_dict()["tokens"]
+    assert sample.to_dict()["tokens"] == list(sample.tokens)
     step = megablend.show_step(config, 1, micro_batch_size=3)
     assert step.samples[0] == sample
     assert step.to_dict()["samples"][0] == sample.to_dict()
     assert pickle.loads(pickle.dumps(step)) == copy.deepcopy(step) == step
-
-
-def test_verify_reads_like_the_list_of_problems(config: dict[str, Any]) -> None:
-    megablend.build(config)
-    result = megablend.verify(config)
-    assert result == []
-    assert not result
-    assert result.to_dict() == {
-        "cache": config["cache"],
-        "data": False,
-        "problems": [],
-        "notes": [],
-    }
-    next((Path(config["cache"]) / "runs").glob("*.json")).write_text("{")
-    result = megablend.verify(config)
-    (problem,) = result
-    assert result.problems == (problem,)
-    assert (result[0], result[:1]) == (problem, [problem])
-    assert result != []
 
 
 def test_a_result_is_seen_in_five_lines(config: dict[str, Any]) -> None:

@@ -38,12 +38,12 @@ def test_a_split_shorter_than_a_step_is_told(
     assert len(list(kept)) == 1
     found = megablend.describe(config, micro_batch_size=8, data_parallel_size=8)
     assert isinstance(found, RunDescription)
-    assert [found["splits"][split]["steps"] for split in ("train", "valid")] == [0, 0]
+    assert [found.to_dict()["splits"][split]["steps"] for split in ("train", "valid")] == [0, 0]
     print_summary(found)
     assert f"valid: {len(valid)} samples are fewer than a step needs" in capsys.readouterr().out
     found = megablend.describe(config, micro_batch_size=1)
     assert isinstance(found, RunDescription)
-    assert found["splits"]["valid"]["steps"] == len(valid)
+    assert found.to_dict()["splits"]["valid"]["steps"] == len(valid)
     print_summary(found)
     assert "fewer than a step" not in capsys.readouterr().out
 
@@ -72,7 +72,7 @@ def test_a_damaged_ledger_hides_no_other(
     ledger.write_text(ledger.read_text().replace("40", "41"))
     found = megablend.describe(config["cache"])
     assert isinstance(found, CacheDescription)
-    damaged, other = found["runs"]
+    damaged, other = found.to_dict()["runs"]
     assert (damaged["run"], other["run"], other["stages"]) == ("demo", "other", [40])
     assert "demo.json: the ledger does not match its checksum" in damaged["problem"]
     print_cache(found)

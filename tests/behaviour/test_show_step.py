@@ -34,14 +34,18 @@ def test_ranks_read_what_is_shown(tmp_path: Path) -> None:
                 data_parallel_size=3,
                 global_batch_size=12,
             )
-            assert [each["tokens"][:8] for each in shown["samples"]] == tokens
-            assert (shown["run"], shown["step"], shown["rank"]) == ("demo", step, rank)
+            assert [each["tokens"][:8] for each in shown.to_dict()["samples"]] == tokens
+            assert (shown.to_dict()["run"], shown.to_dict()["step"], shown.to_dict()["rank"]) == (
+                "demo",
+                step,
+                rank,
+            )
 
 
 def test_steps_that_there_are_not(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path)
     sizes: dict[str, Any] = {"micro_batch_size": 4, "data_parallel_size": 2}
-    assert len(megablend.show_step(config, 24, rank=1, **sizes)["samples"]) == 4
+    assert len(megablend.show_step(config, 24, rank=1, **sizes).to_dict()["samples"]) == 4
     with pytest.raises(
         ConfigError, match="found step 25, expected 0 to 24: train has 200 samples, 8 a step"
     ):

@@ -249,7 +249,7 @@ def test_a_committed_run_is_looked_at_without_its_config(
         sample = megablend.show(config["cache"], k, run="default")
         assert sample.tokens == tuple(dataset.sample(k).tokens.tolist())
     file = f"{tmp_path}/data/source0/0.parquet"
-    found = megablend.find(config["cache"], file, run="default")["found"][0]
+    found = megablend.find(config["cache"], file, run="default").to_dict()["found"][0]
     reads = {each["sample"] for each in found["samples"]}
     index = dataset.run.store.snapshot
     number = next(i for i in range(index.num_files) if index.path(i) == file)
@@ -290,14 +290,16 @@ def test_diff_says_where_two_histories_part(config: dict[str, Any], tmp_path: Pa
     megablend.build(others | {"run": "other"})
     paths = [ledger_path(config["cache"], run) for run in ("default", "other")]
     found = megablend.diff(*paths)
-    assert found["agrees_up_to"] == 320
+    assert found.to_dict()["agrees_up_to"] == 320
     one = megablend.open(config)
     other = megablend.open(others | {"run": "other"})
     differs = [one[k]["tokens"].tolist() != other[k]["tokens"].tolist() for k in range(320, 480)]
-    assert found["parts_at"] == 320 + differs.index(True)
-    assert {"what": "share of source 's0' from sample 320 on", "a": "1/4", "b": "5/8"} in found[
-        "differences"
-    ]
+    assert found.to_dict()["parts_at"] == 320 + differs.index(True)
+    assert {
+        "what": "share of source 's0' from sample 320 on",
+        "a": "1/4",
+        "b": "5/8",
+    } in found.to_dict()["differences"]
 
 
 def test_validation_has_the_top_levels_settings_or_those_of_a_stage(tmp_path: Path) -> None:
@@ -501,7 +503,7 @@ def test_a_run_whose_last_stage_ended_off_its_lanes_grows_and_is_made_again_by_i
     grown = alone | {"stages": [end, {"samples": 320, "lanes": 8}]}
     (warned,) = megablend.build(grown).warnings
     assert "stages[0]: ends at sample 163, with 3 of its 4 lanes ahead of the others" in warned
-    assert warned in megablend.describe(grown)["warnings"]
+    assert warned in megablend.describe(grown).to_dict()["warnings"]
     if "tokens" in end:
         assert "write its end as `samples: 163`" in warned
         grown["stages"][0] = {"samples": 163}

@@ -17,17 +17,19 @@ def cache(tmp_path: Path) -> Path:
 
 
 def test_a_cache_with_its_runs_is_sound(cache: Path) -> None:
-    assert megablend.verify(cache) == megablend.verify(str(cache), data=True) == []
+    assert (
+        megablend.verify(cache).problems == megablend.verify(str(cache), data=True).problems == ()
+    )
 
 
 def test_a_ledger_that_was_edited(cache: Path) -> None:
     ledger = cache / "runs" / "demo.json"
     ledger.write_text(ledger.read_text().replace("20", "21"))
-    (problem,) = megablend.verify(cache)
+    (problem,) = megablend.verify(cache).problems
     assert problem.startswith(f"{ledger}: the ledger does not match its checksum")
 
 
 def test_a_run_whose_index_is_gone(cache: Path) -> None:
     shutil.rmtree(next((cache / "generations").iterdir()))
-    (problem,) = megablend.verify(cache)
+    (problem,) = megablend.verify(cache).problems
     assert problem.startswith(f"{cache}: run 'demo' uses index ")

@@ -25,7 +25,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 
 def warnings(config: dict[str, Any], **sizes: Any) -> list[str]:
-    found: list[str] = megablend.describe(config, **sizes)["warnings"]
+    found: list[str] = megablend.describe(config, **sizes).to_dict()["warnings"]
     return found
 
 
@@ -86,13 +86,13 @@ def test_read_amplification_and_lanes_are_said(config: dict[str, Any]) -> None:
     found = megablend.describe(
         config | {"warnings": quiet | {"max_read_amplification": None}}, **unfit
     )
-    lanes, last = found["warnings"]
+    lanes, last = found.to_dict()["warnings"]
     assert re.match(
         r"train: its last \d+ samples are fewer than a step of 12: loaders leave them out", last
     )
     assert "lanes: 8 is not a multiple of micro batch 3 x 4 ranks" in lanes
     assert "lanes: 12 fits" in lanes
-    assert (found["lanes"], found["fitting_lanes"]) == (8, 12)
+    assert (found.to_dict()["lanes"], found.to_dict()["fitting_lanes"]) == (8, 12)
     assert megablend.build(config | {"lanes": 12, "run": "twelve"}).ledger.blend.lanes == 12
 
 
@@ -153,7 +153,7 @@ def test_a_source_that_gives_validation_no_sample(tmp_path: Path, is_set: bool) 
         "`valid_samples: 101` or more; or give it a larger share, or a share of 0"
     )
     assert f"valid: cannot be opened: {says}" in megablend.build(config).warnings
-    assert megablend.describe(config)["splits"]["valid"]["problem"] == says
+    assert megablend.describe(config).to_dict()["splits"]["valid"]["problem"] == says
     with pytest.raises(megablend.PlanError, match="source 's1' gets none of 10 samples"):
         megablend.open(config, split="valid")
     assert len(megablend.open(config)) == 200

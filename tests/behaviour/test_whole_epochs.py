@@ -134,10 +134,10 @@ def test_what_is_left_of_an_epoch_is_read_before_the_next_one(
     assert read_source(megablend.open(config, state=state)) == tokens
     assert megablend.build(config).ledger == dataset.run.ledger
     described = megablend.describe(config)
-    assert described["splits"]["train"]["sources"][1]["withdrawn_tokens"] == len(GONE) - 4
+    assert described.to_dict()["splits"]["train"]["sources"][1]["withdrawn_tokens"] == len(GONE) - 4
     ends = next(k for k, sample in enumerate(read_samples(dataset)) if LAST[-1] in sample.tokens)
-    assert described["splits"]["train"]["sources"][1]["epoch_ends"][0] == ends
-    assert not [line for line in described["warnings"] if "are not read" in line]
+    assert described.to_dict()["splits"]["train"]["sources"][1]["epoch_ends"][0] == ends
+    assert not [line for line in described.to_dict()["warnings"] if "are not read" in line]
 
 
 def test_an_epoch_of_which_only_files_that_are_gone_were_read(tmp_path: Path) -> None:
@@ -148,7 +148,10 @@ def test_an_epoch_of_which_only_files_that_are_gone_were_read(tmp_path: Path) ->
     check_epochs(tokens[76:], [[*GONE, *LAST, *ADDED]] * 2)
     samples = read_samples(dataset)
     ends = [k for k, sample in enumerate(samples) if LAST[-1] in sample.tokens]
-    assert megablend.describe(config)["splits"]["train"]["sources"][1]["epoch_ends"][:2] == ends[:2]
+    assert (
+        megablend.describe(config).to_dict()["splits"]["train"]["sources"][1]["epoch_ends"][:2]
+        == ends[:2]
+    )
 
 
 @pytest.mark.parametrize("last", [NEW_DATA, SHUFFLED])
@@ -167,12 +170,12 @@ def test_a_ledger_of_before_keeps_its_samples_and_says_what_they_lack(
     says = "source 's1': 20 tokens are not read, the rest of an epoch within which stage 2, from sample 16 on, begins"
     for warnings in (
         megablend.build(config).warnings,
-        megablend.describe(config)["warnings"],
+        megablend.describe(config).to_dict()["warnings"],
         megablend.check(config).warnings,
     ):
         assert [says in line for line in warnings].count(True) == 1
     assert megablend.build(config).ledger == old
-    described = megablend.describe(config)["splits"]["train"]["sources"][1]
+    described = megablend.describe(config).to_dict()["splits"]["train"]["sources"][1]
     assert described["withdrawn_tokens"] == len(GONE) - 4
     remedy = next(line for line in megablend.build(config).warnings if says in line)
     assert remedy.endswith(
@@ -319,7 +322,7 @@ def test_a_ledger_of_before_says_how_long_it_reads_files_that_are_gone(tmp_path:
     says = "source 's1': files that stage 2 lacks are read for another epoch"
     for warnings in (
         megablend.build(config).warnings,
-        megablend.describe(config)["warnings"],
+        megablend.describe(config).to_dict()["warnings"],
         megablend.check(config).warnings,
     ):
         assert [says in line for line in warnings].count(True) == 1

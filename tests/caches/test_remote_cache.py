@@ -75,9 +75,9 @@ def test_runs_are_extended_renamed_reset_and_removed(tmp_path: Path, remote: str
     (listed,) = (each.to_dict() for each in megablend.list_runs(remote))
     assert (listed["run"], listed["stages"]) == ("other", [40, 60])
     renamed = longer | {"run": "other"}
-    assert [(each["start"], each["stop"]) for each in megablend.list_skips(renamed)["skips"]] == [
-        (8, 12)
-    ]
+    assert [
+        (each["start"], each["stop"]) for each in megablend.list_skips(renamed).to_dict()["skips"]
+    ] == [(8, 12)]
     aside = megablend.reset_run(renamed, "other")
     assert str(aside) == f"{remote}/runs/other/0000.json"
     assert megablend.list_runs(remote) == []

@@ -31,7 +31,7 @@ def run(*arguments: object, expect: int = 0) -> str:
 
 def test_find(built: tuple[Path, dict[str, Any]]) -> None:
     path, config = built
-    (expected,) = megablend.find(config, "source0/0.parquet", 3)["found"]
+    (expected,) = megablend.find(config, "source0/0.parquet", 3).to_dict()["found"]
     printed = run("find", path, "source0/0.parquet:3", "--batch", 8, "--limit", 2)
     assert "0.parquet row 3: 13 tokens in train, source 's0'" in printed
     assert "more samples follow; --all lists all (run 'demo')" in printed
@@ -43,7 +43,7 @@ def test_find(built: tuple[Path, dict[str, Any]]) -> None:
     empty = next(
         row
         for row in range(20)
-        if not megablend.find(config, "source0/0.parquet", row)["found"][0]["tokens"]
+        if not megablend.find(config, "source0/0.parquet", row).to_dict()["found"][0]["tokens"]
     )
     assert "no sample of run 'demo' reads it" in run("find", path, f"source0/0.parquet:{empty}")
 

@@ -175,7 +175,7 @@ def test_show_prints_few_tokens_unless_asked(config: Path, command: Command) -> 
     ]
     assert line.endswith("(49; --all prints all)")
     whole = command("show", config, "--sample", 0, "--all")[1]
-    tokens = megablend.show(str(config), 0)["tokens"]
+    tokens = megablend.show(str(config), 0).to_dict()["tokens"]
     assert "tokens: " + " ".join(map(str, tokens)) + "\n" in whole
     assert (
         line

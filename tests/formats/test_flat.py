@@ -126,7 +126,7 @@ def test_documents_of_a_flat_column(tmp_path: Path, kind: str, choice: str) -> N
                 ends = [i + 1 for i, token in enumerate(read) if token == 5001]
                 parts = [read[a:b] for a, b in zip([0, *ends], ends, strict=False)]
                 assert sorted(parts) == sorted(tokens)
-        assert megablend.verify(config["cache"], data=True) == []
+        assert megablend.verify(config["cache"], data=True).problems == ()
         ledger = megablend.build(config).ledger
         assert ledger.digest == built.ledger.digest
 
@@ -203,7 +203,9 @@ def test_a_run_on_token_documents_goes_on(
     assert longer.index.digest == first.index.digest
     says = "each token of 's' counts as a document"
     assert any(says in each for each in longer.warnings)
-    assert any(says in each for each in megablend.describe(config | {"samples": 30})["warnings"])
+    assert any(
+        says in each for each in megablend.describe(config | {"samples": 30}).to_dict()["warnings"]
+    )
     assert any(says in each for each in megablend.check(config | {"samples": 30}).warnings)
     with pytest.raises(ConfigError, match="`documents: file`"):  # another run's first build
         megablend.build(config | {"run": "other"})

@@ -124,8 +124,8 @@ def test_a_run_over_another_packages_format_has_the_same_samples(
     a = megablend.open(plain)
     b = megablend.open(other)
     assert all(a[k]["tokens"].equal(b[k]["tokens"]) for k in range(12))
-    assert megablend.describe(other)["index"]["sources"][0]["format"] == "tokens"
-    assert megablend.verify(other["cache"], data=True) == []
+    assert megablend.describe(other).to_dict()["index"]["sources"][0]["format"] == "tokens"
+    assert megablend.verify(other["cache"], data=True).problems == ()
     with pytest.raises(
         ConfigError,
         match=r"source 's0': format_options of tokens: found option 'rows', expected column",

@@ -40,11 +40,13 @@ def compared(folder: Path, config: dict[str, Any], other: dict[str, Any]) -> Dif
     """What `diff` says of two built configs, its parting sample checked against the samples."""
     megablend.build(other)
     found = megablend.diff(saved(folder, "a", config), saved(folder, "b", other))
-    assert found["parts_at"] == first_other_sample(open_dataset(config), open_dataset(other))
+    assert found.to_dict()["parts_at"] == first_other_sample(
+        open_dataset(config), open_dataset(other)
+    )
     ledgers = [Path(each["cache"], "runs", f"{each['run']}.json") for each in (config, other)]
     by_ledger = megablend.diff(*ledgers)
-    assert {key: found[key] for key in found.keys() - {"a", "b"}} == {
-        key: by_ledger[key] for key in by_ledger.keys() - {"a", "b"}
+    assert {key: found.to_dict()[key] for key in found.to_dict().keys() - {"a", "b"}} == {
+        key: by_ledger.to_dict()[key] for key in by_ledger.to_dict().keys() - {"a", "b"}
     }
     return found
 
@@ -56,7 +58,7 @@ def named(found: DiffResult) -> dict[str, tuple[Any, Any]]:
 def test_settings_that_part_runs(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path)
     other = config | {"run": "other"}
-    assert compared(tmp_path, config, other)["parts_at"] is None
+    assert compared(tmp_path, config, other).to_dict()["parts_at"] is None
     changes: list[tuple[dict[str, Any], dict[str, Any] | set[str]]] = [
         ({"seed": 8}, {"seed": (7, 8)}),
         ({"lanes": 8}, {"lanes": (4, 8)}),
@@ -66,12 +68,12 @@ def test_settings_that_part_runs(tmp_path: Path) -> None:
     ]
     for number, (change, differing) in enumerate(changes):
         found = compared(tmp_path, config, other | {"run": f"other{number}"} | change)
-        assert found["parts_at"] is not None
+        assert found.to_dict()["parts_at"] is not None
         listed = named(found)
         assert set(differing) <= listed.keys()
         if isinstance(differing, dict):
             assert all(listed[key] == value for key, value in differing.items())
-        assert found["agrees_up_to"] == 0
+        assert found.to_dict()["agrees_up_to"] == 0
 
 
 def test_other_shares_and_sources(tmp_path: Path) -> None:
@@ -95,7 +97,15 @@ def test_a_longer_run_is_the_same_up_to_the_shorter_ones_end(tmp_path: Path) -> 
     longer = config | {"cache": str(tmp_path / "other")}
     megablend.build(longer)
     found = compared(tmp_path, config, longer | {"samples": 300})
-    assert (found["parts_at"], found["samples"], found["agrees_up_to"]) == (None, [200, 300], 200)
+    assert (
+        found.to_dict()["parts_at"],
+        found.to_dict()["samples"],
+        found.to_dict()["agrees_up_to"],
+    ) == (
+        None,
+        [200, 300],
+        200,
+    )
     assert named(found) == {"stage ends": ([200], [200, 300])}
 
 
@@ -105,7 +115,7 @@ def test_a_file_that_was_added_or_changed(tmp_path: Path) -> None:
     write_source(more, 2, "arrow", documents(2, 40, 20, 9))
     (tmp_path / "source2" / "2.arrow").write_bytes((more / "source2" / "0.arrow").read_bytes())
     found = compared(tmp_path, config, config | {"run": "added"})
-    assert found["parts_at"] is not None
+    assert found.to_dict()["parts_at"] is not None
     assert "index" in named(found)
 
 
@@ -127,12 +137,12 @@ def test_states_are_compared_by_their_digests(tmp_path: Path) -> None:
     state.write_text(json.dumps(open_dataset(config).state_dict(40)))
     path = saved(tmp_path, "a", config)
     found = megablend.diff(path, state)
-    assert (found["differences"], found["agrees_up_to"]) == ([], 200)
-    assert "parts_at" not in found
+    assert (found.to_dict()["differences"], found.to_dict()["agrees_up_to"]) == ([], 200)
+    assert "parts_at" not in found.to_dict()
     other = saved(tmp_path, "b", config | {"seed": 9})
     found = megablend.diff(state, other)
-    assert [each["what"] for each in found["differences"]] == ["stages"]
-    assert found["agrees_up_to"] == 0
+    assert [each["what"] for each in found.to_dict()["differences"]] == ["stages"]
+    assert found.to_dict()["agrees_up_to"] == 0
 
 
 def test_an_amended_run_and_a_state_of_before(tmp_path: Path) -> None:
@@ -150,8 +160,8 @@ def test_an_amended_run_and_a_state_of_before(tmp_path: Path) -> None:
     at = megablend.amend(amended, at=50).at
     assert 50 <= at < 200
     found = megablend.diff(saved(tmp_path, "a", amended), state)
-    assert found["agrees_up_to"] == at
-    assert megablend.diff(state, saved(tmp_path, "a", amended))["agrees_up_to"] == at
+    assert found.to_dict()["agrees_up_to"] == at
+    assert megablend.diff(state, saved(tmp_path, "a", amended)).to_dict()["agrees_up_to"] == at
 
 
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
@@ -184,4 +194,4 @@ def test_a_ledger_outside_its_cache_is_refused(tmp_path: Path) -> None:
             match=rf"{copy}: is a run's ledger, but outside its cache; give the one inside",
         ):
             megablend.diff(ledger, copy)
-    assert megablend.diff(ledger, ledger)["parts_at"] is None
+    assert megablend.diff(ledger, ledger).to_dict()["parts_at"] is None

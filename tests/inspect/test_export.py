@@ -33,7 +33,7 @@ def test_rows_are_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         config, target, start=30, stop=71, progress=lambda done, of: seen.append((done, of))
     )
     assert seen == [(16, 41), (32, 41), (41, 41)]
-    assert written["bytes"] == target.stat().st_size
+    assert written.to_dict()["bytes"] == target.stat().st_size
     assert pq.ParquetFile(target).num_row_groups == 3
     rows = rows_of(target)
     dataset = megablend.open(config)
@@ -42,9 +42,9 @@ def test_rows_are_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for row in rows:
         shown = megablend.show(config, row["sample"])
         assert (row["source"], row["ordinal"], row["epoch"]) == (
-            shown["source"],
-            shown["ordinal"],
-            shown["pieces"][0]["epoch"],
+            shown.to_dict()["source"],
+            shown.to_dict()["ordinal"],
+            shown.to_dict()["pieces"][0]["epoch"],
         )
         firsts = [
             dataset.run.store.snapshot.file(files[piece["file"]]).first_block
@@ -57,12 +57,12 @@ def test_rows_are_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             dataset.read_blocks([number]).tokens[piece["start"] : piece["stop"]]
             for number, piece in zip(numbers, row["pieces"], strict=True)
         ]
-        assert np.concatenate(parts).tolist() == shown["tokens"]
+        assert np.concatenate(parts).tolist() == shown.to_dict()["tokens"]
         assert [piece["byte_offset"] for piece in row["pieces"]] == [
-            each["byte_offset"] for each in shown["pieces"]
+            each["byte_offset"] for each in shown.to_dict()["pieces"]
         ]
         assert [piece["epoch"] for piece in row["pieces"]] == [
-            each["epoch"] for each in shown["pieces"]
+            each["epoch"] for each in shown.to_dict()["pieces"]
         ]
 
 

@@ -69,7 +69,7 @@ def test_every_row_is_where_its_tokens_are(tmp_path: Path, order: str, split: st
             tokens = rows[document] or []
             file, row = divmod(document, 20)
             path = next((tmp_path / f"source{d}").glob(f"{file}.*[!x]"))
-            (found,) = megablend.find(config, str(path), row, split=split)["found"]
+            (found,) = megablend.find(config, str(path), row, split=split).to_dict()["found"]
             assert found["complete"]
             assert found_places(found, tokens, eod=True) == occurrences(samples, set(tokens))
             assert found["tokens"] in (0, len(tokens) + bool(tokens))
@@ -84,7 +84,7 @@ def test_a_whole_file_and_steps(tmp_path: Path) -> None:
         tokens = [token for row in rows[20:] for token in row or []]
         (found,) = megablend.find(
             config, f"source{d}/1.{('parquet', 'bin', 'arrow')[d]}", batch_size=8
-        )["found"]
+        ).to_dict()["found"]
         assert found_places(found, tokens, eod=False) == occurrences(samples, set(tokens))
         assert found["tokens"] == len(tokens)
         assert all(sample["step"] == sample["sample"] // 8 for sample in found["samples"])
@@ -94,10 +94,12 @@ def test_a_whole_file_and_steps(tmp_path: Path) -> None:
 
 def test_a_limit_says_that_more_follow(tmp_path: Path) -> None:
     config, _ = make_run(tmp_path)
-    (everything,) = megablend.find(config, "source0/0.parquet")["found"]
-    (few,) = megablend.find(config, "source0/0.parquet", limit=3)["found"]
+    (everything,) = megablend.find(config, "source0/0.parquet").to_dict()["found"]
+    (few,) = megablend.find(config, "source0/0.parquet", limit=3).to_dict()["found"]
     assert (few["samples"], few["complete"]) == (everything["samples"][:3], False)
-    (just,) = megablend.find(config, "source0/0.parquet", limit=len(everything["samples"]))["found"]
+    (just,) = megablend.find(
+        config, "source0/0.parquet", limit=len(everything["samples"])
+    ).to_dict()["found"]
     assert (just, just["complete"]) == (everything, True)
 
 
@@ -122,7 +124,7 @@ def test_the_ledger_alone_of_other_configs(tmp_path: Path, split: str | None) ->
     megablend.build(listed)
     by_ledger = megablend.find(config["cache"], "source1/0", run="listed")
     assert by_ledger == megablend.find(listed, "source1/0.bin")
-    assert by_ledger["found"][0]["samples"]
+    assert by_ledger.to_dict()["found"][0]["samples"]
 
 
 def test_what_cannot_be_found(tmp_path: Path) -> None:
@@ -170,7 +172,7 @@ def test_a_path_is_found_however_it_is_written(
     megablend.build(config)
     stored = f"{tmp_path}/cfg/../source0/1.parquet"
     expected = megablend.find(config, stored)
-    assert expected["found"][0]["file"] == stored
+    assert expected.to_dict()["found"][0]["file"] == stored
     (tmp_path / "here").symlink_to(tmp_path, target_is_directory=True)
     monkeypatch.chdir(tmp_path / "cfg")
     for path in (
@@ -204,7 +206,7 @@ def test_a_link_is_found_by_its_own_path(tmp_path: Path) -> None:
         ("b/0.parquet", ["b"]),
         ("source0/0.parquet", ["a", "b"]),
     ):
-        found = megablend.find(config, f"{tmp_path}/{path}")["found"]
+        found = megablend.find(config, f"{tmp_path}/{path}").to_dict()["found"]
         assert [each["source"] for each in found] == names
 
 
@@ -213,7 +215,7 @@ def test_a_file_of_several_sources(tmp_path: Path) -> None:
     twin = config["sources"][0] | {"name": "twin"}
     more = config | {"sources": [*config["sources"], twin], "run": "more"}
     megablend.build(more)
-    found = megablend.find(more, "source0/0.parquet", 1)["found"]
+    found = megablend.find(more, "source0/0.parquet", 1).to_dict()["found"]
     assert [each["source"] for each in found] == ["s0", "twin"]
     samples = [{sample["sample"] for sample in each["samples"]} for each in found]
     assert samples[0]

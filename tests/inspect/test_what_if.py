@@ -33,12 +33,12 @@ def files(folder: Path) -> set[Path]:
 
 def test_without_an_index_it_tells_what_there_is(tmp_path: Path, config: dict[str, Any]) -> None:
     found = megablend.describe(config)
-    assert not found["committed"]
+    assert not found.to_dict()["committed"]
     remedy = "`megablend index CONFIG` indexes the files and commits no run"
-    assert found["note"].endswith(
+    assert found.to_dict()["note"].endswith(
         f"holds no index, so the numbers of tokens are not known: {remedy}"
     )
-    first, second = found["files"]
+    first, second = found.to_dict()["files"]
     assert (first["name"], first["format"], first["files"], first["share"]) == (
         "s0",
         "parquet",
@@ -64,15 +64,15 @@ def test_an_index_alone_says_just_what_the_build_commits(
     foreseen = megablend.describe(config, **sizes)
     assert files(tmp_path / "cache") == before
     assert megablend.list_runs(config) == []
-    assert (foreseen["committed"], foreseen["note"]) == (
+    assert (foreseen.to_dict()["committed"], foreseen.to_dict()["note"]) == (
         False,
         "run 'demo' is not committed; `megablend build CONFIG` commits it",
     )
     assert megablend.build(config).index.read == 0
     committed = megablend.describe(config, **sizes)
-    assert (committed["committed"], committed["note"]) == (True, None)
-    for key in foreseen.keys() - {"committed", "note", "opening_seconds"}:
-        assert foreseen[key] == committed[key], key
+    assert (committed.to_dict()["committed"], committed.to_dict()["note"]) == (True, None)
+    for key in foreseen.to_dict().keys() - {"committed", "note", "opening_seconds"}:
+        assert foreseen.to_dict()[key] == committed.to_dict()[key], key
 
 
 def test_other_settings_of_a_run_are_described_and_what_refuses_them(
@@ -80,32 +80,38 @@ def test_other_settings_of_a_run_are_described_and_what_refuses_them(
 ) -> None:
     megablend.build(config)
     longer = megablend.describe(config | {"samples": 170})
-    assert (longer["committed"], longer["stages"]) == (False, [100, 170])
+    assert (longer.to_dict()["committed"], longer.to_dict()["stages"]) == (False, [100, 170])
     assert (
         "is committed to 100 samples; `megablend build CONFIG` lengthens it to 170"
-        in longer["note"]
+        in longer.to_dict()["note"]
     )
-    assert longer["plan"] == megablend.build(config | {"samples": 170}).ledger.digest
+    assert longer.to_dict()["plan"] == megablend.build(config | {"samples": 170}).ledger.digest
     shorter = megablend.describe(config | {"samples": 60})
-    assert (shorter["committed"], shorter["stages"]) == (False, [60])
+    assert (shorter.to_dict()["committed"], shorter.to_dict()["stages"]) == (False, [60])
     expected = "`megablend build CONFIG` refuses it: run 'demo' was built for 170 samples, now 60 are requested"
-    assert expected in shorter["note"]
-    assert "`megablend runs reset CONFIG`" in shorter["note"]
+    assert expected in shorter.to_dict()["note"]
+    assert "`megablend runs reset CONFIG`" in shorter.to_dict()["note"]
     megablend.reset_run(config, "demo")  # the remedy
-    assert megablend.build(config | {"samples": 60}).ledger.digest == shorter["plan"]
+    assert megablend.build(config | {"samples": 60}).ledger.digest == shorter.to_dict()["plan"]
     still = megablend.describe(config | {"samples": 60})
-    assert still["committed"]
+    assert still.to_dict()["committed"]
 
 
 def test_sources_that_the_index_lacks_are_named(tmp_path: Path, config: dict[str, Any]) -> None:
     one = config | {"sources": config["sources"][:1]}
     megablend.build(one)
     found = megablend.describe(config)
-    assert "lacks 1 of the config's sources (the first: 's1')" in found["note"]
-    assert [source["name"] for source in found["files"]] == ["s0", "s1"]
+    assert "lacks 1 of the config's sources (the first: 's1')" in found.to_dict()["note"]
+    assert [source["name"] for source in found.to_dict()["files"]] == ["s0", "s1"]
     megablend.build_index(config)  # the remedy
-    assert "this is not what run 'demo' is committed to" in megablend.describe(config)["note"]
-    assert megablend.open(one).run.ledger.index != megablend.describe(config)["index"]["digest"]
+    assert (
+        "this is not what run 'demo' is committed to"
+        in megablend.describe(config).to_dict()["note"]
+    )
+    assert (
+        megablend.open(one).run.ledger.index
+        != megablend.describe(config).to_dict()["index"]["digest"]
+    )
 
 
 def test_what_cannot_be_planned_is_an_error_without_a_build(config: dict[str, Any]) -> None:
@@ -134,9 +140,9 @@ def without_second_file(config: dict[str, Any]) -> dict[str, Any]:
 def files_note(config: dict[str, Any]) -> str:
     """The note of a config that no index describes; `check` and `diff` refuse it for the same reason."""
     found = megablend.describe(config)
-    assert not found["committed"]
-    assert "splits" not in found
-    note: str = found["note"]
+    assert not found.to_dict()["committed"]
+    assert "splits" not in found.to_dict()
+    note: str = found.to_dict()["note"]
     assert note.endswith(INDEX_IT)
     reason = re.escape(note.partition(", so ")[0])
     for check in (megablend.check, check_data):
@@ -162,9 +168,10 @@ def test_another_config_with_other_files_is_not_described_by_their_index(
     megablend.build_index(other)  # the remedy
     assert megablend.check(other).files == 3
     foreseen = megablend.describe(other)
-    assert foreseen["plan"] == megablend.build(other).ledger.digest
+    assert foreseen.to_dict()["plan"] == megablend.build(other).ledger.digest
     of_one, of_both = (
-        each["splits"]["train"]["sources"][0] for each in (foreseen, megablend.describe(config))
+        each.to_dict()["splits"]["train"]["sources"][0]
+        for each in (foreseen, megablend.describe(config))
     )
     assert of_one["tokens"] < of_both["tokens"]
 
@@ -194,7 +201,10 @@ def test_missing_and_changed_files_are_problems_before_a_run_exists(
     says = (
         [f"{paths[1]}: has "] if left == 2 else [f"{path}: no such file" for path in paths[left:]]
     )
-    for problems in (megablend.describe(config)["problems"], megablend.check(config).problems):
+    for problems in (
+        megablend.describe(config).to_dict()["problems"],
+        megablend.check(config).problems,
+    ):
         assert len(problems) == len(says)
         assert all(
             problem.startswith(text) for problem, text in zip(problems, says, strict=True)
@@ -215,16 +225,19 @@ def test_files_that_moved_as_a_whole_are_those_of_the_index(
     tmp_path: Path, config: dict[str, Any]
 ) -> None:
     megablend.build_index(config)
-    plan = megablend.describe(config)["plan"]
+    plan = megablend.describe(config).to_dict()["plan"]
     (tmp_path / "data" / "source0").rename(tmp_path / "moved")
     config["sources"][0] |= {"path": f"{tmp_path}/moved/*.parquet"}
     found = megablend.describe(config)
-    assert (found["plan"], found["problems"]) == (plan, [])
+    assert (found.to_dict()["plan"], found.to_dict()["problems"]) == (plan, [])
     assert megablend.check(config).problems == ()
     (tmp_path / "moved").rename(tmp_path / "data" / "source0")
     # Another root, the same files
     config["sources"][0] |= {"path": f"{tmp_path}/*/source0/*.parquet"}
-    assert (megablend.describe(config)["plan"], megablend.check(config).problems) == (plan, ())
+    assert (megablend.describe(config).to_dict()["plan"], megablend.check(config).problems) == (
+        plan,
+        (),
+    )
 
 
 def test_a_refused_config_is_planned_on_its_own_files_only(
@@ -232,10 +245,10 @@ def test_a_refused_config_is_planned_on_its_own_files_only(
 ) -> None:
     megablend.build(config)
     refused = config | {"samples": 60}
-    assert "refuses it" in megablend.describe(refused)["note"]
+    assert "refuses it" in megablend.describe(refused).to_dict()["note"]
     KINDS["parquet"].write(tmp_path / "data" / "source0" / "2.parquet", documents(0, 9, 9, 1))
-    assert OTHER_FILES in megablend.describe(refused)["note"]
-    assert megablend.describe(config)["committed"]  # its ledger decides
+    assert OTHER_FILES in megablend.describe(refused).to_dict()["note"]
+    assert megablend.describe(config).to_dict()["committed"]  # its ledger decides
     assert megablend.check(config).problems == ()
 
 
@@ -244,7 +257,7 @@ def test_files_that_cannot_be_read_are_left_out_as_by_a_build(
 ) -> None:
     (tmp_path / "data" / "source0" / "2.parquet").symlink_to("nowhere")
     megablend.build_index(config | {"on_unreadable": "skip"})
-    assert "splits" in megablend.describe(config | {"on_unreadable": "skip"})
+    assert "splits" in megablend.describe(config | {"on_unreadable": "skip"}).to_dict()
     with pytest.raises(megablend.DataError, match="a symbolic link to nothing"):
         megablend.describe(config)
 
@@ -270,7 +283,7 @@ def test_what_the_index_lacks_of_its_files_is_named_before_a_run_exists(
     changed = config | setting | {"sources": [source | of_source]}
     assert f"the newest index of {tmp_path}/cache is {index}, {lacked}" in files_note(changed)
     megablend.build_index(changed)  # the remedy
-    assert megablend.describe(changed)["plan"] == megablend.build(changed).ledger.digest
+    assert megablend.describe(changed).to_dict()["plan"] == megablend.build(changed).ledger.digest
 
 
 def test_an_index_that_a_run_uses_decides_what_the_run_can_have(tmp_path: Path) -> None:

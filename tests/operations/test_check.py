@@ -59,7 +59,7 @@ def test_all_files_as_indexed(config: dict[str, Any]) -> None:
     found = megablend.check(config, progress=seen.append)
     assert (found.files, found.problems) == (8, ())
     assert (seen[-1].files, seen[-1].num_files) == (8, 8)
-    assert megablend.describe(config)["problems"] == []
+    assert megablend.describe(config).to_dict()["problems"] == []
 
 
 def test_a_missing_a_replaced_and_a_shorter_file_are_listed(
@@ -82,7 +82,7 @@ def test_a_missing_a_replaced_and_a_shorter_file_are_listed(
     assert problems[1].endswith(f"; {CHANGED_REMEDY} (source 's0')")
     assert problems[2].startswith(f"{pair}: changed since it was indexed")
     assert problems[3] == f"{gone}: no such file (source 's1'); {MISSING_REMEDY}"
-    assert megablend.describe(config)["problems"] == list(problems)
+    assert megablend.describe(config).to_dict()["problems"] == list(problems)
 
 
 @pytest.mark.parametrize("is_named", [True, False])

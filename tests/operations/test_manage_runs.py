@@ -33,19 +33,27 @@ def states(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def names(config: dict[str, Any]) -> list[str]:
-    return [run["run"] for run in megablend.list_runs(config)]
+    return [run.to_dict()["run"] for run in megablend.list_runs(config)]
 
 
 def test_runs_are_listed_and_shown_by_cache_or_config(
     tmp_path: Path, config: dict[str, Any]
 ) -> None:
     (listed,) = megablend.list_runs(tmp_path / "cache")
-    assert (listed["run"], listed["stages"], listed["index_exists"]) == ("demo", [100], True)
+    assert (
+        listed.to_dict()["run"],
+        listed.to_dict()["stages"],
+        listed.to_dict()["index_exists"],
+    ) == (
+        "demo",
+        [100],
+        True,
+    )
     shown = megablend.show_run(config, "demo")
-    assert shown["plan"] == listed["plan"]
-    assert [source["share"] for source in shown["blend"]["sources"]] == ["1/2", "1/2"]
+    assert shown.to_dict()["plan"] == listed.to_dict()["plan"]
+    assert [source["share"] for source in shown.to_dict()["blend"]["sources"]] == ["1/2", "1/2"]
     (tmp_path / "cache" / "runs" / "bad.json").write_text("{")
-    assert [("problem" in run) for run in megablend.list_runs(config)] == [True, False]
+    assert [("problem" in run.to_dict()) for run in megablend.list_runs(config)] == [True, False]
 
 
 @pytest.mark.parametrize("order", ["block", "document", "sequential"])
@@ -62,10 +70,11 @@ def test_blends_are_shown_in_the_terms_of_configs(
     }
     megablend.build(run)
     shown = megablend.show_run(run, "other")
-    blend = shown["blend"]
+    blend = shown.to_dict()["blend"]
     assert (blend["order"], blend["shuffle_window"], blend["plan_version"]) == ("block", 2, 2)
     changes = {
-        each["what"]: (each["before"], each["after"]) for each in shown["chain"][1]["changes"]
+        each["what"]: (each["before"], each["after"])
+        for each in shown.to_dict()["chain"][1]["changes"]
     }
     assert changes["shuffle_window"] == (16, 2)
     assert changes.get("order", ("block", "block")) == (order, "block")
@@ -75,7 +84,7 @@ def test_blends_are_shown_in_the_terms_of_configs(
     )
     what = {
         each["what"]: (each["a"], each["b"])
-        for each in megablend.diff(ledger, tmp_path / "b.json")["differences"]
+        for each in megablend.diff(ledger, tmp_path / "b.json").to_dict()["differences"]
     }
     assert what["shuffle_window"] == (16, 8)
     assert not {"cycle", "plan"} & (what.keys() | changes.keys() | blend.keys())

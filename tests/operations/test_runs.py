@@ -293,7 +293,7 @@ def test_amounts_are_given_exactly(
         "sources": sources
     }
     megablend.build(config)
-    described = megablend.describe(config)["splits"]["train"]["sources"]
+    described = megablend.describe(config).to_dict()["splits"]["train"]["sources"]
     if unit == "epochs":
         for source, epochs in zip(described, (1.5, 2), strict=True):
             assert source["samples"] == int(epochs * source["tokens"] - 1) // 8
@@ -303,12 +303,14 @@ def test_amounts_are_given_exactly(
 
 def test_validation_is_one_pass_unless_sized(config: dict[str, Any]) -> None:
     megablend.build(config | {"split": "50,50,0", "samples": 30})
-    one_pass = megablend.describe(config | {"split": "50,50,0", "samples": 30})["splits"]["valid"]
+    one_pass = megablend.describe(config | {"split": "50,50,0", "samples": 30}).to_dict()["splits"][
+        "valid"
+    ]
     assert not one_pass["blended"]
     assert all(source["epochs"] <= 1 for source in one_pass["sources"])
-    sized = megablend.describe(config | {"split": "50,50,0", "samples": 30, "valid_samples": 1000})[
-        "splits"
-    ]["valid"]
+    sized = megablend.describe(
+        config | {"split": "50,50,0", "samples": 30, "valid_samples": 1000}
+    ).to_dict()["splits"]["valid"]
     assert (sized["samples"], [source["samples"] for source in sized["sources"]]) == (
         1000,
         [750, 250],
@@ -319,7 +321,7 @@ def test_a_source_list_per_split(tmp_path: Path, config: dict[str, Any]) -> None
     train, valid = config["sources"]
     config |= {"sources": {"train": [train], "valid": [valid | {"weight": 1}]}}
     megablend.build(config)
-    assert set(megablend.describe(config)["splits"]) == {"train", "valid"}
+    assert set(megablend.describe(config).to_dict()["splits"]) == {"train", "valid"}
     assert (megablend.open(config, "valid")[0]["tokens"] // 100_000 <= 1).all()
     assert (megablend.open(config)[0]["tokens"] < 100_000).all()
     with pytest.raises(megablend.PlanError, match="the config lists no sources for split 'test'"):

@@ -44,7 +44,7 @@ def test_loaders_jump(config: dict[str, Any], options: dict[str, Any]) -> None:
     length = len(megablend.open(config))
     found = megablend.skip(config, 42, 70, batch_size=8)
     # Whole steps of 8
-    assert [(each["start"], each["stop"]) for each in found["skips"]] == [(40, 72)]
+    assert [(each["start"], each["stop"]) for each in found.to_dict()["skips"]] == [(40, 72)]
     left = [*range(40), *range(72, 200)]
     assert read_samples(config, micro=8, **options) == left
     ranks = [read_samples(config, rank=rank, size=2, **options) for rank in range(2)]
@@ -54,8 +54,8 @@ def test_loaders_jump(config: dict[str, Any], options: dict[str, Any]) -> None:
     sampler = megablend.PretrainingSampler(dataset, micro_batch_size=8)
     assert [k for ks in sampler for k in ks] == left
     assert len(megablend.PretrainingSampler(dataset, micro_batch_size=8)) == len(left) // 8
-    assert megablend.describe(config)["skips"] == found["skips"]
-    (skipped,) = found["skips"]
+    assert megablend.describe(config).to_dict()["skips"] == found.to_dict()["skips"]
+    (skipped,) = found.to_dict()["skips"]
     read = [dataset.run.sources[dataset.run.plan.locate(k)[0]].name for k in range(40, 72)]
     # Samples are of one token
     assert skipped["by_source"] == {name: read.count(name) for name in set(read)}
@@ -78,7 +78,7 @@ def test_states_are_one_sample_number(config: dict[str, Any]) -> None:
         megablend.open(config, state=old[48])
     megablend.unskip(config)
     assert megablend.open(config, state=old[48]).consumed_samples == 48
-    assert megablend.list_skips(config)["skips"] == []
+    assert megablend.list_skips(config).to_dict()["skips"] == []
 
 
 def test_loops_that_count_by_themselves(config: dict[str, Any]) -> None:
@@ -90,14 +90,14 @@ def test_loops_that_count_by_themselves(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="trained_samples"):
         dataset.position(-1)
     shown = megablend.show_step(config, 5, micro_batch_size=4, data_parallel_size=2, rank=1)
-    assert [each["sample"] for each in shown["samples"]] == [76, 77, 78, 79]
+    assert [each["sample"] for each in shown.to_dict()["samples"]] == [76, 77, 78, 79]
     with pytest.raises(ConfigError, match="expected 0 to 20"):
         megablend.show_step(config, 21, micro_batch_size=8)
 
 
 def test_find_knows_what_is_skipped(config: dict[str, Any]) -> None:
     megablend.skip(config, 40, 72, batch_size=8)
-    (found,) = megablend.find(config, "source1/0.bin", batch_size=8)["found"]
+    (found,) = megablend.find(config, "source1/0.bin", batch_size=8).to_dict()["found"]
     for sample in found["samples"]:
         k = sample["sample"]
         assert sample["skipped"] == (40 <= k < 72)
@@ -143,9 +143,9 @@ def test_describe_and_check_compare_steps_before_a_job(
     megablend.skip(config, 40, 72, batch_size=8)
     says = "steps of 6 samples from sample 0 on would reach into samples 40 to 72"
     assert says in "".join(
-        megablend.describe(config, micro_batch_size=3, data_parallel_size=2)["warnings"]
+        megablend.describe(config, micro_batch_size=3, data_parallel_size=2).to_dict()["warnings"]
     )
-    assert says not in "".join(megablend.describe(config, micro_batch_size=8)["warnings"])
+    assert says not in "".join(megablend.describe(config, micro_batch_size=8).to_dict()["warnings"])
     assert says in str(megablend.check(config, micro_batch_size=6).unfit_steps)
     state = megablend.open(config).state_dict(4)
     assert megablend.check(config, micro_batch_size=6, state=state).unfit_steps is None
@@ -162,19 +162,24 @@ def test_ranges_that_together_are_the_whole_run_are_refused(config: dict[str, An
     for dry_run in (False, True):
         with pytest.raises(ConfigError, match=says):
             megablend.skip(config, 80, 200, batch_size=4, dry_run=dry_run)
-    assert [(each["start"], each["stop"]) for each in megablend.list_skips(config)["skips"]] == [
-        (0, 100)
-    ]
+    assert [
+        (each["start"], each["stop"]) for each in megablend.list_skips(config).to_dict()["skips"]
+    ] == [(0, 100)]
 
 
 def test_ranges_add_up_and_are_checked(config: dict[str, Any], tmp_path: Path) -> None:
     tried = megablend.skip(config, 10, 11, batch_size=2, dry_run=True)
-    assert [(each["start"], each["stop"]) for each in tried["skips"]] == [(8, 12)]  # 4 lanes
+    assert [(each["start"], each["stop"]) for each in tried.to_dict()["skips"]] == [
+        (8, 12)
+    ]  # 4 lanes
     assert not Path(config["cache"], "runs", "skips", "demo.json").exists()
     megablend.skip(config, 8, 16, batch_size=4)
     megablend.skip(config["cache"], 16, 20, batch_size=4, run="demo")
     found = megablend.skip(config, 190, 200, batch_size=4)
-    assert [(each["start"], each["stop"]) for each in found["skips"]] == [(8, 20), (188, 200)]
+    assert [(each["start"], each["stop"]) for each in found.to_dict()["skips"]] == [
+        (8, 20),
+        (188, 200),
+    ]
     with pytest.raises(
         ConfigError,
         match=r"multiples of 256 .lanes and samples of a step., are the whole run of 200 samples",

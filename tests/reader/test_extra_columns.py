@@ -225,11 +225,14 @@ def test_little_memory_reads_the_same(config: dict[str, Any]) -> None:
 
 
 def test_describe_show_and_verify_know_them(config: dict[str, Any]) -> None:
-    (source,) = megablend.describe(config)["index"]["sources"]
+    (source,) = megablend.describe(config).to_dict()["index"]["sources"]
     assert source["extra_columns"] == sorted(NAMES)
     shown = megablend.show(config, 3)
-    assert shown["extra"]["weight"] == megablend.open(config).sample(3).extra["weight"].tolist()
-    assert megablend.verify(config["cache"], data=True) == []
+    assert (
+        shown.to_dict()["extra"]["weight"]
+        == megablend.open(config).sample(3).extra["weight"].tolist()
+    )
+    assert megablend.verify(config["cache"], data=True).problems == ()
 
 
 def test_a_column_more_is_all_that_is_read(config: dict[str, Any]) -> None:

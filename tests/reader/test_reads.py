@@ -130,9 +130,9 @@ def test_what_is_read_is_within_the_bounds_and_as_told(
 ) -> None:
     samples = 4 * 512 * (8 if num_sources == 100 else 4)
     config = run_of(tmp_path, num_sources, samples * LENGTH, samples=samples)
-    predicted = megablend.describe(config, micro_batch_size=micro_batch, data_parallel_size=ranks)[
-        "read_amplification"
-    ]
+    predicted = megablend.describe(
+        config, micro_batch_size=micro_batch, data_parallel_size=ranks
+    ).to_dict()["read_amplification"]
     reads = read_all(config, tmp_path / "log", ranks, micro_batch_size=micro_batch)
     measured = sum(size for _, _, _, size in reads) / bytes_used(config)
     assert measured <= bound
@@ -185,7 +185,7 @@ def test_dictionaries_that_are_read_again_are_told(
     """Of small row groups each has one; where they are not all kept, a page costs more for its dictionary than for itself."""
     config, groups = run_with_dictionaries(tmp_path, memory=memory)
     dictionaries = sum(group.data_page_offset - group.dictionary_page_offset for group in groups)
-    predicted = megablend.describe(config, micro_batch_size=4)["read_amplification"]
+    predicted = megablend.describe(config, micro_batch_size=4).to_dict()["read_amplification"]
     reads = read_all(config, tmp_path / "log", 1, micro_batch_size=4)
     measured = sum(size for _, _, _, size in reads) / (bytes_used(config) + dictionaries)
     assert least <= measured <= most
@@ -202,9 +202,9 @@ def test_workers_with_lanes_of_their_own_read_no_page_twice(tmp_path: Path) -> N
     samples = 16 * window * 2
     epoch = samples * LENGTH * 17 // 16  # not all of it is read
     config = run_of(tmp_path, 10, epoch, samples=samples, lanes=16, shuffle_window=window)
-    predicted = megablend.describe(config, micro_batch_size=4, data_parallel_size=2, num_workers=2)[
-        "read_amplification"
-    ]
+    predicted = megablend.describe(
+        config, micro_batch_size=4, data_parallel_size=2, num_workers=2
+    ).to_dict()["read_amplification"]
     log = tmp_path / "log"
     reads = read_all(
         config, log, 2, micro_batch_size=4, num_workers=2, multiprocessing_context="fork"

@@ -106,15 +106,16 @@ def test_little_memory_is_enough_and_less_than_a_step_is_refused(tmp_path: Path)
 def test_describe_tells_what_it_costs_and_what_its_tables_take(tmp_path: Path) -> None:
     config = make(tmp_path, lanes=12)
     row = megablend.describe(config, micro_batch_size=12)
-    assert row["order"] == "document"
+    assert row.to_dict()["order"] == "document"
     assert all(
-        source["document_table_bytes"] > 4 * source["rows"] for source in row["index"]["sources"]
+        source["document_table_bytes"] > 4 * source["rows"]
+        for source in row.to_dict()["index"]["sources"]
     )
     page = config | {"order": "page", "run": "page"}
     assert megablend.build(page).documents is None
     assert (
-        row["read_amplification"]
-        > 1.5 * megablend.describe(page, micro_batch_size=12)["read_amplification"]
+        row.to_dict()["read_amplification"]
+        > 1.5 * megablend.describe(page, micro_batch_size=12).to_dict()["read_amplification"]
     )
 
 

@@ -13,7 +13,6 @@ import megablend
 from tests import runs
 from tests.golden_releases import RELEASES, copy_release, load_expected
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*cycle.* is now called:DeprecationWarning")
 NAMES = [(release, name) for release in RELEASES for name in load_expected(release)["samples"]]
 LAST = [(release, name) for release, name in NAMES if name != "pages train stage 0"]
 """Those whose configs are still in the folder."""
@@ -129,8 +128,11 @@ def test_a_run_of_the_release_is_lengthened_and_keeps_its_past(folder: Path, rel
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_cache_of_the_release_is_found_undamaged(folder: Path, release: str) -> None:
-    assert megablend.verify(folder / "cache") == []
+    assert megablend.verify(folder / "cache").problems == ()
     for run, samples in (("pages", 700), ("rows", 400), ("in_place", 250)):
-        assert megablend.describe(folder / f"{run}.json")["splits"]["train"]["samples"] == samples
+        assert (
+            megablend.describe(folder / f"{run}.json").to_dict()["splits"]["train"]["samples"]
+            == samples
+        )
     megablend.build(folder / "pages.json")  # the data was moved
-    assert megablend.verify(folder / "cache", data=True) == []
+    assert megablend.verify(folder / "cache", data=True).problems == ()

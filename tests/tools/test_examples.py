@@ -1,12 +1,15 @@
 """The example configs are valid, and the tables of docs/configuration.md name every key of a config once, and nothing else."""
 
 import re
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from megablend.config import Config, Source, load_config
 from megablend.config.settings import OLD_KEYS
+from megablend.inspect.description import SourceDescription, SplitDescription
+from megablend.operations.gc import GcResult
 from megablend.order.registry import OLD_NAMES
 
 ROOT = Path(__file__).parent.parent.parent
@@ -49,7 +52,8 @@ def test_old_names_are_in_one_table() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     named, table = page.split("\n## Old names\n")
     assert not re.search(r"`(order: )?(cycle|page|row)`", named)
-    for old, new in OLD_KEYS.items():
+    json_keys = [each.OLD_KEYS for each in (SourceDescription, SplitDescription, GcResult)]
+    for old, new in chain.from_iterable(each.items() for each in (OLD_KEYS, *json_keys)):
         assert f"| `{old}` | `{new}` |" in table
     for old, new in OLD_NAMES.items():
         assert f"| `order: {old}` | `order: {new}` |" in table

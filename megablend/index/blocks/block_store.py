@@ -4,7 +4,6 @@ end-of-document tokens."""
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -82,13 +81,8 @@ class BlockStore(BlockSizes):
         self._files = OpenFiles(snapshot, self.roots, storage)
 
     @property
-    def generation(self) -> Snapshot:
-        """What release 0.1.0 calls `snapshot`."""
-        return self.snapshot
-
-    @property
-    def eods(self) -> tuple[int | None, ...]:
-        """What release 0.1.0 calls `append_eod`, of the sources."""
+    def source_eods(self) -> tuple[int | None, ...]:
+        """`append_eod` of the sources, without extra columns: [num_sources]."""
         return self.append_eod[: len(self.snapshot.sources)]
 
     @property
@@ -297,15 +291,6 @@ class BlockStore(BlockSizes):
             block_offsets,
         )
 
-    def read_pages(self, ids: npt.ArrayLike) -> BlockBatch:
-        """The name of `read_blocks` in release 0.1.0, kept for one more release."""
-        warnings.warn(
-            "BlockStore.read_pages is now called read_blocks; the old name will be removed in the next release",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return self.read_blocks(ids)
-
     def _checked(self, ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Block numbers, int64 [n]. Raises: IndexError, TypeError."""
         given = np.asarray(ids)
@@ -338,8 +323,7 @@ class BlockStore(BlockSizes):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        old_names = {"generation": "snapshot", "eods": "append_eod"}  # in pickles of release 0.1.0
-        self.__init__(**{old_names.get(name, name): value for name, value in state.items()})  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]
 
 
 def _count_bytes(block: DecodedBlock) -> int:
@@ -361,7 +345,7 @@ class JoinedStore(BlockStore):
         `stores` have them."""
         self._stores = tuple(stores)
         snapshot = JoinedSnapshot([store.snapshot for store in stores])
-        append_eod = [eod for store in stores for eod in store.eods]
+        append_eod = [eod for store in stores for eod in store.source_eods]
         moved = {
             source.name: tuple(_move(column, source) for column in extra[source.name])
             for source in snapshot.sources

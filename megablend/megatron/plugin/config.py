@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +101,6 @@ class MegablendDatasetConfig(GPTDatasetConfig):  # type: ignore[misc]
 
         super().__post_init__()
         if self.cycle is not None:
-            warnings.warn("cycle is now called shuffle_window", DeprecationWarning, stacklevel=3)
             if self.shuffle_window != 64:
                 raise ConfigError(
                     "cycle: duplicate key: cycle is the old name of shuffle_window; remove cycle"

@@ -217,7 +217,7 @@ def check_commands(
     job: Job, dataset: megablend.Dataset, samples: list[list[SourceSample]], epochs: list[list[int]]
 ) -> None:
     """What `describe`, `export`, `find`, `show`, `verify` and `check` say of the run is what its samples have."""
-    described = megablend.describe(job.config)["splits"]["train"]
+    described = megablend.describe(job.config).to_dict()["splits"]["train"]
     for source, each in enumerate(described["sources"]):
         assert each["samples"] == len(samples[source])
         assert each["tokens_read"] == sum(len(sample.tokens) for sample in samples[source])
@@ -297,7 +297,7 @@ def check_find(job: Job, dataset: megablend.Dataset) -> None:
     listed = {token for document in file.documents for token in document or ()}
     read = [set(sample.tokens.tolist()) for sample in read_samples(dataset)]
     holding = {k for k, tokens in enumerate(read) if listed & tokens}
-    hits = megablend.find(job.config, str(file.path))["found"]
+    hits = megablend.find(job.config, str(file.path)).to_dict()["found"]
     found = {each["sample"] for each in hits[0]["samples"]}
     assert holding <= found
     assert all(EOD in read[k] for k in found - holding)

@@ -210,7 +210,7 @@ class Job:
             start = self.position + self.rng.randrange(left // 2)
             stop = start + self.rng.randrange(1, left // 4)
             before = {k for a, b in self.skips for k in range(a, b)}
-            listed = megablend.skip(self.config, start, stop, batch_size=4)["skips"]
+            listed = megablend.skip(self.config, start, stop, batch_size=4).to_dict()["skips"]
             self.skips = [(each["start"], each["stop"]) for each in listed]
             now = {k for a, b in self.skips for k in range(a, b)}
             assert now >= before | set(range(start, stop))
@@ -261,7 +261,8 @@ class Job:
         before an amendment that this one takes back.
         """
         listed = [
-            (each["start"], each["stop"]) for each in megablend.list_skips(self.config)["skips"]
+            (each["start"], each["stop"])
+            for each in megablend.list_skips(self.config).to_dict()["skips"]
         ]
         now = [k for start, stop in listed for k in range(start, stop)]
         for k, sample in zip(now, read_fields(self.dataset, now), strict=True):

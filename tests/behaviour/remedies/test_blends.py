@@ -77,7 +77,7 @@ class Blend(Bench):
     def use(self) -> str:
         """What `describe` notes, and warns of."""
         described = megablend.describe(self.config, micro_batch_size=4, data_parallel_size=4)
-        return "\n".join((str(described["note"]), *described["warnings"]))
+        return "\n".join((str(described.to_dict()["note"]), *described.to_dict()["warnings"]))
 
     def index(self) -> None:
         megablend.build_index(self.config)
@@ -362,9 +362,12 @@ def test_weights_are_relative_whatever_they_sum_to(bench: Blend) -> None:
     for scale in (1, 10, "1e-3"):
         bench.change(weights(scale, scale, 0))
         described = megablend.describe(bench.config)
-        shares = [source["requested_share"] for source in described["splits"]["train"]["sources"]]
+        shares = [
+            source["requested_share"]
+            for source in described.to_dict()["splits"]["train"]["sources"]
+        ]
         assert shares == [0.5, 0.5, 0, 0]
-        plans.add(described["plan"])
+        plans.add(described.to_dict()["plan"])
     assert len(plans) == 1
 
 

@@ -102,7 +102,7 @@ def loading_after_a_skip(batch: int = 4, *, again: int | None = None, **options:
 
     def call(bench: Calls) -> None:
         own = bench.own(f"skips-{batch}-{again}")
-        if not megablend.list_skips(own)["skips"]:
+        if not megablend.list_skips(own).to_dict()["skips"]:
             megablend.skip(own, 8, 16, batch_size=batch)
             if again:
                 megablend.skip(own, 6, 18, batch_size=again)

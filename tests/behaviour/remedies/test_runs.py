@@ -147,7 +147,7 @@ def check_and_restore(bench: Run) -> None:
 
 
 def verify(bench: Run) -> str:
-    return "\n".join(megablend.verify(str(bench.cache)))
+    return "\n".join(megablend.verify(str(bench.cache)).problems)
 
 
 def gc(bench: Run) -> None:
@@ -155,7 +155,7 @@ def gc(bench: Run) -> None:
 
 
 def note(bench: Run) -> str:
-    return str(megablend.describe(str(bench.path))["note"])
+    return str(megablend.describe(str(bench.path)).to_dict()["note"])
 
 
 def refuse_locks(bench: Run) -> None:

@@ -93,7 +93,7 @@ def skips(bench: Sources) -> None:
     bench.use()
     found = f"{bench.folder}/b.parquet: a symbolic link to nothing: gone"
     assert build(bench.config).index.skipped == (f"source 's0': {found}",)
-    assert megablend.describe(bench.config)["index"]["sources"][0]["skipped"] == [found]
+    assert megablend.describe(bench.config).to_dict()["index"]["sources"][0]["skipped"] == [found]
 
 
 FOLDERS = {

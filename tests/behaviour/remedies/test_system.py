@@ -286,7 +286,7 @@ def test_a_full_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch, free: in
     (small_disk / "other.data").unlink()  # "free disk space there"
     project.build()
     assert project.read() == project.tokens
-    assert megablend.verify(str(project.cache)) == []
+    assert megablend.verify(str(project.cache)).problems == ()
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can mount a disk")

@@ -120,5 +120,7 @@ def test_a_run_over_streams_has_the_samples_of_files(tmp_path: Path) -> None:
         megablend.build(config)
     a, b = (megablend.open(config) for config in configs)
     assert all(a[k]["tokens"].equal(b[k]["tokens"]) for k in range(12))
-    assert megablend.describe(configs[1])["index"]["sources"][0]["format"] == "arrow-stream"
-    assert megablend.verify(configs[1]["cache"], data=True) == []
+    assert (
+        megablend.describe(configs[1]).to_dict()["index"]["sources"][0]["format"] == "arrow-stream"
+    )
+    assert megablend.verify(configs[1]["cache"], data=True).problems == ()

@@ -291,7 +291,7 @@ def test_a_run_over_raw_files_has_the_samples_of_other_formats(tmp_path: Path) -
         megablend.build(config)
     a, b = (megablend.open(config) for config in configs)
     assert all(a[k]["tokens"].equal(b[k]["tokens"]) for k in range(12))
-    assert megablend.verify(configs[1]["cache"], data=True) == []
+    assert megablend.verify(configs[1]["cache"], data=True).problems == ()
     other = raw | {"format_options": options | {"eod_token": 5}}
     with pytest.raises(
         MegablendError, match=r"source 's0' has options \{.*'eod_token': 0.*\}; the config has"

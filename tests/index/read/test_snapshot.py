@@ -12,7 +12,6 @@ from megablend.errors import CacheError
 from megablend.formats import FORMATS
 from megablend.formats.base import PLACED_BLOCK_DTYPE
 from megablend.formats.blocks import place_blocks
-from megablend.index.blocks.block_store import BlockStore
 from megablend.index.read.snapshot import Snapshot, open_snapshot
 from megablend.index.tables.list_snapshots import list_snapshots
 from tests.index.index_data import build, spec, strip_checks, write
@@ -100,16 +99,6 @@ def test_a_pickled_snapshot_opens_again(snapshot: Snapshot) -> None:
     assert again.sources == snapshot.sources
     np.testing.assert_array_equal(again.tokens_before, snapshot.tokens_before)
     assert len(pickle.dumps(snapshot)) < 500
-
-
-def test_the_name_of_earlier_releases_in_attributes_and_pickles(snapshot: Snapshot) -> None:
-    store = BlockStore(snapshot, storage=STORAGE)
-    state = store.__getstate__()
-    state |= {"generation": state.pop("snapshot"), "eods": state.pop("append_eod")}
-    again = BlockStore.__new__(BlockStore)
-    again.__setstate__(state)
-    assert again.generation is again.snapshot is store.generation
-    assert again.eods == store.append_eod == (None, None)
 
 
 def test_arrays_are_mapped_and_read_only(snapshot: Snapshot) -> None:

@@ -229,11 +229,11 @@ def test_skipped_samples_are_left_out_and_made_up_for(tmp_path: Path, words: lis
     config = plugin_config(tmp_path / "cache", **options(words))
     whole = build(config)[0]
     cache = tmp_path / "cache" / "megablend"
-    (skipped,) = megablend.skip(cache, 90, 110, batch_size=8, run="default")["skips"]
+    (skipped,) = megablend.skip(cache, 90, 110, batch_size=8, run="default").to_dict()["skips"]
     assert (skipped["start"], skipped["stop"]) == (88, 112)
     train = build(config)[0]
     assert len(train) == 400
-    assert megablend.list_runs(cache)[0]["stages"] == [400, 424]
+    assert megablend.list_runs(cache)[0].to_dict()["stages"] == [400, 424]
     own = megablend.open(expected(tmp_path / "cache" / "megablend", words, samples=424))
     for i in (0, 87, 88, 89, 375, 376, 399):
         k = own.position(i)

@@ -11,7 +11,6 @@ from tests.golden_releases import RELEASES, copy_release, load_expected
 
 pytestmark = [
     pytest.mark.usefixtures("distributed"),
-    pytest.mark.filterwarnings("ignore:.*cycle.* is now called:DeprecationWarning"),
 ]
 
 

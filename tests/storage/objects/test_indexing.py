@@ -466,7 +466,7 @@ def test_a_dry_run_and_describe_tell_requests_bytes_and_cost(tmp_path: Path) -> 
     )
     assert [each.requests for each in dry_run(plain)] == [0]
     megablend.build(plain)
-    assert "transfer" not in megablend.describe(plain)
+    assert "transfer" not in megablend.describe(plain).to_dict()
 
 
 def test_documents_of_several_files_are_counted_at_a_time(tmp_path: Path) -> None:

@@ -173,8 +173,8 @@ def test_a_run_has_the_same_index_and_samples(swift: S3Server, tmp_path: Path, k
     a = megablend.open(plain)
     b = pickle.loads(pickle.dumps(megablend.open(other)))
     assert all(a[k]["tokens"].equal(b[k]["tokens"]) for k in range(12))
-    assert megablend.show(other, 3)["pieces"][0]["file"].startswith(f"s3://run-{kind}/")
-    assert megablend.verify(other["cache"], data=True) == []
+    assert megablend.show(other, 3).to_dict()["pieces"][0]["file"].startswith(f"s3://run-{kind}/")
+    assert megablend.verify(other["cache"], data=True).problems == ()
     assert megablend.check(other).problems == ()
 
 
