@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     open = open_dataset
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     "operations.amend": "amend",

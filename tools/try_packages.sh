@@ -6,7 +6,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 make_venv .venv-packages
-pip install --quiet "setuptools>=68" wheel
+pip install --quiet "setuptools>=77.0.3" wheel
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

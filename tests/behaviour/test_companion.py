@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,21 @@ def compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.setattr(stage_requests._Planner, "drain_before", refuse)
 
     return start
+
+
+@pytest.mark.long
+def test_a_companion_of_another_release_is_read(
+    config: dict[str, Any], compiles_nothing: Callable[[], None]
+) -> None:
+    """The release's number is changed before anything else is imported, so that all would see it."""
+    samples = read(config)
+    for path in list_companions(config):
+        path.unlink()
+    program = f"import megablend; megablend.__version__ = '9.9.9'; megablend.build({config!r})"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert list_companions(config)
+    compiles_nothing()
+    assert read(config) == samples
 
 
 def test_opening_compiles_nothing(

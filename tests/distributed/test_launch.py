@@ -129,5 +129,5 @@ def test_one_process_needs_no_mpi4py(tmp_path: Path) -> None:
     )
     result = run([*driver(0)[:1], "-c", use])
     assert result.stdout.split() == ["4", "True"], result.stderr
-    setup = Path(__file__).parents[2].joinpath("setup.py").read_text()
-    assert "mpi4py" not in setup.partition("extras_require")[0]
+    project = Path(__file__).parents[2].joinpath("pyproject.toml").read_text()
+    assert "mpi4py" not in project.partition("[project.optional-dependencies]")[0]
