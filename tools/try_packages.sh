@@ -2,9 +2,11 @@
 # Builds the source distribution and, out of it, the wheel; installs each into an empty environment; runs the quick tests there, against
 # the installed package: bash tools/try_packages.sh [pytest arguments]
 # MEGABLEND_WITH_TORCH=1: with PyTorch (large); without it, the tests that need it are skipped.
+# MEGABLEND_LOWEST=1: with the lowest versions of the dependencies that the metadata allows, in place of the newest.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
+rm -rf .venv-packages # it may be of another Python
 make_venv .venv-packages
 pip install --quiet "setuptools>=77.0.3" wheel
 
@@ -25,6 +27,15 @@ source_tree=${sdist%.tar.gz}
 say "Wheel, from the source distribution"
 (cd "$source_tree" && python -c 'from setuptools import build_meta; build_meta.build_wheel("..")' >/dev/null)
 wheel=$(echo "$folder"/dist/*.whl)
+
+if [ "${MEGABLEND_LOWEST:-}" = 1 ]; then
+    say "The lowest versions of dependencies"
+    pip install --quiet uv
+    python tools/list_requirements.py "$wheel" --without torch |
+        uv pip compile --quiet --no-header --no-annotate --only-binary :all: --resolution lowest-direct --output-file "$folder/lowest.txt" -
+    cat "$folder/lowest.txt"
+    export PIP_CONSTRAINT="$folder/lowest.txt"
+fi
 
 # The tests, without the package beside them.
 mkdir "$folder/tests-only"
