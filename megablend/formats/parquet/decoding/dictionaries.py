@@ -3,6 +3,7 @@ one bounded cache per process, for any number of files."""
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import threading
@@ -75,6 +76,12 @@ class DictionaryCache:
             self._max_bytes = max_bytes
             self._shrink()
 
+    def clear(self) -> None:
+        """Forget all arrays."""
+        with self._lock:
+            self._arrays.clear()
+            self._bytes = 0
+
     def _shrink(self) -> None:
         """Evict the least recently used (the lock is held)."""
         while self._bytes > self._max_bytes and len(self._arrays) > 1:
@@ -83,5 +90,8 @@ class DictionaryCache:
 
 CACHE = DictionaryCache(DICTIONARY_BYTES)
 os.register_at_fork(after_in_child=CACHE.unlock_after_fork)
+# What Python calls after a fork, and with it the cache, it frees last; arrays may be in a memory pool
+# of pyarrow that the program has set, which is gone then.
+atexit.register(CACHE.clear)
 READERS = itertools.count()
 """A number for each reader: two of one path may have opened different files."""
