@@ -10,12 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from megablend.arrays import Int64s
 from megablend.config.read_spec import OptionValue, ReadSpec
 from megablend.errors import (
     CHANGED_REMEDY,
@@ -27,108 +25,22 @@ from megablend.errors import (
 from megablend.formats.base import (
     BLOCK_DTYPE,
     CHUNK_DTYPE,
-    NO_OFFSETS,
     Array,
     BaseFormat,
     BlockReader,
-    DecodedBlock,
     FileIndex,
     OpenedFile,
     check_size,
 )
-from megablend.formats.raw.boundaries import Separator, count_documents, find_offsets, make_blocks
+from megablend.formats.raw.boundaries import Separator, count_documents, make_blocks
 from megablend.formats.raw.raw_header import Layout, find_container, read_layout
 from megablend.formats.raw.raw_options import RawOptions, parse_options
+from megablend.formats.raw.raw_reader import RawReader
 from megablend.storage.base import Storage
 from megablend.storage.prefetched import stream_portions
-from megablend.storage.ranges import FetchedRanges, FileRanges
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RawReader:
-    """Decodes blocks of one file."""
-
-    path: str
-    size: int
-    """Bytes of the file."""
-    header_bytes: int
-    dtype: str
-    separator: Separator | None
-    """None if the file is one document."""
-
-    def byte_ranges(
-        self,
-        blocks: Array,
-        chunks: Array,
-        fetched: Sequence[FetchedRanges] = (),
-        *,
-        tokens: bool = True,
-    ) -> list[FileRanges]:
-        """The blocks' tokens; nothing if only documents are needed and the file is one document.
-        See BlockReader.byte_ranges."""
-        offsets, sizes = self._ranges(blocks)
-        if fetched or not len(blocks) or not (tokens or self.separator is not None):
-            return []
-        return [FileRanges(self.path, offsets, sizes, np.arange(len(blocks)))]
-
-    def decode(
-        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges], *, pieces: bool = True
-    ) -> list[DecodedBlock]:
-        """See BlockReader.decode."""
-        found = []
-        for i, block in enumerate(blocks):
-            tokens = self._tokens(fetched[0][i])
-            found.append(
-                DecodedBlock(
-                    tokens,
-                    find_offsets(self.path, block, self.separator, tokens)
-                    if pieces
-                    else NO_OFFSETS,
-                )
-            )
-        return found
-
-    def find_pieces(
-        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
-    ) -> tuple[list[npt.NDArray[np.int64]], int]:
-        """See BlockReader.find_pieces; found in the tokens if these separate documents."""
-        if self.separator is None:
-            return [find_offsets(self.path, block, self.separator, None) for block in blocks], 0
-        found = [
-            find_offsets(self.path, block, self.separator, self._tokens(fetched[0][i]))
-            for i, block in enumerate(blocks)
-        ]
-        return found, int(blocks["stored_bytes"].sum())
-
-    def _ranges(self, blocks: Array) -> tuple[Int64s, Int64s]:
-        """Offsets and sizes of blocks, int64 [n] each. Raises:
-        CorruptFileError if they are not within the file."""
-        offsets = blocks["offset"].astype(np.int64)
-        sizes = blocks["tokens"].astype(np.int64) * np.dtype(self.dtype).itemsize
-        wrong = (
-            (sizes != blocks["stored_bytes"])
-            | (offsets < self.header_bytes)
-            | (offsets + sizes > self.size)
-        )
-        for i in np.flatnonzero(wrong)[:1]:
-            raise CorruptFileError(
-                self.path,
-                f"block of {blocks['tokens'][i]} tokens in {blocks['stored_bytes'][i]} bytes is outside the file of {self.size} "
-                "bytes",
-                offset=int(offsets[i]),
-            )
-        return offsets, sizes
-
-    def _tokens(self, data: Array) -> Array:
-        """Tokens [num_tokens] from bytes, uint8 [stored_bytes]; read-only."""
-        tokens: Array = np.require(
-            data.view(np.dtype(self.dtype).newbyteorder("<")), requirements="A"
-        )
-        tokens.flags.writeable = False
-        return tokens
-
 
 _MAX_BLOCK_BYTES = 1 << 30
+"""What `block_bytes` is limited to: the index has 32 bits for the bytes of a block."""
 
 
 class RawFormat(BaseFormat):
@@ -173,48 +85,48 @@ class RawFormat(BaseFormat):
             key = "extra_columns" if read.allow_float else "column"
             raise ConfigError(f"{path}: raw files have no columns; remove {key}: {read.column}")
         options = parse_options(dict(read.options))
-        size = storage.stat(path).size
-        layout, header = read_layout(path, size, options, storage)
+        layout, header = read_layout(path, storage.stat(path).size, options, storage)
         separator = _separator(options)
-        block_tokens = max(1, min(read.block_bytes, _MAX_BLOCK_BYTES) // layout.token_bytes)
-        chunk_tokens = block_tokens * max(
-            1, self.chunk_bytes // (block_tokens * layout.token_bytes)
-        )
-        numbers = _chunks_in(span, layout, chunk_tokens)
+        sizes = self._choose_sizes(read.block_bytes, layout)
+        numbers = _chunks_in(span, layout, sizes.chunk)
+        indexed = _index_chunks(path, numbers, sizes, layout, separator, storage)
+        token_ranges = [each.token_range for each in indexed if each.token_range is not None]
+
+        # Of a part, chunks and tokens count from its own first ones: parts are joined by adding
+        # what is before each. Only `row_group` is the number of the chunk in the file.
+        blocks = np.concatenate([np.zeros(0, BLOCK_DTYPE), *(each.blocks for each in indexed)])
+        blocks["chunk"] = blocks["first_token"] // sizes.chunk - numbers.start
+        if len(blocks):
+            blocks["first_token"] -= blocks["first_token"][0]
         chunks = np.zeros(len(numbers), CHUNK_DTYPE)
         chunks["dictionary_offset"] = -1
         chunks["row_group"] = numbers
-        scan_tokens = block_tokens * max(1, self.scan_bytes // (block_tokens * layout.token_bytes))
-        ranges = list(_scan_ranges(numbers, chunk_tokens, scan_tokens, layout))
-        reads = [] if separator is None else [_byte_range(layout, *each) for each in ranges]
-        portions = [(np.array([offset]), np.array([size])) for offset, size in reads]
-        ends = list[tuple[int, int]]()  # smallest and largest token of what is read anyway
-        blocks = [
-            _index_blocks(path, layout, separator, *ranges[i], block_tokens, storage, ends)
-            for i in (stream_portions(storage, path, portions) if reads else range(len(ranges)))
-        ]
-        found = np.concatenate([np.zeros(0, BLOCK_DTYPE), *blocks])
-        found["chunk"] = found["first_token"] // chunk_tokens - (
-            numbers.start if len(numbers) else 0
-        )
-        before = int(found["first_token"][0]) if len(found) else 0
-        found["first_token"] -= before
-        chunks["first_token"] = np.arange(len(numbers)) * chunk_tokens
+        chunks["first_token"] = np.arange(len(numbers)) * sizes.chunk
         return FileIndex(
-            rows=int(found["rows"].sum()),
-            tokens=int(found["tokens"].sum()),
+            rows=int(blocks["rows"].sum()),
+            tokens=int(blocks["tokens"].sum()),
             token_dtype=layout.dtype,
             chunks=chunks,
-            blocks=found,
+            blocks=blocks,
             structure=_digest(header, layout),
             meta={
                 "header_bytes": layout.header_bytes,
                 "separator": None if separator is None else [separator.token, separator.ends],
             },
-            scanned_bytes=int(found["stored_bytes"].sum()) if separator is not None else 0,
-            token_range=(min(low for low, _ in ends), max(high for _, high in ends))
-            if ends
+            scanned_bytes=int(blocks["stored_bytes"].sum()) if separator is not None else 0,
+            token_range=(min(low for low, _ in token_ranges), max(high for _, high in token_ranges))
+            if token_ranges
             else None,
+        )
+
+    def _choose_sizes(self, block_bytes: int, layout: Layout) -> _Sizes:
+        """Chunks and scans are whole blocks, one at least."""
+        block = max(1, min(block_bytes, _MAX_BLOCK_BYTES) // layout.token_bytes)
+        stored_bytes = block * layout.token_bytes
+        return _Sizes(
+            block=block,
+            chunk=block * max(1, self.chunk_bytes // stored_bytes),
+            scan=block * max(1, self.scan_bytes // stored_bytes),
         )
 
     def open(
@@ -251,6 +163,24 @@ class RawFormat(BaseFormat):
 RAW = RawFormat()
 
 
+class _Sizes(NamedTuple):
+    """Tokens of what a file is divided into."""
+
+    block: int
+    chunk: int
+    scan: int
+    """Of what is read at a time when documents are looked for."""
+
+
+class _IndexedRange(NamedTuple):
+    """What is found in consecutive tokens of a file."""
+
+    blocks: Array
+    """BLOCK_DTYPE [n], whose `first_token` counts from the start of the file."""
+    token_range: tuple[int, int] | None
+    """The smallest and the largest token; None if the tokens were not read."""
+
+
 def _separator(options: RawOptions) -> Separator | None:
     return (
         None
@@ -262,46 +192,50 @@ def _separator(options: RawOptions) -> Separator | None:
 def _chunks_in(span: tuple[int, int], layout: Layout, chunk_tokens: int) -> range:
     """Numbers of the chunks that begin within bytes [start, stop) of the file; the first one counts
     as beginning at byte 0."""
-    step = chunk_tokens * layout.token_bytes
+    chunk_bytes = chunk_tokens * layout.token_bytes
     num_chunks = -(-layout.num_tokens // chunk_tokens)
-    first, stop = (-(-(each - layout.header_bytes) // step) if each > 0 else 0 for each in span)
+    # The first chunk that begins at a byte or after it. Two spans that meet share no chunk.
+    first, stop = (
+        -(-(byte - layout.header_bytes) // chunk_bytes) if byte > 0 else 0 for byte in span
+    )
     return range(max(0, min(first, num_chunks)), max(0, min(stop, num_chunks)))
 
 
-def _scan_ranges(
-    numbers: range, chunk_tokens: int, step: int, layout: Layout
-) -> Iterator[tuple[int, int]]:
-    """Ranges of `step` tokens that are indexed together: whole blocks, of one chunk or several."""
-    start = numbers.start * chunk_tokens
-    end = min(numbers.stop * chunk_tokens, layout.num_tokens)
-    while start < end:
-        yield start, min(start + step, end)
-        start += step
-
-
-def _index_blocks(
+def _index_chunks(
     path: str,
+    numbers: range,
+    sizes: _Sizes,
     layout: Layout,
     separator: Separator | None,
-    start: int,
-    stop: int,
-    block_tokens: int,
     storage: Storage,
-    ends: list[tuple[int, int]],
-) -> Array:
-    """The blocks of tokens [start, stop), BLOCK_DTYPE [n]. If tokens are read, their smallest and
-    largest are added to `ends`."""
-    first = np.arange(start, stop, block_tokens, dtype=np.int64)
-    sizes = np.minimum(block_tokens, stop - first)
-    blocks = make_blocks(layout.header_bytes, layout.token_bytes, first, sizes)
-    starts = np.zeros(0, np.int64)
-    if separator is not None:
-        data = storage.read(path, *_byte_range(layout, start, stop))
-        tokens = np.frombuffer(data, np.dtype(layout.dtype).newbyteorder("<"))
-        starts = max(0, start - 1) + separator.find_starts(tokens)
-        ends.append((int(tokens.min()), int(tokens.max())))
-    count_documents(blocks, first, starts, layout.num_tokens)
-    return blocks
+) -> list[_IndexedRange]:
+    """The blocks of consecutive chunks, one scan after the other. Tokens are read only if one of
+    them separates documents."""
+    scans = list(_list_scans(numbers, sizes, layout))
+    if separator is None:
+        return [_index_range(layout, *scan, sizes.block, None, None) for scan in scans]
+    reads = [_byte_range(layout, *scan) for scan in scans]
+    portions = [(np.array([offset]), np.array([size])) for offset, size in reads]
+    token_dtype = np.dtype(layout.dtype).newbyteorder("<")
+    return [
+        _index_range(
+            layout,
+            *scans[i],
+            sizes.block,
+            separator,
+            np.frombuffer(storage.read(path, *reads[i]), token_dtype),
+        )
+        for i in stream_portions(storage, path, portions)
+    ]
+
+
+def _list_scans(numbers: range, sizes: _Sizes, layout: Layout) -> Iterator[tuple[int, int]]:
+    """Ranges of the chunks' tokens that are indexed together: of one chunk or several."""
+    start = numbers.start * sizes.chunk
+    end = min(numbers.stop * sizes.chunk, layout.num_tokens)
+    while start < end:
+        yield start, min(start + sizes.scan, end)
+        start += sizes.scan
 
 
 def _byte_range(layout: Layout, start: int, stop: int) -> tuple[int, int]:
@@ -310,6 +244,31 @@ def _byte_range(layout: Layout, start: int, stop: int) -> tuple[int, int]:
     low = max(0, start - 1)
     high = min(stop + 1, layout.num_tokens)
     return layout.header_bytes + low * layout.token_bytes, (high - low) * layout.token_bytes
+
+
+def _index_range(
+    layout: Layout,
+    start: int,
+    stop: int,
+    block_tokens: int,
+    separator: Separator | None,
+    tokens: Array | None,
+) -> _IndexedRange:
+    """The blocks of tokens [start, stop).
+
+    Args:
+        tokens: of `_byte_range`; not needed without a separator.
+    """
+    first = np.arange(start, stop, block_tokens, dtype=np.int64)
+    num_tokens = np.minimum(block_tokens, stop - first)
+    blocks = make_blocks(layout.header_bytes, layout.token_bytes, first, num_tokens)
+    document_starts = np.zeros(0, np.int64)
+    token_range = None
+    if separator is not None and tokens is not None:
+        document_starts = max(0, start - 1) + separator.find_starts(tokens)
+        token_range = int(tokens.min()), int(tokens.max())
+    count_documents(blocks, first, document_starts, layout.num_tokens)
+    return _IndexedRange(blocks, token_range)
 
 
 def _digest(header: bytes, layout: Layout) -> str:

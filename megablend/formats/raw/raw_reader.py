@@ -1,0 +1,100 @@
+"""Decoding blocks of raw files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from megablend.arrays import Int64s
+from megablend.errors import CorruptFileError
+from megablend.formats.base import NO_OFFSETS, Array, DecodedBlock
+from megablend.formats.raw.boundaries import Separator, find_offsets
+from megablend.storage.ranges import FetchedRanges, FileRanges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawReader:
+    """Decodes blocks of one file."""
+
+    path: str
+    size: int
+    """Bytes of the file."""
+    header_bytes: int
+    dtype: str
+    separator: Separator | None
+    """None if the file is one document."""
+
+    def byte_ranges(
+        self,
+        blocks: Array,
+        chunks: Array,
+        fetched: Sequence[FetchedRanges] = (),
+        *,
+        tokens: bool = True,
+    ) -> list[FileRanges]:
+        """The blocks' tokens; nothing if only documents are needed and the file is one document.
+        See BlockReader.byte_ranges."""
+        offsets, sizes = self._ranges(blocks)
+        if fetched or not len(blocks) or not (tokens or self.separator is not None):
+            return []
+        return [FileRanges(self.path, offsets, sizes, np.arange(len(blocks)))]
+
+    def decode(
+        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges], *, pieces: bool = True
+    ) -> list[DecodedBlock]:
+        """See BlockReader.decode."""
+        found = []
+        for i, block in enumerate(blocks):
+            tokens = self._tokens(fetched[0][i])
+            found.append(
+                DecodedBlock(
+                    tokens,
+                    find_offsets(self.path, block, self.separator, tokens)
+                    if pieces
+                    else NO_OFFSETS,
+                )
+            )
+        return found
+
+    def find_pieces(
+        self, blocks: Array, chunks: Array, fetched: Sequence[FetchedRanges]
+    ) -> tuple[list[npt.NDArray[np.int64]], int]:
+        """See BlockReader.find_pieces; found in the tokens if these separate documents."""
+        if self.separator is None:
+            return [find_offsets(self.path, block, self.separator, None) for block in blocks], 0
+        found = [
+            find_offsets(self.path, block, self.separator, self._tokens(fetched[0][i]))
+            for i, block in enumerate(blocks)
+        ]
+        return found, int(blocks["stored_bytes"].sum())
+
+    def _ranges(self, blocks: Array) -> tuple[Int64s, Int64s]:
+        """Offsets and sizes of blocks, int64 [n] each. Raises:
+        CorruptFileError if they are not within the file."""
+        offsets = blocks["offset"].astype(np.int64)
+        sizes = blocks["tokens"].astype(np.int64) * np.dtype(self.dtype).itemsize
+        wrong = (
+            (sizes != blocks["stored_bytes"])
+            | (offsets < self.header_bytes)
+            | (offsets + sizes > self.size)
+        )
+        for i in np.flatnonzero(wrong)[:1]:
+            raise CorruptFileError(
+                self.path,
+                f"block of {blocks['tokens'][i]} tokens in {blocks['stored_bytes'][i]} bytes is outside the file of {self.size} "
+                "bytes",
+                offset=int(offsets[i]),
+            )
+        return offsets, sizes
+
+    def _tokens(self, data: Array) -> Array:
+        """Tokens [num_tokens] from bytes, uint8 [stored_bytes]; read-only. The bytes may begin at
+        any address in memory; where that is no place for a token, they are copied."""
+        tokens: Array = np.require(
+            data.view(np.dtype(self.dtype).newbyteorder("<")), requirements="A"
+        )
+        tokens.flags.writeable = False
+        return tokens
