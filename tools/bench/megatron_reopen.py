@@ -98,13 +98,13 @@ def reopen(folder: Path, options: argparse.Namespace) -> None:
         from megatron.core.datasets.gpt_dataset import GPTDataset
 
         from megablend.megatron import MegablendDatasetBuilder
-        from megablend.megatron.plugin.probe import misfit
+        from megablend.megatron.plugin.probe import known_misfit
 
         theirs = build.__self__  # type: ignore[attr-defined]
         builder = MegablendDatasetBuilder(
             GPTDataset, sizes_of(options.samples), lambda: True, theirs.config
         )
-        misfit(MegablendDatasetBuilder)
+        known_misfit(MegablendDatasetBuilder)
         build = builder.build
     before = {path.name for path in (folder / "cache").iterdir()}
     memory = own_memory()

@@ -98,15 +98,15 @@ class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[mi
         """
         if reason := self._not_ours():
             return self._leave_to_megatron(reason)
-        from megablend.megatron.plugin.probe import misfit
+        from megablend.megatron.plugin.probe import known_misfit
 
         own: Any = MegablendDatasetBuilder
         if assumes_whole_cache(self.config):
-            reason = misfit(own)
+            reason = known_misfit(own)
             return self._open() if reason is None else self._leave_to_megatron(reason)
         job = this_job()
         try:
-            reason = misfit(own)
+            reason = known_misfit(own)
         except BaseException as error:
             job.world.abort(error)
         if reason is None and not is_tried(installed_version()) and job.rank == 0:

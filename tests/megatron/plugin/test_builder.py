@@ -223,7 +223,7 @@ def test_a_version_that_does_not_fit_goes_megatrons_way(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "megablend.megatron.plugin.probe.misfit", lambda builder: "GPTDataset has no __len__"
+        "megablend.megatron.plugin.probe.known_misfit", lambda builder: "GPTDataset has no __len__"
     )
     for fast in (False, True):
         monkeypatch.setattr(

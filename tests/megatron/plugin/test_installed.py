@@ -154,16 +154,16 @@ def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any
         return "GPTDataset differs"
 
     monkeypatch.setattr(probe, "find_misfit", find)
-    probe.misfit.cache_clear()
+    probe.known_misfit.cache_clear()
     yield calls
-    probe.misfit.cache_clear()
+    probe.known_misfit.cache_clear()
 
 
 def ask() -> str | None:
     """As another process of the node would."""
-    probe.misfit.cache_clear()
+    probe.known_misfit.cache_clear()
     builder: Any = MegablendDatasetBuilder
-    return probe.misfit(builder)
+    return probe.known_misfit(builder)
 
 
 def test_an_outcome_is_kept_as_long_as_nothing_changes(
@@ -199,7 +199,7 @@ def test_an_outcome_that_cannot_be_kept_serves_the_process(
     (tmp_path / "file").touch()
     monkeypatch.setattr(probe, "cache_dir", lambda: tmp_path / "file")
     builder: Any = MegablendDatasetBuilder
-    assert [probe.misfit(builder), probe.misfit(builder)] == ["GPTDataset differs"] * 2
+    assert [probe.known_misfit(builder), probe.known_misfit(builder)] == ["GPTDataset differs"] * 2
     assert len(probed) == 1
 
 
@@ -227,7 +227,7 @@ def test_a_version_that_nothing_tells_is_no_error(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_was_found_is_kept_for_this_code_alone() -> None:
-    names = {f"{path.parent.name}/{path.name}" for path in probe._files()}
+    names = {f"{path.parent.name}/{path.name}" for path in probe._list_code()}
     assert {
         "datasets/gpt_dataset.py",
         "plugin/probe.py",

@@ -1,0 +1,102 @@
+"""What the code of the installed megatron-core looks like, without running it: its methods, what
+waits for other ranks, and its settings. Part of the `probe`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from types import CodeType
+from typing import Any
+
+from megablend.megatron.compat import has_default
+from megablend.megatron.core import GPTDatasetConfig
+from megablend.megatron.request.config import DatasetConfig
+
+BUILDER_METHODS = (
+    "__init__",
+    "build",
+    "build_generic_dataset",
+    "_build_megatron_dataset_splits",
+    "_build_megatron_datasets_parallel",
+)
+"""What MegablendDatasetBuilder replaces of Megatron's builder, or calls with its arguments."""
+DATASET_METHODS = (
+    "__len__",
+    "build_low_level_dataset",
+    "_build_document_sample_shuffle_indices",
+    "_query_document_sample_shuffle_indices",
+)
+"""The same of MegablendGPTDataset, and GPTDataset."""
+_OPENING_MODULES = (
+    "blended_megatron_dataset_builder",
+    "blended_dataset",
+    "gpt_dataset",
+    "megatron_dataset",
+)
+"""Modules whose functions open datasets."""
+_COLLECTIVES = {
+    "all_gather",
+    "all_gather_object",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+}
+"""Names of torch.distributed's functions that wait for other ranks."""
+
+
+def compare_methods(ours: type[Any], theirs: type[Any], replaced: tuple[str, ...]) -> str | None:
+    """How the methods that our subclass replaces differ from those of Megatron's class, or which
+    one that it adds is there already."""
+    for name in replaced:
+        if not hasattr(theirs, name):
+            return f"{theirs.__name__} has no {name}"
+        expected = _parameters(getattr(ours, name))
+        found = _parameters(getattr(theirs, name))
+        if found != expected:
+            return f"{theirs.__name__}.{name} takes ({', '.join(found)}); expected ({', '.join(expected)})"
+    for name in vars(ours):
+        added = name not in replaced and not name.startswith("__") and not name.startswith("_abc")
+        if added and hasattr(theirs, name):
+            return f"{theirs.__name__} has a {name} of its own"
+    return None
+
+
+def find_waiting_function() -> str | None:
+    """A function of the modules that open datasets that waits for other ranks, besides those that
+    the builder replaces."""
+    for module in _OPENING_MODULES:
+        for name, code in _list_functions(sys.modules[f"megatron.core.datasets.{module}"]):
+            if _used_names(code) & _COLLECTIVES and name not in BUILDER_METHODS:
+                return f"{module}.{name} waits for other ranks"
+    return None
+
+
+def find_missing_setting() -> str | None:
+    """A setting that a cache depends on, and that Megatron's config does not have."""
+    found = {field.name for field in fields(GPTDatasetConfig)}
+    for name in DatasetConfig.__annotations__:
+        if name not in found and not has_default(name):
+            return f"GPTDatasetConfig has no {name}"
+    return None
+
+
+def _parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def _list_functions(module: Any) -> Iterator[tuple[str, CodeType]]:
+    """The functions of a module, and of its classes, by name."""
+    for holder in (module, *filter(inspect.isclass, vars(module).values())):
+        for name, value in vars(holder).items():
+            function = inspect.unwrap(getattr(value, "__func__", value))
+            if inspect.isfunction(function) and function.__module__ == module.__name__:
+                yield name, function.__code__
+
+
+def _used_names(code: CodeType) -> set[str]:
+    """What a function and the functions in it look up by name."""
+    inner = [_used_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*inner)

@@ -1,0 +1,278 @@
+"""Tiny datasets, built by the installed megatron-core and by the plugin, and how they differ. Part of
+the `probe`."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import struct
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from megablend.distributed.base import SingleProcess
+from megablend.errors import CacheError
+from megablend.megatron.cache_builder.build_cache import prepare_cache
+from megablend.megatron.compat import has_default, query_result
+from megablend.megatron.core import GPTDataset, GPTDatasetConfig
+from megablend.megatron.plugin.config import MegablendDatasetConfig
+from megablend.megatron.plugin.dataset import MegablendGPTDataset
+from megablend.megatron.request.config import request_of
+from megablend.storage.by_scheme import make_storage
+from megablend.system.atomic_write import translate_os_errors
+
+Case = tuple[dict[str, Any], list[int | None]]
+"""Options of a config, and sizes."""
+_EOD = 0
+"""The end-of-document token."""
+_LENGTHS = ([5, 0, 1, 9, 3, 7, 30, 2, 8, 4, 6, 1], [12, 6, 3, 25, 8, 11, 16, 9])
+"""Tokens of each document of each pair."""
+_ARRAYS = (
+    "document_index",
+    "sample_index",
+    "shuffle_index",
+    "dataset_index",
+    "dataset_sample_index",
+)
+"""Attributes of Megatron's datasets; each class has some of them."""
+_COMPARED_SAMPLES = 3
+"""Samples of each tiny dataset."""
+
+
+class _Opened(NamedTuple):
+    """A dataset of Megatron's, and what it was made with."""
+
+    dataset: Any
+    arguments: tuple[Any, ...]
+    """The last one is the config."""
+
+
+def compare_builds(builder: type[Any]) -> str | None:
+    """Build tiny datasets both ways. What Megatron or we raise meanwhile is a difference, too.
+
+    Raises: CacheError if the temporary folder cannot be written.
+    """
+    own = Path(tempfile.gettempdir())
+    with (
+        translate_os_errors(own),
+        tempfile.TemporaryDirectory(prefix="megablend-probe-", dir=own) as folder,
+        _without_messages(),
+    ):
+        prefixes = write_pairs(Path(folder))
+        for case in CASES:
+            options, sizes = case(prefixes)
+            try:
+                difference = _compare_case(builder, Path(folder, case.__name__), options, sizes)
+            except FileNotFoundError as error:
+                difference = f"Megatron looks for {Path(error.filename or str(error)).name}, which megablend does not write"
+            except (OSError, CacheError, MemoryError):  # of this machine, not of a version
+                raise
+            except Exception as error:  # code that is not known may raise anything
+                difference = f"{type(error).__name__}: {error}"
+            if difference is not None:
+                return f"tiny datasets ({case.__name__}): {difference}"
+    return None
+
+
+def _compare_case(
+    builder: type[Any], cache: Path, options: dict[str, Any], sizes: list[int | None]
+) -> str | None:
+    """How what Megatron makes of a config differs from what we make of it: the files of its cache,
+    the arrays, the samples."""
+    # Without options that this version does not know, and whose default it therefore follows
+    known = {field.name for field in fields(GPTDatasetConfig)}
+    options = {
+        name: value for name, value in options.items() if name in known or not has_default(name)
+    }
+    config = _make_config(GPTDatasetConfig, cache, options)
+
+    # Files: Megatron's datasets open our cache, and write nothing to it. `_open` is the step of
+    # the builder's `build` that opens a cache; the others would ask for this comparison.
+    prepare_cache(request_of(config, sizes), launch=SingleProcess(), storage=make_storage())
+    written = _list_names(cache)
+    opened: list[_Opened] = []
+    theirs = _recorder(builder, opened)(GPTDataset, sizes, lambda: True, config)._open()
+    if new := sorted(_list_names(cache) - written):
+        return f"Megatron looks for {new[0]} in addition to what megablend writes"
+
+    # Arrays: those of our cache are what Megatron builds in memory.
+    if (difference := _compare_arrays(opened, config)) is not None:
+        return difference
+
+    # Samples: our class reads from this cache what Megatron's reads. `_fill` is the step that
+    # prepares its datasets.
+    our_config = _make_config(MegablendDatasetConfig, cache, options)
+    ours = builder(MegablendGPTDataset, sizes, lambda: True, our_config)
+    ours._fill(SingleProcess())
+    return _compare_samples(ours._open(), theirs, config)
+
+
+def _compare_arrays(opened: Sequence[_Opened], config: Any) -> str | None:
+    """How the arrays of datasets that were opened with our cache differ from those that Megatron
+    builds itself."""
+    in_memory = copy.copy(config)
+    # So that every rank builds, and writes nothing
+    in_memory.path_to_cache = None
+    in_memory.mock = True
+    for dataset, arguments in opened:
+        rebuilt = type(dataset)(*arguments[:-1], in_memory)
+        for name in _ARRAYS:
+            if not _is_same(getattr(dataset, name, None), getattr(rebuilt, name, None)):
+                return f"Megatron builds a different {name} for {type(dataset).__name__}"
+    return None
+
+
+def _compare_samples(ours: list[Any], theirs: list[Any], config: Any) -> str | None:
+    """How datasets differ from Megatron's: a list of them, of several validation sets a list in
+    it, None for a split without data."""
+    for one, other in zip(ours, theirs, strict=True):
+        if other is None:
+            continue
+        compare = _compare_samples if isinstance(other, list) else _compare_dataset
+        if (difference := compare(one, other, config)) is not None:
+            return difference
+    return None
+
+
+def _compare_dataset(ours: Any, theirs: Any, config: Any) -> str | None:
+    if len(ours) != len(theirs):
+        return f"MegablendGPTDataset has {len(ours)} samples where GPTDataset has {len(theirs)}"
+    for k in range(min(len(theirs), _COMPARED_SAMPLES)):
+        one = ours[k]
+        other = theirs[k]
+        if one.keys() != other.keys() or not all(
+            _is_same(one[name], other[name]) for name in other
+        ):
+            return f"sample {k} differs between MegablendGPTDataset and GPTDataset"
+    # Megatron's own methods take apart what our class returns from the query
+    if isinstance(theirs, GPTDataset) and len(theirs):
+        answer = theirs._query_document_sample_shuffle_indices(0)
+        if len(answer) != len(query_result(config, answer[0], answer[1], [])):
+            return f"GPTDataset's query returns {len(answer)} values"
+    return None
+
+
+def _make_config(cls: type[Any], cache: Path, options: dict[str, Any]) -> Any:
+    filled = {
+        "random_seed": 5,
+        "sequence_length": 7,
+        "tokenizer": ProbeTokenizer(),
+        "path_to_cache": str(cache),
+        "reset_position_ids": True,
+        "reset_attention_mask": True,
+        "eod_mask_loss": True,
+        "create_attention_mask": False,
+    }
+    return cls(**{**filled, **options})
+
+
+def _recorder(builder: type[Any], opened: list[_Opened]) -> type[Any]:
+    """The builder, which notes each dataset that it opens."""
+
+    def note(cls: Any, is_built_on_rank: Any, synchronize_ranks: Any, *args: Any) -> Any:
+        opened.append(_Opened(cls(*args), args))
+        return opened[-1].dataset
+
+    return type("Recorder", (builder,), {"build_generic_dataset": staticmethod(note)})
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    one, other = (
+        value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        for value in (one, other)
+    )
+    return bool(one.dtype == other.dtype and np.array_equal(one, other))
+
+
+def _list_names(cache: Path) -> set[str]:
+    """Names of the files of a cache."""
+    return {path.name for path in cache.iterdir()} if cache.exists() else set()
+
+
+@contextmanager
+def _without_messages() -> Iterator[None]:
+    """Megatron's log messages about tiny datasets would only confuse."""
+    logger = logging.getLogger("megatron.core.datasets")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+class ProbeTokenizer:
+    """What GPTDataset asks of a tokenizer; no two special tokens are the same."""
+
+    vocab_size = 300
+    pad = 299
+    eod = _EOD
+    eos = 298
+
+    def __init__(self) -> None:
+        self.unique_identifiers = OrderedDict(
+            [("class", "megablend.ProbeTokenizer"), ("words", ["ö"])]
+        )
+
+
+def write_pairs(folder: Path) -> list[str]:
+    """Write the pairs; returns their prefixes."""
+    return [
+        _write_pair(folder / f"pair{number}", lengths) for number, lengths in enumerate(_LENGTHS)
+    ]
+
+
+def _write_pair(prefix: Path, lengths: list[int]) -> str:
+    sizes = np.array(lengths, "<i4")
+    tokens = np.arange(sizes.sum(), dtype="<u2") % 23  # end-of-document tokens among them
+    header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(sizes), len(sizes) + 1)
+    pointers = 2 * (np.cumsum(sizes, dtype="<i8") - sizes)
+    documents = np.arange(len(sizes) + 1, dtype="<i8")
+    prefix.with_suffix(".bin").write_bytes(tokens.tobytes())
+    prefix.with_suffix(".idx").write_bytes(
+        header + sizes.tobytes() + pointers.tobytes() + documents.tobytes()
+    )
+    return str(prefix)
+
+
+def several_epochs(prefixes: list[str]) -> Case:
+    """A blend by weights, its last epochs shuffled by themselves."""
+    return {"blend": (prefixes, [0.3, 0.7]), "split": "6,2,2", "mid_level_dataset_surplus": 0.5}, [
+        60,
+        9,
+        0,
+    ]
+
+
+def by_length(prefixes: list[str]) -> Case:
+    """Blends without weights: of a whole epoch, and of a part."""
+    return {"blend": (prefixes, None), "split": "1,1,0"}, [None, 4, 0]
+
+
+def alone(prefixes: list[str]) -> Case:
+    """A prefix by itself in each split; partial sequences are kept."""
+    partial = {"drop_last_partial_validation_sequence": False, "add_extra_token_to_sequence": False}
+    blends = {"blend_per_split": [(prefixes[:1], None), (prefixes[1:], [1.0]), None]}
+    return {**blends, **partial, "create_attention_mask": True}, [40, 15, 0]
+
+
+def validation_sets(prefixes: list[str]) -> Case:
+    """Several validation sets, each used as a whole."""
+    several = {"multiple_validation_sets": True, "full_validation": True}
+    kept = {"drop_last_partial_validation_sequence": False}
+    return {
+        "blend_per_split": [(prefixes, [2.0, 1.0]), (prefixes, None), None],
+        **several,
+        **kept,
+    }, [20, None, 0]
+
+
+CASES: tuple[Callable[[list[str]], Case], ...] = (several_epochs, by_length, alone, validation_sets)
+"""Functions that make a case from prefixes."""
