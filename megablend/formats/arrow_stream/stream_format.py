@@ -17,11 +17,10 @@ from megablend.formats.arrow.column import Column, find_column
 from megablend.formats.arrow.count_batches import count_batches
 from megablend.formats.arrow_stream.messages import (
     CONTINUATION,
-    pack_places,
     read_schema,
     read_stream,
-    unpack_places,
 )
+from megablend.formats.arrow_stream.places import pack_places, unpack_places
 from megablend.formats.base import Array, BlockReader, FileIndex, OpenedFile, check_size
 from megablend.formats.blocks import single_chunk
 from megablend.formats.flat import ColumnFormat, read_divided

@@ -15,7 +15,8 @@ from megablend.config.read_spec import ReadSpec
 from megablend.errors import CorruptFileError, DataError, UnsupportedFileError
 from megablend.formats import FORMATS, format_of
 from megablend.formats.arrow.footer import PLACE_DTYPE
-from megablend.formats.arrow_stream.messages import pack_places, read_stream, unpack_places
+from megablend.formats.arrow_stream.messages import read_stream
+from megablend.formats.arrow_stream.places import pack_places, unpack_places
 from tests.examples import examples
 from tests.formats.writers import index, write_arrow, write_arrow_stream
 from tests.runs import documents, make_config, write_source

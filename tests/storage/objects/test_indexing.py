@@ -297,8 +297,8 @@ def test_streams_of_batches(
     rows: int, small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small batches are read in portions at the same time; large ones are passed over, in many files at the same time."""
-    monkeypatch.setattr("megablend.formats.arrow_stream.messages.PORTION_BYTES", 1 << 18)
-    monkeypatch.setattr("megablend.formats.arrow_stream.messages.SMALL_BYTES", small)
+    monkeypatch.setattr("megablend.formats.arrow_stream.look_ahead.PORTION_BYTES", 1 << 18)
+    monkeypatch.setattr("megablend.formats.arrow_stream.look_ahead.SMALL_BYTES", small)
     folder = tmp_path / "data"
     folder.mkdir()
     num_files, num_batches = (1, 200) if rows == 2 else (40, 10)

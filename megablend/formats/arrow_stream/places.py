@@ -1,0 +1,69 @@
+"""The positions of a stream's batches as the index stores them: as compact JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from megablend.errors import CorruptFileError
+from megablend.formats.arrow.footer import PLACE_DTYPE
+from megablend.formats.base import Array
+
+
+def pack_places(places: Array) -> dict[str, Any]:
+    """The inverse of `unpack_places`. Most batches follow the one before at once, with metadata of
+    one size, and bodies of one size: of a column whose values are the same from the second on, the
+    first two are all that is stored."""
+    ends = places["offset"] + places["metadata_bytes"] + places["body_bytes"]
+    ends_before = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(places)]
+    columns = {
+        "gaps": places["offset"] - ends_before,
+        "metadata_bytes": places["metadata_bytes"],
+        "body_bytes": places["body_bytes"],
+    }
+    return {
+        "count": len(places),
+        **{name: _shorten(values.tolist()) for name, values in columns.items()},
+    }
+
+
+def unpack_places(path: str, packed: dict[str, Any], size: int) -> Array:
+    """PLACE_DTYPE [num_batches]. Raises: CorruptFileError
+    if they are not within a file of `size` bytes."""
+    count = int(packed["count"])
+    # No memory for more batches than can be: that is refused below
+    places = np.zeros(count if 0 <= count <= size else 0, PLACE_DTYPE)
+    try:
+        gaps, metadata, body = (
+            _expand(packed[name], len(places)) for name in ("gaps", "metadata_bytes", "body_bytes")
+        )
+        places["metadata_bytes"] = metadata
+        places["body_bytes"] = body
+        places["offset"] = np.cumsum(gaps + metadata + body) - metadata - body
+        least = min(int(each.min(initial=0)) for each in (gaps, metadata, body))
+        if least < 0 or len(places) != count or places["offset"].max(initial=0) > size:
+            raise ValueError(f"{count} batches do not fit in {size} bytes")
+    except (ValueError, OverflowError) as error:
+        raise CorruptFileError(
+            path, f"the index has wrong positions of its batches ({error})"
+        ) from error
+    return places
+
+
+def _shorten(values: list[int]) -> list[int]:
+    """The first two values if all others are like the second."""
+    return values[:2] if len(set(values[1:])) == 1 else values
+
+
+def _expand(values: list[int], count: int) -> Array:
+    """The values that `_shorten` was given: int64 [count]. Raises: ValueError if it cannot have
+    been as many."""
+    is_shortened = len(values) == 2 and count > 2
+    if is_shortened:
+        first, others = values
+        values = [first, *[others] * (count - 1)]
+    found = np.array(values, np.int64)
+    if len(found) != count:
+        raise ValueError(f"{len(found)} values for {count} batches")
+    return found
