@@ -19,6 +19,72 @@ from megablend.kernels.parquet.hybrid import bits_at, next_run
 Tokens = npt.NDArray[Any]
 
 
+VALUES_DTYPE = np.dtype(
+    [
+        ("decoder", "<i8"),  # one of those below
+        ("address", "<i8"),  # of the encoded values
+        ("size", "<i8"),  # of these, in bytes
+        ("count", "<i8"),  # number of values
+        ("out", "<i8"),  # output address
+        ("dictionary", "<i8"),  # address of its entries
+        ("entries", "<i8"),
+        ("problem", "<i8"),  # filled: one of those below
+    ]
+)
+"""The values of one page."""
+(
+    PLAIN,
+    RLE_DICTIONARY,
+    DELTA_BINARY_PACKED,
+    BYTE_STREAM_SPLIT,
+    PLAIN_BOOLEANS,
+    RLE_BOOLEANS,
+) = range(6)
+"""Decoders, by the encoding that each is for; that of a dictionary is also PLAIN_DICTIONARY."""
+SOUND, SHORT, UNLISTED = range(3)
+"""Nothing is wrong; damaged, or fewer than `count`; an index is not in the dictionary."""
+
+
+@kernel
+def decode_values(pages: npt.NDArray[np.void], like: npt.NDArray[Any]) -> None:
+    """Decode the values of many pages.
+
+    Args:
+        pages: VALUES_DTYPE [n]; `problem` is filled. `out` has room for `count` values.
+        like: any array of the values' type: int32, int64; uint8 for booleans.
+    """
+    for i in range(len(pages)):
+        page = pages[i]
+        address = page["address"]
+        size = page["size"]
+        count = page["count"]
+        decoder = page["decoder"]
+        out = bytes_at(page["out"], count * like.itemsize).view(like.dtype)
+        found = 0
+        if count == 0:
+            pass
+        elif decoder == PLAIN:
+            found = -1 if count * like.itemsize > size else 0
+            values = bytes_at(address, count * like.itemsize * (found == 0)).view(like.dtype)
+            for j in range(len(values)):
+                out[j] = values[j]
+        elif decoder == RLE_DICTIONARY:
+            entries = bytes_at(page["dictionary"], page["entries"] * like.itemsize).view(like.dtype)
+            found = decode_dictionary(address, size, entries, out)
+        elif decoder == DELTA_BINARY_PACKED:
+            found = decode_delta(address, size, out)
+        elif decoder == BYTE_STREAM_SPLIT:
+            found = -1 if count * like.itemsize != size else 0
+            if found == 0:
+                join_streams(address, out)
+        elif decoder == PLAIN_BOOLEANS:
+            found = decode_bits(address, size, False, out)
+        else:  # RLE_BOOLEANS: the size of the runs precedes them
+            announced = _announced_bytes(pointer_at(address, size), size)
+            found = -1 if announced > size - 4 else decode_bits(address + 4, announced, True, out)
+        page["problem"] = SOUND if found == 0 else UNLISTED if found == OUT_OF_RANGE else SHORT
+
+
 @device
 def join_streams(address: int, out: Tokens) -> None:
     """Decode BYTE_STREAM_SPLIT.
@@ -55,7 +121,8 @@ def decode_bits(address: int, size: int, in_runs: bool, out: npt.NDArray[np.bool
     Source: parquet-format, Encodings.md (PLAIN, RLE).
     """
     data = pointer_at(address, size)
-    at = filled = 0
+    at = 0
+    filled = 0
     while filled < len(out):
         count = size * 8
         packed = True
@@ -73,65 +140,6 @@ def decode_bits(address: int, size: int, in_runs: bool, out: npt.NDArray[np.bool
             return -1
         at = after
     return 0
-
-
-VALUES_DTYPE = np.dtype(
-    [
-        ("way", "<i8"),  # one of the constants below
-        ("address", "<i8"),  # of the encoded values
-        ("size", "<i8"),  # of these, in bytes
-        ("count", "<i8"),  # number of values
-        ("out", "<i8"),  # output address
-        ("dictionary", "<i8"),  # address of its entries
-        ("entries", "<i8"),
-        ("problem", "<i8"),  # filled: one of those below
-    ]
-)
-"""The values of one page."""
-COPY, LOOK_UP, SUM, JOIN, BITS, RUNS = range(6)
-"""PLAIN; by dictionary; DELTA_BINARY_PACKED; BYTE_STREAM_SPLIT; booleans, PLAIN and RLE."""
-SOUND, SHORT, UNLISTED = range(3)
-"""Nothing is wrong; damaged, or fewer than `count`; an index is not in the dictionary."""
-
-
-@kernel
-def decode_values(pages: npt.NDArray[np.void], like: npt.NDArray[Any]) -> None:
-    """Decode the values of many pages.
-
-    Args:
-        pages: VALUES_DTYPE [n]; `problem` is filled. `out` has room for `count` values.
-        like: any array of the values' type: int32, int64; uint8 for booleans.
-    """
-    for i in range(len(pages)):
-        page = pages[i]
-        address = page["address"]
-        size = page["size"]
-        count = page["count"]
-        way = page["way"]
-        out = bytes_at(page["out"], count * like.itemsize).view(like.dtype)
-        found = 0
-        if count == 0:
-            pass
-        elif way == COPY:
-            found = -1 if count * like.itemsize > size else 0
-            values = bytes_at(address, count * like.itemsize * (found == 0)).view(like.dtype)
-            for j in range(len(values)):
-                out[j] = values[j]
-        elif way == LOOK_UP:
-            entries = bytes_at(page["dictionary"], page["entries"] * like.itemsize).view(like.dtype)
-            found = decode_dictionary(address, size, entries, out)
-        elif way == SUM:
-            found = decode_delta(address, size, out)
-        elif way == JOIN:
-            found = -1 if count * like.itemsize != size else 0
-            if found == 0:
-                join_streams(address, out)
-        elif way == BITS:
-            found = decode_bits(address, size, False, out)
-        else:
-            announced = _announced_bytes(pointer_at(address, size), size)
-            found = -1 if announced > size - 4 else decode_bits(address + 4, announced, True, out)
-        page["problem"] = SOUND if found == 0 else UNLISTED if found == OUT_OF_RANGE else SHORT
 
 
 @device

@@ -21,13 +21,13 @@ from megablend.formats.parquet.metadata.names import Encoding, Physical, name_of
 from megablend.formats.parquet.metadata.source import ByteSource
 from megablend.formats.parquet.metadata.thrift import MalformedError, UnsupportedError
 from megablend.kernels.parquet.values import (
-    BITS,
-    COPY,
-    JOIN,
-    LOOK_UP,
-    RUNS,
+    BYTE_STREAM_SPLIT,
+    DELTA_BINARY_PACKED,
+    PLAIN,
+    PLAIN_BOOLEANS,
+    RLE_BOOLEANS,
+    RLE_DICTIONARY,
     SOUND,
-    SUM,
     UNLISTED,
     VALUES_DTYPE,
     decode_values,
@@ -52,17 +52,20 @@ STORED: dict[int, np.dtype[Any]] = {
 WIDE_BYTES = 1 << 20
 """Values converted at a time to tokens of a narrower type."""
 DECODERS: dict[tuple[int, int], int] = {
-    (physical, int(encoding)): way
+    (physical, int(encoding)): decoder
     for physical in STORED
     if physical != Physical.BOOLEAN
-    for encoding, way in {
-        Encoding.PLAIN: COPY,
-        Encoding.PLAIN_DICTIONARY: LOOK_UP,
-        Encoding.RLE_DICTIONARY: LOOK_UP,
-        Encoding.DELTA_BINARY_PACKED: SUM,
-        Encoding.BYTE_STREAM_SPLIT: JOIN,
+    for encoding, decoder in {
+        Encoding.PLAIN: PLAIN,
+        Encoding.PLAIN_DICTIONARY: RLE_DICTIONARY,
+        Encoding.RLE_DICTIONARY: RLE_DICTIONARY,
+        Encoding.DELTA_BINARY_PACKED: DELTA_BINARY_PACKED,
+        Encoding.BYTE_STREAM_SPLIT: BYTE_STREAM_SPLIT,
     }.items()
-} | {(Physical.BOOLEAN, Encoding.PLAIN): BITS, (Physical.BOOLEAN, Encoding.RLE): RUNS}
+} | {
+    (Physical.BOOLEAN, Encoding.PLAIN): PLAIN_BOOLEANS,
+    (Physical.BOOLEAN, Encoding.RLE): RLE_BOOLEANS,
+}
 """(physical type, encoding) -> how the kernel decodes it."""
 
 
@@ -115,15 +118,15 @@ def _as_stored(
     stored = STORED[physical]
     offsets = encoded.offsets
     counts = encoded.counts
-    ways = _ways(source, offsets, encoded.encodings, physical)
+    decoders = _choose_decoders(source, offsets, encoded.encodings, physical)
     owners = list[pa.Buffer | Array](encoded.owners)
     found = encoded.addresses.copy()
-    in_place = np.array([owner is not None for owner in owners]) & (ways == COPY)
+    in_place = np.array([owner is not None for owner in owners]) & (decoders == PLAIN)
     made = (~in_place | (counts * stored.itemsize > encoded.sizes)).nonzero()[0]
     if not len(made):
         return owners, found
     pages = np.zeros(len(offsets), VALUES_DTYPE)
-    pages["way"] = ways
+    pages["decoder"] = decoders
     pages["count"] = counts
     pages["address"] = encoded.addresses
     pages["size"] = encoded.sizes
@@ -132,7 +135,7 @@ def _as_stored(
             offsets[made].tolist(), made.tolist(), counts[made].tolist(), strict=True
         ):
             owners[i] = allocate_buffer(count * stored.itemsize)
-        for i in np.flatnonzero(ways == LOOK_UP).tolist():
+        for i in np.flatnonzero(decoders == RLE_DICTIONARY).tolist():
             if (dictionary := encoded.dictionaries[i]) is not None:
                 pages["dictionary"][i] = address_of(dictionary)
                 pages["entries"][i] = len(dictionary)
@@ -168,37 +171,39 @@ def plain_values(data: Buffer, count: int, physical: int) -> Array:
     return values
 
 
-def _ways(source: ByteSource, offsets: Int64s, encodings: Int64s, physical: int) -> Int64s:
+def _choose_decoders(
+    source: ByteSource, offsets: Int64s, encodings: Int64s, physical: int
+) -> Int64s:
     """The decoder of each page's values: int64 [n]. Raises UnsupportedFileError."""
-    ways = np.zeros(len(encodings), np.int64)
+    decoders = np.zeros(len(encodings), np.int64)
     for encoding in sorted(set(encodings.tolist())):
         mine = encodings == encoding
-        if (way := DECODERS.get((physical, encoding))) is None:
+        if (decoder := DECODERS.get((physical, encoding))) is None:
             with source.error_context(int(offsets[mine][0]), "the page"):
                 name = name_of(Encoding, encoding)
                 raise UnsupportedError(
                     f"{name_of(Physical, physical)} values with encoding {name} are not supported"
                 )
-        ways[mine] = way
-    return ways
+        decoders[mine] = decoder
+    return decoders
 
 
 def _problem(page: np.void, itemsize: int) -> str:
     """The message for a page (VALUES_DTYPE) that could not be decoded."""
-    way = page["way"]
+    decoder = page["decoder"]
     count = page["count"]
     needed = page["count"] * itemsize
     size = page["size"]
     if page["problem"] == UNLISTED:
         return f"dictionary index out of range (its dictionary has {page['entries']} entries)"
     return {
-        COPY: f"{count} values need {needed} bytes, only {size} are left in the page",
-        LOOK_UP: f"truncated dictionary indices (expected {count}), or an invalid bit width",
-        SUM: f"its DELTA_BINARY_PACKED data is damaged, or has fewer than {count} values",
-        JOIN: f"{count} values need {needed} bytes, its BYTE_STREAM_SPLIT data has {size}",
-        BITS: f"truncated booleans (expected {count})",
-        RUNS: f"truncated booleans (expected {count}), or a length above the {size} bytes left in the page",
-    }[int(way)]
+        PLAIN: f"{count} values need {needed} bytes, only {size} are left in the page",
+        RLE_DICTIONARY: f"truncated dictionary indices (expected {count}), or an invalid bit width",
+        DELTA_BINARY_PACKED: f"its DELTA_BINARY_PACKED data is damaged, or has fewer than {count} values",
+        BYTE_STREAM_SPLIT: f"{count} values need {needed} bytes, its BYTE_STREAM_SPLIT data has {size}",
+        PLAIN_BOOLEANS: f"truncated booleans (expected {count})",
+        RLE_BOOLEANS: f"truncated booleans (expected {count}), or a length above the {size} bytes left in the page",
+    }[int(decoder)]
 
 
 def _narrowed(
