@@ -239,9 +239,9 @@ def test_a_marker_that_does_not_say_what_arrays_were_made_of(
     (marker,) = (cache / ".megablend").glob("whole-*.json")
     content = json.loads(marker.read_text().rpartition("\n")[0])
     del content["made_of"]
-    completion_marker._replace(marker, content)
+    completion_marker._write_content(marker, content)
     assert prepare(config_of(cache, **options), SIZES).missing == frozenset()
-    completion_marker._replace(marker, content)
+    completion_marker._write_content(marker, content)
     rewrite(tmp_path / "1", 7)
     expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
     check(build(GPTDataset, cache, options), expected)
@@ -306,7 +306,7 @@ def rewrite_and_stop(cache: Path, options: dict[str, Any], folder: Path, name: s
             prepare(config_of(cache, **options), SIZES)
 
 
-@pytest.mark.parametrize("name", ["_replace", "flush_folder"])
+@pytest.mark.parametrize("name", ["_write_content", "flush_folder"])
 def test_a_build_that_is_killed_when_it_begins(
     tmp_path: Path, options: dict[str, Any], name: str
 ) -> None:
@@ -413,7 +413,9 @@ def test_what_is_found_complete_is_not_vouched_for_once_another_build_has_begun(
     run_before(
         monkeypatch,
         "find_outdated",
-        lambda: completion_marker._replace(begun, {"artefacts": [], "made_of": [], "number": 7}),
+        lambda: completion_marker._write_content(
+            begun, {"artefacts": [], "made_of": [], "number": 7}
+        ),
     )
     prepare(config_of(cache, **options), SIZES)
     assert list((cache / ".megablend").glob("whole-*")) == [begun]
