@@ -62,7 +62,7 @@ class BlockTable:
             self._extra[column].put(places, numbers, np.zeros(len(places), np.int64))
 
     def drop(self, places: Int64s) -> int:
-        """Drop blocks that are in the table; returns the bytes that they counted as."""
+        """Drop blocks that are in the table; returns the bytes that were counted for them."""
         for place in places.tolist():
             self._owners[place] = self._offsets[place] = None
         for table in self._extra:
@@ -76,8 +76,8 @@ class BlockTable:
         return np.flatnonzero(self._sizes >= 0)
 
     def move_to(self, ids: Int64s) -> BlockTable:
-        """A new table for blocks `ids` int64 [...], ascending, with the blocks of this one, all of
-        which are among `ids`."""
+        """A new table for blocks `ids` int64 [...], ascending, with the blocks of this one,
+        which all are among `ids`."""
         table = BlockTable(ids)
         occupied = self.occupied()
         places = np.searchsorted(ids, self.ids[occupied])

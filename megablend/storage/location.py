@@ -32,6 +32,16 @@ def lower_scheme(location: str) -> str:
     return scheme + location[len(scheme) :] if scheme else location
 
 
+def has_prefix(location: str, prefix: str) -> bool:
+    """Whether a location is in `prefix`: only complete parts between slashes match;
+    the case of the scheme does not matter."""
+    location = lower_scheme(location)
+    prefix = lower_scheme(prefix)
+    return location == prefix or location.startswith(
+        prefix if prefix.endswith("/") else f"{prefix}/"
+    )
+
+
 def join(folder: str, name: str) -> str:
     """The location of `name`, which is relative to a folder."""
     if not find_scheme(folder):

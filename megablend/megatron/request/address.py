@@ -10,8 +10,8 @@ from pathlib import Path
 
 from megablend.errors import ConfigError, did_you_mean
 from megablend.storage.location import find_scheme, make_absolute
-from megablend.storage.object_options import check_signature
 from megablend.storage.registry import OBJECT_SCHEMES
+from megablend.storage.url_checks import check_signature
 
 PAIR = "megatron"
 _SCHEME = re.compile(r"(parquet|arrow):(?!//)")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from megablend.errors import ConfigError, UnsupportedFileError
-from megablend.storage.object_options import is_server_url
+from megablend.storage.url_checks import is_server_url
 
 WEB_SCHEMES = ("http", "https")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from megablend.errors import ConfigError
-from megablend.storage.object_options import StoreOptions, is_region, is_server_url
+from megablend.storage.object_options import StoreOptions
 from megablend.storage.objects.address import WEB_SCHEMES, Address
 from megablend.storage.objects.bucket_client import BucketClient
 from megablend.storage.objects.credentials import find_provider
@@ -20,6 +20,7 @@ from megablend.storage.objects.loop import check_fork
 from megablend.storage.objects.rate_limiter import count_processes
 from megablend.storage.objects.sockets import SIGNED_SECONDS, SocketReader
 from megablend.storage.transfer import Counted
+from megablend.storage.url_checks import is_region, is_server_url
 
 INSTALL = "install megablend[objects] (`pip install 'megablend[objects]'`)"
 _LIST_SECONDS = 30.0

@@ -1,5 +1,5 @@
-"""What a storage knows of objects without asking again:
-the version of each that was met, and the ends of some."""
+"""What a storage knows about objects without asking again:
+the version of each that it has met, and the ends of some."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class KnownObjects:
         return self._ends.get(path)
 
     def forget(self, path: str) -> None:
-        """Forget an object, whose present version is to be met."""
+        """Forget an object, so that its present version is looked up."""
         self._versions.pop(path, None)
         self._ends.remove(path)
 
     def replace(self, versions: Mapping[str, ObjectVersion]) -> None:
-        """Versions that were found now, in place of those that were known."""
+        """Replace known versions by those that were found now."""
         for path, version in versions.items():
             if self._versions.get(path) != version:
                 self._ends.remove(path)
@@ -54,7 +54,8 @@ class KnownObjects:
     def keep(
         self, path: str, version: ObjectVersion, ends: HeadAndTail | None = None
     ) -> ObjectVersion:
-        """Returns: the version that all readers of an object have: the one that was met first."""
+        """Keep a version unless one is known.
+        Returns: the version that all readers of the object have, the one that was met first."""
         kept = self._versions.setdefault(path, version)
         if kept is version:
             self._new.add(path)
@@ -81,5 +82,5 @@ class KnownObjects:
 
 
 def split_known(known: Any) -> tuple[Any, HeadAndTail | None]:
-    """What a storage knows of a file, without its ends; and these."""
+    """Split what a storage knows of a file into all but its ends, and its ends."""
     return (Known(known.version), known.ends) if isinstance(known, Known) else (known, None)

@@ -13,14 +13,27 @@ from megablend.storage.objects.rate_limiter import FIRST_REQUESTS
 
 LARGE_BYTES = 1 << 20
 """Larger responses are received in parts, each of which shows that the source is alive."""
-_MANY_TIMES = 3.0
-_FORGET = 0.95
-"""What the slowest answer counts for after each further one."""
+_SLOWEST_FACTOR = 3.0
+"""An answer may take so many times as long as the slowest one before."""
+_SLOWEST_DECAY = 0.95
+"""What the slowest answer counts for after each further one, so that a bad moment is forgotten."""
+_RATE_WEIGHT = 0.1
+"""What the rate of a new answer counts for in the average."""
+_RATED_BYTES = 1024
+"""Smaller answers tell nothing of the rate: they take as long as a round trip."""
+_RATE_DIVISOR = 4
+"""An answer may come at this part of the average rate."""
 _SLOW_RATE = 4096.0
 """Bytes a second of one request that are assumed to be possible before any were measured."""
 _MIN_LATER = 8
-_KEPT = 200
-_MIN_KEPT = 100
+"""Fewest later answers by which a request is overtaken, if fewer requests are in flight."""
+_SAME_TIME_DIVISOR = 5
+"""Requests that are sent within this part of the read time-out count as sent at the same time."""
+_LATE_QUANTILE = 0.99
+_RECENT = 200
+"""Answers of which the quantile is taken."""
+_RANK_EVERY = 100
+"""Answers after which it is taken again: sorting costs more than an answer."""
 
 
 class Timing:
@@ -33,51 +46,67 @@ class Timing:
     def __init__(self, read_timeout: float) -> None:
         self._read_timeout = read_timeout
         self.num_answers = 0
-        self._largest = 0
         self._slowest = 0.0
+        """Seconds, decayed."""
+        self._largest = 0
+        """Bytes of the largest answer that came at once: what `_slowest` was learned from."""
         self._rate = 0.0
-        self._recent: deque[float] = deque(maxlen=_KEPT)
+        """Bytes a second of one request, averaged; 0 before any was measured."""
         self._began: deque[float] = deque(maxlen=2 * FIRST_REQUESTS)
+        """When the last requests that were answered had been sent."""
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        """Seconds of the last answers that came at once."""
+        self._until_ranked = _RANK_EVERY
         self._late = 0.0
-        self._until_sorted = _MIN_KEPT
+        """Seconds that 99 of 100 answers take at most; 0 if too few are known."""
 
     def note(self, began: float, seconds: float, size: int) -> None:
-        """A request was answered with `size` bytes, `seconds` after it was sent at `began`."""
+        """Note that a request, sent at `began`, was answered with `size` bytes after `seconds`."""
         self._began.append(began)
         self.num_answers += 1
-        self._slowest = max(seconds, _FORGET * self._slowest)
-        if size > 1024:
+        self._slowest = max(seconds, _SLOWEST_DECAY * self._slowest)
+        if size > _RATED_BYTES:
             rate = size / max(seconds, 0.001)
-            self._rate += 0.1 * (rate - self._rate) if self._rate else rate
+            self._rate += _RATE_WEIGHT * (rate - self._rate) if self._rate else rate
         if size > LARGE_BYTES:
             return
         self._largest = max(self._largest, size)
         self._recent.append(seconds)
-        self._until_sorted -= 1
-        if self._until_sorted <= 0:
-            self._until_sorted = _MIN_KEPT
-            self._late = sorted(self._recent)[int(0.99 * len(self._recent))]
+        self._until_ranked -= 1
+        if self._until_ranked <= 0:
+            self._until_ranked = _RANK_EVERY
+            self._late = sorted(self._recent)[int(_LATE_QUANTILE * len(self._recent))]
 
     def is_overtaken(self, began: float, in_flight: int) -> bool:
-        """Whether as many later requests were answered as are in flight: a request sent at `began`
-        is not just waiting for its turn. Requests that were sent at about the same time are
-        answered in any order."""
-        later = began + self._read_timeout / 5
+        """Whether as many later requests were answered as are in flight, so that a request sent
+        at `began` is not just waiting for its turn. Requests that were sent at about the same
+        time are answered in any order."""
+        later = began + self._read_timeout / _SAME_TIME_DIVISOR
         return sum(other > later for other in self._began) >= max(_MIN_LATER, in_flight)
 
     def allow(self, size: int) -> float:
-        """Seconds in which an answer may not begin, or not go on, or `size` bytes may come that are
-        waited for at once."""
-        return max(self._read_timeout, _MANY_TIMES * self._slowest) + self._seconds_of(size)
+        """The seconds without a byte after which a request counts as stalled: longer than the read
+        time-out where answers have been slow.
+
+        Args:
+            size: bytes that are waited for together, as those of a small answer; 0 if any byte is a
+                sign of life.
+        """
+        patience = max(self._read_timeout, _SLOWEST_FACTOR * self._slowest)
+        return patience + self._transfer_seconds(size)
 
     def allow_stalled(self, size: int) -> float:
-        """The same for a request although later ones were answered first."""
-        return self._read_timeout + self._seconds_of(size)
+        """Like `allow`, of a request that later ones have overtaken: the source is not slow, so the
+        time of other answers is no reason to wait longer."""
+        return self._read_timeout + self._transfer_seconds(size)
 
     def hedge_after(self) -> float | None:
-        """Seconds after which an answer is late, as 1 of 100 are; None if too few are known."""
+        """The seconds after which an answer is late enough to send its request a second time: twice
+        what 99 in 100 take; None if too few are known."""
         return 2 * self._late if self._late else None
 
-    def _seconds_of(self, size: int) -> float:
-        """For more bytes than the answers had that the other times were learned from."""
-        return max(0, size - self._largest) / max(self._rate / 4, _SLOW_RATE)
+    def _transfer_seconds(self, size: int) -> float:
+        """The seconds that `size` bytes may take longer than any answer so far did, because they
+        are more."""
+        more_bytes = max(0, size - self._largest)
+        return more_bytes / max(self._rate / _RATE_DIVISOR, _SLOW_RATE)
