@@ -49,7 +49,7 @@ class Timing:
         self._slowest = 0.0
         """Seconds, decayed."""
         self._largest = 0
-        """Bytes of the largest answer that came at once: what `_slowest` was learned from."""
+        """Bytes of the largest answer that came at once, whose time `_slowest` covers."""
         self._rate = 0.0
         """Bytes a second of one request, averaged; 0 before any was measured."""
         self._began: deque[float] = deque(maxlen=2 * FIRST_REQUESTS)
