@@ -24,18 +24,21 @@ class BlockTable:
 
     def __init__(self, ids: Int64s) -> None:
         self.ids = ids
+        # Of each slot: what keeps its block's tokens in memory, and the offsets of its pieces
         self._owners: list[Any] = [None] * len(ids)
         self._offsets: list[Int64s | None] = [None] * len(ids)
-        self._extra: list[
-            BlockTable
-        ] = []  # for each extra column, the bits of its values as if they were tokens
+        # The same as kernels see them: the number of the tokens' type, how many they are, and the
+        # addresses of both. A size of -1 is that of no block: even an access to token 0 is out of
+        # its range.
         self._kinds = np.zeros(len(ids), np.int8)
-        # -1: not in the table; even an access to token 0 is then out of range
         self._sizes = np.full(len(ids), -1)
-        self._tokens, self._pieces, self._counts, self._bytes = (
-            np.zeros(len(ids), np.int64) for _ in range(4)
-        )
+        self._token_addresses = np.zeros(len(ids), np.int64)
+        self._offset_addresses = np.zeros(len(ids), np.int64)
+        self._offset_counts = np.zeros(len(ids), np.int64)
+        self._counted_bytes = np.zeros(len(ids), np.int64)
         self._kinds_seen: set[int] = set()
+        # For each extra column, the bits of its values as if they were tokens
+        self._extra: list[BlockTable] = []
 
     def put(self, places: Int64s, blocks: DecodedBlocks, sizes: Int64s) -> None:
         """Put blocks into the table.
@@ -49,13 +52,13 @@ class BlockTable:
         self._kinds_seen.update(set(blocks.kinds.tolist()))
         self._kinds[places] = blocks.kinds
         self._sizes[places] = blocks.sizes
-        self._tokens[places] = blocks.tokens
-        self._bytes[places] = sizes
+        self._token_addresses[places] = blocks.tokens
+        self._counted_bytes[places] = sizes
         if blocks.offsets is not None:
             for place, offsets in zip(places.tolist(), blocks.offsets, strict=True):
                 self._offsets[place] = offsets
-            self._pieces[places] = [address_of(offsets) for offsets in blocks.offsets]
-            self._counts[places] = [len(offsets) for offsets in blocks.offsets]
+            self._offset_addresses[places] = [address_of(offsets) for offsets in blocks.offsets]
+            self._offset_counts[places] = [len(offsets) for offsets in blocks.offsets]
         for column, numbers in enumerate(blocks.extra):
             if column == len(self._extra):
                 self._extra.append(BlockTable(self.ids))
@@ -64,12 +67,13 @@ class BlockTable:
     def drop(self, places: Int64s) -> int:
         """Drop blocks that are in the table; returns the bytes that were counted for them."""
         for place in places.tolist():
-            self._owners[place] = self._offsets[place] = None
+            self._owners[place] = None
+            self._offsets[place] = None
         for table in self._extra:
             table.drop(places)
         self._sizes[places] = -1
-        self._counts[places] = 0
-        return int(self._bytes[places].sum())
+        self._offset_counts[places] = 0
+        return int(self._counted_bytes[places].sum())
 
     def occupied(self) -> Int64s:
         """Slots of the blocks that are in the table: int64 [...]."""
@@ -84,7 +88,14 @@ class BlockTable:
         for old, new in zip(occupied.tolist(), places.tolist(), strict=True):
             table._owners[new] = self._owners[old]
             table._offsets[new] = self._offsets[old]
-        for name in ("_kinds", "_sizes", "_tokens", "_pieces", "_counts", "_bytes"):
+        for name in (
+            "_kinds",
+            "_sizes",
+            "_token_addresses",
+            "_offset_addresses",
+            "_offset_counts",
+            "_counted_bytes",
+        ):
             getattr(table, name)[places] = getattr(self, name)[occupied]
         table._kinds_seen = self._kinds_seen
         table._extra = [column.move_to(ids) for column in self._extra]
@@ -102,8 +113,16 @@ class BlockTable:
             tokens, labels: int64 [n, length], filled up to `width`: the samples' tokens, and the
                 same from the second token on.
         """
+        # The kernel is compiled for one type of tokens, and passes over blocks of the others
         for kind in self._kinds_seen:
-            columns = self._kinds, self._tokens, self._sizes, places, spans.starts, spans.stops
+            columns = (
+                self._kinds,
+                self._token_addresses,
+                self._sizes,
+                places,
+                spans.starts,
+                spans.stops,
+            )
             wrong = gather_tokens(_LIKE[kind], kind, *columns, width, tokens, labels)
             assert wrong < 0, f"span {wrong} of {len(places)} is outside its block or sample"
 
@@ -146,7 +165,7 @@ class BlockTable:
         Returns: bool [num_tokens].
         """
         out = np.zeros(num_tokens, np.bool_)
-        blocks = self.ids, continues, self._pieces, self._counts
+        blocks = self.ids, continues, self._offset_addresses, self._offset_counts
         wrong = mark_documents(*blocks, places, spans.epochs, spans.starts, spans.stops, width, out)
         assert wrong < 0, f"span {wrong} of {len(places)} is outside its block"
         return out

@@ -15,7 +15,9 @@ from concurrent.futures import Future as Pending
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.errors import CorruptFileError
 from megablend.index.blocks.damaged_blocks import read_or_replace
 from megablend.order.base import Spans
@@ -32,13 +34,33 @@ from megablend.run.run import Run
 
 @dataclass(slots=True)
 class InFlightWindow:
-    """A window, and the progress of its reads."""
+    """A window, and the progress of its reads: by first use, as they are needed."""
 
     window: Window
     unissued: deque[Read]
     """Reads that are not yet submitted."""
     unfinished: deque[Read] = field(default_factory=deque)
     """Submitted reads whose blocks are not yet in the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TableUse:
+    """How the steps of a window use the table that has slots for its blocks."""
+
+    slots: Int64s
+    """int64 [num_blocks], of the blocks of its schedule."""
+    span_slots: Int64s
+    """int64 [m], of the blocks of the schedule's spans."""
+    span_offsets: list[int]
+    """[num_steps + 1], where the spans of each step begin."""
+    step_offsets: list[int]
+    """[num_steps + 1], where the samples of each step begin."""
+    dropped: Int64s
+    """int64 [...], slots of the blocks that are dropped after their last step, by that step."""
+    dropped_before: list[int]
+    """[num_steps + 1], how many of `dropped` are gone before each step."""
+    continued: npt.NDArray[np.bool_] | None
+    """See `find_continued`; None if it is not needed."""
 
 
 class ReadAhead:
@@ -76,12 +98,15 @@ class ReadAhead:
         # Not at exit, when the interpreter itself waits for threads.
         self._end = weakref.finalize(self, self._pipeline.abandon)
         self._end.atexit = False
-        self._coming: Pending[Window | None] = self._pipeline.compute(next, windows, None)
+        # The window after those in flight, which a thread plans
+        self._planned: Pending[Window | None] = self._pipeline.compute(next, windows, None)
+        # The current window, and sometimes the next one
         self._in_flight: deque[InFlightWindow] = deque()
         self._bytes = 0  # of blocks in the table or being read
         self._max_bytes = 0  # what the windows in flight allow
         self._table = BlockTable(np.zeros(0, np.int64))
-        self._step = 0
+        self._use: _TableUse  # as soon as there is a window
+        self._step = 0  # of the current window
 
     def next(self) -> Samples | None:
         """The samples of the next step; None after the last one.
@@ -89,9 +114,8 @@ class ReadAhead:
         Raises: MissingFileError, ChangedFileError, CorruptFileError from reading; ConfigError if
             memory is too small.
         """
-        if (
-            not self._in_flight or self._step == self._in_flight[0].window.forecast.num_steps
-        ) and not self._advance():
+        is_done = not self._in_flight or self._step == self._in_flight[0].window.forecast.num_steps
+        if is_done and not self._advance():
             return None
         current = self._in_flight[0]
         self._wait_for_blocks(current)
@@ -113,37 +137,48 @@ class ReadAhead:
         if self._in_flight:
             self._in_flight.popleft()
             self._max_bytes = min((each.window.max_bytes for each in self._in_flight), default=0)
-        if not self._in_flight and not self._plan():
+        if not self._in_flight and not self._add_planned_window():
             return False
         window = self._in_flight[0].window
-        now = window.forecast
+        # Blocks that an earlier window kept for this one or later ones stay in the table, and so do
+        # those of this one that were read while the earlier one was current
         self._bytes -= self._table.drop(np.searchsorted(self._table.ids, window.forgets))
-        waiting = self._table.ids[self._table.occupied()]
-        self._table = self._table.move_to(np.union1d(now.ids, waiting))
-        # Table slots of the schedule's blocks
-        self._places = np.searchsorted(self._table.ids, now.ids)
-        self._span_places = self._places[now.places]
-        self._span_offsets = now.span_offsets.tolist()
-        self._step_offsets = now.step_offsets.tolist()
-        order = np.argsort(now.last_use, kind="stable")
-        order = order[~window.keeps[order]]
-        self._leaving = self._places[order]
-        self._left = np.searchsorted(
-            now.last_use[order], np.arange(-1, now.num_steps), side="right"
-        ).tolist()
+        occupied = self._table.ids[self._table.occupied()]
+        self._table = self._table.move_to(np.union1d(window.forecast.ids, occupied))
+        self._use = self._plan_table_use(window)
         self._step = 0
-        self._continues = None
-        if self._run.settings.masks.inter_document_masking:
-            self._continues = find_continued(self._run.store.snapshot, self._table.ids)
         self._submit_reads()
         return True
 
-    def _plan(self) -> bool:
-        """Add the window that a thread has planned in the meantime; False if there is none."""
-        window = self._coming.result()
+    def _plan_table_use(self, window: Window) -> _TableUse:
+        schedule = window.forecast
+        slots = np.searchsorted(self._table.ids, schedule.ids)
+        by_last_use = np.argsort(schedule.last_use, kind="stable")
+        dropped = by_last_use[~window.keeps[by_last_use]]
+        steps_before = np.arange(-1, schedule.num_steps)
+        has_masks = self._run.settings.masks.inter_document_masking
+        return _TableUse(
+            slots=slots,
+            span_slots=slots[schedule.places],
+            # Lists, of which an item is taken much faster than of an array
+            span_offsets=schedule.span_offsets.tolist(),
+            step_offsets=schedule.step_offsets.tolist(),
+            dropped=slots[dropped],
+            dropped_before=np.searchsorted(
+                schedule.last_use[dropped], steps_before, side="right"
+            ).tolist(),
+            continued=find_continued(self._run.store.snapshot, self._table.ids)
+            if has_masks
+            else None,
+        )
+
+    def _add_planned_window(self) -> bool:
+        """Add the window that a thread has planned, waiting for it if need be; False if there is
+        none."""
+        window = self._planned.result()
         if window is None:
             return False
-        self._coming = self._pipeline.compute(next, self._windows, None)
+        self._planned = self._pipeline.compute(next, self._windows, None)
         self._in_flight.append(
             InFlightWindow(window, deque(split_reads(self._run, window, self._budget)))
         )
@@ -153,14 +188,19 @@ class ReadAhead:
     def _submit_reads(self) -> None:
         """Submit reads while there is memory; those of the next window after
         all of the current one's."""
-        while True:
-            for each in self._in_flight:
-                while each.unissued:
-                    if self._bytes + each.unissued[0].size > self._max_bytes:
-                        return
-                    self._submit_read(each)
-            if len(self._in_flight) > 1 or not self._coming.done() or not self._plan():
-                return
+        if not all(map(self._submit_fitting, self._in_flight)):
+            return
+        # One window ahead is enough, and none is waited for while there are steps to hand out
+        if len(self._in_flight) == 1 and self._planned.done() and self._add_planned_window():
+            self._submit_fitting(self._in_flight[-1])
+
+    def _submit_fitting(self, in_flight: InFlightWindow) -> bool:
+        """Submit reads of a window while there is memory; whether that was enough for all."""
+        while in_flight.unissued:
+            if self._bytes + in_flight.unissued[0].size > self._max_bytes:
+                return False
+            self._submit_read(in_flight)
+        return True
 
     def _submit_read(self, in_flight: InFlightWindow) -> None:
         read = in_flight.unissued.popleft()
@@ -183,25 +223,23 @@ class ReadAhead:
                 blocks = read_or_replace(self._run.store, read.ids, pieces=pieces)
             if blocks is None:
                 raise RuntimeError("the interpreter is shutting down: nothing more can be read")
-            self._table.put(
-                self._places[read.places], blocks, current.window.forecast.sizes[read.places]
-            )
+            sizes = current.window.forecast.sizes[read.places]
+            self._table.put(self._use.slots[read.places], blocks, sizes)
             current.unfinished.popleft()
 
-    def _gather(self, now: ReadSchedule) -> Samples:
+    def _gather(self, schedule: ReadSchedule) -> Samples:
         """The samples of this step, whose blocks are in the table."""
-        begin = self._step_offsets[self._step]
-        end = self._step_offsets[self._step + 1]
-        here = slice(self._span_offsets[self._step], self._span_offsets[self._step + 1])
-        rows, epochs, blocks, starts, stops = now.spans
-        spans = Spans(rows[here], epochs[here], blocks[here], starts[here], stops[here])
+        use = self._use
+        samples_here = slice(*use.step_offsets[self._step : self._step + 2])
+        here = slice(*use.span_offsets[self._step : self._step + 2])
+        rows, epochs, blocks, starts, stops = schedule.spans
         samples = gather(
             self._run,
             self._table,
-            self._span_places[here],
-            spans,
-            now.sources[begin:end],
-            self._continues,
+            use.span_slots[here],
+            Spans(rows[here], epochs[here], blocks[here], starts[here], stops[here]),
+            schedule.sources[samples_here],
+            use.continued,
         )
         if samples.masked is not None and self._meter is not None:
             self._meter.add(ReadCounts(masked_samples=int(samples.masked.sum())))
@@ -209,6 +247,6 @@ class ReadAhead:
 
     def _release(self) -> None:
         """Drop the blocks whose last step this was."""
-        first, last = self._left[self._step : self._step + 2]
-        if last > first:
-            self._bytes -= self._table.drop(self._leaving[first:last])
+        first, stop = self._use.dropped_before[self._step : self._step + 2]
+        if stop > first:
+            self._bytes -= self._table.drop(self._use.dropped[first:stop])
