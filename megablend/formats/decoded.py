@@ -36,8 +36,8 @@ class DecodedBlocks(Sequence[DecodedBlock]):
     """int8 [n], indices of their dtypes in DTYPES."""
     sizes: Int64s
     """int64 [n], number of tokens."""
-    tokens: Int64s
-    """int64 [n], addresses of their tokens."""
+    addresses: Int64s
+    """int64 [n], of their tokens."""
     offsets: list[Int64s] | None
     """The `offsets` of each block; None if they were not requested."""
     extra: tuple[DecodedBlocks, ...] = ()
@@ -69,15 +69,15 @@ class DecodedBlocks(Sequence[DecodedBlock]):
         if len(parts) == 1:
             return parts[0]
         with_offsets = all(part.offsets is not None for part in parts)
-        kinds, sizes, tokens = (
+        kinds, sizes, addresses = (
             np.concatenate([np.empty(0, kind), *(getattr(part, name) for part in parts)])
-            for name, kind in (("kinds", np.int8), ("sizes", np.int64), ("tokens", np.int64))
+            for name, kind in (("kinds", np.int8), ("sizes", np.int64), ("addresses", np.int64))
         )
         return DecodedBlocks(
             [owner for part in parts for owner in part.owners],
             kinds,
             sizes,
-            tokens,
+            addresses,
             [each for part in parts for each in part.offsets or ()] if with_offsets else None,
             tuple(
                 DecodedBlocks.joined(column)
@@ -92,14 +92,14 @@ class DecodedBlocks(Sequence[DecodedBlock]):
             [self.owners[i] for i in listed],
             self.kinds[places],
             self.sizes[places],
-            self.tokens[places],
+            self.addresses[places],
             None if self.offsets is None else [self.offsets[i] for i in listed],
             tuple(column.taken(places) for column in self.extra),
         )
 
     def without_offsets(self) -> DecodedBlocks:
         """The same blocks without document offsets."""
-        return DecodedBlocks(self.owners, self.kinds, self.sizes, self.tokens, None, self.extra)
+        return DecodedBlocks(self.owners, self.kinds, self.sizes, self.addresses, None, self.extra)
 
     def __len__(self) -> int:
         return len(self.owners)
@@ -118,7 +118,7 @@ class DecodedBlocks(Sequence[DecodedBlock]):
         size = int(self.sizes[i])
         held = pa.py_buffer(owner)
         tokens: Array = (
-            np.frombuffer(held, dtype, size, int(self.tokens[i]) - held.address)
+            np.frombuffer(held, dtype, size, int(self.addresses[i]) - held.address)
             if size
             else np.empty(0, dtype)
         )

@@ -52,7 +52,7 @@ class BlockTable:
         self._kinds_seen.update(set(blocks.kinds.tolist()))
         self._kinds[places] = blocks.kinds
         self._sizes[places] = blocks.sizes
-        self._token_addresses[places] = blocks.tokens
+        self._token_addresses[places] = blocks.addresses
         self._counted_bytes[places] = sizes
         if blocks.offsets is not None:
             for place, offsets in zip(places.tolist(), blocks.offsets, strict=True):

@@ -27,7 +27,8 @@ more."""
 _EXACT = 2.0**52
 """Below this, counts that differ by one give errors that differ."""
 _State = tuple[Float64s, Int64s]
-"""The state of a blend, in the form that the kernels use: counts and turns of its groups."""
+"""The state of a blend, in the form that the kernels use. For each group: how many samples the
+member has whose turn it is, and the number of that member; those before it have one more."""
 
 
 def greedy(weights: Sequence[float], size: int) -> Greedy:
@@ -64,7 +65,7 @@ def exhaustive(sizes: Sequence[int]) -> Greedy:
 class Greedy(ExactBlend):
     """A blend that takes the dataset with the greatest error, with or without caps.
 
-    Datasets of one weight and cap are a group: they take turns, in order. While datasets are
+    Datasets of one weight and cap are a group: they take turns, in order. Where datasets are
     scanned one by one, each is a group of its own.
     """
 
