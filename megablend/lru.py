@@ -11,7 +11,8 @@ V = TypeVar("V")
 
 
 class LRUCache(Generic[V]):
-    """Keeps up to `capacity` values, or values up to this size; pickled without them.
+    """A cache of up to `capacity` values, or of values up to this size in all;
+    pickled without its values.
 
     Thread-safe, also after a fork, without a lock, which a thread that does not exist in the child
     could hold: each dict operation is atomic. Two threads may create a value at the same time: both

@@ -64,8 +64,8 @@ def divide_residuals(due: Sequence[Fraction], given: Sequence[int], total: int) 
 
 
 def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -> list[int]:
-    """Divide a drain of `total` samples by weight, [D], such that each source has at least the
-    samples that it has left, [D].
+    """Divide a drain of `total` samples by weight, [D],
+    so that each source gets at least the samples that it has left, [D].
 
     What a source has left beyond its share is taken from the others,
     in proportion to their weights.
@@ -93,8 +93,8 @@ def divide_drain(weights: Sequence[Fraction], left: Sequence[int], total: int) -
 
 
 def drain_length(weights: Sequence[Fraction], left: Sequence[int], start: int, unit: int) -> int:
-    """The least samples of a drain which begins at sample `start` such that it ends at a multiple
-    of `unit`, and each source's share of it is what it has left, or more; see `divide_drain`. At
+    """The smallest number of samples of a drain from sample `start` on that ends at a multiple of
+    `unit` and gives each source, by its share, at least what it has left; see `divide_drain`. At
     most twice what is left, as far as `unit` allows."""
     whole = sum(left)
     scale = sum(weights)

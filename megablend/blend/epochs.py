@@ -1,5 +1,5 @@
-"""Where the epochs of sources begin: not after equally many tokens, if a run's stages stand on
-several snapshots of the index.
+"""Where the epochs of sources begin: not at equal distances,
+if a run's stages read several snapshots of the index.
 
 The position of a token of a source counts the tokens of all its epochs before it. When a stage
 changes snapshot or order, a source finishes the epoch that it has begun, and begins the next one in
@@ -45,7 +45,7 @@ class Segment(NamedTuple):
         return self.epoch + (Fraction(self.offset, self.tokens) if self.tokens else Fraction(0))
 
     def own_position(self, position: int) -> int:
-        """A position as it is if all epochs are like those of the segment."""
+        """A position as it would be if all epochs were like those of the segment."""
         return position - self.position + self.offset + self.epoch * self.tokens
 
 
@@ -66,7 +66,7 @@ class Epochs:
         return segment.position - segment.offset + (epoch - segment.epoch) * segment.tokens
 
     def count(self, source: int, tokens: int) -> Fraction:
-        """How many epochs the first tokens of a source are; 0 for a source without tokens."""
+        """How many epochs the first tokens of a source make; 0 for a source without tokens."""
         segment = _find_segment(self.segments[source], tokens)
         return (
             Fraction(segment.own_position(tokens), segment.tokens)
@@ -75,8 +75,8 @@ class Epochs:
         )
 
     def find_position(self, source: int, epochs: Fraction, *, before: int | None = None) -> int:
-        """The position up to which the first tokens of a source are at most so many epochs: the
-        inverse of `count`.
+        """The position up to which a source's tokens make at most this many epochs:
+        the inverse of `count`.
 
         Args:
             before: epochs are those that were planned when the source was read to this position,
@@ -94,7 +94,8 @@ class Epochs:
         return min([position, *(each.position for each in after)])
 
     def count_withdrawn(self, source: int) -> int:
-        """Tokens of epochs that were begun which are not read, since their files were withdrawn."""
+        """Tokens of epochs that were begun but are not read to their end,
+        since their files were withdrawn."""
         return sum(
             _count_withdrawn(*pair)
             for pair in pairwise(self.segments[source])
@@ -102,8 +103,8 @@ class Epochs:
         )
 
     def list_unread(self, source: int) -> list[tuple[Segment, int]]:
-        """Segments within whose first epoch the one before ends, and how many tokens of it are not
-        read, though their files are there: see `Stage.whole_epochs`."""
+        """Segments before whose start an epoch is broken off, and how many tokens of
+        that epoch are not read although their files exist: see `Stage.whole_epochs`."""
         pairs = pairwise(self.segments[source])
         return [
             (segment, _count_left(before, segment))
@@ -149,8 +150,8 @@ class Withdrawals(Protocol):
         ...
 
     def count_left(self, segment: Segment, index: str, epoch: int, token: int) -> tuple[int, int]:
-        """Tokens of a segment's epochs without the files that a snapshot lacks; and how many of
-        these come before a token of an epoch, whose number is that of all files."""
+        """Tokens of a segment's epochs without the files that a snapshot lacks;
+        and how many of these come before a given token of an epoch, counted over all files."""
         ...
 
 
@@ -196,8 +197,8 @@ class EpochsBuilder:
     def loses_files(
         self, index: str, cursor: Int64s, *, begun: bool = True
     ) -> npt.NDArray[np.bool_]:
-        """Whether each source has begun an epoch, by position `cursor` int64 [num_sources], of
-        whose files a snapshot lacks some: bool [num_sources].
+        """Whether each source has begun an epoch, by position `cursor` int64 [num_sources],
+        some of whose files a snapshot lacks: bool [num_sources].
 
         Args:
             begun: leave out sources of whose epoch nothing was read yet.
@@ -217,8 +218,8 @@ class EpochsBuilder:
         return lost
 
     def begun_loses_files(self, index: str, cursor: Int64s, begun: Int64s) -> npt.NDArray[np.bool_]:
-        """Whether a snapshot lacks files of an epoch of which each source has tokens from position
-        `cursor` to before `begun`, int64 [num_sources]: bool [num_sources]."""
+        """Whether a snapshot lacks files of an epoch that each source reads from position `cursor`
+        to before `begun`, int64 [num_sources]: bool [num_sources]."""
         lost = np.zeros(len(cursor), bool)
         for source, each in enumerate(self._withdrawals if index != self._now[0] else ()):
             segments = self._segments[source]
@@ -243,8 +244,8 @@ class EpochsBuilder:
         return lost
 
     def leaves_rest(self, index: str, order: str, begun: Int64s, cursor: Int64s) -> bool:
-        """Whether `enter` would begin the next epoch of a source elsewhere if it were not told to
-        read epochs `whole`."""
+        """Whether `enter` would begin the next epoch of a source at another position
+        if it were not told to read epochs `whole`."""
         if (index, order) == self._now:
             return False
         lost = self.loses_files(index, cursor)
@@ -272,9 +273,9 @@ class EpochsBuilder:
         return _end_of_epoch(segments, begun, extra, whole=whole)
 
     def enter(self, index: str, order: str, begun: Int64s, cursor: Int64s, *, whole: bool) -> None:
-        """A stage begins, with the sources at positions `cursor` int64 [num_sources];
-        stages before may have read tokens up to positions `begun` int64 [num_sources], the
-        same for sources that lose files.
+        """Begin a stage, with the sources at positions `cursor` int64 [num_sources]. Stages
+        before it may have read tokens up to positions `begun` int64 [num_sources], the same
+        for sources that lose files.
 
         Args:
             whole: see `Stage.whole_epochs`.
@@ -319,8 +320,8 @@ class EpochsBuilder:
         )
 
     def place(self, cursor: Int64s) -> tuple[Int64s, Int64s]:
-        """Positions, and tokens of an epoch, for an interleaving, to which all epochs are equally
-        long: int64 [num_sources] each.
+        """Positions and tokens of an epoch for an interleaving,
+        which takes all epochs to be equally long: int64 [num_sources] each.
 
         Positions are shifted so that epochs end where they do
         from the last change of the snapshot on.

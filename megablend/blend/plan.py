@@ -72,7 +72,8 @@ class PlannedStage:
 
     @property
     def has_tails(self) -> bool:
-        """Whether a cut leaves ordinals, for stages after it, of periods that it began."""
+        """Whether a cut of the stage leaves ordinals of the periods that it began
+        to the stages after it."""
         return self.cut_edges is not None and bool((self.cut_edges[2] > self.cut_edges[1]).any())
 
     def make_plan(self) -> Plan:
@@ -81,7 +82,7 @@ class PlannedStage:
 
 
 class TokenRange(NamedTuple):
-    """Samples of a source that follow each other `step` tokens apart."""
+    """Samples of a source whose tokens begin `step` tokens apart."""
 
     first: int
     stop: int
@@ -197,8 +198,8 @@ class StagesPlan:
         """The samples of (sources, ordinals), int32 and int64 [n]: int64 [n];
         the inverse of `locate_many`.
 
-        Fastest when consecutive entries have the same source and ascending ordinals. Raises:
-        IndexError for a source or ordinal that the plan does not have.
+        Fastest when consecutive entries have the same source and ascending ordinals.
+        Raises: IndexError for a source or ordinal that the plan does not have.
         """
         sources, ordinals = check_places(sources, ordinals, self._reach)
         ks = self.find_samples(sources, ordinals)
@@ -253,8 +254,8 @@ class StagesPlan:
         return None
 
     def sample_of_count(self, source: int, ordinal: int) -> int | None:
-        """The sample with which a source has given as many samples as it has ordinals up to
-        `ordinal`, in whatever order it gives them; None if the run does not get there."""
+        """The sample with which a source has given as many samples as it has ordinals up
+        to `ordinal`, in whatever order; None if the run ends before."""
         stage = int((self._edges[1:, source] <= ordinal).sum())
         if stage == len(self._stages) or ordinal < self._edges[stage, source]:
             return None
@@ -299,8 +300,8 @@ class StagesPlan:
         return tokens
 
     def count_within(self, source: int, tokens: int, extra: int) -> int:
-        """How many of a source's samples, by ordinal, end within its first `tokens` tokens,
-        including `extra` tokens each."""
+        """How many of a source's samples, in the order of their ordinals,
+        end within its first `tokens` tokens, `extra` tokens included."""
         count = 0
         for each in self.list_tokens(source):
             inside = (tokens - extra - each.token) // each.step

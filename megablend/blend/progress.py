@@ -35,7 +35,7 @@ class Presence:
 
 def find_presence(plan: StagesPlan, start: int, stop: int, *, scanned: int = SCANNED) -> Presence:
     """Where each source occurs in samples [start, stop), which should
-    be one stage, or of one blend.
+    belong to one stage or one blend.
 
     Args:
         scanned: samples at each end that are located; prefix errors are those of the first ones.
@@ -91,8 +91,8 @@ def _last_ordinals(plan: StagesPlan, source: int, limit: int) -> Int64s:
 
 
 def find_first_from(plan: StagesPlan, ordinals: Int64s) -> tuple[int, int] | None:
-    """The first sample whose ordinal is at or above the limit of its source, and that source; None
-    if there is none.
+    """The first sample whose ordinal is at or above the limit of its source, and that source;
+    None if there is none.
 
     Args:
         ordinals: int64 [num_sources], the limits.

@@ -35,7 +35,7 @@ def set_length(config: Config, split: str, samples: int, tokens: int) -> str:
 
 def fit_all_caps(config: Config, split: str, samples: int) -> str:
     """What to set so that a split has at most `samples` samples, which its caps allow,
-    and a comma; empty for 0."""
+    followed by a comma; empty for 0."""
     if samples < 1:
         return ""
     if split == "train" and config.tokens is not None:
@@ -50,7 +50,7 @@ def fit_all_caps(config: Config, split: str, samples: int) -> str:
 
 
 def round_up(number: Fraction) -> str:
-    """The number with up to six decimals, rounded up."""
+    """A number rounded up to six decimals, as text."""
     return f"{-(-number * 10**6 // 1) / 10**6:f}".rstrip("0").rstrip(".")
 
 

@@ -1,4 +1,4 @@
-"""`CacheStore`: what the rest of megablend needs of the place where a cache is kept.
+"""`CacheStore`: what the rest of megablend needs from the place where a cache is kept.
 
 Files are read and written in `folder`, a folder of this node with the layout of
 `index.cache_folders`. For a cache on a shared file system it is the cache itself. For one in an
@@ -33,8 +33,7 @@ _NAME = re.compile(r"[^/\x00-\x1f\x7f]+")
 
 
 def place_below(kind: str, *names: str) -> str:
-    """The place of something of a cache, below its folder or prefix:
-    all paths and keys of a cache are made here.
+    """The path or key of a part of a cache, below its folder or prefix: all of them are made here.
 
     Names come from ledgers, manifests and states, which others may have written:
     none leads out of the cache.
@@ -114,7 +113,7 @@ class CacheStore(Protocol):
         called while the cache is held."""
 
     def now(self) -> float:
-        """Seconds since 1970 by the clock that the times of entries are of;
+        """Seconds since 1970, by the clock that sets the times of entries;
         called while the cache is held."""
 
     def list_files(self, kind: str) -> list[str]:
@@ -136,14 +135,15 @@ class CacheStore(Protocol):
         """
 
     def fetch_files(self, kind: str, owners: Collection[str] | None = None) -> None:
-        """Make all files that are called `<owner>-...` available on this node,
-        or with None all of the kind."""
+        """Make all files that are called `<owner>-...` available on this node;
+        with None, all files of the kind."""
 
     def publish_file(self, kind: str, name: str) -> None:
         """Make a file that was written in `folder` available to all ranks."""
 
     def publish_files(self, kind: str, owners: Collection[str]) -> None:
-        """The same for all files in `folder` that are called `<owner>-...`."""
+        """Publish all files in `folder` that are called `<owner>-...`, as `publish_file` does
+        one."""
 
     def list_folders(self, kind: str) -> list[str]:
         """Names of the committed folders of a kind, sorted."""
@@ -186,7 +186,7 @@ class CacheStore(Protocol):
         may be added in place."""
 
     def remove(self, kind: str, name: str) -> None:
-        """Remove a file or a folder; a folder that was committed again meanwhile is kept."""
+        """Remove a file or a folder; a folder that was committed again in the meantime is kept."""
 
     def collect_leftovers(self, before: float, *, dry_run: bool) -> tuple[int, int]:
         """Remove what killed processes left unfinished before a time;
@@ -210,7 +210,7 @@ class CacheStore(Protocol):
         not the present version."""
 
     def remove_record(self, kind: str, name: str) -> None:
-        """Remove a record and what was set aside of it."""
+        """Remove a record and its versions that were set aside."""
 
     def set_aside_record(self, kind: str, name: str) -> str:
         """Remove a record so that it can be restored. Returns: where it now is."""

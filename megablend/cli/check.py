@@ -1,5 +1,5 @@
-"""megablend check, verify and gc: are the data files and the cache as they were,
-and what of the cache is needed?"""
+"""megablend check, verify and gc: whether data files and the cache are as they were,
+and what of the cache is still needed."""
 
 from __future__ import annotations
 

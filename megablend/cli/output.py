@@ -61,7 +61,7 @@ def print_lines(lines: Iterable[str], begin: str = "") -> None:
 
 
 def print_first(lines: Collection[str], most: int, more: str) -> None:
-    """Print the first few lines, and with `more` how many others there are."""
+    """Print the first few lines; with `more`, also how many others there are."""
     print_lines(list(lines)[:most])
     if len(lines) > most:
         print_line(more.format(n=f"{len(lines) - most:,}"))
@@ -73,7 +73,7 @@ def print_text(text: str) -> None:
 
 
 def print_json(value: Record | Mapping[str, Any]) -> None:
-    """Print one JSON object on one line: a result, or a dict of what JSON has."""
+    """Print one JSON object on one line: a result, or a dict of JSON values."""
     click.echo(json.dumps(value.to_dict() if isinstance(value, Record) else value))
 
 
@@ -85,8 +85,8 @@ def print_table(
     total: object = None,
     words: Collection[str] = (),
 ) -> None:
-    """Print a table of names and numbers; one that is too wide as several, each with the names. No
-    number is wrapped.
+    """Print a table of names and numbers; a table that is too wide is printed as several,
+    each with the names. No number is wrapped.
 
     Args:
         columns: what each column shows, by its title. The first is the row's name. Whole numbers

@@ -23,8 +23,8 @@ LOG_SECONDS = 5.0
 def progress_on(
     stream: TextIO, *, quiet: bool = False, doing: str = "indexing", done: str = "indexed"
 ) -> Iterator[Callable[[Progress], None] | None]:
-    """A function to call with each Progress; None for a rank that reports nothing, and if only
-    errors are to be told."""
+    """A function to call with each Progress; None for a rank that reports nothing,
+    and if only errors are to be shown."""
     if quiet or not logging.getLogger("megablend").isEnabledFor(logging.WARNING):
         yield None
     elif stream.isatty():

@@ -72,7 +72,7 @@ def check_stages(
 
 def check_caps(settings: Settings, stages: Sequence[Settings] = ()) -> None:
     """Check that some source has a cap, at the top level or in a stage,
-    when shares above one are redistributed.
+    if shares beyond caps are to be redistributed.
 
     Raises: ValueError, which begins with the key.
     """

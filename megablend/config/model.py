@@ -135,8 +135,9 @@ class Config(Settings):
 
     @property
     def request_digest(self) -> str:
-        """A digest of the keys that were written and can affect the order of samples. Defaults are
-        not among them: with others, a later release makes no other request of the same config."""
+        """A digest of the keys that the config sets and that can affect the order of
+        samples. Defaults are left out: a later release with other defaults makes the
+        same request of the same config."""
         text = json.dumps(_list_written(self), separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -164,8 +165,8 @@ class Config(Settings):
         return self._snapshot + 1 + sum(stage.changes_index for stage in self.stages)
 
     def needs_documents(self, source: Source, snapshot: int | None = None) -> bool:
-        """Whether the index has to contain the source's document boundaries; or a snapshot of it,
-        by its number in the run."""
+        """Whether the index has to contain the source's document boundaries;
+        with a number, the snapshot of that number in the run."""
         return (
             source.append_eod is not None
             or source.documents is not None

@@ -76,8 +76,8 @@ class ReadSpec:
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]]) -> list[ReadSpec]:
-        """`from_record` of each; records without further fields, as most,
-        get the same object if they are alike."""
+        """`from_record` of each; most have no further fields,
+        and get the same object if they are alike."""
         found = dict[object, ReadSpec]()
         reads = list[ReadSpec]()
         read_fields = itemgetter("format", "column", "documents")

@@ -1,5 +1,5 @@
-"""The settings of a run that do not decide its order: where it is kept and read from, and what the
-dict of a sample has."""
+"""The settings of a run that do not decide its order:
+where it is kept and read from, and what the dict of a sample contains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megablend.storage.object_options import ObjectOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Masks:
-    """What the dict of a sample has besides its tokens."""
+    """What the dict of a sample contains besides its tokens."""
 
     reset_position_ids: bool = False
     reset_attention_mask: bool = False
@@ -26,7 +26,7 @@ class Masks:
 
     @classmethod
     def of(cls, config: Settings) -> Masks:
-        """Those of a config, or of the settings of one of its stages."""
+        """The masks of a config, or of the settings of one of its stages."""
         return cls(
             reset_position_ids=config.reset_position_ids,
             reset_attention_mask=config.reset_attention_mask,
@@ -47,8 +47,8 @@ _DEFAULTS = {name: field.default for name, field in Settings.model_fields.items(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What opening a committed run takes from a config; of a run that is opened from its cache
-    alone, the defaults."""
+    """What opening a committed run takes from a config;
+    a run that is opened from its cache alone has the defaults."""
 
     cache: CacheStore
     objects: ObjectOptions

@@ -1,5 +1,5 @@
-"""Assigning files to ranks: the most expensive first, each to the rank with the least work (longest
-processing time first)."""
+"""Assigning items to ranks: the most expensive first,
+each to the rank with the least work (longest processing time first)."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ def digest_settings(settings: Mapping[str, Any]) -> str:
 def compare_settings(
     launch: Communicator, settings: Mapping[str, Any], digests: Sequence[str]
 ) -> None:
-    """As `check_same_settings`, when all ranks' digests have been exchanged already. Collective
-    only if they differ.
+    """Check as `check_same_settings` does, but with the digests
+    that all ranks have exchanged already. Collective only if they differ.
 
     Args:
         digests: `digest_settings` of each rank, in rank order.

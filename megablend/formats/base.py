@@ -235,7 +235,7 @@ class Format(Protocol):
 
     def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
         """Why a file's content cannot be what it would be read as, and what to do;
-        None if nothing says so.
+        None if nothing contradicts.
 
         New files for which there is a reason are refused;
         of those that a cache has, it is a warning.
@@ -261,8 +261,8 @@ class Format(Protocol):
     def open(
         self, path: str, column: str | None, file: OpenedFile, *, storage: Storage
     ) -> BlockReader:
-        """Return a reader of an indexed file after checking size and structure. Raises
-        MissingFileError, ChangedFileError."""
+        """Return a reader of an indexed file after checking size and structure.
+        Raises MissingFileError, ChangedFileError."""
         ...
 
     def describe_unused_bytes(self, path: str, blocks: Array, size: int) -> str | None:

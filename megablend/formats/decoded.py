@@ -45,7 +45,7 @@ class DecodedBlocks(Sequence[DecodedBlock]):
 
     @staticmethod
     def of(blocks: Sequence[DecodedBlock]) -> DecodedBlocks:
-        """The same blocks, whose arrays are contiguous."""
+        """The same blocks with contiguous arrays."""
         if isinstance(blocks, DecodedBlocks):
             return blocks
         columns = zip(*(block.extra for block in blocks), strict=True)

@@ -76,7 +76,7 @@ def fetch_now(
 
 
 def plan_fetch(ranges: FileRanges, storage: Storage) -> list[tuple[Int64s, Int64s]]:
-    """Offsets and sizes, int64 [n], that each of the calls of `storage` has which fetch ranges."""
+    """The calls of the storage that fetch ranges: offsets and sizes, int64 [n], of each."""
     return _requests(ranges, _merge(ranges, storage.limits(ranges.path)))
 
 
@@ -177,17 +177,17 @@ class FileRead:
 
 
 class JointReader(BlockReader, Protocol):
-    """A reader that decodes the blocks of several files by one call; such readers need not be of
-    one format's only class."""
+    """A reader that decodes blocks of several files in one call;
+    a format may have other readers as well."""
 
     @property
     def alike(self) -> Hashable:
-        """The same for readers of this class whose files can be decoded together."""
+        """A key that is equal for readers of this class whose files can be decoded together."""
         ...
 
     def decode_jointly(self, reads: Sequence[FileRead], *, pieces: bool) -> DecodedBlocks | None:
-        """The blocks of all reads, one read after the other, as `decode` of each returns them; None
-        if only that can.
+        """The blocks of all reads, one read after the other, as `decode` returns them;
+        None if they have to be decoded one by one.
 
         Args:
             reads: of readers that are alike, and everything that they need.

@@ -1,5 +1,5 @@
-"""Documents of flat columns, which have a token in each row:
-a file, a row group, or what a token ends."""
+"""Documents of flat columns, which have one token in each row:
+a file, a row group, or what a separator token ends."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class ColumnFormat(BaseFormat):
             )
 
     def divide(self, path: str, read: ReadSpec, found: FileIndex, storage: Storage) -> FileIndex:
-        """The index of a file whose documents are those that the config asks for; `found` itself if
-        it asks for rows.
+        """The index of a file whose documents are those that the config asks for;
+        `found` itself if these are rows.
 
         Raises: ConfigError if the column is of lists, or its type cannot hold the token; as reading
             does.
@@ -126,8 +126,8 @@ class ColumnFormat(BaseFormat):
 
 
 def read_divided(path: str, meta: Mapping[str, Any], reader: BlockReader) -> BlockReader:
-    """A reader of the documents of `ColumnFormat.divide`, in place of one of rows; `reader` itself
-    if they are rows."""
+    """A reader of the documents that `ColumnFormat.divide` makes, in place of one of rows;
+    `reader` itself if they are rows."""
     documents = meta.get(DOCUMENTS)
     if documents is None:
         return reader

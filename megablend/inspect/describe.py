@@ -89,8 +89,8 @@ def describe(
 def _check_loaders(
     micro_batch_size: int | None, data_parallel_size: int, num_workers: int
 ) -> Loaders | None:
-    """The loaders to estimate; None without a micro batch. Raises:
-    ConfigError for a number out of range."""
+    """The loaders to estimate; None without a micro batch.
+    Raises: ConfigError for a number out of range."""
     whole_number("data_parallel_size", data_parallel_size, least=1)
     whole_number("num_workers", num_workers, least=0)
     if micro_batch_size is None:

@@ -78,8 +78,8 @@ def describe_planned(
     planned_in: float,
     document_lengths: bool,
 ) -> RunDescription:
-    """A run that is committed, or as it would be; `planned_in`: seconds, without those of kernels.
-    Raises as `describe`."""
+    """Describe a run that is committed, or as it would be. `planned_in`:
+    seconds, without loading kernels. Raises as `describe`."""
     compiled = planned.compiled
     run = compiled.run
     splits = _describe_splits(compiled, loaders, document_lengths=document_lengths)

@@ -1,4 +1,4 @@
-"""diff: from which sample on two runs part, and how they differ. Samples are located, not read."""
+"""diff: from which sample on two runs differ, and how. Samples are located, not read."""
 
 from __future__ import annotations
 

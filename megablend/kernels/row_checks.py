@@ -1,5 +1,5 @@
-"""Checks of a table's rows: 4 bytes that follow from a row's number and its values,
-as stored next to the table.
+"""Checks of a table's rows: 4 bytes computed from a row's number and its values,
+which are stored next to the table.
 
 h = mix(number + GOLDEN); for each value h = mix(h ^ value); the check is the upper half of h. `mix`
 is one to one, so that rows that differ in one value never share h. Part of the format on disk:

@@ -62,7 +62,7 @@ _OTHERS = {
 
 
 def is_tried(version: str) -> bool:
-    """Whether a version, such as 0.16.1, is of a series that was tried."""
+    """Whether a version, such as 0.16.1, belongs to a series that was tried."""
     return ".".join(version.split(".")[:2]) in TRIED
 
 
@@ -72,7 +72,7 @@ def has_default(name: str) -> bool:
 
 
 def find_unknown_settings(config: Any, known_class: type[Any]) -> list[str]:
-    """Settings of a version that are not known here and are not at their defaults.
+    """Settings of a version that megablend does not know and that are not at their defaults.
 
     Args:
         config: of `known_class` or a class derived from it, whose own settings are not looked at.
@@ -107,8 +107,8 @@ def assumes_whole_cache(config: Any) -> bool:
 def query_result(
     config: Any, tokens: Any, documents: Any, document_tokens: list[int]
 ) -> tuple[Any, ...]:
-    """What GPTDataset._query_document_sample_shuffle_indices returns
-    in the version that `config` is of."""
+    """What GPTDataset._query_document_sample_shuffle_indices returns in the version
+    that `config` belongs to."""
     if hasattr(config, "inter_document_masking"):
         return tokens, documents, document_tokens
     return tokens, documents

@@ -17,7 +17,7 @@ _SUFFIXES = (".idx", ".bin")
 
 
 class FileState(NamedTuple):
-    """A file that is there."""
+    """The state of a file that exists."""
 
     size: int
     """Bytes."""

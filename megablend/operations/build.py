@@ -248,8 +248,8 @@ def _repair(
     launch: Communicator,
     progress: Callable[[Progress], None] | None,
 ) -> bool:
-    """Repair the snapshots that a run keeps. Returns:
-    whether one of them was damaged. Called by all ranks."""
+    """Repair the snapshots that a run keeps.
+    Returns: whether one of them was damaged. Called by all ranks."""
     found = [
         repair_kept_index(
             session.config,
@@ -324,7 +324,7 @@ def _commit_run(
 
 
 def publish_splits(config: Config, store: BlockStore) -> None:
-    """Make what was stored of the splits of a run available to other nodes."""
+    """Make the stored splits of a run available to other nodes."""
     owners = set[str]()
     for each in store.stores:
         numbers = {entry.name: number for number, entry in enumerate(each.snapshot.sources)}

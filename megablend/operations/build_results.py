@@ -13,7 +13,7 @@ from megablend.run.ledger import Ledger
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BuiltIndex(Record):
-    """What building an index, without a run, did."""
+    """The result of building an index without a run."""
 
     index: BuildReport
     documents: TablesReport | None

@@ -135,7 +135,7 @@ def _check_older(
 def check_store(
     config: Config, store: BlockStore, *, progress: Callable[[Progress], None] | None = None
 ) -> CheckResult:
-    """Check the files of an opened index, of several the last one's. Raises: CacheError."""
+    """Check the files of an opened index; of several, those of the last one. Raises: CacheError."""
     numbers = files_of(
         store.snapshot, [name for name in config.all_sources if name not in config.withdrawn]
     )

@@ -1,5 +1,5 @@
 """Token ids: how many there are, as far as the config says,
-and those of a file that are out of range.
+and which ids of a file are out of range.
 
 `build` refuses files whose stored statistics are out of range: such a file is read, so that the
 error names the row; statistics that turn out to be wrong are ignored. Files without statistics are
@@ -109,8 +109,8 @@ def _place(path: str, entry: SourceEntry, place: int, num_tokens: int, storage: 
 def find_row(
     path: str, entry: SourceEntry, place: int, num_tokens: int, storage: Storage
 ) -> tuple[int, int]:
-    """The row of a file that its token number `place` is in, from 0, and its row group, found by
-    indexing the file once more.
+    """The row of a file, from 0, that contains its token number `place`, and its row group;
+    found by indexing the file once more.
 
     Raises: as `Format.index` does; ChangedFileError if the file is not the one that was indexed.
     """
@@ -144,7 +144,7 @@ def find_row(
 
 
 def vocab_sizes(config: Config) -> dict[str, int | None]:
-    """Of each source, by its name in the index, how many token ids there are;
+    """The number of token ids of each source, by its name in the index;
     None if the config does not say.
 
     Raises: ConfigError if a tokenizer cannot be read, or an end-of-document token is not in its

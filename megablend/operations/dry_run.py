@@ -44,9 +44,9 @@ class DryRun(Record):
 def dry_run(
     config: ConfigLike, *, cache: str | None = None, storage: Storage | None = None
 ) -> list[DryRun]:
-    """Find the files of a config's sources, and the requests and bytes of indexing them: for that,
-    up to 512 files of each source in an object store, or more if they differ much, are indexed
-    without reading their data. Nothing is written.
+    """Find the files of a config's sources, and the requests and bytes that indexing them takes. To
+    find these, up to 512 files of each source in an object store (more if they differ much) are
+    indexed without reading their data. Nothing is written.
 
     Raises: ConfigError, DataError.
     """

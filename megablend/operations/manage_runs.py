@@ -188,8 +188,8 @@ def reset_run(what: ConfigLike, run: str) -> Path | str:
 
 
 def remove_run(what: ConfigLike, run: str) -> None:
-    """Remove a run permanently, with the ledgers that resets of it moved aside. Its index is kept
-    until `gc` removes it.
+    """Remove a run permanently, with the ledgers that were moved aside when it was reset.
+    Its index is kept until `gc` removes it.
 
     A damaged ledger is removed, too.
 

@@ -1,5 +1,5 @@
-"""open: from a config, and perhaps a checkpoint's state, to a dataset. Nothing is indexed and
-nothing a sample long is made."""
+"""open: from a config, and perhaps a checkpoint's state, to a dataset.
+Nothing is indexed, and no array is as long as the run."""
 
 from __future__ import annotations
 

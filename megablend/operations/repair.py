@@ -1,5 +1,5 @@
-"""Repair of the index that a run keeps, when it is damaged and the config's files
-by now make another one."""
+"""Repair of the index that a run keeps, if it is damaged
+and the config's files would make another one by now."""
 
 from __future__ import annotations
 

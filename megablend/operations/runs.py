@@ -152,7 +152,8 @@ def _check_indices(config: Config, needed: Sequence[str]) -> None:
 
 
 def is_on_ledger(ledger: Ledger, state: State) -> bool:
-    """Whether a state goes on with the ledger's plan; else with one of its own, from the config.
+    """Whether a state continues on the ledger's plan;
+    otherwise it has a plan of its own, from the config.
 
     Raises: StateError if the ledger's plan was amended, or got another index, before the state's
         position.
@@ -196,8 +197,8 @@ def compile_committed(
     keep: bool = False,
     batch: int | None = None,
 ) -> Compiled:
-    """Compile what a config requests over the snapshots of its run's ledger, with what the ledger
-    has fixed; not checked.
+    """Compile what a config requests over the snapshots of its run's ledger,
+    with what the ledger has fixed; the result is not checked.
 
     Args:
         newest: the snapshot that a stage reads which is not committed yet, and has `new_data`.

@@ -31,8 +31,8 @@ ConfigLike = str | Path | Mapping[str, Any] | Config
 
 
 class Session:
-    """A config, or a cache with the name of a run. What belongs to them is made when it is first
-    asked for, and kept.
+    """A config, or a cache with the name of a run.
+    What belongs to them is made when it is first needed, and kept.
 
     Each attribute raises as what makes it: ConfigError for a config that cannot be read, CacheError
     for a damaged ledger.
@@ -70,8 +70,8 @@ class Session:
 
     @cached_property
     def cache(self) -> CacheStore:
-        """The cache, whether it exists or not; one in an object store that is given directly has
-        MEGABLEND_STORAGE's settings."""
+        """The cache, whether it exists or not. One in an object store
+        that is given directly has the settings of MEGABLEND_STORAGE."""
         if isinstance(self.what, str | Path) and not self.is_config:
             return find_store(self.what, load_storage_settings() if is_remote(self.what) else None)
         return self.config.cache_store
@@ -105,8 +105,8 @@ class Session:
 
     @cached_property
     def ledger(self) -> Ledger | None:
-        """What the run is committed to; None if it was not built.
-        As it is when it is first asked for."""
+        """What the run is committed to, as of when it is first asked for; None if it was not
+        built."""
         return load_ledger(self.cache, self.run)
 
     @cached_property

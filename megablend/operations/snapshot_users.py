@@ -18,8 +18,8 @@ from megablend.system.safe_open import read_regular
 
 
 def list_references(cache: CacheStore) -> dict[str, Path]:
-    """Digests of the snapshots that others than runs use (Megatron's datasets):
-    for each, a file that says so.
+    """Digests of the snapshots that are used by others than runs (Megatron's datasets),
+    each with a file that says so.
 
     Raises: CacheError if one of these files cannot be read.
     """
@@ -38,8 +38,8 @@ def list_references(cache: CacheStore) -> dict[str, Path]:
 
 
 def list_runs_by_index(cache: CacheStore) -> tuple[dict[str, list[str]], bool]:
-    """Digests of the snapshots that runs use, each with their names; and whether these are all: no
-    ledger is damaged."""
+    """Digests of the snapshots that runs use, each with their names;
+    and whether this is complete: no ledger is damaged."""
     found = dict[str, list[str]]()
     is_complete = True
     for name in run_names(cache):

@@ -1,5 +1,5 @@
-"""Sources each of whose tokens counts as a document: flat columns of which the config does not say
-what a document is."""
+"""Sources in which each token counts as a document:
+flat columns for which the config does not say what a document is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from megablend.run.ledger import Ledger
 
 
 def refuse_token_documents(config: Config, snapshot: Snapshot, ledger: Ledger | None) -> None:
-    """Refuse sources whose tokens would count as documents, but those that a run reads so already.
+    """Refuse sources whose tokens would count as documents,
+    except those that a run already reads like that.
 
     Args:
         ledger: of the run as it was committed; None before its first build.
@@ -35,7 +36,7 @@ def refuse_token_documents(config: Config, snapshot: Snapshot, ledger: Ledger | 
 
 
 def warn_of_token_documents(config: Config, snapshot: Snapshot) -> list[str]:
-    """A warning about the sources of a run each of whose tokens counts as a document;
+    """A warning about the sources of a run in which each token counts as a document;
     none if there are none."""
     names = [repr(entry.name) for entry in _find(config, snapshot)]
     if not names:

@@ -1,4 +1,4 @@
-"""Whether the newest index of a cache is of what a config requests now:
+"""Whether the newest index of a cache has what a config requests now:
 its sources, their options, and their files.
 
 A run that is not committed would be built on an index of the files as they are now. Until they are
@@ -53,8 +53,8 @@ def open_newest(session: Session) -> Snapshot:
 def find_unindexed(
     config: Config, newest: Snapshot, storage: Storage, *, is_kept: bool = False
 ) -> Unindexed | None:
-    """What the newest index lacks, or has otherwise, of what the config requests;
-    None if it is of its files.
+    """What the config requests and the newest index lacks, or has otherwise;
+    None if it has all of it.
 
     Files are compared by name; those of a source that moved as a whole are the same, if the
     content of some is what was indexed. Whether one is missing or was replaced in its

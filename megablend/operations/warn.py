@@ -19,8 +19,8 @@ _COMPARED_FILES = 200_000
 
 
 def find_warnings(compiled: Compiled) -> list[str]:
-    """Warn of the sources of a split: a line for each kind of problem, naming the worst. An
-    unblended split has none."""
+    """Warnings about the sources of a split: a line for each kind of problem,
+    which names the worst. An unblended split has none."""
     run = compiled.run
     if not run.is_blended:
         return []
@@ -58,8 +58,8 @@ def find_warnings(compiled: Compiled) -> list[str]:
 
 
 def warn_of_shared_files(compiled: Compiled) -> list[str]:
-    """A line if several sources of the config, in whatever splits, read the same file; not looked
-    at with too many files."""
+    """A line if several sources of the config, in any splits, read the same file;
+    not checked if there are too many files."""
     snapshot = compiled.store.snapshot
     configured = compiled.config.all_sources
     wanted = {number for number, entry in enumerate(snapshot.sources) if entry.name in configured}
@@ -129,8 +129,8 @@ def warn_of_ends(compiled: Compiled) -> list[str]:
 
 
 def warn_of_epochs(run: Run) -> list[str]:
-    """A line for each epoch whose rest a run that was planned before `Stage.whole_epochs` leaves
-    out, and for each that it reads of files that are gone."""
+    """A line for each epoch whose rest a run planned before `Stage.whole_epochs` leaves out,
+    and for each epoch that it reads from files that are gone."""
     late = [
         f"source {run.sources[source].name!r}: files that stage {stage} lacks are read for another "
         f"epoch, after its first sample {run.ledger.starts[stage]:,}: an earlier release planned "

@@ -60,8 +60,8 @@ def current_name(name: str) -> str:
 
 
 def find_order(name: str) -> OrderKind:
-    """An order by its name in `ORDERS` or the one of release 0.1.0. Raises:
-    ValueError for an unknown name."""
+    """An order by its name in `ORDERS` or the one of release 0.1.0.
+    Raises: ValueError for an unknown name."""
     kind = ORDERS.get(current_name(name))
     if kind is None:
         raise ValueError(f"found {name!r}, expected one of {', '.join(ORDERS)}")

@@ -1,5 +1,5 @@
-"""What reading a run takes of object stores: requests, bytes and their price, found by planning the
-reads of its loaders.
+"""What reading a run takes from object stores:
+requests, bytes and their price, found by planning the reads of its loaders.
 
 What a read requests depends on the format: some files of each source are opened to
 find out. What is read while blocks are decoded (extra columns), and again after a
@@ -57,8 +57,8 @@ class _Span(NamedTuple):
 def estimate_transfer(
     run: Run, *, micro_batch_size: int, data_parallel_size: int, num_workers: int
 ) -> Transfer | None:
-    """Find what the loaders of a split of a run request of object stores
-    from its first sample to its last.
+    """Find what the loaders of a split request from object stores,
+    from the run's first sample to its last.
 
     Returns: None if no source is in an object store, or a file cannot be opened.
     Raises: ConfigError if memory is too small.

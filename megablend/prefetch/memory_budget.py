@@ -128,7 +128,7 @@ def sample_bytes(length: int, masks: Masks) -> int:
 
 
 def longest_sample_bytes(run: Run) -> int:
-    """Bytes of a sample in a batch where the run's samples are longest."""
+    """Bytes in a batch of the run's longest samples."""
     return max(sample_bytes(section.sequence_length, section.masks) for section in run.sections)
 
 
@@ -147,7 +147,7 @@ def _check_sample(config: Config) -> None:
 
 
 def lanes_of(lanes: int, micro_batch_size: int, stride: int) -> int:
-    """How many of the run's lanes a process reads whose steps begin `stride` samples apart."""
+    """How many of the run's lanes a process reads if its steps begin `stride` samples apart."""
     return min(lanes, micro_batch_size * (lanes // math.gcd(lanes, stride)))
 
 

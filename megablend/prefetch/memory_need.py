@@ -1,5 +1,5 @@
-"""How much memory the processes of a rank need for a run, and how many lanes the config's `memory`
-would be enough for."""
+"""How much memory the processes of a rank need for a run,
+and how many lanes the config's `memory` would suffice for."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class RangeRequests:
         )
 
     def release(self, owned: Sequence[RangeKey]) -> None:
-        """Forget shared ranges, whose read is done: others may have to request them again."""
+        """Forget shared ranges whose read is done: others may have to request them again."""
         with self._claiming:
             for key in owned:
                 self._shared.pop(key, None)

@@ -94,8 +94,8 @@ class ReadPipeline:
         self._decoding.shutdown(wait=True, cancel_futures=True)
 
     def abandon(self) -> None:
-        """Start no more reads, and cancel requests; the threads end
-        when nobody refers to the pipeline.
+        """Start no more reads, and cancel requests; the threads end once nobody
+        refers to the pipeline.
 
         For the garbage collector, which may run in any thread, also one of the pipeline's own, and
         between any two instructions: it must not need a lock or wait for a thread.

@@ -1,5 +1,5 @@
-"""What a loader's coming steps need: samples, where their tokens are stored, blocks and when each
-is used. Nothing is read here.
+"""What a loader's coming steps need: samples, where their tokens are stored, blocks,
+and when each is used. Nothing is read here.
 
 A sample number determines the blocks that the sample needs, so future reads are known.
 """

@@ -159,7 +159,7 @@ def gather(
 
 
 def find_continued(snapshot: Snapshot, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Whether the first piece of each of blocks `ids` int64 [n] continues the previous block's last
-    document: bool [n]."""
+    """Whether the first piece of each of blocks `ids` int64 [n] continues the last document
+    of the block before: bool [n]."""
     continues: npt.NDArray[np.bool_] = (snapshot.blocks(ids)["flags"] & STARTS_MID_DOCUMENT) != 0
     return continues

@@ -60,8 +60,8 @@ class Window:
 def plan_windows(
     run: Run, future: StepSequence, budget: Budget, first_samples: int = FIRST_SAMPLES
 ) -> Iterator[Window]:
-    """Plan the windows in which a process reads its coming steps. Raises:
-    ConfigError if memory is too small."""
+    """Plan the windows in which a process reads its coming steps.
+    Raises: ConfigError if memory is too small."""
     return make_windows(run, make_schedules(run, future, budget, first_samples), budget)
 
 
@@ -107,7 +107,7 @@ def make_schedules(
 
 
 def estimate_spans_per_sample(run: Run) -> float:
-    """The approximate mean number of blocks that a sample's tokens are in."""
+    """The approximate mean number of blocks that hold a sample's tokens."""
     num_blocks = int((run.parts["stop_block"] - run.parts["first_block"]).sum())
     return 1 + run.sequence_length * num_blocks / max(1, int(run.parts["tokens"].sum()))
 

@@ -1,4 +1,4 @@
-"""Detects code of other libraries with which a run would be read wrongly, from the call stack:
+"""Code of other libraries that would read a run wrongly is detected from the call stack:
 there is no other way to tell.
 
 Frames are inspected, never stored. Local variables are read only in frames of those libraries:
@@ -90,8 +90,8 @@ def count_of_lightning(default: int) -> int:
 
 
 def _self_of(frame: FrameType | None, package: str) -> Any:
-    """The object whose method a frame runs, if the method belongs to this package; None
-    otherwise."""
+    """The object whose method a frame runs, if the method belongs to this package;
+    None otherwise."""
     if frame is None or not frame.f_globals.get("__name__", "").startswith(f"{package}."):
         return None
     return frame.f_locals.get("self")

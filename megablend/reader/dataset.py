@@ -175,8 +175,8 @@ class Dataset(torch.utils.data.Dataset[dict[str, Any]]):
         return self.check_position(saved.consumed_samples)
 
     def position(self, trained_samples: int) -> int:
-        """The number of the sample that comes after so many were trained on: more, by the samples
-        skipped before it.
+        """The number of the next sample after this many were trained on:
+        larger by the samples skipped before it.
 
         For loops that count by themselves: `consumed_samples=dataset.position(trained)`. Raises as
         `check_position`.

@@ -1,4 +1,4 @@
-"""Adds the sample that needed the file to errors of data files."""
+"""Errors of data files are extended by the sample that needed the file."""
 
 from __future__ import annotations
 

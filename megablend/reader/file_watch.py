@@ -88,8 +88,8 @@ class FileWatch:
         self._process = os.getpid()
 
     def start(self, position: int = 0) -> None:
-        """Start checking, unless it is already running in this process. A file that an error was
-        raised for is checked again.
+        """Start checking, unless it is already running in this process.
+        A file for which an error was raised is checked again.
 
         Args:
             position: the next sample that is read.
@@ -132,8 +132,8 @@ class FileWatch:
         return not self._is_stopped
 
     def raise_found(self) -> None:
-        """Raise the error that a check found, if any. Raises:
-        MissingFileError, ChangedFileError, CacheError."""
+        """Raise the error that a check found, if any.
+        Raises: MissingFileError, ChangedFileError, CacheError."""
         if not self._found:
             return
         self.stop()

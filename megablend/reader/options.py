@@ -23,8 +23,8 @@ OURS = {
 
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check options for a DataLoader and set `pin_memory` and `num_workers`. Raises:
-    ConfigError."""
+    """Check options for a DataLoader and set `pin_memory` and `num_workers`.
+    Raises: ConfigError."""
     known = list(inspect.signature(DataLoader).parameters) if options else []
     for name, value in options.items():
         if name in OURS:

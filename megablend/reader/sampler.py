@@ -88,8 +88,8 @@ class PretrainingSampler(Sampler[list[int]]):
             self.check_steps()
 
     def check_steps(self) -> None:
-        """Refuse steps, from the position on, that would have samples of two lengths or that are
-        skipped. Raises: ConfigError."""
+        """Refuse steps after the position that would have samples of two lengths
+        or skipped samples. Raises: ConfigError."""
         dataset = self.dataset
         problem = unfit_step(dataset.run, dataset.skips, self.next_start(), self.step_samples)
         if problem is not None:
@@ -103,7 +103,7 @@ class PretrainingSampler(Sampler[list[int]]):
 
     def next_start(self) -> int:
         """The sample number at which the next iteration begins:
-        a validation split that is through begins anew."""
+        a validation split begins anew after its end."""
         if self.dataset.run.split != "train" and self.steps_after(self.consumed_samples) == 0:
             return 0
         return self.consumed_samples

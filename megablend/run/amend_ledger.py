@@ -50,8 +50,8 @@ def cut_ledger(ledger: Ledger, plan: StagesPlan, sample: int) -> Ledger:
 
 
 def rewind_to(ledger: Ledger, state: State) -> Ledger:
-    """The ledger as a state knows it: without a cut that the state has passed, on the plan that was
-    committed before.
+    """The ledger as a state knows it: without a cut that the state has passed,
+    on the plan that was committed before it.
 
     Raises: StateError if the state is of another run.
     """
@@ -76,7 +76,7 @@ def rewind_to(ledger: Ledger, state: State) -> Ledger:
 
 
 def amend_ledger(cut: Ledger, requested: Ledger, committed: Ledger) -> Ledger:
-    """The stages of a ledger that was cut, and those that are requested after it.
+    """The stages of a ledger that was cut, followed by those that are requested after it.
 
     Args:
         committed: the ledger as it is; its stages after the cut are replaced.

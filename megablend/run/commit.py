@@ -17,8 +17,8 @@ from megablend.run.run import Run
 
 
 def compile_others(train: Compiled) -> Iterator[tuple[str, Compiled | PlanError]]:
-    """For each split but train that has sources: its name, and what is requested of it, or why it
-    cannot be opened."""
+    """For each split other than train that has sources:
+    its name, and what is requested of it, or why it cannot be opened."""
     config = train.config
     for split in SPLITS[1:]:
         if not config.has_split(split) and split not in config.sources:
@@ -33,8 +33,7 @@ def compile_others(train: Compiled) -> Iterator[tuple[str, Compiled | PlanError]
 
 
 def keep_companion(compiled: Compiled) -> None:
-    """Store the companion of a ledger that is about to be committed, or was,
-    with the config that requests it.
+    """Store the companion of a ledger, committed or about to be, with the config that requests it.
 
     Raises: CacheError if it cannot be written.
     """

@@ -64,7 +64,7 @@ class Compiled:
 
     @property
     def requested(self) -> tuple[Fraction, ...]:
-        """As `weights`, before `on_exhausted: redistribute` changes them."""
+        """The weights before `on_exhausted: redistribute` changes them."""
         return self._over_all_stages(
             [
                 stage.requested if stage.schedule is None else stage.mean_weights
@@ -107,7 +107,7 @@ class Compiled:
         )
 
     def continue_ledger(self, committed: Ledger) -> Compiled:
-        """The same with a committed ledger's stages,
+        """The split with a committed ledger's stages,
         and further ones if more samples are requested.
 
         Raises: PlanError when a committed sample would change, or fewer samples are requested.
@@ -115,8 +115,9 @@ class Compiled:
         return replace(self, ledger=committed.extend(self.ledger))
 
     def follow_ledger(self, committed: Ledger) -> Compiled:
-        """The same with a committed ledger's stages; of a run that was lengthened since, as many as
-        are requested: a job whose config did not change keeps the order that it was promised.
+        """The split with a committed ledger's stages. Of a run that was extended since,
+        it has as many samples as are requested: a job whose config did not change keeps
+        the order that it was promised.
 
         Raises: PlanError if a committed sample would change; CacheError when more samples are
             requested.
@@ -315,8 +316,8 @@ def _make_schedule(stage: RequestedStage, requested: RequestedSchedule, blend: B
 
 
 def _request_one_pass(config: Config, split: str, tokens: Sequence[int]) -> RequestedStage:
-    """The only stage of a split that is one pass over its sources. Raises:
-    PlanError if it has no samples."""
+    """The only stage of a split that is one pass over its sources.
+    Raises: PlanError if it has no samples."""
     extra = int(config.add_extra_token_to_sequence)
     num_samples = sum(samples_of_one_pass(tokens, config.sequence_length, extra))
     if num_samples == 0:

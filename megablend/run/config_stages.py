@@ -32,8 +32,8 @@ CountRead = Callable[[Sequence["RequestedStage"], Config, "Drain"], ReadBefore]
 
 
 class Drain(NamedTuple):
-    """Of a drain: the length that it has, see `Stage.drain`, or of what it is to end at a multiple;
-    and what follows it."""
+    """A drain as far as it is fixed: its length (see `Stage.drain`),
+    or the multiple at which it is to end; and what follows it."""
 
     samples: int | None
     unit: int | None = None

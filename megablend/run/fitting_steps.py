@@ -14,13 +14,13 @@ from megablend.run.skips import Skips
 
 
 def fitting_unit(run: Run) -> int | None:
-    """The number that steps must divide so that the length and the masks of samples change between
-    steps, counted from sample 0; None if they do not change."""
+    """The number that a step must divide so that the length and the masks
+    of samples change only between steps, counted from sample 0; None if they do not change."""
     return math.gcd(*(section.stop for section in run.sections[:-1])) or None
 
 
 def unfit_step(run: Run, skips: Skips, first: int, step_samples: int) -> str | None:
-    """Why steps from sample `first` on do not fit, and which would; None if they do.
+    """Why steps from sample `first` on do not fit, and which steps would; None if they do.
 
     Args:
         step_samples: micro batch x data-parallel size.

@@ -112,8 +112,8 @@ class Ledger:
         )
 
     def with_cycles_of(self, committed: Ledger) -> Ledger:
-        """A copy with the cycles of a committed ledger's sources, which are fixed, whatever would
-        be chosen for them now."""
+        """A copy with the cycles of a committed ledger's sources, which stay fixed,
+        whatever would be chosen now."""
         blends = []
         for stage, start in zip(self.stages, self.starts, strict=True):
             fixed = committed.stage_at(start).blend if start < committed.num_samples else None
@@ -146,8 +146,8 @@ class Ledger:
         return dataclasses.replace(self, stages=(*self.stages, *added)) if added else self
 
     def with_links(self, links: Sequence[Link]) -> Ledger:
-        """The ledger with the stages of a chain, in the blends that it has there;
-        what comes after the chain stays."""
+        """The ledger with the stages of a chain, with its own blends;
+        its stages after the chain stay."""
         stages = list[Stage]()
         start = 0
         for link in links:
@@ -157,8 +157,8 @@ class Ledger:
         return dataclasses.replace(self, stages=(*stages, *self.list_after(start)))
 
     def list_after(self, sample: int) -> list[Stage]:
-        """The stages that end after a sample; the rest of one that has begun before it is without
-        what begins a stage."""
+        """The stages that end after a sample. The rest of a stage
+        that began before it is listed without the settings for a stage's start."""
         return [
             stage if start >= sample else dataclasses.replace(stage, drain=None, whole_epochs=False)
             for stage, start in zip(self.stages, self.starts, strict=True)
@@ -166,7 +166,7 @@ class Ledger:
         ]
 
     def of_state(self, state: State) -> Ledger:
-        """A ledger of the stages that a state names, with the blends that this one has there."""
+        """A ledger of the stages that a state names, with the blends of this one."""
         stages = list[Stage]()
         start = 0
         for link in state.stages:

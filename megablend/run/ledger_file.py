@@ -96,8 +96,8 @@ def load_ledger(cache: CacheLike, run: str) -> Ledger | None:
 
 
 def count_skips(store: CacheStore, run: str) -> int:
-    """How many ranges the run's ledger says that it skips; 0 if there is no ledger, or it does not
-    say. Raises: CacheError."""
+    """How many ranges the run skips according to its ledger;
+    0 if there is no ledger or it does not say. Raises: CacheError."""
     ledger = load_ledger(store, run)
     return 0 if ledger is None else ledger.skips or 0
 
@@ -257,8 +257,8 @@ def _parse_same(record: Mapping[str, Any]) -> list[Stage]:
 
 
 def _parse_changes(record: Mapping[str, Any]) -> list[Stage]:
-    """The stages of a ledger whose stages differ. Raises: KeyError, TypeError, ValueError where
-    damaged."""
+    """The stages of a ledger whose stages differ.
+    Raises: KeyError, TypeError, ValueError where damaged."""
     _check(record, _CHANGES)
     named = [{"name": name, "append_eod": eod} for name, eod in record["sources"]]
     _check(named, [_SOURCE])
@@ -305,8 +305,8 @@ def _parse_changes(record: Mapping[str, Any]) -> list[Stage]:
 
 
 def parse_blend(record: Mapping[str, Any], *, may_be_unblended: bool = False) -> Blend:
-    """The inverse of `blend_record`; of train, which is always blended. Raises: ValueError,
-    TypeError where it is not one."""
+    """The inverse of `blend_record`, for train, which is always blended.
+    Raises: ValueError, TypeError if it is not one."""
     is_blended = not may_be_unblended or "seed" in record
     record = {"plan": 1, "interleaving": LANES, **record}
     _check(record, _BLENDED if is_blended else _ONE_PASS)

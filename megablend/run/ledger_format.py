@@ -4,10 +4,10 @@ they never change.
 The digest of a run is a hash chain with one link per stage, so the digests of earlier stages do not
 change when stages are appended.
 
-A ledger whose stages all have the same index and blend has these once, as in release 0.1.0. Others
-have the sources' names once, then what each stage changes from the one before: at most 200 bytes,
-and 40 bytes for each source whose share changes. Shares are then numerators of a common
-denominator.
+A ledger whose stages all have the same index and blend has these once, as in release
+0.1.0. Others have the sources' names once, then what each stage changes from the one
+before: at most 200 bytes, and 40 bytes for each source whose share changes. Shares are
+then numerators of a common denominator.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def digest_of(value: object) -> str:
 
 
 def chain_digests(stages: Sequence[Stage]) -> tuple[str, ...]:
-    """The digest of a run after each of its stages:
-    of a stage that was cut, what it would have been at its end."""
+    """The digest of a run after each of its stages;
+    for a stage that was cut, the digest that it would have had at its end."""
     link = ""
     chain = list[str]()
     before = None
@@ -198,8 +198,8 @@ def _stage_record(stage: Stage, before: Stage | None) -> dict[str, Any]:
 
 
 def dump_ledger(run: str, stages: Sequence[Stage], request: str | None = None) -> str:
-    """The text of a ledger's file; a line for each stage where stages differ. Raises: as
-    `ledger_record`."""
+    """The text of a ledger's file; a line for each stage where stages differ.
+    Raises: as `ledger_record`."""
     record = ledger_record(run, stages, request)
     if record["version"] == VERSION:
         return json.dumps(record, indent=1)
@@ -209,15 +209,15 @@ def dump_ledger(run: str, stages: Sequence[Stage], request: str | None = None) -
 
 
 def seal_ledger(text: str, skips: int) -> str:
-    """The text of a ledger with what is stored outside of its chain: how many ranges the run skips,
-    and a checksum of it all."""
+    """The text of a ledger, with what is stored outside its chain:
+    how many ranges the run skips, and a checksum of everything."""
     body = text.rstrip().removesuffix("}").rstrip()
     return f'{body},\n"skips": {skips},\n"checksum": "{_checksum(body, skips)}"}}\n'
 
 
 def open_seal(text: str) -> tuple[str, int | None]:
-    """A ledger's text as `dump_ledger` made it, and how many ranges the run skips; None in ledgers
-    of before, which do not say.
+    """A ledger's text as `dump_ledger` made it, and how many ranges the run skips;
+    None for ledgers of earlier releases, which do not say.
 
     Raises: ValueError if the text does not match its checksum.
     """

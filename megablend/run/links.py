@@ -27,8 +27,8 @@ class Link(NamedTuple):
         return self.end if self.cut is None else self.cut
 
     def to_list(self) -> list[int | str | None]:
-        """As states store it: end and digest, and the cut,
-        the drain and `whole_epochs` as far as there are any."""
+        """The link as states store it: end and digest, and the cut,
+        the drain and `whole_epochs` if there are any."""
         if self.whole_epochs:
             return [self.end, self.digest, self.cut, self.drain, self.whole_epochs]
         if self.drain is not None:

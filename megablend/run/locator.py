@@ -42,18 +42,18 @@ class Reading(NamedTuple):
     """Tokens from `position` on that this sample reads where the reading before does."""
 
     def index_blocks(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Numbers of local blocks among those of all snapshots of the run: int64 [n]."""
+        """The numbers of local blocks among the blocks of all snapshots of the run: int64 [n]."""
         return self.blocks.index_blocks(blocks) + self.first_block
 
     def count_remaining(self, start: int, stop: int) -> tuple[int, int]:
         """A range of stored tokens of `blocks`, as `order` counts them;
-        empty if they are withdrawn."""
+        empty if they were withdrawn."""
         if isinstance(self.view, SplitBlocks):
             return start, stop
         return self.view.remaining_before(start), self.view.remaining_before(stop)
 
     def list_epochs(self, stop: int) -> range:
-        """The epochs of which it has tokens before position `stop`."""
+        """The epochs of which this reading has tokens before position `stop`."""
         first = self.position + self.shift
         stop = min(stop, self.stop + self.extra) + self.shift
         tokens = self.view.num_tokens
@@ -69,7 +69,8 @@ class Reading(NamedTuple):
         return Placed(*(column[starts < stops] for column in (found.rows, stored, starts, stops)))
 
     def find_local(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The local blocks of such numbers, or the next ones after them: int64 [n]."""
+        """The local blocks with these numbers in the index, or the next ones after them: int64
+        [n]."""
         return self.blocks.local_blocks(numbers - self.first_block)
 
 
@@ -99,7 +100,7 @@ class Locator:
 
     def readings(self, source: int) -> tuple[Reading, ...]:
         """What the epochs of a source read, in order;
-        none of a source that no snapshot of this split has."""
+        empty for a source that no snapshot of this split has."""
         if source not in self._readings:
             self._readings[source] = tuple(self._make_readings(source))
         return self._readings[source]

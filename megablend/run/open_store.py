@@ -157,8 +157,8 @@ def _refuse(run: str, snapshot: Snapshot, misfit: Misfit) -> PlanError:
 def find_misfit(
     config: Config, snapshot: Snapshot, named: Mapping[str, Source], number: int | None = None
 ) -> Misfit | None:
-    """The first of the named sources that the snapshot lacks, or indexed with other options; None
-    if it has them all.
+    """The first of the named sources that the snapshot lacks, or indexed with other options;
+    None if it has them all.
 
     Of thousands of sources most are requested and indexed alike: one of them is checked for all.
 

@@ -62,7 +62,7 @@ def count_before(
     *,
     is_new: bool,
 ) -> ReadBefore:
-    """What the first `stop` samples of these stages, and a drain, read before a following stage.
+    """What the first `stop` samples of these stages, and a drain, read before the following stage.
     Raises: as plan_stages.
 
     Args:

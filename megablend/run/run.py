@@ -32,8 +32,8 @@ from megablend.run.stage import Blend, SourceShare
 
 
 class Section(NamedTuple):
-    """Consecutive samples of a run that all have the same length and masks, so that a batch may
-    have any of them."""
+    """Consecutive samples of a run that all have the same length and masks,
+    so that a batch may contain any of them."""
 
     start: int
     stop: int
@@ -111,7 +111,7 @@ class Run:
 
     @property
     def settings(self) -> Section:
-        """The length and masks of samples: of a view those of its section,
+        """The length and masks of samples: in a view those of its section,
         otherwise those of the first samples."""
         return self.section or self.sections[0]
 
@@ -122,7 +122,7 @@ class Run:
 
     @property
     def sources(self) -> tuple[SourceShare, ...]:
-        """[num_sources], whose names and end-of-document tokens count."""
+        """[num_sources], of which the names and end-of-document tokens matter."""
         return self.data.sources
 
     @property
@@ -147,14 +147,13 @@ class Run:
 
     @property
     def extra_token(self) -> int:
-        """1 if a sample has one token more than those by
-        which the next one is further, otherwise 0."""
+        """1 if a sample has one token more than the distance to the next sample, otherwise 0."""
         return int(self.ledger.blend.add_extra_token_to_sequence)
 
     @property
     def blends(self) -> tuple[Blend, ...]:
-        """The blends that the run's samples are read in, or those of a section; neighbours
-        differ."""
+        """The blends in which the run's samples (or those of a section) are
+        read; neighbours differ."""
         start, stop = (0, self.num_samples) if self.section is None else self.section[:2]
         stretches = (each for each in self.plan.stages if each.start < stop and each.stop > start)
         return tuple(

@@ -52,8 +52,8 @@ def _find_stops(run: Run) -> list[int]:
 
 
 def list_late(run: Run) -> list[tuple[int, int]]:
-    """Sources and stages where a source goes on to read files that the stage's snapshot lacks, as a
-    run may that was planned before `Stage.whole_epochs`: [(source, stage), ...]."""
+    """Sources and stages in which a source goes on to read files that the stage's snapshot lacks,
+    as in a run that was planned before `Stage.whole_epochs`: [(source, stage), ...]."""
     found = list[tuple[int, int]]()
     indices = [stage.index for stage in run.ledger.stages]
     for stage, first in _list_changes(run).items():

@@ -78,7 +78,7 @@ class Skips:
 
 
 def load_skips(cache: CacheLike, ledger: Ledger) -> Skips:
-    """The skips made for a ledger's plan or for one that it extends.
+    """The skips that were made for a ledger's plan, or for one that it extends.
 
     Raises: CacheError if the record is damaged, or has fewer ranges than the run's ledger says.
     """
@@ -101,8 +101,8 @@ def load_skips(cache: CacheLike, ledger: Ledger) -> Skips:
 
 
 def lacks_checksum(cache: CacheLike, run: str) -> bool:
-    """Whether a run's record of skipped samples is of a release that wrote no checksum. Raises:
-    CacheError if it is damaged."""
+    """Whether a run's record of skipped samples was written by a release without checksums.
+    Raises: CacheError if it is damaged."""
     record = _read(find_store(cache), run)[1]
     return record is not None and "checksum" not in parse_json(record.data)
 
@@ -119,7 +119,7 @@ def save_skip(cache: CacheLike, ledger: Ledger, start: int, stop: int) -> None:
 
 def copy_skips(cache: CacheLike, ledger: Ledger, new: str) -> int:
     """Give another run name the skips of a run's plan,
-    in place of what an earlier run of that name left.
+    in place of those of an earlier run of that name.
 
     Returns: how many ranges. Raises: CacheError.
     """

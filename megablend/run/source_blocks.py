@@ -99,8 +99,8 @@ class SourceBlocks:
         return bool(set(self._list_missing(segment.snapshot, index)) - known)
 
     def count_left(self, segment: Segment, index: str, epoch: int, token: int) -> tuple[int, int]:
-        """Tokens of a segment's epochs without the files that a snapshot lacks; and how many of
-        these come before a token of an epoch, whose number is that of all files."""
+        """Tokens of a segment's epochs without the files that a snapshot lacks;
+        and how many of these come before a given token of an epoch, counted over all files."""
         now = self.view(segment)
         left = self.view(segment._replace(withdrawn=(*segment.withdrawn, index)))
         files = self._list_missing(segment.snapshot, index)

@@ -76,15 +76,15 @@ class SplitSources:
         )
 
     def of_snapshot(self, number: int) -> SplitSources:
-        """The same in one of the snapshots, by its number."""
+        """The sources in one of the snapshots, given by its number."""
         return replace(self, snapshots=(self.snapshots[number],))
 
 
 def find_requested(
     config: Config, split: str, store: BlockStore, *, keep: bool = False
 ) -> SplitSources:
-    """The sources that a config lists for a split, in the snapshots of its run; for valid and test
-    in the one of its stage.
+    """The sources that a config lists for a split, in the snapshots of its run;
+    valid and test have only that of their stage.
 
     Args:
         keep: store the computed ranges of documents in the cache.

@@ -63,7 +63,7 @@ class Blend:
 
     @property
     def fractions(self) -> tuple[Fraction, ...]:
-        """Of the documents, those of train, valid and test, as `split` says."""
+        """The fractions of the documents that train, valid and test have, as `split` says."""
         return tuple(map(Fraction, self.split.partition(" of ")[2].split(",")))
 
     @property

@@ -89,7 +89,7 @@ class State:
         return parsed
 
     def reads_other(self, indices: Sequence[str]) -> bool:
-        """Whether one of the state's snapshots is another than that of `indices` in its place."""
+        """Whether one of the state's snapshots differs from the one at its place in `indices`."""
         return any(x != y for x, y in zip(self.indices, indices, strict=False))
 
     def check(self, *, split: str, indices: Sequence[str], stages: Sequence[Link]) -> None:

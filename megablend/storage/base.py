@@ -69,13 +69,12 @@ class Storage(Protocol):
 
     def for_checking(self) -> Storage:
         """A view of the storage without caches, for checking files while others read them:
-        requesting a file's state from it has no effect on the readers of this one."""
+        a request for a file's state has no effect on readers."""
         ...
 
     def for_reading(self) -> Storage:
-        """A view of the storage for one reader, such as an open run: it stays with the
-        files that it opens first, whatever else this storage finds or opens before or
-        after, for others that read from it."""
+        """A view of the storage for one reader, such as an open run: it keeps reading the files
+        that it opened first, whatever this storage finds or opens for others."""
         ...
 
     def find(self, pattern: str) -> Found:
@@ -107,13 +106,13 @@ class Storage(Protocol):
         ...
 
     def stat_opened(self, path: str) -> FileStat:
-        """The same for the file that reads of `path` use, even if `path` now refers to another
-        file. Raises as `read` does."""
+        """Size and identity of the file that reads of `path` use,
+        even if `path` now refers to another file. Raises as `read` does."""
         ...
 
     def known_files(self) -> KnownFiles:
-        """What was found out about files since the last call, from listings and requests, for
-        `add_known_files` in other processes. Empty if finding out costs little."""
+        """What was found out about files since the last call, from listings and requests,
+        for `add_known_files` in other processes. Empty if finding it out costs little."""
         ...
 
     def add_known_files(self, known: KnownFiles) -> None:

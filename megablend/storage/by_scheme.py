@@ -1,5 +1,5 @@
-"""`make_storage` creates the storage of a config: it finds and reads each location through the
-storage of its scheme."""
+"""`make_storage` creates the storage of a config,
+which finds and reads each location through the storage of its scheme."""
 
 from __future__ import annotations
 

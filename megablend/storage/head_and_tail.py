@@ -49,8 +49,8 @@ class HeadAndTailStorage(Storage, Protocol):
     """A storage that reads the ends of files along with their state."""
 
     def get_ends(self, path: str) -> HeadAndTail | None:
-        """What is known of a file's ends, of the version that reads are answered from; None if
-        nothing is. Requests nothing."""
+        """What is known of a file's ends, in the version that reads use;
+        None if nothing is known. Requests nothing."""
         ...
 
     def read_ends(self, path: str) -> None:
@@ -102,7 +102,7 @@ class KeptHeadsAndTails:
                 self._bytes += ends.num_bytes
 
     def remove(self, path: str) -> None:
-        """Keep nothing of a file: there is another version."""
+        """Keep nothing of a file: it has another version."""
         if path in self._ends:
             with self._lock:
                 if (found := self._ends.pop(path, None)) is not None:
@@ -110,7 +110,7 @@ class KeptHeadsAndTails:
 
 
 def keeps_ends(storage: Storage) -> TypeGuard[HeadAndTailStorage]:
-    """Whether a storage is an HeadAndTailStorage."""
+    """Whether a storage is a HeadAndTailStorage."""
     return hasattr(storage, "get_ends")
 
 

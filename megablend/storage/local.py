@@ -205,7 +205,7 @@ def _stat_file(path: str, opened: Container[str]) -> os.stat_result:
 
 
 def file_stat(state: os.stat_result) -> FileStat:
-    """Size and identity of a file in this state."""
+    """Size and identity of a file, from what the system says about it."""
     return FileStat(
         size=state.st_size, etag=f"{state.st_mtime_ns:x}-{state.st_ctime_ns:x}-{state.st_ino:x}"
     )
@@ -229,8 +229,8 @@ def _fill(path: str, fd: int, offsets: Int64s, sizes: Int64s, begins: Int64s, ou
 
 
 def _read_rest(path: str, fd: int, offset: int, size: int, data: bytes) -> bytes:
-    """Complete a read that stopped early (at 2 GiB on Linux, or at a signal). Raises:
-    CorruptFileError if the file ends."""
+    """Complete a read that stopped early (at 2 GiB on Linux, or at a signal).
+    Raises: CorruptFileError if the file ends."""
     parts = [data]
     got = len(data)
     while got < size:
@@ -243,7 +243,7 @@ def _read_rest(path: str, fd: int, offset: int, size: int, data: bytes) -> bytes
 
 
 def ends_early(path: str, offset: int, size: int, found: int) -> CorruptFileError:
-    """The error for a file of `found` bytes, if `size` bytes at `offset` are requested."""
+    """The error for a file of `found` bytes if `size` bytes at `offset` are requested."""
     return CorruptFileError(
         path,
         f"truncated: {size} bytes expected here, but the file ends at byte {found}; restore it",

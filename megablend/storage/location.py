@@ -68,8 +68,8 @@ def get_name(location: str) -> str:
 
 
 def make_relative(location: str, folder: str) -> str:
-    """The location relative to a folder; the inverse of `join`. Raises:
-    ValueError if it is not in the folder."""
+    """The location relative to a folder; the inverse of `join`.
+    Raises: ValueError if it is not in the folder."""
     if not find_scheme(folder):
         return _relative_path(location, folder)
     start = folder if folder.endswith("/") else f"{folder}/"
@@ -105,8 +105,8 @@ def check_schemes(locations: Sequence[str]) -> None:
 
 
 def find_root(patterns: Sequence[str]) -> str:
-    """The folder that all patterns share before their first wildcard. Raises:
-    ValueError if their schemes differ."""
+    """The folder that all patterns share before their first wildcard.
+    Raises: ValueError if their schemes differ."""
     check_schemes(patterns)
     folders = [_folder_of(pattern) for pattern in patterns]
     if not find_scheme(patterns[0]):

@@ -28,7 +28,7 @@ def parallel_map(work: Callable[[T], R], items: Sequence[T], in_flight: int) -> 
 
 
 def read_clocks() -> tuple[float, float]:
-    """Seconds that have passed, and seconds that this thread has had the processor."""
+    """Seconds that have passed, and seconds of processor time of this thread."""
     return time.perf_counter(), time.thread_time()
 
 
@@ -38,8 +38,8 @@ def map_waiting(
     in_flight: int,
     clocks: Callable[[], tuple[float, float]] = read_clocks,
 ) -> list[R]:
-    """Apply `work`, which reads files, to each item: in the caller until reading blocks, from then
-    on with `in_flight` threads.
+    """Apply `work`, which reads files, to each item:
+    in the caller until a read blocks, from then on with `in_flight` threads.
 
     If files are in the page cache, threads would only wait for Python's lock. Results are in order.
     """

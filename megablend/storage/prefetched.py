@@ -66,11 +66,11 @@ class PrefetchedStorage(WrapperStorage):
         self._request(path, offsets, sizes)
 
     def is_requested(self, path: str, offset: int, size: int) -> bool:
-        """Whether a read of this range requests nothing."""
+        """Whether a read of this range needs no further request."""
         return self._cover(path, offset, size) is not None
 
     def stream(self, path: str, portions: Sequence[tuple[Int64s, Int64s]]) -> Iterator[int]:
-        """Request large portions of a file, each while the one before it is
+        """Request large portions of a file, each while the one before it is being
         processed, as memory allows.
 
         Args:
@@ -229,8 +229,8 @@ def request_ranges(
 
 
 def request_tail(storage: Storage, path: str, size: int) -> int:
-    """Announce that the end of a file of `size` bytes will be read: more of large files, whose
-    footers are often larger.
+    """Announce that the end of a file of `size` bytes will be read:
+    a longer one for large files, whose footers are often larger.
 
     Returns: the number of bytes.
     """

@@ -1,4 +1,4 @@
-"""What the threads of a process have requested of storages:
+"""What the threads of a process have requested from storages:
 cancelled together, and within a limit of memory."""
 
 from __future__ import annotations

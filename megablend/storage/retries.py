@@ -1,4 +1,4 @@
-"""How many requests of this process were tried again after a failure, by whichever storage."""
+"""How many requests of this process, to any storage, were tried again after a failure."""
 
 from __future__ import annotations
 

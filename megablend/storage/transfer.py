@@ -13,7 +13,7 @@ from megablend.storage.object_options import StoreOptions
 
 
 class Counted(NamedTuple):
-    """A number of requests, and of bytes of their answers."""
+    """A number of requests, and of the bytes that they return."""
 
     requests: float
     bytes: float
@@ -24,7 +24,7 @@ _DEVIATIONS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """What will be requested of object stores: at least, and at most;
+    """What will be requested from object stores: at least and at most;
     the same if it is known exactly."""
 
     requests: int = 0
@@ -47,7 +47,7 @@ class Transfer:
 
 
 def price_transfer(least: Counted, most: Counted, options: StoreOptions) -> Transfer:
-    """The transfer of `least` to `most`, with its cost."""
+    """The transfer between `least` and `most`, with its cost."""
     return Transfer(
         requests=round(least.requests),
         bytes=round(least.bytes),
@@ -59,8 +59,8 @@ def price_transfer(least: Counted, most: Counted, options: StoreOptions) -> Tran
 
 
 def extrapolate(counted: Float64s, num_all: int) -> tuple[Float64s, Float64s]:
-    """The least and the most of all, float64 [k] each,
-    from what was counted of evenly spaced ones, float64 [n, k].
+    """The least and the most of all items, float64 [k] each,
+    from the counts of evenly spaced ones, float64 [n, k].
 
     How much it may be wrong is seen from how much neighbours differ.
     """

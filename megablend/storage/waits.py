@@ -1,4 +1,4 @@
-"""HeadAndTail what the threads of a group wait for,
+"""Ends what the threads of a group wait for,
 such as a file's first request to a source that does not answer.
 
 A thread that reads synchronously from an object store waits as long as its request is tried again.
@@ -27,11 +27,11 @@ class Waits:
         self._process = os.getpid()
 
     def enter(self) -> None:
-        """Include the calling thread, from now on until it ends."""
+        """Include the calling thread from now on, until it ends."""
         _current.waits = self
 
     def cancel(self) -> None:
-        """Cancel all waits, also later ones: the threads get a CancelledError."""
+        """Cancel all waits, and those that begin later: the threads get a CancelledError."""
         self._is_cancelled = True
         for each in list(self._pending):
             each.cancel()
@@ -55,8 +55,8 @@ class Waits:
 
 
 def wait_for(awaited: Future[T]) -> T:
-    """The result of a future. It is cancelled if the wait is interrupted. Raises:
-    its exception; CancelledError."""
+    """The result of a future. It is cancelled if the wait is interrupted.
+    Raises: its exception; CancelledError."""
     waits: Waits | None = getattr(_current, "waits", None)
     if waits is not None:
         waits.add(awaited)

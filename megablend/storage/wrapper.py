@@ -1,5 +1,5 @@
-"""Storages in front of others: one that chooses among several, and one around another, which caches
-and meters derive from."""
+"""Storages in front of others: one that chooses among several, and one around another,
+from which caches and meters derive."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RoutingStorage:
     def fetch(
         self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
     ) -> Future[tuple[Bytes, Int64s]]:
-        """See Storage.fetch. A subclass that overrides `read_ranges` alone has that called."""
+        """See Storage.fetch. A subclass that overrides only `read_ranges` has that called."""
         if type(self).read_ranges is RoutingStorage.read_ranges:
             return self.route(path).fetch(path, offsets, sizes, allocate)
         return call_now(self.read_ranges, path, offsets, sizes, allocate)
@@ -105,8 +105,8 @@ class WrapperStorage(RoutingStorage):
         return self.inner.for_checking()
 
     def for_reading(self) -> Storage:
-        """See Storage.for_reading: a view with all attributes of this object (what one counts is
-        counted in both) but `inner`."""
+        """See Storage.for_reading: a view with all attributes of this object but `inner`;
+        what one of them counts is counted in both."""
         view = copy(self)
         view.__dict__ = self.__dict__
         view.inner = self.inner.for_reading()

@@ -19,7 +19,7 @@ _objects: WeakSet[Unlockable] = WeakSet()
 
 
 def unlock_in_children(unlockable: Unlockable) -> None:
-    """Call `unlock_after_fork` of an object in forked children, as long as it exists."""
+    """Call an object's `unlock_after_fork` in forked children, as long as it exists."""
     _objects.add(unlockable)
 
 

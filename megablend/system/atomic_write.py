@@ -119,8 +119,9 @@ def replace_file(path: Path, data: bytes, what: str = "the cache") -> None:
 
 
 def keep_computed(path: Path, data: bytes) -> None:
-    """Like `replace_file`, but without waiting for the disk, and creating the folder: for what is
-    verified when it is read, and computed again if a power failure left it damaged."""
+    """Replace a file as `replace_file` does, but without waiting for the disk, and create its
+    folder: for what is verified when it is read, and computed again if a power failure damaged
+    it."""
     with translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, data, _write)
@@ -159,7 +160,7 @@ def check_target(path: Path) -> None:
 
 
 def open_part(path: Path) -> IO[bytes]:
-    """Open an existing file, other parts of which other processes write, write-only.
+    """Open an existing file for writing, to which other processes write other parts.
 
     An NFS client that has read a page writes all of it back, including stale bytes of others;
     otherwise it writes back only what was written.

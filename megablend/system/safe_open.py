@@ -49,7 +49,8 @@ def read_regular(path: Path | str, most_bytes: int = MAX_BYTES) -> bytes:
 
 
 def open_again(path: Path | str, flags: int) -> int:
-    """Open an existing file, or with os.O_CREAT one that may have to be created: its descriptor.
+    """Open an existing file, or with os.O_CREAT one that may have to be created.
+    Returns: its descriptor.
 
     Raises: OSError with ELOOP if it is a hard or symbolic link, or not a regular file.
     """

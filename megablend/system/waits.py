@@ -1,5 +1,5 @@
-"""Waiting: logged when somebody watching a job would ask about it; for files that network file
-systems show seconds late."""
+"""Waiting: logged when somebody watching a job would wonder;
+and for files that network file systems show seconds late."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SEEN_SECONDS = 10.0
 
 
 def await_file(path: Path, seconds: float = SEEN_SECONDS) -> None:
-    """Wait until a file exists. Raises: CacheError after so many seconds."""
+    """Wait until a file exists. Raises: CacheError if it does not appear in time."""
     deadline = time.monotonic() + seconds
     while not path.is_file():
         if time.monotonic() > deadline:

@@ -39,7 +39,7 @@ class FormatFailures(FormatFiles):
             hidden.rename(name)
 
     def test_a_truncated_file(self, tmp_path: Path) -> None:
-        """Each file that belongs to the path, cut anywhere."""
+        """Each file that belongs to the path is cut anywhere."""
         path = self.write_mixed(tmp_path)
         found = self.index(path)
         size = path.stat().st_size
@@ -122,7 +122,8 @@ class FormatFailures(FormatFiles):
         assert found.tokens == self.index(path).tokens
 
     def test_unknown_options_are_refused(self) -> None:
-        """With a ValueError that names the option; the contract's own are accepted."""
+        """The error is a ValueError that names the option; the contract's own options are
+        accepted."""
         self.format.check_options(self.options)
         wrong = {**self.options, "no_such_option": 1}
         expect_error(ValueError, "no_such_option", self.format.check_options, wrong)

@@ -56,7 +56,7 @@ class FormatFiles:
         column: str | None = None,
         storage: Storage | None = None,
     ) -> FileIndex:
-        """Index a file; `column` None is the contract's."""
+        """Index a file; if `column` is None, the contract's."""
         read = self.make_spec(column or self.column, documents)
         found = self.format.index(str(path), read, storage=storage or make_storage())
         assert found.blocks.dtype == BLOCK_DTYPE

@@ -46,7 +46,8 @@ class FormatReading(FormatFiles):
             assert found.token_dtype == self.token_dtype
 
     def test_the_file_is_recognised(self, tmp_path: Path) -> None:
-        """By its suffix and its content; the data file is the first of its files."""
+        """It is recognised by its suffix and its content; the data file is the first of its
+        files."""
         path = self.write_mixed(tmp_path)
         assert path.name.endswith(tuple(self.format.suffixes))
         assert self.format.recognizes(str(path), make_storage())
@@ -200,7 +201,7 @@ class FormatReading(FormatFiles):
         assert agrees == [True] * 80
 
     def test_a_reader_works_after_a_fork(self, tmp_path: Path) -> None:
-        """And after its parent has read from it."""
+        """Also if its parent has read from it before."""
         path = self.write_mixed(tmp_path)
         found = self.index(path)
         reader = self.open(path, found)

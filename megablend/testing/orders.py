@@ -113,7 +113,7 @@ class OrderContract:
             )
 
     def test_many_ranges_at_once_equal_single_ones(self) -> None:
-        """In any sequence, including repeated and overlapping ranges;
+        """The ranges come in any sequence, repeated and overlapping ones included;
         all of one length, or each of its own."""
         for rng, sizes in self.draw_sizes("many"):
             order = self.make(sizes)

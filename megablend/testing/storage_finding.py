@@ -62,7 +62,7 @@ class StorageFinding(StorageFiles):
             assert len({match.real for match in found.files}) == len(expected), pattern
 
     def test_every_name_matches_itself(self, tmp_path: Path) -> None:
-        """As it is if it exists, and always with its wildcards escaped."""
+        """A name matches itself as it is, if it exists, and always with its wildcards escaped."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         for name in self.names:
@@ -85,7 +85,8 @@ class StorageFinding(StorageFiles):
             assert storage.is_folder(self.locate(root, "t/sub"))
 
     def test_stat_gives_size_and_a_stable_identity(self, tmp_path: Path) -> None:
-        """The same from another storage, a pickled one, one for checking, and after a listing."""
+        """It is the same from another storage, a pickled one,
+        one for checking, and after a listing."""
         root = self.write_all(tmp_path)
         storage = self.make_storage()
         copy = pickle.loads(pickle.dumps(storage))

@@ -54,7 +54,7 @@ class StorageReading(StorageFiles):
             assert found == WHOLE[offset : offset + size], (offset, size)
 
     def test_ranges_are_read_together(self, tmp_path: Path) -> None:
-        """In any order, overlapping, empty, and into memory that is not aligned."""
+        """They are read in any order, overlapping, empty, and into memory that is not aligned."""
         path = self.locate(self.write_all(tmp_path), A_FILE)
         storage = self.make_storage()
         for seed in range(self.examples):
@@ -97,7 +97,7 @@ class StorageReading(StorageFiles):
             expect_error(CorruptFileError, re.escape(path), storage.read, path, start, size)
 
     def test_ranges_of_a_missing_file(self, tmp_path: Path) -> None:
-        """Futures have the error; a descriptor fails or says -1."""
+        """Futures have the error; a descriptor fails or is -1."""
         path = self.locate(self.write_all(tmp_path), "t/none.bin")
         storage = self.make_storage()
         offsets = np.array([0])

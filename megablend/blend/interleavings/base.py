@@ -140,7 +140,7 @@ def prefix_length(n: int, num_samples: int) -> int:
 
 
 class LocatesMany:
-    """A plan's `locate` by its `locate_many`."""
+    """A mix-in: a plan's `locate` by its `locate_many`."""
 
     def locate(self, k: int) -> tuple[int, int]:
         """See Plan.locate."""

@@ -20,7 +20,7 @@ from megablend.kernels.blend.tails import count_tails, tail_ordinals
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tails:
-    """The tails of a stage, its ordinals counted from the stage's start."""
+    """The tails of a stage; ordinals are counted from the stage's start."""
 
     first: Int64s
     """int64 [num_sources], first ordinal of the cut period."""
@@ -60,7 +60,7 @@ class Tails:
 
     def find_next(self, sources: Int32s, ordinals: Int64s) -> tuple[Int64s, npt.NDArray[np.bool_]]:
         """The next ordinals that stand for `ordinals` int64 [n], or for the first ones after them
-        that are left: int64 [n]; and whether each is left: bool [n]."""
+        that are left: int64 [n]; and whether each ordinal is itself left: bool [n]."""
         found = np.maximum(ordinals, self.read[sources])
         left = ordinals >= self.stop[sources]
         rows = np.flatnonzero((ordinals >= self.first[sources]) & ~left)

@@ -1,5 +1,5 @@
-"""Chains of versions in an object store, and what those of a folder, its commits, say: its files,
-with their checksums.
+"""Chains of versions in an object store, and commits:
+the versions of a folder, which list its files with their checksums.
 
 A chain is `0000.json`, `0001.json` ...: the last one is current. Each is created once and never
 changed. A process creates the version after the one that it has read; if another one was faster,
@@ -38,13 +38,13 @@ class Chain:
         self.key = key
 
     def read_last(self) -> Record | None:
-        """The last version; None if there is none. Raises:
-        CacheError if it is damaged or of a newer format."""
+        """The last version; None if there is none.
+        Raises: CacheError if it is damaged or of a newer format."""
         return self.read(self.find_end())
 
     def find_end(self) -> int:
-        """The number of the last version; -1 if there is none. Also of one that is not yet in the
-        store's listings."""
+        """The number of the last version, even if the store does not list it
+        yet; -1 if there is none."""
         keys = (each.key for each in self._prefix.list_objects(self.key))
         number = find_last(key for key in keys if in_folder(key, self.key))
         while self._prefix.read(self.object_key(number + 1)) is not None:
@@ -153,7 +153,7 @@ class Commit(NamedTuple):
         }
 
     def list_keys(self, folder: str) -> dict[str, StoredFile]:
-        """Its files by the keys of their objects."""
+        """The files of the commit, by the keys of their objects."""
         return {f"{folder}/{file.at}/{name}": file for name, file in self.files.items()}
 
 

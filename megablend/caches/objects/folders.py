@@ -34,8 +34,8 @@ _OWN = re.compile(r"[0-9a-f]{16,}(-.+)?")
 
 
 def is_own(name: str) -> bool:
-    """Whether a file or a folder can be the cache's by its name, which begins with a digest: then a
-    dash if more follows."""
+    """Whether a file or a folder can belong to the cache:
+    its name begins with a digest, and with a dash if more follows."""
     return _OWN.fullmatch(name) is not None
 
 
@@ -147,8 +147,8 @@ class Folders:
         return reused is None
 
     def remove(self, folder: str) -> None:
-        """Remove a folder unless it is committed again meanwhile: the files of its last commit,
-        which nobody uses then."""
+        """Remove a folder unless it is committed again in the meantime:
+        the files of its last commit, which nobody uses then."""
         last = self._read_last(folder)
         if last is not None and last.files and self._chain(folder).append(None, last.number):
             self._prefix.remove(list(last.list_keys(folder)))

@@ -112,7 +112,8 @@ class ObjectCacheStore:
         """See CacheStore: each node has a folder of its own."""
 
     def remove_leftovers(self) -> None:
-        """See CacheStore: those of other processes of this node that must be dead by now."""
+        """See CacheStore: the leftovers of other processes of this node that must be dead by
+        now."""
         remove_old_leftovers(self.folder)
 
     def now(self) -> float:
@@ -319,8 +320,8 @@ _RACERS = 8
 
 
 def check_creates_once(prefix: ObjectPrefix) -> None:
-    """Let requests race to create an object. Raises:
-    CacheError if several succeed, or an existing one is replaced."""
+    """Let requests race to create an object.
+    Raises: CacheError if several succeed, or an existing one is replaced."""
     for _ in range(_ROUNDS):
         key = f"{PROBES}/{secrets.token_hex(8)}"
         try:

@@ -47,8 +47,8 @@ class ArrowReader:
         *,
         tokens: bool = True,
     ) -> list[FileRanges]:
-        """Whole batches and messages; then the column's buffers of the latter. See
-        BlockReader.byte_ranges."""
+        """Whole batches and messages; then the column's buffers of the latter.
+        See BlockReader.byte_ranges."""
         places = self._places(blocks)
         is_whole = _are_whole(blocks, places, tokens=tokens)
         if len(fetched) == 0 and len(blocks):

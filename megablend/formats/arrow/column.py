@@ -134,8 +134,8 @@ def _walk(
 
 
 def _behind(kind: Any, level: Level) -> Level:
-    """The position of the field that follows one of type `kind` at `level`. Raises:
-    _UnknownLayoutError."""
+    """The position of the field that follows one of type `kind` at `level`.
+    Raises: _UnknownLayoutError."""
     stored = _storage(kind)
     node = level.node + 1
     buffer = level.buffer

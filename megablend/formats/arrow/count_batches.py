@@ -1,4 +1,4 @@
-"""The block table of record batches, wherever a file says that they are."""
+"""Counting the record batches of a file, whatever says where they are."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def load_batch(path: str, place: np.void, column: Column, storage: Storage) -> B
 def expect_ranges(
     batch: Batch, column: Column, body_bytes: Int64s
 ) -> tuple[Int64s, Int64s, Int64s]:
-    """Where the needed buffers of batches are if they are where those of one batch are.
+    """Where the needed buffers of batches are, if they lie as those of one batch do.
 
     Compressed buffers vary in size: what is around them is included.
 

@@ -130,8 +130,8 @@ class MegatronReader:
             )
 
     def _check_span(self, offsets: Int64s, sizes: Int64s) -> None:
-        """Check that the blocks are within the `.bin` as it was indexed. Raises:
-        CorruptFileError."""
+        """Check that the blocks are within the `.bin` as it was indexed.
+        Raises: CorruptFileError."""
         for i in np.flatnonzero((offsets < 0) | (offsets + sizes > self.bin_bytes)):
             raise CorruptFileError(
                 self.data_path,

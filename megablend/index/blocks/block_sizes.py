@@ -28,7 +28,7 @@ NUM_SHARES = sum(SHARES.values())
 
 
 def divide_rest(rest: int) -> dict[str, int]:
-    """Bytes of each of SHARES; none is below 0."""
+    """The bytes of each of SHARES; none is below 0."""
     return {name: max(0, rest) * part // NUM_SHARES for name, part in SHARES.items()}
 
 

@@ -21,8 +21,8 @@ from megablend.index.tables.source_entry import SourceEntry
 
 
 def read_or_replace(store: BlockStore, ids: Int64s, *, pieces: bool) -> DecodedBlocks:
-    """Blocks `ids` int64 [n], those that are damaged as zeros; each is noted in `store.damaged`,
-    and warned of once.
+    """Read blocks `ids` int64 [n], with zeros for those that are damaged;
+    each of these is noted in `store.damaged`, and warned of once.
 
     Raises: as BlockStore.read does, but CorruptFileError.
     """

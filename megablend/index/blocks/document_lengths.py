@@ -115,8 +115,8 @@ def split_into_ranges(
 def count_share(
     store: BlockStore, parts: Sequence[BlockRange], launch: Communicator
 ) -> tuple[int, int]:
-    """Count this rank's ranges that were not counted yet. Returns:
-    documents counted, and data bytes read."""
+    """Count this rank's ranges that were not counted yet.
+    Returns: documents counted, and data bytes read."""
     cache = store.snapshot.store
     mine = assign_longest_first([part.stored_bytes for part in parts], launch.size)[launch.rank]
     cache.fetch_files(LENGTHS_KIND, owners_of(parts))
@@ -153,7 +153,7 @@ def _count_part(store: BlockStore, part: BlockRange, _: RequestedReads) -> int:
 
 
 def owners_of(parts: Sequence[BlockRange]) -> set[str]:
-    """The owners of their files of lengths, see CacheStore.fetch_files."""
+    """The owners of the files of lengths of these ranges; see CacheStore.fetch_files."""
     return {part.name.partition("-")[0] for part in parts}
 
 

@@ -1,5 +1,5 @@
-"""Splits of sources in several snapshots of a run: documents that were there keep their split, new
-files are cut on their own.
+"""Splits of sources in several snapshots of a run:
+documents that were there before keep their split, and new files are divided by themselves.
 
 Files are recognised by their content. The files of a source that came with the same snapshot are a
 *cohort*, whose documents the shares divide; so a split of a later snapshot has a range of documents
@@ -50,8 +50,8 @@ class SplitRanges:
         return self.rows[start:stop]
 
     def joined(self, sources: npt.NDArray[np.int64], split: int) -> Ranges:
-        """From the begin of the first range to the end of the last one, of each source, by its
-        number: PART_DTYPE [n]."""
+        """The range of each source from the start of its first part to the end of its last one,
+        by the source's number: PART_DTYPE [n]."""
         places = sources * self.num_splits + split
         starts = self.edges[places]
         joined: Ranges = self.rows[starts]

@@ -54,7 +54,8 @@ class Checksums:
 
 
 def open_again(path: str, open_file: Callable[[], T]) -> T:
-    """Open a file; again if its description is not what was indexed, and it is not on a local disk.
+    """Open a file; if its description is not what was indexed
+    and it is not on a local disk, open it again.
 
     Raises: as `open_file` does, after MAX_OPENS times.
     """

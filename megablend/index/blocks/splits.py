@@ -97,8 +97,8 @@ def cut_documents(
     ranges: Sequence[tuple[int, int]],
     borders: Sequence[tuple[Border, Border]],
 ) -> npt.NDArray[np.void]:
-    """Ranges of a source's documents, and where their first document and the one after their last
-    begin: PART_DTYPE [n].
+    """Ranges of a source's documents, and the places where the first document
+    and the one after the last begin: PART_DTYPE [n].
 
     Raises: CacheError if the index is damaged.
     """

@@ -1,5 +1,5 @@
-"""The work of a build for each file: reuse its fragment, or index the file,
-as a whole or in parts, and store one.
+"""The work of a build for each file: its fragment is reused, or the file is indexed,
+as a whole or in parts, and a fragment stored.
 
 Large files are indexed in parts, so that several ranks can index one file together, and progress is
 reported meanwhile. A part consists of the chunks that begin in an equal share of the file's bytes.
@@ -157,8 +157,8 @@ class TaskResult:
 def plan_work(
     columns: Sequence[SourceSpec], singles: Sequence[str], packed: Packed | None = None
 ) -> list[FileTask]:
-    """Plan the tasks of all files, in column and file order, given the names of the single
-    fragments, and those in packs."""
+    """Plan the tasks of all files, in the order of columns and files,
+    given the names of single fragments and of those in packs."""
     packed = packed or Packed()
     answers = dict[str, str]()
     places = set(packed.places)
@@ -252,7 +252,7 @@ def ensure_fragment(
 
 
 def index_part(work: FileTask, part: int, column: SourceSpec, storage: Storage) -> Fragment:
-    """Index a file, or a part of it, after a look at whether a new one is what it is read as.
+    """Index a file, or a part of it; a new file is first checked to be what it would be read as.
     Raises: as `ensure_fragment`."""
     if (
         part == 0
@@ -284,8 +284,8 @@ def index_part(work: FileTask, part: int, column: SourceSpec, storage: Storage) 
 def describe_contradictions(
     columns: Sequence[SourceSpec], work: Sequence[FileTask], storage: Storage
 ) -> list[str]:
-    """Warnings about files of the cache that are of another kind than they are read as. Raises: as
-    Storage.read does."""
+    """Warnings about files of the cache whose content is of another kind than what they are read
+    as. Raises: as Storage.read does."""
     known = [each for each in work if _is_known(each, columns[each.column])]
     threads = storage.limits(known[0].file.path).max_files if known else 1
     found = parallel_map(
@@ -306,7 +306,7 @@ def _describe_contradiction(work: FileTask, column: SourceSpec, storage: Storage
 
 
 def join_parts(work: FileTask, store: CacheStore) -> None:
-    """Make the fragment of a file from those of its parts, and remove these.
+    """Make the fragment of a file from the fragments of its parts, and remove those.
 
     Raises: ChangedFileError if they are not of the same version of the file; as `await_fragment`
         does; CacheError.
@@ -324,8 +324,8 @@ def join_parts(work: FileTask, store: CacheStore) -> None:
 
 
 def await_fragment(store: CacheStore, name: str) -> Fragment:
-    """Read a fragment that another rank has written. Raises:
-    CacheError if it does not appear, or is damaged."""
+    """Read a fragment that another rank has written.
+    Raises: CacheError if it does not appear, or is damaged."""
     return read_fragment(store.fetch_file("fragments", name, is_written=True))
 
 

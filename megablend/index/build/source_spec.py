@@ -105,8 +105,8 @@ class SourceSpec:
 
 
 def list_columns(sources: Sequence[SourceSpec]) -> list[SourceSpec]:
-    """All columns to index, in the order of the index: the tokens of each source, then each
-    source's extra columns by name."""
+    """All columns to index, in the order of the index:
+    first the tokens of each source, then each source's extra columns by name."""
     columns = list(sources)
     for each in sources:
         for name in sorted(each.extra_columns):
@@ -118,8 +118,8 @@ def list_columns(sources: Sequence[SourceSpec]) -> list[SourceSpec]:
 
 
 def stat_file(paths: Sequence[str], root: str, storage: Storage) -> SourceFile:
-    """Stat a data file (first of `paths`) and all files that belong to it. Raises:
-    MissingFileError, ConfigError."""
+    """Stat a data file (first of `paths`) and all files that belong to it.
+    Raises: MissingFileError, ConfigError."""
     name = location.make_relative(paths[0], root)
     if not name.isprintable():  # bytes that are not valid UTF-8 are not printable either
         raise ConfigError(

@@ -47,7 +47,7 @@ def list_source(spec: SourceSpec, storage: Storage) -> SourceSpec:
 
 
 def list_sources(specs: Sequence[SourceSpec], storage: Storage) -> Iterator[SourceSpec]:
-    """Find and stat the files of sources, in order; of several at a time over a network.
+    """Find and stat the files of sources, in order; over a network, of several sources at a time.
     Raises: as `list_source`."""
     threads = max((storage.limits(spec.patterns[0]).max_files for spec in specs), default=1)
     for first in range(0, len(specs), threads):

@@ -41,13 +41,14 @@ Sums = npt.NDArray[np.void]
 
 
 def place_in_sums(position: int, offset: int) -> int:
-    """The place of a byte of one of the files that belong together, by its position among these."""
+    """The place of a byte among all bytes of the files that belong together,
+    given its file's number among them."""
     return position << _POSITION_SHIFT | offset
 
 
 def find_wrong(sums: Sums, start: int, data: Bytes) -> list[tuple[int, int]]:
-    """The ranges that differ, among those within `data`, the bytes from the place `start` on: first
-    byte in `data`, and size."""
+    """The ranges that differ from their checksums, among those within `data`,
+    the bytes from place `start` on: the first byte of each in `data`, and its size."""
     stop = start + len(data)
     wrong = []
     first, last = np.searchsorted(sums["offset"], [start, stop]).tolist()
@@ -59,8 +60,8 @@ def find_wrong(sums: Sums, start: int, data: Bytes) -> list[tuple[int, int]]:
 
 
 def compute_sums(snapshot: Snapshot, number: int, path: str, storage: Storage) -> Sums:
-    """Read all blocks of a file as readers do. Raises:
-    as BlockReader.byte_ranges and Storage.read do."""
+    """Read all blocks of a file as readers do.
+    Raises: as BlockReader.byte_ranges and Storage.read do."""
     file = snapshot.file(number)
     column = snapshot.columns[file.column]
     reader = column.kind.open(path, column.column, file.opened, storage=storage)

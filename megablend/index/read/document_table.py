@@ -159,8 +159,8 @@ class DocumentTable:
 
 
 def complete_table(folder: Path) -> None:
-    """Add the checksums that a table of an older version lacks;
-    it is undamaged. Raises: CacheError."""
+    """Add to a table of an older version, which is undamaged,
+    the checksums that it lacks. Raises: CacheError."""
     if GROUP_CHECKS not in read_manifest(folder)["tables"]:
         add_tables(folder, DocumentTable(folder).write_checks)
 
@@ -233,8 +233,8 @@ def table_bytes(snapshot: Snapshot, source: int) -> int | None:
 
 
 def open_table(snapshot: Snapshot, source: int) -> DocumentTable:
-    """Open the document table of a source of a snapshot. Raises:
-    CacheError if it is missing or damaged."""
+    """Open the document table of a source of a snapshot.
+    Raises: CacheError if it is missing or damaged."""
     entry = snapshot.sources[source]
     folder = fetch_table(snapshot, source)
     if not (folder / MANIFEST).is_file():

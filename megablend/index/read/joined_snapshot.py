@@ -1,5 +1,5 @@
-"""Several snapshots of a run as one: their files, chunks and blocks are numbered through, in the
-order of the snapshots.
+"""Several snapshots of a run as one: their files, chunks and blocks are numbered consecutively,
+in the order of the snapshots.
 
 Tables stay where they are; each row is read from its snapshot's, and verified there. A source keeps
 its name in the last snapshot that has it; in earlier ones it gets the snapshot's number as a
@@ -92,7 +92,7 @@ class JoinedSnapshot(Snapshot):
         return seen
 
     def file_names(self) -> list[str]:
-        """See Snapshot.file_names; of renamed files their current names."""
+        """See Snapshot.file_names; renamed files have their current names."""
         names = super().file_names()
         for old, new in self._renamed.items():
             names[old] = names[new]
@@ -163,8 +163,8 @@ class JoinedSnapshot(Snapshot):
 
 
 def open_snapshots(cache: CacheStore, digests: Sequence[str]) -> Snapshot:
-    """Open one snapshot, or several as one, by their digests. Raises:
-    CacheError as `open_snapshot`."""
+    """Open one snapshot, or several as one, by their digests.
+    Raises: CacheError as `open_snapshot`."""
     snapshots = [open_snapshot(cache, digest) for digest in digests]
     return snapshots[0] if len(snapshots) == 1 else JoinedSnapshot(snapshots)
 
@@ -271,7 +271,7 @@ def _join_columns(
 
 
 def name_source(name: str, number: int, later: set[str]) -> str:
-    """The name that a source of snapshot `number` of several has; `later`:
+    """The name of a source of snapshot `number` in several joined ones; `later`:
     names of the sources of those after it."""
     return f"{name} (snapshot {number})" if name in later else name  # names have no spaces
 

@@ -109,7 +109,7 @@ class Snapshot:
 
     @property
     def cache(self) -> Path:
-        """The folder in which the files of its cache are on this node."""
+        """The folder on this node that holds the files of the snapshot's cache."""
         return self.store.folder
 
     def file(self, i: int) -> FileEntry:
@@ -189,7 +189,7 @@ class Snapshot:
         return table
 
     def file_of(self, ids: npt.ArrayLike) -> npt.NDArray[np.int32]:
-        """File numbers of blocks. int32 [n]."""
+        """The file number of each block: int32 [n]."""
         # Files without blocks have the same first block as the next file: the last of these
         # contains the block.
         return (np.searchsorted(self.files.first_block, np.asarray(ids), side="right") - 1).astype(
@@ -325,8 +325,8 @@ def open_snapshot(cache: CacheLike, digest: str) -> Snapshot:
 
 
 def find_damaged_files(folder: Path) -> list[str]:
-    """Read all files of a snapshot: a line for each damaged table. Raises:
-    CacheError if another file is damaged."""
+    """Read all files of a snapshot: a line for each damaged table.
+    Raises: CacheError if another file is damaged."""
     manifest = read_snapshot_manifest(folder)
     damaged = damaged_tables(folder, manifest)
     read_roots(folder)

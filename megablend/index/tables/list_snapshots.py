@@ -33,8 +33,8 @@ def build_sequence(cache: CacheLike, digest: str) -> int:
 def find_superseded(
     store: CacheStore, entries: Mapping[str, Entry], complete: Collection[str]
 ) -> dict[str, float]:
-    """Digests of the snapshots that are certainly not the newest, the oldest first: the latest time
-    at which one ceased to be.
+    """Digests of the snapshots that are certainly not the newest, the oldest first,
+    each with the latest time at which it ceased to be.
 
     Args:
         entries: of the snapshots, by digest.

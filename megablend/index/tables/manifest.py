@@ -208,8 +208,8 @@ def _parse_json(path: str, data: bytes) -> dict[str, Any]:
 
 
 def check_sizes(folder: Path, tables: Mapping[str, Any]) -> None:
-    """Compare the sizes of a folder's files with the entries of its manifest. Raises:
-    CacheError."""
+    """Compare the sizes of a folder's files with the entries of its manifest.
+    Raises: CacheError."""
     for name, entry in tables.items():
         with reading(folder):
             size = get_file_size(f"{folder}/{name}") or 0

@@ -115,8 +115,8 @@ class MappedTable:
         ahead: bool,
         out: npt.NDArray[np.uint8],
     ) -> None:
-        """Read ranges of the file; one that a signal interrupted is read again. Raises:
-        CacheError."""
+        """Read ranges of the file; one that a signal interrupted is read again.
+        Raises: CacheError."""
         done = 0
         while True:
             done += read_ranges(self._fd, offsets[done:], sizes[done:], begins[done:], ahead, out)

@@ -65,8 +65,8 @@ class RangedBlocks(ABC):
 
     @abstractmethod
     def before(self, blocks: Int64s) -> Int64s:
-        """Tokens of the blocks here before each of `blocks` int64 [n], which are from 0 to
-        num_blocks: int64 [n]."""
+        """Tokens of the blocks of these ranges before each of `blocks` int64 [n],
+        which are from 0 to num_blocks: int64 [n]."""
 
     def index_blocks(self, blocks: Int64s) -> Int64s:
         """The numbers in the index, or of documents in the source,
@@ -79,8 +79,8 @@ class RangedBlocks(ABC):
         return numbers
 
     def local_blocks(self, numbers: Int64s) -> Int64s:
-        """The blocks here with these numbers; of those that no range has, the next one after them:
-        int64, of the same shape."""
+        """The local blocks with these numbers in the index;
+        for a number in no range, the next block after it: int64, of the same shape."""
         which = np.maximum(np.searchsorted(self._firsts, numbers, side="right") - 1, 0)
         inside = np.maximum(numbers - self._firsts[which], 0)
         local: Int64s = np.minimum(self._offsets[which] + inside, self._offsets[which + 1])

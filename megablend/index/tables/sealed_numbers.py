@@ -31,7 +31,7 @@ Numbers = npt.NDArray[Any]
 
 
 def pack_numbers(numbers: Numbers, magic: bytes = b"", key: bytes = b"") -> bytes:
-    """The stored form of numbers, or of records of them."""
+    """The stored form of numbers, or of records."""
     return seal(magic + numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes(), key)
 
 
@@ -56,8 +56,8 @@ def parse_numbers(
 def read_numbers(
     path: Path, dtype: np.dtype[Any], count: int | None = None, magic: bytes = b"", key: bytes = b""
 ) -> Numbers | None:
-    """The numbers of a file, see `parse_numbers`; None if it does not exist. Raises:
-    CacheError if it is damaged."""
+    """The numbers of a file, see `parse_numbers`; None if it does not exist.
+    Raises: CacheError if it is damaged."""
     try:
         numbers = parse_numbers(read_regular(path), dtype, count, magic, key)
     except FileNotFoundError:
@@ -72,8 +72,8 @@ def read_numbers(
 def find_numbers(
     path: Path, dtype: np.dtype[Any], count: int | None = None, magic: bytes = b"", key: bytes = b""
 ) -> Numbers | None:
-    """As `read_numbers`, for what is computed again if it is missing:
-    None if it is damaged or unreadable, too."""
+    """The numbers of a file, as `read_numbers`, but None also if it is damaged or unreadable:
+    they are computed again."""
     with contextlib.suppress(CacheError):
         return read_numbers(path, dtype, count, magic, key)
     return None

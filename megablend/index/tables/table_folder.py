@@ -35,7 +35,7 @@ def describe_tables(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a folder has a manifest, and what that lists is undamaged."""
+    """Whether a folder has a manifest, and all files that it lists are undamaged."""
     try:
         return not damaged_tables(folder, read_manifest(folder))
     except CacheError:
@@ -43,7 +43,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def commit_tables(store: CacheStore, kind: str, name: str, write: Callable[[Path], object]) -> None:
-    """Commit tables that belong to something that the cache has. Raises: CacheError.
+    """Commit tables that belong to something in the cache. Raises: CacheError.
 
     Args:
         write: writes the tables to an empty folder.

@@ -187,8 +187,8 @@ def schema_of(columns: np.dtype[np.void]) -> pa.Schema:
 
 
 def parse_batch(path: Path | str, data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """Parse a table of this schema from `data`, the file's bytes. Raises: CacheError if it is
-    damaged."""
+    """Parse a table of this schema from `data`, the file's bytes.
+    Raises: CacheError if it is damaged."""
     try:
         reader = pa.ipc.open_file(pa.BufferReader(data))
         if reader.num_record_batches != 1:

@@ -1,5 +1,5 @@
-"""Rebuilding a damaged index from the files that it lists: a run may use an older index than a
-build of the config gives."""
+"""Rebuilding a damaged index from the files that it lists:
+a run may use an index that is older than what a build of the config would make."""
 
 from __future__ import annotations
 

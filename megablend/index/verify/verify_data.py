@@ -56,8 +56,8 @@ class SnapshotUse:
 
 
 def catch_errors(problems: Iterator[str], repair: str = REPAIR_REMEDY) -> Iterator[str]:
-    """The problems; an error that ends the search for more is added as one more. `repair`: what to
-    do about damaged tables."""
+    """Yield problems; an error that ends the search becomes the last one. `repair`:
+    what to do about damaged tables."""
     try:
         with translating("verify"):
             yield from problems

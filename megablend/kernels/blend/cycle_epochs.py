@@ -1,5 +1,5 @@
-"""The epochs of a source in a cycle: which of them has a position, and the ordinals of those that
-begin and end there.
+"""The epochs of a source in a cycle: which epoch a position belongs to,
+and the ordinals of epochs that begin and end there.
 
 An epoch that lies within a cycle is a period by itself (megablend.kernels.blend.periods), and needs
 only the counts at the cycle's edges. They are kept of the cycle that each leaf was last found in,
@@ -76,8 +76,8 @@ def _count_cycle(stage: Stage, leaf: Leaf, cycle: int, stop: int, counts: Int64s
 
 @device
 def is_within_cycle(lanes: int, cycle: int, epoch_first: int, epoch_stop: int, row: Int64s) -> bool:
-    """Whether all of an epoch's ordinals [epoch_first, epoch_stop) are of a cycle;
-    False if it was not counted.
+    """Whether all ordinals [epoch_first, epoch_stop) of an epoch are in a cycle; False
+    if the cycle was not counted.
 
     row: of the leaf's `counts`.
     """

@@ -38,8 +38,8 @@ def dealt_below(
 
 @device
 def residue_of(period: Int64s, parts: Int64s, lanes: int, place: int, first: int, stop: int) -> int:
-    """The residue to whose lane ordinal number `place` goes,
-    of those of the period's cycles [first, stop)."""
+    """The residue whose lane gets ordinal number `place`,
+    among those of the period's cycles [first, stop)."""
     low = 0
     high = lanes
     while high - low > 1:

@@ -9,7 +9,7 @@ from megablend.jit import device, kernel
 
 @kernel
 def count_cuts(offsets: Int64s, starts: Int64s, stops: Int64s) -> int:
-    """How many cuts `cut` makes of the same ranges."""
+    """How many spans `cut` makes of the same ranges."""
     total = 0
     for i in range(len(starts)):
         if starts[i] < stops[i]:

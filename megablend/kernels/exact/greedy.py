@@ -58,7 +58,7 @@ def fill_by_scan(
     datasets: Int16s,
     samples: Int64s,
 ) -> None:
-    """Fill datasets and samples, [n] each, with the n steps from `step` on; counts advance.
+    """Fill datasets and samples, [n] each, for n steps from `step` on; `counts` advances.
 
     Args:
         weights: [num_datasets], any but NaN.
@@ -119,8 +119,8 @@ def fill(
     datasets: Int16s,
     samples: Int64s,
 ) -> None:
-    """Fill datasets and samples, [n] each, with the n steps from `step` on;
-    counts and turns advance.
+    """Fill datasets and samples, [n] each, for n steps from `step` on;
+    `counts` and `turns` advance.
 
     Args:
         weights: [num_groups], finite, 0 or more, and so small that weight * t stays below 2^52.

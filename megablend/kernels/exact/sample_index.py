@@ -54,8 +54,8 @@ def begun(
     row: int,
     rows: npt.NDArray[Any],
 ) -> tuple[int, int]:
-    """Fill the rows of the samples that begin at tokens begin, begin + length, ... up to `reached`,
-    or until rows end.
+    """Fill the rows of samples that begin at tokens begin, begin + length, ...
+    up to `reached`, or until the rows are full.
 
     Args:
         document: in which they begin.
@@ -83,7 +83,8 @@ def cut(
     sample: int,
     rows: Rows,
 ) -> tuple[int, int, int]:
-    """Fill the rows of samples `sample`, `sample` + 1, ... until rows or documents end.
+    """Fill the rows of samples `sample`, `sample` + 1, ...
+    until there are no more rows or documents.
 
     Args:
         lengths: int32 [num_lengths], 1 or more.

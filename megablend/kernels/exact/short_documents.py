@@ -26,7 +26,7 @@ AHEAD = 64
 
 @kernel
 def narrow_to_uint8(lengths: Int32s, out: Uint8s) -> None:
-    """Fill out, uint8 [n], with lengths, int32 [n], 0 or more; with LONG for the longer ones."""
+    """Fill out, uint8 [n], with lengths, int32 [n], 0 or more; longer ones become LONG."""
     for i in range(len(lengths)):
         out[i] = min(lengths[i], np.int32(LONG))
 
@@ -46,7 +46,7 @@ def cut_short_documents(
     rows: npt.NDArray[Any],
 ) -> tuple[int, int, int]:
     """Fill rows as megablend.kernels.exact.sample_index.cut does,
-    whose other arguments and results these are.
+    with the same other arguments and results.
 
     Args:
         short: what `narrow_to_uint8` made of the lengths, or the lengths themselves.

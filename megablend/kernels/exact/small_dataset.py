@@ -1,5 +1,5 @@
-"""All three arrays of many small datasets of Megatron's, in one call: thousands of datasets cost
-few steps of Python each.
+"""All three arrays of many small Megatron datasets in one call:
+thousands of datasets cost few steps of Python.
 
 The operations and the order of random draws are those of megablend.megatron.exact.epochs and
 megablend.megatron.exact.samples.

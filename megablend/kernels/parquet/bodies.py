@@ -104,7 +104,7 @@ lz4_decompress = library_function(
 def expand_zstd(
     context: int, addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s
 ) -> int:
-    """Decompress frames of zstd; only if there is `zstd_decompress`.
+    """Decompress frames of zstd; only if the system has `zstd_decompress`.
     Returns the first that is damaged, or -1.
 
     Args:
@@ -120,8 +120,8 @@ def expand_zstd(
 
 @kernel
 def expand_lz4(addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s) -> int:
-    """Decompress blocks of LZ4 by the system's library;
-    only if there is `lz4_decompress`. As `expand_zstd`."""
+    """Decompress blocks of LZ4 with the system's library; only if it has `lz4_decompress`.
+    Otherwise like `expand_zstd`."""
     for i in range(len(addresses)):
         if lz4_decompress(addresses[i], outs[i], sizes[i], lengths[i]) != lengths[i]:  # type: ignore[misc]
             return i
@@ -130,7 +130,7 @@ def expand_lz4(addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s) 
 
 @kernel
 def expand_lz4_plainly(addresses: Int64s, sizes: Int64s, outs: Int64s, lengths: Int64s) -> int:
-    """Decompress blocks of LZ4 with our own decoder; as `expand_zstd`."""
+    """Decompress blocks of LZ4 with our own decoder; otherwise like `expand_zstd`."""
     for i in range(len(addresses)):
         if decode_lz4(addresses[i], sizes[i], outs[i], lengths[i]) != lengths[i]:
             return i

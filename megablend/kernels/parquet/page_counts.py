@@ -36,8 +36,8 @@ def count_indexed_pages(
     documents: bool,
     pages: npt.NDArray[np.void],
 ) -> tuple[int, int, int]:
-    """Count pages of rows that begin in them (with an OffsetIndex, all do:
-    parquet-format, PageIndex.md).
+    """Count pages by the rows that begin in them.
+    Rows do begin with pages if there is an OffsetIndex (parquet-format, PageIndex.md).
 
     Null elements make `scan` true: from the counts alone one cannot tell whether they fill
     whole rows, which then are documents without tokens. If documents are not needed, the

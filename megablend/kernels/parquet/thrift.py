@@ -46,7 +46,7 @@ def varint(data: Pointer, at: int, end: int) -> tuple[int, np.uint64]:
 @device
 def integer(data: Pointer, at: int, end: int, kind: int) -> tuple[int, int]:
     """The position after an integer of any kind, and the integer.
-    No other kind of value is one: UNUSUAL."""
+    A value of another kind gives UNUSUAL."""
     if kind == I8:
         return (at + 1, np.int64(np.int8(data[at]))) if at < end else (TRUNCATED, np.int64(0))
     if not I16 <= kind <= I64:

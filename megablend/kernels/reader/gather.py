@@ -30,8 +30,7 @@ def gather_tokens(
     tokens: Int64s,
     labels: Int64s,
 ) -> int:
-    """Copy the samples' tokens out of spans that are in blocks of one type;
-    the others are passed over.
+    """Copy the samples' tokens out of spans in blocks of one type; other blocks are skipped.
 
     Args:
         like: any array of the type.

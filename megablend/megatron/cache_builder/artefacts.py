@@ -46,7 +46,8 @@ class ArraySpec:
 
     @cached_property
     def header(self) -> bytes:
-        """What numpy.save writes before the array; by hand, which takes a tenth of the time.
+        """What numpy.save writes before the array; written by hand,
+        which takes a tenth of the time.
 
         Source: numpy.lib.format, version 1.0.
         """
@@ -149,8 +150,8 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def read_header(file: IO[bytes]) -> tuple[tuple[int, int], tuple[int, ...], bool, np.dtype[Any]]:
-    """Version, shape, whether in Fortran's order,
-    and type of a `.npy` file that is open at its start.
+    """Version, shape, whether in Fortran order, and type of a `.npy` file
+    that is open at its start.
 
     Raises: ValueError if it is not one. For versions other than (1, 0) only the version is
         returned.

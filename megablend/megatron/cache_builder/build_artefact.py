@@ -101,8 +101,8 @@ def build_divided(
 
 
 def build_blend(job: BlendJob, commits: Commits, *, threads: int) -> None:
-    """Write a blend's dataset index and dataset sample index, piece by piece. Raises:
-    CacheError; StoppedError."""
+    """Write a blend's dataset index and dataset sample index, piece by piece.
+    Raises: CacheError; StoppedError."""
     blend = _blend(job)
     with (
         ArtefactWriter(job.artefact, commits) as out,

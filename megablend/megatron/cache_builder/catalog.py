@@ -60,8 +60,8 @@ def open_catalog(path: Path) -> tuple[Array, dict[str, dict[str, Any]]]:
 def build_catalog(
     cache: str, prefixes: Sequence[str], *, launch: Communicator, storage: Storage
 ) -> None:
-    """Write the catalog of these prefixes, unless there is one of the same files. Called by all
-    ranks of the launch.
+    """Write the catalog of these prefixes, unless there is one for the same files.
+    Called by all ranks of the launch.
 
     Raises: DataError if an `.idx` cannot be read; CacheError if the cache cannot be written.
     """

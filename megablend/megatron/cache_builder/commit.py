@@ -62,8 +62,8 @@ class StoppedError(Exception):
 
 
 class Commits:
-    """One rank's finished artefacts; a context that commits the last ones when it ends well, and
-    removes what is not committed.
+    """A rank's finished artefacts. As a context it commits the last ones
+    when it ends without an error, and removes what is not committed.
 
     Args:
         cache: in which WORK_FOLDER exists.
@@ -110,8 +110,8 @@ class Commits:
 
     @contextmanager
     def new_file(self, name: str) -> Iterator[int]:
-        """A descriptor of a new file of this name, to write to. Raises:
-        CacheError if it cannot be written."""
+        """A descriptor of a new file of this name, to write to.
+        Raises: CacheError if it cannot be written."""
         with translate_os_errors(self._cache / name), _naming_files_of(self.folder):
             fd = os.open(name, _NEW, 0o666, dir_fd=self._folder_fd)
             try:
@@ -161,8 +161,8 @@ class Commits:
         self.add(*artefacts)
 
     def add(self, *artefacts: Artefact) -> None:
-        """Commit artefacts whose files are all written, now or later. From any thread. Raises:
-        CacheError; StoppedError."""
+        """Commit artefacts whose files are all written, at once or later. Called from any thread.
+        Raises: CacheError; StoppedError."""
         with self._lock:
             self._waiting += artefacts
             self._waiting_bytes += sum([artefact.nbytes for artefact in artefacts])
@@ -243,8 +243,8 @@ def _naming_files_of(folder: Path) -> Iterator[None]:
 
 
 def can_flush_together(folder: Path) -> bool:
-    """Whether `syncfs` puts all files of the folder's file system on the disk,
-    and reports if that fails."""
+    """Whether `syncfs` flushes all files of the folder's file system to disk, and reports
+    failures."""
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)
     if (
         release is None
@@ -320,8 +320,8 @@ class ArrayFile:
 
 
 class ArtefactWriter:
-    """Writes one artefact; a context that hands it to `commits` when it ends well, and leaves
-    nothing otherwise.
+    """Writes one artefact. As a context it hands the artefact to `commits`
+    when it ends without an error, and leaves nothing otherwise.
 
     Once the build has stopped nothing more is written: StoppedError is raised.
     """

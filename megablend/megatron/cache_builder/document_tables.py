@@ -45,7 +45,7 @@ INDEX_FOLDER = "megablend"
 
 
 def build_table(cache: str, address: Address, *, launch: Communicator, storage: Storage) -> Address:
-    """Index an address's files and count their documents, unless that was done.
+    """Index an address's files and count their documents, unless that was done before.
     Called by all ranks of the launch.
 
     Returns: the address with its index.
@@ -93,7 +93,7 @@ def build_table(cache: str, address: Address, *, launch: Communicator, storage: 
 
 
 def open_table(cache: str, address: Address, storage: Storage) -> tuple[BlockStore, Array]:
-    """The blocks of an address that has its index, and its table:
+    """The blocks of an address that names its index, and its table:
     int32 [num_documents], memory-mapped.
 
     Raises: CacheError if they are not there.

@@ -35,7 +35,7 @@ def copies_folder(cache: str, object_storage_cache_path: str | None) -> Path:
 
 class IdxCopies(WrapperStorage):
     """Reads each `.idx` of an object store from its local copy, if that is of the present version;
-    stats are the store's."""
+    its stats are the store's."""
 
     def __init__(self, inner: Storage, folder: Path) -> None:
         super().__init__(inner)
@@ -46,7 +46,7 @@ class IdxCopies(WrapperStorage):
         return IdxCopies, (self.inner, self._folder)
 
     def for_reading(self) -> Storage:
-        """See Storage.for_reading: which copies are of the present version is looked up again."""
+        """See Storage.for_reading: it looks up again which copies are of the present version."""
         return IdxCopies(self.inner.for_reading(), self._folder)
 
     def place(self, path: str) -> str:

@@ -1,5 +1,5 @@
-"""Sequence lengths: those of `.idx` files, whose other four fifths are not read, and those of
-tables, `.npy` files of int32."""
+"""Sequence lengths: of `.idx` files, whose other four fifths are not read, and of tables,
+`.npy` files of int32."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class StoredLengths:
     """All of them, int32 [num_sequences], if they have been read and checked before."""
 
     def read(self, first: int, last: int) -> Array:
-        """Those of sequences [first, last), as they are stored, so perhaps negative. Raises:
-        MissingFileError."""
+        """The lengths of sequences [first, last), as they are stored, so perhaps
+        negative. Raises: MissingFileError."""
         if self.kept is not None:
             return self.kept[first:last]
         lengths = np.empty(last - first, "<i4")
@@ -65,8 +65,8 @@ class StoredLengths:
         return lengths
 
     def keep_in(self, memory: Array) -> StoredLengths:
-        """The same, read as a whole into `memory`, int32 [num_sequences]. Raises:
-        MissingFileError."""
+        """The lengths, read as a whole into `memory`, int32 [num_sequences].
+        Raises: MissingFileError."""
         self._read_into(memory, 0)
         return dataclasses.replace(self, kept=memory)
 
@@ -93,8 +93,8 @@ class StoredLengths:
 
 
 def lengths_of(prefix: str, table: str | None = None, *, storage: Storage) -> StoredLengths:
-    """Where the lengths of a pair are stored, whose `.bin` must exist; or those of a `table`, int32
-    in a `.npy` file.
+    """Where the lengths of a pair are stored, whose `.bin` must exist;
+    with `table`, those of a table, int32 in a `.npy` file.
 
     Raises: MissingFileError, CorruptFileError, UnsupportedFileError.
     """
@@ -112,7 +112,8 @@ def lengths_of(prefix: str, table: str | None = None, *, storage: Storage) -> St
 def counted_lengths(
     prefix: str, size: PartSize, table: str | None = None, *, storage: Storage
 ) -> StoredLengths:
-    """The same, without another look at the files, of a dataset whose part has been counted."""
+    """Where the lengths of a dataset are stored, as `lengths_of`,
+    but without looking at files again: its part has been counted."""
     if table is not None:
         return _table(table, storage)
     return StoredLengths(
@@ -157,7 +158,8 @@ def read_lengths(stored: StoredLengths) -> Array:
 
 
 def read_part(stored: StoredLengths, part: PartSize) -> Array:
-    """Lengths of a part that has been counted, at their own places: int32 [num_sequences], tokens.
+    """The lengths of a part that has been counted, each at its own place:
+    int32 [num_sequences], tokens.
 
     Unless all have been kept, other entries stay zero and untouched, and so take no memory.
 
@@ -173,8 +175,8 @@ def read_part(stored: StoredLengths, part: PartSize) -> Array:
 
 
 def check_part(stored: StoredLengths, part: PartSize, lengths: Array) -> None:
-    """Check lengths of a part that were read again since it was counted,
-    unless they have been kept.
+    """Check the lengths of a part that were read a second time after counting,
+    unless they were kept.
 
     Args:
         lengths: int32 [n], those of its sequences.

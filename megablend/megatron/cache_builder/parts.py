@@ -1,5 +1,5 @@
-"""Large sample indices, made by all ranks: each cuts a run
-of the documents into its part of the file.
+"""Large sample indices, made by all ranks: each makes the part of the file
+that its run of documents fills.
 
     owner      shuffles the documents, begins the file          -> all ranks: begun
     each rank  reads its run, gathers and counts its lengths    -> all ranks: counted
@@ -35,8 +35,8 @@ _POLL_SECONDS = 0.2
 
 
 class Message(NamedTuple):
-    """What a rank tells all ranks of a divided job: that it has begun, or that a part's run is
-    counted, or its rows written."""
+    """What a rank tells all ranks about a divided job:
+    that it has begun, that a part's run is counted, or that its rows are written."""
 
     job: int
     files: tuple[Path, ...] = ()
@@ -91,8 +91,8 @@ class Parts:
         self._tasks: list[Future[None]] = []
 
     def begin(self, job: int, *files: Path) -> None:
-        """Called by the job's owner, from any thread, with the files of its document and sample
-        index if there is work to do."""
+        """Begin a job; called by its owner, from any thread,
+        with the files of its document and sample index if there is work to do."""
         self._send(Message(job, files))
 
     def await_rows(self, job: int) -> None:

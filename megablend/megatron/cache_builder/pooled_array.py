@@ -52,8 +52,8 @@ class PooledArray(NDArrayOperatorsMixin):
         return self.shape[0]
 
     def __getitem__(self, i: Any) -> Any:
-        """Entry i, or row i if there are two dimensions; else what numpy gives. Raises:
-        IndexError."""
+        """Entry i, or row i if there are two dimensions; else what numpy gives.
+        Raises: IndexError."""
         length = len(self)
         if isinstance(i, slice) and i.step in (None, 1):
             start, stop, _ = i.indices(length)
@@ -67,8 +67,8 @@ class PooledArray(NDArrayOperatorsMixin):
         return row[0]
 
     def descriptor(self) -> AbstractContextManager[int]:
-        """A descriptor of the file, whose entries begin at ENTRIES_START. Raises:
-        MissingFileError."""
+        """A descriptor of the file, whose entries begin at ENTRIES_START.
+        Raises: MissingFileError."""
         return self._storage.descriptor(self.path)
 
     def __getattr__(self, name: str) -> Any:

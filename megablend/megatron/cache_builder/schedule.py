@@ -1,5 +1,5 @@
-"""Who builds what: memory and time of the jobs, the ranks and threads that a node's memory allows,
-and the share of each."""
+"""Which rank builds what: memory and time of the jobs,
+and the ranks and threads that a node's memory allows."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ longer."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostEstimate:
-    """The estimated cost of a job, and of one whose sample index all ranks make; 0 for those that
-    cannot be divided."""
+    """The estimated cost of a job, and of one whose sample index all ranks make together;
+    0 for a job that cannot be divided."""
 
     memory: int
     """Bytes of arrays, on one thread, with its two shuffles one after the other."""
@@ -144,8 +144,8 @@ class NodeResources:
 
 
 def node_resources(max_memory: int | None) -> NodeResources:
-    """The resources of this process's node. `max_memory` bounds its node's arrays; without it most
-    of what is free now does."""
+    """The resources of this process's node. `max_memory` limits the node's arrays;
+    by default most of what is free now does."""
     memory = round(_USABLE * free_memory()) if max_memory is None else max_memory
     return NodeResources(
         host=socket.gethostname(), memory=memory, cores=frozenset(os.sched_getaffinity(0))
@@ -179,7 +179,7 @@ class Assignment:
 
     @property
     def workers(self) -> int:
-        """Jobs at once: one more than threads, which works while files are flushed."""
+        """How many jobs run at once: one more than threads, which works while files are flushed."""
         return self.threads + 1
 
 
@@ -309,7 +309,7 @@ def forecast(
 
 
 class MemoryGate:
-    """Lets jobs in as long as what they need together fits."""
+    """Admits jobs as long as what they need together fits."""
 
     def __init__(self, memory: int) -> None:
         self._free = memory

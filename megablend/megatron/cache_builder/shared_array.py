@@ -1,4 +1,4 @@
-"""A `.npy` file of int32 that all ranks of a launch write their parts of;
+"""A `.npy` file of int32 to which all ranks of a launch write their parts;
 it takes its name when all have."""
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from megablend.system.build_lock import build_lock
 def shared_array(
     path: Path, count: int, launch: Communicator
 ) -> Iterator[Callable[[int, Array], None]]:
-    """Open the file for this rank's parts: `write(first, values)`,
-    each entry by one rank. Called by all ranks.
+    """Open the file for this rank's parts: `write(first, values)`.
+    Each entry is written by one rank. Called by all ranks.
 
     Raises: CacheError if it cannot be written, or another build holds its folder.
     """

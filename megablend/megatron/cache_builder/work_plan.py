@@ -104,7 +104,7 @@ class BlendJob:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """In any unit; before the rounding of `weights`, where the lengths count."""
+        """The shares in any unit; before `weights` are rounded, if the lengths count."""
         return self.lengths if self.layout.weights is None else self.weights
 
     @property

@@ -258,8 +258,8 @@ def cut_run(
     block: int = BLOCK,
     max_rows: int = ROWS,
 ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """The rows of the samples that begin in a run, except the row of sample 0, and of those after
-    all documents (`end_row`).
+    """The rows of the samples that begin in a run,
+    except the row of sample 0 and those after all documents (`end_row`).
 
     Args:
         gathered, sums: the results of `count_run` for the run.

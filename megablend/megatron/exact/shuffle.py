@@ -1,5 +1,5 @@
-"""numpy.random.RandomState.shuffle, faster; and what Megatron shuffles by it: the document index
-and the shuffle index."""
+"""numpy.random.RandomState.shuffle, faster; and what Megatron shuffles with it:
+the document index and the shuffle index."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _NEAR = FAR // 4
 
 
 class SmallDataset(NamedTuple):
-    """A dataset, and where in memory its indices are, in units of 4 bytes."""
+    """A dataset, and where its indices are in memory, in units of 4 bytes."""
 
     lengths: Int32s
     """int32 [n], contiguous, tokens of documents `begin` to `begin` + n; n is 1 to
@@ -56,8 +56,8 @@ class SmallDataset(NamedTuple):
 def fill_small_datasets(
     datasets: Sequence[SmallDataset], memory: Int32s, *, seed: int, length: int, extra: int
 ) -> None:
-    """Compute of each dataset what document_index, sample_rows and shuffle_index return when called
-    one after another.
+    """Compute for each dataset what document_index,
+    sample_rows and shuffle_index return when they are called one after another.
 
     Args:
         length: tokens from one sample's start to the next one's.
@@ -77,8 +77,8 @@ def fill_small_datasets(
 
 
 def _fill_end(dataset: SmallDataset, filled: int, extra: int, memory: Int32s) -> None:
-    """Fill the rows of the samples that are after the documents. Raises:
-    PlanError as sample_rows does."""
+    """Fill the rows of the samples that are after the documents.
+    Raises: PlanError as sample_rows does."""
     rows = memory[dataset.rows : dataset.rows + 2 * (dataset.num_samples + 1)].reshape(-1, 2)
     last = int(dataset.lengths[memory[dataset.documents + dataset.num_entries - 1] - dataset.begin])
     rows[filled:] = end_row(

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 
 class MegablendDatasetBuilder(BlendedMegatronDatasetBuilder):  # type: ignore[misc]
-    """In place of BlendedMegatronDatasetBuilder, with the same arguments.
+    """A replacement of BlendedMegatronDatasetBuilder, with the same arguments.
 
     Serves GPTDataset over `.bin/.idx`, and MegablendGPTDataset over these, Parquet and Arrow. Other
     classes, mock data, a config without a cache folder, settings that are not known, and versions

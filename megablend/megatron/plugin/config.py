@@ -36,8 +36,8 @@ _DECISIVE = (
 def list_settings(
     cls: type[Any], config: GPTDatasetConfig, sizes: Sequence[int | None]
 ) -> dict[str, Any]:
-    """What has to be the same on all ranks, so that they read the same samples: of data paths the
-    last part, since nodes may have their data in other folders."""
+    """The settings that have to be the same on all ranks, so that they read the same samples.
+    Of data paths only the last part counts, since nodes may have their data in other folders."""
     blends = {"blend": [config.blend], "blend_per_split": config.blend_per_split or ()}
     named = {
         name: [

@@ -173,8 +173,8 @@ class MegablendGPTDataset(GPTDataset):  # type: ignore[misc]
 
 
 class BlendedDataset(core.BlendedDataset):  # type: ignore[misc]
-    """Megatron's blend, of the same name since its cache files contain it, which reads the samples
-    of a dataset together."""
+    """Megatron's blend, which reads the samples of a dataset together.
+    It has the same name, since its cache files contain it."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The dicts of several samples, as `__getitem__` returns them. Raises as it does."""

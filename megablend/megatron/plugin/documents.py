@@ -24,8 +24,7 @@ from megablend.storage.base import Storage
 
 
 class SequenceIndex:
-    """Lengths, places and documents of sequences.
-    Nothing but lengths is read before it is asked for.
+    """Lengths, places and documents of sequences. Only lengths are read before they are asked for.
 
     Args:
         sequence_lengths: int32 [num_sequences], tokens.
@@ -103,8 +102,8 @@ class Documents(ABC):
 
     @property
     def document_indices(self) -> Array:
-        """int64 [num_documents + 1], the first sequence of each document; of a pair, a document may
-        be several sequences."""
+        """int64 [num_documents + 1], the first sequence of each document;
+        a document of a pair may be several sequences."""
         return self.index.document_indices
 
     def get_document_indices(self) -> Array:

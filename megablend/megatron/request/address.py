@@ -72,8 +72,8 @@ def parse_address(text: str) -> Address:
 
 
 def is_in_object_store(word: str) -> bool:
-    """Whether the files of an address or a prefix are in an object store. Raises:
-    as parse_address does."""
+    """Whether the files of an address or a prefix are in an object store.
+    Raises: as parse_address does."""
     return "://" in word and find_scheme(parse_address(word).pattern) in OBJECT_SCHEMES
 
 

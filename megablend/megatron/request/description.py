@@ -18,7 +18,7 @@ BLEND_CLASSES = {GREEDY: "BlendedDataset", LARGEST_REMAINDER: "MegablendLargestR
 
 
 def shared_members(request: CacheRequest, split: int) -> str:
-    """What the descriptions of all datasets of a split end in."""
+    """The end of the descriptions of all datasets of a split."""
     return _members(
         {
             "index_split": SPLITS[split],

@@ -122,8 +122,8 @@ def count_samples(
     valid_samples: int | None = None,
     test_samples: int | None = None,
 ) -> tuple[int | None, ...]:
-    """How many samples training will ask each split for, by flags named as Megatron names them, and
-    by sizes given directly.
+    """How many samples training will ask for from each split,
+    by flags named as Megatron names them, and by sizes given directly.
 
     Steps of batch-size ramps and phases are not reckoned with:
     if these decide, the numbers are given directly.
@@ -181,7 +181,7 @@ def count_samples(
 
 
 def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any]) -> CacheRequest:
-    """The request that Megatron makes of flags.
+    """The request that Megatron makes from flags.
 
     Args:
         flags: by the names of their attributes, words as tuples; all that

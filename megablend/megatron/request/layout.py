@@ -1,5 +1,5 @@
-"""Which datasets each split is made of, and how many samples of each Megatron's builder asks for.
-Looks at no file.
+"""Which datasets each split consists of, and how many samples
+of each Megatron's builder asks for. Reads no file.
 
     one prefix, no weights     one dataset, as many samples as the split (a per-split blend of one prefix: with weights, too)
     prefixes with weights      ceil(size * w) of each, built with the surplus on top; the blend is their sum
@@ -29,8 +29,8 @@ _WHOLE = (0.0, 1.0)
 
 
 def split_matrix(split: str) -> Matrix:
-    """The matrix that Megatron makes of a split string such as "969,30,1"; goes into descriptions,
-    down to the type of its zeros.
+    """The matrix that Megatron makes from a split string such as "969,30,1";
+    it goes into descriptions, down to the type of its zeros.
 
     Raises: ConfigError if it has more than three parts, no part above 0, or a part that Megatron
         would misread.
@@ -57,7 +57,7 @@ def split_matrix(split: str) -> Matrix:
 
 
 def normalized(weights: list[float] | list[int]) -> list[float]:
-    """Weights that sum to 1, in the order of rounding that Megatron uses. Source:
+    """Weights that sum to 1, rounded in the order that Megatron uses. Source:
     megatron.core.datasets.utils.normalize."""
     array = np.array(weights, np.float64)
     result: list[float] = (array / np.sum(array)).tolist()

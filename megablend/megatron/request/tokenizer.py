@@ -1,5 +1,5 @@
-"""The tokenizer's part of a description: its `unique_identifiers`, given as JSON, or out of the
-tokenizer itself.
+"""The tokenizer's part of a description: its `unique_identifiers`,
+given as JSON or by the tokenizer itself.
 
 They depend on how the training script builds the tokenizer (by class path, or the legacy class with
 all its options), and are exact only from there: an earlier run's description.txt has them.
@@ -20,8 +20,8 @@ from megablend.system.limited_json import parse_json
 
 
 def identifiers_of(tokenizer: Any) -> dict[str, Any]:
-    """The identifiers of a tokenizer object, as json.dumps gives and takes them. Raises:
-    ConfigError if it has none."""
+    """The identifiers of a tokenizer object, as they are after json.dumps and json.loads.
+    Raises: ConfigError if it has none."""
     try:
         found: dict[str, Any] = json.loads(json.dumps(tokenizer.unique_identifiers))
     except (AttributeError, TypeError) as error:
@@ -33,7 +33,7 @@ def identifiers_of(tokenizer: Any) -> dict[str, Any]:
 
 
 def read_identifiers(given: str) -> dict[str, Any]:
-    """Identifiers from inline JSON, from a file of them,
+    """Identifiers from inline JSON, from a JSON file,
     or from the description.txt of a dataset or of a blend.
 
     Raises: ConfigError if there are none.
@@ -59,7 +59,8 @@ def read_identifiers(given: str) -> dict[str, Any]:
 
 
 def build_identifiers(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The identifiers of the tokenizer that the installed megatron-core builds of Megatron's flags.
+    """The identifiers of the tokenizer that the installed megatron-core builds
+    from Megatron's flags.
 
     Args:
         flags: all of Megatron's tokenizer flags, by the names of their attributes, words as tuples;

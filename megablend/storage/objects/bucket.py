@@ -41,7 +41,7 @@ class Bucket:
 
     @property
     def has_versions(self) -> bool:
-        """Whether each object is read on in the version that was found first."""
+        """Whether each object is read to its end in the version that was found first."""
         return self.client.options.versions
 
     async def stat(self, path: str, key: str) -> ObjectVersion:
@@ -55,7 +55,7 @@ class Bucket:
     async def read_ends(
         self, path: str, key: str, version: ObjectVersion | None, tail_bytes: int
     ) -> tuple[ObjectVersion, HeadAndTail]:
-        """The version of an object, its beginning and its end, by two requests at the same time.
+        """The version of an object, its beginning and its end, by two simultaneous requests.
 
         Args:
             version: the version, if it is known; otherwise it is the present one.

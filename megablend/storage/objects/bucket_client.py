@@ -1,5 +1,5 @@
-"""Requests to one bucket or server: a ranged GET of one version, tried again and hedged; and how it
-went, in numbers."""
+"""Requests to one bucket or server: a ranged GET of one version, with retries and hedging;
+and statistics of these."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAX_TAIL_REFUSALS = 3
 
 
 class RangeResponse(NamedTuple):
-    """Bytes of an object, and which version of it they are of."""
+    """Bytes of an object, and the version that they belong to."""
 
     parts: list[Any]
     """Buffers, one after the other; none where the bytes are in the memory that was given for
@@ -94,8 +94,7 @@ class BucketClient:
         version: ObjectVersion | None,
         into: memoryview | None = None,
     ) -> RangeResponse:
-        """Bytes `start` to `stop` of one version of an object; of whichever there is if
-        `version` is None.
+        """Bytes `start` to `stop` of one version of an object; of any version if `version` is None.
 
         Args:
             into: memory for all of them; the answer has the parts that are not there yet.
@@ -115,8 +114,8 @@ class BucketClient:
 
     async def get_tail(self, key: str, size: int) -> RangeResponse | None:
         """The last `size` bytes of an object of unknown size, or all of a smaller one;
-        None if that is not answered, for whichever reason. It is requested once; after
-        some refusals in a row no more."""
+        None if that is not answered, for whatever reason. It is requested once, and no more
+        after several refusals in a row."""
         if self._tail_refusals >= _MAX_TAIL_REFUSALS:
             return None
         found = await self._attempt(RangeRequest(key, -size, 0, None))

@@ -49,7 +49,7 @@ def check_installed(location: str) -> None:
 
 
 def get_client(address: Address, options: StoreOptions, query: str) -> BucketClient:
-    """What requests of a bucket go through, made on first use.
+    """The client for requests to a bucket, made on first use.
 
     Raises: ConfigError if it cannot be made, or after a fork.
     """
@@ -64,8 +64,8 @@ def get_client(address: Address, options: StoreOptions, query: str) -> BucketCli
 
 
 def get_lister(address: Address, options: StoreOptions) -> Any:
-    """obstore's store for listings of a bucket: these are of many requests,
-    each of which is tried again by itself."""
+    """obstore's store for listings of a bucket: a listing is many requests,
+    each of which is retried by itself."""
     check_fork()
     key = (address.root, options)
     with _lock:
@@ -75,7 +75,7 @@ def get_lister(address: Address, options: StoreOptions) -> Any:
 
 
 def get_web_server(endpoint: str, options: StoreOptions) -> Any:
-    """obstore's store of an endpoint as of a web server,
+    """obstore's store for an endpoint that is used as a web server,
     reached as its options say. Raises: ConfigError."""
     scheme, _, server = endpoint.partition("://")
     return _make_store(
@@ -84,8 +84,8 @@ def get_web_server(endpoint: str, options: StoreOptions) -> Any:
 
 
 def find_endpoint(address: Address, options: StoreOptions) -> str | None:
-    """The endpoint that is set, by the config or by the environment. Raises:
-    ConfigError if it is not a URL."""
+    """The endpoint that is set, by the config or by the environment.
+    Raises: ConfigError if it is not a URL."""
     return options.endpoint or _find_endpoint(address.scheme)
 
 
@@ -97,8 +97,8 @@ def count_requests() -> Counted:
 
 
 def forget_clients() -> None:
-    """Make clients again on their next use, for what has changed in the environment; not while
-    requests are in flight."""
+    """Make clients anew on their next use, since the environment has changed;
+    not while requests are in flight."""
     with _lock:
         _clients.clear()
         _listers.clear()

@@ -31,7 +31,7 @@ Provider = Callable[[], Awaitable[dict[str, Any]]]
 
 
 def find_provider(profile: str | None) -> Provider | None:
-    """What asks botocore for credentials; None if obstore's own chain is to be used.
+    """The object that asks botocore for credentials; None if obstore's own chain is to be used.
 
     Raises: ConfigError if a profile is asked for that cannot be read.
     """

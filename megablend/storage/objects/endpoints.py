@@ -1,5 +1,5 @@
-"""What is wrong with an endpoint when nothing is found: it has the bucket in it, or it is the
-address of a page for people."""
+"""What is wrong with an endpoint when nothing is found:
+it contains the bucket, or it is the address of a page for people."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def find_bucket_in(endpoint: str, address: Address, *, path_style: bool) -> str 
 
 async def is_page(server: Any, key: str, seconds: float) -> bool:
     """Whether a server answers with a page for people,
-    as consoles of stores do at a port of their own.
+    as the consoles of stores do on a port of their own.
 
     Args:
         server: obstore's store of the endpoint as a web server.

@@ -1,4 +1,5 @@
-"""What an error of the client means: which are tried again, and what is said of the others.
+"""What an error of the client means: which requests are tried again,
+and what is said about the others.
 
 The client's messages contain whole URLs, with the signature that a query may be, and answers of
 servers that echo keys: only known codes of them are shown.
@@ -39,7 +40,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error of the client, without what may be secret."""
+    """An error of the client, without anything that may be secret."""
 
     kind: Kind
     cause: str
@@ -202,7 +203,7 @@ def _read_failure(error: BaseException) -> Failure:
 
 
 def find_bad_key(error: BaseException) -> str | None:
-    """The key that a LIST failed at, since the client cannot express it;
+    """The key at which a LIST failed, since the client cannot express it;
     None if that is not the cause."""
     found = re.search(
         r'Path "([^"]*)" contained empty path segment|Error parsing Path "([^"]*)"', str(error)

@@ -1,4 +1,4 @@
-"""Requests in flight, looked at several times a second:
+"""Requests in flight, checked several times a second:
 stalled ones are ended, late ones are sent a second time.
 
 One timer serves all requests of a source: a timer, and a task that waits for it, would cost more

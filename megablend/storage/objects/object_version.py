@@ -28,7 +28,8 @@ class ObjectVersion:
 
     @property
     def stat(self) -> FileStat:
-        """What the readers of files know a version by: the same from a LIST, a HEAD and a GET."""
+        """What the readers of files know about a version: the same from a LIST, a HEAD and a
+        GET."""
         return FileStat(size=self.size, etag=self.etag or f"modified-{self.modified}")
 
     @property
@@ -61,8 +62,8 @@ class ObjectVersion:
 def version_of_answer(
     meta: Mapping[str, Any], expected: ObjectVersion | None, *, versions: bool
 ) -> ObjectVersion:
-    """The version that an answer is of; `expected` itself if that is the one,
-    which most answers are."""
+    """The version that an answer belongs to; `expected` itself if it is
+    that one, as with most answers."""
     etag = normalise_etag(meta["e_tag"])
     if etag and expected is not None and (etag, meta["size"]) == (expected.etag, expected.size):
         return expected
@@ -70,8 +71,8 @@ def version_of_answer(
 
 
 def make_version(meta: Mapping[str, Any], *, versions: bool = False) -> ObjectVersion:
-    """The version that obstore's metadata of an object describes; `versions`:
-    keep the store's name of it."""
+    """The version that obstore's metadata of an object describe; `versions`:
+    keep the store's name for it."""
     return ObjectVersion(
         size=int(meta["size"]),
         etag=normalise_etag(meta["e_tag"]),

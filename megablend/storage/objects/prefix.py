@@ -83,8 +83,8 @@ class ObjectPrefix:
         return self._map(describe, keys)
 
     def download(self, key: str, size: int, path: Path) -> None:
-        """Copy an object of `size` bytes to a new file. Raises:
-        FileNotFoundError if there is none of that size."""
+        """Copy an object of `size` bytes to a new file.
+        Raises: FileNotFoundError if there is no object of that size."""
 
         async def read(start: int) -> bytes | None:
             stop = min(size, start + PART_BYTES)
@@ -103,12 +103,12 @@ class ObjectPrefix:
                     file.write(part)
 
     def write(self, key: str, data: bytes | Path) -> None:
-        """Write an object, in place of one that is there."""
+        """Write an object; an existing one is replaced."""
         self.write_all({key: data})
 
     def write_all(self, objects: Mapping[str, bytes | Path]) -> dict[str, str]:
-        """Write several objects at the same time. Returns:
-        the etag of each, "" if the store gives none."""
+        """Write several objects at the same time.
+        Returns: the etag of each, "" if the store gives none."""
 
         async def write(key: str, data: bytes | Path) -> str:
             size = data.stat().st_size if isinstance(data, Path) else len(data)

@@ -109,7 +109,7 @@ class RateLimiter:
 
     @property
     def is_slowed(self) -> bool:
-        """Whether fewer are admitted since the source said that it is busy."""
+        """Whether fewer requests are admitted since the source said that it is busy."""
         return self.limit < self._aim
 
     def speed_up(self) -> None:
@@ -118,7 +118,7 @@ class RateLimiter:
             self.limit = min(self._aim, self.limit + 1 / self.limit)
 
     def note_latency(self, seconds: float, now: float) -> None:
-        """An answer began `seconds` after its request was sent."""
+        """Note that an answer began `seconds` after its request was sent."""
         if now >= self._shortest_until:
             self._shortest = self._shortest_now
             self._shortest_now = seconds

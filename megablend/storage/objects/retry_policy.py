@@ -51,7 +51,7 @@ class Counts:
 
 
 class RetryPolicy:
-    """RetryPolicy at requests to one source; used in the event loop only.
+    """Retries of the requests to one source; used in the event loop only.
 
     Args:
         root: for messages, such as s3://bucket.
@@ -79,7 +79,7 @@ class RetryPolicy:
         attempt: Callable[[], Awaitable[T | Failure]],
         first: Failure | None = None,
     ) -> T | Failure:
-        """Call `attempt` until it succeeds, or fails in a way that trying again does not change.
+        """Call `attempt` until it succeeds, or fails in a way that another try would not change.
 
         Args:
             first: what an attempt before has failed with.

@@ -1,4 +1,4 @@
-"""Ranged GETs over sockets of the event loop, straight into the memory that the bytes are for.
+"""Ranged GETs over sockets of the event loop, straight into the memory where the bytes are needed.
 
 The client needs two calls for a range of one version, and a thread for each that hands its answer
 on: five times the CPU time that reading the same from a socket takes. So what is read most, ranges
@@ -209,7 +209,7 @@ class SocketReader:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the source answers as expected here."""
+        """Whether the source answers as this reader expects."""
         return self._unexpected < _MAX_UNEXPECTED
 
     async def read(

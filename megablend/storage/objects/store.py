@@ -1,5 +1,5 @@
-"""`ObjectStorage`: objects and web files as a Storage. Each version is pinned when it is first met,
-and read on or refused."""
+"""`ObjectStorage`: objects and web files as a Storage. The version that is met first is pinned:
+it is read to the end, or the read is refused."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class ObjectStorage:
         return ObjectStorage(self._options, checking=self._checking)
 
     def find(self, pattern: str) -> Found:
-        """See Storage.find. Sizes and etags of a listing are kept, also those of other keys: `stat`
-        requests nothing then.
+        """See Storage.find. Sizes and etags from a listing are kept, also those of other keys,
+        so that `stat` requests nothing.
 
         Raises: ConfigError if nothing is found since the endpoint is not that of the store.
         """

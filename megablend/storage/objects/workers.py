@@ -1,4 +1,4 @@
-"""Calling a coroutine function for many items by a few tasks,
+"""Calling a coroutine function for many items with a few tasks,
 about as many as requests are admitted.
 
 A task for each item, all made at once, costs more CPU time than the requests: the garbage collector

@@ -1,5 +1,5 @@
-"""Bodies of many pages: checksums compared, decompressed;
-and the positions of each page's levels and values.
+"""Bodies of many pages: their checksums are compared, they are decompressed,
+and their levels and values are located.
 
 V1 compresses levels and values together; V2 leaves the levels uncompressed in front.
 
@@ -141,8 +141,8 @@ def decompress_pages(
 
 
 def check_checksums(source: ByteSource, headers: Headers, addresses: Int64s) -> None:
-    """Verify the checksums that are present, of bodies that begin at `addresses`, int64 [n]. Raises
-    CorruptFileError."""
+    """Verify the checksums that are present, of bodies that begin at `addresses`, int64 [n].
+    Raises CorruptFileError."""
     with_crc = headers["has_crc"].nonzero()[0].tolist()
     if not with_crc:
         return

@@ -41,8 +41,8 @@ class DictionaryCache:
             return key in self._arrays
 
     def get(self, key: Key, load: Callable[[], Array]) -> Array:
-        """The array under `key`, loaded if it is not cached: by one thread, others wait. Raises
-        what `load` raises."""
+        """The array under `key`; if it is not cached, one thread loads it while others wait.
+        Raises what `load` raises."""
         with self._lock:
             if (found := self._found(key)) is not None:
                 return found

@@ -82,8 +82,8 @@ def headers_in(source: ByteSource, offsets: Int64s, sizes: Int64s, addresses: In
 
 
 def headers_at(source: ByteSource, offsets: Int64s, limits: Int64s) -> Headers:
-    """Read the headers of pages at known offsets; no page extends beyond its limit. Raises
-    CorruptFileError."""
+    """Read the headers of pages at known offsets; no page extends beyond its limit.
+    Raises CorruptFileError."""
     headers = np.zeros(len(offsets), HEADER_DTYPE)
     with _scattered(source) as fd:
 

@@ -59,7 +59,7 @@ class SelectedBlocks(NamedTuple):
 
 
 def select_blocks(blocks: Array) -> SelectedBlocks:
-    """Sort blocks PLACED_BLOCK_DTYPE [n] of any order into the order in which they are read."""
+    """Sort blocks PLACED_BLOCK_DTYPE [n] into the order in which they are read."""
     offsets = blocks["offset"]
     if (offsets[1:] > offsets[:-1]).all():  # as they are mostly requested
         wanted = blocks
@@ -76,7 +76,7 @@ def select_blocks(blocks: Array) -> SelectedBlocks:
 
 
 def places_of(blocks: Array) -> tuple[Int64s, Int64s]:
-    """First bytes, and sizes: int64 [n] each."""
+    """Offsets of blocks in the file, and their sizes: int64 [n] each."""
     return np.ascontiguousarray(blocks["offset"]), blocks["stored_bytes"].astype(np.int64)
 
 
@@ -127,8 +127,8 @@ class ParquetReader:
         *,
         tokens: bool = True,
     ) -> list[FileRanges]:
-        """Pages, and the dictionaries that are not cached; see `BlockReader.byte_ranges`. Raises
-        CorruptFileError.
+        """Pages, and the dictionaries that are not cached; see `BlockReader.byte_ranges`.
+        Raises CorruptFileError.
 
         Levels are stored within the pages, so finding documents needs whole pages, too.
         """
@@ -219,8 +219,8 @@ class ParquetReader:
         return DecodedBlock(tokens, offsets)
 
     def _decode_pages(self, stored: Sequence[_StoredPages], *, pieces: bool) -> DecodedBlocks:
-        """Pages of files whose columns are alike; errors name this reader's. Raises
-        CorruptFileError, UnsupportedFileError."""
+        """Pages of files whose columns are alike; errors name this reader's.
+        Raises CorruptFileError, UnsupportedFileError."""
         source = self._source
         column = self._column
         blocks = stored[0].blocks

@@ -87,8 +87,8 @@ def locate_from_page_index(
     places: OffsetIndexes,
     counts: ColumnIndexes,
 ) -> ChunkPages:
-    """The pages of chunks whose page indexes have token counts and encodings. Raises
-    CorruptFileError, UnsupportedFileError."""
+    """The pages of chunks whose page indexes have token counts and encodings.
+    Raises CorruptFileError, UnsupportedFileError."""
     with search.error_context(chunks):
         pages, num_unsure = count_from_page_index(
             places, counts, search.column, chunks, encodings, documents=search.documents

@@ -72,7 +72,7 @@ def join_parts(num_chunks: int, parts: Sequence[tuple[Int64s, ChunkPages]]) -> C
 
 
 def without_empty(found: ChunkPages) -> ChunkPages:
-    """The same without the pages that have neither rows nor tokens."""
+    """The same pages without those that have neither rows nor tokens."""
     places = np.flatnonzero((found.pages["rows"] != 0) | (found.pages["tokens"] > 0))
     first_page = np.searchsorted(places, found.first_page).astype(np.int64)
     return replace(found, first_page=first_page, pages=found.pages[places])

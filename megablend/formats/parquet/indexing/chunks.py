@@ -1,5 +1,5 @@
 """The pages of column chunks, located and counted in the cheapest exact way;
-all chunks of one way at once.
+chunks that allow the same way are done together.
 
     OffsetIndex + ColumnIndex     no page is read
     OffsetIndex + page headers    if the ColumnIndex has no counts, or counts that do not add up to the chunk's values

@@ -69,8 +69,8 @@ def count_levels(pages: Pages, levels: npt.NDArray[np.void]) -> None:
 
 
 def count_full(pages: Pages, levels: Counts, rows: Counts) -> None:
-    """Count pages of which each level is a token: no nulls, no empty lists. Rows are -1 if
-    unknown."""
+    """Count pages in which every level is a token: no nulls, no empty lists.
+    Rows are -1 if unknown."""
     pages["tokens"] = levels
     pages["rows"] = rows
     pages["inner"] = np.maximum(rows, 0)

@@ -29,8 +29,8 @@ _OTHER = 1 << NUMBERED
 
 
 def column_chunks(footer: Footer, column: Column, num_leaves: int) -> Chunks:
-    """Read the chunks of a column, one of `num_leaves`: CHUNK_DTYPE [num_row_groups]. Raises
-    MalformedError, UnsupportedError."""
+    """Read the chunks of a column, one of `num_leaves`: CHUNK_DTYPE [num_row_groups].
+    Raises MalformedError, UnsupportedError."""
     chunks = _found_at_once(footer, column, num_leaves)
     if chunks is None:
         chunks = _read_slowly(footer, column, num_leaves)

@@ -96,8 +96,8 @@ def parse_page_header(data: bytes | memoryview) -> PageHeader:
 
 
 def read_page_header(source: ByteSource, offset: int, limit: int) -> PageHeader:
-    """Read the header of the page at `offset`; the page must end at or before byte `limit`. Raises
-    CorruptFileError."""
+    """Read the header of the page at `offset`; the page must end at or before byte `limit`.
+    Raises CorruptFileError."""
     size = PROBE_BYTES
     with source.error_context(offset, "the page header"):
         while True:

@@ -72,7 +72,7 @@ class ByteSource:
         return pa.py_buffer(out), begins
 
     def read_coalesced(self, offsets: Int64s, sizes: Int64s, what: str) -> tuple[Bytes, Int64s]:
-        """The same for ranges many of which may be adjacent: these are read together.
+        """Read ranges as `read` does, many of which may be adjacent: these are read together.
 
         Returns: uint8; where in it each range begins, int64 [n].
         """
@@ -113,8 +113,8 @@ class ByteSource:
 
     @contextlib.contextmanager
     def blamed_among(self, offsets: Int64s, row_groups: Int64s, what: str) -> Iterator[None]:
-        """The same for items of many row groups processed together, int64 [n] each;
-        the error has its `item`."""
+        """Convert errors as `error_context` does, for items of many row groups processed together,
+        int64 [n] each: the error names its `item`."""
         try:
             yield
         except (MalformedError, UnsupportedError, MemoryError) as error:

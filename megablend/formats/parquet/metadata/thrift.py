@@ -142,8 +142,8 @@ class Struct:
 
 
 def read_struct(data: bytes | memoryview, start: int = 0) -> tuple[Struct, int]:
-    """Read the struct at `start`. Returns the struct and the position after it. Raises
-    MalformedError, TruncatedError."""
+    """Read the struct at `start`. Returns the struct and the position after it.
+    Raises MalformedError, TruncatedError."""
     reader = _Reader(data, start)
     try:
         return reader.struct(0), reader.position
@@ -154,7 +154,7 @@ def read_struct(data: bytes | memoryview, start: int = 0) -> tuple[Struct, int]:
 
 
 class Structs(Sequence[Struct]):
-    """A list of structs, each parsed on access: of thousands of columns,
+    """A list of structs, each parsed on access: out of thousands of columns,
     a kernel skips all but one."""
 
     __slots__ = ("_data", "_size", "start")
