@@ -37,6 +37,7 @@ LAYERS = [
     "reader",
     "operations",
     "inspect",
+    "api",
     "megatron",
     "cli",
 ]

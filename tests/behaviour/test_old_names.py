@@ -9,7 +9,7 @@ from megablend.config import load_config
 from megablend.errors import ConfigError
 
 
-@pytest.mark.parametrize("old", ["Built", "Pages", "api"])
+@pytest.mark.parametrize("old", ["Built", "Pages"])
 def test_names_in_python_are_gone(old: str) -> None:
     with pytest.raises(AttributeError, match=f"module 'megablend' has no attribute '{old}'"):
         getattr(megablend, old)
