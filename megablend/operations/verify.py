@@ -33,6 +33,13 @@ class VerifyResult(Record):
     notes: tuple[str, ...] = ()
     """A line for each thing that is not wrong, but not as a build of today makes it."""
 
+    def __bool__(self) -> bool:
+        """Up to release 0.1 this was a list of problems, false if there were none.
+
+        Raises: TypeError, since `if verify(cache):` would mean something else now, in silence.
+        """
+        raise TypeError("found a result of verify as a condition; ask for its `problems`")
+
 
 @translating("verify")
 def verify(

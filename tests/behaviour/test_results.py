@@ -14,6 +14,7 @@ import pytest
 import megablend
 from megablend.inspect.description import CacheDescription, FilesDescription, RunDescription
 from megablend.operations.manage_runs import DamagedRun, RunSummary
+from megablend.operations.verify import VerifyResult
 from tests.runs import documents, make_config, write_source
 from tests.storages import STORAGE
 
@@ -193,3 +194,10 @@ def test_files_are_listed_through_a_storage_of_your_own(config: dict[str, Any]) 
     storage = CountingStorage()
     assert isinstance(megablend.describe(config, storage=storage), FilesDescription)
     assert storage.calls > 0
+
+
+def test_a_result_of_verify_is_no_condition() -> None:
+    """It was a list of problems once."""
+    result = VerifyResult(cache="/c", data=False, problems=())
+    with pytest.raises(TypeError, match="ask for its `problems`"):
+        bool(result)
