@@ -53,7 +53,7 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
         place = f"{places.line(['local_cache'])}: local_cache"
         update["local_cache"] = _absolute_path(config.local_cache, base, place)
     if isinstance(config.vocab_size, str):
-        place = f"{places.line(['vocab_size'])}.vocab_size"
+        place = f"{places.line(['vocab_size'])}: vocab_size"
         update["vocab_size"] = _absolute_path(config.vocab_size, base, place)
     if urls or config.storage.by_prefix:
         objects = make_files_absolute(config.storage, base)

@@ -564,6 +564,16 @@ def test_keys_and_values_at_their_place(
     assert str(refused.value).splitlines()[0] == f"config: {said}"
 
 
+@pytest.mark.parametrize("key", ["cache", "local_cache", "vocab_size"])
+def test_a_path_that_cannot_be_is_told_with_its_key(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(put({}, (key,), "file:///x")))
+    with pytest.raises(
+        ConfigError, match=rf"config\.json:1: {key}: found 'file:///x'; write it as"
+    ):
+        load_config(path)
+
+
 def put(settings: dict[str, Any], at: tuple[str | int, ...], value: object) -> dict[str, Any]:
     """A config with these settings and a value at this place."""
     source = {"name": "web", "path": "/w.arrow", "weight": 1, "format_options": {}}
