@@ -27,7 +27,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "tools" / "mutants.json"
-FOLDERS = ("tests/plan", "tests/api", "tests/releases")
+FOLDERS = ("tests/blend", "tests/run", "tests/operations", "tests/inspect", "tests/releases")
 Mutant: TypeAlias = dict[str, Any]
 # Function, what is replaced, by what, nodes around it
 Change: TypeAlias = tuple[str, Any, ast.AST, list[Any]]

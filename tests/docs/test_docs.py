@@ -34,6 +34,23 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
 
 
+PLACE = re.compile(r"(?<![\w/.-])(?:megablend|tests|tools|configs)/[\w./-]*\w")
+
+
+def test_files_and_folders_that_texts_name_are_there() -> None:
+    """In the documentation, but for the changelog, which tells of earlier releases, and in scripts."""
+    others = {"test_token_lines.py", "test_team_storage.py", "test_builder.py"}  # of other projects
+    texts = [*PAGES, *(ROOT / "tools").rglob("*.py"), *(ROOT / "tools").glob("*.sh")]
+    gone = [
+        f"{path.relative_to(ROOT)}: {place}"
+        for path in texts
+        if path.name != "CHANGELOG.md"
+        for place in PLACE.findall(path.read_text(encoding="utf-8"))
+        if not (ROOT / place).exists() and Path(place).name not in others
+    ]
+    assert gone == []
+
+
 def test_a_dead_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("[a](missing.md)", encoding="utf-8")
