@@ -121,6 +121,7 @@ class StagesPlan:
         np.cumsum(np.stack([stage.read for stage in stages]), axis=0, out=given[1:])
         self._given: Int64s = given
         """int64 [num_stages + 1, num_sources]: samples of each source before each stage."""
+        # The same array, unless a source is dropped
         self._edges = self._given
         """As `given`, but that what stages before have read of dropped sources is theirs."""
         for number, stage in enumerate(stages):

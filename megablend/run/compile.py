@@ -226,6 +226,7 @@ class _Compiler:
         """What stages read before one with the settings `following`."""
         ledger = self.make_ledger(stages).with_links(self.links)
         if self.promised is not None and (drain.samples, drain.unit) != (None, None):
+            # What a cut leaves, and so a drain, depends on the version and cycles of the run
             ledger = ledger.in_version(self.promised.plan_version).with_cycles_of(self.promised)
         last = ledger.stages[-1]
         index = self.data.snapshots[following.snapshot].snapshot.digest
@@ -234,7 +235,9 @@ class _Compiler:
             order=current_name(following.order),
             sequence_length=following.sequence_length,
         )
+        # Of a stage that is not committed it is yet to be found out
         is_new = drain.whole_epochs is None
+        # The stage that follows, as far as what is read before it depends on it
         after = replace(
             last,
             index=index,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.blend.epochs import Segment
 from megablend.index.blocks.splits import SplitBlocks
 from megablend.index.blocks.withdrawn_blocks import RemainingBlocks
@@ -27,8 +28,8 @@ class Reading(NamedTuple):
     stop: int
     """Where they begin and end, see `Epochs`: perhaps within an epoch."""
     shift: int
-    """What is added to positions for those of `order`, to which all epochs before are like
-    these."""
+    """Position plus this is the position that `order` knows: `order` counts as if all epochs before
+    had had the length of these."""
     blocks: SplitBlocks
     view: SplitBlocks | RemainingBlocks
     """The blocks as `order` counts them: without those of files that are withdrawn."""
@@ -137,6 +138,7 @@ class Locator:
                 )
             )
             if len(readings) > 1:
+                # The reading before ends here; a sample that was promised before keeps its extra token
                 kept = self._extra if self._is_promised(source, first) else 0
                 readings[-2] = readings[-2]._replace(stop=first.position, extra=kept)
                 readings[-1] = readings[-1]._replace(extra_before=kept)
@@ -175,11 +177,13 @@ class Locator:
                 continue
             first = starts[rows]
             stop = starts[rows] + counts
-            end = first[:0]  # of the reading before, for each sample
+            # Each reading has what of a sample lies before its end, from the end of the one before
+            end: Int64s | None = None
             for reading in readings:
-                begins = np.maximum(first, end if len(end) else reading.position)
+                begins = np.maximum(first, reading.position if end is None else end)
                 end = np.full(len(rows), reading.stop)
                 if reading.extra:
+                    # Of the sample that ends at the reading's end, the extra token is here, too
                     end += reading.extra * (
                         (first < reading.stop) & (stop == reading.stop + reading.extra)
                     )

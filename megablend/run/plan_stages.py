@@ -103,6 +103,10 @@ class _Planner:
         reach: the end of the samples that stages before have begun, of which a cut may have left
             some.
         dropped: the same of sources that left some and are read no more; 0 of others.
+
+    Whether files are gone is asked in two ways. A stage with `whole_epochs` asks of all that lanes
+    have begun (`begun_loses_files`, `coming_loses_files`); other stages, which earlier releases
+    committed, ask of the epoch at the cursor (`loses_files`), and their order has to stay.
     """
 
     def __init__(
