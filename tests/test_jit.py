@@ -184,3 +184,19 @@ def test_the_folder_of_kernels_depends_on_all_that_they_are_made_of() -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("megablend."):
                 imported.add((node.module or "").removeprefix("megablend."))
     assert {"jit", "intrinsics"} <= imported <= hashed
+
+
+@pytest.mark.parametrize(("level", "lines"), [("WARNING", 1), ("ERROR", 0)])
+def test_compiling_is_told_unless_only_errors_are_wanted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    level: str,
+    lines: int,
+) -> None:
+    monkeypatch.setattr(jit, "cache_dir", lambda: tmp_path)
+    with caplog.at_level(level, "megablend"):
+        jit._announce()
+        jit._announce()
+    assert capsys.readouterr().err.count("compiling kernels for this machine, once") == lines

@@ -254,6 +254,8 @@ def test_damaged_ledgers_are_refused(tmp_path: Path, damage: Any, says: str) -> 
         {"sources": [RECORD["sources"][0] | {"share": "-1/2"}]},
         {"sources": [RECORD["sources"][0] | {"append_eod": "0"}]},
         {"sources": [RECORD["sources"][0] | {"cycles": "1"}]},
+        {"sources": [RECORD["sources"][0] | {"cycles": 0}]},
+        {"sources": [RECORD["sources"][0] | {"cycles": 33}]},
         {"sources": {"name": "a"}},
         {"seed": "1"},
         {"lanes": True},

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from types import NoneType
+
 import pytest
 
-from megablend.system.limited_json import MAX_DEPTH, missing_field, parse_json
+from megablend.system.limited_json import MAX_DEPTH, fits, is_count, missing_field, parse_json
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 500, 900, 100_000])
@@ -40,3 +42,26 @@ def test_what_is_not_json(text: str | bytes) -> None:
 )
 def test_missing_fields(value: object, missing: str | None) -> None:
     assert missing_field(value, {"a": int, "b": str}) == missing
+
+
+@pytest.mark.parametrize(
+    ("shape", "valid", "invalid"),
+    [
+        (int, [0, -1, 1 << 80], [True, 1.0, "1", None]),
+        (bool, [True], [1, None]),
+        ((int, NoneType), [1, None], [True, "x", []]),
+        ([int], [[], [1, 2]], [(1,), [1, "x"], [1, True], {"a": 1}, 1]),
+        ([[str]], [[], [["a"], []]], [["a"], [[1]]]),
+        ({str: int}, [{}, {"a": 1, "b": 2}], [{"a": "x"}, {"a": 1, "b": None}, [1], 1]),
+        (
+            {"a": int, "b": [str]},
+            [{"a": 1, "b": []}, {"a": 1, "b": ["x"], "other": None}],
+            [{"a": 1}, {"b": []}, {"a": 1, "b": [1]}, {"a": "1", "b": []}, [], None],
+        ),
+        ({"a": NoneType}, [{"a": None}], [{}, {"a": 0}]),
+        (is_count, [0, 5], [-1, True, "1"]),
+    ],
+)
+def test_shapes(shape: object, valid: list[object], invalid: list[object]) -> None:
+    assert [value for value in valid if not fits(value, shape)] == []
+    assert [value for value in invalid if fits(value, shape)] == []

@@ -321,6 +321,16 @@ def test_markers_of_folders_are_no_files(
     assert storage.glob(f"{marked}/{pattern}") == [f"{marked}/{key}" for key in keys]
 
 
+def test_what_is_named_like_a_marker_but_has_bytes_is_a_file(
+    swift: S3Server, swift_server: S3Server
+) -> None:
+    swift_server.admin.make_bucket("named")
+    swift_server.admin.put("named", "tokens_$folder$", b"1234")
+    swift_server.admin.put("named", "empty_$folder$", b"")
+    for pattern in ("*", "**"):
+        assert make_storage().glob(f"s3://named/{pattern}") == ["s3://named/tokens_$folder$"]
+
+
 @pytest.mark.parametrize("pattern", ["m/*", "*/*", "m/sub/**", "m/**/*.parquet"])
 @pytest.mark.parametrize("scheme", ["s3", "S3"])
 def test_a_run_over_folders_with_markers(
