@@ -102,7 +102,7 @@ def _parse_rate(place: str, value: object) -> int:
 
 
 def _parse_count(place: str, value: object) -> int:
-    return _to_whole(place, _parse_number(place, value, "seconds"))
+    return _to_whole(place, _parse_number(place, value, "requests"))
 
 
 def _parse_number(place: str, value: object, unit: str) -> int | float:

@@ -38,7 +38,8 @@ def test_credentials_and_unknown_settings_are_refused_in_configs() -> None:
         ({"endpont": "http://x"}, "unknown setting; did you mean 'endpoint'"),
         ({"endpoint": "http://u:p@h"}, "contains a user or password"),
         ({"endpoint": "h:80"}, "expected a URL"),
-        ({"read_timeout": 0}, "expected a number above 0"),
+        ({"read_timeout": 0}, r"expected a number above 0 \(seconds\)"),
+        ({"max_requests": 0}, r"expected a number above 0 \(requests\)"),
         ({"anonymous": "yes"}, "expected true or false"),
     ):
         with pytest.raises(ValueError, match=message):
