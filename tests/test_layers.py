@@ -161,3 +161,19 @@ def test_the_table_of_rooms_in_the_docs_is_true() -> None:
     for row, other in zip(told, rows, strict=True):
         assert abs(int(row[2]) - int(other[2])) <= 3 + int(other[2]) // 5
         assert abs(float(row[3]) - float(other[3])) <= 0.1 + float(other[3]) / 5
+
+
+MENTION = re.compile(r"`(?:megablend\.)?([a-z_]+(?:\.[a-z_]+)+)`")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_modules_that_comments_mention_are_there(path: Path) -> None:
+    """What begins with the name of a room is a module, or something in one."""
+    for name in MENTION.findall(path.read_text(encoding="utf-8")):
+        parts = name.split(".")
+        if parts[0] not in LAYERS or layer(path) == "api" or name == "config.path_to_cache":
+            continue  # others' names: old ones, and a field of Megatron's config
+        places = [ROOT.joinpath(*parts[: n + 1]) for n in range(len(parts))]
+        assert places[-1].is_dir() or any(each.with_suffix(".py").exists() for each in places), (
+            f"{path} mentions {name}"
+        )

@@ -1,7 +1,7 @@
 """`CacheStore`: what the rest of megablend needs from the place where a cache is kept.
 
 Files are read and written in `folder`, a folder of this node with the layout of
-`index.cache_folders`. For a cache on a shared file system it is the cache itself. For one in an
+`index.tables.cache_folders`. For a cache on a shared file system it is the cache itself. For one in an
 object store it is this node's copy: what is written there is published, and what others have
 published is fetched.
 
@@ -102,7 +102,7 @@ class CacheStore(Protocol):
         self, *, wait_seconds: float | None = None, on_wait: Callable[[str], None] | None = None
     ) -> AbstractContextManager[LockInfo]:
         """Keep other builds out where the store has locks; elsewhere they do not disturb each
-        other. See `fs.build_lock`."""
+        other. See `system.build_lock`."""
 
     def verify_shared(self, nonce: str) -> None:
         """Check on another rank that it sees the same cache as the one

@@ -327,14 +327,14 @@ class DivisibleFormat(Format, Protocol):
 
         Returns: the index of these chunks; rows, tokens and scanned_bytes count only these,
             `first_token` counts from the part's start; `first_row` is the file's.
-            `index.parts.join` joins the parts.
+            `index.build.file_tasks.join` joins the parts.
         """
         ...
 
 
 class GroupDigestFormat(Format, Protocol):
     """A format whose readers read parts of a large description, for which `build` stores digests
-    (`index.idx_digests`)."""
+    (`index.read.idx_digests`)."""
 
     def needs_group_digests(self, file: OpenedFile) -> bool:
         """Whether the file's description is large enough for digests of its groups."""

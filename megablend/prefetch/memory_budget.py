@@ -1,5 +1,5 @@
 """The memory budget of a process that reads a split, and whether it suffices for its lanes.
-`blocks.block_sizes` divides it.
+`index.blocks.block_sizes` divides it.
 
 The budget does not cover what is independent of data and config: Python, its libraries,
 compiled kernels, the mapped part of the index (megablend.index.tables.mapped_table), and memory

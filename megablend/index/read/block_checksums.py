@@ -8,7 +8,7 @@ pass over all data.
 The place is the first byte, for further files of a pair (an `.idx`) with its position in
 `Format.files` in the upper bits. They are not part of the snapshot's digest. Reads from elsewhere
 than a local disk, and of local files that were moved, copied or touched since the build, are
-compared with them, see `blocks.check_fetched`.
+compared with them, see `index.blocks.open_files`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@
     <cache>/runs/<run>.json             the run's ledger
 
 On disk, a snapshot is called a generation. Names that begin with a dot are unfinished; see
-`fs.atomic_write`.
+`system.atomic_write`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     <cache>/splits/         what was computed from a snapshot or a table of documents, keyed by all that it depends on
 
 A file is magic text, if its kind has one, the numbers (little-endian), and a BLAKE2b digest of 16
-bytes (`fs.atomic_write.seal`).
+bytes (`system.atomic_write.seal`).
 """
 
 from __future__ import annotations

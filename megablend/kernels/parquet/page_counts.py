@@ -45,7 +45,7 @@ def count_indexed_pages(
 
     Args:
         first_page: int64 [n + 1], the pages of each chunk.
-        offsets, sizes, rows: int64 [num_pages], as `kernels.page_index` reads them.
+        offsets, sizes, rows: int64 [num_pages], as `kernels.parquet.page_index` reads them.
         nulls: int64 [num_pages]: what makes the tokens of a flat column.
         starts: int64 [num_pages], levels of repetition level 0.
         levels: int64 [max_def + 1, num_pages], levels by definition level: what makes the tokens of

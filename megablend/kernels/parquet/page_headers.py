@@ -1,7 +1,7 @@
 """Parsing many page headers: from memory, at known offsets of a file,
 or by scanning from each page to the next.
 
-What is unusual, damaged or longer than the probe is left to `formats.parquet.page_header`, which
+What is unusual, damaged or longer than the probe is left to `formats.parquet.metadata.page_header`, which
 parses one header in Python and reports what is wrong with it.
 
 Source: parquet-format, parquet.thrift (PageHeader).
@@ -154,7 +154,7 @@ def page_end(header: np.void) -> int:
 
 @device
 def parse_header(data: Pointer, at: int, end: int, header: np.void) -> int:
-    """Parse the header that begins at data[at]. Returns its size; below 0, see `kernels.thrift`."""
+    """Parse the header that begins at data[at]. Returns its size; below 0, see `kernels.parquet.thrift`."""
     kind = stored = decoded = values = encoding = -1
     header["crc"] = header["def_bytes"] = header["rep_bytes"] = 0
     header["def_encoding"] = header["rep_encoding"] = 3  # RLE, where a page does not tell

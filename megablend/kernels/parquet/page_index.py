@@ -134,7 +134,7 @@ def _bad_number(offset: int, size: int, row: int) -> int:
 def _locations(
     data: Pointer, at: int, end: int, offsets: Int64s, sizes: Int64s, first_rows: Int64s
 ) -> int:
-    """Parse an OffsetIndex. Returns the number of its pages; below 0, see `kernels.thrift`."""
+    """Parse an OffsetIndex. Returns the number of its pages; below 0, see `kernels.parquet.thrift`."""
     field = 0
     found = UNUSUAL
     while True:

@@ -2,7 +2,7 @@
 
 Bytes are read from a pointer `data`, at index `at`, before index `end`. A position below
 0 is an error code: TRUNCATED if the bytes end too early, UNUSUAL if they do not occur in
-Parquet's metadata. Kernels leave both to `formats.parquet.thrift`, which parses in
+Parquet's metadata. Kernels leave both to `formats.parquet.metadata.thrift`, which parses in
 Python and reports what is wrong.
 
 Source: Thrift "compact protocol" specification (thrift/doc/specs/thrift-compact-protocol.md).
