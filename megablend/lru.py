@@ -30,8 +30,10 @@ class LRUCache(Generic[V]):
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
         """The value of `key`, created if it is not cached."""
         value = self._kept.get(key)
-        if value is None:
-            value = self._kept.setdefault(key, make())
+        if value is not None:
+            self._use(key)
+            return value
+        value = self._kept.setdefault(key, make())
         self._use(key)
         self._evict()
         return value
@@ -67,6 +69,7 @@ class LRUCache(Generic[V]):
     def resize(self, capacity: int) -> None:
         """Change the capacity."""
         self._capacity = capacity
+        self._evict()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LRUCache, (self._capacity, self._measure)

@@ -4,6 +4,7 @@ to tokens of its blocks."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -121,5 +122,5 @@ def by_value(values: npt.NDArray[Any]) -> Iterator[tuple[int, Int64s]]:
         return
     order = np.argsort(values, kind="stable")
     edges = np.flatnonzero(np.diff(values[order])) + 1
-    for positions in np.split(order, edges) if len(order) else ():
-        yield int(values[positions[0]]), positions
+    for first, stop in pairwise([0, *edges.tolist(), len(order)]) if len(order) else ():
+        yield int(values[order[first]]), order[first:stop]

@@ -16,17 +16,15 @@ sequence of tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from megablend.arrays import Int64s
 from megablend.kernels.blend.bijection import shuffle
 from megablend.kernels.blend.keyed_hash import MASK
-from megablend.kernels.blend.spans import count_cuts, cut
 from megablend.lru import LRUCache
-from megablend.order.base import Blocks, Placed, Spans, by_value, join_spans
+from megablend.order.base import Blocks, Placed, by_value
+from megablend.order.listed import ListedOrder, Listing, Stretch
 from megablend.order.sequential import SequentialOrder
 
 THRESHOLD = 1 << 16
@@ -37,16 +35,7 @@ _KEPT = 2
 start of the next."""
 
 
-class Shuffled(NamedTuple):
-    """Items with token counts, in a shuffled order."""
-
-    entries: npt.NDArray[Any]
-    """[n], the i-th item; of the narrowest dtype that fits, since large sources have many."""
-    offsets: Int64s
-    """int64 [n + 1], tokens before the i-th."""
-
-
-class BlockOrder:
+class BlockOrder(ListedOrder):
     """Every epoch is a permutation of the blocks, chosen by (key, epoch).
     Only tests change the keywords."""
 
@@ -64,8 +53,8 @@ class BlockOrder:
         self._num_groups = groups if blocks.num_blocks > threshold else 1
         self._run = max(1, blocks.num_blocks // (groups * runs))
         self._group_totals: Int64s | None = None
-        self._epochs = LRUCache[Shuffled](_KEPT)
-        self._entered = LRUCache[Shuffled](_KEPT)
+        self._epochs = LRUCache[Listing](_KEPT)
+        self._entered = LRUCache[Listing](_KEPT)
         entries = self._num_groups + blocks.num_blocks // self._num_groups + self._run
         self.memory_bytes = _KEPT * entries * (8 + np.min_scalar_type(blocks.num_blocks).itemsize)
 
@@ -73,26 +62,6 @@ class BlockOrder:
         """Store the groups' token totals with the index, if there are groups. Raises CacheError."""
         if self._num_groups > 1:
             self._blocks.keep_group_totals(self._num_groups, self._run)
-
-    def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
-        """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
-        parts = list[Spans]()
-        rows = np.arange(len(starts))
-        stops = starts + length
-        if self._num_groups == 1 and len(starts):
-            epoch = int(starts.min()) // self._blocks.num_tokens
-            first = epoch * self._blocks.num_tokens
-            # All in one shuffle, as mostly
-            if stops.max() <= first + self._blocks.num_tokens:
-                return _cut(self._members(epoch, 0), epoch, rows, starts - first, stops - first)
-        while len(rows := rows[(left := starts < stops)]):
-            starts = starts[left].copy()
-            stops = stops[left]
-            for inside, epoch, first, shuffled in self._groups_containing(starts):
-                ends = np.minimum(stops[inside] - first, shuffled.offsets[-1])
-                parts.append(_cut(shuffled, epoch, rows[inside], starts[inside] - first, ends))
-                starts[inside] = first + ends
-        return join_spans(parts)
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
         """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see
@@ -111,28 +80,30 @@ class BlockOrder:
         stored = self._blocks.before(spans.blocks) + spans.starts
         return Placed(spans.rows, stored, first + spans.starts, first + spans.stops)
 
-    def _groups_containing(self, starts: Int64s) -> Iterator[tuple[Int64s, int, int, Shuffled]]:
-        """The groups that contain tokens `starts`: positions in `starts`, epoch, the group's first
-        token, its blocks."""
-        for epoch, in_epoch in by_value(starts // self._blocks.num_tokens):
+    def stretches(
+        self, starts: Int64s, low: int, high: int
+    ) -> Iterator[tuple[Int64s | slice, Stretch]]:
+        """The groups that contain tokens `starts` int64 [n]; see ListedOrder.stretches."""
+        for epoch, inside in self._by_epoch(starts, low, high):
             first = epoch * self._blocks.num_tokens
             if self._num_groups == 1:
-                yield in_epoch, epoch, first, self._members(epoch, 0)
+                yield inside, Stretch(epoch, first, self._members(epoch, 0))
                 continue
             groups = self._groups(epoch)
-            positions = np.searchsorted(groups.offsets, starts[in_epoch] - first, side="right") - 1
+            positions = np.searchsorted(groups.offsets, starts[inside] - first, side="right") - 1
             for position, in_group in by_value(positions):
                 members = self._members(epoch, int(groups.entries[position]))
-                yield in_epoch[in_group], epoch, first + int(groups.offsets[position]), members
+                within = in_group if isinstance(inside, slice) else inside[in_group]
+                yield within, Stretch(epoch, first + int(groups.offsets[position]), members)
 
-    def _groups(self, epoch: int) -> Shuffled:
+    def _groups(self, epoch: int) -> Listing:
         return self._epochs.get(
             epoch,
             lambda: _shuffle(np.arange(self._num_groups), self._totals(), self._key, epoch, 0),
         )
 
-    def _members(self, epoch: int, group: int) -> Shuffled:
-        def shuffle_members() -> Shuffled:
+    def _members(self, epoch: int, group: int) -> Listing:
+        def shuffle_members() -> Listing:
             if self._num_groups == 1:
                 members = np.arange(self._blocks.num_blocks)
                 tokens = np.diff(self._blocks.before(np.arange(len(members) + 1)))
@@ -160,25 +131,16 @@ class BlockOrder:
         return self._group_totals
 
 
-def _starts_of(shuffled: Shuffled) -> Int64s:
+def _starts_of(shuffled: Listing) -> Int64s:
     """Tokens before each item in the shuffled order, by ascending item: int64 [n]."""
     starts: Int64s = shuffled.offsets[:-1][np.argsort(shuffled.entries, kind="stable")]
     return starts
 
 
-def _shuffle(items: Int64s, tokens: Int64s, key: int, epoch: int, group: int) -> Shuffled:
+def _shuffle(items: Int64s, tokens: Int64s, key: int, epoch: int, group: int) -> Listing:
     """Shuffle ascending items [n] with `tokens` [n] tokens each,
     in the random order of (key, epoch, group)."""
     order = np.arange(len(items))
     shuffle(order, key, epoch, group)
     entries = items[order].astype(np.min_scalar_type(items[-1] if len(items) else 0))
-    return Shuffled(entries, np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens[order])]))
-
-
-def _cut(shuffled: Shuffled, epoch: int, rows: Int64s, starts: Int64s, stops: Int64s) -> Spans:
-    """Spans of tokens [starts, stops), int64 [n] each, of the shuffled blocks; they belong to token
-    ranges `rows` int64 [n]."""
-    cuts = np.empty((4, count_cuts(shuffled.offsets, starts, stops)), np.int64)
-    cut(shuffled.offsets, starts, stops, cuts)
-    blocks = shuffled.entries[cuts[1]].astype(np.int64)
-    return Spans(rows[cuts[0]], np.full(len(cuts[0]), epoch), blocks, cuts[2], cuts[3])
+    return Listing.of(entries, np.concatenate([np.zeros(1, np.int64), np.cumsum(tokens[order])]))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from megablend.arrays import Int64s
-from megablend.kernels.blend.spans import count_cuts, cut
 from megablend.order.base import Blocks, Placed, Spans, join_spans
+from megablend.order.listed import ListedOrder, Listing, Stretch
 
 LISTED_BLOCKS = 1 << 15
 """Of sources with up to this many blocks, all edges are looked up at once: that costs less than a
@@ -16,13 +18,13 @@ KEPT_BLOCKS = 1 << 9
 them up."""
 
 
-class SequentialOrder:
+class SequentialOrder(ListedOrder):
     """No shuffling; `key` is unused."""
 
     def __init__(self, blocks: Blocks, key: int, *, listed: int = LISTED_BLOCKS) -> None:
         self._blocks = blocks
-        self._is_listed = blocks.num_blocks <= listed
-        self._edges: Int64s | None = None
+        self.is_listed = blocks.num_blocks <= listed
+        self._listing: Listing | None = None
         self.memory_bytes = 0
         if blocks.num_blocks <= min(KEPT_BLOCKS, listed):
             self.memory_bytes = 8 * (blocks.num_blocks + 1)
@@ -32,16 +34,11 @@ class SequentialOrder:
 
     def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
         """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
+        if self.is_listed:
+            return super().spans(starts, length)
         parts = list[Spans]()
         rows = np.arange(len(starts))
         stops = starts + length
-        if len(starts):
-            epoch = int(starts.min()) // self._blocks.num_tokens
-            begin = epoch * self._blocks.num_tokens
-            # All in one epoch, as mostly
-            if stops.max() <= begin + self._blocks.num_tokens:
-                inside = self.cut(starts - begin, stops - begin)
-                return inside._replace(epochs=np.full(len(inside.rows), epoch))
         while len(rows := rows[(left := starts < stops)]):
             starts = starts[left]
             stops = stops[left]
@@ -53,6 +50,18 @@ class SequentialOrder:
             starts = ends
         return join_spans(parts)
 
+    def stretches(
+        self, starts: Int64s, low: int, high: int
+    ) -> Iterator[tuple[Int64s | slice, Stretch]]:
+        """All blocks, epoch by epoch; see ListedOrder.stretches."""
+        listing = self._listing
+        if listing is None:
+            edges = self._blocks.before(np.arange(self._blocks.num_blocks + 1))
+            listing = Listing.of(np.empty(0, np.uint8), edges)
+            self._listing = listing if self.memory_bytes else None
+        for epoch, inside in self._by_epoch(starts, low, high):
+            yield inside, Stretch(epoch, epoch * self._blocks.num_tokens, listing)
+
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
         """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see
         Order.find_tokens."""
@@ -62,14 +71,8 @@ class SequentialOrder:
     def cut(self, starts: Int64s, stops: Int64s) -> Spans:
         """Split tokens [starts, stops) of epoch 0, int64 [n] each, none empty, at block
         boundaries."""
-        if self._is_listed:
-            edges = self._edges
-            if edges is None:
-                edges = self._blocks.before(np.arange(self._blocks.num_blocks + 1))
-                self._edges = edges if self.memory_bytes else None
-            cuts = np.empty((4, count_cuts(edges, starts, stops)), np.int64)
-            cut(edges, starts, stops, cuts)
-            return Spans(cuts[0], np.zeros(len(cuts[0]), np.int64), cuts[1], cuts[2], cuts[3])
+        if self.is_listed:
+            return super().spans(starts, stops - starts)
         low = self._block_of(starts)
         counts = self._block_of(stops - 1) + 1 - low
         which = np.repeat(np.arange(len(starts)), counts)

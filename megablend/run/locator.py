@@ -15,6 +15,7 @@ from megablend.index.blocks.splits import SplitBlocks
 from megablend.index.blocks.withdrawn_blocks import RemainingBlocks
 from megablend.order.base import Order, Placed, Spans, by_value, join_spans
 from megablend.order.changing import ChangingOrder
+from megablend.order.listed import ListedOrder, ListedSource, locate_ranges
 from megablend.order.registry import find_order
 from megablend.run.source_blocks import SourceBlocks
 
@@ -45,6 +46,14 @@ class Reading(NamedTuple):
     def index_blocks(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The numbers of local blocks among the blocks of all snapshots of the run: int64 [n]."""
         return self.blocks.index_blocks(blocks) + self.first_block
+
+    def list_source(self) -> ListedSource | None:
+        """This reading, if it is of one range of blocks, which the order lists."""
+        parts = self.blocks.parts
+        if not isinstance(self.order, ListedOrder) or not self.order.is_listed or len(parts) > 1:
+            return None
+        first_block = self.first_block + self.blocks.first_block
+        return ListedSource(self.order, self.shift, first_block, int(parts["skip"][0]))
 
     def count_remaining(self, start: int, stop: int) -> tuple[int, int]:
         """A range of stored tokens of `blocks`, as `order` counts them;
@@ -98,6 +107,7 @@ class Locator:
         self._is_promised = is_promised
         self._extra = extra
         self._readings: dict[int, tuple[Reading, ...]] = {}
+        self._listed: dict[int, ListedSource | None] = {}
 
     def readings(self, source: int) -> tuple[Reading, ...]:
         """What the epochs of a source read, in order;
@@ -168,8 +178,19 @@ class Locator:
         Returns: spans of rows 0 to n - 1; `blocks` are block numbers of the index; `starts` and
             `stops` are positions in a block's tokens as the store returns them.
         """
+        distinct, numbers = np.unique(sources, return_inverse=True)
+        found = [self._list_source(source) for source in distinct.tolist()]
+        listed = [each for each in found if each is not None]
+        is_listed = np.array([each is not None for each in found], np.bool_)
         parts = list[Spans]()
-        for source, rows in by_value(sources):
+        if len(rows := np.flatnonzero(is_listed[numbers])):
+            among_listed = (np.cumsum(is_listed) - 1)[numbers[rows]]
+            stops = starts + lengths
+            spans = locate_ranges(listed, among_listed, starts[rows], stops[rows])
+            parts.append(spans._replace(rows=rows[spans.rows]))
+        others = np.flatnonzero(~is_listed[numbers])
+        for source, places in by_value(sources[others]):
+            rows = others[places]
             readings = self.readings(source)
             counts = lengths if isinstance(lengths, int) else lengths[rows]
             if len(readings) == 1:
@@ -194,6 +215,13 @@ class Locator:
                         _locate(reading, rows[inside], begins[inside], (ends - begins)[inside])
                     )
         return join_spans(parts)
+
+    def _list_source(self, source: int) -> ListedSource | None:
+        """A source that reads one range of blocks in listed stretches; None for others."""
+        if source not in self._listed:
+            readings = self.readings(source)
+            self._listed[source] = readings[0].list_source() if len(readings) == 1 else None
+        return self._listed[source]
 
 
 def _locate(
