@@ -100,9 +100,9 @@ def _requests(ranges: FileRanges, merged: MergedRanges) -> list[tuple[Int64s, In
     return [(starts[i : i + 1], sizes[i : i + 1]) for i in range(len(starts))]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # frozen, each would take twice as long to make
 class FileRead:
-    """Blocks of one file, and their bytes fetched so far."""
+    """Blocks of one file, and their bytes fetched so far. Only `fetched` changes."""
 
     reader: BlockReader
     blocks: Array
@@ -161,11 +161,11 @@ class FileRead:
         What a network or a proxy damages is whole the next time;
         pages with a CRC, and headers, show it.
         """
+        if self.source is None:
+            return work(self)
         try:
             return work(self)
         except (ChangedFileError, CorruptFileError, UnsupportedFileError) as error:
-            if self.source is None:
-                raise
             LOG.warning(
                 "%s: reading the bytes again, since they may have been damaged in transit",
                 error,

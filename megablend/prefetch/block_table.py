@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from megablend.arrays import Int64s
 from megablend.formats.decoded import DTYPES, DecodedBlocks, address_of
-from megablend.kernels.reader.gather import gather_tokens, mark_documents
+from megablend.kernels.reader.gather import SLOT_DTYPE, gather_tokens, mark_documents
 from megablend.order.base import Spans
 
 _LIKE = [np.empty(0, dtype) for dtype in DTYPES]
@@ -27,15 +27,9 @@ class BlockTable:
         # Of each slot: what keeps its block's tokens in memory, and the offsets of its pieces
         self._owners: list[Any] = [None] * len(ids)
         self._offsets: list[Int64s | None] = [None] * len(ids)
-        # The same as kernels see them: the number of the tokens' type, how many they are, and the
-        # addresses of both. A size of -1 is that of no block: even an access to token 0 is out of
-        # its range.
-        self._kinds = np.zeros(len(ids), np.int8)
-        self._sizes = np.full(len(ids), -1)
-        self._token_addresses = np.zeros(len(ids), np.int64)
-        self._offset_addresses = np.zeros(len(ids), np.int64)
-        self._offset_counts = np.zeros(len(ids), np.int64)
-        self._counted_bytes = np.zeros(len(ids), np.int64)
+        # The same as kernels see them
+        self._slots = np.zeros(len(ids), SLOT_DTYPE)
+        self._slots["size"] = -1
         self._kinds_seen: set[int] = set()
         # For each extra column, the bits of its values as if they were tokens
         self._extra: list[BlockTable] = []
@@ -50,15 +44,15 @@ class BlockTable:
         for place, owner in zip(places.tolist(), blocks.owners, strict=True):
             self._owners[place] = owner
         self._kinds_seen.update(set(blocks.kinds.tolist()))
-        self._kinds[places] = blocks.kinds
-        self._sizes[places] = blocks.sizes
-        self._token_addresses[places] = blocks.addresses
-        self._counted_bytes[places] = sizes
+        self._slots["kind"][places] = blocks.kinds
+        self._slots["size"][places] = blocks.sizes
+        self._slots["tokens"][places] = blocks.addresses
+        self._slots["counted_bytes"][places] = sizes
         if blocks.offsets is not None:
             for place, offsets in zip(places.tolist(), blocks.offsets, strict=True):
                 self._offsets[place] = offsets
-            self._offset_addresses[places] = [address_of(offsets) for offsets in blocks.offsets]
-            self._offset_counts[places] = [len(offsets) for offsets in blocks.offsets]
+            self._slots["offsets"][places] = [address_of(offsets) for offsets in blocks.offsets]
+            self._slots["num_offsets"][places] = [len(offsets) for offsets in blocks.offsets]
         for column, numbers in enumerate(blocks.extra):
             if column == len(self._extra):
                 self._extra.append(BlockTable(self.ids))
@@ -71,13 +65,13 @@ class BlockTable:
             self._offsets[place] = None
         for table in self._extra:
             table.drop(places)
-        self._sizes[places] = -1
-        self._offset_counts[places] = 0
-        return int(self._counted_bytes[places].sum())
+        self._slots["size"][places] = -1
+        self._slots["num_offsets"][places] = 0
+        return int(self._slots["counted_bytes"][places].sum())
 
     def occupied(self) -> Int64s:
         """Slots of the blocks that are in the table: int64 [...]."""
-        return np.flatnonzero(self._sizes >= 0)
+        return np.flatnonzero(self._slots["size"] >= 0)
 
     def move_to(self, ids: Int64s) -> BlockTable:
         """A new table for blocks `ids` int64 [...], ascending, with the blocks of this one,
@@ -88,15 +82,7 @@ class BlockTable:
         for old, new in zip(occupied.tolist(), places.tolist(), strict=True):
             table._owners[new] = self._owners[old]
             table._offsets[new] = self._offsets[old]
-        for name in (
-            "_kinds",
-            "_sizes",
-            "_token_addresses",
-            "_offset_addresses",
-            "_offset_counts",
-            "_counted_bytes",
-        ):
-            getattr(table, name)[places] = getattr(self, name)[occupied]
+        table._slots[places] = self._slots[occupied]
         table._kinds_seen = self._kinds_seen
         table._extra = [column.move_to(ids) for column in self._extra]
         return table
@@ -115,15 +101,8 @@ class BlockTable:
         """
         # The kernel is compiled for one type of tokens, and passes over blocks of the others
         for kind in self._kinds_seen:
-            columns = (
-                self._kinds,
-                self._token_addresses,
-                self._sizes,
-                places,
-                spans.starts,
-                spans.stops,
-            )
-            wrong = gather_tokens(_LIKE[kind], kind, *columns, width, tokens, labels)
+            here = places, spans.starts, spans.stops
+            wrong = gather_tokens(_LIKE[kind], kind, self._slots, *here, width, tokens, labels)
             assert wrong < 0, f"span {wrong} of {len(places)} is outside its block or sample"
 
     def gather_extra(
@@ -165,7 +144,7 @@ class BlockTable:
         Returns: bool [num_tokens].
         """
         out = np.zeros(num_tokens, np.bool_)
-        blocks = self.ids, continues, self._offset_addresses, self._offset_counts
+        blocks = self.ids, continues, self._slots
         wrong = mark_documents(*blocks, places, spans.epochs, spans.starts, spans.stops, width, out)
         assert wrong < 0, f"span {wrong} of {len(places)} is outside its block"
         return out

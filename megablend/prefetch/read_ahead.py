@@ -107,6 +107,7 @@ class ReadAhead:
         self._table = BlockTable(np.zeros(0, np.int64))
         self._use: _TableUse  # as soon as there is a window
         self._step = 0  # of the current window
+        self._stop = 0  # its number of steps
 
     def next(self) -> Samples | None:
         """The samples of the next step; None after the last one.
@@ -114,8 +115,7 @@ class ReadAhead:
         Raises: MissingFileError, ChangedFileError, CorruptFileError from reading; ConfigError if
             memory is too small.
         """
-        is_done = not self._in_flight or self._step == self._in_flight[0].window.forecast.num_steps
-        if is_done and not self._advance():
+        if self._step == self._stop and not self._advance():
             return None
         current = self._in_flight[0]
         self._wait_for_blocks(current)
@@ -137,6 +137,7 @@ class ReadAhead:
         if self._in_flight:
             self._in_flight.popleft()
             self._max_bytes = min((each.window.max_bytes for each in self._in_flight), default=0)
+        self._step = self._stop = 0
         if not self._in_flight and not self._add_planned_window():
             return False
         window = self._in_flight[0].window
@@ -146,7 +147,7 @@ class ReadAhead:
         occupied = self._table.ids[self._table.occupied()]
         self._table = self._table.move_to(np.union1d(window.forecast.ids, occupied))
         self._use = self._plan_table_use(window)
-        self._step = 0
+        self._stop = window.forecast.num_steps
         self._submit_reads()
         return True
 
@@ -188,8 +189,9 @@ class ReadAhead:
     def _submit_reads(self) -> None:
         """Submit reads while there is memory; those of the next window after
         all of the current one's."""
-        if not all(map(self._submit_fitting, self._in_flight)):
-            return
+        for each in self._in_flight:
+            if each.unissued and not self._submit_fitting(each):
+                return
         # One window ahead is enough, and none is waited for while there are steps to hand out
         if len(self._in_flight) == 1 and self._planned.done() and self._add_planned_window():
             self._submit_fitting(self._in_flight[-1])
@@ -230,8 +232,9 @@ class ReadAhead:
     def _gather(self, schedule: ReadSchedule) -> Samples:
         """The samples of this step, whose blocks are in the table."""
         use = self._use
-        samples_here = slice(*use.step_offsets[self._step : self._step + 2])
-        here = slice(*use.span_offsets[self._step : self._step + 2])
+        step = self._step
+        samples_here = slice(use.step_offsets[step], use.step_offsets[step + 1])
+        here = slice(use.span_offsets[step], use.span_offsets[step + 1])
         rows, epochs, blocks, starts, stops = schedule.spans
         samples = gather(
             self._run,
@@ -247,6 +250,8 @@ class ReadAhead:
 
     def _release(self) -> None:
         """Drop the blocks whose last step this was."""
-        first, stop = self._use.dropped_before[self._step : self._step + 2]
+        dropped_before = self._use.dropped_before
+        first = dropped_before[self._step]
+        stop = dropped_before[self._step + 1]
         if stop > first:
             self._bytes -= self._table.drop(self._use.dropped[first:stop])

@@ -134,18 +134,18 @@ def gather(
         continues: bool [num_blocks], as `find_continued` returns it for the table's blocks; None
             if `begins` is not needed.
     """
-    width = run.settings.sample_tokens
-    shape = len(sources), run.sequence_length
+    settings = run.settings
+    width = settings.sample_tokens
+    shape = len(sources), settings.sequence_length
     tokens = np.empty(shape, np.int64)
     labels = np.empty(shape, np.int64)
     table.gather(places, spans, width, tokens, labels)
-    if not run.extra_token:
+    if not settings.add_extra_token_to_sequence:
         labels[:, -1] = 0
-    columns = run.extra_columns
     size = len(sources), width
     extra = {
         each.column: table.gather_extra(i, each.dtype, places, spans, size)
-        for i, each in enumerate(columns)
+        for i, each in enumerate(run.extra_columns)
     }
     masked = None
     if run.store.damaged:

@@ -15,14 +15,25 @@ from megablend.arrays import Int64s
 from megablend.intrinsics import bytes_at, prefetch
 from megablend.jit import kernel
 
+SLOT_DTYPE = np.dtype(
+    [
+        ("kind", "<i8"),  # number of the tokens' type
+        ("size", "<i8"),  # in tokens; -1 of no block: even an access to token 0 is out of its range
+        ("tokens", "<i8"),  # their address
+        ("offsets", "<i8"),  # address of the offsets of its pieces: int64 [num_offsets]
+        ("num_offsets", "<i8"),
+        ("counted_bytes", "<i8"),  # what it counts as in memory
+    ]
+)
+"""A block that is in memory."""
+Slots = npt.NDArray[np.void]
+
 
 @kernel
 def gather_tokens(
     like: npt.NDArray[Any],
     kind: int,
-    kinds: npt.NDArray[np.int8],
-    addresses: Int64s,
-    sizes: Int64s,
+    slots: Slots,
     places: Int64s,
     starts: Int64s,
     stops: Int64s,
@@ -35,7 +46,7 @@ def gather_tokens(
     Args:
         like: any array of the type.
         kind: the type's number.
-        kinds, addresses, sizes: of blocks, int8, int64, int64 [num_blocks]; sizes in tokens.
+        slots: SLOT_DTYPE [num_blocks].
         places, starts, stops: of spans, int64 [m]: which block, first token in it, stop; each
             within one sample.
         width: tokens of a sample.
@@ -51,21 +62,23 @@ def gather_tokens(
         place = places[i]
         start = starts[i]
         size = stops[i] - starts[i]
-        if place < 0 or place >= len(sizes) or start < 0 or size < 1 or stops[i] > sizes[place]:
+        if place < 0 or place >= len(slots) or start < 0 or size < 1:
+            return i
+        if stops[i] > slots[place]["size"]:
             return i
         if filled + size > width or row >= len(tokens):
             return i
-        if i + 1 < len(places) and 0 <= places[i + 1] < len(sizes):
+        if i + 1 < len(places) and 0 <= places[i + 1] < len(slots):
             coming = bytes_at(
-                addresses[places[i + 1]] + starts[i + 1] * like.itemsize,
+                slots[places[i + 1]]["tokens"] + starts[i + 1] * like.itemsize,
                 (stops[i + 1] - starts[i + 1]) * like.itemsize,
             )
             for j in range(0, len(coming), 64):
                 prefetch(coming, j)
-        if kinds[place] == kind:
-            read = bytes_at(addresses[place] + start * like.itemsize, size * like.itemsize).view(
-                like.dtype
-            )
+        if slots[place]["kind"] == kind:
+            read = bytes_at(
+                slots[place]["tokens"] + start * like.itemsize, size * like.itemsize
+            ).view(like.dtype)
             # A view, as long as the row goes: its loop is vectorised
             to = tokens[row, filled : filled + size]
             for j in range(len(to)):
@@ -85,8 +98,7 @@ def gather_tokens(
 def mark_documents(
     ids: Int64s,
     continues: npt.NDArray[np.bool_],
-    addresses: Int64s,
-    counts: Int64s,
+    slots: Slots,
     places: Int64s,
     epochs: Int64s,
     starts: Int64s,
@@ -98,9 +110,8 @@ def mark_documents(
     the first of each sample.
 
     Args:
-        ids, continues, addresses, counts: of blocks, [num_blocks]: number in the index; whether its
-            first piece continues the document of the block before; the address of the offsets of
-            its pieces, and their number.
+        ids, continues, slots: of blocks, [num_blocks]: number in the index; whether its first piece
+            continues the document of the block before; SLOT_DTYPE.
         places, epochs, starts, stops: of spans, int64 [m].
         width: tokens of a sample.
         out: bool [all samples' tokens], all False; filled.
@@ -117,7 +128,7 @@ def mark_documents(
             return i
         if size < 0 or filled + size > len(out):
             return len(places)
-        offsets = bytes_at(addresses[place], counts[place] * 8).view(np.int64)
+        offsets = bytes_at(slots[place]["offsets"], slots[place]["num_offsets"] * 8).view(np.int64)
         piece = np.searchsorted(offsets, start, side="right")
         while piece < len(offsets) and offsets[piece] < stops[i]:
             out[filled + offsets[piece] - start] = True

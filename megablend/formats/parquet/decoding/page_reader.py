@@ -32,6 +32,7 @@ from megablend.formats.parquet.decoding.row_group import read_row_group
 from megablend.formats.parquet.decoding.values import (
     BY_ROW_GROUP,
     Encoded,
+    has_dictionaries,
     is_by_dictionary,
     plain_values,
     tokens_of,
@@ -67,9 +68,10 @@ def select_blocks(blocks: Array) -> SelectedBlocks:
     else:
         firsts, places = _in_file_order(offsets)
         wanted = blocks[firsts]
-    is_group = wanted["encoding"] == BY_ROW_GROUP
-    if not is_group.any():
+    encodings = wanted["encoding"]
+    if BY_ROW_GROUP not in encodings.tolist():  # of a few pages, faster than a comparison
         return SelectedBlocks(wanted, wanted[:0], places)
+    is_group = encodings == BY_ROW_GROUP
     return SelectedBlocks(
         wanted[~is_group], wanted[is_group], np.argsort(np.argsort(is_group, kind="stable"))[places]
     )
@@ -141,8 +143,11 @@ class ParquetReader:
             if len(rows):
                 found.append(FileRanges(path, *places_of(rows)))
                 self._source.check_ranges(found[-1].offsets, found[-1].sizes, what)
-        needed = set(selected.pages["chunk"][is_by_dictionary(selected.pages["encoding"])].tolist())
-        for chunk in chunks[sorted(needed)] if needed else ():
+        encodings = selected.pages["encoding"]
+        if not has_dictionaries(encodings):
+            return found
+        needed = set(selected.pages["chunk"][is_by_dictionary(encodings)].tolist())
+        for chunk in chunks[sorted(needed)]:
             place = (
                 chunk["dictionary_offset"].reshape(1),
                 chunk["dictionary_bytes"].reshape(1).astype(np.int64),
@@ -311,8 +316,8 @@ class ParquetReader:
         """The dictionary of each page, int32 or int64 [num_entries];
         None if it has none or needs none."""
         found = list[Array | None]([None] * len(pages.blocks))
-        needed = is_by_dictionary(pages.blocks["encoding"]).nonzero()[0]
-        if len(needed):
+        if has_dictionaries(pages.blocks["encoding"]):
+            needed = is_by_dictionary(pages.blocks["encoding"]).nonzero()[0]
             stored = {int(each.ranges.offsets[0]): each[0] for each in pages.dictionaries}
             places = pages.blocks["chunk"][needed].tolist()
             by_chunk = {
