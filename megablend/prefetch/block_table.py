@@ -13,6 +13,7 @@ from megablend.kernels.reader.gather import SLOT_DTYPE, gather_tokens, mark_docu
 from megablend.order.base import Spans
 
 _LIKE = [np.empty(0, dtype) for dtype in DTYPES]
+_NO_BLOCK = np.array((0, -1, 0, 0, 0, 0), SLOT_DTYPE)
 
 
 class BlockTable:
@@ -28,8 +29,7 @@ class BlockTable:
         self._owners: list[Any] = [None] * len(ids)
         self._offsets: list[Int64s | None] = [None] * len(ids)
         # The same as kernels see them
-        self._slots = np.zeros(len(ids), SLOT_DTYPE)
-        self._slots["size"] = -1
+        self._slots = np.full(len(ids), _NO_BLOCK)
         self._kinds_seen: set[int] = set()
         # For each extra column, the bits of its values as if they were tokens
         self._extra: list[BlockTable] = []
@@ -65,9 +65,9 @@ class BlockTable:
             self._offsets[place] = None
         for table in self._extra:
             table.drop(places)
-        self._slots["size"][places] = -1
-        self._slots["num_offsets"][places] = 0
-        return int(self._slots["counted_bytes"][places].sum())
+        counted: int = sum(self._slots["counted_bytes"][places].tolist())
+        self._slots[places] = _NO_BLOCK
+        return counted
 
     def occupied(self) -> Int64s:
         """Slots of the blocks that are in the table: int64 [...]."""

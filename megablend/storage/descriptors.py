@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeAlias
 
-_MAX_DESCRIPTORS = 256
+_MAX_DESCRIPTORS = 1 << 10
 FileIdentity: TypeAlias = tuple[int, int]
 """st_dev, st_ino: different for another file under the same path."""
 OpenedFiles: TypeAlias = dict[str, FileIdentity]
