@@ -25,6 +25,7 @@ LAYERS = [
     "kernels",
     "order",
     "storage",
+    "mirror",
     "caches",
     "config",
     "distributed",

@@ -47,6 +47,14 @@ class Reading(NamedTuple):
         """The numbers of local blocks among the blocks of all snapshots of the run: int64 [n]."""
         return self.blocks.index_blocks(blocks) + self.first_block
 
+    def list_source(self) -> ListedSource | None:
+        """This reading, if it is of one range of blocks, which the order lists."""
+        parts = self.blocks.parts
+        if not isinstance(self.order, ListedOrder) or not self.order.is_listed or len(parts) > 1:
+            return None
+        first_block = self.first_block + self.blocks.first_block
+        return ListedSource(self.order, self.shift, first_block, int(parts["skip"][0]))
+
     def count_remaining(self, start: int, stop: int) -> tuple[int, int]:
         """A range of stored tokens of `blocks`, as `order` counts them;
         empty if they were withdrawn."""
@@ -209,17 +217,10 @@ class Locator:
         return join_spans(parts)
 
     def _list_source(self, source: int) -> ListedSource | None:
-        """A source that reads one range of blocks in an order that lists them; None for others."""
+        """A source that reads one range of blocks in listed stretches; None for others."""
         if source not in self._listed:
-            reading, *others = self.readings(source)
-            parts = reading.blocks.parts
-            listed = None
-            order = reading.order
-            is_whole = len(parts) == 1 and not others
-            if is_whole and isinstance(order, ListedOrder) and order.has_stretches:
-                place = reading.first_block + reading.blocks.first_block, int(parts["skip"][0])
-                listed = ListedSource(order, reading.shift, *place)
-            self._listed[source] = listed
+            readings = self.readings(source)
+            self._listed[source] = readings[0].list_source() if len(readings) == 1 else None
         return self._listed[source]
 
 

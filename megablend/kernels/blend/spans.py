@@ -20,7 +20,7 @@ STRETCH_DTYPE = np.dtype(
         ("items", "<i8"),
         # int64 [items + 1], ascending from 0: tokens before each item
         ("offsets", "<i8"),
-        # [items], of `entry_bytes` each: the number of an item's block
+        # [items], of `entry_bytes` each: the number of an item's block; i of item i for 0 bytes
         ("entries", "<i8"),
         ("entry_bytes", "<i8"),
         ("first_block", "<i8"),  # added to the numbers of blocks
@@ -32,9 +32,26 @@ Stretches = npt.NDArray[np.void]
 
 
 @kernel
+def count_cuts(stretches: Stretches, places: Int64s, starts: Int64s, stops: Int64s) -> int:
+    """How many spans `cut` makes of the same ranges."""
+    total = 0
+    for i in range(len(starts)):
+        stretch = stretches[places[i]]
+        start = starts[i] - stretch["first"]
+        stop = min(stops[i] - stretch["first"], stretch["tokens"])
+        if start < stop:
+            offsets = bytes_at(stretch["offsets"], (stretch["items"] + 1) * 8).view(np.int64)
+            item = _containing(offsets, start)
+            while item + 1 < len(offsets) and offsets[item] < stop:
+                total += offsets[item + 1] > offsets[item]
+                item += 1
+    return total
+
+
+@kernel
 def cut(
     stretches: Stretches, places: Int64s, starts: Int64s, stops: Int64s, out: npt.NDArray[np.int64]
-) -> int:
+) -> None:
     """Cut ranges where blocks begin; blocks without tokens are skipped.
 
     Args:
@@ -42,12 +59,10 @@ def cut(
         places: int64 [n], the stretch that each range begins in.
         starts, stops: int64 [n], positions in the endless concatenation of epochs; what is after
             the stretch is left out.
-        out: int64 [5, m], filled as far as it goes, range by range: number of the range, epoch,
-            block, first token and stop within the block.
-
-    Returns: how many spans there are.
+        out: int64 [5, count_cuts(...)], filled, range by range: number of the range, epoch, block,
+            first token and stop within the block.
     """
-    found = 0
+    filled = 0
     for i in range(len(starts)):
         stretch = stretches[places[i]]
         start = starts[i] - stretch["first"]
@@ -61,19 +76,19 @@ def cut(
                 low = offsets[item]
                 high = offsets[item + 1]
                 if high > low:
-                    if found < out.shape[1]:
+                    block = item
+                    if size > 0:
                         block = 0
                         for byte in range(size):
                             block |= np.int64(entries[item * size + byte]) << (8 * byte)
-                        skip = stretch["skip"] if block == 0 else 0
-                        out[0, found] = i
-                        out[1, found] = stretch["epoch"]
-                        out[2, found] = stretch["first_block"] + block
-                        out[3, found] = max(start, low) - low + skip
-                        out[4, found] = min(stop, high) - low + skip
-                    found += 1
+                    skip = stretch["skip"] if block == 0 else 0
+                    out[0, filled] = i
+                    out[1, filled] = stretch["epoch"]
+                    out[2, filled] = stretch["first_block"] + block
+                    out[3, filled] = max(start, low) - low + skip
+                    out[4, filled] = min(stop, high) - low + skip
+                    filled += 1
                 item += 1
-    return found
 
 
 @device

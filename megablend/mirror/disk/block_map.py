@@ -1,0 +1,216 @@
+"""The map of a mirrored file: which pages of each block are held, mapped into memory by its owner
+and by all readers.
+
+    0      8   "MBMAP\\0\\0\\1"
+    8      8   size of the source file
+    16     4   log2 of the block's size        20  4  length of the JSON
+    24     8   punches: one more before holes are made; RETIRED: the file was given up
+    32     16  id of the machine's start       48  4  crc32 of all of this but punches, and the JSON
+    64         JSON {location, etag, found}
+    4096   16  for each block: u64 pages | u64 seal << 40 | flags << 32 | checksum
+
+All little-endian. Both words of a record are aligned, and each is stored and loaded by one
+instruction: NumPy assigns, and a memoryview of 64-bit items copies, 8 bytes of a constant size.
+
+The checksum is the sum of crc32(page) times an odd factor of the page (`sum_of_pages`), so that
+pages can be added and removed. The seal is the remainder of all other bits of the record, as one
+number, by a prime: no single flipped bit makes a reader believe a page that is not held, since a
+power of two is no multiple of it. Between the stores of the two words the seal is wrong, and the
+block is taken for one that is not held.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import zlib
+
+import numpy as np
+
+from megablend.arrays import Bools, Uint32s, Uint64s
+from megablend.errors import DataError
+from megablend.mirror.disk.disk_calls import fence
+from megablend.mirror.disk.folder import FileKey
+from megablend.mirror.disk.pages import BLOCK_BYTES, PAGE_BYTES, Pages, drop_empty
+from megablend.system.limited_json import parse_json
+
+DURABLE = 1
+"""The pages of the block are on the disk, whatever becomes of the machine."""
+COPIED = 2
+"""As many nodes hold the pages of the block as the settings request."""
+RETIRED = (1 << 64) - 1
+HEADER_BYTES = 4096
+FIRST_WORD = HEADER_BYTES // 8
+SEAL_BITS = 40
+PRIME = (1 << 24) - 3
+_REST = (1 << SEAL_BITS) - 1
+_HEAD = struct.Struct("<8sQII")
+_START = struct.Struct("<16sI")
+_START_OFFSET = 32
+_MAGIC = b"MBMAP\0\0\1"
+_PUNCHES_WORD = 3
+_JSON_OFFSET = 64
+_FACTOR = 0x9E3779B1
+
+
+def seal(pages: int, flags: int, checksum: int) -> int:
+    """The second word of a record."""
+    rest = flags << 32 | checksum
+    return (pages << SEAL_BITS | rest) % PRIME << SEAL_BITS | rest
+
+
+def is_sealed(pages: int, word: int) -> bool:
+    """Whether a record's words belong together."""
+    return (pages << SEAL_BITS | word & _REST) % PRIME == word >> SEAL_BITS
+
+
+def sum_of_pages(mask: int, data: memoryview, only: int) -> int:
+    """The share of some pages in their block's checksum.
+
+    Args:
+        mask: pages whose bytes are in `data`, one after another.
+        only: those of them that count.
+    """
+    total = 0
+    begin = 0
+    for page in range(mask.bit_length()):
+        if mask >> page & 1:
+            if only >> page & 1:
+                total += zlib.crc32(data[begin : begin + PAGE_BYTES]) * (2 * page + 1) * _FACTOR
+            begin += PAGE_BYTES
+    return total & 0xFFFFFFFF
+
+
+class BlockMap:
+    """The mapped records; see the module.
+
+    Args:
+        mapping: the whole file.
+    """
+
+    def __init__(self, mapping: mmap.mmap, key: FileKey, found: float, boot: bytes) -> None:
+        self.mapping = mapping
+        self.key = key
+        self.found = found
+        """When its first page came, seconds since 1970: the newest version of a location."""
+        self.boot = boot
+        self.words = memoryview(mapping).cast("Q")
+        """All of the file; records begin at FIRST_WORD."""
+        self._records: Uint64s = np.frombuffer(mapping, np.uint64)[FIRST_WORD:].reshape(-1, 2)
+
+    @classmethod
+    def read(cls, fd: int, access: int) -> BlockMap | None:
+        """Map a file: None if its header is damaged, or it was given up.
+
+        Args:
+            access: mmap.ACCESS_READ, or ACCESS_WRITE for the owner.
+
+        Raises: OSError.
+        """
+        length = os.fstat(fd).st_size
+        if length < HEADER_BYTES:
+            return None
+        mapping = mmap.mmap(fd, length, access=access)
+        magic, size, _, json_size = _HEAD.unpack_from(mapping)
+        boot, checksum = _START.unpack_from(mapping, _START_OFFSET)
+        text = mapping[_JSON_OFFSET : min(_JSON_OFFSET + json_size, HEADER_BYTES)]
+        if magic != _MAGIC or length != map_bytes(size) or checksum != _sum_header(mapping, text):
+            return None
+        told = parse_json(text)
+        found = cls(mapping, FileKey(told["location"], told["etag"], size), told["found"], boot)
+        return None if found.punches == RETIRED else found
+
+    def store_header(self, boot: bytes) -> None:
+        """Write all but punches. Raises: DataError if the names of the file are too long."""
+        told = {"location": self.key.location, "etag": self.key.etag, "found": self.found}
+        text = json.dumps(told).encode()
+        if len(text) > HEADER_BYTES - _JSON_OFFSET:
+            raise DataError(
+                self.key.location,
+                f"location and etag take {len(text)} bytes in a mirror, at most "
+                f"{HEADER_BYTES - _JSON_OFFSET} are possible; leave its folder out of `prefixes`",
+            )
+        self.boot = boot
+        self.mapping[_JSON_OFFSET : _JSON_OFFSET + len(text)] = text
+        block_bits = BLOCK_BYTES.bit_length() - 1
+        _HEAD.pack_into(self.mapping, 0, _MAGIC, self.key.size, block_bits, len(text))
+        _START.pack_into(self.mapping, _START_OFFSET, boot, 0)
+        checksum = _sum_header(self.mapping, text)
+        _START.pack_into(self.mapping, _START_OFFSET, boot, checksum)
+
+    @property
+    def punches(self) -> int:
+        """Changes before holes are made."""
+        return self.words[_PUNCHES_WORD]
+
+    def add_punch(self) -> None:
+        """Tell readers that what they are reading may become a hole: after pages were removed,
+        before the hole is made."""
+        fence()
+        self.words[_PUNCHES_WORD] = self.punches + 1
+        fence()
+
+    def load(self, block: int) -> tuple[int, int, int]:
+        """Pages, flags and checksum of a block; zeros if its seal is wrong."""
+        pages = self.words[FIRST_WORD + 2 * block]
+        word = self.words[FIRST_WORD + 2 * block + 1]
+        if not is_sealed(pages, word):
+            return 0, 0, 0
+        return pages, word >> 32 & 0xFF, word & 0xFFFFFFFF
+
+    def store(self, block: int, pages: int, flags: int, checksum: int) -> None:
+        """Change a record: of a block without pages, to zeros."""
+        record = self._records[block]
+        record[1] = np.uint64(seal(pages, flags, checksum) if pages else 0)
+        record[0] = np.uint64(pages)
+
+    def set_flag(self, blocks: Uint32s, flag: int) -> None:
+        """Set a flag of blocks that have pages."""
+        for block in blocks.tolist():
+            pages, flags, checksum = self.load(block)
+            if pages:
+                self.store(block, pages, flags | flag, checksum)
+
+    def held(self, *, without: int = 0) -> Pages:
+        """All pages that are held, by blocks that have none of some flags."""
+        pages = self._records[:, 0].copy()
+        words = self._records[:, 1].copy()
+        pages[~_are_sealed(pages, words) | (words & np.uint64(without << 32) != 0)] = 0
+        return drop_empty(np.arange(len(pages), dtype=np.uint32), pages)
+
+    def masks_at(self, pages: Pages) -> Uint64s:
+        """Which pages of the same blocks are held."""
+        at = self._records[pages.blocks]
+        return np.where(_are_sealed(at[:, 0], at[:, 1]), at[:, 0], np.uint64(0))
+
+    def find_damage(self) -> list[int]:
+        """Blocks whose seal is wrong."""
+        records = self._records.copy()
+        damaged: list[int] = np.flatnonzero(~_are_sealed(records[:, 0], records[:, 1])).tolist()
+        return damaged
+
+
+def retire(map_fd: int) -> None:
+    """Tell readers that a file is given up, also one with a damaged map, which is open for writing.
+    Raises: OSError."""
+    if os.fstat(map_fd).st_size >= HEADER_BYTES:
+        os.pwrite(map_fd, RETIRED.to_bytes(8, "little"), 8 * _PUNCHES_WORD)
+
+
+def map_bytes(size: int) -> int:
+    """Bytes of the map of a file of `size` bytes."""
+    return HEADER_BYTES + 16 * -(-size // BLOCK_BYTES)
+
+
+def _sum_header(mapping: mmap.mmap, text: bytes) -> int:
+    return zlib.crc32(text, zlib.crc32(mapping[32:48], zlib.crc32(mapping[:24])))
+
+
+def _are_sealed(pages: Uint64s, words: Uint64s) -> Bools:
+    """`is_sealed` of many: the remainder of the sum is that of the remainders."""
+    prime = np.uint64(PRIME)
+    high = pages % prime * np.uint64((1 << SEAL_BITS) % PRIME)
+    sealed: Bools = (high + (words & np.uint64(_REST))) % prime == words >> np.uint64(SEAL_BITS)
+    return sealed

@@ -1,0 +1,103 @@
+"""What the owner of a mirror remembers besides pages: states of source files, uses, small values.
+
+Each row has a checksum: a damaged one is as one that is not there. A database that SQLite refuses
+is made again, empty: what was in it can be found out again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from pathlib import Path
+from typing import Any
+
+from megablend.errors import DataError
+
+_OPEN = """
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
+CREATE TABLE IF NOT EXISTS rows
+    (kind TEXT, name BLOB, value BLOB, checksum INTEGER, PRIMARY KEY (kind, name)) WITHOUT ROWID;
+"""
+_GET = "SELECT name, value, checksum FROM rows WHERE kind = ? AND name = ?"
+_GET_ALL = "SELECT name, value, checksum FROM rows WHERE kind = ?"
+_PUT = "REPLACE INTO rows VALUES (?, ?, ?, ?)"
+_FAULTS_OF_DISK = ("full", "i/o", "unable to open", "locked", "readonly")
+
+
+class Database:
+    """Values by kind and name. Raises: DataError if the disk fails."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+
+    def get(self, kind: str, name: str) -> bytes | None:
+        """A value, or None."""
+        return _check(kind, self._run(_GET, [(kind, _encode(name))])).get(name)
+
+    def get_all(self, kind: str) -> dict[str, bytes]:
+        """All values of a kind, by name."""
+        return _check(kind, self._run(_GET_ALL, [(kind,)]))
+
+    def put(self, kind: str, values: dict[str, bytes]) -> None:
+        """Store values in place of those of the same names: all of them, or none."""
+        rows = [(kind, _encode(name), value) for name, value in values.items()]
+        self._run(_PUT, [(*row, _sum(*row)) for row in rows])
+
+    def close(self) -> None:
+        """Close it, until it is used again."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def remove(self) -> None:
+        """Delete its files."""
+        self.close()
+        for end in ("", "-wal", "-shm", "-journal"):
+            Path(f"{self._path}{end}").unlink(missing_ok=True)
+
+    def _run(self, statement: str, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        try:
+            try:
+                return self._try(statement, rows)
+            except (sqlite3.Error, UnicodeDecodeError) as error:
+                if any(word in str(error).lower() for word in _FAULTS_OF_DISK):
+                    raise
+                self.remove()
+                return self._try(statement, rows)
+        except (sqlite3.Error, OSError) as error:
+            self.close()
+            raise DataError(
+                str(self._path),
+                f"cannot be used ({error}): free space there, or check the disk; it is made again if it is removed",
+            ) from error
+
+    def _try(self, statement: str, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        if self._connection is None:
+            self._connection = sqlite3.connect(self._path, check_same_thread=False)
+            self._connection.executescript(_OPEN)
+        with self._connection:
+            if statement == _PUT:
+                self._connection.executemany(statement, rows)
+                return []
+            return self._connection.execute(statement, rows[0]).fetchall()
+
+
+def _encode(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _sum(kind: str, name: bytes, value: bytes) -> int:
+    return zlib.crc32(value, zlib.crc32(name + b"\0", zlib.crc32(kind.encode())))
+
+
+def _check(kind: str, rows: list[tuple[Any, ...]]) -> dict[str, bytes]:
+    """Values of rows that are as they were written."""
+    return {
+        name.decode("utf-8", "surrogateescape"): value
+        for name, value, checksum in rows
+        if isinstance(name, bytes)
+        and isinstance(value, bytes)
+        and checksum == _sum(kind, name, value)
+    }

@@ -1,0 +1,338 @@
+"""The folder of a mirror: whose it is, which process owns it, and where its files are.
+
+mirror.json                     the marker: format, id, group
+node.lock, node.sock            the owner's lock, with its pid and address; its socket
+mirror.db                       what else the owner remembers
+files/<2 hex>/<32 hex>.data     a sparse copy, with the offsets of its source
+files/<2 hex>/<32 hex>.map      which pages of it are held
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import grp
+import hashlib
+import json
+import mmap
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from megablend.errors import ConfigError, MissingFileError
+from megablend.mirror.disk.disk_calls import DiskCalls, disk_error
+from megablend.mirror.disk.pages import BLOCK_BYTES
+from megablend.system.failures import cause_of
+from megablend.system.limited_json import parse_json
+from megablend.system.safe_open import read_regular
+
+_MARKER = "mirror.json"
+_LOCK = "node.lock"
+_LOG = "node.log"
+_FORMAT = 1
+_BEING_WRITTEN = ".mirror-"
+_LEFT_BY_SYSTEM = {"lost+found"}
+_MOST_BYTES = 1 << 16
+_ELSEWHERE = "set `folder` of `mirror` to one on a local disk (ext4, XFS)"
+_UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.ENOLCK)
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class FolderInUseError(ConfigError):
+    """Another process owns the folder."""
+
+
+class FileKey(NamedTuple):
+    """A version of a source file."""
+
+    location: str
+    """Without a query."""
+    etag: str
+    size: int
+    """Bytes."""
+
+    @property
+    def digest(self) -> str:
+        """Its name in the mirror: 32 hex digits."""
+        text = f"{self.location}\0{self.etag}\0{self.size}".encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(b"1\0" + text, digest_size=16).hexdigest()
+
+
+def boot_id() -> bytes:
+    """16 bytes that are others after each start of this machine."""
+    return bytes.fromhex(_BOOT_ID.read_text(encoding="ascii").strip().replace("-", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorFolder:
+    """A folder with a marker of ours."""
+
+    path: Path
+    id: str
+    """Hex, of its marker: another one means another folder, which was empty at first."""
+    group: str | None
+    """Whose members may read it, in addition to its user."""
+
+    @classmethod
+    def create(
+        cls, path: Path | str, *, group: str | None = None, calls: DiskCalls | None = None
+    ) -> MirrorFolder:
+        """For the owner: a new mirror in an empty folder, which is made if it is missing; or the
+        one that is there.
+
+        Raises: ConfigError if the folder holds other things, belongs to another user, or its file
+            system lacks holes, shared mappings or locks.
+        """
+        path = Path(path).absolute()
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_user(path, path.stat(), None)
+            found = {
+                each.name
+                for each in path.iterdir()
+                if each.name not in _LEFT_BY_SYSTEM and not each.name.startswith(_BEING_WRITTEN)
+            }
+            if found and _MARKER not in found:
+                raise ConfigError(
+                    f"{path}: is not empty, and no mirror: it has {min(found)!r}\n"
+                    "name an empty folder, or one that does not exist yet, as `folder` of `mirror`"
+                )
+            _check_file_system(path, calls or DiskCalls())
+            with contextlib.suppress(FileExistsError):  # made before, or by a process beside us
+                _write_new(path / _MARKER, {"format": _FORMAT, "id": secrets.token_hex(16)})
+            folder = cls(path, _read_marker(path)["id"], group)
+            folder.open_to_group(path)
+            (path / "files").mkdir(mode=0o700, exist_ok=True)
+            folder.open_to_group(path / "files")
+        except OSError as error:
+            raise _cannot_use(path, error) from error
+        return folder
+
+    @classmethod
+    def attach(cls, path: Path | str) -> MirrorFolder:
+        """For readers. Raises: ConfigError if it is no mirror, or another user's without a group
+        that this process is in."""
+        path = Path(path).absolute()
+        try:
+            state = path.stat()
+            group = state.st_gid if state.st_mode & stat.S_IXGRP else None
+            _check_user(path, state, group)
+            return cls(path, _read_marker(path)["id"], None if group is None else _name_of(group))
+        except OSError as error:
+            raise _cannot_use(path, error) from error
+
+    @property
+    def socket_path(self) -> Path:
+        """Where the owner listens."""
+        return self.path / "node.sock"
+
+    @property
+    def database_path(self) -> Path:
+        """The owner's small tables."""
+        return self.path / "mirror.db"
+
+    def data_path(self, digest: str) -> Path:
+        """The copy of a file."""
+        return self.path / "files" / digest[:2] / f"{digest}.data"
+
+    def map_path(self, digest: str) -> Path:
+        """The map of its pages; a small file has none."""
+        return self.path / "files" / digest[:2] / f"{digest}.map"
+
+    def open_to_group(self, path: Path) -> None:
+        """Give a folder its group and permissions. Raises: OSError; ConfigError if there is no such
+        group."""
+        if self.group is None:
+            path.chmod(0o700)
+            return
+        try:
+            os.chown(path, -1, grp.getgrnam(self.group).gr_gid)
+        except KeyError:
+            raise ConfigError(
+                f"{self.path}: there is no group {self.group!r} on this machine\n"
+                "name one of `getent group` as `group` of `mirror`"
+            ) from None
+        path.chmod(0o2750)  # what is made in it belongs to the group, too
+
+    @property
+    def file_mode(self) -> int:
+        """Permissions of copies and maps."""
+        return 0o400 if self.group is None else 0o440
+
+    def remove(self) -> None:
+        """Delete the folder, from which all copies are gone, unless there are other things in
+        it."""
+        for name in (_MARKER, self.socket_path.name, _LOCK, _LOG):
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty
+            for place in (self.path / "files").glob("??"):
+                place.rmdir()
+            (self.path / "files").rmdir()
+            self.path.rmdir()
+
+    def check(self) -> None:
+        """Raises: MissingFileError if the folder was removed, or another is in its place."""
+        try:
+            if _read_marker(self.path)["id"] == self.id:
+                return
+        except (OSError, ConfigError):
+            pass
+        raise MissingFileError(
+            str(self.path), "the mirror's folder was removed or replaced while it was in use"
+        )
+
+    @contextlib.contextmanager
+    def lock(self, address: str = "") -> Iterator[None]:
+        """Own the folder until the end of the context, or of this process.
+
+        Raises: FolderInUseError if another process does; ConfigError if the lock cannot be
+            written.
+        """
+        path = self.path / _LOCK
+        try:
+            fd = _open_regular(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise _cannot_use(path, error) from error
+        with os.fdopen(fd, "r+b") as file:
+            try:
+                os.fchmod(fd, 0o600 if self.group is None else 0o640)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.truncate(0)
+                file.write(json.dumps({"pid": os.getpid(), "address": address}).encode())
+                file.flush()
+            except BlockingIOError:
+                raise FolderInUseError(
+                    f"{self.path}: another node process owns this mirror: {self.read_owner()}\n"
+                    "use it, stop it, or name another `folder`"
+                ) from None
+            except OSError as error:
+                raise _cannot_use(path, error) from error
+            yield
+
+    def read_owner(self) -> dict[str, Any]:
+        """pid and address of the process that owned the folder last; empty if none did."""
+        with contextlib.suppress(OSError, ValueError):
+            owner = parse_json(read_regular(self.path / _LOCK, _MOST_BYTES))
+            return owner if isinstance(owner, dict) else {}
+        return {}
+
+    def open_file(self, path: Path, flags: int) -> int:
+        """Open a copy or a map that may have to be made; returns its descriptor.
+
+        Raises: DataError if it is a link or belongs to another user, or for the system's reason.
+        """
+        try:
+            if flags & os.O_CREAT:
+                _make_folder(self, path.parent)
+            with contextlib.suppress(FileNotFoundError):
+                if flags & os.O_RDWR and stat.S_ISREG(path.lstat().st_mode):
+                    path.chmod(
+                        self.file_mode | 0o200
+                    )  # its owner opens it for writing, no one else
+            fd = _open_regular(path, flags, 0o600)
+            if flags & os.O_RDWR:
+                os.fchmod(fd, self.file_mode)
+        except OSError as error:
+            raise disk_error(path, error) from error
+        return fd
+
+
+def _make_folder(folder: MirrorFolder, path: Path) -> None:
+    if not path.exists():
+        path.mkdir(mode=0o700, exist_ok=True)
+        folder.open_to_group(path)
+
+
+def _open_regular(path: Path, flags: int, mode: int) -> int:
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+    state = os.fstat(fd)
+    if stat.S_ISREG(state.st_mode) and state.st_uid == path.parent.stat().st_uid:
+        return fd
+    os.close(fd)
+    raise PermissionError(errno.EPERM, "not a regular file of the mirror's user", str(path))
+
+
+def _check_user(path: Path, state: os.stat_result, group: int | None) -> None:
+    if not stat.S_ISDIR(state.st_mode):
+        raise ConfigError(f"{path}: is not a folder\nname a folder as `folder` of `mirror`")
+    if state.st_uid != os.geteuid() and group not in (os.getegid(), *os.getgroups()):
+        raise ConfigError(
+            f"{path}: belongs to user {state.st_uid}, and this process runs as {os.geteuid()}\n"
+            "set `group` of `mirror` to a group of both, or use another folder"
+        )
+
+
+def _read_marker(path: Path) -> dict[str, Any]:
+    try:
+        marker = parse_json(read_regular(path / _MARKER, _MOST_BYTES))
+        if isinstance(marker, dict) and marker.get("format") == _FORMAT and marker.get("id"):
+            return marker
+        found = f"its {_MARKER} says {marker!r}"
+    except FileNotFoundError:
+        found = f"it has no {_MARKER}"
+    except ValueError as error:
+        found = f"its {_MARKER} is damaged ({error})"
+    raise ConfigError(
+        f"{path}: is no mirror of this version: {found}, expected format {_FORMAT}\n"
+        "name an empty folder as `folder` of `mirror`, or remove this one"
+    )
+
+
+def _write_new(path: Path, content: dict[str, Any]) -> None:
+    """Write a file that appears whole. Raises: FileExistsError, OSError."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_BEING_WRITTEN) as file:
+        file.write(json.dumps(content).encode())
+        file.flush()
+        os.fchmod(file.fileno(), 0o444)
+        os.fsync(file.fileno())
+        os.link(file.name, path)
+
+
+def _check_file_system(path: Path, calls: DiskCalls) -> None:
+    """Raises: ConfigError if the file system lacks something; OSError."""
+    with tempfile.TemporaryFile(dir=path) as file:
+        fd = file.fileno()
+        what = "holes in files"
+        try:
+            calls.write(fd, memoryview(bytes([1]) * (2 * BLOCK_BYTES)), 0)
+            before = os.fstat(fd).st_blocks
+            calls.punch(fd, 0, BLOCK_BYTES)
+            # Before the mapping is written: some file systems allocate more than a page for that
+            has_holes = os.fstat(fd).st_blocks < before
+            what = "mappings that all processes see"
+            with mmap.mmap(fd, mmap.PAGESIZE) as mapped:
+                mapped[:1] = b"\2"
+            is_seen = os.pread(fd, 2, 0) == b"\2\0"
+            what = "locks (flock)"
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            raise ConfigError(
+                f"{path}: its file system has no {what}: {cause_of(error)}\n{_ELSEWHERE}"
+            ) from error
+        if not is_seen or not has_holes:
+            raise ConfigError(
+                f"{path}: its file system has no holes in files, or no shared mappings: what was punched "
+                f"is still there\n{_ELSEWHERE}"
+            )
+
+
+def _cannot_use(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{path}: cannot be used for a mirror: {cause_of(error)}\n"
+        "get permission for it, or name another `folder` of `mirror`"
+    )
+
+
+def _name_of(group: int) -> str:
+    try:
+        return grp.getgrgid(group).gr_name
+    except KeyError:
+        return str(group)

@@ -1,0 +1,176 @@
+"""A mirrored file as ranks read it: without a lock, while the owner writes and evicts."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from megablend.arrays import Int64s
+from megablend.errors import MissingFileError
+from megablend.mirror.disk.block_map import FIRST_WORD, RETIRED, BlockMap, is_sealed
+from megablend.mirror.disk.disk_calls import disk_error, fence
+from megablend.mirror.disk.folder import FileKey, MirrorFolder, boot_id
+from megablend.mirror.disk.pages import (
+    PAGE_BYTES,
+    PAGES_PER_BLOCK,
+    Pages,
+    pages_of_file,
+    subtract,
+)
+from megablend.mirror.disk.small_file import SMALL_BYTES, read_small
+from megablend.storage.base import Bytes
+
+_TRIES = 4
+_PAGE_SHIFT = PAGE_BYTES.bit_length() - 1
+
+
+class MirroredFile:
+    """Reads what is held of one file. Thread-safe, and usable in a forked child: reads are
+    positioned, and the map is shared. Closed when nothing refers to it any more.
+
+    A reader loads the map's counter of punches, sees that all pages are held, reads, and loads the
+    counter again. The owner takes pages out of the map, counts, and only then makes holes. So if
+    the counters are equal, no hole was made between the two loads in pages that were held at the
+    first; otherwise the reader tries again.
+    """
+
+    def __init__(self, path: Path, data_fd: int, block_map: BlockMap) -> None:
+        self.path = path
+        self._fd = data_fd
+        self._map = block_map
+        self._words = block_map.words
+
+    @classmethod
+    def open(cls, folder: MirrorFolder, key: FileKey) -> MirroredFile | None:
+        """None if no page of it is held yet, as far as a reader can tell.
+
+        Raises: DataError if the folder's files cannot be opened; MissingFileError if the folder is
+            gone.
+        """
+        digest = key.digest
+        if key.size < SMALL_BYTES:
+            small = read_small(folder, digest) if key.size else None
+            if small is None and key.size:
+                folder.check()
+                return None
+            return _WholeFile(small.data if small else b"")
+        path = folder.data_path(digest)
+        try:
+            map_fd = folder.open_file(folder.map_path(digest), os.O_RDONLY)
+            try:
+                block_map = BlockMap.read(map_fd, mmap.ACCESS_READ)
+            finally:
+                os.close(map_fd)
+            # After a new start of the machine the owner has to see first what is left.
+            if block_map is None or block_map.key != key or block_map.boot != boot_id():
+                return None
+            return cls(path, folder.open_file(path, os.O_RDONLY), block_map)
+        except MissingFileError:
+            folder.check()
+            return None
+
+    def __del__(self) -> None:
+        with suppress(OSError):
+            os.close(self._fd)
+
+    @property
+    def is_current(self) -> bool:
+        """False if the owner gave the file up, and may have made another in its place: open it
+        again."""
+        return self._map.punches != RETIRED
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all pages are held now."""
+        return not len(self.find_missing(pages_of_file(self._map.key.size)).blocks)
+
+    def find_missing(self, pages: Pages) -> Pages:
+        """Those of the pages that are not held now."""
+        if not self.is_current:
+            return pages
+        return subtract(pages, Pages(pages.blocks, self._map.masks_at(pages)))
+
+    def read_into(self, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> bool:
+        """Read ranges of the file: int64 [n] each, of `out` at `begins`. False if a page is absent,
+        or was evicted meanwhile: then nothing in `out` counts.
+
+        Raises: DataError if the disk fails.
+        """
+        for _ in range(_TRIES):
+            punches = self.load_punches()
+            fence()
+            if not self._hold(offsets, sizes):
+                return False
+            fence()
+            if not self.fill(offsets, sizes, begins, out):
+                return False
+            fence()
+            if self.load_punches() == punches:
+                return punches != RETIRED
+        return False
+
+    def load_punches(self) -> int:
+        """The map's counter now."""
+        return self._map.punches
+
+    def fill(self, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> bool:
+        """Read ranges, held or not; False if the copy ends before. Raises: DataError."""
+        try:
+            if len(sizes) == 1:
+                size = int(sizes[0])
+                begin = int(begins[0])
+                part = out.data[begin : begin + size]
+                return os.preadv(self._fd, [part], int(offsets[0])) == size
+            from megablend.kernels.file_ranges import read_ranges
+
+            return read_ranges(self._fd, offsets, sizes, begins, True, out) == len(sizes)
+        except OSError as error:
+            raise disk_error(self.path, error) from error
+
+    def _hold(self, offsets: Int64s, sizes: Int64s) -> bool:
+        """Whether all pages of some ranges are held: plain Python, since ranges are few."""
+        words = self._words
+        for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
+            page = offset >> _PAGE_SHIFT
+            stop = (offset + size + PAGE_BYTES - 1) >> _PAGE_SHIFT if size else page
+            while page < stop:
+                low = page % PAGES_PER_BLOCK
+                count = min(stop - page, PAGES_PER_BLOCK - low)
+                needed = ((1 << count) - 1) << low
+                at = FIRST_WORD + 2 * (page // PAGES_PER_BLOCK)
+                if at >= len(words):
+                    return False
+                pages = words[at]
+                if pages & needed != needed or not is_sealed(pages, words[at + 1]):
+                    return False
+                page += count
+        return True
+
+
+class _WholeFile(MirroredFile):
+    """A small file, which was read when it was opened: its bytes stay right."""
+
+    is_current = True
+    is_complete = True
+
+    def __init__(self, data: bytes) -> None:
+        self._data = np.frombuffer(data, np.uint8)
+
+    def __del__(self) -> None:
+        """Nothing is open."""
+
+    def find_missing(self, pages: Pages) -> Pages:
+        return subtract(pages, pages_of_file(len(self._data)))
+
+    def read_into(self, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> bool:
+        for offset, size, begin in zip(
+            offsets.tolist(), sizes.tolist(), begins.tolist(), strict=True
+        ):
+            if offset + size > len(self._data):
+                return False
+            out[begin : begin + size] = self._data[offset : offset + size]
+        return True

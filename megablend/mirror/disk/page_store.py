@@ -1,0 +1,491 @@
+"""The owner's side of a mirror: all files of a folder, within its size and what is left to
+others."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from megablend.errors import DataError
+from megablend.mirror.disk.block_map import COPIED
+from megablend.mirror.disk.database import Database
+from megablend.mirror.disk.disk_calls import NO_ROOM, DiskCalls, disk_error
+from megablend.mirror.disk.folder import FileKey, MirrorFolder, boot_id
+from megablend.mirror.disk.pages import (
+    BLOCK_BYTES,
+    NO_PAGES,
+    PAGE_BYTES,
+    Pages,
+    by_block,
+    count_pages,
+    pages_of_file,
+    ranges_of_pages,
+    subtract,
+    unite,
+)
+from megablend.mirror.disk.recovery import recover
+from megablend.mirror.disk.room import DueRows, Room
+from megablend.mirror.disk.small_file import SMALL_BYTES, read_small, write_small
+from megablend.mirror.disk.stored_file import StoredFile, discard
+
+_log = logging.getLogger(__name__)
+_MOST_OPEN = 256
+_UNSYNCED_BYTES = 64 << 20
+_UNSYNCED_SECONDS = 30.0
+
+
+class ScrubReport(NamedTuple):
+    """What a part of a scrub has seen."""
+
+    num_bytes: int
+    wrong: list[tuple[FileKey, Pages]]
+    """What was not as it was written, and is not held any more."""
+    is_round_done: bool
+    """Whether all files have been seen since the last time that this was true."""
+
+
+class Usage(NamedTuple):
+    """What a mirror holds."""
+
+    num_bytes: int
+    """Of pages, 4 KiB each."""
+    num_files: int
+
+
+@dataclass(slots=True)
+class _Entry:
+    key: FileKey
+    found: float
+    num_pages: int = 0
+    """Held ones."""
+    use: int = 0
+    is_copied: bool = False
+    """Of a small file, what the map says of others."""
+
+
+class PageStore:
+    """Writes, reads and evicts pages, for one thread at a time. What is there is recovered first.
+
+    Methods that write or read raise DataError if the disk fails; the pages concerned are not held
+    then.
+
+    Args:
+        folder: whose lock is held.
+        size: bytes of pages that are held at most; None for no limit.
+        reserve: bytes of the file system that are left free for others.
+    """
+
+    def __init__(
+        self,
+        folder: MirrorFolder,
+        *,
+        size: int | None,
+        reserve: int,
+        calls: DiskCalls = DiskCalls(),  # noqa: B008  (a tuple)
+        boot: bytes | None = None,
+    ) -> None:
+        self.folder = folder
+        self._size = size
+        self._reserve = reserve
+        self._calls = calls
+        self._boot = boot or boot_id()
+        self._database = Database(folder.database_path)
+        self._entries: dict[str, _Entry] = {}
+        self._versions: dict[str, list[FileKey]] = {}
+        self._open_files: OrderedDict[str, StoredFile] = OrderedDict()
+        self._room = Room(self._list_held, self._find_held)
+        self._num_pages = 0
+        self._newest = 0.0
+        self._unsynced = set[str]()
+        self._num_unsynced = 0
+        self._synced_at = time.monotonic()
+        self._scrubbed: tuple[str, int] = ("", 0)
+        uses = self._database.get_all("use")
+        self._use = 0
+        num_lost = 0
+        for each in sorted(recover(folder, self._boot, calls), key=lambda each: each.found):
+            digest = each.key.digest
+            entry = _Entry(each.key, each.found, each.num_pages, *_parse_use(uses.get(digest)))
+            self._add(digest, entry)
+            self._num_pages += each.num_pages
+            num_lost += each.num_lost
+            if not each.is_durable:
+                self._unsynced.add(digest)
+            self._use = max(self._use, entry.use)
+        if num_lost:
+            _log.warning(
+                "mirror: %s: recovered %d pages; %d were lost when the machine stopped",
+                folder.path,
+                self._num_pages,
+                num_lost,
+            )
+        self.evict_to_reserve()
+
+    def add(self, key: FileKey) -> None:
+        """Know a file; nothing is written before its first page."""
+        digest = key.digest
+        if digest not in self._entries:
+            found = max(time.time(), self._newest + 1e-6)  # whatever becomes of the clock
+            self._add(digest, _Entry(key, found, use=self._use))
+
+    def keys(self) -> list[FileKey]:
+        """All files that are known."""
+        return [entry.key for entry in self._entries.values()]
+
+    def find(self, location: str) -> list[FileKey]:
+        """All known versions of a source file, the newest last."""
+        return list(self._versions.get(location, ()))
+
+    def usage(self) -> Usage:
+        """Bytes and files that are held."""
+        num_files = sum(entry.num_pages > 0 for entry in self._entries.values())
+        return Usage(self._num_pages * PAGE_BYTES, num_files)
+
+    def held(self, key: FileKey) -> Pages:
+        """All pages that are held."""
+        entry = self._entries.get(key.digest)
+        if entry is None or not entry.num_pages:
+            return NO_PAGES
+        if key.size < SMALL_BYTES:
+            return pages_of_file(key.size)
+        return self._open(key.digest).map.held()
+
+    def missing(self, key: FileKey, pages: Pages) -> Pages:
+        """Those of the pages that are not held; of a file under 64 KiB all of its pages, since it
+        is written as a whole."""
+        entry = self._entries.get(key.digest)
+        is_small = key.size < SMALL_BYTES
+        if entry is None or not entry.num_pages:
+            return pages_of_file(key.size) if is_small and len(pages.blocks) else pages
+        if is_small:
+            return NO_PAGES
+        return subtract(pages, Pages(pages.blocks, self._open(key.digest).map.masks_at(pages)))
+
+    def write(self, key: FileKey, pages: Pages, data: memoryview, due: float | None) -> bool:
+        """Store pages that are due then, in monotonic seconds, or never. Those that are held
+        already are left as they are.
+
+        Args:
+            pages: of a file under 64 KiB all of its pages.
+            data: the bytes of all of them, one after another.
+
+        Returns: False, and nothing is written, if there is no room for what is due then.
+        """
+        self.add(key)
+        digest = key.digest
+        entry = self._entries[digest]
+        new = self.missing(key, pages)
+        num_new = count_pages(new.masks)
+        if not num_new:
+            return True
+        if len(new.blocks) > len(pages.blocks) or num_new > count_pages(pages.masks):
+            raise ValueError(f"{key.location}: a file of {key.size} bytes is written as a whole")
+        if not self._make_room(num_new * PAGE_BYTES, due):
+            return False
+        try:
+            if key.size < SMALL_BYTES:
+                write_small(self.folder, key, entry.found, data, self._calls)
+                entry.is_copied = False
+            else:
+                self._open(digest).write(new, _select(pages, data, new, key.size))
+                self._unsynced.add(digest)
+        except (OSError, DataError) as error:
+            if not entry.num_pages:
+                self._discard(digest)
+            if _is_for_room(error):
+                return False
+            if isinstance(error, OSError) and not isinstance(error, DataError):
+                raise disk_error(self.folder.data_path(digest), error) from error
+            raise
+        self._count(entry, num_new)
+        self._use += 1
+        entry.use = self._use
+        self._room.note(digest, new, due, self._use)
+        self._num_unsynced += num_new * PAGE_BYTES
+        self._sync_in_time()
+        return True
+
+    def read(self, key: FileKey, pages: Pages) -> bytes | None:
+        """The bytes of pages, one after another; None if not all of them are held.
+
+        Blocks whose checksum is wrong are not held any more then.
+        """
+        if len(self.missing(key, pages).blocks):
+            return None
+        digest = key.digest
+        if not len(pages.blocks):
+            return b""
+        if key.size < SMALL_BYTES:
+            small = read_small(self.folder, digest)
+            if small is not None:
+                every = pages_of_file(key.size)
+                return bytes(_select(every, memoryview(small.data), pages, key.size))
+            wrong = pages
+        else:
+            data, wrong = self._open(digest).read(pages)
+            if not len(wrong.blocks):
+                return data
+        _log.warning("mirror: %s: bytes of %s are damaged: dropped", self.folder.path, key.location)
+        self._remove(digest, wrong)
+        return None
+
+    def drop(self, key: FileKey, pages: Pages) -> None:
+        """Pages are not believed any more."""
+        digest = key.digest
+        held = subtract(pages, self.missing(key, pages))
+        if not len(held.blocks):
+            return
+        if key.size >= SMALL_BYTES:
+            held = unite(held, self._open(digest).read(held)[1])
+        self._remove(digest, held)
+
+    def touch(self, key: FileKey, pages: Pages) -> None:
+        """Pages are used now."""
+        if entry := self._entries.get(key.digest):
+            self._use += 1
+            entry.use = self._use
+            self._room.touch(key.digest, pages, self._use)
+
+    def set_due(self, rows: Iterable[DueRows]) -> None:
+        """When pages are due, held or not: instead of all that was set or written before."""
+        self._room.set_due(rows)
+
+    def uncopied(self, key: FileKey) -> Pages:
+        """Held pages of blocks that were not set copied since they got their last page."""
+        entry = self._entries.get(key.digest)
+        if entry is None or not entry.num_pages or entry.is_copied:
+            return NO_PAGES
+        if key.size < SMALL_BYTES:
+            return pages_of_file(key.size)
+        return self._open(key.digest).map.held(without=COPIED)
+
+    def set_copied(self, key: FileKey, pages: Pages) -> None:
+        """As many nodes as requested hold pages: noted of blocks of which these are all held
+        ones."""
+        entry = self._entries.get(key.digest)
+        if entry is None or not entry.num_pages:
+            return
+        if key.size < SMALL_BYTES:
+            entry.is_copied = True
+            return
+        stored = self._open(key.digest)
+        is_all = stored.map.masks_at(pages) & ~pages.masks == 0
+        stored.map.set_flag(pages.blocks[is_all], COPIED)
+
+    def evict_to_reserve(self) -> None:
+        """Evict until size and reserve are kept, whatever is due; and sync, if that is due. To be
+        called each second. Raises: MissingFileError if the folder was removed."""
+        self.folder.check()
+        short = self._find_short(0)
+        if short > 0:
+            self._evict(self._room.choose(short, None, any_due=True) or {})
+        self._sync_in_time()
+
+    def sync(self) -> None:
+        """Make all that is held durable. What the disk fails to keep is not held any more."""
+        self._num_unsynced = 0
+        self._synced_at = time.monotonic()
+        failure = None
+        for digest in list(self._unsynced):
+            entry = self._entries[digest]
+            if entry.num_pages:
+                stored = self._open(digest)
+                try:
+                    stored.sync()
+                except DataError as error:
+                    failure = error
+                self._count(entry, count_pages(stored.map.held().masks) - entry.num_pages)
+            self._unsynced.discard(digest)
+        self._database.put(
+            "use", {d: b"%d %d" % (e.use, e.is_copied) for d, e in self._entries.items()}
+        )
+        if failure is not None:
+            raise failure
+
+    def scrub(self, max_bytes: int) -> ScrubReport:
+        """Compare the next files with their checksums, as they are on the disk; what is wrong is
+        not held any more."""
+        first, first_block = self._scrubbed
+        num_bytes = 0
+        wrong: list[tuple[FileKey, Pages]] = []
+        for digest in sorted(name for name in self._entries if name >= first):
+            entry = self._entries[digest]
+            for block, pages in self._list_for_scrub(entry, first_block if digest == first else 0):
+                if num_bytes >= max_bytes:
+                    self._scrubbed = digest, block
+                    return ScrubReport(num_bytes, wrong, False)
+                num_bytes += count_pages(pages.masks) * PAGE_BYTES
+                if self.read(entry.key, pages) is None:
+                    wrong.append((entry.key, pages))
+        self._scrubbed = "", 0
+        return ScrubReport(num_bytes, wrong, True)
+
+    def remove_all(self) -> None:
+        """Delete the mirror: what it has made, and its folder if nothing else is in it."""
+        for digest in self._entries:
+            self._discard(digest)
+        self._database.remove()
+        self.folder.remove()
+
+    def get_state(self, location: str) -> tuple[int, str, float] | None:
+        """The last known size, etag and time of the check of a source file."""
+        value = self._database.get("state", location)
+        return None if value is None else tuple(json.loads(value))
+
+    def put_state(self, location: str, size: int, etag: str, checked_at: float) -> None:
+        """Remember a source file's state, whether pages of it are held or not."""
+        value = json.dumps([size, etag, checked_at]).encode()
+        self._database.put("state", {location: value})
+
+    def get_value(self, name: str) -> bytes | None:
+        """A small value of the node; None if it is unknown."""
+        return self._database.get("value", name)
+
+    def put_value(self, name: str, value: bytes) -> None:
+        """Remember a small value of the node."""
+        self._database.put("value", {name: value})
+
+    def close(self) -> None:
+        """Sync, and close all files."""
+        self.sync()
+        self._database.close()
+        self._open_files.clear()
+
+    def _add(self, digest: str, entry: _Entry) -> None:
+        self._entries[digest] = entry
+        self._versions.setdefault(entry.key.location, []).append(entry.key)
+        self._newest = max(self._newest, entry.found)
+        self._room.add_file(digest, -(-entry.key.size // BLOCK_BYTES), entry.use)
+
+    def _open(self, digest: str) -> StoredFile:
+        """A file of at least 64 KiB; a new one if no page of it is held, or its map is
+        damaged."""
+        stored = self._open_files.pop(digest, None)
+        if stored is None:
+            entry = self._entries[digest]
+            if entry.num_pages:
+                stored = StoredFile.open(self.folder, digest, self._calls)
+            if stored is None:
+                self._count(entry, -entry.num_pages)
+                stored = StoredFile.create(
+                    self.folder, entry.key, entry.found, self._boot, self._calls
+                )
+        self._open_files[digest] = stored
+        if len(self._open_files) > _MOST_OPEN:
+            self._open_files.popitem(last=False)
+        return stored
+
+    def _discard(self, digest: str) -> None:
+        self._open_files.pop(digest, None)
+        discard(self.folder, digest)
+
+    def _count(self, entry: _Entry, num_more: int) -> None:
+        entry.num_pages += num_more
+        self._num_pages += num_more
+
+    def _remove(self, digest: str, pages: Pages) -> None:
+        """Give up pages. Raises: DataError if the disk fails; they are not held then, either."""
+        entry = self._entries[digest]
+        if entry.key.size < SMALL_BYTES:
+            self._count(entry, -entry.num_pages)
+        else:
+            stored = self._open(digest)
+            try:
+                stored.remove(pages)
+            finally:
+                self._count(entry, count_pages(stored.map.held().masks) - entry.num_pages)
+        if not entry.num_pages:
+            self._discard(digest)
+
+    def _evict(self, chosen: dict[tuple[str, int], int]) -> None:
+        by_file: dict[str, dict[int, int]] = {}
+        for (digest, block), mask in chosen.items():
+            by_file.setdefault(digest, {})[block] = mask
+        for digest, masks in by_file.items():
+            blocks = np.array(sorted(masks), np.uint32)
+            self._remove(
+                digest, Pages(blocks, np.array([masks[b] for b in blocks.tolist()], np.uint64))
+            )
+
+    def _make_room(self, needed: int, due: float | None) -> bool:
+        """Evict what must go for `needed` bytes that are due then; False if too little may."""
+        short = self._find_short(needed)
+        if short <= 0:
+            return True
+        chosen = self._room.choose(short, due)
+        if chosen is None:
+            return False
+        self._evict(chosen)
+        return True
+
+    def _find_short(self, needed: int) -> int:
+        """Bytes that must go so that `needed` ones can come."""
+        try:
+            short = needed + self._reserve - self._calls.free(self.folder.path)
+        except OSError as error:
+            raise disk_error(self.folder.path, error) from error
+        if self._size is not None:
+            short = max(short, needed + self._num_pages * PAGE_BYTES - self._size)
+        return short
+
+    def _sync_in_time(self) -> None:
+        is_late = time.monotonic() > self._synced_at + _UNSYNCED_SECONDS
+        if self._num_unsynced >= _UNSYNCED_BYTES or (is_late and self._unsynced):
+            self.sync()
+
+    def _list_held(self) -> Iterator[tuple[str, Pages]]:
+        return ((digest, self.held(entry.key)) for digest, entry in self._entries.items())
+
+    def _find_held(self, digest: str, block: int) -> int:
+        entry = self._entries[digest]
+        if not entry.num_pages:
+            return 0
+        if entry.key.size < SMALL_BYTES:
+            return int(pages_of_file(entry.key.size).masks[0])
+        return self._open(digest).map.load(block)[0]
+
+    def _list_for_scrub(self, entry: _Entry, first: int) -> Iterator[tuple[int, Pages]]:
+        """Held blocks from the first on, to be read from the disk, after their map was repaired."""
+        stored = None
+        if entry.num_pages and entry.key.size >= SMALL_BYTES:
+            stored = self._open(entry.key.digest)
+            stored.repair()
+            self._count(entry, count_pages(stored.map.held().masks) - entry.num_pages)
+        held = self.held(entry.key)
+        for pages in by_block(held):
+            block = int(pages.blocks[0])
+            if block < first:
+                continue
+            if stored is not None:
+                stored.forget_cached(block)
+            yield block, pages
+
+
+def _select(pages: Pages, data: memoryview, some: Pages, file_size: int) -> memoryview:
+    """The bytes of some of the pages whose bytes are in `data`."""
+    if np.array_equal(pages.blocks, some.blocks) and np.array_equal(pages.masks, some.masks):
+        return data
+    offsets, sizes = ranges_of_pages(pages, file_size)
+    begins = sizes.cumsum() - sizes
+    wanted, wanted_sizes = ranges_of_pages(some, file_size)
+    run = np.searchsorted(offsets, wanted, "right") - 1
+    at = (begins[run] + wanted - offsets[run]).tolist()
+    parts = [data[a : a + size] for a, size in zip(at, wanted_sizes.tolist(), strict=True)]
+    return memoryview(b"".join(parts))
+
+
+def _is_for_room(error: Exception) -> bool:
+    cause = error.__cause__ if isinstance(error, DataError) else error
+    return isinstance(cause, OSError) and cause.errno in NO_ROOM
+
+
+def _parse_use(value: bytes | None) -> tuple[int, bool]:
+    use, copied = (value or b"0 0").split()
+    return int(use), copied == b"1"

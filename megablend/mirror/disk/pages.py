@@ -1,0 +1,178 @@
+"""Sets of a file's 4 KiB pages, as one mask of 64 pages for each block of 256 KiB: pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from megablend.arrays import Int64s, Uint32s, Uint64s
+
+PAGE_BYTES = 4 << 10
+BLOCK_BYTES = 256 << 10
+PIECE_BYTES = 8 << 20
+PAGES_PER_BLOCK = BLOCK_BYTES // PAGE_BYTES
+ALL_PAGES = (1 << PAGES_PER_BLOCK) - 1
+"""The mask of a block that is held whole."""
+_TOP = np.uint64(PAGES_PER_BLOCK - 1)
+_ONE = np.uint64(1)
+_ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, np.uint8)
+"""How many bits of a byte are set; `np.bitwise_count` needs NumPy 2."""
+
+
+class Pages(NamedTuple):
+    """A set of pages."""
+
+    blocks: Uint32s
+    """uint32 [n], ascending, each once."""
+    masks: Uint64s
+    """uint64 [n], bit i: page i of the block; none is 0."""
+
+
+NO_PAGES = Pages(np.empty(0, np.uint32), np.empty(0, np.uint64))
+
+
+def pages_of_ranges(offsets: Int64s, sizes: Int64s) -> Pages:
+    """The pages that contain ranges of bytes: int64 [n] each, in any order, perhaps
+    overlapping."""
+    some = sizes > 0
+    begins = offsets[some] // PAGE_BYTES
+    if not len(begins):
+        return NO_PAGES
+    order = np.argsort(begins, kind="stable")
+    begins = begins[order]
+    reach = ((offsets[some] + sizes[some] - 1) // PAGE_BYTES + 1)[order]
+    reach = np.maximum.accumulate(reach)
+    is_first = np.append(True, begins[1:] > reach[:-1])
+    begins = begins[is_first]
+    stops = reach[np.append(np.flatnonzero(is_first[1:]), len(reach) - 1)]
+    first = begins // PAGES_PER_BLOCK
+    counts = (stops - 1) // PAGES_PER_BLOCK + 1 - first
+    run = np.repeat(np.arange(len(first)), counts)  # [blocks of all runs], the run of each
+    blocks = first[run] + np.arange(len(run)) - (counts.cumsum() - counts)[run]
+    low = np.maximum(begins[run] - blocks * PAGES_PER_BLOCK, 0)
+    high = np.minimum(stops[run] - blocks * PAGES_PER_BLOCK, PAGES_PER_BLOCK)
+    masks = np.uint64(ALL_PAGES) >> (PAGES_PER_BLOCK - high + low).astype(np.uint64)
+    return _join(blocks.astype(np.uint32), masks << low.astype(np.uint64))
+
+
+def rows_of_ranges(offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Pages]:
+    """The pages of each of some ranges: a row for each block that it is in, so that blocks may
+    repeat. Empty ranges have none.
+
+    Args:
+        offsets, sizes: int64 [n], in bytes.
+
+    Returns: the range of each row, int64 [m]; the rows.
+    """
+    some = np.flatnonzero(sizes > 0)
+    first = offsets[some] // PAGE_BYTES
+    last = (offsets[some] + sizes[some] - 1) // PAGE_BYTES
+    counts = last // PAGES_PER_BLOCK - first // PAGES_PER_BLOCK + 1
+    at = np.repeat(np.arange(len(some)), counts)
+    number = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
+    blocks = first[at] // PAGES_PER_BLOCK + number
+    low = np.maximum(first[at] - blocks * PAGES_PER_BLOCK, 0).astype(np.uint64)
+    high = np.minimum(last[at] - blocks * PAGES_PER_BLOCK, PAGES_PER_BLOCK - 1).astype(np.uint64)
+    # Bits `low` to `high`
+    every = np.uint64((1 << PAGES_PER_BLOCK) - 1)
+    masks = (every << low) & (every >> (np.uint64(PAGES_PER_BLOCK - 1) - high))
+    return some[at], Pages(blocks.astype(np.uint32), masks)
+
+
+def pages_of_file(size: int) -> Pages:
+    """All pages of a file of `size` bytes."""
+    return pages_of_ranges(np.array([0]), np.array([size]))
+
+
+def unite(a: Pages, b: Pages) -> Pages:
+    """Pages of either."""
+    blocks = np.concatenate([a.blocks, b.blocks])
+    order = np.argsort(blocks, kind="stable")
+    return _join(blocks[order], np.concatenate([a.masks, b.masks])[order])
+
+
+def intersect(a: Pages, b: Pages) -> Pages:
+    """Pages of both."""
+    return drop_empty(a.blocks, a.masks & _masks_at(b, a.blocks))
+
+
+def subtract(a: Pages, b: Pages) -> Pages:
+    """Pages of `a` that are not in `b`."""
+    return drop_empty(a.blocks, a.masks & ~_masks_at(b, a.blocks))
+
+
+def drop_empty(blocks: Uint32s, masks: Uint64s) -> Pages:
+    """Pages of blocks of which some masks are 0."""
+    some = masks != 0
+    return Pages(blocks[some], masks[some])
+
+
+def count_pages(masks: Uint64s) -> int:
+    """How many bits are set."""
+    return int(_ONES[np.ascontiguousarray(masks).view(np.uint8)].sum(dtype=np.int64))
+
+
+def count_bytes(pages: Pages, file_size: int) -> int:
+    """Bytes of a file of `file_size` bytes in the pages; its last page may be short."""
+    last = (file_size - 1) // PAGE_BYTES
+    bit = np.uint64(1 << last % PAGES_PER_BLOCK)
+    has_last = bool(((pages.blocks == last // PAGES_PER_BLOCK) & (pages.masks & bit != 0)).any())
+    return count_pages(pages.masks) * PAGE_BYTES - has_last * (-file_size % PAGE_BYTES)
+
+
+def ranges_of_pages(pages: Pages, file_size: int) -> tuple[Int64s, Int64s]:
+    """Offsets and sizes in bytes: int64 [n], ascending, neighbours merged; they end where the file
+    does."""
+    blocks = pages.blocks.astype(np.int64)
+    masks = pages.masks
+    is_next = blocks[1:] == blocks[:-1] + 1
+    before = np.zeros_like(masks)  # bit 0: the page before the block is in the set
+    before[1:] = (masks[:-1] >> _TOP) * is_next
+    after = np.zeros_like(masks)  # bit 63: the page after it is
+    after[:-1] = (masks[1:] & _ONE) * is_next << _TOP
+    begins = _list_pages(blocks, masks & ~(masks << _ONE | before)) * PAGE_BYTES
+    stops = (_list_pages(blocks, masks & ~(masks >> _ONE | after)) + 1) * PAGE_BYTES
+    return begins, np.minimum(stops, file_size) - begins
+
+
+def by_block(pages: Pages) -> Iterator[Pages]:
+    """The pages of each block."""
+    for i in range(len(pages.blocks)):
+        yield Pages(pages.blocks[i : i + 1], pages.masks[i : i + 1])
+
+
+def by_piece(pages: Pages) -> list[tuple[int, Pages]]:
+    """The pages of each piece of 8 MiB that has any, with its number."""
+    pieces = pages.blocks // (PIECE_BYTES // BLOCK_BYTES)
+    bounds = [*np.flatnonzero(np.diff(pieces, prepend=-1)).tolist(), len(pieces)]
+    return [
+        (int(pieces[begin]), Pages(pages.blocks[begin:stop], pages.masks[begin:stop]))
+        for begin, stop in pairwise(bounds)
+    ]
+
+
+def _list_pages(blocks: Int64s, masks: Uint64s) -> Int64s:
+    """Numbers of pages in the file, ascending."""
+    some = np.flatnonzero(masks)
+    bits = np.unpackbits(masks[some].astype("<u8").view(np.uint8), bitorder="little")
+    where, page = np.nonzero(bits.reshape(-1, PAGES_PER_BLOCK))
+    return blocks[some][where] * PAGES_PER_BLOCK + page
+
+
+def _masks_at(pages: Pages, blocks: Uint32s) -> Uint64s:
+    """The masks of some blocks, 0 for those that are not in the set."""
+    if not len(pages.blocks):
+        return np.zeros(len(blocks), np.uint64)
+    at = np.minimum(np.searchsorted(pages.blocks, blocks), len(pages.blocks) - 1)
+    return np.where(pages.blocks[at] == blocks, pages.masks[at], np.uint64(0))
+
+
+def _join(blocks: Uint32s, masks: Uint64s) -> Pages:
+    """Pages of blocks that ascend, with repeats."""
+    first = np.flatnonzero(np.append(True, blocks[1:] != blocks[:-1]))
+    if len(first) == len(blocks) or not len(blocks):
+        return Pages(blocks, masks)
+    return Pages(blocks[first], np.bitwise_or.reduceat(masks, first))

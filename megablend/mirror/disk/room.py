@@ -1,0 +1,209 @@
+"""Which pages to evict: pure. First those without a due time, least recently used first; then those
+that are due last.
+
+Each block has an entry in the queue with its next key: a lower bound of the keys of its pages. What
+is used again, becomes due, or is gone in the meantime is seen when its entry is taken out. So
+nothing is sorted again when pages are used, written or evicted.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from megablend.arrays import Float64s, Int64s, Uint32s, Uint64s
+from megablend.mirror.disk.pages import PAGE_BYTES, Pages, subtract
+
+NEVER = 1 << 62
+"""Above all due times in microseconds, and all counts of uses."""
+PAST_SECONDS = 2.0
+"""So long after its due time a page counts as read, and as if it had no due time."""
+_SORT_SECONDS = 2.0
+_SORT_SHARE = 20
+"""Due times pass: what is evicted next is sorted again after so many seconds, or times the time that
+sorting took."""
+_FEW = 4096
+_SORTED_AT_A_TIME = 16
+
+
+class DueRows(NamedTuple):
+    """When pages of a file are due; a page may be in several rows: the earliest counts."""
+
+    digest: str
+    blocks: Uint32s
+    """uint32 [n], in any order, perhaps with repeats."""
+    masks: Uint64s
+    """uint64 [n], the pages of the block."""
+    due: Float64s
+    """float64 [n], seconds of the monotonic clock."""
+
+
+class Room:
+    """Due times and uses of all pages, and a queue of what to evict.
+
+    Args:
+        held: the held pages of all files, by digest.
+        held_block: the held pages of a block of a file, as a mask.
+        now: seconds of the clock of due times.
+    """
+
+    def __init__(
+        self,
+        held: Callable[[], Iterable[tuple[str, Pages]]],
+        held_block: Callable[[str, int], int],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._now = now
+        self._sorted_at = -math.inf
+        self._sort_seconds = 0.0
+        self._held = held
+        self._held_block = held_block
+        self._uses: dict[str, Int64s] = {}
+        self._due: dict[str, DueRows] = {}  # blocks ascending
+        self._due_since: dict[tuple[str, int], list[tuple[int, int]]] = {}  # key, mask
+        self._queue: list[tuple[int, str, int]] = []  # a heap: key, digest, block
+        self._bound = 0  # what is held and not in the queue has no smaller key
+        self._most = 0
+        self._is_stale = True
+
+    def add_file(self, digest: str, num_blocks: int, use: int) -> None:
+        """A file whose pages were last used at count `use`."""
+        self._uses[digest] = np.full(num_blocks, use)
+
+    def set_due(self, rows: Iterable[DueRows]) -> None:
+        """All due times, instead of those before."""
+        parts: dict[str, list[DueRows]] = {}
+        for each in rows:
+            parts.setdefault(each.digest, []).append(each)
+        self._due = {digest: _sort_rows(digest, some) for digest, some in parts.items()}
+        self._due_since = {}
+        self._is_stale = True
+
+    def touch(self, digest: str, pages: Pages, use: int) -> None:
+        """Pages are used at count `use`."""
+        self._uses[digest][pages.blocks] = use
+
+    def note(self, digest: str, pages: Pages, due: float | None, use: int) -> None:
+        """Pages were written that are due then, or never."""
+        self.touch(digest, pages, use)
+        for block, mask in zip(pages.blocks.tolist(), pages.masks.tolist(), strict=True):
+            if due is not None:
+                self._due_since.setdefault((digest, block), []).append((_key_of(due), mask))
+            heapq.heappush(self._queue, (-NEVER, digest, block))
+
+    def choose(
+        self, short: int, due: float | None, *, any_due: bool = False
+    ) -> dict[tuple[str, int], int] | None:
+        """What to evict so that `short` bytes more can be written, which are due then.
+
+        Args:
+            any_due: whenever it is due, as far as there is something; otherwise only what is due
+                later, or never.
+
+        Returns: masks by digest and block; None if there is not enough.
+        """
+        if self._now() - self._sorted_at > max(_SORT_SECONDS, _SORT_SHARE * self._sort_seconds):
+            self._is_stale = True
+        limit = NEVER if any_due else -(NEVER >> 1) if due is None else _key_of(due)
+        chosen: dict[tuple[str, int], int] = {}
+        while short > 0:
+            self._refill(bool(chosen))
+            if not self._queue or self._queue[0][0] >= limit:
+                if any_due:
+                    return chosen
+                for digest, block in chosen:
+                    heapq.heappush(self._queue, (-NEVER, digest, block))
+                return None
+            key, digest, block = heapq.heappop(self._queue)
+            before = chosen.get((digest, block), 0)
+            rows = self._list_rows(digest, block, self._held_block(digest, block) & ~before)
+            if rows and rows[0][0] <= key:
+                chosen[digest, block] = before | rows[0][1]
+                short -= rows.pop(0)[1].bit_count() * PAGE_BYTES
+            if rows:
+                heapq.heappush(self._queue, (rows[0][0], digest, block))
+        return chosen
+
+    def _list_rows(self, digest: str, block: int, held: int) -> list[tuple[int, int]]:
+        """Held pages of a block as key and mask, what is evicted first before the others."""
+        due = self._due_since.get((digest, block), [])
+        if (rows := self._due.get(digest)) is not None:
+            begin, stop = np.searchsorted(rows.blocks, np.array([block, block + 1], np.uint32))
+            times = map(_key_of, rows.due[begin:stop].tolist())
+            due = [*due, *zip(times, rows.masks[begin:stop].tolist(), strict=True)]
+        found = []
+        past = _key_of(self._now() - PAST_SECONDS)
+        for key, mask in sorted(due, reverse=True):  # the earliest first
+            if mask & held and key <= past:
+                found.append((key, mask & held))
+                held &= ~mask
+        if held:
+            found.append((int(self._uses[digest][block]) - NEVER, held))
+        elif not found:
+            self._due_since.pop((digest, block), None)
+        return found[::-1]
+
+    def _refill(self, all_of_it: bool) -> None:
+        """Sort what is evicted next, unless the queue has it; all, if the first were chosen."""
+        if not self._is_stale and len(self._queue) <= self._most:
+            if self._queue and self._queue[0][0] <= self._bound:
+                return
+            if self._bound == NEVER:  # all is in the queue
+                return
+        self._sorted_at = self._now()
+        files = [(digest, pages) for digest, pages in self._held() if len(pages.blocks)]
+        keys = [self._find_keys(digest, pages) for digest, pages in files]
+        all_keys = np.concatenate([np.empty(0, np.int64), *keys])
+        count = len(all_keys) if all_of_it else max(_FEW, len(all_keys) // _SORTED_AT_A_TIME)
+        self._bound = NEVER
+        if count < len(all_keys):
+            self._bound = int(np.partition(all_keys, count)[count])
+        self._queue = sorted(
+            (key, digest, block)
+            for (digest, pages), some in zip(files, keys, strict=True)
+            for key, block in zip(
+                some[some <= self._bound].tolist(),
+                pages.blocks[some <= self._bound].tolist(),
+                strict=True,
+            )
+        )
+        self._most = 2 * len(self._queue) + _FEW
+        self._is_stale = False
+        self._sort_seconds = self._now() - self._sorted_at
+
+    def _find_keys(self, digest: str, pages: Pages) -> Int64s:
+        """For each block with held pages a key that none of them is below."""
+        keys = self._uses[digest][pages.blocks] - NEVER
+        rows = self._due.get(digest)
+        if rows is None:
+            return keys
+        is_coming = rows.due >= self._now() - PAST_SECONDS
+        if not is_coming.any():
+            return keys
+        rows = DueRows(digest, rows.blocks[is_coming], rows.masks[is_coming], rows.due[is_coming])
+        first = np.flatnonzero(np.diff(rows.blocks, prepend=-1))
+        due = Pages(rows.blocks[first], np.bitwise_or.reduceat(rows.masks, first))
+        last = np.maximum.reduceat(rows.due, first)
+        is_due = np.isin(pages.blocks, subtract(pages, due).blocks, invert=True)
+        at = np.searchsorted(due.blocks, pages.blocks[is_due])
+        keys[is_due] = np.fromiter(map(_key_of, last[at].tolist()), np.int64, len(at))
+        return keys
+
+
+def _key_of(due: float) -> int:
+    """Smaller keys are evicted first: those of pages without a due time are below all of these."""
+    return -round(due * 1_000_000)
+
+
+def _sort_rows(digest: str, parts: list[DueRows]) -> DueRows:
+    blocks = np.concatenate([each.blocks for each in parts])
+    order = np.argsort(blocks, kind="stable")
+    masks = np.concatenate([each.masks for each in parts])[order]
+    return DueRows(
+        digest, blocks[order], masks, np.concatenate([each.due for each in parts])[order]
+    )

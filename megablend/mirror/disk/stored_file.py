@@ -1,0 +1,257 @@
+"""The owner's side of one mirrored file: its copy and its map, written in an order in which a
+process, a machine or a disk may fail at any time."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+import numpy as np
+
+from megablend.errors import DataError, MissingFileError
+from megablend.mirror.disk.block_map import (
+    DURABLE,
+    BlockMap,
+    map_bytes,
+    retire,
+    sum_of_pages,
+)
+from megablend.mirror.disk.disk_calls import DiskCalls, disk_error, fence
+from megablend.mirror.disk.folder import FileKey, MirrorFolder
+from megablend.mirror.disk.pages import (
+    BLOCK_BYTES,
+    PAGE_BYTES,
+    Pages,
+    count_bytes,
+    count_pages,
+    drop_empty,
+    pages_of_file,
+    ranges_of_pages,
+    subtract,
+)
+
+_CHECKSUM = 0xFFFFFFFF
+_SLACK_BYTES = 1 << 20
+
+
+class StoredFile:
+    """Its pages, written and removed by one thread. Errors of the disk are DataError.
+
+    Args:
+        block_map: mapped for writing.
+        fd: of the copy, for reading and writing.
+    """
+
+    def __init__(
+        self, folder: MirrorFolder, block_map: BlockMap, fd: int, calls: DiskCalls
+    ) -> None:
+        self.key = block_map.key
+        self.map = block_map
+        self.path = folder.data_path(self.key.digest)
+        self._fd = fd
+        self._calls = calls
+        self._may_be_durable = True
+        """Whether the map on the disk may call blocks durable, whatever it says in memory."""
+
+    @classmethod
+    def create(
+        cls, folder: MirrorFolder, key: FileKey, found: float, boot: bytes, calls: DiskCalls
+    ) -> StoredFile:
+        """A file without pages. Raises: DataError; OSError if there is no room for its map."""
+        digest = key.digest
+        new = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        discard(folder, digest)
+        map_fd = folder.open_file(folder.map_path(digest), new)
+        try:
+            # Whole, since a store into a hole of a map on a full disk would end the process.
+            calls.allocate(map_fd, 0, map_bytes(key.size))
+            block_map = BlockMap(mmap.mmap(map_fd, map_bytes(key.size)), key, found, boot)
+            block_map.store_header(boot)
+            fd = folder.open_file(folder.data_path(digest), new)
+        except (OSError, DataError):
+            folder.map_path(digest).unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(map_fd)
+        os.truncate(fd, key.size)
+        created = cls(folder, block_map, fd, calls)
+        created._may_be_durable = False
+        return created
+
+    @classmethod
+    def open(cls, folder: MirrorFolder, digest: str, calls: DiskCalls) -> StoredFile | None:
+        """The file that is there; None if its map is damaged, or its copy too short.
+        Raises: DataError."""
+        map_fd = folder.open_file(folder.map_path(digest), os.O_RDWR)
+        try:
+            block_map = BlockMap.read(map_fd, mmap.ACCESS_WRITE)
+        finally:
+            os.close(map_fd)
+        if block_map is None or block_map.key.digest != digest:
+            return None
+        fd = folder.open_file(folder.data_path(digest), os.O_RDWR)
+        found = cls(folder, block_map, fd, calls)
+        return found if os.fstat(fd).st_size == block_map.key.size else None
+
+    def __del__(self) -> None:
+        with suppress(OSError):
+            os.close(self._fd)
+
+    def write(self, pages: Pages, data: memoryview) -> None:
+        """Write pages that are not held yet, and mark them: none of them, if writing fails.
+
+        Args:
+            data: their bytes, one after another.
+
+        Raises: OSError.
+        """
+        begin = 0
+        try:
+            for offset, size in self._list_ranges(pages):
+                self._calls.write(self._fd, data[begin : begin + size], offset)
+                begin += size
+        except OSError:
+            with suppress(OSError):
+                self._punch(pages)
+            raise
+        fence()
+        begin = 0
+        for block, mask in _list_blocks(pages):
+            held, _, checksum = self.map.load(block)
+            stop = begin + self._count(block, mask)
+            checksum += sum_of_pages(mask, data[begin:stop], mask)
+            # Neither durable nor copied, until all its pages are
+            self.map.store(block, held | mask, 0, checksum & _CHECKSUM)
+            begin = stop
+
+    def read(self, pages: Pages) -> tuple[bytes, Pages]:
+        """The bytes of pages that are held, and all held pages of blocks among them that are not as
+        they were written, or cannot be read any more: if there are any, the bytes do not count."""
+        parts = []
+        wrong = []
+        for block, mask in _list_blocks(pages):
+            held, _, checksum = self.map.load(block)
+            data = self._read_block(block, held)
+            if sum_of_pages(held, memoryview(data), held) != checksum:
+                wrong.append((block, held))
+            elif held == mask:
+                parts.append(data)
+            else:
+                parts += _pick(held, data, mask)
+        return b"".join(parts), _pages_of(wrong)
+
+    def remove(self, pages: Pages) -> int:
+        """Take pages out of the map, and give their room back. Returns: how many were held.
+
+        Raises: DataError if the disk fails: they are not held then, either.
+        """
+        removed = []
+        for block, mask in _list_blocks(pages):
+            held, flags, checksum = self.map.load(block)
+            kept = held & ~mask
+            if kept:
+                gone = held & mask
+                data = self._read_block(block, gone)
+                checksum -= sum_of_pages(gone, memoryview(data), gone)
+                if len(data) < self._count(block, gone):  # its bytes cannot be read any more
+                    kept = 0
+            self.map.store(block, kept, flags, checksum & _CHECKSUM)
+            removed.append((block, held & ~kept))
+        gone_pages = _pages_of(removed)
+        self.map.add_punch()
+        try:
+            if self._may_be_durable:
+                # After a power loss a map that calls them durable must not meet the hole.
+                self._calls.flush(self.map.mapping)
+            self._punch(gone_pages)
+        except OSError as error:
+            raise disk_error(self.path, error) from error
+        return count_pages(gone_pages.masks)
+
+    def sync(self) -> None:
+        """Make what is held durable.
+
+        Raises: DataError if the disk fails: what was not durable is not held any more, since the
+            system may have lost it.
+        """
+        new = self.map.held(without=DURABLE)
+        try:
+            self._calls.sync(self._fd)
+        except OSError as error:
+            self.remove(new)
+            raise disk_error(self.path, error) from error
+        self._may_be_durable = True
+        self.map.set_flag(new.blocks, DURABLE)
+
+    def repair(self) -> None:
+        """Give up blocks whose records are damaged, and give back what is not held: a process may
+        have ended before it did so. Raises: DataError."""
+        damaged = self.map.find_damage()
+        for block in damaged:
+            self.map.store(block, 0, 0, 0)
+        held = self.map.held()
+        try:
+            allocated = os.fstat(self._fd).st_blocks * 512
+            if damaged or allocated > count_pages(held.masks) * PAGE_BYTES + _SLACK_BYTES:
+                self.map.add_punch()
+                self._punch(subtract(pages_of_file(self.key.size), held))
+        except OSError as error:
+            raise disk_error(self.path, error) from error
+
+    def forget_cached(self, block: int) -> None:
+        """Have the next read of a block come from the disk."""
+        os.posix_fadvise(self._fd, block * BLOCK_BYTES, BLOCK_BYTES, os.POSIX_FADV_DONTNEED)
+
+    def _read_block(self, block: int, mask: int) -> bytes:
+        """Bytes of some pages of a block; fewer if the disk fails."""
+        parts = []
+        with suppress(OSError):
+            for offset, size in self._list_ranges(_pages_of([(block, mask)])):
+                parts.append(os.pread(self._fd, size, offset))
+        return b"".join(parts)
+
+    def _punch(self, pages: Pages) -> None:
+        for offset, size in self._list_ranges(pages):
+            self._calls.punch(self._fd, offset, size + -size % PAGE_BYTES)
+
+    def _list_ranges(self, pages: Pages) -> Iterator[tuple[int, int]]:
+        offsets, sizes = ranges_of_pages(pages, self.key.size)
+        return zip(offsets.tolist(), sizes.tolist(), strict=True)
+
+    def _count(self, block: int, mask: int) -> int:
+        """Bytes of some pages of a block."""
+        return count_bytes(_pages_of([(block, mask)]), self.key.size)
+
+
+def _pages_of(rows: list[tuple[int, int]]) -> Pages:
+    blocks, masks = zip(*rows, strict=True) if rows else ((), ())
+    return drop_empty(np.array(blocks, np.uint32), np.array(masks, np.uint64))
+
+
+def _list_blocks(pages: Pages) -> Iterator[tuple[int, int]]:
+    return zip(pages.blocks.tolist(), pages.masks.tolist(), strict=True)
+
+
+def _pick(held: int, data: bytes, mask: int) -> Iterator[bytes]:
+    """The bytes of the pages in `mask` out of those of all held ones."""
+    begin = 0
+    for page in range(mask.bit_length()):
+        if mask >> page & 1:
+            yield data[begin : begin + PAGE_BYTES]
+        begin += PAGE_BYTES * (held >> page & 1)
+
+
+def discard(folder: MirrorFolder, digest: str) -> None:
+    """Remove a file, if it is there; readers that have it open are told. Raises: DataError."""
+    path = folder.map_path(digest)
+    try:
+        with suppress(MissingFileError):
+            fd = folder.open_file(path, os.O_RDWR)
+            retire(fd)
+            os.close(fd)
+        folder.data_path(digest).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise disk_error(path, error) from error

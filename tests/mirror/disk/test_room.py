@@ -1,0 +1,57 @@
+"""What is evicted as time passes."""
+
+import numpy as np
+import pytest
+
+from megablend.mirror.disk.pages import PAGE_BYTES, Pages
+from megablend.mirror.disk.room import PAST_SECONDS, DueRows, Room
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def make_pages(*blocks: int) -> Pages:
+    return Pages(np.array(blocks, np.uint32), np.ones(len(blocks), np.uint64))
+
+
+def test_a_page_whose_time_has_passed_goes_before_those_to_come() -> None:
+    now = 100.0
+    held = make_pages(0, 1, 2)
+    room = Room(
+        lambda: [("f", held)],
+        lambda _, block: int(held.masks[held.blocks == block].sum()),
+        lambda: now,
+    )
+    room.add_file("f", 3, 0)
+    for use, (block, due) in enumerate(((0, 101.0), (1, 300.0), (2, 200.0)), start=1):
+        room.note("f", make_pages(block), due, use)
+    assert room.choose(PAGE_BYTES, 150.0) == {("f", 1): 1}  # the one that is due last
+    assert room.choose(PAGE_BYTES, 301.0) is None
+    now = 101.0 + 2 * PAST_SECONDS
+    assert room.choose(PAGE_BYTES, 301.0) == {("f", 0): 1}
+
+
+def test_the_next_due_time_of_a_page_counts_when_one_has_passed() -> None:
+    now = 100.0
+    held = make_pages(0, 1)
+    room = Room(
+        lambda: [("f", held)],
+        lambda _, block: int(held.masks[held.blocks == block].sum()),
+        lambda: now,
+    )
+    room.add_file("f", 2, 0)
+    blocks = np.array([0, 1, 0], np.uint32)
+    room.set_due([DueRows("f", blocks, np.ones(3, np.uint64), np.array([101.0, 150.0, 400.0]))])
+    assert room.choose(PAGE_BYTES, 120.0) == {("f", 1): 1}
+    now = 120.0
+    assert room.choose(PAGE_BYTES, 121.0) == {("f", 0): 1}
+
+
+def test_more_is_evicted_at_once_than_is_sorted_at_a_time() -> None:
+    held = make_pages(*range(200_000))
+    room = Room(lambda: [("f", held)], lambda _, block: 1)
+    room.add_file("f", 200_000, 0)
+    for block in (7, 150_000):
+        room.touch("f", make_pages(block), 1)
+    chosen = room.choose(199_998 * PAGE_BYTES, None)
+    assert chosen is not None
+    assert {block for _, block in chosen} == set(range(200_000)) - {7, 150_000}
