@@ -30,12 +30,10 @@ class LRUCache(Generic[V]):
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
         """The value of `key`, created if it is not cached."""
         value = self._kept.get(key)
-        if value is not None:
-            self._use(key)
-            return value
-        value = self._kept.setdefault(key, make())
+        if value is None:
+            value = self._kept.setdefault(key, make())
+            self._evict()
         self._use(key)
-        self._evict()
         return value
 
     def get_all(

@@ -87,14 +87,14 @@ class BlockOrder(ListedOrder):
         for epoch, inside in self._by_epoch(starts, low, high):
             first = epoch * self._blocks.num_tokens
             if self._num_groups == 1:
-                yield inside, Stretch(epoch, first, self._members(epoch, 0))
+                yield inside, (epoch, first, self._members(epoch, 0))
                 continue
             groups = self._groups(epoch)
             positions = np.searchsorted(groups.offsets, starts[inside] - first, side="right") - 1
             for position, in_group in by_value(positions):
                 members = self._members(epoch, int(groups.entries[position]))
-                within = in_group if isinstance(inside, slice) else inside[in_group]
-                yield within, Stretch(epoch, first + int(groups.offsets[position]), members)
+                begin = first + int(groups.offsets[position])
+                yield np.arange(len(starts))[inside][in_group], (epoch, begin, members)
 
     def _groups(self, epoch: int) -> Listing:
         return self._epochs.get(

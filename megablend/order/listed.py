@@ -6,13 +6,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from megablend.arrays import Int64s
-from megablend.kernels.blend.spans import STRETCH_DTYPE, count_cuts, cut
+from megablend.kernels.blend.spans import STRETCH_DTYPE, cut
 from megablend.order.base import Blocks, Spans, by_value, join_spans
 
 
@@ -20,7 +20,7 @@ class Listing(NamedTuple):
     """Blocks, or other items with tokens, in the order in which they are read."""
 
     entries: npt.NDArray[Any]
-    """[n], the number of the i-th, unsigned; empty where it is i."""
+    """[n], the number of the i-th."""
     offsets: Int64s
     """int64 [n + 1], tokens before the i-th."""
     columns: tuple[int, ...]
@@ -30,36 +30,31 @@ class Listing(NamedTuple):
     def of(entries: npt.NDArray[Any], offsets: Int64s) -> Listing:
         """The listing of these items."""
         addresses = offsets.ctypes.data, entries.ctypes.data
-        size = entries.itemsize if len(entries) else 0
-        return Listing(entries, offsets, (int(offsets[-1]), len(offsets) - 1, *addresses, size))
+        columns = int(offsets[-1]), len(entries), *addresses, entries.itemsize
+        return Listing(entries, offsets, columns)
 
 
-class Stretch(NamedTuple):
-    """A part of an epoch that one listing describes, or all of it."""
-
-    epoch: int
-    first: int
-    """Position of its first token in the endless concatenation of epochs."""
-    listing: Listing
+Stretch: TypeAlias = tuple[int, int, Listing]
+"""What one listing describes of an epoch: the epoch, the position of its first token, the
+listing."""
 
 
 class ListedOrder(ABC):
     """An order whose epochs consist of stretches."""
 
     _blocks: Blocks
-    is_listed = True
-    """False where the blocks are too many to be listed; then `spans` does without."""
+
+    @property
+    def has_stretches(self) -> bool:
+        """Whether they say where tokens are: a class that derives from ours may have other spans."""
+        return type(self).spans is ListedOrder.spans
 
     @abstractmethod
     def stretches(
         self, starts: Int64s, low: int, high: int
     ) -> Iterator[tuple[Int64s | slice, Stretch]]:
-        """The stretches that contain tokens at positions `starts` int64 [n], each with the indices
-        of those that it contains.
-
-        Args:
-            low, high: the least and the greatest of `starts`.
-        """
+        """The stretches that contain tokens at positions `starts` int64 [n], of which `low` and
+        `high` are the least and the greatest; each with the indices of those that it contains."""
 
     def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
         """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
@@ -75,6 +70,9 @@ class ListedOrder(ABC):
             yield low // tokens, slice(None)
         else:
             yield from by_value(starts // tokens)
+
+
+_NONE = np.empty((5, 0), np.int64)
 
 
 class ListedSource(NamedTuple):
@@ -109,7 +107,7 @@ def locate_ranges(
         starts = starts[left]
         stops = stops[left]
         table, places, _listings = _find_stretches(sources, numbers, starts)
-        cuts = np.empty((5, count_cuts(table, places, starts, stops)), np.int64)
+        cuts = np.empty((5, cut(table, places, starts, stops, _NONE)), np.int64)
         cut(table, places, starts, stops, cuts)
         parts.append(Spans(rows[cuts[0]], *cuts[1:]))
         starts = (table["first"] + table["tokens"])[places]

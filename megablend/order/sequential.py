@@ -7,12 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from megablend.arrays import Int64s
-from megablend.order.base import Blocks, Placed, Spans, join_spans
+from megablend.order.base import Blocks, Placed, Spans, by_value
 from megablend.order.listed import ListedOrder, Listing, Stretch
 
 LISTED_BLOCKS = 1 << 15
 """Of sources with up to this many blocks, all edges are looked up at once: that costs less than a
 binary search, whose every step looks up some."""
+RUN_BLOCKS = 1 << 9
+"""Blocks of other sources whose edges are looked up together."""
 KEPT_BLOCKS = 1 << 9
 """Of sources with up to this many blocks, edges are kept: a window of many sources looks all of
 them up."""
@@ -23,44 +25,40 @@ class SequentialOrder(ListedOrder):
 
     def __init__(self, blocks: Blocks, key: int, *, listed: int = LISTED_BLOCKS) -> None:
         self._blocks = blocks
-        self.is_listed = blocks.num_blocks <= listed
+        self._run = blocks.num_blocks if blocks.num_blocks <= listed else RUN_BLOCKS
         self._listing: Listing | None = None
         self.memory_bytes = 0
         if blocks.num_blocks <= min(KEPT_BLOCKS, listed):
-            self.memory_bytes = 8 * (blocks.num_blocks + 1)
+            self.memory_bytes = 16 * (blocks.num_blocks + 1)
 
     def precompute(self) -> None:
         """Do nothing: there is nothing to store."""
 
-    def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
-        """Locate ranges of `length` tokens from each of `starts` int64 [n]; see Order.spans."""
-        if self.is_listed:
-            return super().spans(starts, length)
-        parts = list[Spans]()
-        rows = np.arange(len(starts))
-        stops = starts + length
-        while len(rows := rows[(left := starts < stops)]):
-            starts = starts[left]
-            stops = stops[left]
-            first = starts - starts % self._blocks.num_tokens
-            ends = np.minimum(stops, first + self._blocks.num_tokens)
-            inside = self.cut(starts - first, ends - first)
-            epochs = first[inside.rows] // self._blocks.num_tokens
-            parts.append(inside._replace(rows=rows[inside.rows], epochs=epochs))
-            starts = ends
-        return join_spans(parts)
-
     def stretches(
         self, starts: Int64s, low: int, high: int
     ) -> Iterator[tuple[Int64s | slice, Stretch]]:
-        """All blocks, epoch by epoch; see ListedOrder.stretches."""
-        listing = self._listing
-        if listing is None:
-            edges = self._blocks.before(np.arange(self._blocks.num_blocks + 1))
-            listing = Listing.of(np.empty(0, np.uint8), edges)
-            self._listing = listing if self.memory_bytes else None
+        """All blocks, or runs of them; see ListedOrder.stretches."""
         for epoch, inside in self._by_epoch(starts, low, high):
-            yield inside, Stretch(epoch, epoch * self._blocks.num_tokens, listing)
+            first = epoch * self._blocks.num_tokens
+            if self._run == self._blocks.num_blocks:
+                yield inside, (epoch, first, self._list_run(0))
+                continue
+            for run, in_run in by_value(self._block_of(starts[inside] - first) // self._run):
+                begin = int(self._blocks.before(np.array([run * self._run]))[0])
+                yield (
+                    np.arange(len(starts))[inside][in_run],
+                    (epoch, first + begin, self._list_run(run)),
+                )
+
+    def _list_run(self, run: int) -> Listing:
+        if self._listing is not None:
+            return self._listing
+        blocks = np.arange(run * self._run, min((run + 1) * self._run, self._blocks.num_blocks) + 1)
+        edges = self._blocks.before(blocks)
+        listing = Listing.of(blocks[:-1], edges - edges[0])
+        if self.memory_bytes:
+            self._listing = listing
+        return listing
 
     def find_tokens(self, epoch: int, starts: Int64s, stops: Int64s) -> Placed:
         """Where an epoch reads stored tokens [starts, stops), int64 [n] each; see
@@ -71,22 +69,7 @@ class SequentialOrder(ListedOrder):
     def cut(self, starts: Int64s, stops: Int64s) -> Spans:
         """Split tokens [starts, stops) of epoch 0, int64 [n] each, none empty, at block
         boundaries."""
-        if self.is_listed:
-            return super().spans(starts, stops - starts)
-        low = self._block_of(starts)
-        counts = self._block_of(stops - 1) + 1 - low
-        which = np.repeat(np.arange(len(starts)), counts)
-        blocks = low[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-        before = self._blocks.before(blocks)
-        after = self._blocks.before(blocks + 1)
-        columns = (
-            which,
-            np.zeros(len(which), np.int64),
-            blocks,
-            np.maximum(starts[which] - before, 0),
-            np.minimum(stops[which], after) - before,
-        )
-        return Spans(*(column[after > before] for column in columns))
+        return self.spans(starts, stops - starts)
 
     def _block_of(self, tokens: Int64s) -> Int64s:
         """The blocks that contain `tokens` of epoch 0: int64 [n]."""

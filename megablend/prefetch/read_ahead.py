@@ -137,7 +137,8 @@ class ReadAhead:
         if self._in_flight:
             self._in_flight.popleft()
             self._max_bytes = min((each.window.max_bytes for each in self._in_flight), default=0)
-        self._step = self._stop = 0
+        self._step = 0
+        self._stop = 0
         if not self._in_flight and not self._add_planned_window():
             return False
         window = self._in_flight[0].window

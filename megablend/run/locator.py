@@ -42,18 +42,13 @@ class Reading(NamedTuple):
     was promised before the files changed."""
     extra_before: int = 0
     """Tokens from `position` on that this sample reads where the reading before does."""
+    listed: ListedSource | None = None
+    """For `locate_ranges`, if it is the source's only reading, of one range of blocks, in an order
+    that lists them."""
 
     def index_blocks(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The numbers of local blocks among the blocks of all snapshots of the run: int64 [n]."""
         return self.blocks.index_blocks(blocks) + self.first_block
-
-    def list_source(self) -> ListedSource | None:
-        """This reading, if it is of one range of blocks, which the order lists."""
-        parts = self.blocks.parts
-        if not isinstance(self.order, ListedOrder) or not self.order.is_listed or len(parts) > 1:
-            return None
-        first_block = self.first_block + self.blocks.first_block
-        return ListedSource(self.order, self.shift, first_block, int(parts["skip"][0]))
 
     def count_remaining(self, start: int, stop: int) -> tuple[int, int]:
         """A range of stored tokens of `blocks`, as `order` counts them;
@@ -107,7 +102,6 @@ class Locator:
         self._is_promised = is_promised
         self._extra = extra
         self._readings: dict[int, tuple[Reading, ...]] = {}
-        self._listed: dict[int, ListedSource | None] = {}
 
     def readings(self, source: int) -> tuple[Reading, ...]:
         """What the epochs of a source read, in order;
@@ -152,6 +146,8 @@ class Locator:
                 kept = self._extra if self._is_promised(source, first) else 0
                 readings[-2] = readings[-2]._replace(stop=first.position, extra=kept)
                 readings[-1] = readings[-1]._replace(extra_before=kept)
+        if len(readings) == 1:
+            readings[0] = readings[0]._replace(listed=_list_source(readings[0]))
         return readings
 
     def blocks(self, source: int) -> SplitBlocks:
@@ -179,7 +175,7 @@ class Locator:
             `stops` are positions in a block's tokens as the store returns them.
         """
         distinct, numbers = np.unique(sources, return_inverse=True)
-        found = [self._list_source(source) for source in distinct.tolist()]
+        found = [self.readings(source)[0].listed for source in distinct.tolist()]
         listed = [each for each in found if each is not None]
         is_listed = np.array([each is not None for each in found], np.bool_)
         parts = list[Spans]()
@@ -216,12 +212,15 @@ class Locator:
                     )
         return join_spans(parts)
 
-    def _list_source(self, source: int) -> ListedSource | None:
-        """A source that reads one range of blocks in listed stretches; None for others."""
-        if source not in self._listed:
-            readings = self.readings(source)
-            self._listed[source] = readings[0].list_source() if len(readings) == 1 else None
-        return self._listed[source]
+
+def _list_source(reading: Reading) -> ListedSource | None:
+    """A reading of one range of blocks in an order that lists them, as a source; None for others."""
+    parts = reading.blocks.parts
+    order = reading.order
+    if len(parts) > 1 or not isinstance(order, ListedOrder) or not order.has_stretches:
+        return None
+    place = reading.first_block + reading.blocks.first_block, int(parts["skip"][0])
+    return ListedSource(order, reading.shift, *place)
 
 
 def _locate(

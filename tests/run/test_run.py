@@ -9,6 +9,10 @@ import pytest
 import torch
 
 import megablend
+from megablend.arrays import Int64s
+from megablend.order.base import Spans
+from megablend.order.block import BlockOrder
+from megablend.run.locator import _list_source
 from tests.formats.writers import KINDS
 from tests.runs import EOD, documents, make_config, read_samples, write_source
 
@@ -128,3 +132,21 @@ def test_an_unknown_interleaving_is_refused(config: dict[str, Any]) -> None:
         match=r"interleaving: found 'greedy', expected one of lanes, sequential$",
     ):
         megablend.build(config | {"interleaving": "greedy"})
+
+
+def test_an_order_that_derives_from_another_is_asked_itself(config: dict[str, Any]) -> None:
+    class AskedError(Exception):
+        pass
+
+    class Derived(BlockOrder):
+        def spans(self, starts: Int64s, length: int | Int64s) -> Spans:
+            raise AskedError
+
+    megablend.build(config)
+    run = megablend.open(config).run
+    (reading,) = run.locator.readings(0)
+    assert reading.listed is not None
+    changed = reading._replace(order=Derived(reading.view, 0))
+    run.locator._readings[0] = (changed._replace(listed=_list_source(changed)),)
+    with pytest.raises(AskedError):
+        run.locate_spans(np.zeros(3, np.int32), np.arange(3))

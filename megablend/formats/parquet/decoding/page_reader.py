@@ -32,7 +32,6 @@ from megablend.formats.parquet.decoding.row_group import read_row_group
 from megablend.formats.parquet.decoding.values import (
     BY_ROW_GROUP,
     Encoded,
-    has_dictionaries,
     is_by_dictionary,
     plain_values,
     tokens_of,
@@ -143,11 +142,8 @@ class ParquetReader:
             if len(rows):
                 found.append(FileRanges(path, *places_of(rows)))
                 self._source.check_ranges(found[-1].offsets, found[-1].sizes, what)
-        encodings = selected.pages["encoding"]
-        if not has_dictionaries(encodings):
-            return found
-        needed = set(selected.pages["chunk"][is_by_dictionary(encodings)].tolist())
-        for chunk in chunks[sorted(needed)]:
+        needed = set(selected.pages["chunk"][is_by_dictionary(selected.pages["encoding"])].tolist())
+        for chunk in chunks[sorted(needed)] if needed else ():
             place = (
                 chunk["dictionary_offset"].reshape(1),
                 chunk["dictionary_bytes"].reshape(1).astype(np.int64),
@@ -316,8 +312,8 @@ class ParquetReader:
         """The dictionary of each page, int32 or int64 [num_entries];
         None if it has none or needs none."""
         found = list[Array | None]([None] * len(pages.blocks))
-        if has_dictionaries(pages.blocks["encoding"]):
-            needed = is_by_dictionary(pages.blocks["encoding"]).nonzero()[0]
+        needed = is_by_dictionary(pages.blocks["encoding"]).nonzero()[0]
+        if len(needed):
             stored = {int(each.ranges.offsets[0]): each[0] for each in pages.dictionaries}
             places = pages.blocks["chunk"][needed].tolist()
             by_chunk = {

@@ -159,11 +159,6 @@ def is_by_dictionary(encodings: Array) -> npt.NDArray[np.bool_]:
     return found
 
 
-def has_dictionaries(encodings: Array) -> bool:
-    """Whether one of a few pages is dictionary-encoded; see `is_by_dictionary`."""
-    return not set(_DICTIONARY).isdisjoint(encodings.tolist())
-
-
 def plain_values(data: Buffer, count: int, physical: int) -> Array:
     """`count` PLAIN values at the start of `data`, int32 or int64 [count], as a view.
     Raises MalformedError."""
