@@ -13,10 +13,10 @@ All little-endian. Both words of a record are aligned, and each is stored and lo
 instruction: NumPy assigns, and a memoryview of 64-bit items copies, 8 bytes of a constant size.
 
 The checksum is the sum of crc32(page) times an odd factor of the page (`sum_of_pages`), so that
-pages can be added and removed. The seal is the remainder of all other bits of the record, as one
-number, by a prime: no single flipped bit makes a reader believe a page that is not held, since a
-power of two is no multiple of it. Between the stores of the two words the seal is wrong, and the
-block is taken for one that is not held.
+pages can be added and removed. The seal is such that the exclusive or of both words is a multiple of
+a prime: a single flipped bit changes that by a power of two, which is none, so that no reader then
+believes a page that is not held. Between the stores of the two words the seal is wrong, and the block
+is taken for one that is not held.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ FIRST_WORD = HEADER_BYTES // 8
 SEAL_BITS = 40
 PRIME = (1 << 24) - 3
 _REST = (1 << SEAL_BITS) - 1
+_INVERSE = pow(1 << SEAL_BITS, -1, PRIME)
 _HEAD = struct.Struct("<8sQII")
 _START = struct.Struct("<16sI")
 _START_OFFSET = 32
@@ -58,12 +59,8 @@ _FACTOR = 0x9E3779B1
 def seal(pages: int, flags: int, checksum: int) -> int:
     """The second word of a record."""
     rest = flags << 32 | checksum
-    return (pages << SEAL_BITS | rest) % PRIME << SEAL_BITS | rest
-
-
-def is_sealed(pages: int, word: int) -> bool:
-    """Whether a record's words belong together."""
-    return (pages << SEAL_BITS | word & _REST) % PRIME == word >> SEAL_BITS
+    high = -((pages & _REST) ^ rest) * _INVERSE % PRIME
+    return ((pages >> SEAL_BITS) ^ high) << SEAL_BITS | rest
 
 
 def sum_of_pages(mask: int, data: memoryview, only: int) -> int:
@@ -156,7 +153,7 @@ class BlockMap:
         """Pages, flags and checksum of a block; zeros if its seal is wrong."""
         pages = self.words[FIRST_WORD + 2 * block]
         word = self.words[FIRST_WORD + 2 * block + 1]
-        if not is_sealed(pages, word):
+        if (pages ^ word) % PRIME:
             return 0, 0, 0
         return pages, word >> 32 & 0xFF, word & 0xFFFFFFFF
 
@@ -209,8 +206,6 @@ def _sum_header(mapping: mmap.mmap, text: bytes) -> int:
 
 
 def _are_sealed(pages: Uint64s, words: Uint64s) -> Bools:
-    """`is_sealed` of many: the remainder of the sum is that of the remainders."""
-    prime = np.uint64(PRIME)
-    high = pages % prime * np.uint64((1 << SEAL_BITS) % PRIME)
-    sealed: Bools = (high + (words & np.uint64(_REST))) % prime == words >> np.uint64(SEAL_BITS)
+    """Of which records the words belong together."""
+    sealed: Bools = (pages ^ words) % np.uint64(PRIME) == 0
     return sealed

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import mmap
 import os
+import platform
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from megablend.system.failures import cause_of, remedy_of
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _KEEP_SIZE_PUNCH_HOLE = 1 | 2
+_KEEPS_ORDER = platform.machine() == "x86_64"
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
 
@@ -62,11 +64,13 @@ def fence() -> None:
     A lock's release is ordered after all that is before it, and its acquire before all that
     follows. A release and an acquire after it are not exchanged either (on ARMv8, whose other
     loads and stores may be: they are the instructions LDAR and STLR, or their atomic forms, and
-    those keep their order; x86-64 exchanges neither loads nor stores, and its atomic operations
-    are full barriers). So the first release and the second acquire are the fence. The lock is a
-    new one each time: a shared one would be waited for by other threads, by a signal's handler in
-    this one, and in a forked child for ever.
+    those keep their order). So the first release and the second acquire are the fence. The lock is
+    a new one each time: a shared one would be waited for by other threads, by a signal's handler
+    in this one, and in a forked child for ever. x86-64 exchanges neither loads nor stores among
+    themselves by itself, and nothing here needs a load ordered after a store.
     """
+    if _KEEPS_ORDER:
+        return
     lock = threading.Lock()
     lock.acquire()
     lock.release()

@@ -11,12 +11,13 @@ import numpy as np
 
 from megablend.arrays import Int64s
 from megablend.errors import MissingFileError
-from megablend.mirror.disk.block_map import FIRST_WORD, RETIRED, BlockMap, is_sealed
+from megablend.mirror.disk.block_map import FIRST_WORD, PRIME, RETIRED, BlockMap
 from megablend.mirror.disk.disk_calls import disk_error, fence
 from megablend.mirror.disk.folder import FileKey, MirrorFolder, boot_id
 from megablend.mirror.disk.pages import (
+    ALL_PAGES,
+    BLOCK_BYTES,
     PAGE_BYTES,
-    PAGES_PER_BLOCK,
     Pages,
     pages_of_file,
     subtract,
@@ -25,7 +26,7 @@ from megablend.mirror.disk.small_file import SMALL_BYTES, read_small
 from megablend.storage.base import Bytes
 
 _TRIES = 4
-_PAGE_SHIFT = PAGE_BYTES.bit_length() - 1
+_BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 
 
 class MirroredFile:
@@ -123,8 +124,8 @@ class MirroredFile:
             if len(sizes) == 1:
                 size = int(sizes[0])
                 begin = int(begins[0])
-                part = out.data[begin : begin + size]
-                return os.preadv(self._fd, [part], int(offsets[0])) == size
+                part = out if size == len(out) else out[begin : begin + size]
+                return os.preadv(self._fd, [part.data], int(offsets[0])) == size
             from megablend.kernels.file_ranges import read_ranges
 
             return read_ranges(self._fd, offsets, sizes, begins, True, out) == len(sizes)
@@ -134,21 +135,32 @@ class MirroredFile:
     def _hold(self, offsets: Int64s, sizes: Int64s) -> bool:
         """Whether all pages of some ranges are held: plain Python, since ranges are few."""
         words = self._words
-        for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
-            page = offset >> _PAGE_SHIFT
-            stop = (offset + size + PAGE_BYTES - 1) >> _PAGE_SHIFT if size else page
-            while page < stop:
-                low = page % PAGES_PER_BLOCK
-                count = min(stop - page, PAGES_PER_BLOCK - low)
-                needed = ((1 << count) - 1) << low
-                at = FIRST_WORD + 2 * (page // PAGES_PER_BLOCK)
-                if at >= len(words):
-                    return False
-                pages = words[at]
-                if pages & needed != needed or not is_sealed(pages, words[at + 1]):
-                    return False
-                page += count
+        try:
+            for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
+                stop = offset + size
+                at = FIRST_WORD + (offset >> _BLOCK_SHIFT << 1)
+                last = FIRST_WORD + (stop - 1 >> _BLOCK_SHIFT << 1)
+                while at <= last:
+                    pages = words[at]
+                    if (pages ^ words[at + 1]) % PRIME:  # see `mirror.disk.block_map`
+                        return False
+                    if pages != ALL_PAGES:
+                        begin = (at - FIRST_WORD) * (BLOCK_BYTES // 2)
+                        if not _has(pages, offset - begin, stop - begin):
+                            return False
+                    at += 2
+        except IndexError:  # beyond the end of the file
+            return False
         return True
+
+
+def _has(pages: int, begin: int, stop: int) -> bool:
+    """Whether the bytes of a block in a range that may begin before it and end after it are
+    held."""
+    low = max(begin, 0) // PAGE_BYTES
+    high = -(-min(stop, BLOCK_BYTES) // PAGE_BYTES)
+    needed = (1 << high) - (1 << low)
+    return stop <= begin or pages & needed == needed
 
 
 class _WholeFile(MirroredFile):
