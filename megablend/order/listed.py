@@ -4,7 +4,7 @@ lists: of any number of sources by one call of a kernel, since a call costs more
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -97,22 +97,22 @@ def locate_ranges(
         starts, stops: int64 [n], positions in the source's endless concatenation of epochs.
     """
     parts = list[Spans]()
-    shifts = np.array([each.shift for each in sources])[numbers]
-    starts = starts + shifts
-    stops = stops + shifts
-    rows = np.flatnonzero(starts < stops)
-    left = rows
-    while len(left):
-        numbers = numbers[left]
-        starts = starts[left]
-        stops = stops[left]
+    if any(each.shift for each in sources):
+        shifts = np.array([each.shift for each in sources])[numbers]
+        starts = starts + shifts
+        stops = stops + shifts
+    rows = np.arange(len(starts))
+    while len(left := (starts < stops).nonzero()[0]):
+        if len(left) < len(starts):
+            rows = rows[left]
+            numbers = numbers[left]
+            starts = starts[left]
+            stops = stops[left]
         table, places, _listings = _find_stretches(sources, numbers, starts)
         cuts = np.empty((5, cut(table, places, starts, stops, _NONE)), np.int64)
         cut(table, places, starts, stops, cuts)
         parts.append(Spans(rows[cuts[0]], *cuts[1:]))
         starts = (table["first"] + table["tokens"])[places]
-        left = np.flatnonzero(starts < stops)
-        rows = rows[left]
     return join_spans(parts)
 
 
@@ -120,25 +120,31 @@ def _find_stretches(
     sources: Sequence[ListedSource], numbers: Int64s, starts: Int64s
 ) -> tuple[npt.NDArray[np.void], Int64s, list[Listing]]:
     """The stretches that contain `starts`, the one of each, and what keeps their memory."""
-    order = np.argsort(numbers, kind="stable")
-    by_source = starts[order]
-    firsts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
-    each_source = zip(
-        pairwise([*firsts.tolist(), len(order)]),
-        numbers[order[firsts]].tolist(),
-        np.minimum.reduceat(by_source, firsts).tolist(),
-        np.maximum.reduceat(by_source, firsts).tolist(),
-        strict=True,
-    )
     rows = list[tuple[int, ...]]()
     listings = list[Listing]()
-    found = np.empty(len(order), np.int64)
+    found = np.empty(len(starts), np.int64)
+    order: Int64s | slice = slice(None)
+    by_source = starts
+    each_source: Iterable[tuple[tuple[int, int], int, int, int]]
+    if len(sources) == 1:  # often of a single sample
+        each_source = [((0, len(starts)), 0, int(starts.min()), int(starts.max()))]
+    else:
+        order = np.argsort(numbers, kind="stable")
+        by_source = starts[order]
+        firsts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
+        each_source = zip(
+            pairwise([*firsts.tolist(), len(starts)]),
+            numbers[order[firsts]].tolist(),
+            np.minimum.reduceat(by_source, firsts).tolist(),
+            np.maximum.reduceat(by_source, firsts).tolist(),
+            strict=True,
+        )
     for (begin, end), number, low, high in each_source:
         listed, _, *place = sources[number]
         for inside, (epoch, first, listing) in listed.stretches(by_source[begin:end], low, high):
             found[begin:end][inside] = len(rows)
             rows.append((epoch, first, *listing.columns, *place))
             listings.append(listing)
-    places = np.empty(len(order), np.int64)
+    places = np.empty(len(starts), np.int64)
     places[order] = found
     return np.array(rows, STRETCH_DTYPE), places, listings

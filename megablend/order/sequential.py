@@ -55,7 +55,7 @@ class SequentialOrder(ListedOrder):
             return self._listing
         blocks = np.arange(run * self._run, min((run + 1) * self._run, self._blocks.num_blocks) + 1)
         edges = self._blocks.before(blocks)
-        listing = Listing.of(blocks[:-1], edges - edges[0])
+        listing = Listing.of(blocks[:-1], edges - edges[0] if run else edges)
         if self.memory_bytes:
             self._listing = listing
         return listing
