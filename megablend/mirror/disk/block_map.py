@@ -138,6 +138,14 @@ class BlockMap:
         _START.pack_into(self.mapping, _START_OFFSET, boot, checksum)
 
     @property
+    def is_header_whole(self) -> bool:
+        """Whether the header is as it was stored."""
+        _, _, _, json_size = _HEAD.unpack_from(self.mapping)
+        _, checksum = _START.unpack_from(self.mapping, _START_OFFSET)
+        text = self.mapping[_JSON_OFFSET : min(_JSON_OFFSET + json_size, HEADER_BYTES)]
+        return bool(checksum == _sum_header(self.mapping, text))
+
+    @property
     def punches(self) -> int:
         """Changes before holes are made."""
         return self.words[_PUNCHES_WORD]

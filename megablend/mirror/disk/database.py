@@ -77,6 +77,8 @@ class Database:
         if self._connection is None:
             self._connection = sqlite3.connect(self._path, check_same_thread=False)
             self._connection.executescript(_OPEN)
+            if self._connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+                raise sqlite3.DatabaseError("its pages are damaged")
         with self._connection:
             if statement == _PUT:
                 self._connection.executemany(statement, rows)

@@ -186,8 +186,10 @@ class StoredFile:
         self.map.set_flag(new.blocks, DURABLE)
 
     def repair(self) -> None:
-        """Give up blocks whose records are damaged, and give back what is not held: a process may
+        """Store a damaged header again, give up blocks whose records are damaged, and give back what is not held: a process may
         have ended before it did so. Raises: DataError."""
+        if not self.map.is_header_whole:
+            self.map.store_header(self.map.boot)
         damaged = self.map.find_damage()
         for block in damaged:
             self.map.store(block, 0, 0, 0)
