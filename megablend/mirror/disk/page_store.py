@@ -104,6 +104,7 @@ class PageStore:
         self._num_pages = 0
         self._newest = 0.0
         self._unsynced = set[str]()
+        self._used = set[str]()
         self._num_unsynced = 0
         self._synced_at = time.monotonic()
         self._scrubbed: tuple[str, int] = ("", 0)
@@ -207,6 +208,7 @@ class PageStore:
         self._count(entry, num_new)
         self._use += 1
         entry.use = self._use
+        self._used.add(digest)
         self._room.note(digest, new, due, self._use)
         self._num_unsynced += num_new * PAGE_BYTES
         self._sync_in_time()
@@ -251,6 +253,7 @@ class PageStore:
         if entry := self._entries.get(key.digest):
             self._use += 1
             entry.use = self._use
+            self._used.add(key.digest)
             self._room.touch(key.digest, pages, self._use)
 
     def set_due(self, rows: Iterable[DueRows]) -> None:
@@ -274,6 +277,7 @@ class PageStore:
             return
         if key.size < SMALL_BYTES:
             entry.is_copied = True
+            self._used.add(key.digest)
             return
         stored = self._open(key.digest)
         is_all = stored.map.masks_at(pages) & ~pages.masks == 0
@@ -303,9 +307,10 @@ class PageStore:
                     failure = error
                 self._count(entry, count_pages(stored.map.held().masks) - entry.num_pages)
             self._unsynced.discard(digest)
-        self._database.put(
-            "use", {d: b"%d %d" % (e.use, e.is_copied) for d, e in self._entries.items()}
-        )
+        used = [self._entries[digest] for digest in self._used]
+        values = {each.key.digest: b"%d %d" % (each.use, each.is_copied) for each in used}
+        self._database.put("use", values)
+        self._used.clear()
         if failure is not None:
             raise failure
 
@@ -397,10 +402,11 @@ class PageStore:
             self._count(entry, -entry.num_pages)
         else:
             stored = self._open(digest)
+            before = count_pages(stored.map.masks_at(pages))
             try:
                 stored.remove(pages)
             finally:
-                self._count(entry, count_pages(stored.map.held().masks) - entry.num_pages)
+                self._count(entry, count_pages(stored.map.masks_at(pages)) - before)
         if not entry.num_pages:
             self._discard(digest)
 

@@ -17,7 +17,8 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-from megablend.mirror.disk.disk_calls import DiskCalls
+from megablend.errors import MissingFileError
+from megablend.mirror.disk.disk_calls import DiskCalls, disk_error
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.pages import PAGE_BYTES
 from megablend.system.limited_json import parse_json
@@ -44,10 +45,13 @@ def full_mask(size: int) -> int:
 def read_small(folder: MirrorFolder, digest: str) -> SmallFile | None:
     """None if it is not held, or damaged. Raises: DataError if it cannot be read."""
     path = folder.data_path(digest)
-    if not path.exists():
+    try:
+        with os.fdopen(folder.open_file(path, os.O_RDONLY), "rb") as file:
+            content = file.read(_MOST_BYTES)
+    except MissingFileError:
         return None
-    with os.fdopen(folder.open_file(path, os.O_RDONLY), "rb") as file:
-        content = file.read(_MOST_BYTES)
+    except OSError as error:
+        raise disk_error(path, error) from error
     if len(content) < _END.size:
         return None
     magic, length, checksum = _END.unpack_from(content, len(content) - _END.size)
