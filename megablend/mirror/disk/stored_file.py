@@ -134,7 +134,8 @@ class StoredFile:
         for block, mask in _list_blocks(pages):
             held, _, checksum = self.map.load(block)
             data = self._read_block(block, held)
-            if sum_of_pages(held, memoryview(data), held) != checksum:
+            is_whole = len(data) == self._count(block, held)
+            if not is_whole or sum_of_pages(held, memoryview(data), held) != checksum:
                 wrong.append((block, held))
             elif held == mask:
                 parts.append(data)

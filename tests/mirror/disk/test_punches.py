@@ -2,6 +2,7 @@
 
 import json
 import random
+import struct
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from megablend.arrays import Int64s
-from megablend.mirror.disk.block_map import DURABLE, PRIME, seal
+from megablend.mirror.disk.block_map import DURABLE, PRIME, WORD_FACTORS, seal, sum_of_pages
 from megablend.mirror.disk.mirrored_file import MirroredFile
 from megablend.mirror.disk.pages import pages_of_file
 from megablend.storage.base import Bytes
@@ -117,6 +118,41 @@ def test_no_flipped_bit_of_a_record_keeps_its_seal() -> None:
         for bit in range(64):
             assert (pages ^ 1 << bit ^ word) % PRIME
     assert len({(1 << i) % PRIME for i in range(64)}) == 64  # nor two bits
+
+
+def test_every_flipped_bit_of_a_page_changes_its_sum() -> None:
+    """Since the upper half of a sum changes by at least 1 then, whatever is carried."""
+    for factor in WORD_FACTORS.tolist():
+        for bit in range(64):
+            assert 1 << 32 <= (factor << bit) % (1 << 64) <= (1 << 64) - (1 << 32)
+
+
+def test_sums_of_pages_add_up() -> None:
+    rng = random.Random(2)
+    for size in (BLOCK, 5 * 4096, 4 * 4096 + 77):
+        mask = (1 << 64) - 1 if size == BLOCK else 0b1010011
+        data = memoryview(rng.randbytes(size))
+        only = rng.getrandbits(64)
+        total = sum_of_pages(mask, data, mask)
+        assert (
+            sum_of_pages(mask, data, only) + sum_of_pages(mask, data, ~only & mask)
+        ) & 0xFFFFFFFF == total
+        pages = [page for page in range(64) if mask >> page & 1]
+        parts = [data[i * 4096 : (i + 1) * 4096] for i in range(len(pages))]
+        alone = [
+            sum_of_pages(1 << page, part, 1 << page)
+            for page, part in zip(pages, parts, strict=True)
+        ]
+        assert sum(alone) & 0xFFFFFFFF == total
+        parts[0], parts[1] = parts[1], parts[0]
+        assert sum_of_pages(mask, memoryview(b"".join(parts)), mask) != total
+        naive = 0
+        for page, part in zip([pages[1], pages[0], *pages[2:]], parts, strict=True):
+            padded = bytes(part).ljust(4096, b"\0")
+            words = struct.unpack("<512Q", padded)
+            inner = sum(word * (2 * i + 1) * 0x9E3779B97F4A7C15 for i, word in enumerate(words))
+            naive += (inner >> 32) % (1 << 32) * (2 * page + 1)
+        assert naive % (1 << 32) == total
 
 
 def run(tmp_path: Path, kind: str, seconds: float, seed: int) -> Counter[str]:
