@@ -125,10 +125,12 @@ class MirroredFile:
                 size = int(sizes[0])
                 begin = int(begins[0])
                 part = out if size == len(out) else out[begin : begin + size]
-                return os.preadv(self._fd, [part.data], int(offsets[0])) == size
+                if os.preadv(self._fd, [part.data], int(offsets[0])) == size:
+                    return True  # otherwise it stopped early, at 2 GiB or at a signal
             from megablend.kernels.file_ranges import read_ranges
 
-            return read_ranges(self._fd, offsets, sizes, begins, True, out) == len(sizes)
+            ahead = len(sizes) > 1
+            return read_ranges(self._fd, offsets, sizes, begins, ahead, out) == len(sizes)
         except OSError as error:
             raise disk_error(self.path, error) from error
 

@@ -4,7 +4,6 @@ others."""
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -34,8 +33,8 @@ from megablend.mirror.disk.recovery import recover
 from megablend.mirror.disk.room import DueRows, Room
 from megablend.mirror.disk.small_file import SMALL_BYTES, read_small, write_small
 from megablend.mirror.disk.stored_file import StoredFile, discard
+from megablend.system.log import LOG
 
-_log = logging.getLogger(__name__)
 _MOST_OPEN = 256
 _UNSYNCED_BYTES = 64 << 20
 _UNSYNCED_SECONDS = 30.0
@@ -121,7 +120,7 @@ class PageStore:
                 self._unsynced.add(digest)
             self._use = max(self._use, entry.use)
         if num_lost:
-            _log.warning(
+            LOG.warning(
                 "mirror: %s: recovered %d pages; %d were lost when the machine stopped",
                 folder.path,
                 self._num_pages,
@@ -234,7 +233,7 @@ class PageStore:
             data, wrong = self._open(digest).read(pages)
             if not len(wrong.blocks):
                 return data
-        _log.warning("mirror: %s: bytes of %s are damaged: dropped", self.folder.path, key.location)
+        LOG.warning("mirror: %s: bytes of %s are damaged: dropped", self.folder.path, key.location)
         self._remove(digest, wrong)
         return None
 

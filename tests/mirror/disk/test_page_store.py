@@ -1,5 +1,6 @@
 """The owner's side and the readers' side together."""
 
+import os
 import random
 import subprocess
 import sys
@@ -58,6 +59,19 @@ def test_pages_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert store.read(key, every) == data
     assert store.usage() == (4096 * len(to_sets(every)), 1)
     assert read(file, (0, key.size)) == [data]
+
+
+def test_reads_that_stop_early_are_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "m")
+    key = key_of(BLOCK)
+    put(store, key, pages_of_file(BLOCK))
+    file = MirroredFile.open(store.folder, key)
+    assert file is not None
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, parts, offset: real(fd, [parts[0][:100]], offset))
+    assert read(file, (5000, 70_000)) == [truth(key)[5000:75_000]]
 
 
 @pytest.mark.parametrize("size", [1, 4096, 5000, (64 << 10) - 1])
