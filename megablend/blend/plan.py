@@ -109,9 +109,10 @@ class StagesPlan:
     ) -> None:
         if not stages:
             raise PlanError("a plan needs at least one stage")
-        self._stages = tuple(stages)
+        self.stages = tuple(stages)
+        """In order: contiguous ranges of the run's samples with one request."""
         self._epochs = epochs
-        self._plans: list[Plan | None] = [stage.plan for stage in stages]
+        self._plans = dict[int, Plan]()
         self.num_sources = len(stages[0].request.totals)
         self._starts = [stage.start for stage in stages]
         self._stops = [stage.stop for stage in stages]
@@ -124,29 +125,26 @@ class StagesPlan:
         # The same array, unless a source is dropped
         self._edges = self._given
         """As `given`, but that what stages before have read of dropped sources is theirs."""
+        self._reach = given[-1].copy()
+        """int64 [num_sources]: the end of each source's ordinals; after a cut some before it may
+        not be read any more."""
+        self._cuts = list[int]()
+        """Numbers of the stages that have tails."""
         for number, stage in enumerate(stages):
             if stage.dropped is not None:
                 self._edges = self._edges.copy() if self._edges is self._given else self._edges
                 np.maximum(self._edges[number:], stage.dropped, out=self._edges[number:])
+            if stage.has_tails:
+                self._cuts.append(number)
+                np.maximum(self._reach, given[number] + self._tail_stops(number), out=self._reach)
         self._first_tokens = np.stack([stage.cursor for stage in stages])
         self._sample_tokens = np.array([stage.request.sample_tokens for stage in stages], np.int64)
-        self._cuts = [number for number, stage in enumerate(stages) if stage.has_tails]
         self._tails = dict[int, Tails]()
-        self._reach = self._given[-1].copy()
-        """int64 [num_sources]: the end of each source's ordinals; after a cut some before it may
-        not be read any more."""
-        for number in self._cuts:
-            np.maximum(self._reach, self._given[number] + self._tail_stops(number), out=self._reach)
         self.num_samples = self._stops[-1]
         if self.num_samples > MAX_SAMPLES:
             raise PlanError(
                 f"{self.num_samples} samples requested; a plan can have at most {MAX_SAMPLES}"
             )
-
-    @property
-    def stages(self) -> tuple[PlannedStage, ...]:
-        """In order: contiguous ranges of the run's samples with one request."""
-        return self._stages
 
     @property
     def epochs(self) -> Epochs:
@@ -217,7 +215,7 @@ class StagesPlan:
         ks = np.full(len(ordinals), -1, np.int64)
         left = np.arange(len(ordinals))
         coming = ordinals  # of the entries in `left`: ordinals, and after a cut next ordinals
-        for number, stage in enumerate(self._stages):
+        for number, stage in enumerate(self.stages):
             if not len(left):
                 break
             following, later = self._advance(number, stage, sources[left], coming)
@@ -238,7 +236,7 @@ class StagesPlan:
         has none (before `before`)."""
         coming = np.array([max(0, ordinal)])
         owner = np.array([source], np.int32)
-        for number, stage in enumerate(self._stages):
+        for number, stage in enumerate(self.stages):
             following, later = self._advance(number, stage, owner, coming)
             start = self._starts[number]
             if before is not None and before <= start:
@@ -258,11 +256,11 @@ class StagesPlan:
         """The sample with which a source has given as many samples as it has ordinals up
         to `ordinal`, in whatever order; None if the run ends before."""
         stage = int((self._edges[1:, source] <= ordinal).sum())
-        if stage == len(self._stages) or ordinal < self._edges[stage, source]:
+        if stage == len(self.stages) or ordinal < self._edges[stage, source]:
             return None
         before = int(ordinal - self._edges[stage, source])
         # What the stage had begun of a source that was withdrawn
-        if before >= self._stages[stage].read[source]:
+        if before >= self.stages[stage].read[source]:
             return None
         return self._starts[stage] + self.plan_of(stage).nth_sample(source, before + 1)
 
@@ -324,9 +322,9 @@ class StagesPlan:
         """How a source's samples cover its tokens, by ordinal; stages with samples of the same
         length are joined."""
         found = list[TokenRange]()
-        for number, stage in enumerate(self._stages):
+        for number, stage in enumerate(self.stages):
             first, stop = (int(self._edges[each, source]) for each in (number, number + 1))
-            if number == len(self._stages) - 1:
+            if number == len(self.stages) - 1:
                 stop = int(self._reach[source])
             if first >= stop:
                 continue
@@ -339,15 +337,14 @@ class StagesPlan:
 
     def plan_of(self, stage: int) -> Plan:
         """The plan of stage number `stage`. Raises: PlanError if the stage cannot be planned."""
-        plan = self._plans[stage]
-        if plan is None:
-            plan = self._plans[stage] = self._stages[stage].make_plan()
-        return plan
+        if stage not in self._plans:
+            self._plans[stage] = self.stages[stage].make_plan()
+        return self._plans[stage]
 
     def _tails_of(self, stage: int) -> Tails:
         """What the cut of a stage leaves, which must have tails."""
         if stage not in self._tails:
-            planned = self._stages[stage]
+            planned = self.stages[stage]
             find_tails = find_interleaving(planned.interleaving).find_tails
             assert find_tails is not None
             tails = find_tails(self.plan_of(stage), planned.length)
@@ -357,7 +354,7 @@ class StagesPlan:
 
     def _tail_stops(self, stage: int) -> Int64s:
         """int64 [num_sources]: where the tails of a stage end, counted from the stage's start."""
-        edges = self._stages[stage].cut_edges
+        edges = self.stages[stage].cut_edges
         assert edges is not None
         stops: Int64s = edges[2]
         return stops

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megablend.caches.find import check_location, is_remote
-from megablend.config.complaints import Places, join_keys
+from megablend.config.complaints import Places
 from megablend.config.model import Config
 from megablend.config.source import Source
 from megablend.errors import ConfigError
@@ -33,7 +33,7 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
     urls: dict[str, str] = {}
 
     def placed(source: Source, *location: str | int) -> Source:
-        place = f"{places.line(location)}: {join_keys(location)}"
+        place = places.describe(location)
         update: dict[str, Any] = {"path": _find_locations(source.path, base, f"{place}.path", urls)}
         if isinstance(source.vocab_size, str):
             update["vocab_size"] = _absolute_path(source.vocab_size, base, f"{place}.vocab_size")
@@ -46,14 +46,14 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
         above = ("sources", split) if config.listed_by_split else ("sources",)
         sources[split] = tuple(placed(source, *above, i) for i, source in enumerate(listed))
     update: dict[str, Any] = {
-        "cache": make_cache_absolute(config.cache, base, f"{places.line(['cache'])}: cache"),
+        "cache": make_cache_absolute(config.cache, base, places.describe(["cache"])),
         "sources": sources,
     }
     if config.local_cache is not None:
-        place = f"{places.line(['local_cache'])}: local_cache"
+        place = places.describe(["local_cache"])
         update["local_cache"] = _absolute_path(config.local_cache, base, place)
     if isinstance(config.vocab_size, str):
-        place = f"{places.line(['vocab_size'])}: vocab_size"
+        place = places.describe(["vocab_size"])
         update["vocab_size"] = _absolute_path(config.vocab_size, base, place)
     if urls or config.storage.by_prefix:
         objects = make_files_absolute(config.storage, base)

@@ -19,15 +19,21 @@ def check_settings(settings: Settings) -> None:
         raise ValueError("sources: found no source for train, expected at least one")
     if settings.split is not None and set(settings.sources) - {"train"}:
         raise ValueError("split: sources are already listed for each split; remove one of the two")
-    _check_lengths(settings)
+    given = find_lengths(settings)
+    if len(given) > 1:
+        raise ValueError(
+            f"{given[1]}: the length of train is given by {given[0]} already; keep one of them"
+        )
+    for split in SPLITS[1:]:
+        if settings.is_blended(split) and not settings.has_split(split):
+            raise ValueError(
+                f"{split}_samples: there is no {split}; give it a share in `split`, or its own sources"
+            )
     for split, sources in settings.sources.items():
         check_blend(split, sources, blended=settings.is_blended(split))
     _check_weights(settings)
-    if (
-        _is_weighted(settings)
-        and not find_lengths(settings)
-        and not (settings.stages and settings.stages[-1].has_end)
-    ):
+    has_end = bool(given or (settings.stages and settings.stages[-1].has_end))
+    if _is_weighted(settings) and not has_end:
         raise ValueError(
             "samples: weights are relative and do not set a length; add samples, tokens or epochs for train"
         )
@@ -95,19 +101,6 @@ def _is_weighted(settings: Settings) -> bool:
     return (settings.sources["train"][0].unit or "weight") == "weight"
 
 
-def _check_lengths(settings: Settings) -> None:
-    given = find_lengths(settings)
-    if len(given) > 1:
-        raise ValueError(
-            f"{given[1]}: the length of train is given by {given[0]} already; keep one of them"
-        )
-    for split in SPLITS[1:]:
-        if getattr(settings, f"{split}_samples") is not None and not settings.has_split(split):
-            raise ValueError(
-                f"{split}_samples: there is no {split}; give it a share in `split`, or its own sources"
-            )
-
-
 def _check_weights(settings: Settings) -> None:
     """Check that `weight: size` and `temperature` apply to the sources."""
     listed = [
@@ -130,9 +123,10 @@ def _check_weights(settings: Settings) -> None:
 
 
 def _check_masks(settings: Settings) -> None:
-    if settings.needs_eod and settings.eod is None:
+    masks = settings.masks
+    if masks.needs_eod and masks.eod is None:
         raise ValueError(f"eod_token: {_why_no_eod(settings)}")
-    if settings.inter_document_masking and settings.create_attention_mask:
+    if masks.inter_document_masking and masks.create_attention_mask:
         raise ValueError(
             "inter_document_masking: gives cu_seqlens, not an attention mask; set create_attention_mask: false"
         )
@@ -140,12 +134,12 @@ def _check_masks(settings: Settings) -> None:
 
 def _why_no_eod(settings: Settings) -> str:
     masks = [name for name in EOD_MASKS if getattr(settings, name)]
-    found = {source.append_eod for sources in settings.sources.values() for source in sources}
+    found = settings.appended_eods
     shown = ", ".join(sorted("none" if token is None else str(token) for token in found))
-    differ = f"the sources append different ones ({shown})" if len(found) > 1 else ""
+    differ = f", and the sources append different ones ({shown})" if len(found) > 1 else ""
     return (
         f"missing; {' and '.join(masks)} need{'s' if len(masks) == 1 else ''} to know the end-of-document token"
-        f"{f', and {differ}' if differ else ''}: set `eod_token` to the token that ends documents in the data"
+        f"{differ}: set `eod_token` to the token that ends documents in the data"
     )
 
 

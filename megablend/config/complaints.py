@@ -29,8 +29,9 @@ class Places:
         self.name = name
         self._lines = lines
 
-    def line(self, location: Sequence[str | int]) -> str:
-        """`file:line` of the deepest part of a location that exists in the file."""
+    def describe(self, location: Sequence[str | int]) -> str:
+        """A location as messages begin with it: `file:line`, of its deepest part that exists in the
+        file, and its keys."""
         lines = self._lines
         line = None
         for part in location:
@@ -41,7 +42,8 @@ class Places:
                 line, lines = found
             elif isinstance(lines, list) and isinstance(part, int) and part < len(lines):
                 line, lines = lines[part]
-        return self.name if line is None else f"{self.name}:{line + 1}"
+        file = self.name if line is None else f"{self.name}:{line + 1}"
+        return f"{file}: {join_keys(location)}" if location else file
 
     def split(self, name: str) -> list[str]:
         """The location part for a split's sources, if the config lists sources by split."""
@@ -112,7 +114,6 @@ def explain_errors(
                 location += places.split(start[2])
             if start[3] is not None:
                 location.append(int(start[3]))
-        key = join_keys(location)
         if problem["type"] == "extra_forbidden":
             hint = explain_unknown(
                 str(location[-1]), _known_keys(location), list(Source.model_fields)
@@ -137,7 +138,7 @@ def explain_errors(
             )
         elif problem["type"] != "value_error":
             message = f"found {problem['input']!r}: {message[0].lower()}{message[1:]}"
-        yield f"{places.line(location)}: {key}: {message}" if key else f"{places.name}: {message}"
+        yield f"{places.describe(location)}: {message}"
 
 
 def _known_keys(location: Sequence[str | int]) -> list[str]:

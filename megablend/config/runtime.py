@@ -8,39 +8,8 @@ from dataclasses import dataclass, field
 
 from megablend.caches.base import CacheStore
 from megablend.config.model import Config
-from megablend.config.settings import Settings
+from megablend.config.settings import Masks, Settings
 from megablend.storage.object_options import ObjectOptions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Masks:
-    """What the dict of a sample contains besides its tokens."""
-
-    reset_position_ids: bool = False
-    reset_attention_mask: bool = False
-    eod_mask_loss: bool = False
-    create_attention_mask: bool = False
-    inter_document_masking: bool = False
-    eod: int | None = None
-    """The end-of-document token that masks act on."""
-
-    @classmethod
-    def of(cls, config: Settings) -> Masks:
-        """The masks of a config, or of the settings of one of its stages."""
-        return cls(
-            reset_position_ids=config.reset_position_ids,
-            reset_attention_mask=config.reset_attention_mask,
-            eod_mask_loss=config.eod_mask_loss,
-            create_attention_mask=config.create_attention_mask,
-            inter_document_masking=config.inter_document_masking,
-            eod=config.eod,
-        )
-
-    @property
-    def needs_eod(self) -> bool:
-        """Whether a mask acts on end-of-document tokens."""
-        return self.reset_position_ids or self.reset_attention_mask or self.eod_mask_loss
-
 
 _DEFAULTS = {name: field.default for name, field in Settings.model_fields.items()}
 
@@ -57,7 +26,7 @@ class Runtime:
     on_bad_sample: str = _DEFAULTS["on_bad_sample"]
     file_checks_per_second: float = _DEFAULTS["file_checks_per_second"]
     direct_io: bool = _DEFAULTS["direct_io"]
-    masks: Masks = Masks()
+    masks: Masks = field(default_factory=Masks)
     """Of the top level, and so of valid and test."""
     stage_masks: tuple[Masks, ...] = ()
     """Of each stage that the config lists; none where no stage changes them."""
@@ -79,8 +48,8 @@ class Runtime:
             on_bad_sample=config.on_bad_sample,
             file_checks_per_second=config.file_checks_per_second,
             direct_io=config.direct_io,
-            masks=Masks.of(config),
-            stage_masks=tuple(map(Masks.of, config.stage_configs_ignoring_sources))
+            masks=config.masks,
+            stage_masks=tuple(each.masks for each in config.stage_configs_ignoring_sources)
             if changes_samples
             else (),
             paths={name: source.path for name, source in sources.items()},

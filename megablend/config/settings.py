@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from megablend.config.other_names import explain_mapping
 from megablend.config.source import Model, Source
-from megablend.config.stages import StageSettings
+from megablend.config.stages import MASKS, StageSettings
 from megablend.config.values import (
     Count,
     Objects,
@@ -47,6 +48,24 @@ class Warnings(Model):
     """Warn if a source in use contains fewer samples."""
     max_read_amplification: Positive | None = Fraction(6, 5)
     """Warn if loaders read more than this multiple of the bytes that they use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Masks:
+    """What the dict of a sample contains besides its tokens."""
+
+    reset_position_ids: bool = False
+    reset_attention_mask: bool = False
+    eod_mask_loss: bool = False
+    create_attention_mask: bool = False
+    inter_document_masking: bool = False
+    eod: int | None = None
+    """The end-of-document token that masks act on."""
+
+    @property
+    def needs_eod(self) -> bool:
+        """Whether a mask acts on end-of-document tokens."""
+        return self.reset_position_ids or self.reset_attention_mask or self.eod_mask_loss
 
 
 class Settings(Model):
@@ -167,17 +186,18 @@ class Settings(Model):
         return value
 
     @property
-    def needs_eod(self) -> bool:
-        """Whether a mask acts on end-of-document tokens."""
-        return self.reset_position_ids or self.reset_attention_mask or self.eod_mask_loss
+    def appended_eods(self) -> set[int | None]:
+        """What the sources append to documents, each token once; None for nothing."""
+        return {source.append_eod for sources in self.sources.values() for source in sources}
 
     @property
-    def eod(self) -> int | None:
-        """The end-of-document token that masks act on."""
-        if self.eod_token is not None:
-            return self.eod_token
-        found = {source.append_eod for sources in self.sources.values() for source in sources}
-        return found.pop() if len(found) == 1 else None
+    def masks(self) -> Masks:
+        """The masks, and the end-of-document token that they act on: `eod_token`, or the one that
+        all sources append."""
+        eod = self.eod_token
+        if eod is None and len(appended := self.appended_eods) == 1:
+            (eod,) = appended
+        return Masks(eod=eod, **{name: getattr(self, name) for name in MASKS})
 
     @property
     def shares(self) -> tuple[Fraction, Fraction, Fraction]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
@@ -32,30 +32,33 @@ SETTINGS = (
     *MASKS,
 )
 """Keys of the config that a stage may change."""
-_FIXED = ("seed", "split", "interleaving", "add_extra_token_to_sequence", "cache", "run", "epochs")
-_FIXED_IN_SOURCES = (
-    "append_eod",
-    "column",
-    "path",
-    "format",
-    "format_options",
-    "extra_columns",
-    "name",
-)
-_REMEDY = "set it at the top level for a new run (`run:`)"
-
 
 C = TypeVar("C", bound=BaseModel)
 """The config's class."""
 
 
-class StageSource(Share):
-    """What a stage changes of a source; what is absent stays as it was in the stage before."""
+class _Changes(Model):
+    """What a stage may change."""
+
+    fixed: ClassVar[tuple[str, ...]]
+    """Keys that decide the order of the whole run, or what its samples are made of."""
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_fixed(cls, data: Any) -> Any:
-        return _refuse(data, _FIXED_IN_SOURCES)
+        for key in cls.fixed if isinstance(data, Mapping) else ():
+            if key in data:
+                raise ValueError(
+                    f"{key} cannot change within a run, whose order depends on it; set it at the "
+                    "top level for a new run (`run:`)"
+                )
+        return data
+
+
+class StageSource(Share, _Changes):
+    """What a stage changes of a source; what is absent stays as it was in the stage before."""
+
+    fixed = ("append_eod", "column", "path", "format", "format_options", "extra_columns", "name")
 
     def find_changes(self) -> dict[str, Any]:
         """The fields of a `Source` to update. A share replaces the source's share,
@@ -66,9 +69,19 @@ class StageSource(Share):
         return given
 
 
-class StageSettings(Model):
+class StageSettings(_Changes):
     """A stage of train. What is absent stays as in the stage before; the first stage begins with
     the top level's settings."""
+
+    fixed = (
+        "seed",
+        "split",
+        "interleaving",
+        "add_extra_token_to_sequence",
+        "cache",
+        "run",
+        "epochs",
+    )
 
     from_: Annotated[int, Field(ge=1, strict=True)] | None = Field(None, alias="from")
     """The sample from which the stage applies, where it cuts the stage before it; see
@@ -107,11 +120,6 @@ class StageSettings(Model):
     eod_mask_loss: bool | None = None
     create_attention_mask: bool | None = None
     inter_document_masking: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_fixed(cls, data: Any) -> Any:
-        return _refuse(data, _FIXED)
 
     @field_validator("sources", mode="before")
     @classmethod
@@ -263,13 +271,3 @@ def _change(source: Any, stage: StageSettings) -> Any:
     if source.name in stage.withdraw:
         update = {source.unit or "weight": 0}
     return source.model_copy(update=update) if update else source
-
-
-def _refuse(data: Any, fixed: tuple[str, ...]) -> Any:
-    """Refuse keys that decide the order of the whole run, or what its samples are made of."""
-    for key in fixed if isinstance(data, Mapping) else ():
-        if key in data:
-            raise ValueError(
-                f"{key} cannot change within a run, whose order depends on it; {_REMEDY}"
-            )
-    return data

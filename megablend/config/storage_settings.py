@@ -63,9 +63,7 @@ def _load_version(path: str, folder: str, version: tuple[int, ...]) -> ObjectOpt
         raise ConfigError(
             f"{path}: has no key `storage`; expected URL prefixes under it, each with its settings"
         )
-    return _parse(
-        keys["storage"], f"{places.line(['storage'])}: storage", Path(folder, path).parent
-    )
+    return _parse(keys["storage"], places.describe(["storage"]), Path(folder, path).parent)
 
 
 def _parse(given: object, place: str, base: Path) -> ObjectOptions:

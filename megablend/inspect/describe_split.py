@@ -131,7 +131,7 @@ def _find_first_repeat(run: Run) -> FirstRepeat | None:
     extra = run.extra_token
     # Where epochs overlap, the sample after one pass may come before some of these.
     passes = [
-        run.plan.count_within(number, run.epochs.start(number, 1), extra)
+        run.plan.count_within(number, run.plan.epochs.start(number, 1), extra)
         for number in range(len(run.sources))
     ]
     first = find_first_from(run.plan, np.array(passes, np.int64))
@@ -153,12 +153,12 @@ def _describe_source(
 ) -> SourceDescription:
     run = compiled.run
     source = compiled.sources[number]
-    part = run.parts[number]
+    part = run.data.parts[number]
     length = compiled.config.sequence_length
     extra = run.extra_token
     tokens = int(part["tokens"])
     used = read + extra if samples else 0
-    epochs = run.epochs.count(number, used)
+    epochs = run.plan.epochs.count(number, used)
     requested = compiled.requested[number] if run.is_blended else Fraction(samples, run.num_samples)
     return SourceDescription(
         name=source.name,
@@ -170,7 +170,7 @@ def _describe_source(
         samples=samples,
         epochs=float(epochs),
         max_epochs=None if source.max_epochs is None else float(source.max_epochs),
-        tokens_left_in_epoch=max(0, run.epochs.start(number, math.ceil(epochs)) - used),
+        tokens_left_in_epoch=max(0, run.plan.epochs.start(number, math.ceil(epochs)) - used),
         tokens_read=read,
         stored_bytes=stored_bytes,
         max_tokens=source.max_tokens,
@@ -179,14 +179,14 @@ def _describe_source(
             tokens,
             length,
             extra,
-            most=find_most_tokens(compiled.sources, run.epochs)[number],
+            most=find_most_tokens(compiled.sources, run.plan.epochs)[number],
         ),
         first_sample=_sample(presence.first[number]),
         last_sample=_sample(presence.last[number]),
         epoch_ends=tuple(epoch_ends),
         worst_prefix_error=round(float(presence.worst_error[number]), 3),
         document_lengths=count_lengths(run, number) if document_lengths else None,
-        withdrawn_tokens=run.epochs.count_withdrawn(number) or None,
+        withdrawn_tokens=run.plan.epochs.count_withdrawn(number) or None,
     )
 
 
@@ -194,7 +194,11 @@ def _estimate_stored_bytes(run: Run) -> list[int]:
     """Stored bytes of each source's blocks in this split, from evenly spaced ones if it has
     many: [num_sources]."""
     ranges = list(
-        zip(run.parts["first_block"].tolist(), run.parts["stop_block"].tolist(), strict=True)
+        zip(
+            run.data.parts["first_block"].tolist(),
+            run.data.parts["stop_block"].tolist(),
+            strict=True,
+        )
     )
     chosen = [
         np.unique(np.linspace(first, stop - 1, min(SAMPLED_BLOCKS, stop - first)).astype(np.int64))
@@ -219,10 +223,10 @@ def count_lengths(run: Run, source: int) -> tuple[int, ...] | None:
 
     Raises: CacheError if the table is damaged.
     """
-    part = run.parts[source]
+    part = run.data.parts[source]
     if part["documents"] == 0:
         return None
-    blocks = run.blocks(source)
+    blocks = run.locator.readings(source)[-1].blocks
     name = run.data.index_names[source]
     number = next(i for i, entry in enumerate(blocks.snapshot.sources) if entry.name == name)
     documents = int(part["documents"])

@@ -162,11 +162,13 @@ def _have_same_order(a: Run, b: Run, source: int, name: str) -> bool:
     if other is None or _list_snapshots(a) != _list_snapshots(b):
         return False
     same_epochs = (
-        a.epochs.segments[source] == b.epochs.segments[other]
+        a.plan.epochs.segments[source] == b.plan.epochs.segments[other]
         and a.ledger.blend.seed == b.ledger.blend.seed
     )
     eods = a.sources[source].append_eod == b.sources[other].append_eod
-    return bool(same_epochs and eods and a.split == b.split and a.parts[source] == b.parts[other])
+    return bool(
+        same_epochs and eods and a.split == b.split and a.data.parts[source] == b.data.parts[other]
+    )
 
 
 def _list_snapshots(run: Run) -> list[str]:
@@ -201,7 +203,7 @@ def _first_epoch_end(a: Run, b: Run) -> int:
     if not same or a.ledger.in_version(b.ledger.plan_version).blend != b.ledger.blend:
         return 0
     first = short.ends[-1]
-    for source, tokens in enumerate(a.tokens):
+    for source, tokens in enumerate(a.data.tokens):
         sample = a.plan.first_sample_from(source, tokens // a.sequence_length)
         if sample is not None:
             blend = a.ledger.blend

@@ -29,10 +29,10 @@ def find_warnings(compiled: Compiled) -> list[str]:
     extra = run.extra_token
     samples = run.plan.counts(run.num_samples)
     read = run.plan.count_tokens(run.num_samples)
-    tokens = np.array(run.tokens, dtype=np.int64)
+    tokens = np.array(run.data.tokens, dtype=np.int64)
     found = []
     if limits.min_source_samples is not None:
-        holds = np.array([samples_in(n, length, extra) for n in run.tokens], dtype=np.int64)
+        holds = np.array([samples_in(n, length, extra) for n in run.data.tokens], dtype=np.int64)
         small = np.flatnonzero((holds < limits.min_source_samples) & (samples > 0))
         if len(small):
             worst = small[tokens[small].argmin()]
@@ -43,7 +43,10 @@ def find_warnings(compiled: Compiled) -> list[str]:
     if limits.max_epochs is not None:
         capped = np.array([source.is_capped for source in compiled.sources])  # chosen deliberately
         epochs = np.array(
-            [float(run.epochs.count(source, n + extra)) for source, n in enumerate(read.tolist())]
+            [
+                float(run.plan.epochs.count(source, n + extra))
+                for source, n in enumerate(read.tolist())
+            ]
         )
         epochs[capped | (samples == 0)] = 0
         often = np.flatnonzero(epochs > float(limits.max_epochs))
@@ -144,7 +147,7 @@ def warn_of_epochs(run: Run) -> list[str]:
         f"change; `megablend amend CONFIG --at {run.ledger.starts[stage]}` lets the stage read them, if training has not reached "
         "it"
         for number, source in enumerate(run.sources)
-        for segment, tokens in run.epochs.list_unread(number)
+        for segment, tokens in run.plan.epochs.list_unread(number)
         for stage in [_find_entry(run, number, segment)]
     ]
 

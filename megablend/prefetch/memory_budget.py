@@ -15,7 +15,7 @@ import numpy as np
 
 from megablend.arrays import Int64s
 from megablend.config import Config
-from megablend.config.runtime import Masks
+from megablend.config.settings import Masks
 from megablend.errors import ConfigError
 from megablend.index.blocks.block_sizes import BLOCK_OVERHEAD_BYTES, NUM_SHARES, SHARES, divide_rest
 from megablend.run.run import Run
@@ -135,15 +135,14 @@ def longest_sample_bytes(run: Run) -> int:
 def check_sample(config: Config) -> None:
     """Raises: ConfigError if a single sample, of any stage, takes more than `memory`."""
     for each in (config, *config.stage_configs_ignoring_sources):
-        _check_sample(each)
-
-
-def _check_sample(config: Config) -> None:
-    if (size := sample_bytes(config.sequence_length, Masks.of(config))) > config.memory:
-        raise ConfigError(
-            f"memory: found {format_bytes(config.memory)}, expected {format_bytes(size, up=True)} or more, the size of one "
-            f"sample of sequence_length {config.sequence_length:,} in a batch; raise memory, or lower sequence_length"
-        )
+        size = sample_bytes(each.sequence_length, each.masks)
+        if size > config.memory:
+            raise ConfigError(
+                f"memory: found {format_bytes(config.memory)}, expected "
+                f"{format_bytes(size, up=True)} or more, the size of one sample of "
+                f"sequence_length {each.sequence_length:,} in a batch; raise memory, or lower "
+                "sequence_length"
+            )
 
 
 def lanes_of(lanes: int, micro_batch_size: int, stride: int) -> int:
@@ -154,10 +153,10 @@ def lanes_of(lanes: int, micro_batch_size: int, stride: int) -> int:
 def lane_bytes(run: Run) -> Int64s:
     """Bytes of blocks that a lane keeps of each source,
     in the stage that needs most: int64 [num_sources]."""
-    block_tokens = np.maximum(1, run.parts["tokens"]) / _num_blocks(run)
-    blocks = np.zeros(len(run.parts))
+    block_tokens = np.maximum(1, run.data.parts["tokens"]) / _num_blocks(run)
+    blocks = np.zeros(len(run.data.parts))
     for blend in run.blends:
-        shares = np.zeros(len(run.parts))
+        shares = np.zeros(len(run.data.parts))
         shares[: len(blend.sources)] = [float(share) for share in blend.largest_shares]
         cycle_tokens = blend.shuffle_window * blend.sequence_length
         blocks = np.maximum(blocks, shares * cycle_tokens / block_tokens + (shares > 0))
@@ -170,19 +169,19 @@ def lane_bytes(run: Run) -> Int64s:
 def _source_bytes(run: Run) -> Int64s:
     """Bytes of all of each source's blocks: int64 [num_sources]."""
     return (
-        np.asarray(run.tokens, np.int64) * _token_bytes(run)
+        np.asarray(run.data.tokens, np.int64) * _token_bytes(run)
         + _num_blocks(run) * BLOCK_OVERHEAD_BYTES
     )
 
 
 def _num_blocks(run: Run) -> Int64s:
-    counts: Int64s = np.maximum(1, run.parts["stop_block"] - run.parts["first_block"])
+    counts: Int64s = np.maximum(1, run.data.parts["stop_block"] - run.data.parts["first_block"])
     return counts
 
 
 def _token_bytes(run: Run) -> Int64s:
     snapshot = run.store.snapshot
-    files = snapshot.file_of(run.parts["first_block"])
+    files = snapshot.file_of(run.data.parts["first_block"])
     sizes: Int64s = snapshot.files.token_bytes[files] + sum(
         each.dtype.itemsize for each in run.extra_columns
     )

@@ -108,8 +108,8 @@ def make_schedules(
 
 def estimate_spans_per_sample(run: Run) -> float:
     """The approximate mean number of blocks that hold a sample's tokens."""
-    num_blocks = int((run.parts["stop_block"] - run.parts["first_block"]).sum())
-    return 1 + run.sequence_length * num_blocks / max(1, int(run.parts["tokens"].sum()))
+    num_blocks = int((run.data.parts["stop_block"] - run.data.parts["first_block"]).sum())
+    return 1 + run.sequence_length * num_blocks / max(1, int(run.data.parts["tokens"].sum()))
 
 
 def block_budget(schedule: ReadSchedule, budget: Budget) -> int:

@@ -106,7 +106,7 @@ def describe_progress(
                 "share": samples[i] / trained if trained else 0.0,
                 "planned_share": planned[i],
             }
-            for i, (source, tokens) in enumerate(zip(run.sources, run.tokens, strict=True))
+            for i, (source, tokens) in enumerate(zip(run.sources, run.data.tokens, strict=True))
         ],
     }
 

@@ -41,7 +41,7 @@ def _check_only_stage(compiled: Compiled) -> None:
     split = compiled.split
     sources = compiled.sources
     weights = compiled.weights
-    tokens = compiled.run.tokens
+    tokens = compiled.run.data.tokens
     totals = compiled.run.plan.counts(compiled.run.num_samples).tolist()
     length = config.sequence_length
     extra = int(config.add_extra_token_to_sequence)

@@ -84,5 +84,7 @@ def _list_orders(run: Run, source: str, snapshot: str) -> set[str]:
     """The orders in which a run reads a source of a snapshot."""
     number = run.data.index_names.index(source)
     return {
-        segment.order for segment in run.epochs.segments[number] if segment.snapshot == snapshot
+        segment.order
+        for segment in run.plan.epochs.segments[number]
+        if segment.snapshot == snapshot
     }

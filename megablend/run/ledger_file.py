@@ -82,6 +82,7 @@ _UNCHANGED: dict[str, Any] = {
     "of": 1,
     "shares": [],
 }
+_UNREADABLE = "cannot read the run's ledger: {}; " + REMEDY
 
 
 def load_ledger(cache: CacheLike, run: str) -> Ledger | None:
@@ -90,9 +91,7 @@ def load_ledger(cache: CacheLike, run: str) -> Ledger | None:
     Raises: CacheError if the file cannot be read or is damaged, or if it or its plan has a
         newer version.
     """
-    store = find_store(cache)
-    record = _read(store, run)
-    return None if record is None else _parse(store, run, record)
+    return _load(find_store(cache), run)[1]
 
 
 def count_skips(store: CacheStore, run: str) -> int:
@@ -115,8 +114,7 @@ def save_ledger(
         it since, in a cache that cannot be locked.
     """
     store = find_store(cache)
-    record = _read(store, ledger.run)
-    found = None if record is None else _parse(store, ledger.run, record)
+    record, found = _load(store, ledger.run)
     if record is not None and record.number >= 0 and found not in (replaces, ledger):
         raise OvertakenError(
             f"{store.describe_record(RUNS, ledger.run)}: another process changed run "
@@ -142,29 +140,25 @@ def list_runs(cache: CacheLike) -> list[Ledger]:
     return [ledger for name in run_names(cache) if (ledger := load_ledger(cache, name)) is not None]
 
 
-def _read(store: CacheStore, run: str) -> Record | None:
-    try:
-        return store.read_record(RUNS, run)
-    except OSError as error:
-        raise CacheError(
-            f"{store.describe_record(RUNS, run)}: cannot read the run's ledger ({cause_of(error)}): "
-            f"{remedy_of(error.errno)}"
-        ) from error
-    except ValueError as error:
-        raise CacheError(
-            f"{store.describe_record(RUNS, run)}: {_explain_unreadable(error)}"
-        ) from None
-
-
-def _parse(store: CacheStore, run: str, record: Record) -> Ledger:
+def _load(store: CacheStore, run: str) -> tuple[Record | None, Ledger | None]:
+    """A run's record, and the ledger that it holds. Raises: as `load_ledger`."""
     place = store.describe_record(RUNS, run)
     try:
+        record = store.read_record(RUNS, run)
+        if record is None:
+            return None, None
         text, skips = open_seal(record.data)
         try:
             parsed = parse_json(text)
         except ValueError as error:
-            raise ValueError(_explain_unreadable(error)) from None
+            raise ValueError(_UNREADABLE.format(error)) from None
         ledger = parse_ledger(parsed, skips)
+    except OSError as error:
+        raise CacheError(
+            f"{place}: cannot read the run's ledger ({cause_of(error)}): {remedy_of(error.errno)}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise CacheError(f"{place}: {_UNREADABLE.format(error)}") from None
     except ValueError as error:
         raise CacheError(f"{place}: {error}") from None
     if ledger.run != run:  # it would be written, and its skips looked for, under the other name
@@ -173,11 +167,7 @@ def _parse(store: CacheStore, run: str, record: Record) -> Ledger:
             f"that of {run!r}; put it back where it was, and rename runs with `megablend runs "
             "rename`"
         )
-    return ledger
-
-
-def _explain_unreadable(error: ValueError) -> str:
-    return f"cannot read the run's ledger: {error}; {REMEDY}"
+    return record, ledger
 
 
 def parse_ledger(record: Any, skips: int | None = None) -> Ledger:

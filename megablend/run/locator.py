@@ -150,14 +150,6 @@ class Locator:
             readings[0] = readings[0]._replace(listed=_list_source(readings[0]))
         return readings
 
-    def blocks(self, source: int) -> SplitBlocks:
-        """The source's blocks in this split, in the last snapshot that the run reads of it."""
-        return self.readings(source)[-1].blocks
-
-    def order(self, source: int) -> Order:
-        """How the source's samples are arranged over these blocks."""
-        return self.readings(source)[-1].order
-
     def locate_tokens(
         self,
         sources: npt.NDArray[np.int32],

@@ -15,15 +15,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from megablend.blend.epochs import Epochs, Segment
+from megablend.blend.epochs import Segment
 from megablend.blend.interleavings.registry import find_interleaving
 from megablend.blend.plan import StagesPlan
-from megablend.config.runtime import Masks, Runtime
+from megablend.config.runtime import Runtime
+from megablend.config.settings import Masks
 from megablend.index.blocks.block_store import BlockStore
 from megablend.index.blocks.extra_columns import ExtraColumn
-from megablend.index.blocks.splits import SplitBlocks
 from megablend.lazy import cached_property
-from megablend.order.base import Order, Spans
+from megablend.order.base import Spans
 from megablend.order.registry import find_order
 from megablend.run.ledger import Ledger
 from megablend.run.locator import Locator
@@ -126,11 +126,6 @@ class Run:
         return self.data.sources
 
     @property
-    def parts(self) -> npt.NDArray[np.void]:
-        """PART_DTYPE [num_sources]: the documents of each source that belong to the split."""
-        return self.data.parts
-
-    @property
     def is_blended(self) -> bool:
         """Whether the split is a blend; otherwise it is one pass over its sources."""
         return self.ledger.blend.is_blended
@@ -139,11 +134,6 @@ class Run:
     def num_samples(self) -> int:
         """Number of samples of the split."""
         return self.plan.num_samples
-
-    @property
-    def tokens(self) -> list[int]:
-        """Tokens of each source in this split, including end-of-document tokens."""
-        return self.data.tokens
 
     @property
     def extra_token(self) -> int:
@@ -193,19 +183,6 @@ class Run:
         start = next(start for start, stage in starts if stage.index == index)
         sample = self.plan.find_samples(np.array([source], np.int32), np.array([ordinal]))[0]
         return 0 <= int(sample) < start
-
-    @property
-    def epochs(self) -> Epochs:
-        """Where the sources' epochs begin."""
-        return self.plan.epochs
-
-    def blocks(self, source: int) -> SplitBlocks:
-        """The source's blocks in this split, in the last snapshot that the run reads of it."""
-        return self.locator.blocks(source)
-
-    def order(self, source: int) -> Order:
-        """How the source's samples are arranged over its blocks."""
-        return self.locator.order(source)
 
     def locate_spans(
         self, sources: npt.NDArray[np.int32], ordinals: npt.NDArray[np.int64]

@@ -59,7 +59,7 @@ def list_late(run: Run) -> list[tuple[int, int]]:
     for stage, first in _list_changes(run).items():
         read = run.plan.count_tokens(first)
         for source, blocks in enumerate(run.data.blocks):
-            segments = run.epochs.segments[source]
+            segments = run.plan.epochs.segments[source]
             ends = [*(after.position for after in segments[1:]), None]
             if any(
                 (end is None or end > read[source])

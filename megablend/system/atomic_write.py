@@ -8,7 +8,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TypeVar
@@ -115,7 +115,7 @@ def replace_file(path: Path, data: bytes, what: str = "the cache") -> None:
         what: is written, for an error.
     """
     with translate_os_errors(path, what):
-        _replace(path, data, write_flushed)
+        _replace(path, data, is_flushed=True)
 
 
 def keep_computed(path: Path, data: bytes) -> None:
@@ -124,18 +124,16 @@ def keep_computed(path: Path, data: bytes) -> None:
     it."""
     with translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, data, _write)
+        _replace(path, data, is_flushed=False)
 
 
-def _write(path: Path, parts: Iterable[bytes]) -> None:
-    with path.open("xb") as file:
-        file.writelines(parts)
-
-
-def _replace(path: Path, data: bytes, write: Callable[[Path, Iterable[bytes]], None]) -> None:
+def _replace(path: Path, data: bytes, *, is_flushed: bool) -> None:
     temporary = temp_sibling(path)
     try:
-        write(temporary, [data])
+        with temporary.open("xb") as file:
+            file.write(data)
+            if is_flushed:
+                flush(file)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -33,7 +33,9 @@ def test_the_parts_are_the_whole(tmp_path: Path) -> None:
     parts = [getattr(budget, field.name) for field in fields(Budget)]
     assert min(parts) > 0
     assert 1_000_003 - len(parts) <= sum(parts) <= 1_000_003
-    assert budget.orders == sum(run.order(source).memory_bytes for source in range(3))
+    assert budget.orders == sum(
+        run.locator.readings(source)[-1].order.memory_bytes for source in range(3)
+    )
 
 
 @pytest.mark.parametrize(

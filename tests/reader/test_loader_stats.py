@@ -65,7 +65,7 @@ def test_sources_and_reading_are_counted(tmp_path: Path, options: dict[str, Any]
         for i, source in enumerate(stats["sources"]):
             assert (source["name"], source["dataset_id"]) == (f"s{i}", i)
             assert source["tokens"] == seen[i] * 8
-            assert source["epochs"] == seen[i] * 8 / loader.dataset.run.tokens[i]
+            assert source["epochs"] == seen[i] * 8 / loader.dataset.run.data.tokens[i]
             assert source["share"] == seen[i] / 120
             assert source["planned_share"] == pytest.approx((4 - i) / 9, abs=0.005)
         assert stats["reads"].pop("masked_samples") == stats["reads"].pop("retries") == 0

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 
 from megablend.config import load_config
-from megablend.config.runtime import Masks
 from megablend.prefetch.samples import Samples
 from megablend.reader.tensors import sample_dict
 from megablend.run.run import Section
@@ -27,7 +26,7 @@ def section(**flags: Any) -> Section:
     source = {"name": "a", "path": "/a.arrow"}
     settings = {"cache": "/c", "sequence_length": LENGTH, "samples": 1, "eod_token": 0}
     config = load_config({**settings, "sources": [source], **flags})
-    return Section(0, 1, LENGTH, config.add_extra_token_to_sequence, Masks.of(config))
+    return Section(0, 1, LENGTH, config.add_extra_token_to_sequence, config.masks)
 
 
 def sample(tokens: list[int], starts: list[int] | None = None) -> Samples:

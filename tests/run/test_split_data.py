@@ -12,7 +12,7 @@ pytestmark = pytest.mark.long
 
 def test_blocks_of_later_snapshots_come_after_those_of_earlier_ones(tmp_path: Path) -> None:
     config = make_run(tmp_path)
-    old = megablend.open(config).run.parts.copy()
+    old = megablend.open(config).run.data.parts.copy()
     write_file(tmp_path, 1, "m2", later(1))
     write_file(tmp_path, 2, "a", later(2))
     grown = config | {
@@ -25,9 +25,9 @@ def test_blocks_of_later_snapshots_come_after_those_of_earlier_ones(tmp_path: Pa
     before = run.data.snapshots[0].parts
     first = run.store.first_blocks[1]
     assert before[:2].tolist() == old.tolist()
-    assert run.parts["first_block"].min() == first
-    blocks = [range(part["first_block"], part["stop_block"]) for part in run.parts]
+    assert run.data.parts["first_block"].min() == first
+    blocks = [range(part["first_block"], part["stop_block"]) for part in run.data.parts]
     assert sorted(block for each in blocks for block in each) == list(
         range(first, run.store.snapshot.num_blocks)
     )
-    assert len(tokens_of(later(2))) == run.parts["tokens"][2]
+    assert len(tokens_of(later(2))) == run.data.parts["tokens"][2]

@@ -105,7 +105,7 @@ def _grown(stores: Sequence[BlockStore], shares: Sequence[Fraction], *, keep: bo
     last = stores[-1].snapshot
     digests = [each.snapshot.digest for each in stores]
     request = ["grown", VERSION, digests, [str(share) for share in shares], stores[-1].source_eods]
-    stored = ComputedNumbers(last.cache, last.digest, request)
+    stored = ComputedNumbers(last.store.folder, last.digest, request)
     num_counts = len(last.sources) * len(shares)
     # How many ranges each split has, and then those of all splits
     numbers = stored.find(np.dtype(np.int64))

@@ -174,7 +174,7 @@ class OpenFiles:
             path = self._snapshot.path(file, self._roots)
             kind = column.kind
             chunks = self._snapshot.chunks(entry)
-            digests = read_digests(self._snapshot.cache, kind, entry)
+            digests = read_digests(self._snapshot.store.folder, kind, entry)
             known = dataclasses.replace(entry.opened, group_digests=digests)
 
             def open_reader() -> BlockReader:

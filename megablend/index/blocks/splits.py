@@ -54,7 +54,7 @@ def parts_of(
     """
     snapshot = store.snapshot
     request = [VERSION, snapshot.digest, list(map(str, shares)), store.append_eod]
-    stored = ComputedNumbers(snapshot.cache, snapshot.digest, request)
+    stored = ComputedNumbers(snapshot.store.folder, snapshot.digest, request)
     shape = (len(snapshot.columns), len(shares))  # extra columns have rows of zeros
     parts = stored.find(PART_DTYPE, shape[0] * shape[1])
     if parts is not None:
@@ -207,4 +207,4 @@ class SplitBlocks(RangedBlocks):
     def _stored_totals(self, num_groups: int, run: int) -> ComputedNumbers:
         ranges = self.parts[list(_RANGE)].tolist()
         parts = [*map(list, ranges), self.has_eod, num_groups, run]
-        return store_totals(self.snapshot.cache, self.snapshot.digest, parts)
+        return store_totals(self.snapshot.store.folder, self.snapshot.digest, parts)

@@ -9,6 +9,7 @@ missing or damaged ones; until then readers digest the whole file.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.caches.find import CacheLike, find_store
-from megablend.errors import REMOVE_REMEDY
+from megablend.errors import REMOVE_REMEDY, CacheError
 from megablend.formats import get_format
 from megablend.formats.base import Format, OpenedFile, has_group_digests
 from megablend.formats.megatron.lengths import READ_BYTES
 from megablend.index.read.snapshot import Snapshot
 from megablend.index.tables.cache_folders import idx_digests
 from megablend.index.tables.file_table import FileEntry
-from megablend.index.tables.sealed_numbers import find_numbers, pack_numbers
+from megablend.index.tables.sealed_numbers import pack_numbers, read_numbers
 from megablend.storage.base import Storage
 from megablend.storage.transfer import Counted
 from megablend.system.atomic_write import replace_file
@@ -57,7 +58,7 @@ def find_missing(snapshot: Snapshot) -> Iterator[LongIdx]:
             structure = file.opened.structure
             if kind.needs_group_digests(file.opened) and structure not in known:
                 known.add(structure)
-                if _find_digests(snapshot.cache, structure) is None:
+                if _find_digests(snapshot.store.folder, structure) is None:
                     yield snapshot.path(number), source.format, file.opened
 
 
@@ -96,4 +97,6 @@ def count_digest_reads(kind: Format, path: str, storage: Storage) -> Counted:
 def _find_digests(cache: Path, structure: str) -> Digests | None:
     """The digests of a file, by that of its structure;
     None if they are missing, damaged or cannot be read."""
-    return find_numbers(idx_digests(cache) / structure, np.dtype(np.uint64), magic=_MAGIC)
+    with contextlib.suppress(CacheError):
+        return read_numbers(idx_digests(cache) / structure, np.dtype(np.uint64), magic=_MAGIC)
+    return None

@@ -231,6 +231,7 @@ class _JoinedFiles(FileTable):
             )
         ]
         self._files = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+        self.columns = as_numpy(self._files.column("source"))
         self.first_block = self._offsets("first_block", int(first_blocks[-1]))
         self.first_chunk = self._offsets("first_chunk", int(first_chunks[-1]))
 

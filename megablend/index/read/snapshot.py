@@ -107,11 +107,6 @@ class Snapshot:
     def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[CacheStore, str]]:
         return _open_again, (self.store, self.digest)
 
-    @property
-    def cache(self) -> Path:
-        """The folder on this node that holds the files of the snapshot's cache."""
-        return self.store.folder
-
     def file(self, i: int) -> FileEntry:
         """File number i. Raises: IndexError."""
         return self.files.entry(i)
@@ -220,8 +215,9 @@ class Snapshot:
         counts = running[:, len(ids) :] - running[:, : len(ids)]
         rows["tokens"] = counts[0]
         counted = self._counted[files]
-        rows["first_token"] = before[0] - self._first_token[files]
-        rows["first_row"] = np.where(counted, before[1] - self._first_row[files], -1)
+        first_token, first_row = self._before_files[:, files]
+        rows["first_token"] = before[0] - first_token
+        rows["first_row"] = np.where(counted, before[1] - first_row, -1)
         for name, values in zip(("rows", "ends"), counts[1:], strict=True):
             rows[name] = np.where(counted, values, -1)
         return rows
@@ -257,14 +253,9 @@ class Snapshot:
         return self._blocks.find_last("running", name, span, values)
 
     @cached_property
-    def _first_token(self) -> Int64s:
-        """int64 [num_files + 1]: tokens before each file."""
-        return self.running("tokens_before", self.files.first_block)
-
-    @cached_property
-    def _first_row(self) -> Int64s:
-        """int64 [num_files + 1]: counted documents before each file."""
-        return self.running("rows_before", self.files.first_block)
+    def _before_files(self) -> Int64s:
+        """int64 [2, num_files + 1]: tokens, and counted documents, before each file."""
+        return self._blocks.take("running", self.files.first_block)[:2]
 
     @cached_property
     def _counted(self) -> npt.NDArray[np.bool_]:

@@ -55,6 +55,7 @@ class FileTable:
         num_files, num_columns, num_blocks, num_chunks: counts of the snapshot.
 
     Attributes:
+        columns: int32 [num_files], index of each file's column.
         first_block, first_chunk: int64 [num_files + 1], of each file.
 
     Raises: CacheError if the table is damaged.
@@ -65,9 +66,9 @@ class FileTable:
     ) -> None:
         self._path = f"{folder}/{FILES}"
         self._files = read_batch(self._path, FILE_SCHEMA)
-        columns = self.columns
+        self.columns: npt.NDArray[np.int32] = as_numpy(self._files.column("source"))
         if self._files.num_rows != num_files or (
-            num_files and not 0 <= columns.min() <= columns.max() < num_columns
+            num_files and not 0 <= self.columns.min() <= self.columns.max() < num_columns
         ):
             raise self._damaged(f"it does not contain the {num_files} files of the sources")
         self.first_block = self._offsets("first_block", num_blocks)
@@ -136,12 +137,6 @@ class FileTable:
         """numpy names of the values in files, by their numbers, as stored; sorted, each once."""
         dtypes = self._files.column("token_dtype").slice(files.start, len(files))
         return sorted(set(dtypes.to_pylist()))  # pyarrow's `unique` would import pyarrow.compute
-
-    @cached_property
-    def columns(self) -> npt.NDArray[np.int32]:
-        """int32 [num_files]: index of each file's column."""
-        columns: npt.NDArray[np.int32] = as_numpy(self._files.column("source"))
-        return columns
 
     @property
     def sizes(self) -> Int64s:

@@ -75,7 +75,7 @@ def write_checks(
 
 
 def _columns_of(names: Sequence[str]) -> np.dtype[np.void]:
-    return np.dtype([(name, "<u4") for name in names])
+    return np.dtype({"names": list(names), "formats": ["<u4"] * len(names)})
 
 
 def _compute(rows: Int64s, values: Int64s) -> npt.NDArray[np.uint32]:

@@ -69,16 +69,6 @@ def read_numbers(
     return numbers
 
 
-def find_numbers(
-    path: Path, dtype: np.dtype[Any], count: int | None = None, magic: bytes = b"", key: bytes = b""
-) -> Numbers | None:
-    """The numbers of a file, as `read_numbers`, but None also if it is damaged or unreadable:
-    they are computed again."""
-    with contextlib.suppress(CacheError):
-        return read_numbers(path, dtype, count, magic, key)
-    return None
-
-
 class ComputedNumbers:
     """Numbers in `splits/` that were computed from what the cache has, and are computed again if
     they are missing.
@@ -95,8 +85,10 @@ class ComputedNumbers:
         self._path = splits(cache) / f"{owner}-{self._key.hex()}"
 
     def find(self, dtype: np.dtype[Any], count: int | None = None) -> Numbers | None:
-        """The numbers, [count]; None if they are missing or damaged."""
-        return find_numbers(self._path, dtype, count, key=self._key)
+        """The numbers, [count]; None if they are missing, damaged or cannot be read."""
+        with contextlib.suppress(CacheError):
+            return read_numbers(self._path, dtype, count, key=self._key)
+        return None
 
     def keep(self, numbers: Numbers) -> None:
         """Store the numbers. Raises: CacheError if they cannot be written."""

@@ -87,6 +87,7 @@ class Sources(LazyItems[SourceEntry]):
         names: [num_sources].
         reads: [num_sources], as `SourceEntry.read`; sources that are read alike have the same
             object.
+        numbers: of the sources, by their names.
     """
 
     def __init__(
@@ -95,16 +96,12 @@ class Sources(LazyItems[SourceEntry]):
         super().__init__(len(names), make)
         self.names = tuple(names)
         self.reads = tuple(reads)
+        self.numbers = {name: number for number, name in enumerate(self.names)}
 
     @property
     def formats(self) -> set[str]:
         """Names of the formats of their files."""
         return {read.format or "" for read in self.reads}
-
-    @cached_property
-    def numbers(self) -> dict[str, int]:
-        """The number of each source, by its name."""
-        return {name: number for number, name in enumerate(self.names)}
 
 
 def make_columns(

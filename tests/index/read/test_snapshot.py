@@ -133,7 +133,7 @@ def test_a_flipped_bit_of_the_table_of_files_is_said_at_opening(snapshot: Snapsh
         CacheError,
         match=r"files.arrow: damaged table: its checksum is wrong; build again to repair it",
     ):
-        open_snapshot(snapshot.cache, snapshot.digest)
+        open_snapshot(snapshot.store.folder, snapshot.digest)
     table.write_bytes(data)
 
 
@@ -150,5 +150,5 @@ def test_a_block_of_no_chunk_of_its_file_is_refused(snapshot: Snapshot) -> None:
             CacheError,
             match=r"blocks.arrow: damaged table: a block refers to a chunk outside its file",
         ):
-            open_snapshot(snapshot.cache, snapshot.digest).blocks([0])
+            open_snapshot(snapshot.store.folder, snapshot.digest).blocks([0])
     table.write_bytes(data)

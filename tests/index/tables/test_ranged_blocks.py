@@ -79,7 +79,7 @@ def test_a_part_counts_what_it_has_and_keeps_it(
 def test_damaged_totals_are_counted_again(blocks: SplitBlocks) -> None:
     expected = blocks.group_totals(3, 2).tolist()
     blocks.keep_group_totals(3, 2)
-    (path,) = (blocks.snapshot.cache / "splits").iterdir()
+    (path,) = (blocks.snapshot.store.folder / "splits").iterdir()
     data = bytearray(path.read_bytes())
     data[0] ^= 1
     for damaged in (bytes(data), bytes(data[:-1]), b""):
