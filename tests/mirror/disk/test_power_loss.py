@@ -17,6 +17,7 @@ import pytest
 
 from megablend.mirror.disk.disk_calls import DiskCalls, punch_hole, write_all
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
+from megablend.mirror.disk.mirrored_file import MirroredFile
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import pages_of_file
 from tests.mirror.disk.mirrors import key_of, open_store, pages_at, put, to_sets, truth
@@ -168,3 +169,12 @@ def test_after_a_process_was_killed_nothing_is_read_again(tmp_path: Path) -> Non
     put(store, key, pages_of_file(key.size))
     again = open_store(tmp_path / "m")
     assert to_sets(again.held(key)) == to_sets(pages_of_file(key.size))
+
+
+def test_ranks_wait_for_the_owner_after_a_new_start(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "m", boot=bytes(16))
+    key = KEYS[1]
+    put(store, key, pages_of_file(key.size))
+    assert MirroredFile.open(store.folder, key) is None
+    open_store(tmp_path / "m")  # as of now
+    assert MirroredFile.open(store.folder, key) is not None
