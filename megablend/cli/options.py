@@ -80,9 +80,9 @@ def read_state(path: str | Path) -> dict[str, Any]:
     from megablend.system.limited_json import parse_json
 
     with translating(str(path)):
-        text = Path(path).read_text(encoding="utf-8")
+        data = Path(path).read_bytes()
     try:
-        record = parse_json(text)
+        record = parse_json(data.decode())
     except ValueError as error:
         raise ConfigError(f"{path}: expected a state saved as JSON: {error}") from None
     if not isinstance(record, dict):

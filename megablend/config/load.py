@@ -79,6 +79,8 @@ def read_config_file(path: Path) -> tuple[dict[str, Any], Places]:
     """
     try:
         text = read_limited(path)
+    except IsADirectoryError as error:
+        raise ConfigError(f"{path}: is a folder; give a YAML or JSON config") from error
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot read the config: {cause_of(error)}: {remedy_of(error.errno)}"

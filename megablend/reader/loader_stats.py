@@ -177,4 +177,4 @@ def write_prometheus(stats: dict[str, Any], path: str | Path) -> None:
         gauge = Gauge(f"megablend_source_{name}", f"{name} of a source", labels, registry=registry)
         for source in stats["sources"]:
             gauge.labels(**of_run, source=source["name"]).set(source[name])
-    replace_file(Path(path), generate_latest(registry))
+    replace_file(Path(path), generate_latest(registry), "the figures")

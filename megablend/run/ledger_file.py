@@ -27,7 +27,7 @@ from megablend.run.ledger_format import (
     seal_ledger,
 )
 from megablend.run.stage import SETTINGS, Blend, SourceShare, Stage
-from megablend.system.failures import cause_of, remedy_of
+from megablend.system.failures import cache_remedy_of, cause_of
 from megablend.system.limited_json import fits, is_count, parse_json
 
 _SHARE = re.compile(r"[0-9]+(/[1-9][0-9]*)?")
@@ -155,7 +155,7 @@ def _load(store: CacheStore, run: str) -> tuple[Record | None, Ledger | None]:
         ledger = parse_ledger(parsed, skips)
     except OSError as error:
         raise CacheError(
-            f"{place}: cannot read the run's ledger ({cause_of(error)}): {remedy_of(error.errno)}"
+            f"{place}: cannot read the run's ledger ({cause_of(error)}): {cache_remedy_of(error.errno)}"
         ) from error
     except UnicodeDecodeError as error:
         raise CacheError(f"{place}: {_UNREADABLE.format(error)}") from None

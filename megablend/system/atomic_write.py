@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import IO, TypeVar
 
 from megablend.errors import CacheError, ConfigError, MegablendError
-from megablend.system.failures import cause_of, remedy_of
+from megablend.system.failures import cache_remedy_of, cause_of, remedy_of
 from megablend.system.safe_open import check_folder, open_again, open_regular
 
 TEMPORARY = ".tmp-"
@@ -22,11 +22,12 @@ TEMPORARY = ".tmp-"
 DIGEST_BYTES = 16
 """Of the BLAKE2b digests that seal files."""
 _READ_BYTES = 1 << 20
+_CACHE = "the cache"
 Data = TypeVar("Data", bytes, memoryview)
 
 
 @contextlib.contextmanager
-def translate_os_errors(path: Path, what: str = "the cache") -> Iterator[None]:
+def translate_os_errors(path: Path, what: str = _CACHE) -> Iterator[None]:
     """Turn an OSError of the cache's file system (no permission, no space) into a
     CacheError that names the path.
 
@@ -38,7 +39,7 @@ def translate_os_errors(path: Path, what: str = "the cache") -> Iterator[None]:
     except MegablendError:  # a missing data file is an OSError too, but not one of the cache
         raise
     except OSError as error:
-        remedy = remedy_of(error.errno)
+        remedy = (cache_remedy_of if what == _CACHE else remedy_of)(error.errno)
         raise CacheError(
             f"{error.filename or path}: cannot write {what} ({cause_of(error)}): {remedy}"
         ) from error
@@ -71,7 +72,7 @@ class reading:  # noqa: N801  # used like a function
             error, (MegablendError, *self._apart_from)
         ):
             raise CacheError(
-                f"{error.filename or self._path}: cannot read the cache ({cause_of(error)}): {remedy_of(error.errno)}"
+                f"{error.filename or self._path}: cannot read the cache ({cause_of(error)}): {cache_remedy_of(error.errno)}"
             ) from error
 
 
@@ -107,7 +108,7 @@ def write_flushed(path: Path, parts: Iterable[bytes]) -> None:
         flush(file)
 
 
-def replace_file(path: Path, data: bytes, what: str = "the cache") -> None:
+def replace_file(path: Path, data: bytes, what: str = _CACHE) -> None:
     """Replace the file at `path` atomically: a reader sees either the old content
     or the new one, complete.
 

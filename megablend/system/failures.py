@@ -9,7 +9,7 @@ import os
 import resource
 from collections.abc import Iterator
 
-from megablend.errors import MegablendError, ResourceError
+from megablend.errors import REMOVE_REMEDY, MegablendError, ResourceError
 
 _REMEDIES = {
     errno.EACCES: "get permission for it, or use another folder",
@@ -21,8 +21,8 @@ _REMEDIES = {
     errno.EDQUOT: "free space within the quota there, or use another folder",
     errno.ENOMEM: "the machine, or the job's limit, has no memory left: stop other processes, or request more",
     errno.ELOOP: "links are not followed here for security: remove the link",
-    errno.ENXIO: "remove it, and build again (`megablend build CONFIG`)",
-    errno.EISDIR: "remove it, and build again (`megablend build CONFIG`)",
+    errno.ENXIO: "give the path of a file",
+    errno.EISDIR: "give the path of a file",
     errno.ENOENT: "it does not exist, or was just removed",
     errno.ENAMETOOLONG: "use shorter names",
     errno.EFBIG: "allow larger files (`ulimit -f`), or use another file system",
@@ -45,6 +45,12 @@ def remedy_of(number: int | None) -> str:
     if number in (errno.EMFILE, errno.ENFILE):
         return _raise_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
     return _REMEDIES.get(number or 0, "check the path and the file system, or use another folder")
+
+
+def cache_remedy_of(number: int | None) -> str:
+    """The remedy for a system error at a path inside a cache: what is there in place of a file is
+    no user's, and a build writes it again."""
+    return REMOVE_REMEDY if number in (errno.ENXIO, errno.EISDIR) else remedy_of(number)
 
 
 def _raise_open_files(limit: int, hard: int) -> str:

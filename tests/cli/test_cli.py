@@ -143,6 +143,18 @@ def test_the_cache_option_takes_the_place_of_the_configs(tmp_path: Path, config:
             3,
             "run 'demo' was not built there; run `megablend build CONFIG` first",
         ),
+        (["build", "{folder}"], 2, "empty: is a folder; give a YAML or JSON config\n"),
+        (["check", "{folder}"], 2, "empty: is a folder; give a YAML or JSON config\n"),
+        (
+            ["check", "{config}", "--state", "{folder}"],
+            3,
+            "empty: Is a directory: give the path of a file\n",
+        ),
+        (
+            ["check", "{config}", "--state", "{data}"],
+            2,
+            "0.parquet: expected a state saved as JSON: 'utf-8' codec can't decode byte",
+        ),
         (["describe", "{config}", "--ranks", "2"], 2, "--ranks 2 needs --micro-batch"),
         (["describe", "{config}", "--workers", "2"], 2, "--workers 2 needs --micro-batch"),
         (
@@ -165,7 +177,9 @@ def test_errors_are_short_and_have_codes(
     tmp_path: Path, config: Path, args: list[str], code: int, says: str
 ) -> None:
     (tmp_path / "empty").mkdir()
-    done = run(*(arg.format(config=config, folder=tmp_path / "empty") for arg in args))
+    places = {"config": config, "folder": tmp_path / "empty"}
+    places["data"] = tmp_path / "source0" / "0.parquet"
+    done = run(*(arg.format_map(places) for arg in args))
     assert done.returncode == code
     assert says in done.stderr
     assert "Traceback" not in done.stderr

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import megablend
-from megablend.errors import ConfigError
+from megablend.errors import CacheError, ConfigError
 from megablend.reader.loader_stats import append_stats, write_prometheus
 from megablend.storage.by_scheme import make_storage
 from tests.inspect.test_find import make_run
@@ -144,6 +144,8 @@ def test_lines_and_prometheus_text(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found["megablend_read_bytes", None] == stats["reads"]["bytes"]
     for source in stats["sources"]:
         assert found["megablend_source_tokens", source["name"]] == source["tokens"]
+    with pytest.raises(CacheError, match=r"cannot write the figures \(Is a directory\): give the "):
+        write_prometheus(stats, tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"pip install 'megablend\[prometheus\]'"):
         write_prometheus(stats, tmp_path / "megablend.prom")

@@ -30,7 +30,7 @@ from megablend.index.blocks.block_store import BlockStore
 from megablend.index.read.snapshot import Snapshot
 from megablend.index.tables.sealed_numbers import pack_numbers, parse_numbers
 from megablend.storage.requested_reads import RequestedReads, run_in_threads
-from megablend.system.atomic_write import replace_file
+from megablend.system.atomic_write import reading, replace_file
 from megablend.system.safe_open import read_regular
 
 _BATCH_BLOCKS = 64
@@ -160,7 +160,9 @@ def owners_of(parts: Sequence[BlockRange]) -> set[str]:
 def _find_lengths(path: Path, part: BlockRange) -> Int32s | None:
     """The lengths of a range's documents; None if they are missing or damaged."""
     try:
-        return parse_numbers(read_regular(path), np.dtype(np.int32), part.documents)
+        with reading(path, apart_from=(FileNotFoundError,)):
+            data = read_regular(path)
+        return parse_numbers(data, np.dtype(np.int32), part.documents)
     except FileNotFoundError:
         return None
 

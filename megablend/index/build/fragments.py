@@ -29,7 +29,7 @@ from megablend.errors import REMOVE_REMEDY, CacheError
 from megablend.formats.base import BLOCK_DTYPE, CHUNK_DTYPE, Array, FileIndex
 from megablend.index.build.source_spec import SourceFile, SourceSpec
 from megablend.system.atomic_write import replace_file, seal, unseal
-from megablend.system.failures import cause_of, remedy_of
+from megablend.system.failures import cache_remedy_of, cause_of
 from megablend.system.limited_json import missing_field, parse_json
 from megablend.system.safe_open import open_regular, read_regular
 
@@ -222,9 +222,8 @@ def _readable(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise CacheError(
-            f"{path}: cannot be read ({cause_of(error)}): {remedy_of(error.errno)}, or remove it"
-        ) from error
+        remedy = ", or ".join(dict.fromkeys([cache_remedy_of(error.errno), REMOVE_REMEDY]))
+        raise CacheError(f"{path}: cannot be read ({cause_of(error)}): {remedy}") from error
 
 
 def _range_in(header: dict[str, Any]) -> tuple[int, int] | None:
