@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
+from megablend.arrays import Int64s
 from megablend.index.read.joined_snapshot import JoinedSnapshot
 from megablend.index.verify.check_files import files_of
 from megablend.run.run import Run
+
+_SAMPLES = 1 << 16
+"""Of a drain, that are located together."""
 
 
 class RunFile(NamedTuple):
@@ -33,22 +39,39 @@ def list_files(run: Run) -> list[RunFile]:
     if run.split != "train":  # it reads one snapshot
         number = snapshot.snapshots.index(run.data.snapshots[0].snapshot)
         return [RunFile(file) for file in snapshot.files_of(number, names)]
-    stops = _find_stops(run)
+    gone = snapshot.list_gone(names)
     listed = [RunFile(number) for number in snapshot.files_of(last, names)]
-    gone = (
-        (number, which) for number, which in snapshot.list_gone(names).items() if which < len(stops)
-    )
-    return [*listed, *(RunFile(number, stops[which]) for number, which in gone)]
+    for which, (start, stop) in enumerate(_find_stops(run)):
+        files = [each for each in gone if each.snapshot == which]
+        ends = _find_ends(run, {each.source for each in files}, start, stop)
+        listed += [RunFile(each.numbers[0], int(ends[each.numbers].max())) for each in files]
+    return listed
 
 
-def _find_stops(run: Run) -> list[int]:
-    """For each snapshot but the last one of a run, the first sample from which on only files of the
-    next one are read: that which stages of the next one read in their own settings, or, of a run
-    that reads files longer, the run's end."""
+def _find_stops(run: Run) -> list[tuple[int, int]]:
+    """For each snapshot but the last one of a run: the first sample of the stage that reads the
+    next one, and the sample from which on only files of that are read: that which stages of the
+    next one read in their own settings, or, of a run that reads files longer, the run's end."""
     late = {stage for _, stage in list_late(run)}
     return [
-        run.num_samples if stage in late else first for stage, first in _list_changes(run).items()
+        (run.num_samples, run.num_samples) if stage in late else (run.ledger.starts[stage], first)
+        for stage, first in _list_changes(run).items()
     ]
+
+
+def _find_ends(run: Run, names: set[str], start: int, stop: int) -> Int64s:
+    """For each file of a run's index the sample after the last one of [start, stop), a drain, that
+    reads it; `start` if none does: int64 [num_files]. Only of sources with these names."""
+    ends = np.full(run.store.snapshot.num_files, start)
+    numbers = [i for i, name in enumerate(run.data.index_names) if name in names]
+    for first in range(start, stop if numbers else start, _SAMPLES):
+        samples = np.arange(first, min(first + _SAMPLES, stop))
+        sources, ordinals = run.plan.locate_many(samples)
+        rows = np.flatnonzero(np.isin(sources, numbers))
+        spans = run.locate_spans(sources[rows], ordinals[rows])
+        files = run.store.snapshot.file_of(spans.blocks)
+        np.maximum.at(ends, files, samples[rows[spans.rows]] + 1)
+    return ends
 
 
 def list_late(run: Run) -> list[tuple[int, int]]:

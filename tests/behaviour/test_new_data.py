@@ -335,6 +335,30 @@ def test_samples_of_another_length_after_a_source_is_withdrawn(
         assert all(end <= given[-1] for end in source["epoch_ends"])
 
 
+def test_a_drain_that_reads_nothing_of_a_withdrawn_source_needs_no_files_of_it(
+    tmp_path: Path,
+) -> None:
+    """Its lanes keep the length of before, and go on in the sources that remain."""
+    config = make_run(tmp_path)
+    withdrawn = {"samples": 1600, "withdraw": ["s1"], "sequence_length": 16}
+    edited = config | {"stages": [STAGES[0], withdrawn]}
+    megablend.build_index(edited)
+    found = megablend.amend(edited, at=112)
+    assert found.drain > 0
+    shutil.rmtree(tmp_path / "data" / "source1")
+    dataset = megablend.open(edited)
+    assert not megablend.check(edited, state=dataset.state_dict(found.at)).problems
+    loader = megablend.Loader(dataset, micro_batch_size=2, consumed_samples=found.at)
+    watched = [each.number for each in loader._watch._files if each.is_needed(found.at)]
+    assert len(watched) == 2
+    assert sum(len(batch["tokens"]) for batch in loader) == 1600 - found.at
+    lines = megablend.check(edited).older_problems
+    assert len(lines) == 2
+    assert all(line.endswith(f"; only samples before {found.at} read it") for line in lines)
+    early = megablend.check(edited, state=dataset.state_dict(found.at - 1))
+    assert len(early.problems) == 2
+
+
 def test_validation_of_the_first_stage_has_no_sources_that_come_later(tmp_path: Path) -> None:
     config = make_run(tmp_path, split="70,20,10")
     before = megablend.open(config, "valid")

@@ -18,6 +18,7 @@ from megablend.errors import PlanError
 from megablend.run.ledger import Ledger
 from megablend.run.ledger_file import load_ledger, parse_ledger, save_ledger
 from megablend.run.ledger_format import chain_digests, ledger_record
+from megablend.run.run_files import list_files
 from tests.formats.writers import KINDS
 from tests.runs import make_config, read_samples
 
@@ -273,14 +274,12 @@ def lose_file(
     return config, said
 
 
-def find_gone(dataset: megablend.Dataset) -> list[int]:
-    """The samples that have tokens of the file that is gone, their labels apart."""
+def find_gone(dataset: megablend.Dataset, *, labels: int = 0) -> list[int]:
+    """The samples that have tokens of the file that is gone, their last `labels` apart."""
     return [
         k
         for k, sample in enumerate(read_samples(dataset))
-        if not set(GONE).isdisjoint(
-            sample.tokens.tolist()[: len(sample.tokens) - dataset.run.extra_token]
-        )
+        if not set(GONE).isdisjoint(sample.tokens.tolist()[: len(sample.tokens) - labels])
     ]
 
 
@@ -294,7 +293,9 @@ def test_files_that_are_gone_are_not_read_for_another_epoch(
     config, said = lose_file(tmp_path, at, is_added=is_added, extra=extra)
     dataset = megablend.open(config)
     after = said.at + said.drain
-    assert [k for k in find_gone(dataset) if k >= after] == []
+    assert [k for k in find_gone(dataset, labels=dataset.run.extra_token) if k >= after] == []
+    (stop,) = [each.stop for each in list_files(dataset.run) if each.stop is not None]
+    assert stop == max([said.at, *(k + 1 for k in find_gone(dataset))])
     samples = [each for each in read_samples(dataset) if each.source == 1]
     read = [t for each in samples for t in each.tokens.tolist()[:4] if t in {*FIRST, *LAST}]
     counts = [read.count(token) for token in (*FIRST, *LAST)]
@@ -309,7 +310,7 @@ def test_a_drain_begins_nothing_of_files_that_are_gone(tmp_path: Path) -> None:
     """The epoch that it would begin is of another snapshot than the one that the source is in."""
     config, said = lose_file(tmp_path, 8, is_added=True, extra=True, length=8)
     dataset = megablend.open(config)
-    assert find_gone(dataset) == []
+    assert find_gone(dataset, labels=dataset.run.extra_token) == []
     assert (said.at + said.drain) % 2 == 0
 
 
@@ -318,7 +319,7 @@ def test_a_ledger_of_before_says_how_long_it_reads_files_that_are_gone(tmp_path:
     old = make_old(config)
     dataset = megablend.open(config)
     assert dataset.run.ledger == old
-    assert max(find_gone(dataset)) > said.at + said.drain
+    assert max(find_gone(dataset, labels=dataset.run.extra_token)) > said.at + said.drain
     says = "source 's1': files that stage 2 lacks are read for another epoch"
     for warnings in (
         megablend.build(config).warnings,
@@ -334,5 +335,9 @@ def test_a_ledger_of_before_says_how_long_it_reads_files_that_are_gone(tmp_path:
     megablend.build_index(config)  # the build above had the file again
     amended = megablend.amend(config, at=said.at)
     dataset = megablend.open(config)
-    assert [k for k in find_gone(dataset) if k >= amended.at + amended.drain] == []
+    assert [
+        k
+        for k in find_gone(dataset, labels=dataset.run.extra_token)
+        if k >= amended.at + amended.drain
+    ] == []
     assert not [line for line in megablend.check(config).warnings if says in line]

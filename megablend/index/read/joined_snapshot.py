@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,16 @@ from megablend.index.tables.source_entry import ColumnEntry, SourceEntry, Source
 from megablend.index.tables.tables import CHUNK_COLUMNS, FILE_SCHEMA
 from megablend.lazy import cached_property
 from megablend.storage.location import join
+
+
+class GoneFile(NamedTuple):
+    """A file whose content the last of several snapshots lacks."""
+
+    source: str
+    snapshot: int
+    """The last one that has it."""
+    numbers: list[int]
+    """Of the files with its content: its own in that snapshot, then those in earlier ones."""
 
 
 class JoinedSnapshot(Snapshot):
@@ -138,23 +148,27 @@ class JoinedSnapshot(Snapshot):
             first + number for entry in entries if entry.name in sources for number in entry.files
         ]
 
-    def list_gone(self, sources: Sequence[str]) -> dict[int, int]:
-        """Files of the named sources whose content the last snapshot lacks: for each, the last
-        snapshot that has it."""
-        found = dict[int, int]()
-        known = set[tuple[str, str]]()
+    def list_gone(self, sources: Sequence[str]) -> list[GoneFile]:
+        """Files of the named sources whose content the last snapshot lacks, each once for every
+        name that it has in the last snapshot with that content."""
+        gone = list[GoneFile]()
+        known = dict[tuple[str, str], list[GoneFile]]()
         for which, snapshot in reversed(list(enumerate(self.snapshots))):
+            first = int(self._first_files[which])
             for entry in (each for each in snapshot.sources if each.name in sources):
-                keys = [(entry.name, key) for key in snapshot.files.keys(entry)]
-                if which < len(self.snapshots) - 1:
-                    listed = zip(entry.files, keys, strict=True)
-                    found |= {
-                        int(self._first_files[which]) + i: which
-                        for i, key in listed
-                        if key not in known
-                    }
-                known.update(keys)
-        return found
+                mine = dict[tuple[str, str], list[GoneFile]]()
+                for i, content in zip(entry.files, snapshot.files.keys(entry), strict=True):
+                    key = entry.name, content
+                    if key in known:
+                        for later in known[key]:
+                            later.numbers.append(first + i)
+                    elif which < len(self.snapshots) - 1:
+                        gone.append(GoneFile(entry.name, which, [first + i]))
+                        mine.setdefault(key, []).append(gone[-1])
+                    else:
+                        mine[key] = []
+                known |= mine
+        return gone
 
     @property
     def token_ranges(self) -> Int64s:
