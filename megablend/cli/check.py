@@ -57,7 +57,8 @@ def check(
 ) -> None:
     """Check that all data files of CONFIG's run exist unchanged.
 
-    They must have the sizes and times that were indexed. Exits with 3 if not.
+    They must have the sizes and times that were indexed, and CONFIG must be what the run is
+    committed to. Exits with 3 if not.
     """
     from megablend.cli.progress import progress_on
     from megablend.operations.check import check as check_files
@@ -82,7 +83,7 @@ def check(
         _print_checked(files)
         if tokens is not None:
             _print_tokens(tokens)
-    if files.problems or files.unfit_steps is not None or (tokens is not None and tokens.problems):
+    if files.has_problems or (tokens is not None and tokens.problems):
         sys.exit(3)
 
 
@@ -93,8 +94,7 @@ def _print_checked(files: CheckResult) -> None:
     print_lines(files.warnings, "warning: ")
     result = f"{len(files.problems):,} missing or changed" if files.problems else "all as indexed"
     print_line(f"{files.files:,} files of index {files.index}: {result}")
-    if files.unfit_steps is not None:
-        print_line(files.unfit_steps)
+    print_lines(line for line in (files.uncommitted, files.unfit_steps) if line is not None)
 
 
 def _print_tokens(found: CheckDataResult) -> None:

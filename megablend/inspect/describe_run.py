@@ -100,7 +100,7 @@ def describe_planned(
         lanes=config.lanes,
         index=describe_index(run.store.snapshot),
         splits={split: described for split, (described, _) in splits.items()},
-        problems=check_store(config, run.store).problems,
+        problems=check_store(config, run.store, withdrawn=config.withdrawn).problems,
         warnings=tuple(warnings),
         transfer=_estimate_transfer(run, loaders),
         opening_seconds=_measure_opening(config, run, planned_in),

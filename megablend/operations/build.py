@@ -304,7 +304,11 @@ def _commit_run(
         save_ledger(config.cache_store, committed, replaces=ledger)
     stages_before = len(ledger.stages) if ledger else 0
     # The files of an index that was just built have just been checked.
-    problems = check_store(config, store).problems if store.snapshot.digest != report.digest else ()
+    problems = (
+        check_store(config, store, withdrawn=config.withdrawn).problems
+        if store.snapshot.digest != report.digest
+        else ()
+    )
     return BuildResult(
         index=report,
         documents=documents,

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from megablend.config import Config
 from megablend.config.numbers import whole_number
-from megablend.errors import MISSING_REMEDY, CacheError, DataError, MissingFileError, PlanError
+from megablend.errors import (
+    MISSING_REMEDY,
+    CacheError,
+    DataError,
+    MissingFileError,
+    PlanError,
+    StateError,
+)
 from megablend.index.blocks.block_store import BlockStore
 from megablend.index.build.build import Progress
 from megablend.index.verify.check_files import FileChecker, check_each, check_files, files_of
@@ -31,7 +39,9 @@ from megablend.storage.base import Storage
 class CheckResult(Record):
     """What a check of data files found."""
 
-    OPTIONAL: ClassVar[frozenset[str]] = frozenset({"older_problems", "warnings", "unfit_steps"})
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset(
+        {"older_problems", "warnings", "uncommitted", "unfit_steps"}
+    )
     index: str
     """Digest of the index that the files were compared with."""
     files: int
@@ -43,9 +53,17 @@ class CheckResult(Record):
     samples read them."""
     warnings: tuple[str, ...] = ()
     """What of the run is readable, but hardly meant."""
+    uncommitted: str | None = None
+    """Why loaders refuse the config: it was edited, and the run is committed to what it was. None
+    if they do not, or there is no run; files are compared with what the run reads."""
     unfit_steps: str | None = None
     """Why the steps of the loaders that were asked about do not fit the run; None if they do, or
     were not asked about."""
+
+    @property
+    def has_problems(self) -> bool:
+        """Whether training cannot go on as it is."""
+        return bool(self.problems or self.uncommitted or self.unfit_steps)
 
 
 def check(
@@ -85,33 +103,46 @@ def check(
     if ledger is not None:
         load_skips(session.cache, ledger)  # a damaged record is a problem of the run
     digests = ledger.indices if ledger else (open_newest(session).digest,)
-    position = None if state is None else State.from_dict(state).consumed_samples
-    result = check_store(checked, open_stores(checked, digests, session.storage), progress=progress)
-    if micro_batch_size is not None and ledger is not None:
+    taken = None if state is None else State.from_dict(state)
+    position = None if taken is None else taken.consumed_samples
+    run, uncommitted = (None, None) if ledger is None else _open(session, taken)
+    store = open_stores(checked, digests, session.storage)
+    gone = checked.withdrawn if uncommitted is None else ()
+    result = check_store(checked, store, withdrawn=gone, progress=progress)
+    result = replace(result, uncommitted=uncommitted)
+    if micro_batch_size is not None and run is not None:
         step = whole_number("micro_batch_size", micro_batch_size, least=1)
         step *= whole_number("data_parallel_size", data_parallel_size, least=1)
-        run = _open(session)
         result = replace(result, unfit_steps=unfit_step(run, skips_of(run), position or 0, step))
-    return result if len(digests) == 1 else _check_older(session, result, position, progress)
+    if run is None or len(digests) == 1:
+        return result
+    return _check_older(session, run, result, position, progress)
 
 
-def _open(session: Session) -> Run:
-    """The run as loaders open it; if they refuse the config, as it was committed."""
+def _open(session: Session, state: State | None) -> tuple[Run, str | None]:
+    """The run as loaders open it; if they refuse the config, as it was committed, and why, unless
+    the config is that of the state."""
     try:
-        return open_run(session.config, "train", storage=session.storage)
-    except (PlanError, CacheError):
-        return session.open()
+        return open_run(session.config, "train", storage=session.storage), None
+    except (PlanError, CacheError) as error:
+        says = f"the config is not what run {session.run!r} is committed to, and loaders refuse it"
+        reason = f"{says}: {error}"
+    if state is not None:
+        with contextlib.suppress(PlanError, CacheError, StateError):
+            open_run(session.config, "train", state, storage=session.storage)
+            return session.open(), None
+    return session.open(), reason
 
 
 def _check_older(
     session: Session,
+    run: Run,
     result: CheckResult,
     position: int | None,
     progress: Callable[[Progress], None] | None,
 ) -> CheckResult:
     """The result, with what is wrong with files that only older snapshots of the run have, and what
     of epochs it leaves out."""
-    run = session.open()
     result = replace(result, warnings=(*result.warnings, *warn_of_epochs(run)))
     stops = {
         file.number: file.stop
@@ -133,12 +164,21 @@ def _check_older(
 
 
 def check_store(
-    config: Config, store: BlockStore, *, progress: Callable[[Progress], None] | None = None
+    config: Config,
+    store: BlockStore,
+    *,
+    withdrawn: Collection[str],
+    progress: Callable[[Progress], None] | None = None,
 ) -> CheckResult:
-    """Check the files of an opened index; of several, those of the last one. Raises: CacheError."""
-    numbers = files_of(
-        store.snapshot, [name for name in config.all_sources if name not in config.withdrawn]
-    )
+    """Check the files of an opened index; of several, those of the last one.
+
+    Args:
+        withdrawn: names of sources, whose files are left out.
+
+    Raises: CacheError.
+    """
+    names = [name for name in config.all_sources if name not in withdrawn]
+    numbers = files_of(store.snapshot, names)
     found = check_files(
         FileChecker(store.snapshot, store.roots, store.storage), numbers, progress=progress
     )

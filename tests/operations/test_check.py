@@ -317,3 +317,41 @@ def test_what_is_replaced_while_training_is_an_error(
     with pytest.raises(ChangedFileError, match=rf"{path}"):
         batches_until_error(loader)
     loader.close()
+
+
+def test_a_config_that_was_edited_but_not_amended_is_told(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    says = "the config is not what run 'default' is committed to, and loaders refuse it: "
+    heavier = config | {"sources": [config["sources"][0] | {"weight": 3}, config["sources"][1]]}
+    without = {"samples": 80, "withdraw": ["s1"]}
+    withdrawn = config | {"samples": None, "stages": [{"samples": 40}, without]}
+    edits = {
+        "weight": heavier,
+        "run 'default' has 1 of 2 versions": withdrawn,
+        "run `megablend build CONFIG` to extend it": config | {"samples": 50},
+    }
+    for why, edited in edits.items():
+        given = {key: value for key, value in edited.items() if value is not None}
+        with pytest.raises((CacheError, megablend.PlanError)) as refused:
+            megablend.open(given)
+        found = megablend.check(given)
+        assert (found.uncommitted, found.problems) == (f"{says}{refused.value}", ())
+        assert why in str(refused.value)
+        done = command(tmp_path, given, "check")
+        assert done.returncode == 3
+        assert done.stdout.splitlines()[-1].startswith(says)
+    assert megablend.check(config).uncommitted is None
+    # A stage that is not committed yet withdraws nothing
+    files(tmp_path, 1)[1].unlink()
+    del withdrawn["samples"]
+    assert len(megablend.check(withdrawn).problems) == 1
+
+
+def test_a_config_of_a_states_own_plan_is_not_refused(config: dict[str, Any]) -> None:
+    state = megablend.open(config).state_dict(20)
+    megablend.reset_run(config, "default")
+    megablend.build(config | {"seed": 7})
+    assert megablend.check(config).uncommitted is not None
+    assert len(megablend.open(config, state=state)) == 40
+    assert megablend.check(config, state=state).uncommitted is None
