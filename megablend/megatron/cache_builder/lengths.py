@@ -15,6 +15,7 @@ from megablend.errors import ChangedFileError, CorruptFileError
 from megablend.formats.base import Array
 from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
 from megablend.kernels.exact.length_totals import total_lengths
+from megablend.megatron.request.address import check_pair
 from megablend.megatron.request.layout import sequence_range
 from megablend.megatron.request.request import CacheRequest
 from megablend.storage.base import Storage
@@ -96,10 +97,12 @@ def lengths_of(prefix: str, table: str | None = None, *, storage: Storage) -> St
     """Where the lengths of a pair are stored, whose `.bin` must exist;
     with `table`, those of a table, int32 in a `.npy` file.
 
-    Raises: MissingFileError, CorruptFileError, UnsupportedFileError.
+    Raises: MissingFileError, CorruptFileError, UnsupportedFileError; ConfigError for another
+        address without a table.
     """
     if table is not None:
         return _table(table, storage)
+    check_pair(prefix)
     path = f"{prefix}.idx"
     storage.stat(f"{prefix}.bin")
     size = storage.stat(path).size

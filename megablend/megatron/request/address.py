@@ -71,6 +71,17 @@ def parse_address(text: str) -> Address:
     )
 
 
+def check_pair(word: str) -> None:
+    """Raises: ConfigError for an address that is not the prefix of a pair; as parse_address
+    does."""
+    kind = parse_address(word).format
+    if kind != PAIR:
+        raise ConfigError(
+            f"{word}: not a .bin/.idx pair: `{kind}:` addresses are for MegablendGPTDataset, whose lengths "
+            "MegablendDatasetBuilder writes when training starts"
+        )
+
+
 def is_in_object_store(word: str) -> bool:
     """Whether the files of an address or a prefix are in an object store.
     Raises: as parse_address does."""

@@ -10,11 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from megablend.errors import ConfigError
+from megablend.errors import ConfigError, MissingFileError
+from megablend.megatron.request.address import check_pair
 from megablend.megatron.request.layout import split_matrix
 from megablend.megatron.request.request import SPLITS, Blend, CacheRequest
 from megablend.megatron.request.tokenizer import build_identifiers, read_identifiers
+from megablend.storage.location import find_scheme
 from megablend.system.limited_json import parse_json
+from megablend.system.safe_open import get_file_size
 
 _LEGACY_SPLIT = "969, 30, 1"
 """What Megatron takes where --data-path comes without --split; its spaces are hashed."""
@@ -188,7 +191,8 @@ def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any
             `megablend megatron-cache` takes.
         tokenizer_flags: what --tokenizer-type is built with.
 
-    Raises: ConfigError if flags are missing or contradict, or name a file that cannot be read.
+    Raises: ConfigError if flags are missing or contradict, or name a file that cannot be read;
+        MissingFileError if the size of a split is not known, and a local pair is not there either.
     """
     blend, blend_per_split = _blends(flags)
     split = flags["split"]
@@ -203,12 +207,17 @@ def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any
         )
         if part is not None
     ]
+    try:
+        sizes = count_samples(used, **{name: flags[name] for name in _SIZE_FLAGS})
+    except ConfigError:
+        _check_files([blend, *(blend_per_split or ())])
+        raise
     return CacheRequest(
         path_to_cache=flags["data_cache_path"],
         random_seed=flags["seed"],
         sequence_length=flags["seq_length"],
         tokenizer=_identifiers(flags["tokenizer_identifiers"], tokenizer_flags),
-        sizes=count_samples(used, **{name: flags[name] for name in _SIZE_FLAGS}),
+        sizes=sizes,
         blend=blend,
         blend_per_split=blend_per_split,
         split=split,
@@ -217,6 +226,16 @@ def request_of_flags(flags: Mapping[str, Any], tokenizer_flags: Mapping[str, Any
         mid_level_dataset_surplus=flags["mid_level_dataset_surplus"],
         interleaving=flags["interleaving"],
     )
+
+
+def _check_files(blends: Sequence[Blend | None]) -> None:
+    """Look for the local pairs of blends, before other flags are asked for in vain.
+    Raises: MissingFileError; ConfigError for an address of another kind."""
+    for prefix in (prefix for blend in blends if blend for prefix in blend.prefixes):
+        check_pair(prefix)
+        for path in (f"{prefix}.bin", f"{prefix}.idx"):
+            if not find_scheme(path) and get_file_size(path) is None:
+                raise MissingFileError(path, "no such file")
 
 
 def _blends(flags: Mapping[str, Any]) -> tuple[Blend | None, tuple[Blend | None, ...] | None]:
