@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from megablend.cli.megatron_cache import megatron_cache, parse_bytes, spread
-from megablend.errors import ConfigError, MegablendError
+from megablend.errors import ConfigError, CorruptFileError, MegablendError
 from tests.cli.commands import run as run_here
 from tests.cli.commands import runner_with_stderr
 from tests.pairs import contents, write_pair
@@ -116,6 +116,19 @@ def test_a_blend_alone_then_again(data: list[str], tmp_path: Path) -> None:
     again = run(cache, *blend(data))
     assert "nothing is missing" in again.stdout
     assert "train" in again.stdout
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_a_copy_that_was_interrupted(data: list[str], tmp_path: Path, is_built: bool) -> None:
+    """A `.bin` that is shorter than its `.idx` says is refused by a new cache and by a complete one."""
+    if is_built:
+        here(tmp_path / "cache", *blend(data))
+    path = Path(f"{data[2]}.bin")
+    os.truncate(path, path.stat().st_size - 200)
+    with pytest.raises(
+        CorruptFileError, match=r"2_text\.idx at byte \d+: sequence 799 .* is outside the \.bin of"
+    ):
+        here(tmp_path / "cache", *blend(data))
 
 
 def built_bytes(found: dict[str, Any]) -> int:

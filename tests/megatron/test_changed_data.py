@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from megatron.core.datasets.gpt_dataset import GPTDataset
 
-from megablend.errors import CacheError, ChangedFileError, MissingFileError
+from megablend.errors import CacheError, ChangedFileError, CorruptFileError, MissingFileError
 from megablend.megatron import MegablendDatasetBuilder, MegablendGPTDataset, prepare
 from megablend.megatron.cache_builder import build_cache, completion_marker
 from megablend.system import build_lock
@@ -145,6 +145,24 @@ def test_a_pair_that_is_replaced_between_a_jobs_start_and_its_first_sample(
     write_word(tmp_path / "1", "megatron", [*documents[1:], documents[0]])
     with pytest.raises(ChangedFileError, match="was replaced or written to after this job began"):
         list(datasets[0])
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("is_built", [False, True])
+def test_a_bin_whose_copying_was_interrupted(
+    tmp_path: Path, options: dict[str, Any], cls: type[Any], is_built: bool
+) -> None:
+    """A cache that is made and one that is met refuse it when the job starts."""
+    if is_built:
+        build(cls, tmp_path / "cache", options)
+    path = Path(f"{options['blend'][0][1]}.bin")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(CorruptFileError, match=rf"is outside the \.bin of {len(whole) - 1} bytes"):
+        build(cls, tmp_path / "cache", options)
+    path.write_bytes(whole)
+    expected = megatron_build(config_of(tmp_path / "expected", **options), SIZES)
+    check(build(cls, tmp_path / "cache", options), expected)
 
 
 def test_data_that_comes_back(tmp_path: Path, options: dict[str, Any]) -> None:

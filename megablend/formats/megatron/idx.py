@@ -140,12 +140,44 @@ def _check_places(
     )
     if not inside.all():
         number = int(np.argmin(inside))
-        raise CorruptFileError(
-            path,
-            f"sequence {number} ({lengths[number]} tokens of {itemsize} bytes at byte {pointers[number]}) is outside "
-            f"the .bin of {bin_bytes} bytes: one of the two files is truncated or belongs to another pair",
-            offset=HEADER_BYTES + 4 * number,
-        )
+        raise _outside(path, number, lengths[number], pointers[number], itemsize, bin_bytes)
+
+
+def check_last_place(path: str, header: Header, length: int, pointer: int, bin_bytes: int) -> None:
+    """Check that the last sequence of an `.idx` is within the `.bin`, which shows one whose copying
+    was interrupted.
+
+    Args:
+        path: of the `.idx`, for messages.
+        length: of the last sequence, in tokens.
+        pointer: its first byte in the `.bin`.
+
+    Raises: CorruptFileError.
+    """
+    itemsize = np.dtype(header.token_dtype).itemsize
+    if pointer < 0 or pointer + length * itemsize > bin_bytes:
+        number = header.num_sequences - 1
+        raise _outside(path, number, length, pointer, itemsize, bin_bytes)
+
+
+def describe_unused_bytes(bin_path: str, idx_path: str, used: int, bin_bytes: int) -> str:
+    """A warning about bytes at the end of a `.bin` that belong to no sequence: Megatron accepts
+    such a pair silently."""
+    return (
+        f"{bin_path}: has {bin_bytes:,} bytes, of which {idx_path} describes the first {used:,}; the rest is never read; "
+        "check that the two files belong together"
+    )
+
+
+def _outside(
+    path: str, number: int, length: int, pointer: int, itemsize: int, bin_bytes: int
+) -> CorruptFileError:
+    return CorruptFileError(
+        path,
+        f"sequence {number} ({length} tokens of {itemsize} bytes at byte {pointer}) is outside "
+        f"the .bin of {bin_bytes} bytes: one of the two files is truncated or belongs to another pair",
+        offset=HEADER_BYTES + 4 * number,
+    )
 
 
 def block_starts(sequences: Sequences, block_bytes: int) -> Array:

@@ -35,7 +35,12 @@ from megablend.formats.base import (
     OpenedFile,
 )
 from megablend.formats.blocks import single_chunk
-from megablend.formats.megatron.idx import Sequences, block_starts, parse_idx
+from megablend.formats.megatron.idx import (
+    Sequences,
+    block_starts,
+    describe_unused_bytes,
+    parse_idx,
+)
 from megablend.formats.megatron.lengths import WHOLE_BYTES, LengthReader, digest_idx
 from megablend.storage.base import Bytes, Storage
 from megablend.storage.ranges import FetchedRanges, FileRanges
@@ -240,15 +245,11 @@ class MegatronFormat(BaseFormat):
         return digests
 
     def describe_unused_bytes(self, path: str, blocks: Array, size: int) -> str | None:
-        """A warning about bytes at the end of a `.bin` that belong to no sequence: Megatron accepts
-        such a pair silently."""
+        """See Format.describe_unused_bytes."""
         used = int((blocks["offset"] + blocks["stored_bytes"]).max(initial=0))
         if used >= size:
             return None
-        return (
-            f"{path}: has {size:,} bytes, of which {self.files(path)[1]} describes the first {used:,}; the rest is never read; "
-            "check that the two files belong together"
-        )
+        return describe_unused_bytes(path, self.files(path)[1], used, size)
 
 
 MEGATRON = MegatronFormat()

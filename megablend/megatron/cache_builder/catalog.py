@@ -23,7 +23,7 @@ from megablend.distributed.base import Communicator
 from megablend.errors import CacheError
 from megablend.formats.base import Array
 from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
-from megablend.megatron.cache_builder.lengths import lengths_of, read_lengths
+from megablend.megatron.cache_builder.lengths import counted_lengths, read_lengths
 from megablend.megatron.cache_builder.shared_array import shared_array
 from megablend.storage.base import Storage
 from megablend.system.atomic_write import replace_file, translate_os_errors
@@ -83,7 +83,8 @@ def build_catalog(
             path.with_suffix(".json").unlink(missing_ok=True)
     with shared_array(path.with_suffix(".npy"), firsts[-1], launch) as write:
         for number in assign_longest_first(counts, launch.size)[launch.rank]:
-            write(firsts[number], read_lengths(lengths_of(names[number], storage=storage)))
+            stored = counted_lengths(names[number], counts[number], storage=storage)
+            write(firsts[number], read_lengths(stored))
     if launch.rank == 0:
         replace_file(path.with_suffix(".json"), text)
     launch.barrier()

@@ -13,12 +13,19 @@ import numpy as np
 
 from megablend.errors import ChangedFileError, CorruptFileError
 from megablend.formats.base import Array
-from megablend.formats.megatron.idx import HEADER_BYTES, parse_header
+from megablend.formats.megatron.idx import (
+    HEADER_BYTES,
+    Header,
+    check_last_place,
+    describe_unused_bytes,
+    parse_header,
+)
 from megablend.kernels.exact.length_totals import total_lengths
 from megablend.megatron.request.address import check_pair
 from megablend.megatron.request.layout import sequence_range
 from megablend.megatron.request.request import CacheRequest
 from megablend.storage.base import Storage
+from megablend.system.log import LOG
 
 _CHUNK = 1 << 20
 """Lengths read at once: 4 MiB."""
@@ -94,7 +101,7 @@ class StoredLengths:
 
 
 def lengths_of(prefix: str, table: str | None = None, *, storage: Storage) -> StoredLengths:
-    """Where the lengths of a pair are stored, whose `.bin` must exist;
+    """Where the lengths of a pair are stored, whose `.bin` must exist and contain the last sequence;
     with `table`, those of a table, int32 in a `.npy` file.
 
     Raises: MissingFileError, CorruptFileError, UnsupportedFileError; ConfigError for another
@@ -104,23 +111,58 @@ def lengths_of(prefix: str, table: str | None = None, *, storage: Storage) -> St
         return _table(table, storage)
     check_pair(prefix)
     path = f"{prefix}.idx"
-    storage.stat(f"{prefix}.bin")
+    bin_bytes = storage.stat(f"{prefix}.bin").size
     size = storage.stat(path).size
     header = parse_header(path, storage.read(path, 0, min(size, HEADER_BYTES)), size)
+    _check_end(prefix, header, bin_bytes, storage)
     return StoredLengths(
         path=path, offset=HEADER_BYTES, num_sequences=header.num_sequences, storage=storage
     )
 
 
+def _check_end(prefix: str, header: Header, bin_bytes: int, storage: Storage) -> None:
+    """Check that the last sequence ends within the `.bin`; warn if the `.bin` goes on after all of
+    them. Raises: CorruptFileError."""
+    path = f"{prefix}.idx"
+    count = header.num_sequences
+    if not count:
+        return
+    lengths, pointers = _read_places(path, count - 1, count, count, storage)
+    check_last_place(path, header, int(lengths[0]), int(pointers[0]), bin_bytes)
+    width = np.dtype(header.token_dtype).itemsize
+    used = int(pointers[0]) + width * int(lengths[0])
+    if used < bin_bytes:  # unless another sequence is stored after the last one
+        for first, last in _chunks(0, count):
+            lengths, pointers = _read_places(path, first, last, count, storage)
+            used = max(used, int((pointers + width * lengths.astype(np.int64)).max()))
+    if used < bin_bytes:
+        LOG.warning("%s", describe_unused_bytes(f"{prefix}.bin", path, used, bin_bytes))
+
+
+def _read_places(
+    path: str, first: int, last: int, num_sequences: int, storage: Storage
+) -> tuple[Array, Array]:
+    """Lengths and pointers of sequences [first, last): int32 and int64 [last - first]."""
+    offsets = np.array([4 * first, 4 * num_sequences + 8 * first]) + HEADER_BYTES
+    sizes = np.array([4, 8]) * (last - first)
+    data, starts = storage.read_ranges(
+        path, offsets, sizes, lambda nbytes: np.empty(nbytes, np.uint8)
+    )
+    lengths, pointers = (
+        data[start : start + size] for start, size in zip(starts, sizes, strict=True)
+    )
+    return np.frombuffer(lengths, "<i4"), np.frombuffer(pointers, "<i8")
+
+
 def counted_lengths(
-    prefix: str, size: PartSize, table: str | None = None, *, storage: Storage
+    prefix: str, num_sequences: int, table: str | None = None, *, storage: Storage
 ) -> StoredLengths:
     """Where the lengths of a dataset are stored, as `lengths_of`,
-    but without looking at files again: its part has been counted."""
+    but without looking at files again: its sequences have been counted."""
     if table is not None:
         return _table(table, storage)
     return StoredLengths(
-        path=f"{prefix}.idx", offset=HEADER_BYTES, num_sequences=size.num_sequences, storage=storage
+        path=f"{prefix}.idx", offset=HEADER_BYTES, num_sequences=num_sequences, storage=storage
     )
 
 
@@ -242,7 +284,7 @@ class LengthReader:
         """The lengths of a dataset whose part has been counted, by this rank or another."""
         kept = self._kept.get(prefix)
         return kept or counted_lengths(
-            prefix, size, self._tables.get(prefix), storage=self._storage
+            prefix, size.num_sequences, self._tables.get(prefix), storage=self._storage
         )
 
     def _allocate(self, size: int) -> Array | None:

@@ -19,6 +19,7 @@ from megablend.megatron.cache_builder.lengths import (
     read_part,
 )
 from megablend.megatron.request.request import Blend, CacheRequest
+from megablend.storage.by_scheme import make_storage
 from tests.pairs import write_pair
 from tests.storages import STORAGE
 
@@ -37,7 +38,7 @@ def test_a_part_is_counted_and_read_in_pieces(
     part, rest = part_sizes(stored, [(0.2, 0.8), (0.8, 1.0)])
     assert (part.begin, part.end, part.tokens, part.num_sequences) == (1, 6, 13, 7)
     assert (rest.begin, rest.end, rest.tokens, rest.num_sequences) == (6, 7, 2, 7)
-    assert counted_lengths(prefix, part, storage=STORAGE) == stored
+    assert counted_lengths(prefix, part.num_sequences, storage=STORAGE) == stored
     assert read_lengths(stored).tolist() == [3, 0, 1, 5, 7, 0, 2]
     lengths = read_part(stored, part)
     assert lengths.tolist() == [0, 0, 1, 5, 7, 0, 0]
@@ -55,6 +56,50 @@ def test_files_that_are_not_there_or_damaged(prefix: str) -> None:
     idx.write_bytes(whole[:38] + b"\xff\xff\xff\xff" + whole[42:])
     with pytest.raises(CorruptFileError, match=r"a\.idx at byte 38: sequence 1 has -1 tokens"):
         part_sizes(lengths_of(prefix, storage=STORAGE), [(0.0, 1.0)])
+
+
+@pytest.mark.parametrize("cut", [1, 4, 36])
+def test_a_bin_that_is_shorter_than_its_idx_says(prefix: str, cut: int) -> None:
+    data = Path(f"{prefix}.bin")
+    data.write_bytes(data.read_bytes()[:-cut])
+    says = (
+        rf"a\.idx at byte 58: sequence 6 \(2 tokens of 2 bytes at byte 32\) is outside the \.bin of {36 - cut} bytes: "
+        "one of the two files is truncated or belongs to another pair"
+    )
+    with pytest.raises(CorruptFileError, match=says):
+        lengths_of(prefix, storage=STORAGE)
+
+
+def test_a_bin_that_is_longer_than_its_idx_says(
+    prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lengths_of(prefix, storage=STORAGE)
+    assert not caplog.messages
+    data = Path(f"{prefix}.bin")
+    data.write_bytes(data.read_bytes() + bytes(10))
+    lengths_of(prefix, storage=make_storage())
+    assert caplog.messages == [
+        f"{data}: has 46 bytes, of which {prefix}.idx describes the first 36; the rest is never read; check that the two files "
+        "belong together"
+    ]
+
+
+@pytest.mark.parametrize("chunk", [1, 100])
+def test_a_last_sequence_that_is_not_stored_last(
+    prefix: str,
+    chunk: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nothing is said of bytes that another sequence describes."""
+    monkeypatch.setattr(module, "_CHUNK", chunk)
+    idx = Path(f"{prefix}.idx")
+    whole = bytearray(idx.read_bytes())
+    pointers = np.frombuffer(whole, "<i8", 7, 34 + 4 * 7)
+    pointers[[3, 6]] = 26, 8  # five tokens at the end, two of those before
+    idx.write_bytes(whole)
+    assert lengths_of(prefix, storage=STORAGE).num_sequences == 7
+    assert not caplog.messages
 
 
 def test_lengths_of_a_table(tmp_path: Path) -> None:
