@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -107,15 +107,26 @@ def _zstd(data: memoryview, size: int) -> Buffer:
 
 
 def _gzip(data: memoryview, size: int) -> Buffer:
-    out = b""
-    rest = bytes(data)
-    while rest and len(out) <= size:  # there may be several members
-        member = zlib.decompressobj(wbits=47)
-        out += member.decompress(rest, size + 1 - len(out))
-        if not member.eof:
+    # In portions: zlib collects what one call returns in pieces, and joins them, which takes twice
+    # its size
+    out = memoryview(pa.allocate_buffer(size + 1)).cast("B")
+    filled = 0
+    member = zlib.decompressobj(wbits=47)
+    portion: bytes | memoryview = data[:0]
+    rest = data
+    while filled <= size and len(data):
+        part = member.decompress(portion, min(_PORTION_BYTES, size + 1 - filled))
+        out[filled : filled + len(part)] = part
+        filled += len(part)
+        portion = member.unused_data if member.eof else member.unconsumed_tail
+        if not portion:
+            portion = rest[:_PORTION_BYTES]
+            rest = rest[_PORTION_BYTES:]
+        if member.eof and portion:  # there may be several members
+            member = zlib.decompressobj(wbits=47)
+        elif member.eof or not (portion or part):
             break
-        rest = member.unused_data
-    return out
+    return out[:filled]
 
 
 def _brotli(data: memoryview, size: int) -> Buffer:
@@ -124,16 +135,7 @@ def _brotli(data: memoryview, size: int) -> Buffer:
 
 
 def _lz4_raw(data: memoryview, size: int) -> Buffer:
-    stored = pa.py_buffer(data)
-    out = pa.allocate_buffer(size)
-    fields = (
-        np.array([number], np.int64) for number in (stored.address, stored.size, out.address, size)
-    )
-    if expand_lz4_plainly(*fields) >= 0:
-        raise MalformedError(
-            f"its LZ4 data does not decompress to the {size} bytes that its header states"
-        )
-    return out
+    return _lz4_blocks([(data, size)], size)
 
 
 def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
@@ -149,8 +151,26 @@ def _lz4_hadoop(data: memoryview, size: int) -> Buffer:
             break
         parts.append((data[position - stored : position], decoded))
     if position == len(data) and sum(decoded for _, decoded in parts) == size:
-        return b"".join(memoryview(_lz4_raw(block, decoded)) for block, decoded in parts)
+        return _lz4_blocks(parts, size)
     return _lz4_raw(data, size)
+
+
+def _lz4_blocks(blocks: Sequence[tuple[memoryview, int]], size: int) -> Buffer:
+    """`size` bytes out of blocks, each with the size of its output."""
+    out = pa.allocate_buffer(size)
+    address = out.address
+    for data, decoded in blocks:
+        stored = pa.py_buffer(data)
+        fields = (
+            np.array([number], np.int64)
+            for number in (stored.address, stored.size, address, decoded)
+        )
+        if expand_lz4_plainly(*fields) >= 0:
+            raise MalformedError(
+                f"its LZ4 data does not decompress to the {decoded} bytes that its header states"
+            )
+        address += decoded
+    return out
 
 
 class _Context:
@@ -187,6 +207,8 @@ def _one_shot(name: str, data: memoryview, size: int) -> Buffer:
 
 
 SLACK_BYTES = 1 << 12
+_PORTION_BYTES = 1 << 18
+"""Bytes that zlib is given, and asked for, at a time."""
 CODECS: dict[int, tuple[Callable[[memoryview, int], Buffer], int]] = {
     CodecId.UNCOMPRESSED: (_uncompressed, 1),
     CodecId.SNAPPY: (_snappy, 64),

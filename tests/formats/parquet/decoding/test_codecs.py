@@ -1,6 +1,8 @@
 import gzip
 import random
+import tracemalloc
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -73,3 +75,32 @@ def test_gzip_members_follow_each_other() -> None:
 def test_unknown_codecs(codec: int) -> None:
     with pytest.raises(UnsupportedError, match="is not supported; write the file with zstd or lz4"):
         decompress(codec, memoryview(b""), 0)
+
+
+def test_a_page_of_gzip_takes_its_size_once() -> None:
+    """What zlib and Python allocate meanwhile is little; the output itself is pyarrow's memory."""
+    data = (np.arange(2_000_000) % 977).astype("<i4").tobytes()
+    packed = gzip.compress(data, 1)
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        out = decompress(2, memoryview(packed), len(data))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert bytes(out) == data
+    assert peak + pa.total_allocated_bytes() - before < len(data) * 1.25
+
+
+def test_gzip_of_many_members_and_portions() -> None:
+    parts = [bytes([i]) * (i * 40_000) for i in range(20)] + [
+        np.random.default_rng(0).bytes(700_001)
+    ]
+    data = b"".join(parts)
+    packed = b"".join(map(gzip.compress, parts))
+    assert bytes(decompress(2, memoryview(packed), len(data))) == data
+    for size in (len(data) - 1, len(data) + 1):
+        with pytest.raises(MalformedError, match="it decompresses to"):
+            decompress(2, memoryview(packed), size)
+    with pytest.raises(MalformedError, match=f"expected {len(data)}"):
+        decompress(2, memoryview(packed)[:-900], len(data))
