@@ -26,6 +26,7 @@ HOMES = {
     "tokenizers": {"cli"},
     "prometheus_client": {"reader"},
     "obstore": {"storage"},
+    "aiohttp": {"mirror"},
     "matplotlib": {"inspect"},
 }
 
@@ -139,7 +140,7 @@ def test_storage_is_handed_down() -> None:
             f"{path} chooses a storage"
         )
         made = "make_storage" in text
-        assert not made or layer(path) in ("operations", "megatron", "cli", "testing"), (
+        assert not made or layer(path) in ("operations", "megatron", "mirror", "cli", "testing"), (
             f"{path} makes a storage; take one as an argument"
         )
 

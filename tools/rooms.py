@@ -1,6 +1,6 @@
 """The rooms of the package, as the table in docs/architecture.md: python tools/rooms.py
 
-A room is a folder or a file directly inside the package, and a folder inside `index` or `megatron`. Of each: what it is for (the
+A room is a folder or a file directly inside the package, and a folder inside some of them. Of each: what it is for (the
 first sentence of its docstring), its size, and which rooms it imports.
 """
 
@@ -27,6 +27,7 @@ LAYERS = [
     "storage",
     "mirror",
     "caches",
+    "mirror",
     "config",
     "distributed",
     "formats",
@@ -45,7 +46,7 @@ LAYERS = [
 """From the lowest to the highest: none imports a later one."""
 BASE = frozenset({"arrays", "errors", "lazy", "lru", "system", "jit", "intrinsics"})
 """What every room may use, and the table leaves out."""
-DIVIDED = ("index", "megatron")
+DIVIDED = ("index", "megatron", "mirror")
 """Rooms whose folders stand in the table, too."""
 
 

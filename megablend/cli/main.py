@@ -23,6 +23,7 @@ from megablend.cli.check import check, gc, verify
 from megablend.cli.describe import describe
 from megablend.cli.inspect import diff, export, find, show
 from megablend.cli.megatron_cache import megatron_cache
+from megablend.cli.node import node
 from megablend.cli.output import print_json, printable
 from megablend.cli.runs import amend, runs, skip
 from megablend.errors import MegablendError
@@ -50,6 +51,7 @@ for _command in (
     gc,
     index,
     megatron_cache,
+    node,
     runs,
     show,
     skip,

@@ -11,6 +11,7 @@ import torch.utils.data
 
 from megablend.errors import DataError, MegablendError
 from megablend.formats import bound_caches
+from megablend.prefetch.due_ranges import DueReporter, report_due
 from megablend.prefetch.memory_budget import budget_of
 from megablend.prefetch.read_ahead import ReadAhead
 from megablend.prefetch.read_counts import ReadMeter
@@ -45,6 +46,8 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         self._step_samples = step_samples
         self._num_batches = num_batches
         self._ahead: ReadAhead | None = None
+        self._due: DueReporter | None = None
+        self._taken = [0]
         self._section = dataset.run.sections[0]
         self._expected = 0
         self._process = os.getpid()
@@ -69,6 +72,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         assert samples is not None
         assert len(samples.tokens) == len(ks)
         self._expected = ks[0] + self._stride()
+        self._taken[0] += 1
         return batch_dict(self._section, samples)
 
     def _explain(self, error: BaseException, ks: list[int]) -> MegablendError | None:
@@ -79,6 +83,9 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
     def close(self) -> None:
         """Stop reading ahead, and release its blocks."""
+        if self._due is not None:
+            self._due.close()
+        self._due = None
         if self._ahead is not None:
             self._ahead.close()
             self._dataset.window.resize(self._dataset.window_bytes)
@@ -117,6 +124,8 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         )
         self._dataset.window.resize(min(budget.window, self._dataset.window_bytes))
         bound_caches(budget.dictionaries)
+        self._taken = [0]
+        self._due = report_due(run, future, self._taken)
         return ReadAhead(
             run,
             plan_windows(run, future, budget),

@@ -3,10 +3,12 @@ which finds and reads each location through the storage of its scheme."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from megablend.arrays import Int64s
 from megablend.errors import ConfigError
 from megablend.storage.base import KnownFiles, Storage
+from megablend.storage.hints import DueRanges, distrust, takes_hints
 from megablend.storage.location import find_scheme
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.registry import StorageOptions, explain_scheme, find_storage
@@ -69,6 +71,18 @@ class StorageByScheme(RoutingStorage):
         """See Storage.add_known_files."""
         for scheme, files in known.items():
             self.route(f"{scheme}://").add_known_files(files)
+
+    def set_due(self, reader: str, ranges: Sequence[DueRanges]) -> None:
+        """See HintedStorage.set_due: of each storage that takes hints."""
+        routes = [self.route(each.path) for each in ranges]
+        for storage in tuple(self._made.values()):
+            if takes_hints(storage):
+                own = [each for each, to in zip(ranges, routes, strict=True) if to is storage]
+                storage.set_due(reader, own)
+
+    def distrust(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
+        """See HintedStorage.distrust."""
+        distrust(self.route(path), path, offsets, sizes)
 
     def route(self, location: str) -> Storage:
         """See RoutingStorage.route."""

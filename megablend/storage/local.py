@@ -38,7 +38,7 @@ size."""
 MAX_READS = 8
 """Reads in flight that a disk profits from; those through the page cache also copy, so that more
 than CPUs only take memory."""
-_LIMITS = ReadLimits(
+LIMITS = ReadLimits(
     separate_bytes=32 << 10,
     max_gap_bytes=2 << 10,  # less than a page
     max_merged_bytes=4 << 20,
@@ -66,7 +66,7 @@ class LocalStorage:
 
     def limits(self, path: str) -> ReadLimits:
         """See Storage.limits."""
-        return _LIMITS
+        return LIMITS
 
     def for_checking(self) -> Storage:
         """See Storage.for_checking."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from megablend.storage.location import has_prefix
+from megablend.storage.mirror_options import MirrorOptions, make_mirror_absolute
 
 _pickling = threading.local()
 """`carries_queries` of a thread: see `carrying_queries`."""
@@ -66,12 +67,14 @@ class ObjectOptions:
     urls: tuple[tuple[str, str | None], ...] = field(default=(), repr=False)
     """URLs of web servers without their query, and the query (or ""), which is sent with requests
     and stored nowhere else; None if it was left out of the pickle that these options come from."""
+    mirror: MirrorOptions | None = None
+    """The folder on each node for what is read."""
 
     def __reduce__(self) -> tuple[type[ObjectOptions], tuple[Any, ...]]:
         urls = self.urls
         if not _is_starting_process():
             urls = tuple((url, None if query else query) for url, query in urls)
-        return ObjectOptions, (self.by_prefix, urls)
+        return ObjectOptions, (self.by_prefix, urls, self.mirror)
 
     def __copy__(self) -> ObjectOptions:
         return self
@@ -89,7 +92,8 @@ class ObjectOptions:
 
 
 def make_files_absolute(options: ObjectOptions, base: Path) -> ObjectOptions:
-    """The same options with the paths in them (`ca_file`) relative to `base` made absolute."""
+    """The same options with the paths in them (`ca_file`, those of the mirror) relative to `base`
+    made absolute."""
     by_prefix = tuple(
         (
             prefix,
@@ -100,7 +104,8 @@ def make_files_absolute(options: ObjectOptions, base: Path) -> ObjectOptions:
         )
         for prefix, each in options.by_prefix
     )
-    return dataclasses.replace(options, by_prefix=by_prefix)
+    mirror = None if options.mirror is None else make_mirror_absolute(options.mirror, base)
+    return dataclasses.replace(options, by_prefix=by_prefix, mirror=mirror)
 
 
 @contextlib.contextmanager

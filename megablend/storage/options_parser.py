@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from megablend.errors import did_you_mean
+from megablend.storage.mirror_options import parse_mirror
 from megablend.storage.object_options import ObjectOptions, StoreOptions
 from megablend.storage.url_checks import is_region, is_server_url
 
@@ -18,25 +19,29 @@ _DEFAULTS = {each.name: each.default for each in dataclasses.fields(StoreOptions
 
 
 def parse_options(given: object) -> ObjectOptions:
-    """The `storage` setting of a config: prefixes to settings.
+    """The `storage` setting of a config: prefixes to settings, and `mirror`.
     Raises: ValueError, which names the key."""
     if isinstance(given, ObjectOptions):
         return given
     if not isinstance(given, Mapping):
         raise ValueError(f"found {given!r}, expected URL prefixes, each with its settings")
     parsed = []
+    mirror = parse_mirror(given["mirror"]) if given.get("mirror") is not None else None
     for prefix, settings in given.items():
+        if prefix == "mirror":
+            continue
         scheme, mark, _ = str(prefix).partition("://")
         if not mark or scheme.lower() not in _SCHEMES:
             raise ValueError(
-                f"{prefix}: expected a URL prefix such as s3://bucket/ ({', '.join(_SCHEMES)})"
+                f"{prefix}: expected a URL prefix such as s3://bucket/ ({', '.join(_SCHEMES)}), or `mirror`"
             )
         if not isinstance(settings, Mapping):
             raise ValueError(
                 f"{prefix}: found {settings!r}, expected settings such as `endpoint: https://...`"
             )
         parsed.append((str(prefix), tuple(sorted(_parse_settings(str(prefix), settings).items()))))
-    return ObjectOptions(tuple(sorted(parsed, key=lambda item: len(item[0]))))
+    by_prefix = tuple(sorted(parsed, key=lambda item: len(item[0])))
+    return ObjectOptions(by_prefix, mirror=mirror)
 
 
 def _parse_settings(prefix: str, settings: Mapping[Any, object]) -> dict[str, Any]:

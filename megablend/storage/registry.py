@@ -10,6 +10,8 @@ whose name is the scheme:
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:  # a config is read without NumPy
     from megablend.storage.base import Storage
 from dataclasses import dataclass, field
 
+from megablend.storage.location import find_scheme
+from megablend.storage.mirror_options import VARIABLE, MirrorOptions
 from megablend.storage.object_options import ObjectOptions
 
 
@@ -48,13 +52,33 @@ def _make_local(options: StorageOptions) -> Storage:
     from megablend.storage.local import LocalStorage
 
     kind = DirectStorage if options.direct else LocalStorage
-    return kind(shared_pool("local", options.max_open_files))
+    storage = kind(shared_pool("local", options.max_open_files))
+    mirror = _find_mirror(options)
+    if mirror is None or all(map(find_scheme, mirror.prefixes)):
+        return storage
+    return _read_through(mirror, storage, options)
 
 
 def _make_objects(options: StorageOptions) -> Storage:
     from megablend.storage.objects.store import ObjectStorage
 
-    return ObjectStorage(options.objects)
+    storage = ObjectStorage(options.objects)
+    mirror = _find_mirror(options)
+    return storage if mirror is None else _read_through(mirror, storage, options)
+
+
+def _find_mirror(options: StorageOptions) -> MirrorOptions | None:
+    """The mirror of the config, or of the environment."""
+    if options.objects.mirror is None and (folder := os.environ.get(VARIABLE)):
+        return MirrorOptions(folder=os.path.abspath(folder))  # noqa: PTH100  (links stay)
+    return options.objects.mirror
+
+
+def _read_through(mirror: MirrorOptions, storage: Storage, options: StorageOptions) -> Storage:
+    """The storage behind a mirror, whose room stands above this one and is loaded for this only."""
+    ranks = importlib.import_module("megablend.mirror.rank.mirror_storage")
+    read_through: Storage = ranks.MirrorStorage(storage, mirror, options.objects)
+    return read_through
 
 
 OBJECT_SCHEMES = ("s3", "gs", "az", "http", "https")

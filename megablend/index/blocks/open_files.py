@@ -24,6 +24,7 @@ from megablend.index.tables.file_versions import check_body, join_etags, number_
 from megablend.lazy import cached_property
 from megablend.lru import LRUCache
 from megablend.storage.base import Bytes, Storage
+from megablend.storage.hints import distrust
 from megablend.storage.location import find_scheme
 from megablend.storage.ranges import FetchedRanges
 from megablend.system.log import LOG
@@ -115,6 +116,7 @@ class FetchedCheck:
             np.array(each, np.int64)
             for each in zip(*((o, len(data)) for o, data in parts), strict=True)
         )
+        distrust(self._storage, path, offsets, sizes)
         data, begins = self._storage.read_ranges(
             path, offsets, sizes, lambda total: np.empty(total, np.uint8)
         )

@@ -26,13 +26,14 @@ _GROWTH = 1.25
 _SHRINKING = 0.9
 _LATENCY_SECONDS = 10.0
 """For how long the shortest latency counts, at least."""
-_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+JOB_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+"""Variables with the number of processes of a job."""
 
 
 def count_processes() -> int:
     """Processes of the job that read: its ranks, times the workers of this process's DataLoader."""
     ranks = next(
-        (int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdigit()), 1
+        (int(os.environ[name]) for name in JOB_SIZES if os.environ.get(name, "").isdigit()), 1
     )
     worker = _find_worker()
     return max(1, ranks) * (worker.num_workers if worker is not None else 1)

@@ -1,0 +1,152 @@
+"""Frames on the socket between ranks and their node process. All numbers are little-endian.
+
+    frame   u32 length of the payload, u8 kind, u64 number of the request, payload
+    needs   u32 n, n x (u32 length of a JSON [location, etag, size], that, u32 m, m x (u32 block, u32 due, u64 pages))
+
+A due time is in milliseconds from now, since clocks of processes differ; the greatest is never.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import struct
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from megablend import errors
+from megablend.arrays import Float64s
+from megablend.errors import DataError, MegablendError
+from megablend.mirror.disk.folder import FileKey
+from megablend.mirror.disk.pages import Pages
+from megablend.storage.base import FileStat
+from megablend.system.limited_json import parse_json
+
+PROTOCOL = 1
+HEAD = struct.Struct("<IBQ")
+MAX_PAYLOAD = 64 << 20
+_COUNT = struct.Struct("<I")
+_ROWS = np.dtype([("block", "<u4"), ("due", "<u4"), ("pages", "<u8")])
+_NEVER = 0xFFFFFFFF
+
+
+class Kind(enum.IntEnum):
+    """What a frame asks for, or answers."""
+
+    HELLO = 1
+    """JSON of `Hello`; answered by JSON of the node."""
+    STAT = 2
+    """JSON list of locations; answered by a list of [size, etag] or an error each."""
+    WANT = 3
+    """Needs; answered when they are held."""
+    DUE = 4
+    """Needs of any files, which replace the client's earlier ones; not answered."""
+    DISTRUST = 5
+    """Needs that differ from a checksum: dropped, and got again from the source."""
+    STATUS = 6
+    """Answered by JSON."""
+    STOP = 7
+    """The process ends; answered before it does."""
+    SCRUB = 8
+    """Everything that is held is compared with its checksums; answered by JSON of what was wrong."""
+    REMOVE = 9
+    """All copies are deleted and the process ends."""
+    DONE = 16
+    FAILED = 17
+    """JSON of an error."""
+
+
+class Need(NamedTuple):
+    """Pages of a file that are needed."""
+
+    key: FileKey
+    pages: Pages
+    due: Float64s
+    """float64 [blocks], seconds of this process's monotonic clock; infinite: never."""
+
+
+def pack(kind: Kind, number: int, payload: bytes = b"") -> bytes:
+    """A frame."""
+    return HEAD.pack(len(payload), kind, number) + payload
+
+
+def pack_json(value: Any) -> bytes:
+    """A payload of JSON."""
+    return json.dumps(value).encode()
+
+
+def pack_needs(needs: Iterable[Need]) -> bytes:
+    """What `unpack_needs` reads."""
+    now = time.monotonic()
+    parts = list[bytes]()
+    count = 0
+    for key, pages, due in needs:
+        rows = np.empty(len(pages.blocks), _ROWS)
+        rows["block"] = pages.blocks
+        rows["pages"] = pages.masks
+        rows["due"] = np.clip((due - now) * 1000, 0, _NEVER).astype(np.uint32)
+        name = pack_json(key)
+        parts += [_COUNT.pack(len(name)), name, _COUNT.pack(len(rows)), rows.tobytes()]
+        count += 1
+    return _COUNT.pack(count) + b"".join(parts)
+
+
+def unpack_needs(data: bytes) -> list[Need]:
+    """Raises: ValueError if they are none."""
+    now = time.monotonic()
+    try:
+        (count,) = _COUNT.unpack_from(data)
+        at = _COUNT.size
+        needs = list[Need]()
+        for _ in range(count):
+            (size,) = _COUNT.unpack_from(data, at)
+            at += _COUNT.size
+            location, etag, num_bytes = parse_json(data[at : at + size])
+            at += size
+            (rows_count,) = _COUNT.unpack_from(data, at)
+            at += _COUNT.size
+            rows = np.frombuffer(data, _ROWS, rows_count, at)
+            at += rows.nbytes
+            due = np.where(rows["due"] == _NEVER, math.inf, now + rows["due"] / 1000)
+            pages = Pages(rows["block"].astype(np.uint32), rows["pages"].astype(np.uint64))
+            needs.append(Need(FileKey(str(location), str(etag), int(num_bytes)), pages, due))
+    except (struct.error, TypeError) as error:
+        raise ValueError(f"no needs: {error}") from None
+    return needs
+
+
+def pack_error(error: Exception) -> bytes:
+    """An error for another process."""
+    fields: dict[str, Any] = {"class": type(error).__name__, "text": str(error)}
+    if isinstance(error, DataError):
+        fields |= {"path": error.path, "problem": error.problem, "offset": error.offset}
+    return pack_json(fields)
+
+
+def unpack_error(data: bytes) -> Exception:
+    """The error that `pack_error` packed; one of another kind as a RuntimeError."""
+    fields = parse_json(data)
+    kind = getattr(errors, fields["class"], None)
+    if not (isinstance(kind, type) and issubclass(kind, MegablendError)):
+        return RuntimeError(f"node process: {fields['class']}: {fields['text']}")
+    if issubclass(kind, DataError):
+        return kind(fields["path"], fields["problem"], offset=fields["offset"])
+    return kind(fields["text"])
+
+
+def pack_state(state: FileStat | Exception) -> Any:
+    """A file's state, or why it has none, for JSON."""
+    if isinstance(state, FileStat):
+        return [state.size, state.etag]
+    return parse_json(pack_error(state))
+
+
+def unpack_state(value: Any) -> FileStat | Exception:
+    """What `pack_state` packed."""
+    if isinstance(value, list):
+        return FileStat(size=value[0], etag=value[1])
+    return unpack_error(pack_json(value))

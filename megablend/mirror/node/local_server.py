@@ -1,0 +1,192 @@
+"""The socket at which ranks of this machine ask their node process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import grp
+import os
+import pwd
+import socket
+import struct
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from megablend.errors import ConfigError, MegablendError
+from megablend.mirror.disk.folder import MirrorFolder
+from megablend.mirror.node.engine import Engine
+from megablend.mirror.node.frames import (
+    HEAD,
+    MAX_PAYLOAD,
+    PROTOCOL,
+    Kind,
+    pack,
+    pack_error,
+    pack_json,
+    pack_state,
+    unpack_needs,
+)
+from megablend.mirror.node.needs import Needs
+from megablend.system.limited_json import parse_json
+from megablend.system.log import LOG
+
+_MAX_AT_A_TIME = 256
+"""Requests of one client that are worked on; it waits with others."""
+
+
+_OF_FILES = (Kind.STAT, Kind.WANT, Kind.DUE, Kind.DISTRUST)
+
+
+class LocalServer:
+    """Answers the clients of a mirror.
+
+    Args:
+        folder: whose socket this is.
+        engine: gets pages and states.
+        needs: what clients will need.
+        describe: the node's answer to a hello, which it raises ConfigError to refuse.
+        commands: what else is answered, by kind.
+    """
+
+    def __init__(
+        self,
+        folder: MirrorFolder,
+        engine: Engine,
+        needs: Needs,
+        describe: Callable[[dict[str, Any]], dict[str, Any]],
+        commands: Mapping[Kind, Callable[[], Awaitable[Any]]],
+    ) -> None:
+        self._folder = folder
+        self._engine = engine
+        self._needs = needs
+        self._describe = describe
+        self._commands = commands
+        self._server: asyncio.AbstractServer | None = None
+        self._readers = set[str]()
+        self.num_clients = 0
+        self.idle_since = time.monotonic()
+
+    async def start(self) -> None:
+        """Listen. The folder's lock is held, so that an old socket belongs to nobody."""
+        path = self._folder.socket_path
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+        # A socket's path has at most 107 bytes
+        listener.bind(f"/proc/self/fd/{fd}/{path.name}")
+        os.close(fd)
+        path.chmod(0o600 if self._folder.group is None else 0o660)
+        self._server = await asyncio.start_unix_server(self._serve, sock=listener, backlog=1024)
+
+    def close(self) -> None:
+        """Do not listen any more."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_clients += 1
+        turns = asyncio.Semaphore(_MAX_AT_A_TIME)
+        tasks = set[asyncio.Task[None]]()
+        name = f"client-{id(writer):x}"
+        try:
+            _check_client(writer.get_extra_info("socket"), self._folder)
+            while True:
+                size, kind, number = HEAD.unpack(await reader.readexactly(HEAD.size))
+                if size > MAX_PAYLOAD:
+                    raise ConfigError(f"a request of {size} bytes, expected at most {MAX_PAYLOAD}")
+                payload = await reader.readexactly(size)
+                await turns.acquire()
+                task = asyncio.ensure_future(self._answer(writer, name, kind, number, payload))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+                task.add_done_callback(lambda _: turns.release())
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except MegablendError as error:
+            LOG.warning("mirror: %s: client refused: %s", self._folder.path, error)
+            with contextlib.suppress(ConnectionError):
+                writer.write(pack(Kind.FAILED, 0, pack_error(error)))
+        finally:
+            for each in tasks:
+                each.cancel()
+            self._needs.set(name, [])
+            self._readers.discard(name)
+            self.num_clients -= 1
+            self.idle_since = time.monotonic()
+            writer.close()
+
+    async def _answer(
+        self, writer: asyncio.StreamWriter, client: str, kind: int, number: int, payload: bytes
+    ) -> None:
+        try:
+            answer = pack(Kind.DONE, number, await self._do(client, kind, payload))
+        except Exception as error:
+            if not isinstance(error, MegablendError):
+                LOG.warning("mirror: a request failed", exc_info=True)
+            answer = pack(Kind.FAILED, number, pack_error(error))
+        if kind != Kind.DUE:
+            with contextlib.suppress(ConnectionError):
+                writer.write(answer)
+                await writer.drain()
+
+    async def _do(self, client: str, kind: int, payload: bytes) -> bytes:
+        if kind == Kind.HELLO:
+            hello = parse_json(payload)
+            if hello.get("protocol") != PROTOCOL:
+                raise ConfigError(
+                    f"{self._folder.path}: the node process speaks protocol {PROTOCOL}, this process {hello.get('protocol')}\n"
+                    "run the same version of megablend in both, and stop the node process (`megablend node stop`)"
+                )
+            answer = self._describe(hello)
+            if "options" in hello:
+                self._readers.add(client)
+            return pack_json(answer)
+        if kind in _OF_FILES and client not in self._readers:
+            raise ConfigError("a client asks for files before it has said how it reads them")
+        if kind == Kind.STAT:
+            return pack_json([pack_state(each) for each in await self._stat(parse_json(payload))])
+        if kind == Kind.DUE:
+            self._needs.set(client, unpack_needs(payload))
+            return b""
+        if kind == Kind.WANT:
+            for key, pages, due in unpack_needs(payload):
+                await self._engine.obtain(key, pages, float(np.min(due, initial=np.inf)))
+            return b""
+        if kind == Kind.DISTRUST:
+            for key, pages, _ in unpack_needs(payload):
+                await self._engine.distrust(key, pages)
+            return b""
+        if kind in self._commands:
+            return pack_json(await self._commands[Kind(kind)]())
+        raise ConfigError(f"the node process knows no request of kind {kind}")
+
+    async def _stat(self, locations: list[str]) -> list[Any]:
+        states = [self._engine.stat(each) for each in locations]
+        found = await asyncio.gather(*states, return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException) and not isinstance(each, MegablendError):
+                raise each
+        return found
+
+
+def _check_client(connection: socket.socket, folder: MirrorFolder) -> None:
+    """Raises: ConfigError if the process at the other end may not read the folder."""
+    size = struct.calcsize("3i")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, user, group = struct.unpack("3i", credentials)
+    if user in (0, os.geteuid()):
+        return
+    if folder.group is not None:
+        wanted = grp.getgrnam(folder.group)
+        with contextlib.suppress(KeyError):
+            if group == wanted.gr_gid or wanted.gr_gid in os.getgrouplist(
+                pwd.getpwuid(user).pw_name, group
+            ):
+                return
+    raise ConfigError(
+        f"{folder.path}: belongs to user {os.geteuid()}, this process runs as {user}\n"
+        "set `group` of `mirror` to a group of both, or use another folder"
+    )

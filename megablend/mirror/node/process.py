@@ -1,0 +1,254 @@
+"""The node process: its start, its life, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import megablend
+from megablend.errors import ConfigError, MegablendError
+from megablend.mirror.disk.folder import FolderInUseError, MirrorFolder
+from megablend.mirror.disk.page_store import PageStore
+from megablend.mirror.node.engine import Engine
+from megablend.mirror.node.frames import Kind
+from megablend.mirror.node.local_server import LocalServer
+from megablend.mirror.node.needs import Needs
+from megablend.mirror.node.source_reads import SourceReader
+from megablend.storage.mirror_options import VARIABLE, MirrorOptions, parse_mirror
+from megablend.storage.object_options import ObjectOptions
+from megablend.system.log import LOG
+
+LINGER_SECONDS = 600.0
+"""A node process that a rank has started ends so long after its last client."""
+_SCRUB_BYTES = 8 << 20
+_SCRUB_SECONDS = 1.0
+_MAX_LOG_BYTES = 1 << 20
+_CREDENTIALS = ("AWS_", "GOOGLE_", "AZURE_", "HTTPS_PROXY", "HTTP_PROXY")
+
+
+class Node:
+    """A node process's parts.
+
+    Args:
+        options: of its mirror; a service's own, or those of the rank that started it.
+        objects: how the source is reached.
+        is_service: whether it outlives its clients, and reads with its own credentials whoever asks.
+    """
+
+    def __init__(
+        self,
+        options: MirrorOptions,
+        objects: ObjectOptions,
+        folder: MirrorFolder,
+        *,
+        is_service: bool,
+    ) -> None:
+        self.options = options
+        self._objects = objects
+        self._is_service = is_service
+        self._folder = folder
+        reserve = options.reserve
+        if reserve is None:
+            state = os.statvfs(folder.path)
+            reserve = state.f_blocks * state.f_frsize // 20
+        self.source = SourceReader(options, objects)
+        self.engine = Engine(PageStore(folder, size=options.size, reserve=reserve), self.source)
+        self.needs = Needs(self.engine)
+        self._ended = asyncio.Event()
+        self._started = time.time()
+        self._warned = 0.0
+        commands = {
+            Kind.STATUS: self.get_status,
+            Kind.STOP: self._stop,
+            Kind.SCRUB: self._scrub_all,
+            Kind.REMOVE: self._remove,
+        }
+        self.server = LocalServer(folder, self.engine, self.needs, self._greet, commands)
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Serve until stopped; `ready` is called as soon as clients are answered."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ended.set)
+        await self.server.start()
+        ready()
+        tasks = [asyncio.ensure_future(each) for each in (self.needs.run(), self._watch())]
+        ended = asyncio.ensure_future(self._ended.wait())
+        try:
+            done, _ = await asyncio.wait([ended, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            self.server.close()
+            for each in (ended, *tasks):
+                each.cancel()
+            await self.engine.close()
+
+    async def _watch(self) -> None:
+        """Each second: leave room to others, look at a part of what is held, end if nobody needs
+        this process."""
+        while True:
+            await asyncio.sleep(_SCRUB_SECONDS)
+            await self.engine.call(self.engine.store.evict_to_reserve)
+            if not self.server.num_clients:
+                await self.engine.call(self.engine.store.scrub, _SCRUB_BYTES)
+                idle = time.monotonic() - self.server.idle_since
+                if idle > LINGER_SECONDS and not self._is_service:
+                    self._ended.set()
+
+    def _greet(self, hello: dict[str, Any]) -> dict[str, Any]:
+        """Raises: ConfigError if the client reads with other credentials."""
+        answer = {"pid": os.getpid(), "version": megablend.__version__, "differing": []}
+        if "options" not in hello:
+            return answer
+        if not self._is_service and hello["credentials"] != find_credentials(
+            self._objects, self._folder.id
+        ):
+            raise ConfigError(
+                f"{self._folder.path}: its node process reads object stores with other credentials or settings than this "
+                "process\nuse another `folder`, or run it as a service (`megablend node run`), which reads with its own"
+            )
+        self.source.add_queries(dict(hello["queries"]))
+        own = self.options.as_json()
+        asked = hello["options"]
+        differing = sorted(
+            name for name in own.keys() | asked.keys() if own.get(name) != asked.get(name)
+        )
+        return answer | {"differing": differing}
+
+    async def get_status(self) -> dict[str, Any]:
+        """What the node holds and has done, for people and for metrics."""
+        usage = await self.engine.call(self.engine.store.usage)
+        return {
+            "pid": os.getpid(),
+            "version": megablend.__version__,
+            "folder": str(self._folder.path),
+            "service": self._is_service,
+            "started": self._started,
+            "clients": self.server.num_clients,
+            "held_bytes": usage.num_bytes,
+            "files": usage.num_files,
+            "source_bytes": self.source.num_bytes,
+        }
+
+    async def _stop(self) -> dict[str, Any]:
+        asyncio.get_running_loop().call_later(0.05, self._ended.set)
+        return {"pid": os.getpid()}
+
+    async def _scrub_all(self) -> dict[str, Any]:
+        num_bytes = 0
+        wrong = list[str]()
+        is_done = False
+        while not is_done:
+            report = await self.engine.call(self.engine.store.scrub, _SCRUB_BYTES)
+            num_bytes += report.num_bytes
+            wrong += [
+                f"{key.location}: blocks {pages.blocks.tolist()}" for key, pages in report.wrong
+            ]
+            is_done = report.is_round_done
+        return {"bytes": num_bytes, "wrong": wrong}
+
+    async def _remove(self) -> dict[str, Any]:
+        usage = await self.engine.call(self.engine.store.usage)
+        await self.engine.call(self.engine.store.remove_all)
+        self._folder.remove()
+        self._ended.set()
+        return {"bytes": usage.num_bytes, "files": usage.num_files}
+
+
+def find_credentials(objects: ObjectOptions, salt: str) -> str:
+    """A digest of what decides how object stores are read: settings, and variables with
+    credentials. It tells nothing else, since each folder has its own salt."""
+    variables = sorted(
+        each for each in os.environ.items() if each[0].upper().startswith(_CREDENTIALS)
+    )
+    text = json.dumps([objects.by_prefix, variables], sort_keys=True)
+    return hashlib.blake2b(
+        text.encode("utf-8", "surrogateescape"), key=salt.encode()[:64]
+    ).hexdigest()
+
+
+def run_node(
+    options: MirrorOptions,
+    objects: ObjectOptions,
+    *,
+    is_service: bool,
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Own a mirror until stopped.
+
+    Raises: ConfigError if the folder cannot be used; FolderInUseError if another process owns it.
+    """
+    # Its own reads of the source go through no mirror
+    os.environ.pop(VARIABLE, None)
+    folder = MirrorFolder.create(options.folder, group=options.group)
+    with folder.lock():
+
+        async def run() -> None:
+            await Node(options, objects, folder, is_service=is_service).run(ready)
+
+        asyncio.run(run())
+
+
+def main() -> None:
+    """Started by a rank: settings as JSON on stdin. The process that was started ends as soon as
+    the one that goes on answers, or with a message why it does not."""
+    settings = json.load(sys.stdin)
+    options = parse_mirror(settings["mirror"])
+    objects = ObjectOptions(
+        tuple(
+            (prefix, tuple((name, value) for name, value in each))
+            for prefix, each in settings["by_prefix"]
+        )
+    )
+    reading, writing = os.pipe()
+    if pid := os.fork():
+        os.close(writing)
+        message = os.fdopen(reading).read()
+        os.waitpid(pid, os.WNOHANG)
+        sys.stderr.write(message.removeprefix("ready"))
+        sys.exit(0 if message.startswith("ready") else 1)
+    os.close(reading)
+    os.setsid()
+    os.chdir("/")
+
+    def tell(message: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(writing, message.encode())
+        os.close(writing)
+
+    def ready() -> None:
+        _log_to(Path(options.folder) / "node.log")
+        tell("ready")
+
+    try:
+        run_node(options, objects, is_service=False, ready=ready)
+    except FolderInUseError:
+        tell("ready")  # another one is as good
+    except MegablendError as error:
+        tell(str(error))
+    os._exit(0)
+
+
+def _log_to(path: Path) -> None:
+    """Log to a file from now on, which does not grow for ever, and keep no file of the starter
+    open."""
+    if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
+        path.unlink()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    LOG.info("megablend %s: node process %d", megablend.__version__, os.getpid())

@@ -1,0 +1,160 @@
+"""Reads of the source by a node process: the only ones that leave the node where all goes well."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+
+from megablend.arrays import Int64s
+from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError
+from megablend.mirror.disk.folder import FileKey
+from megablend.mirror.disk.pages import Pages, pages_of_ranges, ranges_of_pages
+from megablend.storage.base import Bytes, FileStat, Storage
+from megablend.storage.by_scheme import make_storage
+from megablend.storage.location import find_scheme
+from megablend.storage.mirror_options import MirrorOptions
+from megablend.storage.object_options import ObjectOptions
+
+T = TypeVar("T")
+Store: TypeAlias = Callable[[Pages, memoryview], Awaitable[None]]
+PORTION_BYTES = 1 << 20
+"""Requested together: what is in flight when the process is killed is lost."""
+MAX_PORTIONS = 64
+"""In flight at a time."""
+_MAX_VIEWS = 4096
+"""Files of which a version is being read."""
+
+
+class SourceReader:
+    """Reads pages of files from object stores, web servers and mounted folders.
+
+    Args:
+        options: whose prefixes say what may be read.
+        objects: how object stores are reached.
+    """
+
+    def __init__(self, options: MirrorOptions, objects: ObjectOptions) -> None:
+        self._options = options
+        self._objects = dataclasses.replace(objects, mirror=None)
+        self._storage = make_storage(objects=self._objects)
+        self._views = OrderedDict[FileKey, Storage]()
+        self._turns = asyncio.Semaphore(MAX_PORTIONS)
+        self._threads = ThreadPoolExecutor(16, "megablend-source")
+        self.num_bytes = 0
+        """Bytes that were read."""
+
+    def add_queries(self, urls: Mapping[str, str]) -> None:
+        """Use queries of URLs, which may be signatures; they are kept in memory only."""
+        known = dict(self._objects.urls)
+        if any(known.get(url) != query for url, query in urls.items()):
+            self._objects = dataclasses.replace(
+                self._objects, urls=tuple((known | dict(urls)).items())
+            )
+            self._storage = make_storage(objects=self._objects)
+            self._views.clear()
+
+    def check_allowed(self, location: str) -> None:
+        """Raises: ConfigError if nothing below the node's prefixes is asked for."""
+        if not self._options.allows(location):
+            raise ConfigError(
+                f"{location}: is not below a prefix that this node's mirror may fetch\n"
+                f"add its prefix to `prefixes` of `mirror` on this node: {', '.join(self._options.prefixes)}"
+            )
+
+    async def stat(self, location: str) -> FileStat:
+        """The state of a file now. Raises: as Storage.stat does; ConfigError if it is not
+        allowed."""
+        self.check_allowed(location)
+        return await self._call(lambda: self._storage.for_checking().stat(location))
+
+    async def read(self, key: FileKey, pages: Pages, store: Store) -> None:
+        """Read pages; `store` gets them in portions, in any order.
+
+        Raises: as Storage.read does; ChangedFileError if the source has another version now.
+        """
+        self.check_allowed(key.location)
+        view = await self._open(key)
+        portions = [
+            asyncio.ensure_future(self._read_portion(view, key, offsets, sizes, store))
+            for offsets, sizes in _split(*ranges_of_pages(pages, key.size))
+        ]
+        try:
+            await asyncio.gather(*portions)
+        finally:
+            for each in portions:
+                each.cancel()
+
+    async def _read_portion(
+        self, view: Storage, key: FileKey, offsets: Int64s, sizes: Int64s, store: Store
+    ) -> None:
+        async with self._turns:
+            if view.limits(key.location).is_synchronous:
+                out, _ = await self._call(
+                    lambda: view.read_ranges(key.location, offsets, sizes, _allocate)
+                )
+            else:
+                out, _ = await asyncio.wrap_future(
+                    view.fetch(key.location, offsets, sizes, _allocate)
+                )
+        self.num_bytes += len(out)
+        await store(pages_of_ranges(offsets, sizes), out.data)
+
+    async def _open(self, key: FileKey) -> Storage:
+        """A view of the storage whose reads are of this version."""
+        view = self._views.get(key)
+        if view is None:
+            view = self._storage.for_reading()
+            found = make_key(key.location, await self._call(lambda: view.stat(key.location)))
+            if found != key:
+                raise ChangedFileError(
+                    key.location,
+                    f"was replaced: {found.size} bytes, etag {found.etag}; expected {key.size} bytes, "
+                    f"etag {key.etag}; {CHANGED_REMEDY}",
+                )
+            self._views[key] = view
+            if len(self._views) > _MAX_VIEWS:
+                self._views.popitem(last=False)
+        self._views.move_to_end(key)
+        return view
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+
+def make_key(location: str, state: FileStat) -> FileKey:
+    """The name of a version in a mirror. A mounted file is known by its size and time of
+    modification: two mounts of it have other devices, perhaps other inodes."""
+    etag = state.etag if find_scheme(location) else state.etag.partition("-")[0]
+    return FileKey(location, etag, state.size)
+
+
+def _split(offsets: Int64s, sizes: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
+    """Divide ranges into portions of PORTION_BYTES, whose borders are borders of pages."""
+    part_offsets = list[int]()
+    part_sizes = list[int]()
+    room = PORTION_BYTES
+    for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
+        stop = offset + size
+        while offset < stop:
+            part = min(room, stop - offset)
+            part_offsets.append(offset)
+            part_sizes.append(part)
+            offset += part
+            room -= -(-part // 4096) * 4096
+            if room <= 0:
+                yield np.array(part_offsets), np.array(part_sizes)
+                part_offsets = []
+                part_sizes = []
+                room = PORTION_BYTES
+    if part_offsets:
+        yield np.array(part_offsets), np.array(part_sizes)
+
+
+def _allocate(size: int) -> Bytes:
+    return np.empty(size, np.uint8)

@@ -1,0 +1,316 @@
+"""The connection of a process to the node process of a mirror, which is started where there is
+none."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import megablend
+from megablend.errors import ConfigError
+from megablend.mirror.disk.folder import MirrorFolder
+from megablend.mirror.node.frames import (
+    HEAD,
+    PROTOCOL,
+    Kind,
+    Need,
+    pack,
+    pack_json,
+    pack_needs,
+    unpack_error,
+    unpack_state,
+)
+from megablend.mirror.node.process import find_credentials
+from megablend.storage.base import FileStat
+from megablend.storage.mirror_options import MirrorOptions
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.objects.rate_limiter import JOB_SIZES
+from megablend.storage.waits import wait_for
+from megablend.system.limited_json import parse_json
+from megablend.system.log import LOG
+
+_RETRY_SECONDS = 0.05
+_TRIES = 3
+
+
+class NodeLostError(Exception):
+    """The node process has ended, or does not answer."""
+
+
+class _EndedError(NodeLostError):
+    """It ended while it was asked."""
+
+
+class Connection:
+    """Requests to a node process. Safe between threads; connects when it is first used, again after
+    the node process has ended, and in each process anew after a fork.
+
+    Args:
+        options: of the mirror.
+        objects: how the source is reached: for a node process that is started.
+        starts: whether one is started where there is none.
+        asks_only: for commands: files are not asked for, so that settings need not agree.
+    """
+
+    def __init__(
+        self,
+        options: MirrorOptions,
+        objects: ObjectOptions,
+        *,
+        starts: bool = True,
+        asks_only: bool = False,
+    ) -> None:
+        self._options = options
+        self._objects = objects
+        self._starts = starts
+        self._asks_only = asks_only
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._pending: dict[int, Future[bytes]] = {}
+        self._numbers = itertools.count(1)
+        self._due: dict[str, Sequence[Need]] = {}
+        self._lost_at = -1e9
+
+    def stat(self, locations: Sequence[str]) -> list[FileStat | Exception]:
+        """States of files. Raises: NodeLostError."""
+        return [
+            unpack_state(each)
+            for each in parse_json(self._wait(Kind.STAT, pack_json(list(locations))))
+        ]
+
+    def want(self, need: Need) -> Future[bytes]:
+        """Ask for pages; the future is done when they were held. It fails as the read of the source
+        did, or with NodeLostError."""
+        return self.request(Kind.WANT, pack_needs([need]))
+
+    def distrust(self, need: Need) -> None:
+        """Have pages replaced that differ from a checksum. Raises: NodeLostError; as the source."""
+        self._wait(Kind.DISTRUST, pack_needs([need]))
+
+    def set_due(self, reader: str, needs: Sequence[Need]) -> None:
+        """Say what a reader of this process will need, instead of what was said of it before; said
+        again to another node process. Raises: NodeLostError."""
+        self._due = {**self._due, reader: needs}
+        if not needs:
+            del self._due[reader]
+        self.request(Kind.DUE, self._pack_due())
+
+    def _pack_due(self) -> bytes:
+        return pack_needs([need for needs in self._due.values() for need in needs])
+
+    def command(self, kind: Kind) -> Any:
+        """The answer to a command, as JSON. Raises: NodeLostError."""
+        return parse_json(self._wait(kind, b""))
+
+    def _wait(self, kind: Kind, payload: bytes) -> bytes:
+        """The answer to a request, which may be made again. Raises: NodeLostError."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(_EndedError):
+                return wait_for(self.request(kind, payload))
+        return wait_for(self.request(kind, payload))
+
+    def request(self, kind: Kind, payload: bytes) -> Future[bytes]:
+        """Send a request. Raises: NodeLostError; ConfigError if the mirror cannot be used."""
+        answer = Future[bytes]()
+        if self._pid != os.getpid():
+            self._reset()
+        with self._lock:
+            if self._socket is None:
+                self._open()
+            assert self._socket is not None
+            number = next(self._numbers)
+            if kind != Kind.DUE:
+                self._pending[number] = answer
+            try:
+                self._socket.sendall(pack(kind, number, payload))
+            except OSError as error:
+                self._drop(self._socket)
+                raise _EndedError(str(error)) from None
+        return answer
+
+    def _open(self) -> None:
+        """Connect to the node process, which is started if there is none."""
+        if time.monotonic() - self._lost_at < self._options.patience:
+            raise NodeLostError("it did not answer a moment ago")
+        end = time.monotonic() + self._options.patience
+        connected = self._connect()
+        while connected is None:
+            if time.monotonic() > end:
+                self._lost_at = time.monotonic()
+                raise NodeLostError(f"none answers in {self._options.folder}")
+            if not self._starts:
+                raise NodeLostError("none listens")
+            self._start()
+            connected = self._connect()
+            if connected is None:
+                time.sleep(_RETRY_SECONDS)
+        self._socket = connected
+        threading.Thread(
+            target=self._receive,
+            args=(connected, self._pending),
+            name="megablend-mirror",
+            daemon=True,
+        ).start()
+        if self._due:
+            connected.sendall(pack(Kind.DUE, 0, self._pack_due()))
+
+    def _connect(self) -> socket.socket | None:
+        """A connection that has been greeted; None if nobody listens. Raises: ConfigError if this
+        process is refused, or the folder is not usable."""
+        try:
+            folder = MirrorFolder.attach(self._options.folder)
+        except ConfigError:
+            return None  # the node process makes it, or says why not
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(self._options.patience)
+        fd = os.open(folder.path, os.O_PATH | os.O_DIRECTORY)
+        try:
+            # A socket's path has at most 107 bytes
+            connection.connect(f"/proc/self/fd/{fd}/{folder.socket_path.name}")
+            queries = [[url, query] for url, query in self._objects.urls if query]
+            hello = {
+                "protocol": PROTOCOL,
+                "version": megablend.__version__,
+                "pid": os.getpid(),
+            }
+            if not self._asks_only:
+                hello |= {
+                    "credentials": find_credentials(self._objects, folder.id),
+                    "queries": queries,
+                    "options": self._options.as_json(),
+                }
+            connection.sendall(pack(Kind.HELLO, 0, pack_json(hello)))
+            kind, _, payload = _read_frame(connection)
+        except PermissionError:
+            connection.close()
+            raise ConfigError(
+                f"{folder.path}: another user's node process owns this mirror\n"
+                "set `group` of `mirror` to a group of both, or use another folder"
+            ) from None
+        except (OSError, EOFError):
+            connection.close()
+            return None
+        finally:
+            os.close(fd)
+        if kind == Kind.FAILED:
+            connection.close()
+            raise unpack_error(payload)
+        if differing := parse_json(payload)["differing"]:
+            LOG.warning(
+                "mirror: %s: the node process goes by its own %s, not by this config's",
+                folder.path,
+                ", ".join(differing),
+            )
+        connection.settimeout(None)
+        return connection
+
+    def _start(self) -> None:
+        """Start the node process, unless another process of this machine is doing so.
+
+        Raises: ConfigError if it refuses to run.
+        """
+        folder = Path(self._options.folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = folder.with_name(f"{folder.name}.start.lock")
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            if (connected := self._connect()) is not None:
+                connected.close()
+                return
+            settings = {"mirror": self._options.as_json(), "by_prefix": self._objects.by_prefix}
+            # The node process has no rank: it has the whole of the source's limits
+            environment = {
+                name: value for name, value in os.environ.items() if name not in JOB_SIZES
+            }
+            started = subprocess.run(
+                [sys.executable, "-m", "megablend.mirror.node"],
+                input=json.dumps(settings).encode(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=environment,
+                timeout=max(30.0, self._options.patience),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return
+        finally:
+            os.close(fd)
+        if started.returncode:
+            message = started.stderr.decode(errors="replace").strip()
+            raise ConfigError(f"mirror: {message or 'its node process ended at once'}")
+
+    def _receive(self, connection: socket.socket, pending: dict[int, Future[bytes]]) -> None:
+        """Pass answers on until the node process ends."""
+        try:
+            while True:
+                kind, number, payload = _read_frame(connection)
+                answer = pending.pop(number, None)
+                if answer is None or not answer.set_running_or_notify_cancel():
+                    continue
+                if kind == Kind.FAILED:
+                    answer.set_exception(unpack_error(payload))
+                else:
+                    answer.set_result(payload)
+        except (OSError, EOFError):
+            with self._lock:
+                self._drop(connection)
+
+    def _drop(self, connection: socket.socket) -> None:
+        """Forget a connection that is lost; called with the lock held."""
+        if self._socket is connection:
+            self._socket = None
+            lost = self._pending
+            self._pending = {}
+            # Their callbacks may send requests: not while the lock is held
+            threading.Thread(target=_fail_all, args=(list(lost.values()),), daemon=True).start()
+        connection.close()
+
+
+@lru_cache(maxsize=16)
+def find_connection(options: MirrorOptions, objects: ObjectOptions) -> Connection:
+    """The one connection of this process to a mirror."""
+    return Connection(options, objects)
+
+
+def _fail_all(answers: list[Future[bytes]]) -> None:
+    for each in answers:
+        if each.set_running_or_notify_cancel():
+            each.set_exception(_EndedError("the node process ended"))
+
+
+def _read_frame(connection: socket.socket) -> tuple[int, int, bytes]:
+    """Raises: EOFError at the end; OSError."""
+    size, kind, number = HEAD.unpack(_read_exactly(connection, HEAD.size))
+    return kind, number, _read_exactly(connection, size)
+
+
+def _read_exactly(connection: socket.socket, size: int) -> bytes:
+    parts = list[bytes]()
+    while size:
+        part = connection.recv(min(size, 1 << 20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,377 @@
+"""`MirrorStorage`: reads of files whose pages a node process keeps on this node's disk."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from megablend.arrays import Int64s
+from megablend.errors import (
+    CHANGED_REMEDY,
+    ChangedFileError,
+    ConfigError,
+    CorruptFileError,
+    MegablendError,
+    MissingFileError,
+    ResourceError,
+)
+from megablend.mirror.disk.folder import FileKey, MirrorFolder
+from megablend.mirror.disk.mirrored_file import MirroredFile
+from megablend.mirror.disk.pages import pages_of_ranges, rows_of_ranges
+from megablend.mirror.node.frames import Need
+from megablend.mirror.node.source_reads import make_key
+from megablend.mirror.rank.connection import Connection, NodeLostError, find_connection
+from megablend.storage.base import Allocate, Bytes, FileStat, ReadLimits, Storage
+from megablend.storage.find import Found
+from megablend.storage.futures import fail_now
+from megablend.storage.hints import DueRanges
+from megablend.storage.local import LIMITS
+from megablend.storage.mirror_options import MirrorOptions
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.objects.urls import split_query
+from megablend.storage.waits import wait_for
+from megablend.storage.wrapper import WrapperStorage
+from megablend.system.log import LOG
+
+_TRIES = 8
+"""Times that pages are asked for which are evicted before they are read."""
+_WARN_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A version of a file, and its copy if pages of it are held."""
+
+    state: FileStat
+    key: FileKey
+    copy: MirroredFile | None = None
+    is_complete: bool = False
+
+    def read(
+        self, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s] | None:
+        """What Storage.read_ranges returns, if all of it is held."""
+        copy = self.copy
+        if copy is None or offsets.min(initial=0) < 0 or sizes.min(initial=0) < 0:
+            return None
+        ends = sizes.cumsum()
+        begins = ends - sizes
+        out = allocate(int(ends[-1]) if len(ends) else 0)
+        if copy.read_into(offsets, sizes, begins, out):
+            return out, begins
+        self.is_complete = False
+        return None
+
+    def find_copy(self, folder: str) -> None:
+        """Open the copy, if there is one now."""
+        if self.copy is None or not self.copy.is_current:
+            # If the folder was removed, the node process makes it, or says why not
+            with suppress(ConfigError, MissingFileError):
+                self.copy = MirroredFile.open(MirrorFolder.attach(folder), self.key)
+        self.is_complete = self.copy is not None and self.copy.is_complete
+
+
+class MirrorStorage(WrapperStorage):
+    """Serves files below the mirror's prefixes from this node's mirror. What is not held, its node
+    process gets; without one, or without room, `inner` is read.
+
+    Args:
+        inner: reads the source.
+        options: of the mirror.
+        objects: how the source is reached, for the node process.
+        checking: whether the state of a file is asked for each time.
+    """
+
+    def __init__(
+        self,
+        inner: Storage,
+        options: MirrorOptions,
+        objects: ObjectOptions,
+        *,
+        checking: bool = False,
+    ) -> None:
+        super().__init__(inner)
+        self._options = options
+        self._objects = objects
+        self._checking = checking
+        self._opened: dict[str, _Opened] = {}
+
+    def __reduce__(self) -> tuple[Callable[..., Storage], tuple[Any, ...]]:
+        return _restore, (self.inner, self._options, self._objects, self._checking)
+
+    def for_checking(self) -> Storage:
+        """See Storage.for_checking: states are those that the node process knows."""
+        return MirrorStorage(self.inner.for_checking(), self._options, self._objects, checking=True)
+
+    def for_reading(self) -> Storage:
+        """See Storage.for_reading."""
+        return MirrorStorage(
+            self.inner.for_reading(), self._options, self._objects, checking=self._checking
+        )
+
+    def limits(self, path: str) -> ReadLimits:
+        """See Storage.limits: those of a local disk for a file all of which is held."""
+        opened = self._opened.get(path)
+        if opened is not None and opened.is_complete:
+            return LIMITS
+        return self.inner.limits(path)
+
+    def find(self, pattern: str) -> Found:
+        """See Storage.find: the source is asked."""
+        found = self.inner.find(pattern)
+        for match in found.files:
+            self._opened.pop(match.path, None)
+            if self._covers(match.path):
+                # A listing has told it: another version than the node process knows, perhaps
+                self._pin(match.path, self.inner.stat(match.path))
+        return found
+
+    def stat(self, path: str) -> FileStat:
+        """See Storage.stat."""
+        if not self._covers(path):
+            return self.inner.stat(path)
+        if self._checking:
+            self._opened.pop(path, None)
+        return self._open(path).state
+
+    def stat_opened(self, path: str) -> FileStat:
+        """See Storage.stat_opened."""
+        return self._open(path).state if self._covers(path) else self.inner.stat_opened(path)
+
+    def read(self, path: str, offset: int, size: int) -> bytes:
+        """See Storage.read."""
+        if not self._covers(path):
+            return self.inner.read(path, offset, size)
+        out, _ = self.read_ranges(path, np.array([offset]), np.array([size]), _allocate)
+        return out.tobytes()
+
+    def read_ranges(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> tuple[Bytes, Int64s]:
+        """See Storage.read_ranges."""
+        opened = self._opened.get(path)
+        found = None if opened is None else opened.read(offsets, sizes, allocate)
+        return found or wait_for(self._fetch(path, offsets, sizes, allocate))
+
+    def fetch(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> Future[tuple[Bytes, Int64s]]:
+        """See Storage.fetch: done at once if all pages are held."""
+        opened = self._opened.get(path)
+        found = None if opened is None else opened.read(offsets, sizes, allocate)
+        if found is None:
+            return self._fetch(path, offsets, sizes, allocate)
+        done = Future[tuple[Bytes, Int64s]]()
+        done.set_result(found)
+        return done
+
+    def _fetch(
+        self, path: str, offsets: Int64s, sizes: Int64s, allocate: Allocate
+    ) -> Future[tuple[Bytes, Int64s]]:
+        """Fetch what is perhaps not held."""
+        if not self._covers(path):
+            return self.inner.fetch(path, offsets, sizes, allocate)
+        try:
+            opened = self._open(path)
+            _check_ranges(path, opened.key.size, offsets, sizes)
+        except MegablendError as error:
+            return fail_now(error)
+        read = _Read(self, path, opened, offsets, sizes, allocate)
+        read.run()
+        return read.result
+
+    def descriptor(self, path: str) -> AbstractContextManager[int]:
+        """See Storage.descriptor: none, since a kernel would not look whether pages are evicted
+        while it reads."""
+        return _no_descriptor() if self._covers(path) else self.inner.descriptor(path)
+
+    def distrust(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
+        """See HintedStorage.distrust."""
+        if self._covers(path):
+            opened = self._open(path)
+            pages = pages_of_ranges(offsets, sizes)
+            now = np.full(len(pages.blocks), time.monotonic())
+            try:
+                self.connection.distrust(Need(opened.key, pages, now))
+            except NodeLostError as error:
+                self.warn(error)
+
+    def set_due(self, reader: str, ranges: Sequence[DueRanges]) -> None:
+        """See HintedStorage.set_due."""
+        own = [each for each in ranges if self._covers(each.path)]
+        try:
+            self._open_all([each.path for each in own])
+            now = time.monotonic()
+            needs = list[Need]()
+            for each in own:
+                rows, pages = rows_of_ranges(each.offsets, each.sizes)
+                needs.append(Need(self._open(each.path).key, pages, now + each.due[rows]))
+            self.connection.set_due(reader, needs)
+        except NodeLostError as error:
+            self.warn(error)
+
+    @property
+    def folder(self) -> str:
+        """Of the mirror."""
+        return self._options.folder
+
+    @property
+    def connection(self) -> Connection:
+        """That of this process to the node process."""
+        return find_connection(self._options, self._objects)
+
+    def _open_all(self, paths: Sequence[str]) -> None:
+        """Pin the versions of files, in one request. Raises: NodeLostError; as Storage.stat."""
+        unknown = sorted({path for path in paths if path not in self._opened})
+        states = self.connection.stat([split_query(path)[0] for path in unknown]) if unknown else []
+        for path, state in zip(unknown, states, strict=True):
+            if isinstance(state, Exception):
+                raise state
+            self._pin(path, state)
+
+    def _covers(self, path: str) -> bool:
+        return self._options.covers(path)
+
+    def _open(self, path: str) -> _Opened:
+        """The version that reads of `path` use. Raises: as Storage.stat does."""
+        opened = self._opened.get(path)
+        if opened is None:
+            try:
+                self._open_all([path])
+            except NodeLostError as error:
+                self.warn(error)
+                self._pin(path, self.inner.stat(path))
+            opened = self._opened[path]
+        return opened
+
+    def _pin(self, path: str, state: FileStat) -> _Opened:
+        return self._opened.setdefault(path, _Opened(state, make_key(split_query(path)[0], state)))
+
+    def warn(self, error: BaseException) -> None:
+        """Say that the source is read without the mirror, once a minute."""
+        now = time.monotonic()
+        if now - _warned.get(self.folder, -math.inf) > _WARN_SECONDS:
+            _warned[self.folder] = now
+            LOG.warning("mirror: %s: reading the source without it: %s", self.folder, error)
+
+
+class _Read:
+    """One call of `fetch`: reads what is held, or asks for it and reads it then."""
+
+    def __init__(
+        self,
+        storage: MirrorStorage,
+        path: str,
+        opened: _Opened,
+        offsets: Int64s,
+        sizes: Int64s,
+        allocate: Allocate,
+    ) -> None:
+        self._storage = storage
+        self._path = path
+        self._opened = opened
+        self._offsets = offsets
+        self._sizes = sizes
+        self._allocate = allocate
+        self._tries = 0
+        self.result = Future[tuple[Bytes, Int64s]]()
+
+    def run(self) -> None:
+        """Read if all is held, otherwise ask for it, and go on when it has come."""
+        try:
+            self._opened.find_copy(self._storage.folder)
+            found = self._opened.read(self._offsets, self._sizes, self._allocate)
+            if found is None:
+                self._ask()
+            elif self.result.set_running_or_notify_cancel():
+                self.result.set_result(found)
+        except Exception as error:
+            self._fail(error)
+
+    def _ask(self) -> None:
+        self._tries += 1
+        if self._tries > _TRIES:
+            raise ResourceError(
+                f"{self._storage.folder}: pages are evicted before they are read; raise `size`"
+            )
+        pages = pages_of_ranges(self._offsets, self._sizes)
+        due = np.full(len(pages.blocks), time.monotonic())
+        wanted = self._storage.connection.want(Need(self._opened.key, pages, due))
+        wanted.add_done_callback(self._go_on)
+
+    def _go_on(self, wanted: Future[bytes]) -> None:
+        error = wanted.exception()
+        if error is None:
+            self.run()
+        elif isinstance(error, NodeLostError) and self._tries < _TRIES:
+            # Connecting to another one may take a while: other answers do not wait for it
+            _threads(os.getpid()).submit(self.run)
+        else:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, NodeLostError | ResourceError):
+            self._storage.warn(error)
+            _threads(os.getpid()).submit(self._read_source)
+        elif self.result.set_running_or_notify_cancel():
+            self.result.set_exception(error)
+
+    def _read_source(self) -> None:
+        """Read the same version from the source."""
+        if not self.result.set_running_or_notify_cancel():
+            return
+        inner = self._storage.inner
+        try:
+            found = inner.read_ranges(self._path, self._offsets, self._sizes, self._allocate)
+            state = inner.stat_opened(self._path)
+            if make_key(self._opened.key.location, state) != self._opened.key:
+                raise ChangedFileError(
+                    self._path, f"was replaced while it was in use; {CHANGED_REMEDY}"
+                )
+            self.result.set_result(found)
+        except BaseException as error:
+            self.result.set_exception(error)
+
+
+def _check_ranges(path: str, file_size: int, offsets: Int64s, sizes: Int64s) -> None:
+    """Raises: CorruptFileError if a range is not in the file."""
+    for i in np.flatnonzero((offsets < 0) | (sizes < 0) | (offsets > file_size - sizes)):
+        raise CorruptFileError(
+            path,
+            f"truncated: {sizes[i]} bytes expected here, but the file ends at byte {file_size}; restore it",
+            offset=int(offsets[i]),
+        )
+
+
+_warned = dict[str, float]()
+"""When a warning about a mirror was given, by its folder."""
+
+
+@lru_cache(maxsize=1)
+def _threads(process: int) -> ThreadPoolExecutor:
+    """Threads that may wait; others after a fork."""
+    return ThreadPoolExecutor(16, "megablend-mirror")
+
+
+@contextmanager
+def _no_descriptor() -> Iterator[int]:
+    yield -1
+
+
+def _allocate(size: int) -> Bytes:
+    return np.empty(size, np.uint8)
+
+
+def _restore(
+    inner: Storage, options: MirrorOptions, objects: ObjectOptions, checking: bool
+) -> Storage:
+    return MirrorStorage(inner, options, objects, checking=checking)

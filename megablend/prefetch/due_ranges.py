@@ -1,0 +1,187 @@
+"""When the bytes of coming samples are due, for storages that keep copies of files on this node.
+
+A storage with copies fetches first what is due first, and gives up first what is due last. So a
+loader tells it what it will read: to the end of the epoch after the present one, since due times
+that reach further do not make better choices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+
+from megablend.arrays import Float64s, Int64s
+from megablend.errors import MegablendError
+from megablend.prefetch.read_schedule import StepSequence, locate_steps
+from megablend.run.run import Run
+from megablend.storage.hints import DueRanges, HintedStorage, takes_hints
+from megablend.system.log import LOG
+
+CHUNK_SAMPLES = 1 << 14
+MAX_SAMPLES = 1 << 22
+"""Of a loader's own; what comes after them is told later."""
+FIRST_SECONDS = 0.2
+"""A step's, before any was seen: what counts is which is due first."""
+_FIRST_STEPS = 64
+_REPEAT_SECONDS = 60.0
+_PACE_CHANGE = 1.5
+_numbers = itertools.count()
+
+
+def report_due(run: Run, future: StepSequence, taken: Sequence[int]) -> DueReporter | None:
+    """Begin to tell the run's storage what a loader will read; None if it keeps no copies.
+
+    Args:
+        future: the loader's steps from now on.
+        taken: one number, how many of these steps were taken, which the loader changes.
+    """
+    storage = run.store.storage
+    firsts = [column.files.start for column in run.store.snapshot.columns]
+    paths = [run.store.snapshot.path(file, run.store.roots) for file in firsts]
+    if any(takes_hints(storage, path) for path in paths) and takes_hints(storage):
+        return DueReporter(run, future, storage, taken)
+    return None
+
+
+def count_horizon(run: Run, position: int) -> int:
+    """The number of samples of all ranks to the end of the next epoch: at most two of all
+    sources."""
+    epoch = int(run.data.parts["tokens"].sum()) // run.sequence_length + 1
+    return min(run.num_samples - position, 2 * epoch)
+
+
+def find_due(run: Run, samples: Int64s, step_offsets: Int64s) -> tuple[Int64s, Int64s]:
+    """The blocks that steps use, and the first step that uses each: int64 [n], blocks ascending.
+
+    Args:
+        samples: int64 [m], those of all steps.
+        step_offsets: int64 [num_steps + 1], where each step begins in them.
+    """
+    spans = locate_steps(run, samples, step_offsets).spans
+    blocks, firsts = np.unique(spans.blocks, return_index=True)
+    return blocks, np.searchsorted(step_offsets, spans.rows[firsts], side="right") - 1
+
+
+def list_ranges(run: Run, blocks: Int64s, due: Float64s) -> list[DueRanges]:
+    """The stored ranges of blocks, by file, and of the dictionaries that they need.
+
+    Args:
+        blocks: int64 [n], numbers in the index, ascending.
+        due: float64 [n], seconds from now.
+    """
+    snapshot = run.store.snapshot
+    rows = snapshot.blocks(blocks)
+    files = snapshot.file_of(blocks)
+    _, dictionaries = snapshot.chunks_of(blocks, "dictionary_bytes")
+    _, places = snapshot.chunks_of(blocks, "dictionary_offset")
+    found = list[DueRanges]()
+    edges = np.flatnonzero(np.diff(files)) + 1
+    for some in np.split(np.arange(len(blocks)), edges):
+        if not len(some):
+            continue
+        file = int(files[some[0]])
+        path = snapshot.path(file, run.store.roots)
+        data_file = snapshot.column_of(file).kind.files(path)[0]
+        has = some[(places[some] >= 0) & (dictionaries[some] > 0)]
+        _, firsts = np.unique(places[has], return_index=True)
+        first = has[firsts]
+        found.append(
+            DueRanges(
+                data_file,
+                np.concatenate([places[first], rows["offset"][some]]).astype(np.int64),
+                np.concatenate([dictionaries[first], rows["stored_bytes"][some]]).astype(np.int64),
+                np.concatenate([due[first], due[some]]),
+            )
+        )
+    return found
+
+
+class DueReporter:
+    """Tells a storage what a loader will read, from a thread that ends with this object.
+
+    Args:
+        run: the run that is read.
+        future: the loader's steps from now on.
+        storage: told.
+        taken: one number, how many of these steps were taken, which the loader changes.
+    """
+
+    def __init__(
+        self, run: Run, future: StepSequence, storage: HintedStorage, taken: Sequence[int]
+    ) -> None:
+        self._end = threading.Event()
+        reader = f"reader-{next(_numbers)}"
+        thread = threading.Thread(
+            target=_report,
+            args=(run, future, storage, reader, taken, self._end),
+            name="megablend-due",
+            daemon=True,
+        )
+        thread.start()
+        # The thread does not refer to this object
+        self._finalizer = weakref.finalize(self, self._end.set)
+
+    def close(self) -> None:
+        """End the thread, soon."""
+        self._finalizer()
+
+
+def plan_due(
+    run: Run, future: StepSequence, step: int, seconds: float, num_steps: int
+) -> list[DueRanges]:
+    """What the steps from `step` on read, each `seconds` after the one before."""
+    blocks = list[Int64s]()
+    steps = list[Int64s]()
+    chunk = max(1, CHUNK_SAMPLES // future.micro_batch_size)
+    for begin in range(step, step + num_steps, chunk):
+        samples, step_offsets = future.samples(begin, min(chunk, step + num_steps - begin))
+        if not len(samples):
+            break
+        some, firsts = find_due(run, samples, step_offsets)
+        blocks.append(some)
+        steps.append(firsts + begin - step)
+    if not blocks:
+        return []
+    every = np.concatenate(blocks)
+    order = np.argsort(every, kind="stable")
+    return list_ranges(run, every[order], seconds * np.concatenate(steps)[order].astype(np.float64))
+
+
+def _report(
+    run: Run,
+    future: StepSequence,
+    storage: HintedStorage,
+    reader: str,
+    taken: Sequence[int],
+    end: threading.Event,
+) -> None:
+    """Report at first the first steps, then all; again each minute, and if the pace has changed."""
+    started = time.monotonic()
+    horizon = min(
+        count_horizon(run, future.first), MAX_SAMPLES * future.stride // future.micro_batch_size
+    )
+    num_steps = max(1, horizon // future.stride)
+    told_pace = FIRST_SECONDS
+    try:
+        storage.set_due(reader, plan_due(run, future, 0, told_pace, _FIRST_STEPS))
+        told_at = -_REPEAT_SECONDS
+        while True:
+            num_taken = taken[0]
+            waited = time.monotonic() - started
+            pace = waited / num_taken if num_taken >= _FIRST_STEPS // 4 else told_pace
+            is_other = not 1 / _PACE_CHANGE < pace / told_pace < _PACE_CHANGE
+            if time.monotonic() - told_at >= _REPEAT_SECONDS or is_other:
+                storage.set_due(reader, plan_due(run, future, num_taken, pace, num_steps))
+                told_at = time.monotonic()
+                told_pace = pace
+            if end.wait(1.0):
+                break
+        storage.set_due(reader, [])
+    except MegablendError as error:
+        # Reading says so, too, where it matters
+        LOG.warning("what will be read is not told to the mirror: %s", error)

@@ -1,0 +1,70 @@
+"""Mirrors with a real node process, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from megablend.errors import ConfigError
+from megablend.mirror.disk.folder import MirrorFolder
+from megablend.mirror.node.frames import Kind
+from megablend.mirror.rank.connection import Connection, NodeLostError, find_connection
+from megablend.storage.mirror_options import MirrorOptions, parse_mirror
+from megablend.storage.object_options import ObjectOptions
+
+
+@contextlib.contextmanager
+def mirror(folder: Path, url: str, **settings: Any) -> Iterator[dict[str, Any]]:
+    """The `mirror` setting of a mirror of what is below `url`; its node process ends with the context."""
+    written = {"folder": str(folder), "prefixes": [f"{url}/"], "reserve": 0, **settings}
+    try:
+        yield written
+    finally:
+        kill_node(folder)
+        find_connection.cache_clear()
+
+
+def connect(settings: dict[str, Any], objects: ObjectOptions | None = None) -> Connection:
+    """A connection of its own to a mirror's node process."""
+    return Connection(parse_mirror(settings), objects or ObjectOptions())
+
+
+def options_of(settings: dict[str, Any]) -> MirrorOptions:
+    return parse_mirror(settings)
+
+
+def find_node(folder: Path) -> int | None:
+    """The node process that owns the folder, if it runs."""
+    try:
+        mirror_folder = MirrorFolder.attach(folder)
+        with mirror_folder.lock():
+            return None
+    except ConfigError:
+        owner: int | None = mirror_folder.read_owner().get("pid") if folder.exists() else None
+        return owner
+
+
+def kill_node(folder: Path, number: int = signal.SIGKILL) -> None:
+    """End the node process, and wait until it is gone."""
+    if not (folder / "mirror.json").exists() or (pid := find_node(folder)) is None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+    end = time.monotonic() + 20
+    while find_node(folder) is not None:
+        assert time.monotonic() < end, f"node process {pid} does not end"
+        time.sleep(0.01)
+
+
+def get_status(settings: dict[str, Any]) -> dict[str, Any]:
+    """What the node process says of itself."""
+    try:
+        status: dict[str, Any] = connect(settings).command(Kind.STATUS)
+    except NodeLostError as error:
+        raise AssertionError("no node process answers") from error
+    return status
