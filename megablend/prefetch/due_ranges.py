@@ -27,6 +27,8 @@ MAX_SAMPLES = 1 << 22
 """Of a loader's own; what comes after them is told later."""
 FIRST_SECONDS = 0.2
 """A step's, before any was seen: what counts is which is due first."""
+MAX_BLOCKS = 1 << 20
+"""Told at a time: the first ones."""
 _FIRST_STEPS = 64
 _REPEAT_SECONDS = 60.0
 _PACE_CHANGE = 1.5
@@ -147,9 +149,10 @@ def plan_due(
         steps.append(firsts + begin - step)
     if not blocks:
         return []
-    every = np.concatenate(blocks)
+    every = np.concatenate(blocks)[:MAX_BLOCKS]
+    due = seconds * np.concatenate(steps)[:MAX_BLOCKS].astype(np.float64)
     order = np.argsort(every, kind="stable")
-    return list_ranges(run, every[order], seconds * np.concatenate(steps)[order].astype(np.float64))
+    return list_ranges(run, every[order], due[order])
 
 
 def _report(

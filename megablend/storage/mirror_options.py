@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import ipaddress
 import math
 import os
 import re
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +105,9 @@ def _is_near(location: str) -> bool:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
+        # 127.1, 2130706433 and 0x7f000001 are 127.0.0.1, too
+        with contextlib.suppress(OSError):
+            return _is_near(f"http://{socket.inet_ntoa(socket.inet_aton(host))}/")
         return host == "localhost" or host.endswith((".localhost", ".local", ".internal"))
     mapped = getattr(address, "ipv4_mapped", None) or address
     return bool(mapped.is_loopback or mapped.is_link_local or mapped.is_unspecified)

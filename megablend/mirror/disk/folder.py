@@ -103,7 +103,8 @@ class MirrorFolder:
                     f"{path}: is not empty, and no mirror: it has {min(found)!r}\n"
                     "name an empty folder, or one that does not exist yet, as `folder` of `mirror`"
                 )
-            _check_file_system(path, calls or DiskCalls())
+            if not found:
+                _check_file_system(path, calls or DiskCalls())
             with contextlib.suppress(FileExistsError):  # made before, or by a process beside us
                 _write_new(path / _MARKER, {"format": _FORMAT, "id": secrets.token_hex(16)})
             folder = cls(path, _read_marker(path)["id"], group)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from megablend.errors import DataError, MissingFileError, ResourceError
+from megablend.errors import ChangedFileError, DataError, MissingFileError, ResourceError
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import Pages, intersect, subtract
@@ -88,7 +88,13 @@ class Engine:
                     "free space, lower `reserve`, or raise `size` of `mirror`"
                 )
 
-        await self.source.read(key, pages, keep)
+        try:
+            await self.source.read(key, pages, keep)
+        except ChangedFileError:
+            # What is known of the file is too old
+            if (known := await self.call(self.store.get_state, key.location)) is not None:
+                await self.call(self.store.put_state, key.location, known[0], known[1], 0.0)
+            raise
 
     def _land(self, digest: str, flight: _Flight, _: asyncio.Task[None]) -> None:
         flights = self._flights[digest]
@@ -138,8 +144,13 @@ class Engine:
 
     async def _ask(self, location: str) -> FileStat:
         state = await self.source.stat(location)
-        await self.call(self.store.put_state, location, state.size, state.etag, time.time())
+        await self.note_state(location, state)
         return state
+
+    async def note_state(self, location: str, state: FileStat) -> None:
+        """A file has this state now."""
+        self.source.check_allowed(location)
+        await self.call(self.store.put_state, location, state.size, state.etag, time.time())
 
     async def close(self) -> None:
         """Make all durable, and close the folder."""

@@ -55,6 +55,8 @@ class Kind(enum.IntEnum):
     """Everything that is held is compared with its checksums; answered by JSON of what was wrong."""
     REMOVE = 9
     """All copies are deleted and the process ends."""
+    KNOWN = 10
+    """JSON list of [location, size, etag], of files as they are now."""
     DONE = 16
     FAILED = 17
     """JSON of an error."""

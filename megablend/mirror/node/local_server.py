@@ -30,6 +30,7 @@ from megablend.mirror.node.frames import (
     unpack_needs,
 )
 from megablend.mirror.node.needs import Needs
+from megablend.storage.base import FileStat
 from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
 
@@ -37,7 +38,7 @@ _MAX_AT_A_TIME = 256
 """Requests of one client that are worked on; it waits with others."""
 
 
-_OF_FILES = (Kind.STAT, Kind.WANT, Kind.DUE, Kind.DISTRUST)
+_OF_FILES = (Kind.STAT, Kind.KNOWN, Kind.WANT, Kind.DUE, Kind.DISTRUST)
 
 
 class LocalServer:
@@ -148,6 +149,12 @@ class LocalServer:
             raise ConfigError("a client asks for files before it has said how it reads them")
         if kind == Kind.STAT:
             return pack_json([pack_state(each) for each in await self._stat(parse_json(payload))])
+        if kind == Kind.KNOWN:
+            for location, size, etag in parse_json(payload):
+                await self._engine.note_state(
+                    str(location), FileStat(size=int(size), etag=str(etag))
+                )
+            return b""
         if kind == Kind.DUE:
             self._needs.set(client, unpack_needs(payload))
             return b""

@@ -27,6 +27,8 @@ PORTION_BYTES = 1 << 20
 """Requested together: what is in flight when the process is killed is lost."""
 MAX_PORTIONS = 64
 """In flight at a time."""
+_MAX_WAITS = 256
+"""Files whose state is asked for at a time: one server that does not answer holds up no other."""
 _MAX_VIEWS = 4096
 """Files of which a version is being read."""
 
@@ -45,7 +47,7 @@ class SourceReader:
         self._storage = make_storage(objects=self._objects)
         self._views = OrderedDict[FileKey, Storage]()
         self._turns = asyncio.Semaphore(MAX_PORTIONS)
-        self._threads = ThreadPoolExecutor(16, "megablend-source")
+        self._threads = ThreadPoolExecutor(_MAX_WAITS, "megablend-source")
         self.num_bytes = 0
         """Bytes that were read."""
 

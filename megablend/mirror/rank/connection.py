@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
 from pathlib import Path
@@ -44,6 +46,8 @@ from megablend.system.log import LOG
 
 _RETRY_SECONDS = 0.05
 _TRIES = 3
+_LIFE = 0
+"""The number of the request that a node process answers at once."""
 
 
 class NodeLostError(Exception):
@@ -79,6 +83,11 @@ class Connection:
         self._asks_only = asks_only
         self._reset()
 
+    def _check_process(self) -> None:
+        """Begin anew after a fork: threads, the socket and what was said are the parent's."""
+        if self._pid != os.getpid():
+            self._reset()
+
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -104,9 +113,16 @@ class Connection:
         """Have pages replaced that differ from a checksum. Raises: NodeLostError; as the source."""
         self._wait(Kind.DISTRUST, pack_needs([need]))
 
+    def tell_states(self, states: Sequence[tuple[str, FileStat]]) -> None:
+        """Tell what a listing has just said of files. Raises: NodeLostError."""
+        self._wait(
+            Kind.KNOWN, pack_json([[path, state.size, state.etag] for path, state in states])
+        )
+
     def set_due(self, reader: str, needs: Sequence[Need]) -> None:
         """Say what a reader of this process will need, instead of what was said of it before; said
         again to another node process. Raises: NodeLostError."""
+        self._check_process()
         self._due = {**self._due, reader: needs}
         if not needs:
             del self._due[reader]
@@ -129,8 +145,7 @@ class Connection:
     def request(self, kind: Kind, payload: bytes) -> Future[bytes]:
         """Send a request. Raises: NodeLostError; ConfigError if the mirror cannot be used."""
         answer = Future[bytes]()
-        if self._pid != os.getpid():
-            self._reset()
+        self._check_process()
         with self._lock:
             if self._socket is None:
                 self._open()
@@ -169,7 +184,11 @@ class Connection:
             daemon=True,
         ).start()
         if self._due:
-            connected.sendall(pack(Kind.DUE, 0, self._pack_due()))
+            try:
+                connected.sendall(pack(Kind.DUE, 0, self._pack_due()))
+            except OSError as error:
+                self._drop(connected)
+                raise _EndedError(str(error)) from None
 
     def _connect(self) -> socket.socket | None:
         """A connection that has been greeted; None if nobody listens. Raises: ConfigError if this
@@ -218,7 +237,6 @@ class Connection:
                 folder.path,
                 ", ".join(differing),
             )
-        connection.settimeout(None)
         return connection
 
     def _start(self) -> None:
@@ -226,9 +244,11 @@ class Connection:
 
         Raises: ConfigError if it refuses to run.
         """
-        folder = Path(self._options.folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = folder.with_name(f"{folder.name}.start.lock")
+        name = hashlib.blake2b(self._options.folder.encode(errors="surrogateescape"), digest_size=8)
+        # Not beside the folder, where this user may not write
+        lock = Path(
+            tempfile.gettempdir(), f"megablend-{os.geteuid()}-{name.hexdigest()}.start.lock"
+        )
         fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -256,15 +276,25 @@ class Connection:
             return
         finally:
             os.close(fd)
-        if started.returncode:
-            message = started.stderr.decode(errors="replace").strip()
-            raise ConfigError(f"mirror: {message or 'its node process ended at once'}")
+        # Without a message it was killed while it started: another one may do better
+        if started.returncode and (message := started.stderr.decode(errors="replace").strip()):
+            raise ConfigError(f"mirror: {message}")
 
     def _receive(self, connection: socket.socket, pending: dict[int, Future[bytes]]) -> None:
         """Pass answers on until the node process ends."""
+
+        def ask_for_life() -> None:
+            """Called when nothing has come for `patience`. Raises: EOFError the second time in a
+            row, if something is waited for."""
+            if pending and _LIFE in pending:
+                raise EOFError
+            if pending:
+                pending[_LIFE] = Future()
+                connection.sendall(pack(Kind.STAT, _LIFE, pack_json([])))
+
         try:
             while True:
-                kind, number, payload = _read_frame(connection)
+                kind, number, payload = _read_frame(connection, ask_for_life)
                 answer = pending.pop(number, None)
                 if answer is None or not answer.set_running_or_notify_cancel():
                     continue
@@ -272,7 +302,9 @@ class Connection:
                     answer.set_exception(unpack_error(payload))
                 else:
                     answer.set_result(payload)
-        except (OSError, EOFError):
+        except Exception as error:
+            if not isinstance(error, OSError | EOFError):
+                LOG.warning("mirror: an answer of the node process is not understood: %r", error)
             with self._lock:
                 self._drop(connection)
 
@@ -299,16 +331,27 @@ def _fail_all(answers: list[Future[bytes]]) -> None:
             each.set_exception(_EndedError("the node process ended"))
 
 
-def _read_frame(connection: socket.socket) -> tuple[int, int, bytes]:
-    """Raises: EOFError at the end; OSError."""
-    size, kind, number = HEAD.unpack(_read_exactly(connection, HEAD.size))
-    return kind, number, _read_exactly(connection, size)
+def _fail_late() -> None:
+    raise EOFError
 
 
-def _read_exactly(connection: socket.socket, size: int) -> bytes:
+def _read_frame(
+    connection: socket.socket, late: Callable[[], None] = _fail_late
+) -> tuple[int, int, bytes]:
+    """Read a frame; `late` is called each time that nothing has come for the socket's time-out.
+    Raises: EOFError at the end; OSError; as `late` does."""
+    size, kind, number = HEAD.unpack(_read_exactly(connection, HEAD.size, late))
+    return kind, number, _read_exactly(connection, size, late)
+
+
+def _read_exactly(connection: socket.socket, size: int, late: Callable[[], None]) -> bytes:
     parts = list[bytes]()
     while size:
-        part = connection.recv(min(size, 1 << 20))
+        try:
+            part = connection.recv(min(size, 1 << 20))
+        except TimeoutError:
+            late()
+            continue
         if not part:
             raise EOFError
         parts.append(part)

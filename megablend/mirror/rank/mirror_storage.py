@@ -20,6 +20,7 @@ from megablend.errors import (
     ChangedFileError,
     ConfigError,
     CorruptFileError,
+    DataError,
     MegablendError,
     MissingFileError,
     ResourceError,
@@ -128,11 +129,17 @@ class MirrorStorage(WrapperStorage):
     def find(self, pattern: str) -> Found:
         """See Storage.find: the source is asked."""
         found = self.inner.find(pattern)
-        for match in found.files:
-            self._opened.pop(match.path, None)
-            if self._covers(match.path):
-                # A listing has told it: another version than the node process knows, perhaps
-                self._pin(match.path, self.inner.stat(match.path))
+        paths = [match.path for match in found.files if self._covers(match.path)]
+        for path in paths:
+            self._opened.pop(path, None)
+            self._pin(path, self.inner.stat(path))
+        if paths:
+            # The listing may have told of other versions than the node process knows
+            states = [(split_query(path)[0], self._opened[path].state) for path in paths]
+            try:
+                self.connection.tell_states(states)
+            except NodeLostError as error:
+                self.warn(error)
         return found
 
     def stat(self, path: str) -> FileStat:
@@ -319,7 +326,8 @@ class _Read:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        if isinstance(error, NodeLostError | ResourceError):
+        is_disk = isinstance(error, DataError) and error.path.startswith(self._storage.folder)
+        if is_disk or isinstance(error, NodeLostError | ResourceError):
             self._storage.warn(error)
             _threads(os.getpid()).submit(self._read_source)
         elif self.result.set_running_or_notify_cancel():

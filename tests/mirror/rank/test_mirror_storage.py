@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,6 +138,9 @@ def test_a_new_version_is_seen_by_find(tmp_path: Path) -> None:
         storage = make(settings)
         assert read(storage, f"{source.url}/d/x", (0, 10)) == cut((0, 10))
         source.files["d/x"] = DATA[::-1]
+        assert len(make(settings).find(f"{source.url}/d/x").files) == 1
+        # Others who open it now see it, too
+        assert read(make(settings), f"{source.url}/d/x", (0, 10)) == [DATA[::-1][:10]]
         assert len(storage.find(f"{source.url}/d/x").files) == 1
         assert read(storage, f"{source.url}/d/x", (0, 10)) == [DATA[::-1][:10]]
 
@@ -175,6 +179,31 @@ def test_without_a_node_process_the_source_is_read(
             assert "reading the source without it" in caplog.text
         finally:
             os.kill(node, signal.SIGCONT)
+
+
+def test_a_node_process_that_stops_answering_is_not_waited_for(tmp_path: Path) -> None:
+    with (
+        FaultySource({"d/x": DATA}) as source,
+        mirror(tmp_path / "m", source.url, patience=0.5) as settings,
+    ):
+        storage = make(settings)
+        read(storage, f"{source.url}/d/x", (0, 10))
+        node = find_node(tmp_path / "m")
+        assert node is not None
+        os.kill(node, signal.SIGSTOP)
+        try:
+            assert read(storage, f"{source.url}/d/x", (400_000, 9)) == cut((400_000, 9))
+        finally:
+            os.kill(node, signal.SIGCONT)
+
+
+def test_reads_go_on_when_the_folder_is_removed(tmp_path: Path) -> None:
+    with FaultySource({"d/x": DATA}) as source, mirror(tmp_path / "m", source.url) as settings:
+        storage = make(settings)
+        read(storage, f"{source.url}/d/x", (0, 10))
+        shutil.rmtree(tmp_path / "m")
+        for start in range(0, 900_000, 100_000):
+            assert read(storage, f"{source.url}/d/x", (start, 9)) == cut((start, 9))
 
 
 def test_a_folder_that_cannot_be_a_mirror_is_an_error(tmp_path: Path) -> None:

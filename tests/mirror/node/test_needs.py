@@ -1,0 +1,112 @@
+"""What is fetched first."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, MegablendError
+from megablend.mirror.disk.folder import FileKey
+from megablend.mirror.disk.pages import Pages
+from megablend.mirror.node.frames import (
+    Need,
+    pack_error,
+    pack_needs,
+    pack_state,
+    unpack_error,
+    unpack_needs,
+    unpack_state,
+)
+from megablend.mirror.node.needs import order_by_due
+from megablend.storage.base import FileStat
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def make_need(key: FileKey, rows: list[tuple[int, int, float]]) -> Need:
+    blocks, masks, due = zip(*rows, strict=True)
+    return Need(key, Pages(np.array(blocks, np.uint32), np.array(masks, np.uint64)), np.array(due))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_come_by_due_time_and_hold_every_page_that_is_due(seed: int) -> None:
+    rng = random.Random(seed)
+    keys = [FileKey(f"s3://b/{i}", "e", 1 << 30) for i in range(3)]
+    needs = [
+        make_need(
+            keys[rng.randrange(3)],
+            [
+                (
+                    rng.randrange(200),
+                    1 << rng.randrange(64),
+                    math.inf if rng.random() < 0.1 else rng.random() * 20,
+                )
+                for _ in range(rng.randrange(1, 60))
+            ],
+        )
+        for _ in range(rng.randrange(1, 5))
+    ]
+    earliest: dict[tuple[str, int, int], float] = {}
+    for key, pages, due in needs:
+        for block, mask, when in zip(
+            pages.blocks.tolist(), pages.masks.tolist(), due.tolist(), strict=True
+        ):
+            page = (key.location, block, mask.bit_length() - 1)
+            if when < math.inf:
+                earliest[page] = min(when, earliest.get(page, math.inf))
+    parts = order_by_due(needs)
+    firsts = [float(part.due.min()) for part in parts]
+    assert firsts == sorted(firsts)
+    seen: dict[tuple[str, int, int], float] = {}
+    for key, pages, due in parts:
+        assert len({block // 32 for block in pages.blocks.tolist()}) == 1
+        assert (np.diff(pages.blocks.astype(np.int64)) > 0).all()
+        assert due.max() - due.min() < 1
+        for block, mask in zip(pages.blocks.tolist(), pages.masks.tolist(), strict=True):
+            for bit in range(64):
+                if mask >> bit & 1:
+                    seen.setdefault((key.location, block, bit), float(due.min()))
+    assert seen.keys() == earliest.keys()
+    assert all(math.floor(seen[page]) == math.floor(earliest[page]) for page in seen)
+
+
+def test_needs_errors_and_states_arrive_as_they_were_sent() -> None:
+    needs = [
+        make_need(
+            FileKey("https://h/ä b", 'e"1', 5_000_000_000),
+            [(3, 1 << 63, 1e9), (70_000, 5, math.inf)],
+        ),
+        Need(
+            FileKey("/mnt/x", "", 0),
+            Pages(np.zeros(0, np.uint32), np.zeros(0, np.uint64)),
+            np.zeros(0),
+        ),
+    ]
+    found = unpack_needs(pack_needs(needs))
+    for need, other in zip(needs, found, strict=True):
+        assert other.key == need.key
+        assert other.pages.blocks.tolist() == need.pages.blocks.tolist()
+        assert other.pages.masks.tolist() == need.pages.masks.tolist()
+    assert found[0].due[1] == math.inf
+    errors: list[MegablendError] = [
+        CorruptFileError("s3://b/x", "truncated", offset=7),
+        ChangedFileError("s3://b/x", "was replaced"),
+        ConfigError("a\nb"),
+    ]
+    for error in errors:
+        other = unpack_error(pack_error(error))
+        assert (type(other), str(other), vars(other)) == (type(error), str(error), vars(error))
+        again = unpack_state(pack_state(error))
+        assert (type(again), str(again)) == (type(error), str(error))
+    assert isinstance(unpack_error(pack_error(KeyError("x"))), RuntimeError)
+    state = FileStat(size=1 << 40, etag="abc")
+    assert unpack_state(pack_state(state)) == state
+
+
+@pytest.mark.parametrize("data", [b"", b"\1\0\0\0", b"\1\0\0\0\5\0\0\0[1,2]\0\0\0\0", b"\xff" * 40])
+def test_what_is_no_needs_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        unpack_needs(data)
