@@ -97,8 +97,9 @@ def test_needs_errors_and_states_arrive_as_they_were_sent() -> None:
         ConfigError("a\nb"),
     ]
     for error in errors:
-        other = unpack_error(pack_error(error))
-        assert (type(other), str(other), vars(other)) == (type(error), str(error), vars(error))
+        arrived = unpack_error(pack_error(error))
+        assert type(arrived) is type(error)
+        assert (str(arrived), vars(arrived)) == (str(error), vars(error))
         again = unpack_state(pack_state(error))
         assert (type(again), str(again)) == (type(error), str(error))
     assert isinstance(unpack_error(pack_error(KeyError("x"))), RuntimeError)

@@ -116,7 +116,8 @@ def main() -> None:
         (folder / "nginx.conf").write_text(NGINX.format(folder=folder, port=options.port))
         nginx = subprocess.Popen(["nginx", "-c", folder / "nginx.conf", "-g", "daemon off;"])
         url = f"http://127.0.0.1:{options.port}"
-        mirror = {"folder": str(folder / "mirror"), "prefixes": [f"{url}/"], "reserve": 0}
+        mirror_folder = str(folder / "mirror")
+        mirror = {"folder": mirror_folder, "prefixes": [f"{url}/"], "reserve": 0}
         common = {
             "sequence_length": 2048,
             "lanes": 8,
@@ -148,7 +149,7 @@ def main() -> None:
             )
             print(f"source bytes meanwhile: {count_sent(folder) - sent}")
         finally:
-            subprocess.run(["megablend", "node", "stop", mirror["folder"]], check=False)
+            subprocess.run(["megablend", "node", "stop", mirror_folder], check=False)
             nginx.terminate()
             nginx.wait()
 
