@@ -204,8 +204,11 @@ def print_summary(found: RunDescription) -> None:
     _print_doubts(found)
     state = "committed" if found.committed else "not committed"
     index = f"index of {found.index.files:,} files, {found.index.tokens:,} tokens, in {found.cache}"
-    print_line(f"run {found.run!r}, {state}: samples of {found.sequence_length:,} tokens; {index}")
     train = found.splits["train"]
+    stages = train.stages or ()
+    lengths = dict.fromkeys([found.sequence_length, *(each.sequence_length for each in stages)])
+    listed = ", then ".join(f"{length:,}" for length in lengths)
+    print_line(f"run {found.run!r}, {state}: samples of {listed} tokens; {index}")
     columns: dict[str, Column] = {
         "source": "name",
         "share": lambda source: _write_share(source.actual_share),

@@ -184,7 +184,9 @@ def print_sample(found: SampleDescription, text: str | None = None, *, whole: bo
         "epoch": "epoch",
     }
     print_table("pieces", columns, found.pieces)
-    print_line(f"documents begin at {_shorten_list(found.document_starts, whole, ', ')}")
+    print_line(
+        f"documents, or the rest of one, begin at {_shorten_list(found.document_starts, whole, ', ')}"
+    )
     print_line(f"tokens: {_shorten_list(found.tokens, whole)}")
     for name, numbers in found.extra.items():
         print_line(f"{name}: {_shorten_list(numbers, whole)}")

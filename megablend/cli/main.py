@@ -93,7 +93,7 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
-        if (translated := translate(error, " ".join(sys.argv[1:3]))) is not None:
+        if (translated := translate(error, f"`megablend {' '.join(sys.argv[1:3])}`")) is not None:
             _say(str(translated))
             _end(type(translated).__name__, str(translated), translated.exit_code)
         traceback.print_exc()

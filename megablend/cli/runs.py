@@ -234,7 +234,9 @@ def _print_amendment(found: Amendment) -> None:
         if found.at == found.requested
         else f" ({found.requested:,} rounded up to the end of a cycle)"
     )
-    print_line(f"run {found.run!r} {does} with other settings from sample {found.at:,} on{rounded}")
+    before = found.plan_before, found.samples_before
+    how = "with other settings" if (found.plan, found.samples) != before else "as it does already"
+    print_line(f"run {found.run!r} {does} {how} from sample {found.at:,} on{rounded}")
     if found.drained is not None:
         print_drain(found.drained)
     if found.fitting_unit is not None:

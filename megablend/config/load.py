@@ -67,7 +67,7 @@ def _join_problems(error: ValidationError, place: Places, data: Mapping[str, Any
     """A line for each of the first problems of a config, and how many more there are."""
     lines = list(islice(explain_errors(error, place, data), MAX_PROBLEMS))
     if (more := error.error_count() - len(lines)) > 0:
-        lines.append(f"{place.name}: and {more:,} more problems; mend these first")
+        lines.append(f"{place.name}: and {more:,} more problem{'s' * (more > 1)}; mend these first")
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from megablend.errors import ConfigError
 from megablend.index.blocks.block_store import BlockStore
+from megablend.index.read.joined_snapshot import JoinedSnapshot
 from megablend.run.run import Run
 from megablend.storage.location import find_scheme
 
@@ -17,7 +18,7 @@ _NAMED_FILES = 5
 
 def match_files(run: Run, file: str) -> list[int]:
     """Numbers of the files of the index that a path, or the end of one, means: several if
-    sources share the file.
+    sources share the file. A file that was renamed has the paths that it had, too.
 
     Raises: ConfigError if it means none, or different ones.
     """
@@ -41,8 +42,16 @@ def match_files(run: Run, file: str) -> list[int]:
             return exact
         endings = tuple(f"/{os.path.normpath(each)}" for each in spellings)
         found = [i for i, path in resolved.items() if path.endswith(endings)]
-    _check_is_one_path(file, [paths[i] for i in found], run.store.snapshot.digest)
-    return found
+    snapshot = run.store.snapshot
+    if found or not isinstance(snapshot, JoinedSnapshot):
+        _check_is_one_path(file, [paths[i] for i in found], snapshot.digest)
+        return found
+    ends = tuple(f"/{each}" for each in spellings)
+    former = snapshot.list_former_paths(run.store.roots).items()
+    old = [i for i, path in former if path in absolute or path.endswith(ends)]
+    current = [snapshot.path(i, run.store.roots) for i in old]
+    _check_is_one_path(file, current, snapshot.digest)
+    return match_files(run, current[0])
 
 
 def locate_file(run: Run, number: int) -> tuple[BlockStore, int]:

@@ -42,7 +42,8 @@ class SampleDescription(Record):
     epochs: tuple[int, ...]
     pieces: tuple[Piece, ...]
     document_starts: tuple[int, ...]
-    """Positions in the sample at which documents begin."""
+    """Positions in the sample at which a document, or its rest in this sample or in another block,
+    begins; the first is 0."""
     tokens: tuple[int, ...]
     extra: dict[str, tuple[float, ...]]
     """By extra column, one number per token."""

@@ -80,7 +80,8 @@ def warn_of_shared_files(compiled: Compiled) -> list[str]:
     if not shared:
         return []
     (first, second), paths = max(shared.items(), key=lambda each: len(each[1]))
-    more = f"; and {len(shared) - 1:,} more pairs of sources" if len(shared) > 1 else ""
+    others = len(shared) - 1
+    more = f"; and {others:,} more pair{'s' * (others > 1)} of sources" if others else ""
     files = f"{paths[0]}" if len(paths) == 1 else f"{len(paths):,} files, such as {paths[0]}"
     return [
         f"sources {snapshot.sources[first].name!r} and {snapshot.sources[second].name!r} both read "

@@ -164,7 +164,7 @@ def compile_split(
         config=config,
         split=split,
         sources=tuple(named.values()),
-        data=find_requested(config, split, store, keep=keep),
+        data=find_requested(config, split, store, is_built=committed is not None, keep=keep),
         promised=promised,
         links=promised.links if promised else tuple(links),
     )

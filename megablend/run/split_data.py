@@ -81,12 +81,13 @@ class SplitSources:
 
 
 def find_requested(
-    config: Config, split: str, store: BlockStore, *, keep: bool = False
+    config: Config, split: str, store: BlockStore, *, is_built: bool, keep: bool = False
 ) -> SplitSources:
     """The sources that a config lists for a split, in the snapshots of its run;
     valid and test have only that of their stage.
 
     Args:
+        is_built: whether the run has a ledger.
         keep: store the computed ranges of documents in the cache.
 
     Raises: PlanError if a snapshot that a stage of the config reads is not there, or sources are
@@ -105,12 +106,17 @@ def find_requested(
             if each.snapshot == len(store.stores)
         )
         place = next((f"stages[{i}]" for i in lacking), "stages")
+        if not is_built:
+            raise PlanError(
+                f"{place}: new_data: run {config.run!r} is not built, and begins with one version of the index: build it "
+                f"without {place} and later stages, then index the files as they are by then (`megablend index CONFIG`), "
+                "list the stage again, and commit it (`megablend amend CONFIG --at SAMPLE`); for a run that was reset, move its "
+                "ledger back to `runs` in the cache"
+            )
         raise PlanError(
             f"{place}: new_data: run {config.run!r} has {len(store.stores)} of {needed + 1} "
             f"versions of the index; {others}index the files as they are now (`megablend index "
-            "CONFIG`) and commit the stage (`megablend amend CONFIG --at SAMPLE`). Build a new run "
-            f"without {place} and later stages first; for a run that was reset, move its ledger "
-            "back to `runs` in the cache"
+            "CONFIG`) and commit the stage (`megablend amend CONFIG --at SAMPLE`)"
         )
     found = find_sources(
         split,

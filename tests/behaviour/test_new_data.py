@@ -28,6 +28,7 @@ from megablend.errors import (
     StateError,
 )
 from megablend.run.ledger_file import load_ledger
+from tests.cli.commands import run
 from tests.formats.writers import KINDS
 from tests.runs import STEP, ReadSample, documents, make_config, read_samples
 
@@ -347,6 +348,9 @@ def test_a_drain_that_reads_nothing_of_a_withdrawn_source_needs_no_files_of_it(
     assert found.drain > 0
     shutil.rmtree(tmp_path / "data" / "source1")
     dataset = megablend.open(edited)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(edited))
+    assert "committed: samples of 8, then 16 tokens; index of " in run("describe", path).stdout
     assert not megablend.check(edited, state=dataset.state_dict(found.at)).problems
     loader = megablend.Loader(dataset, micro_batch_size=2, consumed_samples=found.at)
     watched = [each.number for each in loader._watch._files if each.is_needed(found.at)]
@@ -664,6 +668,9 @@ def test_renamed_files_are_read_where_they_are_now(tmp_path: Path, order: str) -
         for piece in megablend.show(config["cache"], k, run="default").pieces
     }
     assert str(here / "m1.parquet") not in shown
+    by_name = [megablend.find(edited, name).found for name in ("z1.parquet", "source1/m1.parquet")]
+    assert by_name[0] == by_name[1]
+    assert by_name[0][0].samples
     (here / "z1.parquet").rename(here / "z2.parquet")
     assert "z1.parquet" in str(megablend.check(edited).problems)
     assert "z1.parquet" in str(megablend.verify(config["cache"], data=True).problems)
@@ -857,8 +864,8 @@ def test_what_lets_a_run_with_new_data_go_on_after_it_was_reset(tmp_path: Path) 
     plan = megablend.build(grown).ledger.digest
     aside = Path(megablend.reset_run(grown, "default"))
     says = (
-        r"stages\[1\]: new_data: run 'default' has 1 of 2 versions of the index; .*Build a new run without "
-        r"stages\[1\] and later stages first; for a run that was reset, move its ledger back to `runs` in the cache"
+        r"stages\[1\]: new_data: run 'default' is not built, and begins with one version of the index: build it without "
+        r"stages\[1\] and later stages, .*; for a run that was reset, move its ledger back to `runs` in the cache"
     )
     for act in (lambda: megablend.open(grown, state=state), lambda: megablend.build(grown)):
         with pytest.raises(PlanError, match=says):

@@ -343,7 +343,9 @@ def test_output_that_is_closed_or_full(built: Path, command: str, exit_code: int
     assert done.returncode == exit_code, done.stderr
     assert "Traceback" not in done.stderr
     if exit_code == 3:
-        assert done.stderr.startswith(f"megablend: describe {built}: No space left on device: ")
+        assert done.stderr.startswith(
+            f"megablend: `megablend describe {built}`: No space left on device: "
+        )
         assert done.stderr.count("\n") == 1
 
 
@@ -379,7 +381,7 @@ def test_an_error_of_the_system_is_json_where_that_is_asked_for(
         main()
     error = json.loads(capsys.readouterr().out)["error"]
     assert (ended.value.code, error["kind"], error["exit_code"]) == (3, "ResourceError", 3)
-    assert error["message"].startswith("build c.yaml: a library cannot be loaded")
+    assert error["message"].startswith("`megablend build c.yaml`: a library cannot be loaded")
 
 
 def test_how_much_is_told(config: Path) -> None:

@@ -365,6 +365,8 @@ def test_the_command(config: dict[str, Any], tmp_path: Path) -> None:
     )
     assert "share of source 's0': 3/4 -> 1/4" in printed
     assert json.loads(run("--at", "97", "--json"))["at"] == 112
+    again = run("--at", "97", "--dry-run")
+    assert again.startswith("run 'default' would continue as it does already from sample 112 on (")
     assert torch.tensor(megablend.open(str(path)).run.ledger.ends).tolist() == [112, 640]
 
 

@@ -112,6 +112,10 @@ class JoinedSnapshot(Snapshot):
         """See Snapshot.path; of a renamed file its current path."""
         return super().path(self._renamed.get(i, i), roots)
 
+    def list_former_paths(self, roots: Mapping[str, str] | None = None) -> dict[int, str]:
+        """For files with another path in a later snapshot, the path that they had."""
+        return {i: super(JoinedSnapshot, self).path(i, roots) for i in self._renamed}
+
     @cached_property
     def _renamed(self) -> dict[int, int]:
         """For files with another path in a later snapshot, the number of one with their content in
