@@ -24,7 +24,7 @@ def test_the_error_names_the_limit(
     if kind != "megablend-read":  # separate threads fetch and decode
         monkeypatch.setattr("megablend.reader.batch_dataset.MAX_DECODING", 1)
         monkeypatch.setattr(
-            "megablend.storage.local._LIMITS", replace(LOCAL.limits(""), max_reads=2)
+            "megablend.storage.local.LIMITS", replace(LOCAL.limits(""), max_reads=2)
         )
     source = write_source(tmp_path, 0, "arrow", documents(0, 60, 30, seed=4)) | {"weight": 1}
     config: dict[str, Any] = make_config(tmp_path, [source], samples=40, file_checks_per_second=0)
