@@ -25,7 +25,6 @@ LAYERS = [
     "kernels",
     "order",
     "storage",
-    "mirror",
     "caches",
     "mirror",
     "config",
