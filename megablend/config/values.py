@@ -16,6 +16,7 @@ from megablend.config.read_spec import OptionValue
 from megablend.order.registry import ORDERS, current_name, find_order
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.options_parser import parse_options
+from megablend.storage.setting_values import parse_size
 
 SIZE: Literal["size"] = "size"
 """In place of a weight: the source's number of tokens in the split."""
@@ -126,17 +127,6 @@ def _vocab_size(value: object) -> int | str:
     return number
 
 
-def _size(value: object) -> int:
-    """Parse a size in bytes, such as 512MiB, 1.5 GB or 4e9."""
-    written = re.fullmatch(r"\s*([0-9.e+_]+)\s*([KMGT]?)(i?)B?\s*", str(value), re.IGNORECASE)
-    if written is None or isinstance(value, bool):
-        raise ValueError(f"found {value!r}, expected a size such as 512MiB")
-    number, prefix, binary = written.groups()
-    return int(
-        _positive(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " ")
-    )
-
-
 def _option(value: object) -> object:
     if not isinstance(value, str | int | float | None):
         raise ValueError(f"found {value!r}, expected text, a number, true, false or null")
@@ -198,7 +188,7 @@ Count = Annotated[int, BeforeValidator(_count)]
 Token = Annotated[int, BeforeValidator(_token)]
 Option = Annotated[OptionValue, BeforeValidator(_option)]
 Documents = Annotated[str | int, BeforeValidator(_documents)]
-Size = Annotated[int, BeforeValidator(_size)]
+Size = Annotated[int, BeforeValidator(parse_size)]
 VocabSize = Annotated[int | str, BeforeValidator(_vocab_size)]
 PathText = Annotated[str, BeforeValidator(parse_path)]
 OrderName = Annotated[str, BeforeValidator(_order)]

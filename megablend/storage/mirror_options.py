@@ -5,23 +5,47 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import ipaddress
-import math
 import os
-import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from megablend.errors import did_you_mean
-from megablend.storage.location import find_scheme, has_prefix
+from megablend.storage.location import find_scheme, has_prefix, lower_scheme
+from megablend.storage.setting_values import (
+    Parsers,
+    parse_flag,
+    parse_local_path,
+    parse_rate,
+    parse_seconds,
+    parse_settings,
+    parse_size,
+    parse_text,
+)
+from megablend.storage.url_checks import split_address
 
 VARIABLE = "MEGABLEND_MIRROR"
 """Names the folder of the mirror, where no config does."""
 REMOTE_PREFIXES = ("s3://", "gs://", "az://", "http://", "https://")
-_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
+LAUNCHERS = ("slurm", "torch")
+"""What knows the nodes of a job, in place of a list: Slurm, torchrun."""
+ALL = "all"
+"""In place of a number of copies: one on each node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """PEM files by which nodes know one another."""
+
+    certificate: str
+    """Of this node."""
+    key: str
+    """Of the certificate."""
+    ca: str
+    """The certificate of who signed the certificates of all nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +64,25 @@ class MirrorOptions:
     """Seconds after which a rank reads without the node process."""
     group: str | None = None
     """Whose members may read all that is in the folder, in addition to its user."""
+    nodes: tuple[str, ...] | str | None = None
+    """The machines that share what they hold, this one too: each as host:port; the path of a file
+    with one a line; or one of LAUNCHERS, which knows them. None: this machine alone."""
+    copies: int | str = 1
+    """On how many nodes each page that is held shall be, 1 or more; or ALL."""
+    port: int = 7171
+    """Where this node listens for the others."""
+    advertise: str | None = None
+    """`host` or `host:port` by which the others reach this node; None: by its name."""
+    strict: bool = False
+    """Nodes that are missing at the start are an error, not a warning."""
+    secret_file: str | None = None
+    """A file with the secret that all nodes share: it signs what they say to one another."""
+    tls: TlsFiles | None = None
+    """Nodes talk by TLS, and know one another by certificates."""
+    insecure: bool = False
+    """Nodes talk without `secret_file` and `tls`, over other addresses than this machine's own."""
+    max_peer_rate: int | None = None
+    """Limit of the bytes per second that this node sends to others."""
 
     def covers(self, location: str) -> bool:
         """Whether reads of a location go through the mirror."""
@@ -62,8 +105,12 @@ class MirrorOptions:
 
     def as_json(self) -> dict[str, Any]:
         """What `parse_mirror` reads, as JSON gives it back."""
-        fields = dataclasses.asdict(self) | {"prefixes": list(self.prefixes)}
-        return {name: value for name, value in fields.items() if value is not None}
+        fields = dataclasses.asdict(self).items()
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in fields
+            if value is not None
+        }
 
 
 def parse_mirror(given: object) -> MirrorOptions:
@@ -72,21 +119,33 @@ def parse_mirror(given: object) -> MirrorOptions:
         given = {"folder": given}
     if not isinstance(given, Mapping):
         raise ValueError(f"mirror: found {given!r}, expected a folder, or settings with `folder`")
-    parsed: dict[str, Any] = {}
-    for name, value in given.items():
-        parse = _PARSERS.get(str(name))
-        if parse is None:
-            hint = did_you_mean(str(name), _PARSERS, before="; ")
-            raise ValueError(f"mirror: {name}: unknown setting{hint}")
-        if value is None and name != "folder":
-            continue
-        try:
-            parsed[str(name)] = parse(value)
-        except ValueError as error:
-            raise ValueError(f"mirror: {name}: {error}") from None
-    if "folder" not in parsed:
-        raise ValueError("mirror: has no `folder`; set one on a local disk of each node")
-    return MirrorOptions(**parsed)
+    try:
+        parsed = parse_settings(given, _PARSERS, MirrorOptions)
+        if "folder" not in parsed:
+            raise ValueError("has no `folder`; set one on a local disk of each node")
+        options = MirrorOptions(**parsed)
+        _check_cluster(options)
+    except ValueError as error:
+        raise ValueError(f"mirror: {error}") from None
+    return options
+
+
+def _check_cluster(options: MirrorOptions) -> None:
+    """Raises: ValueError if settings of several nodes do not go together."""
+    if options.nodes is None:
+        for name, default in _OF_CLUSTER.items():
+            if (value := getattr(options, name)) != default:
+                raise ValueError(
+                    f"{name}: found {value!r}, but no `nodes`, which it needs; say which they are, or leave it out"
+                )
+    if isinstance(options.nodes, tuple) and options.copies != ALL:
+        num_nodes = len(options.nodes)
+        if int(options.copies) > num_nodes:
+            raise ValueError(
+                f"copies: found {options.copies}, expected at most {num_nodes}, as many as there are `nodes`, or `{ALL}`"
+            )
+    if options.secret_file is not None and options.tls is not None:
+        raise ValueError("secret_file: found together with `tls`; keep one of them")
 
 
 def make_mirror_absolute(options: MirrorOptions, base: Path) -> MirrorOptions:
@@ -95,8 +154,22 @@ def make_mirror_absolute(options: MirrorOptions, base: Path) -> MirrorOptions:
     def absolute(path: str) -> str:
         return os.path.normpath(base / Path(path).expanduser())
 
-    prefixes = tuple(each if find_scheme(each) else absolute(each) for each in options.prefixes)
-    return dataclasses.replace(options, folder=absolute(options.folder), prefixes=prefixes)
+    nodes = options.nodes
+    if isinstance(nodes, str) and nodes not in LAUNCHERS:
+        nodes = absolute(nodes)
+    tls = options.tls
+    if tls is not None:
+        tls = TlsFiles(
+            certificate=absolute(tls.certificate), key=absolute(tls.key), ca=absolute(tls.ca)
+        )
+    return dataclasses.replace(
+        options,
+        folder=absolute(options.folder),
+        prefixes=tuple(each if find_scheme(each) else absolute(each) for each in options.prefixes),
+        nodes=nodes,
+        secret_file=None if options.secret_file is None else absolute(options.secret_file),
+        tls=tls,
+    )
 
 
 def _is_near(location: str) -> bool:
@@ -113,39 +186,84 @@ def _is_near(location: str) -> bool:
     return bool(mapped.is_loopback or mapped.is_link_local or mapped.is_unspecified)
 
 
-def _parse_text(value: object) -> str:
-    if not isinstance(value, str | os.PathLike) or not os.fspath(value) or "\0" in os.fspath(value):
-        raise ValueError(f"found {value!r}, expected text")
-    return str(os.fspath(value))
-
-
-def _parse_size(value: object) -> int:
-    written = _SIZE.fullmatch(str(value))
-    if written is None or isinstance(value, bool):
-        raise ValueError(f"found {value!r}, expected a size such as 500GB")
-    number, prefix, binary = written.groups()
-    power = " KMGT".index(prefix.upper() or " ")
-    return int(float(number) * (1024 if binary else 1000) ** power)
-
-
-def _parse_seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"found {value!r}, expected a number above 0 (seconds)")
-    return float(value)
-
-
 def _parse_prefixes(value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise ValueError(f"found {value!r}, expected a list of URL prefixes and folders")
-    return tuple(_parse_text(each) for each in value)
+    for each in map(parse_text, value):
+        is_folder = not find_scheme(each) and each.startswith(("/", "~"))
+        if not is_folder and not lower_scheme(each).startswith(REMOTE_PREFIXES):
+            raise ValueError(
+                f"found {each!r}, expected a URL prefix such as s3://bucket/, or the absolute path of a folder"
+            )
+    return tuple(map(parse_text, value))
 
 
-_PARSERS: dict[str, Callable[[object], object]] = {
-    "folder": _parse_text,
-    "size": _parse_size,
-    "reserve": _parse_size,
+def _parse_nodes(value: object) -> tuple[str, ...] | str:
+    if isinstance(value, str | os.PathLike):
+        path = parse_local_path(value)
+        if (split_address(path) or ("", None))[1] is not None:
+            raise ValueError(f"found {path!r}, expected a list of nodes: [{path}, ...]")
+        return path
+    if not isinstance(value, list | tuple) or not value:
+        names = ", ".join(f"`{each}`" for each in LAUNCHERS)
+        raise ValueError(
+            f"found {value!r}, expected a list of host:port, the path of a file with one a line, or {names}"
+        )
+    for i, each in enumerate(value):
+        address = split_address(each) if isinstance(each, str) else None
+        if address is None or address[1] is None:
+            raise ValueError(f"found {each!r}, expected host:port")
+        if each in value[:i]:
+            raise ValueError(f"found {each!r} twice; name each node once")
+    return tuple(value)
+
+
+def _parse_copies(value: object) -> int | str:
+    if value == ALL:
+        return ALL
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"found {value!r}, expected a whole number, 1 or more, or `{ALL}`")
+    return value
+
+
+def _parse_port(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 16:
+        raise ValueError(f"found {value!r}, expected a port, 1 to 65535")
+    return value
+
+
+def _parse_advertise(value: object) -> str:
+    text = parse_text(value)
+    if split_address(text) is None:
+        raise ValueError(f"found {value!r}, expected host or host:port")
+    return text
+
+
+def _parse_tls(value: object) -> TlsFiles:
+    names = [each.name for each in dataclasses.fields(TlsFiles)]
+    if not isinstance(value, Mapping) or not value.keys() >= set(names):
+        raise ValueError(f"found {value!r}, expected paths by {', '.join(names)}")
+    return TlsFiles(**parse_settings(value, dict.fromkeys(names, parse_local_path), TlsFiles))
+
+
+_PARSERS: Parsers = {
+    "folder": parse_local_path,
+    "size": parse_size,
+    "reserve": partial(parse_size, least=0),
     "prefixes": _parse_prefixes,
-    "patience": _parse_seconds,
-    "group": _parse_text,
+    "patience": parse_seconds,
+    "group": parse_text,
+    "nodes": _parse_nodes,
+    "copies": _parse_copies,
+    "port": _parse_port,
+    "advertise": _parse_advertise,
+    "strict": parse_flag,
+    "secret_file": parse_local_path,
+    "tls": _parse_tls,
+    "insecure": parse_flag,
+    "max_peer_rate": parse_rate,
 }
-assert _PARSERS.keys() == {each.name for each in dataclasses.fields(MirrorOptions)}
+_FIELDS = {each.name: each.default for each in dataclasses.fields(MirrorOptions)}
+assert _PARSERS.keys() == _FIELDS.keys()
+_OF_CLUSTER = dict(list(_FIELDS.items())[list(_FIELDS).index("nodes") + 1 :])
+"""Defaults of the settings that need `nodes`: those after it."""

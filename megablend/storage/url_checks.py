@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-_SERVER = re.compile(
-    r"(?i:https?)://([^\s/@]*@)?(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]\\%\"<>^`{|}]+)(:(?P<port>\d{1,5}))?(/\S*)?"
-)
+_ADDRESS = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]\\%\"<>^`{|}]+)(:(?P<port>[0-9]{1,5}))?"
+_SERVER = re.compile(rf"(?i:https?)://([^\s/@]*@)?{_ADDRESS}(/\S*)?")
 _SIGNATURE = re.compile(r"(?i)(^|&)(X-(Amz|Goog)-|AWSAccessKeyId=|Signature=|sig=|sv=)")
 """How a parameter of a signed URL's query begins."""
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -34,3 +33,13 @@ def is_region(name: str) -> bool:
     """Whether this can be the name of a region. Without an endpoint it becomes part
     of the host's name: with other characters the client panics, or connects to another host."""
     return _REGION.fullmatch(name) is not None
+
+
+def split_address(text: str) -> tuple[str, int | None] | None:
+    """The host and the port of `host` or `host:port`; None if it is neither.
+    An IPv6 address is in brackets, and stays so."""
+    found = re.fullmatch(_ADDRESS, text)
+    port = int(found["port"]) if found and found["port"] else None
+    if found is None or (port is not None and not 0 < port < 1 << 16):
+        return None
+    return found["host"], port

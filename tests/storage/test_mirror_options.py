@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megablend.storage.mirror_options import MirrorOptions, parse_mirror
+from megablend.storage.mirror_options import MirrorOptions, TlsFiles, parse_mirror
 from megablend.storage.object_options import make_files_absolute
 from megablend.storage.options_parser import parse_options
+
+TLS = {"certificate": "c.pem", "key": "k.pem", "ca": "ca.pem"}
 
 
 @pytest.mark.parametrize(
@@ -23,13 +26,68 @@ from megablend.storage.options_parser import parse_options
         ({"folder": "m", "sise": "1TB"}, "mirror: sise: unknown setting; did you mean 'size'"),
         (
             {"folder": "m", "size": "big"},
-            "mirror: size: found 'big', expected a size such as 500GB",
+            "mirror: size: found 'big', expected a size such as 512MiB",
         ),
         ({"folder": "m", "size": -1}, "mirror: size: found -1, expected a size"),
         ({"folder": "m", "size": True}, "mirror: size: found True, expected a size"),
         ({"folder": "m", "patience": 0}, "mirror: patience: found 0, expected a number above 0"),
         ({"folder": "m", "prefixes": "s3://"}, "mirror: prefixes: found 's3://', expected a list"),
         ({"folder": "m", "prefixes": []}, "mirror: prefixes: found .*, expected a list"),
+        ({"folder": "m", "size": 0}, "mirror: size: found 0, expected more than 0"),
+        ({"folder": "m", "size": "0.1"}, "mirror: size: found '0.1', expected more than 0"),
+        ({"folder": "m", "size": "5i"}, "mirror: size: found '5i', expected a size"),
+        ({"folder": "m", "size": "1..5"}, "mirror: size: found '1..5', expected a size"),
+        ({"folder": "m", "size": "1e999999999"}, "mirror: size: found .*, expected a size"),
+        ({"folder": "m", "reserve": "i"}, "mirror: reserve: found 'i', expected a size"),
+        ({"folder": "m", "prefixes": ["s3://", "data"]}, "prefixes: found 'data', expected a URL"),
+        ({"folder": "m", "prefixes": ["s4://b"]}, "prefixes: found 's4://b', expected a URL pre"),
+        ({"folder": "m", "prefixes": [7]}, "prefixes: found 7, expected text"),
+        ({"folder": "s3://b"}, "folder: found 's3://b', expected a path on this machine"),
+        ("s3://b", "folder: found 's3://b', expected a path on this machine"),
+        (
+            {"folder": "m", "nodes": []},
+            r"nodes: found \[\], expected a list of host:port, the path",
+        ),
+        ({"folder": "m", "nodes": ["a"]}, "nodes: found 'a', expected host:port"),
+        ({"folder": "m", "nodes": ["a:70000"]}, "nodes: found 'a:70000', expected host:port"),
+        ({"folder": "m", "nodes": ["x/a:1"]}, "nodes: found 'x/a:1', expected host:port"),
+        ({"folder": "m", "nodes": ["a:1", "a:1"]}, "nodes: found 'a:1' twice"),
+        ({"folder": "m", "nodes": "a:1"}, r"nodes: found 'a:1', expected a list .*\[a:1"),
+        ({"folder": "m", "nodes": "s3://a"}, "nodes: found 's3://a', expected a path"),
+        ({"folder": "m", "nodes": "slurm", "copies": 0}, "copies: found 0, expected a whole"),
+        ({"folder": "m", "nodes": "slurm", "copies": "both"}, "copies: found 'both', .* or `all`"),
+        (
+            {"folder": "m", "nodes": ["a:1", "b:1"], "copies": 3},
+            "copies: found 3, expected at most 2, as many as there are `nodes`",
+        ),
+        ({"folder": "m", "nodes": "slurm", "port": 0}, "port: found 0, expected a port, 1 to"),
+        ({"folder": "m", "nodes": "slurm", "port": True}, "port: found True, expected a port"),
+        ({"folder": "m", "nodes": "slurm", "advertise": "a:b"}, "advertise: found 'a:b', expe"),
+        ({"folder": "m", "nodes": "slurm", "strict": 1}, "strict: found 1, expected true or"),
+        ({"folder": "m", "nodes": "slurm", "max_peer_rate": 0}, "max_peer_rate: found 0, expec"),
+        ({"folder": "m", "nodes": "slurm", "secret_file": "s3://x"}, "secret_file: found 's3://x'"),
+        (
+            {"folder": "m", "nodes": "slurm", "tls": {"key": "k"}},
+            "tls: found .* certificate, key, ",
+        ),
+        (
+            {"folder": "m", "nodes": "slurm", "tls": {**TLS, "crl": "x"}},
+            "tls: crl: unknown setting",
+        ),
+        ({"folder": "m", "nodes": "slurm", "tls": {**TLS, "ca": None}}, "tls: ca: found None"),
+        (
+            {"folder": "m", "nodes": "slurm", "tls": TLS, "secret_file": "s"},
+            "secret_file: found together with `tls`; keep one",
+        ),
+        ({"folder": "m", "copies": 2}, "mirror: copies: found 2, but no `nodes`, which it needs"),
+        ({"folder": "m", "copies": "all"}, "copies: found 'all', but no `nodes`"),
+        ({"folder": "m", "port": 7}, "port: found 7, but no `nodes`"),
+        ({"folder": "m", "advertise": "a"}, "advertise: found 'a', but no `nodes`"),
+        ({"folder": "m", "strict": True}, "strict: found True, but no `nodes`"),
+        ({"folder": "m", "secret_file": "s"}, "secret_file: found 's', but no `nodes`"),
+        ({"folder": "m", "tls": TLS}, "tls: found .*, but no `nodes`"),
+        ({"folder": "m", "insecure": True}, "insecure: found True, but no `nodes`"),
+        ({"folder": "m", "max_peer_rate": 7}, "max_peer_rate: found 7, but no `nodes`"),
     ],
 )
 def test_wrong_settings_are_named(given: Any, message: str) -> None:
@@ -43,7 +101,7 @@ def test_sizes_paths_and_the_rest_of_storage() -> None:
             "folder": "m",
             "size": "1.5 TB",
             "reserve": "10GiB",
-            "prefixes": ["s3://b/", "data"],
+            "prefixes": ["s3://b/", "/base/x/../data"],
             "group": None,
         },
         "s3://b/": {"region": "eu-west-1"},
@@ -61,6 +119,53 @@ def test_sizes_paths_and_the_rest_of_storage() -> None:
     assert parse_mirror(expected.as_json()) == expected
     assert parse_options({"mirror": "/m"}).mirror == MirrorOptions(folder="/m")
     assert parse_options({"mirror": None}).mirror is None
+
+
+def test_settings_of_several_nodes() -> None:
+    given = {
+        "folder": "/m",
+        "nodes": ["a:7171", "[::1]:7"],
+        "copies": 2,
+        "port": 7,
+        "advertise": "10.0.0.1:8",
+        "strict": True,
+        "tls": TLS,
+        "max_peer_rate": 1e9,
+    }
+    options = make_files_absolute(parse_options({"mirror": given}), Path("/base"))
+    expected = MirrorOptions(
+        folder="/m",
+        nodes=("a:7171", "[::1]:7"),
+        copies=2,
+        port=7,
+        advertise="10.0.0.1:8",
+        strict=True,
+        tls=TlsFiles(certificate="/base/c.pem", key="/base/k.pem", ca="/base/ca.pem"),
+        max_peer_rate=1_000_000_000,
+    )
+    assert options.mirror == expected
+    assert hash(expected) == hash(pickle.loads(pickle.dumps(expected)))
+    assert parse_mirror(json.loads(json.dumps(expected.as_json()))) == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "nodes"), [("slurm", "slurm"), ("torch", "torch"), ("hosts", "/base/hosts")]
+)
+def test_nodes_of_a_launcher_or_a_file(written: str, nodes: str) -> None:
+    given = {
+        "folder": "/m",
+        "nodes": written,
+        "copies": "all",
+        "secret_file": "s",
+        "insecure": True,
+    }
+    options = make_files_absolute(parse_options({"mirror": given}), Path("/base"))
+    expected = MirrorOptions(
+        folder="/m", nodes=nodes, copies="all", secret_file="/base/s", insecure=True
+    )
+    assert options.mirror == expected
+    assert parse_mirror(expected.as_json()) == expected
+    assert parse_mirror(MirrorOptions(folder="/m").as_json()) == MirrorOptions(folder="/m")
 
 
 @pytest.mark.parametrize(
