@@ -1,0 +1,192 @@
+"""Where the list of nodes comes from, and which of its entries is this machine.
+
+A node's name is the address that others reach it by, `host:port`. All nodes must have the same
+list: they compare `homes.list_id`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import itertools
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from megablend.errors import ConfigError
+from megablend.mirror.members.homes import MAX_NODES
+
+_NODE = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]{1,253})(:(?P<port>[0-9]{1,5}))?")
+_COMMA = re.compile(r",(?![^\[\]]*\])")
+"""Between entries of Slurm's list: not in brackets."""
+_BRACKETS = re.compile(r"([^\[\]]*)\[([^\[\]]*)\](.*)")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_TORCHRUN = ("GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")
+
+
+class Torchrun(NamedTuple):
+    """What torchrun tells of a job's machines."""
+
+    rank: int
+    """Of this machine."""
+    size: int
+    """Number of machines."""
+    first: str
+    """The name of rank 0's node: `host:port`."""
+
+
+def make_name(entry: str, port: int) -> str:
+    """A node's name from an entry of a list, with the port of the settings if it has none.
+    Raises: ConfigError."""
+    found = _NODE.fullmatch(entry.strip())
+    if found is None or int(found["port"] or port) not in range(1, 1 << 16):
+        raise ConfigError(
+            f"nodes: found {entry.strip()!r}, expected host or host:port\n"
+            "Write a node as others reach it, for example node1:7171 or [fd00::1]:7171."
+        )
+    return f"{found['host'].lower()}:{int(found['port'] or port)}"
+
+
+def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, str]) -> list[str]:
+    """The names, sorted, in a list, in the file of that path (a line each, after `#` is a comment),
+    or in Slurm's list of a job's machines ("slurm"). A job of torchrun has no list (`find_torchrun`).
+
+    Raises: ConfigError if there is none, a name is there twice, or an entry is no name.
+    """
+    if isinstance(nodes, tuple):
+        entries = list(nodes)
+        source = "the list"
+    elif nodes == "slurm":
+        source = "SLURM_STEP_NODELIST"
+        hosts = environ.get(source) or environ.get(source := "SLURM_JOB_NODELIST")
+        if not hosts:
+            raise ConfigError(
+                "nodes: slurm: found neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST\n"
+                "Start the node process in a Slurm job (`srun megablend node run`), or list nodes."
+            )
+        entries = list(itertools.islice(_expand(hosts), MAX_NODES + 1))
+    else:
+        source = nodes
+        try:
+            lines = Path(nodes).read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"nodes: {nodes}: cannot be read as a list of nodes: {error}\n"
+                "Name a file with a line `host:port` a node, or slurm, torch, or a list."
+            ) from None
+        entries = [text for line in lines if (text := line.partition("#")[0].strip())]
+    names = [make_name(entry, port) for entry in entries]
+    name, times = Counter(names).most_common(1)[0] if names else ("", 0)
+    if times != 1 or len(names) > MAX_NODES:
+        found = f"{name} {times} times" if times > 1 else f"{len(names)} nodes"
+        raise ConfigError(
+            f"nodes: found {found} in {source}, expected each of 1 to {MAX_NODES} nodes once\n"
+            "Give each node one entry; two on one machine need different ports."
+        )
+    return sorted(names)
+
+
+def _expand(hosts: str) -> Iterator[str]:
+    """The machines of Slurm's notation: `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7,
+    login."""
+    for group in _COMMA.split(hosts):
+        found = _BRACKETS.fullmatch(group)
+        if found is None:
+            yield group
+            continue
+        head, ranges, tail = found.groups()
+        for part in ranges.split(","):
+            limits = _RANGE.fullmatch(part)
+            if limits is None or int(limits[1]) > int(limits[2] or limits[1]):
+                raise ConfigError(
+                    f"nodes: slurm: found {group!r} in the job's list of machines, which is not "
+                    "understood\nList the nodes instead (`nodes: [host:port, ...]`)."
+                )
+            for number in range(int(limits[1]), int(limits[2] or limits[1]) + 1):
+                yield from _expand(f"{head}{number:0{len(limits[1])}}{tail}")
+
+
+def find_torchrun(port: int, environ: Mapping[str, str]) -> Torchrun:
+    """The job that torchrun started this process in. Raises: ConfigError if it started none."""
+    rank, size, first = (environ.get(name, "") for name in _TORCHRUN)
+    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size) and first):
+        raise ConfigError(
+            f"nodes: torch: found {', '.join(f'{n}={environ.get(n)}' for n in _TORCHRUN)}, "
+            "expected what torchrun sets\nStart the job by torchrun, or list the nodes."
+        )
+    host = f"[{first}]" if ":" in first and not first.startswith("[") else first
+    return Torchrun(int(rank), int(size), make_name(host, port))
+
+
+def find_self(
+    names: Iterable[str], port: int, advertise: str | None, environ: Mapping[str, str]
+) -> str:
+    """The name of this node among all. Raises: ConfigError if none, or several, can be it."""
+    names = list(names)
+    if advertise is not None:
+        own = make_name(advertise, port)
+        if own in names:
+            return own
+        raise ConfigError(
+            f"advertise: {own} is none of the nodes ({_few(names)})\n"
+            "Set `advertise` to this node's entry of `nodes`, or add it there."
+        )
+    machine = (environ.get("SLURMD_NODENAME") or socket.gethostname()).lower()
+    aliases = {machine, machine.partition(".")[0]}
+    mine = [name for name in names if name.endswith(f":{port}")]
+    found = [name for name in mine if name.rpartition(":")[0] in aliases]
+    found = found or [name for name in mine if _is_local(name)]
+    if len(found) == 1:
+        return found[0]
+    raise ConfigError(
+        f"nodes: {'several' if found else 'none'} of {_few(found or names)} can be this machine "
+        f"({machine}, port {port})\n"
+        "Set `advertise` (host:port as others reach it) to this node's entry, or `port` to its."
+    )
+
+
+def find_address_towards(other: str) -> str:
+    """The host, as an IP address, under which packets to another node leave this machine."""
+    try:
+        (_, own), *_ = _find_routes(other)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"nodes: torch: {other} (MASTER_ADDR) cannot be reached: {error}\n"
+            "Set `advertise` to host:port of this node as the others reach it."
+        ) from None
+    return f"[{own}]" if ":" in own else own
+
+
+def _find_routes(name: str) -> list[tuple[str, str]]:
+    """The addresses of a node, each with the address that packets to it leave this machine with.
+    Raises: OSError if there is none; UnicodeError if the name cannot be one."""
+    host, _, port = name.rpartition(":")
+    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+    routes = []
+    for kind, _, _, _, address in found:
+        # A name may have addresses of a kind that this machine has no route to.
+        with contextlib.suppress(OSError), socket.socket(kind, socket.SOCK_DGRAM) as probe:
+            # Chooses a route; sends nothing
+            probe.connect(address)
+            routes.append((str(address[0]), str(probe.getsockname()[0])))
+    if not routes:
+        raise OSError("this machine has no route to it")
+    return routes
+
+
+def _is_local(name: str) -> bool:
+    """Whether an address of a node is one of this machine: packets to it come from itself."""
+    try:
+        return any(
+            target == own or ipaddress.ip_address(target).is_loopback
+            for target, own in _find_routes(name)
+        )
+    except (OSError, ValueError):
+        return False
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
