@@ -38,8 +38,6 @@ from megablend.system.limited_json import parse_json
 
 DURABLE = 1
 """The pages of the block are on the disk, whatever becomes of the machine."""
-COPIED = 2
-"""As many nodes hold the pages of the block as the settings request."""
 RETIRED = (1 << 64) - 1
 HEADER_BYTES = 4096
 FIRST_WORD = HEADER_BYTES // 8

@@ -1,4 +1,4 @@
-"""What the owner of a mirror remembers besides pages: states of source files, uses, small values.
+"""What the owner of a mirror remembers besides pages: states of source files, uses.
 
 Each row has a checksum: a damaged one is as one that is not there. A database that SQLite refuses
 is made again, empty: what was in it can be found out again.

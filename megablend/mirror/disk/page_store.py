@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from megablend.errors import DataError
-from megablend.mirror.disk.block_map import COPIED
 from megablend.mirror.disk.database import Database
 from megablend.mirror.disk.disk_calls import NO_ROOM, DiskCalls, disk_error
 from megablend.mirror.disk.folder import FileKey, MirrorFolder, boot_id
@@ -65,8 +64,6 @@ class _Entry:
     num_pages: int = 0
     """Held ones."""
     use: int = 0
-    is_copied: bool = False
-    """Of a small file, what the map says of others."""
 
 
 class PageStore:
@@ -97,7 +94,6 @@ class PageStore:
         self._boot = boot or boot_id()
         self._database = Database(folder.database_path)
         self._entries: dict[str, _Entry] = {}
-        self._versions: dict[str, list[FileKey]] = {}
         self._open_files: OrderedDict[str, StoredFile] = OrderedDict()
         self._room = Room(self._list_held, self._find_held)
         self._num_pages = 0
@@ -112,7 +108,7 @@ class PageStore:
         num_lost = 0
         for each in sorted(recover(folder, self._boot, calls), key=lambda each: each.found):
             digest = each.key.digest
-            entry = _Entry(each.key, each.found, each.num_pages, *_parse_use(uses.get(digest)))
+            entry = _Entry(each.key, each.found, each.num_pages, int(uses.get(digest, 0)))
             self._add(digest, entry)
             self._num_pages += each.num_pages
             num_lost += each.num_lost
@@ -128,20 +124,9 @@ class PageStore:
             )
         self.evict_to_reserve()
 
-    def add(self, key: FileKey) -> None:
-        """Know a file; nothing is written before its first page."""
-        digest = key.digest
-        if digest not in self._entries:
-            found = max(time.time(), self._newest + 1e-6)  # whatever becomes of the clock
-            self._add(digest, _Entry(key, found, use=self._use))
-
     def keys(self) -> list[FileKey]:
         """All files that are known."""
         return [entry.key for entry in self._entries.values()]
-
-    def find(self, location: str) -> list[FileKey]:
-        """All known versions of a source file, the newest last."""
-        return list(self._versions.get(location, ()))
 
     def usage(self) -> Usage:
         """Bytes and files that are held."""
@@ -178,7 +163,7 @@ class PageStore:
 
         Returns: False, and nothing is written, if there is no room for what is due then.
         """
-        self.add(key)
+        self._know(key)
         digest = key.digest
         entry = self._entries[digest]
         new = self.missing(key, pages)
@@ -192,7 +177,6 @@ class PageStore:
         try:
             if key.size < SMALL_BYTES:
                 write_small(self.folder, key, entry.found, data, self._calls)
-                entry.is_copied = False
             else:
                 self._open(digest).write(new, _select(pages, data, new, key.size))
                 self._unsynced.add(digest)
@@ -212,6 +196,13 @@ class PageStore:
         self._num_unsynced += num_new * PAGE_BYTES
         self._sync_in_time()
         return True
+
+    def make_room(self, key: FileKey, pages: Pages, due: float | None, more: int = 0) -> bool:
+        """Evict what must go for pages that are due then, and `more` bytes that are on their way:
+        to be asked before they are fetched. False, and nothing is evicted, if there is no room for
+        what is due then."""
+        num_new = count_pages(self.missing(key, pages).masks)
+        return self._make_room(num_new * PAGE_BYTES + more, due)
 
     def read(self, key: FileKey, pages: Pages) -> bytes | None:
         """The bytes of pages, one after another; None if not all of them are held.
@@ -259,29 +250,6 @@ class PageStore:
         """When pages are due, held or not: instead of all that was set or written before."""
         self._room.set_due(rows)
 
-    def uncopied(self, key: FileKey) -> Pages:
-        """Held pages of blocks that were not set copied since they got their last page."""
-        entry = self._entries.get(key.digest)
-        if entry is None or not entry.num_pages or entry.is_copied:
-            return NO_PAGES
-        if key.size < SMALL_BYTES:
-            return pages_of_file(key.size)
-        return self._open(key.digest).map.held(without=COPIED)
-
-    def set_copied(self, key: FileKey, pages: Pages) -> None:
-        """As many nodes as requested hold pages: noted of blocks of which these are all held
-        ones."""
-        entry = self._entries.get(key.digest)
-        if entry is None or not entry.num_pages:
-            return
-        if key.size < SMALL_BYTES:
-            entry.is_copied = True
-            self._used.add(key.digest)
-            return
-        stored = self._open(key.digest)
-        is_all = stored.map.masks_at(pages) & ~pages.masks == 0
-        stored.map.set_flag(pages.blocks[is_all], COPIED)
-
     def evict_to_reserve(self) -> None:
         """Evict until size and reserve are kept, whatever is due; and sync, if that is due. To be
         called each second. Raises: MissingFileError if the folder was removed."""
@@ -307,7 +275,7 @@ class PageStore:
                 self._count(entry, count_pages(stored.map.held().masks) - entry.num_pages)
             self._unsynced.discard(digest)
         used = [self._entries[digest] for digest in self._used]
-        values = {each.key.digest: b"%d %d" % (each.use, each.is_copied) for each in used}
+        values = {each.key.digest: b"%d" % each.use for each in used}
         self._database.put("use", values)
         self._used.clear()
         if failure is not None:
@@ -348,23 +316,20 @@ class PageStore:
         value = json.dumps([size, etag, checked_at]).encode()
         self._database.put("state", {location: value})
 
-    def get_value(self, name: str) -> bytes | None:
-        """A small value of the node; None if it is unknown."""
-        return self._database.get("value", name)
-
-    def put_value(self, name: str, value: bytes) -> None:
-        """Remember a small value of the node."""
-        self._database.put("value", {name: value})
-
     def close(self) -> None:
         """Sync, and close all files."""
         self.sync()
         self._database.close()
         self._open_files.clear()
 
+    def _know(self, key: FileKey) -> None:
+        digest = key.digest
+        if digest not in self._entries:
+            found = max(time.time(), self._newest + 1e-6)  # whatever becomes of the clock
+            self._add(digest, _Entry(key, found, use=self._use))
+
     def _add(self, digest: str, entry: _Entry) -> None:
         self._entries[digest] = entry
-        self._versions.setdefault(entry.key.location, []).append(entry.key)
         self._newest = max(self._newest, entry.found)
         self._room.add_file(digest, -(-entry.key.size // BLOCK_BYTES), entry.use)
 
@@ -489,8 +454,3 @@ def _select(pages: Pages, data: memoryview, some: Pages, file_size: int) -> memo
 def _is_for_room(error: Exception) -> bool:
     cause = error.__cause__ if isinstance(error, DataError) else error
     return isinstance(cause, OSError) and cause.errno in NO_ROOM
-
-
-def _parse_use(value: bytes | None) -> tuple[int, bool]:
-    use, copied = (value or b"0 0").split()
-    return int(use), copied == b"1"

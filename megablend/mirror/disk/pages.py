@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +11,11 @@ from megablend.arrays import Int64s, Uint32s, Uint64s
 
 PAGE_BYTES = 4 << 10
 BLOCK_BYTES = 256 << 10
-PIECE_BYTES = 8 << 20
 PAGES_PER_BLOCK = BLOCK_BYTES // PAGE_BYTES
+PORTION_BLOCKS = 4
+"""1 MiB is requested at a time: what is in flight when a process is killed is lost."""
+PIECE_BLOCKS = 32
+"""8 MiB of a file have the same homes."""
 ALL_PAGES = (1 << PAGES_PER_BLOCK) - 1
 """The mask of a block that is held whole."""
 _TOP = np.uint64(PAGES_PER_BLOCK - 1)
@@ -138,20 +140,17 @@ def ranges_of_pages(pages: Pages, file_size: int) -> tuple[Int64s, Int64s]:
     return begins, np.minimum(stops, file_size) - begins
 
 
+def split_portions(pages: Pages) -> list[Pages]:
+    """The pages of each portion: of so many bytes of the file, whose borders are multiples of it."""
+    edges = np.flatnonzero(np.diff(pages.blocks // PORTION_BLOCKS)) + 1
+    parts = zip(np.split(pages.blocks, edges), np.split(pages.masks, edges), strict=True)
+    return [Pages(blocks, masks) for blocks, masks in parts if len(blocks)]
+
+
 def by_block(pages: Pages) -> Iterator[Pages]:
     """The pages of each block."""
     for i in range(len(pages.blocks)):
         yield Pages(pages.blocks[i : i + 1], pages.masks[i : i + 1])
-
-
-def by_piece(pages: Pages) -> list[tuple[int, Pages]]:
-    """The pages of each piece of 8 MiB that has any, with its number."""
-    pieces = pages.blocks // (PIECE_BYTES // BLOCK_BYTES)
-    bounds = [*np.flatnonzero(np.diff(pieces, prepend=-1)).tolist(), len(pieces)]
-    return [
-        (int(pieces[begin]), Pages(pages.blocks[begin:stop], pages.masks[begin:stop]))
-        for begin, stop in pairwise(bounds)
-    ]
 
 
 def _list_pages(blocks: Int64s, masks: Uint64s) -> Int64s:

@@ -3,154 +3,201 @@
 from __future__ import annotations
 
 import asyncio
+import enum
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from megablend.errors import ChangedFileError, DataError, MissingFileError, ResourceError
+from megablend.errors import ChangedFileError, ResourceError
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.page_store import PageStore
-from megablend.mirror.disk.pages import Pages, intersect, subtract
-from megablend.mirror.node.source_reads import SourceReader
-from megablend.storage.base import FileStat
-from megablend.system.log import LOG
+from megablend.mirror.disk.pages import Pages, count_bytes, intersect, split_portions, subtract
 
 T = TypeVar("T")
-FRESH_SECONDS = 600.0
-"""For so long a file's state is not asked for again."""
-_STATE_SECONDS = 5.0
-"""A source that is not heard of for so long is not waited for where an older state is known."""
+SOON_SECONDS = 15.0
+_TRIES = 8
+"""Times that pages are got which somebody else was getting, or which are evicted meanwhile."""
 
 
-@dataclass(slots=True, eq=False)
+class Mode(enum.Enum):
+    """How pages are got."""
+
+    NEEDED = enum.auto()
+    """From whoever has them, at last from the source."""
+    COPY = enum.auto()
+    """From other nodes only, to be kept for them."""
+    FRESH = enum.auto()
+    """As NEEDED, after those that this node holds were wrong."""
+
+
+class Want(NamedTuple):
+    """Pages of a file that are to be got."""
+
+    key: FileKey
+    pages: Pages
+    due: float = math.inf
+    """Seconds of the monotonic clock; infinite: never."""
+    mode: Mode = Mode.NEEDED
+
+
+class Origins(NamedTuple):
+    """Where bytes came from."""
+
+    source: int = 0
+    peers: int = 0
+
+
+Keep: TypeAlias = Callable[[Pages, memoryview, Origins], Awaitable[None]]
+"""Stores pages, whose bytes follow one another and came from there."""
+
+
+class PageReader(Protocol):
+    """Where an engine gets pages from."""
+
+    async def read(self, want: Want, keep: Keep) -> None:
+        """Call `keep` with all pages of the want, in portions in any order. The want's pages are of
+        one portion.
+
+        Raises: as Storage.read does; ConfigError if they may not be read here; AwayError if a node
+            that has them is waited for.
+        """
+        ...
+
+
+class AwayError(Exception):
+    """A node does not answer; what it has is not due so soon that it is not waited for."""
+
+
 class _Flight:
     """Pages that are on their way."""
 
-    pages: Pages
-    task: asyncio.Task[None]
+    def __init__(self, want: Want) -> None:
+        self.want = want
+        self.num_bytes = count_bytes(want.pages, want.key.size)
+        self.source = 0
+        self.peers = 0
+        self.task: asyncio.Task[None]
 
 
 class Engine:
-    """All that a node process does with pages and states of files.
+    """All that a node process does with pages.
 
     Args:
         store: the folder; used by one thread.
-        source: reads the source.
+        reader: gets what it does not have.
     """
 
-    def __init__(self, store: PageStore, source: SourceReader) -> None:
+    def __init__(self, store: PageStore, reader: PageReader) -> None:
         self.store = store
-        self.source = source
+        self._reader = reader
         self._disk = ThreadPoolExecutor(1, "megablend-disk")
         self._flights: dict[str, list[_Flight]] = {}
-        self._asking: dict[str, asyncio.Task[FileStat]] = {}
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function of the store in its thread."""
         return await asyncio.get_running_loop().run_in_executor(self._disk, function, *arguments)
 
-    async def obtain(self, key: FileKey, pages: Pages, due: float) -> None:
+    async def obtain(self, want: Want) -> Origins:
         """Return when the pages were held, all of them.
 
-        Args:
-            due: seconds of the monotonic clock.
+        Returns: the bytes that were got for this call alone.
 
-        Raises: as Storage.read does; ResourceError if there is no room for them.
+        Raises: as the reader does; ResourceError if there is no room for them.
         """
-        missing = await self.call(self.store.missing, key, pages)
-        if not len(missing.blocks):
-            await self.call(self.store.touch, key, pages)
-            return
-        flights = self._flights.setdefault(key.digest, [])
-        waits = list[asyncio.Task[None]]()
-        for flight in flights:
-            if len(intersect(missing, flight.pages).blocks):
-                waits.append(flight.task)
-                missing = subtract(missing, flight.pages)
-        if len(missing.blocks):
-            task = asyncio.ensure_future(self._fetch(key, missing, due))
-            flight = _Flight(missing, task)
-            flights.append(flight)
-            task.add_done_callback(partial(self._land, key.digest, flight))
-            waits.append(task)
-        for each in waits:
-            # Others wait for it, too
-            await asyncio.shield(each)
+        if want.mode is Mode.FRESH:
+            await self.call(self.store.drop, want.key, want.pages)
+        started = list[_Flight]()
+        for _ in range(_TRIES):
+            missing = await self.call(self._look, want)
+            if not len(missing.blocks):
+                break
+            flights = self._flights.setdefault(want.key.digest, [])
+            others = [each for each in flights if len(intersect(missing, each.want.pages).blocks)]
+            for other in others:
+                missing = subtract(missing, other.want.pages)
+            own = [self._start(want._replace(pages=part)) for part in split_portions(missing)]
+            started += own
+            # Others may wait for them, too: they go on if this call is cancelled
+            await asyncio.gather(*(asyncio.shield(each.task) for each in own))
+            if not others:
+                break
+            await asyncio.wait([each.task for each in others])
+        else:
+            raise ResourceError(
+                f"{self.store.folder.path}: pages are evicted before they are read; raise `size`"
+            )
+        return Origins(sum(each.source for each in started), sum(each.peers for each in started))
 
-    async def _fetch(self, key: FileKey, pages: Pages, due: float) -> None:
-        async def keep(part: Pages, data: memoryview) -> None:
-            if not await self.call(self.store.write, key, part, data, due):
-                raise ResourceError(
-                    f"{self.store.folder.path}: the mirror has no room for what is needed now\n"
-                    "free space, lower `reserve`, or raise `size` of `mirror`"
-                )
+    def _look(self, want: Want) -> Pages:
+        """What is missing; if nothing is, all is used now."""
+        missing = self.store.missing(want.key, want.pages)
+        if not len(missing.blocks):
+            self.store.touch(want.key, want.pages)
+        return missing
+
+    def _start(self, want: Want) -> _Flight:
+        flight = _Flight(want)
+        self._flights.setdefault(want.key.digest, []).append(flight)
+        flight.task = asyncio.ensure_future(self._fetch(flight))
+        flight.task.add_done_callback(partial(self._land, flight))
+        return flight
+
+    async def _fetch(self, flight: _Flight) -> None:
+        want = flight.want
+        # What is due as early, and on its way, has its room already
+        before = sum(
+            each.num_bytes
+            for flights in self._flights.values()
+            for each in flights
+            if each is not flight and each.want.due <= want.due
+        )
+        due = _due_of(want)
+        if not await self.call(self.store.make_room, want.key, want.pages, due, before):
+            raise self._no_room()
+
+        async def keep(part: Pages, data: memoryview, origins: Origins) -> None:
+            flight.source += origins.source
+            flight.peers += origins.peers
+            if not await self.call(self.store.write, want.key, part, data, due):
+                raise self._no_room()
 
         try:
-            await self.source.read(key, pages, keep)
+            await self._reader.read(want, keep)
         except ChangedFileError:
             # What is known of the file is too old
-            if (known := await self.call(self.store.get_state, key.location)) is not None:
-                await self.call(self.store.put_state, key.location, known[0], known[1], 0.0)
+            if (known := await self.call(self.store.get_state, want.key.location)) is not None:
+                await self.call(self.store.put_state, want.key.location, known[0], known[1], 0.0)
             raise
 
-    def _land(self, digest: str, flight: _Flight, _: asyncio.Task[None]) -> None:
-        flights = self._flights[digest]
-        flights.remove(flight)
-        if not flights:
-            del self._flights[digest]
-
-    async def distrust(self, key: FileKey, pages: Pages) -> None:
-        """Get pages again that do not match a checksum: from the source."""
-        await self.call(self.store.drop, key, pages)
-        LOG.warning(
-            "mirror: %s: bytes of %s were wrong; getting them from the source",
-            self.store.folder.path,
-            key.location,
+    def _no_room(self) -> ResourceError:
+        return ResourceError(
+            f"{self.store.folder.path}: the mirror has no room for what is needed now\n"
+            "free space, lower `reserve`, or raise `size` of `mirror`"
         )
 
-        async def keep(part: Pages, data: memoryview) -> None:
-            await self.call(self.store.write, key, part, data, time.monotonic())
+    def _land(self, flight: _Flight, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            task.exception()  # perhaps nobody waits for it any more
+        flights = self._flights[flight.want.key.digest]
+        flights.remove(flight)
+        if not flights:
+            del self._flights[flight.want.key.digest]
 
-        missing = await self.call(self.store.missing, key, pages)
-        await self.source.read(key, missing, keep)
+    async def read_held(self, want: Want) -> tuple[Pages, bytes]:
+        """Those of the pages that are held, and whose checksums are right, with their bytes one
+        after another."""
 
-    async def stat(self, location: str) -> FileStat:
-        """The state of a file, not older than FRESH_SECONDS if the source answers.
+        def read() -> tuple[Pages, bytes]:
+            while True:
+                held = subtract(want.pages, self.store.missing(want.key, want.pages))
+                data = self.store.read(want.key, held)
+                if data is not None:  # else what is damaged is not held any more
+                    return held, data
 
-        Raises: as Storage.stat does.
-        """
-        known = await self.call(self.store.get_state, location)
-        if known is not None and 0 <= time.time() - known[2] < FRESH_SECONDS:
-            return FileStat(size=known[0], etag=known[1])
-        task = self._asking.get(location)
-        if task is None:
-            task = asyncio.ensure_future(self._ask(location))
-            self._asking[location] = task
-            task.add_done_callback(lambda _: self._asking.pop(location, None))
-        if known is None:
-            return await asyncio.shield(task)
-        try:
-            return await asyncio.wait_for(asyncio.shield(task), _STATE_SECONDS)
-        except MissingFileError:
-            raise
-        except (DataError, asyncio.TimeoutError):
-            LOG.warning(
-                "mirror: the source of %s does not answer; taking it to be as it was", location
-            )
-            return FileStat(size=known[0], etag=known[1])
-
-    async def _ask(self, location: str) -> FileStat:
-        state = await self.source.stat(location)
-        await self.note_state(location, state)
-        return state
-
-    async def note_state(self, location: str, state: FileStat) -> None:
-        """A file has this state now."""
-        self.source.check_allowed(location)
-        await self.call(self.store.put_state, location, state.size, state.etag, time.time())
+        return await self.call(read)
 
     async def close(self) -> None:
         """Make all durable, and close the folder."""
@@ -159,3 +206,12 @@ class Engine:
                 flight.task.cancel()
         await self.call(self.store.sync)
         await self.call(self.store.close)
+
+
+def is_soon(due: float) -> bool:
+    """Whether something is due so soon that nobody is waited for who may come back."""
+    return due < time.monotonic() + SOON_SECONDS
+
+
+def _due_of(want: Want) -> float | None:
+    return None if want.due == math.inf else want.due

@@ -28,6 +28,8 @@ from megablend.system.limited_json import parse_json
 
 PROTOCOL = 1
 HEAD = struct.Struct("<IBQ")
+ORIGINS = struct.Struct("<QQ")
+"""Bytes that were got for a request alone: from the source, from other nodes."""
 MAX_PAYLOAD = 64 << 20
 _COUNT = struct.Struct("<I")
 _ROWS = np.dtype([("block", "<u4"), ("due", "<u4"), ("pages", "<u8")])
@@ -42,7 +44,7 @@ class Kind(enum.IntEnum):
     STAT = 2
     """JSON list of locations; answered by a list of [size, etag] or an error each."""
     WANT = 3
-    """Needs; answered when they are held."""
+    """Needs; answered by ORIGINS when they are held."""
     DUE = 4
     """Needs of any files, which replace the client's earlier ones; not answered."""
     DISTRUST = 5

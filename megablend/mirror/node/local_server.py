@@ -17,10 +17,11 @@ import numpy as np
 
 from megablend.errors import ConfigError, MegablendError
 from megablend.mirror.disk.folder import MirrorFolder
-from megablend.mirror.node.engine import Engine
+from megablend.mirror.node.engine import Engine, Mode, Want
 from megablend.mirror.node.frames import (
     HEAD,
     MAX_PAYLOAD,
+    ORIGINS,
     PROTOCOL,
     Kind,
     pack,
@@ -30,6 +31,7 @@ from megablend.mirror.node.frames import (
     unpack_needs,
 )
 from megablend.mirror.node.needs import Needs
+from megablend.mirror.node.states import States
 from megablend.storage.base import FileStat
 from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
@@ -46,7 +48,8 @@ class LocalServer:
 
     Args:
         folder: whose socket this is.
-        engine: gets pages and states.
+        engine: gets pages.
+        states: those of the source's files.
         needs: what clients will need.
         describe: the node's answer to a hello, which it raises ConfigError to refuse.
         commands: what else is answered, by kind.
@@ -56,12 +59,14 @@ class LocalServer:
         self,
         folder: MirrorFolder,
         engine: Engine,
+        states: States,
         needs: Needs,
         describe: Callable[[dict[str, Any]], dict[str, Any]],
         commands: Mapping[Kind, Callable[[], Awaitable[Any]]],
     ) -> None:
         self._folder = folder
         self._engine = engine
+        self._states = states
         self._needs = needs
         self._describe = describe
         self._commands = commands
@@ -151,27 +156,35 @@ class LocalServer:
             return pack_json([pack_state(each) for each in await self._stat(parse_json(payload))])
         if kind == Kind.KNOWN:
             for location, size, etag in parse_json(payload):
-                await self._engine.note_state(
-                    str(location), FileStat(size=int(size), etag=str(etag))
-                )
+                await self._states.note(str(location), FileStat(size=int(size), etag=str(etag)))
             return b""
         if kind == Kind.DUE:
             self._needs.set(client, unpack_needs(payload))
             return b""
         if kind == Kind.WANT:
+            source = 0
+            peers = 0
             for key, pages, due in unpack_needs(payload):
-                await self._engine.obtain(key, pages, float(np.min(due, initial=np.inf)))
-            return b""
+                want = Want(key, pages, float(np.min(due, initial=np.inf)))
+                got = await self._engine.obtain(want)
+                source += got.source
+                peers += got.peers
+            return ORIGINS.pack(source, peers)
         if kind == Kind.DISTRUST:
             for key, pages, _ in unpack_needs(payload):
-                await self._engine.distrust(key, pages)
+                LOG.warning(
+                    "mirror: %s: bytes of %s were wrong; getting them again",
+                    self._folder.path,
+                    key.location,
+                )
+                await self._engine.obtain(Want(key, pages, time.monotonic(), Mode.FRESH))
             return b""
         if kind in self._commands:
             return pack_json(await self._commands[Kind(kind)]())
         raise ConfigError(f"the node process knows no request of kind {kind}")
 
     async def _stat(self, locations: list[str]) -> list[Any]:
-        states = [self._engine.stat(each) for each in locations]
+        states = [self._states.get(each) for each in locations]
         found = await asyncio.gather(*states, return_exceptions=True)
         for each in found:
             if isinstance(each, BaseException) and not isinstance(each, MegablendError):

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import numpy as np
 
-from megablend.errors import DataError, MegablendError, ResourceError
-from megablend.mirror.disk.pages import BLOCK_BYTES, PIECE_BYTES, Pages
+from megablend.errors import MegablendError, ResourceError
+from megablend.mirror.disk.pages import PORTION_BLOCKS, Pages
 from megablend.mirror.disk.room import DueRows
-from megablend.mirror.node.engine import Engine
+from megablend.mirror.node.engine import AwayError, Engine, Want
 from megablend.mirror.node.frames import Need
 from megablend.system.log import LOG
 
 _PAUSE_SECONDS = 0.2
 """Between two changes of all due times, which is work for each row."""
-_MAX_FETCHES = 16
-"""Parts of pieces that are fetched ahead at a time."""
-_BLOCKS_PER_PIECE = PIECE_BYTES // BLOCK_BYTES
+_NUM_FETCHERS = 16
+_RETRY_SECONDS = 1.0
+"""After which it is tried again where there was no room, or a node did not answer."""
 
 
 class Needs:
@@ -27,76 +27,132 @@ class Needs:
 
     Args:
         engine: gets the pages.
+        tell: is told of the clients' needs when they have changed.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(
+        self, engine: Engine, tell: Callable[[Sequence[Need]], Awaitable[None]] | None = None
+    ) -> None:
         self._engine = engine
+        self._tell = tell
         self._needs: dict[str, Sequence[Need]] = {}
+        self._kept: dict[str, Sequence[Need]] = {}
         self._changed = asyncio.Event()
-        self._fetching = set[asyncio.Task[None]]()
+        self._more = asyncio.Event()
+        self._parts: Iterator[Want] = iter(())
+        self._later: list[Want] = []
+        self._turn = 0
 
     def set(self, client: str, needs: Sequence[Need]) -> None:
         """What a client needs, instead of what it said before."""
-        if needs or client in self._needs:
-            self._needs[client] = needs
-            if not needs:
-                del self._needs[client]
-            self._changed.set()
+        _replace(self._needs, client, needs)
+        self._changed.set()
+
+    def set_kept(self, node: str, needs: Sequence[Need]) -> None:
+        """What another node will ask for, instead of what it said before: it is kept by its due
+        times, and not fetched before it is asked for."""
+        _replace(self._kept, node, needs)
+        self._changed.set()
 
     async def run(self) -> None:
         """Fetch ahead until cancelled."""
+        fetchers = [asyncio.ensure_future(self._fetch()) for _ in range(_NUM_FETCHERS)]
+        loop = asyncio.get_running_loop()
         try:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                everything = [need for needs in self._needs.values() for need in needs]
-                rows = [DueRows(key.digest, *pages, due) for key, pages, due in everything]
+                own = [need for needs in self._needs.values() for need in needs]
+                kept = [need for needs in self._kept.values() for need in needs]
+                rows = [DueRows(key.digest, *pages, due) for key, pages, due in own + kept]
                 await self._engine.call(self._engine.store.set_due, rows)
-                await self._fetch(order_by_due(everything))
+                parts = await loop.run_in_executor(None, order_by_due, own)
+                self._turn += 1
+                self._parts = parts
+                self._later = []
+                self._more.set()
+                if self._tell is not None:
+                    await self._tell(own)
                 await asyncio.sleep(_PAUSE_SECONDS)
         finally:
-            for each in self._fetching:
+            for each in fetchers:
                 each.cancel()
 
-    async def _fetch(self, parts: Sequence[Need]) -> None:
-        """Fetch parts one after another, several at a time, until something has changed."""
-        for part in parts:
-            if self._changed.is_set():
-                return
-            while len(self._fetching) >= _MAX_FETCHES:
-                await asyncio.wait(self._fetching, return_when=asyncio.FIRST_COMPLETED)
-            task = asyncio.ensure_future(self._fetch_part(part))
-            self._fetching.add(task)
-            task.add_done_callback(self._fetching.discard)
+    async def _fetch(self) -> None:
+        """Fetch one part after another, whatever they are at the time."""
+        while True:
+            part = next(self._parts, None)
+            if part is None and self._later:
+                # Others may be at work on theirs: they do not come back to this list at once
+                await asyncio.sleep(_RETRY_SECONDS)
+                part = self._later.pop(0) if self._later else None
+            if part is None:
+                self._more.clear()
+                await self._more.wait()
+                continue
+            turn = self._turn
+            try:
+                while turn == self._turn and not await self._try(part):
+                    await asyncio.sleep(_RETRY_SECONDS)
+            except AwayError:
+                if turn == self._turn:
+                    self._later.append(part)
+                    self._more.set()
+            except Exception as error:
+                LOG.warning("mirror: not fetched ahead: %s", error)
+                if not isinstance(error, MegablendError):
+                    LOG.warning("mirror: this is a fault of megablend", exc_info=True)
+                await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _fetch_part(self, part: Need) -> None:
+    async def _try(self, part: Want) -> bool:
+        """Whether there was room: if not, there is none for what is due later, either."""
         try:
-            await self._engine.obtain(part.key, part.pages, float(part.due.min()))
+            await self._engine.obtain(part)
         except ResourceError:
-            # Nor is there room for what is due later
-            await self._changed.wait()
-        except (DataError, MegablendError) as error:
-            LOG.warning("mirror: not fetched ahead: %s", error)
-            await asyncio.sleep(1.0)
+            return False
+        return True
 
 
-def order_by_due(needs: Sequence[Need]) -> list[Need]:
-    """Divide needs into parts of one piece each whose pages are due at about the same time: those
+def order_by_due(needs: Sequence[Need]) -> Iterator[Want]:
+    """Divide needs into parts of one portion each whose pages are due at about the same time: those
     that are due first come first. What is never due is left out."""
-    parts = list[tuple[float, Need]]()
-    for key, pages, due in needs:
-        order = np.lexsort((pages.blocks, due))
-        order = order[due[order] < math.inf]
-        pieces = pages.blocks[order] // _BLOCKS_PER_PIECE
-        # A second more or less decides nothing
-        seconds = np.floor(due[order])
-        for some in np.split(order, np.flatnonzero(np.diff(pieces) | (np.diff(seconds) > 0)) + 1):
+    if not needs:
+        return iter(())
+    counts = [len(need.pages.blocks) for need in needs]
+    which = np.repeat(np.arange(len(needs), dtype=np.uint32), counts)
+    blocks = np.concatenate([need.pages.blocks for need in needs])
+    masks = np.concatenate([need.pages.masks for need in needs])
+    due = np.concatenate([need.due for need in needs])
+    # A second more or less decides nothing
+    seconds = np.floor(due)
+    order = np.lexsort((blocks, which, seconds))
+    order = order[: np.searchsorted(seconds[order], math.inf)]
+    portions = blocks[order] // PORTION_BLOCKS
+    is_first = np.diff(seconds[order]) > 0
+    is_first |= np.diff(which[order]) != 0
+    is_first |= np.diff(portions) != 0
+    edges = [*(np.flatnonzero(is_first) + 1).tolist(), len(order)]
+
+    def parts() -> Iterator[Want]:
+        begin = 0
+        for stop in edges:
+            some = order[begin:stop]
+            begin = stop
             if len(some):
-                blocks, at = np.unique(pages.blocks[some], return_inverse=True)
-                masks = np.zeros(len(blocks), np.uint64)
-                np.bitwise_or.at(masks, at, pages.masks[some])
-                first = np.full(len(blocks), math.inf)
-                np.minimum.at(first, at, due[some])
-                parts.append((float(first.min()), Need(key, Pages(blocks, masks), first)))
-    parts.sort(key=lambda each: each[0])
-    return [part for _, part in parts]
+                yield _unite_rows(needs[which[some[0]]], blocks[some], masks[some], due[some])
+
+    return parts()
+
+
+def _unite_rows(need: Need, blocks: np.ndarray, masks: np.ndarray, due: np.ndarray) -> Want:
+    """Rows of a need, whose blocks ascend with repeats."""
+    firsts = np.flatnonzero(np.diff(blocks.astype(np.int64), prepend=-1))
+    pages = Pages(blocks[firsts], np.bitwise_or.reduceat(masks, firsts))
+    return Want(need.key, pages, float(due.min()))
+
+
+def _replace(needs: dict[str, Sequence[Need]], name: str, new: Sequence[Need]) -> None:
+    if new:
+        needs[name] = new
+    else:
+        needs.pop(name, None)

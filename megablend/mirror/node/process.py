@@ -24,6 +24,7 @@ from megablend.mirror.node.frames import Kind
 from megablend.mirror.node.local_server import LocalServer
 from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader
+from megablend.mirror.node.states import States
 from megablend.storage.mirror_options import VARIABLE, MirrorOptions, parse_mirror
 from megablend.storage.object_options import ObjectOptions
 from megablend.system.log import LOG
@@ -62,18 +63,19 @@ class Node:
             state = os.statvfs(folder.path)
             reserve = state.f_blocks * state.f_frsize // 20
         self.source = SourceReader(options, objects)
-        self.engine = Engine(PageStore(folder, size=options.size, reserve=reserve), self.source)
+        store = PageStore(folder, size=options.size, reserve=reserve)
+        self.engine = Engine(store, self.source)
+        states = States(self.engine, self.source)
         self.needs = Needs(self.engine)
         self._ended = asyncio.Event()
         self._started = time.time()
-        self._warned = 0.0
         commands = {
             Kind.STATUS: self.get_status,
             Kind.STOP: self._stop,
             Kind.SCRUB: self._scrub_all,
             Kind.REMOVE: self._remove,
         }
-        self.server = LocalServer(folder, self.engine, self.needs, self._greet, commands)
+        self.server = LocalServer(folder, self.engine, states, self.needs, self._greet, commands)
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve until stopped; `ready` is called as soon as clients are answered."""

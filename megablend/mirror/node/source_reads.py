@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from megablend.arrays import Int64s
 from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError
 from megablend.mirror.disk.folder import FileKey
-from megablend.mirror.disk.pages import Pages, pages_of_ranges, ranges_of_pages
+from megablend.mirror.disk.pages import ranges_of_pages
+from megablend.mirror.node.engine import Keep, Origins, Want, is_soon
 from megablend.storage.base import Bytes, FileStat, Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.location import find_scheme
@@ -22,11 +22,8 @@ from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.object_options import ObjectOptions
 
 T = TypeVar("T")
-Store: TypeAlias = Callable[[Pages, memoryview], Awaitable[None]]
-PORTION_BYTES = 1 << 20
-"""Requested together: what is in flight when the process is killed is lost."""
 MAX_PORTIONS = 64
-"""In flight at a time."""
+"""In flight at a time, of what is needed soon, and of the rest."""
 _MAX_WAITS = 256
 """Files whose state is asked for at a time: one server that does not answer holds up no other."""
 _MAX_VIEWS = 4096
@@ -46,7 +43,8 @@ class SourceReader:
         self._objects = dataclasses.replace(objects, mirror=None)
         self._storage = make_storage(objects=self._objects)
         self._views = OrderedDict[FileKey, Storage]()
-        self._turns = asyncio.Semaphore(MAX_PORTIONS)
+        # What is needed now does not wait for what is fetched ahead
+        self._turns = {soon: asyncio.Semaphore(MAX_PORTIONS) for soon in (True, False)}
         self._threads = ThreadPoolExecutor(_MAX_WAITS, "megablend-source")
         self.num_bytes = 0
         """Bytes that were read."""
@@ -75,27 +73,13 @@ class SourceReader:
         self.check_allowed(location)
         return await self._call(lambda: self._storage.for_checking().stat(location))
 
-    async def read(self, key: FileKey, pages: Pages, store: Store) -> None:
-        """Read pages; `store` gets them in portions, in any order.
-
-        Raises: as Storage.read does; ChangedFileError if the source has another version now.
-        """
+    async def read(self, want: Want, keep: Keep) -> None:
+        """See PageReader.read. Raises: ChangedFileError if the source has another version now."""
+        key = want.key
         self.check_allowed(key.location)
-        view = await self._open(key)
-        portions = [
-            asyncio.ensure_future(self._read_portion(view, key, offsets, sizes, store))
-            for offsets, sizes in _split(*ranges_of_pages(pages, key.size))
-        ]
-        try:
-            await asyncio.gather(*portions)
-        finally:
-            for each in portions:
-                each.cancel()
-
-    async def _read_portion(
-        self, view: Storage, key: FileKey, offsets: Int64s, sizes: Int64s, store: Store
-    ) -> None:
-        async with self._turns:
+        offsets, sizes = ranges_of_pages(want.pages, key.size)
+        async with self._turns[is_soon(want.due)]:
+            view = await self._open(key)
             if view.limits(key.location).is_synchronous:
                 out, _ = await self._call(
                     lambda: view.read_ranges(key.location, offsets, sizes, _allocate)
@@ -105,7 +89,7 @@ class SourceReader:
                     view.fetch(key.location, offsets, sizes, _allocate)
                 )
         self.num_bytes += len(out)
-        await store(pages_of_ranges(offsets, sizes), out.data)
+        await keep(want.pages, out.data, Origins(source=len(out)))
 
     async def _open(self, key: FileKey) -> Storage:
         """A view of the storage whose reads are of this version."""
@@ -134,28 +118,6 @@ def make_key(location: str, state: FileStat) -> FileKey:
     modification: two mounts of it have other devices, perhaps other inodes."""
     etag = state.etag if find_scheme(location) else state.etag.partition("-")[0]
     return FileKey(location, etag, state.size)
-
-
-def _split(offsets: Int64s, sizes: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
-    """Divide ranges into portions of PORTION_BYTES, whose borders are borders of pages."""
-    part_offsets = list[int]()
-    part_sizes = list[int]()
-    room = PORTION_BYTES
-    for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
-        stop = offset + size
-        while offset < stop:
-            part = min(room, stop - offset)
-            part_offsets.append(offset)
-            part_sizes.append(part)
-            offset += part
-            room -= -(-part // 4096) * 4096
-            if room <= 0:
-                yield np.array(part_offsets), np.array(part_sizes)
-                part_offsets = []
-                part_sizes = []
-                room = PORTION_BYTES
-    if part_offsets:
-        yield np.array(part_offsets), np.array(part_sizes)
 
 
 def _allocate(size: int) -> Bytes:

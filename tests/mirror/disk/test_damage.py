@@ -41,7 +41,6 @@ def fill(store: PageStore) -> None:
     put(store, KEYS[2], pages_of_file(2 * BLOCK))
     for key in KEYS:
         store.put_state(key.location, key.size, key.etag, 1.0)
-    store.put_value("view", b"value")
     store.sync()
 
 
@@ -177,7 +176,6 @@ def test_flipped_bits_of_the_database_are_not_believed(tmp_path: Path, flips: in
             state = again.get_state(key.location)
             assert state in (None, (key.size, key.etag, 1.0))
             kept += state is not None
-        assert again.get_value("view") in (None, b"value")
         again.put_state("s3://b/new", 5, "e", 2.0)
         assert again.get_state("s3://b/new") == (5, "e", 2.0)
         assert to_sets(again.held(KEYS[0])) == to_sets(SOME)

@@ -118,11 +118,9 @@ def test_a_new_owner_finds_what_is_held(tmp_path: Path) -> None:
     for key in keys:
         put(store, key, pages_of_file(key.size))
     put(store, keys[3], pages_at((5, 1)))
-    store.add(key_of(BLOCK, "unwritten"))
     expected = {key: to_sets(store.held(key)) for key in keys}
     again = open_store(tmp_path / "m")  # without a word of the first one, as after a SIGKILL
     assert set(again.keys()) == set(keys)
-    assert again.find(keys[0].location) == keys[:2]  # the newest last
     for key in keys:
         assert to_sets(again.held(key)) == expected[key]
         assert again.read(key, again.held(key)) == bytes_of(key, again.held(key))
@@ -249,40 +247,15 @@ def test_eviction_is_that_of_a_naive_twin(tmp_path: Path, seed: int) -> None:
         assert found == set(held), step
 
 
-def test_states_and_values_outlive_the_owner(tmp_path: Path) -> None:
+def test_states_outlive_the_owner(tmp_path: Path) -> None:
     store = open_store(tmp_path / "m")
     assert store.get_state("s3://b/x") is None
     store.put_state("s3://b/\udcffx", 5, "e", 1.5)
     store.put_state("s3://b/x", 6, "f", 2.5)
     store.put_state("s3://b/x", 7, "g", 3.5)
-    store.put_value("view", b"\0\1")
     again = open_store(tmp_path / "m")
     assert again.get_state("s3://b/x") == (7, "g", 3.5)
     assert again.get_state("s3://b/\udcffx") == (5, "e", 1.5)
-    assert again.get_value("view") == b"\0\1"
-    assert again.get_value("other") is None
-
-
-def test_copies_are_noted_by_block(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "m")
-    key = key_of(4 * BLOCK)
-    small = key_of(900, "small")
-    some = pages_at((0, BLOCK), (2 * BLOCK, 8192))
-    put(store, key, some)
-    put(store, small, pages_of_file(900))
-    assert to_sets(store.uncopied(key)) == to_sets(some)
-    store.set_copied(key, pages_at((0, BLOCK), (2 * BLOCK, 4096)))
-    assert to_sets(store.uncopied(key)) == to_sets(pages_at((2 * BLOCK, 8192)))
-    store.set_copied(small, pages_of_file(900))
-    assert not len(store.uncopied(small).blocks)
-    store.close()
-    again = open_store(tmp_path / "m")
-    assert to_sets(again.uncopied(key)) == to_sets(pages_at((2 * BLOCK, 8192)))
-    assert not len(again.uncopied(small).blocks)
-    again.set_copied(key, pages_of_file(key.size))
-    assert not len(again.uncopied(key).blocks)
-    put(again, key, pages_at((2 * BLOCK + 8192, 1)))
-    assert to_sets(again.uncopied(key)) == to_sets(pages_at((2 * BLOCK, 8193)))
 
 
 def test_pages_in_parts_of_what_is_given_are_taken(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from megablend.mirror.disk.pages import (
     PAGE_BYTES,
     Pages,
     by_block,
-    by_piece,
     count_bytes,
     intersect,
     pages_of_file,
@@ -66,10 +65,6 @@ def test_arithmetic_is_that_of_sets(seed: int) -> None:
         assert numbers(unite(first, second)) == a | b
         assert numbers(intersect(first, second)) == a & b
         assert numbers(subtract(first, second)) == a - b
-        pieces = by_piece(first)
-        assert [piece for piece, _ in pieces] == sorted({page // 2048 for page in a})
-        for piece, pages in pieces:
-            assert numbers(pages) == {page for page in a if page // 2048 == piece}
         assert [numbers(each) for each in by_block(first)] == [
             {page for page in a if page // 64 == block} for block in first.blocks.tolist()
         ]
@@ -124,7 +119,6 @@ def test_nothing_is_a_set_too() -> None:
         assert numbers(unite(a, b)) == numbers(a) | numbers(b)
         assert numbers(intersect(a, b)) == set()
         assert numbers(subtract(a, b)) == numbers(a) - numbers(b)
-    assert by_piece(NO_PAGES) == []
     assert count_bytes(NO_PAGES, 10) == 0
 
 

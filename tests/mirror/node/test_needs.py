@@ -22,13 +22,9 @@ from megablend.mirror.node.frames import (
 )
 from megablend.mirror.node.needs import order_by_due
 from megablend.storage.base import FileStat
+from tests.mirror.node.needs_of import make_need
 
 pytestmark = pytest.mark.timeout(60)
-
-
-def make_need(key: FileKey, rows: list[tuple[int, int, float]]) -> Need:
-    blocks, masks, due = zip(*rows, strict=True)
-    return Need(key, Pages(np.array(blocks, np.uint32), np.array(masks, np.uint64)), np.array(due))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -57,18 +53,17 @@ def test_parts_come_by_due_time_and_hold_every_page_that_is_due(seed: int) -> No
             page = (key.location, block, mask.bit_length() - 1)
             if when < math.inf:
                 earliest[page] = min(when, earliest.get(page, math.inf))
-    parts = order_by_due(needs)
-    firsts = [float(part.due.min()) for part in parts]
+    parts = list(order_by_due(needs))
+    firsts = [math.floor(part.due) for part in parts]
     assert firsts == sorted(firsts)
     seen: dict[tuple[str, int, int], float] = {}
-    for key, pages, due in parts:
-        assert len({block // 32 for block in pages.blocks.tolist()}) == 1
+    for key, pages, due, _ in parts:
+        assert len({block // 4 for block in pages.blocks.tolist()}) == 1
         assert (np.diff(pages.blocks.astype(np.int64)) > 0).all()
-        assert due.max() - due.min() < 1
         for block, mask in zip(pages.blocks.tolist(), pages.masks.tolist(), strict=True):
             for bit in range(64):
                 if mask >> bit & 1:
-                    seen.setdefault((key.location, block, bit), float(due.min()))
+                    seen.setdefault((key.location, block, bit), due)
     assert seen.keys() == earliest.keys()
     assert all(math.floor(seen[page]) == math.floor(earliest[page]) for page in seen)
 

@@ -1,0 +1,219 @@
+"""Each page is got once at a time, and only if there is room for it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from megablend.errors import MissingFileError, ResourceError
+from megablend.mirror.disk.folder import FileKey, MirrorFolder
+from megablend.mirror.disk.page_store import PageStore
+from megablend.mirror.disk.pages import (
+    PAGE_BYTES,
+    Pages,
+    count_bytes,
+    pages_of_file,
+    split_portions,
+    unite,
+)
+from megablend.mirror.node.engine import AwayError, Engine, Keep, Mode, Origins, Want
+from megablend.mirror.node.needs import Needs
+from tests.mirror.disk.mirrors import bytes_of, pages_at
+from tests.mirror.node.needs_of import make_need
+
+pytestmark = pytest.mark.timeout(60)
+KEY = FileKey("s3://bucket/file", "e", 5 << 20)
+SOON = 1e9
+"""Later than now, earlier than never."""
+
+
+class StubReader:
+    """Records what it is asked for, and answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.wants: list[Want] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.errors: list[Exception] = []
+
+    async def read(self, want: Want, keep: Keep) -> None:
+        self.wants.append(want)
+        await self.gate.wait()
+        if self.errors:
+            raise self.errors.pop(0)
+        data = bytes_of(want.key, want.pages)
+        await keep(want.pages, memoryview(data), Origins(source=len(data)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[MirrorFolder]:
+    made = MirrorFolder.create(tmp_path / "mirror", group=None)
+    with made.lock():
+        yield made
+
+
+def make_engine(folder: MirrorFolder, size: int | None = None) -> tuple[Engine, StubReader]:
+    reader = StubReader()
+    return Engine(PageStore(folder, size=size, reserve=0), reader), reader
+
+
+def test_pages_are_asked_for_by_portions_and_held_then(folder: MirrorFolder) -> None:
+    async def run() -> None:
+        engine, reader = make_engine(folder)
+        every = pages_of_file(KEY.size)
+        assert await engine.obtain(Want(KEY, every)) == Origins(source=KEY.size)
+        assert [each.pages.blocks.tolist() for each in reader.wants] == [
+            list(range(4 * i, 4 * i + 4)) for i in range(5)
+        ]
+        held, data = await engine.read_held(Want(KEY, every))
+        assert data == bytes_of(KEY, every)
+        assert count_bytes(held, KEY.size) == KEY.size
+        assert await engine.obtain(Want(KEY, every)) == Origins()
+        assert len(reader.wants) == 5
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_what_is_on_its_way_is_waited_for(folder: MirrorFolder) -> None:
+    async def run() -> None:
+        engine, reader = make_engine(folder)
+        reader.gate.clear()
+        first = asyncio.ensure_future(engine.obtain(Want(KEY, pages_at((0, 300_000)))))
+        while len(reader.wants) < 1:
+            await asyncio.sleep(0.001)
+        second = asyncio.ensure_future(engine.obtain(Want(KEY, pages_at((100_000, 400_000)))))
+        while len(reader.wants) < 2:
+            await asyncio.sleep(0.001)
+        first.cancel()  # the other one goes on
+        reader.gate.set()
+        await second
+        both = unite(reader.wants[0].pages, reader.wants[1].pages)
+        asked = sum(count_bytes(each.pages, KEY.size) for each in reader.wants)
+        assert asked == count_bytes(both, KEY.size)
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_a_want_does_not_fail_with_the_copy_that_it_waits_for(folder: MirrorFolder) -> None:
+    async def run() -> None:
+        engine, reader = make_engine(folder)
+        reader.gate.clear()
+        reader.errors.append(AwayError())
+        pages = pages_at((0, 9000))
+        copy = asyncio.ensure_future(engine.obtain(Want(KEY, pages, math.inf, Mode.COPY)))
+        while len(reader.wants) < 1:
+            await asyncio.sleep(0.001)
+        want = asyncio.ensure_future(engine.obtain(Want(KEY, pages, time.monotonic())))
+        await asyncio.sleep(0.05)
+        assert len(reader.wants) == 1
+        reader.gate.set()
+        with pytest.raises(AwayError):
+            await copy
+        await want
+        assert [each.mode for each in reader.wants] == [Mode.COPY, Mode.NEEDED]
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_a_failure_is_the_caller_s(folder: MirrorFolder) -> None:
+    async def run() -> None:
+        engine, reader = make_engine(folder)
+        reader.errors.append(MissingFileError(KEY.location, "is gone"))
+        with pytest.raises(MissingFileError):
+            await engine.obtain(Want(KEY, pages_at((0, 9000))))
+        await engine.obtain(Want(KEY, pages_at((0, 9000))))
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_nothing_is_fetched_that_there_is_no_room_for(folder: MirrorFolder) -> None:
+    async def run() -> None:
+        engine, reader = make_engine(folder, size=2 << 20)
+        await engine.obtain(Want(KEY, pages_at((0, 2 << 20)), SOON))
+        with pytest.raises(ResourceError):
+            await engine.obtain(Want(KEY, pages_at((2 << 20, 1 << 20)), SOON + 1))
+        assert len(reader.wants) == 2
+        await engine.obtain(Want(KEY, pages_at((2 << 20, 1 << 20)), SOON - 1))
+        assert len(reader.wants) == 3
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_what_is_on_its_way_has_its_room(folder: MirrorFolder) -> None:
+    async def run() -> None:
+        engine, reader = make_engine(folder, size=2 << 20)
+        reader.gate.clear()
+        coming = asyncio.ensure_future(engine.obtain(Want(KEY, pages_at((0, 2 << 20)), SOON)))
+        while len(reader.wants) < 2:
+            await asyncio.sleep(0.001)
+        with pytest.raises(ResourceError):
+            await engine.obtain(Want(KEY, pages_at((2 << 20, 1 << 20)), SOON + 1))
+        assert len(reader.wants) == 2
+        reader.gate.set()
+        await coming
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_wrong_pages_are_got_again(folder: MirrorFolder) -> None:
+    async def run() -> None:
+        engine, reader = make_engine(folder)
+        pages = pages_at((0, PAGE_BYTES))
+        await engine.obtain(Want(KEY, pages))
+        await engine.obtain(Want(KEY, pages, time.monotonic(), Mode.FRESH))
+        assert [each.mode for each in reader.wants] == [Mode.NEEDED, Mode.FRESH]
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_what_is_due_is_fetched_in_its_order_and_waits_for_room(folder: MirrorFolder) -> None:
+    async def run() -> None:
+        engine, reader = make_engine(folder, size=2 << 20)
+        needs = Needs(engine)
+        running = asyncio.ensure_future(needs.run())
+        now = time.monotonic() + 100
+        # Portions 4, 3, 2, ... are due one after another
+        needs.set("client", [make_need(KEY, [(i, 2**64 - 1, now - 5 * i) for i in range(20)])])
+        while len(reader.wants) < 2:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.2)
+        assert [each.pages.blocks.tolist() for each in reader.wants][:1] == [[19]]
+        asked = sum(count_bytes(each.pages, KEY.size) for each in reader.wants)
+        assert asked == 2 << 20  # nothing that did not have room
+        first = {b for each in reader.wants for b in each.pages.blocks.tolist()}
+        assert first == set(range(12, 20))
+        # The first ones were read, and are due no more
+        needs.set("client", [make_need(KEY, [(i, 2**64 - 1, now - 5 * i) for i in range(12)])])
+        while len(reader.wants) < 16:
+            await asyncio.sleep(0.001)
+        asked = sum(count_bytes(each.pages, KEY.size) for each in reader.wants)
+        assert asked <= 4 << 20
+        running.cancel()
+        await asyncio.wait([running])
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_portions_hold_all_pages() -> None:
+    pages = pages_at((0, 5000), (3 << 20, 1 << 20), (4 << 20, 2 << 20))
+    parts = split_portions(pages)
+    assert [part.blocks.tolist() for part in parts] == [
+        [0],
+        [12, 13, 14, 15],
+        [16, 17, 18, 19],
+        [20, 21, 22, 23],
+    ]
+    assert split_portions(Pages(*(each[:0] for each in pages))) == []
