@@ -14,8 +14,8 @@ from megablend.errors import MissingFileError, ResourceError
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.disk.pages import (
+    NO_PAGES,
     PAGE_BYTES,
-    Pages,
     count_bytes,
     pages_of_file,
     split_portions,
@@ -216,4 +216,4 @@ def test_portions_hold_all_pages() -> None:
         [16, 17, 18, 19],
         [20, 21, 22, 23],
     ]
-    assert split_portions(Pages(*(each[:0] for each in pages))) == []
+    assert split_portions(NO_PAGES) == []

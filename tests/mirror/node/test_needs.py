@@ -47,23 +47,23 @@ def test_parts_come_by_due_time_and_hold_every_page_that_is_due(seed: int) -> No
     ]
     earliest: dict[tuple[str, int, int], float] = {}
     for key, pages, due in needs:
-        for block, mask, when in zip(
+        for block, mask, time in zip(
             pages.blocks.tolist(), pages.masks.tolist(), due.tolist(), strict=True
         ):
             page = (key.location, block, mask.bit_length() - 1)
-            if when < math.inf:
-                earliest[page] = min(when, earliest.get(page, math.inf))
+            if time < math.inf:
+                earliest[page] = min(time, earliest.get(page, math.inf))
     parts = list(order_by_due(needs))
     firsts = [math.floor(part.due) for part in parts]
     assert firsts == sorted(firsts)
     seen: dict[tuple[str, int, int], float] = {}
-    for key, pages, due, _ in parts:
+    for key, pages, when, _ in parts:
         assert len({block // 4 for block in pages.blocks.tolist()}) == 1
         assert (np.diff(pages.blocks.astype(np.int64)) > 0).all()
         for block, mask in zip(pages.blocks.tolist(), pages.masks.tolist(), strict=True):
             for bit in range(64):
                 if mask >> bit & 1:
-                    seen.setdefault((key.location, block, bit), due)
+                    seen.setdefault((key.location, block, bit), when)
     assert seen.keys() == earliest.keys()
     assert all(math.floor(seen[page]) == math.floor(earliest[page]) for page in seen)
 
