@@ -203,8 +203,9 @@ def run_node(
 
 
 def main() -> None:
-    """Started by a rank: settings as JSON on stdin. The process that was started ends as soon as
-    the one that goes on answers, or with a message why it does not."""
+    """`python -m megablend.mirror.node.process`, started by a rank: settings as JSON on stdin.
+    The process that was started ends as soon as the one that goes on answers, or with a message why
+    it does not."""
     settings = json.load(sys.stdin)
     options = parse_mirror(settings["mirror"])
     objects = ObjectOptions(
@@ -254,3 +255,7 @@ def _log_to(path: Path) -> None:
     os.dup2(fd, 2)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     LOG.info("megablend %s: node process %d", megablend.__version__, os.getpid())
+
+
+if __name__ == "__main__":
+    main()

@@ -43,6 +43,7 @@ from megablend.storage.objects.rate_limiter import JOB_SIZES
 from megablend.storage.waits import wait_for
 from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
+from megablend.system.private_folder import find_private_folder
 
 _RETRY_SECONDS = 0.05
 _TRIES = 3
@@ -246,9 +247,10 @@ class Connection:
         """
         name = hashlib.blake2b(self._options.folder.encode(errors="surrogateescape"), digest_size=8)
         # Not beside the folder, where this user may not write
-        lock = Path(
-            tempfile.gettempdir(), f"megablend-{os.geteuid()}-{name.hexdigest()}.start.lock"
+        private, _ = find_private_folder(
+            [Path(tempfile.gettempdir())], Path(f"megablend-{os.geteuid()}"), prefix="megablend-"
         )
+        lock = private / f"{name.hexdigest()}.start.lock"
         fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -264,7 +266,7 @@ class Connection:
                 name: value for name, value in os.environ.items() if name not in JOB_SIZES
             }
             started = subprocess.run(
-                [sys.executable, "-m", "megablend.mirror.node"],
+                [sys.executable, "-m", "megablend.mirror.node.process"],
                 input=json.dumps(settings).encode(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

@@ -1,0 +1,32 @@
+"""The start of a node process by the first process that needs one."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from megablend.mirror.node.frames import Kind
+from tests.mirror.nodes import connect, mirror
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_nobody_else_can_put_a_file_where_starts_are_locked(
+    is_taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder of all users anyone could make the lock's file, and so prevent all starts."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    if is_taken:
+        (temporary / f"megablend-{os.geteuid()}").write_text("another user's")
+    with mirror(tmp_path / "m", "s3://bucket") as settings:
+        assert connect(settings).command(Kind.STATUS)["files"] == 0
+    made = [each for each in temporary.iterdir() if each.is_dir()]
+    assert len(made) == 1
+    assert stat.S_IMODE(made[0].stat().st_mode) == 0o700
+    others = {each.name for each in temporary.iterdir()} - {made[0].name}
+    assert others == ({f"megablend-{os.geteuid()}"} if is_taken else set())
