@@ -101,25 +101,40 @@ def remove_command(what: str, as_json: bool) -> None:
 
 def _read_options(what: str) -> tuple[MirrorOptions, ObjectOptions]:
     """The mirror of a config, or of a folder. Raises: ConfigError if there is none."""
+    from megablend.config.load import read_config_file
     from megablend.config.storage_settings import load_storage_settings
     from megablend.storage.mirror_options import MirrorOptions
     from megablend.storage.object_options import ObjectOptions
+    from megablend.storage.registry import find_mirror
 
     if Path(what).is_dir():
         return MirrorOptions(folder=str(Path(what).absolute())), ObjectOptions()
-    objects = load_storage_settings(what)
-    if objects.mirror is None:
+    keys, _ = read_config_file(Path(what))
+    objects = load_storage_settings(what) if "storage" in keys else ObjectOptions()
+    mirror = find_mirror(objects)
+    if mirror is None:
         raise ConfigError(
             f"{what}: has no mirror\nset `mirror: {{folder: ...}}` under `storage`, or name a mirror's folder"
         )
-    return objects.mirror, objects
+    return mirror, objects
 
 
 def _ask(what: str, kind: Any, *, starts: bool = False) -> Any:
-    """The node process's answer. Raises: ConfigError if none runs, unless one is started."""
+    """The node process's answer.
+
+    Raises: ConfigError if there is no mirror, or no process runs, unless one is started.
+    """
+    from megablend.mirror.disk.folder import MirrorFolder
     from megablend.mirror.rank.connection import Connection, NodeLostError
 
     options, objects = _read_options(what)
+    try:
+        MirrorFolder.attach(options.folder)
+    except ConfigError as error:
+        problem = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{problem}\nname the folder of a mirror, or a config whose mirror a job or `megablend node run` has begun"
+        ) from None
     try:
         return Connection(options, objects, starts=starts, asks_only=True).command(kind)
     except NodeLostError as error:

@@ -14,7 +14,7 @@ from megablend.config.model import Config
 from megablend.config.source import Source
 from megablend.errors import ConfigError
 from megablend.storage.location import check_schemes, find_scheme, join, lower_scheme
-from megablend.storage.object_options import make_files_absolute
+from megablend.storage.object_options import ObjectOptions, make_files_absolute
 from megablend.storage.objects.urls import LIST_ENDING, expand_location, is_web, split_query
 from megablend.storage.registry import explain_scheme, find_storage
 from megablend.storage.url_checks import check_signature
@@ -55,7 +55,7 @@ def make_paths_absolute(config: Config, base: Path, places: Places) -> Config:
     if isinstance(config.vocab_size, str):
         place = places.describe(["vocab_size"])
         update["vocab_size"] = _absolute_path(config.vocab_size, base, place)
-    if urls or config.storage.by_prefix:
+    if urls or config.storage != ObjectOptions():
         objects = make_files_absolute(config.storage, base)
         update["storage"] = dataclasses.replace(objects, urls=tuple(urls.items()))
     return config.model_copy(update=update)

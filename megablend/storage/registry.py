@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from megablend.errors import ConfigError
@@ -22,8 +23,9 @@ if TYPE_CHECKING:  # a config is read without NumPy
 from dataclasses import dataclass, field
 
 from megablend.storage.location import find_scheme
-from megablend.storage.mirror_options import VARIABLE, MirrorOptions
+from megablend.storage.mirror_options import VARIABLE, MirrorOptions, make_mirror_absolute
 from megablend.storage.object_options import ObjectOptions
+from megablend.storage.setting_values import parse_local_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ def _make_local(options: StorageOptions) -> Storage:
 
     kind = DirectStorage if options.direct else LocalStorage
     storage = kind(shared_pool("local", options.max_open_files))
-    mirror = _find_mirror(options)
+    mirror = find_mirror(options.objects)
     if mirror is None or all(map(find_scheme, mirror.prefixes)):
         return storage
     return _read_through(mirror, storage, options)
@@ -63,15 +65,18 @@ def _make_objects(options: StorageOptions) -> Storage:
     from megablend.storage.objects.store import ObjectStorage
 
     storage = ObjectStorage(options.objects)
-    mirror = _find_mirror(options)
+    mirror = find_mirror(options.objects)
     return storage if mirror is None else _read_through(mirror, storage, options)
 
 
-def _find_mirror(options: StorageOptions) -> MirrorOptions | None:
-    """The mirror of the config, or of the environment."""
-    if options.objects.mirror is None and (folder := os.environ.get(VARIABLE)):
-        return MirrorOptions(folder=os.path.abspath(folder))  # noqa: PTH100  (links stay)
-    return options.objects.mirror
+def find_mirror(objects: ObjectOptions) -> MirrorOptions | None:
+    """The mirror of the config, or of the environment. Raises: ConfigError."""
+    if objects.mirror is not None or not (folder := os.environ.get(VARIABLE)):
+        return objects.mirror
+    try:
+        return make_mirror_absolute(MirrorOptions(folder=parse_local_path(folder)), Path.cwd())
+    except ValueError as error:
+        raise ConfigError(f"{VARIABLE}: {error}") from None
 
 
 def _read_through(mirror: MirrorOptions, storage: Storage, options: StorageOptions) -> Storage:

@@ -112,3 +112,14 @@ def test_what_is_not_settings_is_refused(given: object) -> None:
         match=r"^storage: found .*, expected URL prefixes, each with its settings, or the path",
     ):
         load_storage_settings(given)
+
+
+def test_the_folder_of_a_mirror_is_relative_to_the_config(tmp_path: Path) -> None:
+    """Also where nothing but the mirror is set, and all sources are local."""
+    source = {"name": "a", "path": "x/*.parquet", "column": "x", "weight": 1}
+    config = make_config(tmp_path, [source], samples=1, storage={"mirror": "m"})
+    file = tmp_path / "config.yaml"
+    file.write_text(str(config))
+    options = load_config(file).storage
+    assert options.mirror is not None
+    assert options.mirror.folder == str(tmp_path / "m")

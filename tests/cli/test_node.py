@@ -1,0 +1,52 @@
+"""`megablend node`: which mirror a command is about, and what it says where there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megablend.mirror.disk.folder import MirrorFolder
+from tests.cli.commands import run
+
+
+@pytest.mark.parametrize("storage", [{}, {"storage": {"s3://b/": {"region": "eu-west-1"}}}])
+def test_the_mirror_of_the_environment(
+    storage: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"sources": [], **storage}))
+    done = run("node", "status", config)
+    assert done.returncode == 2
+    assert "config.json: has no mirror\n" in done.stderr
+    MirrorFolder.create(tmp_path / "m")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MEGABLEND_MIRROR", "m")
+    done = run("node", "status", config)
+    assert done.returncode == 2
+    assert f"{tmp_path / 'm'}: no node process runs: none listens\nstart a job" in done.stderr
+    monkeypatch.setenv("MEGABLEND_MIRROR", "s3://m")
+    done = run("node", "status", config)
+    assert done.returncode == 2
+    assert "MEGABLEND_MIRROR: found 's3://m', expected a path on this machine" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "stop", "scrub", "remove"])
+def test_a_folder_that_is_no_mirror(command: str, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("x")
+    done = run("node", command, tmp_path)
+    assert done.returncode == 2
+    assert f"{tmp_path}: is no mirror of this version: it has no mirror.json" in done.stderr
+    assert "\nname the folder of a mirror, or a config" in done.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("command", ["status", "remove"])
+def test_a_mirror_that_was_not_begun(command: str, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"storage": {"mirror": "m"}}))
+    done = run("node", command, config)
+    assert done.returncode == 2
+    assert f"{tmp_path / 'm'}: cannot be used for a mirror: No such file" in done.stderr
+    assert not (tmp_path / "m").exists()
