@@ -6,7 +6,6 @@ list: they compare `homes.list_id`.
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import itertools
 import re
@@ -28,14 +27,11 @@ _TORCHRUN = ("GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")
 
 
 class Torchrun(NamedTuple):
-    """What torchrun tells of a job's machines."""
+    """A job's machines: this one's rank, their number, the name of the node of rank 0."""
 
     rank: int
-    """Of this machine."""
     size: int
-    """Number of machines."""
     first: str
-    """The name of rank 0's node: `host:port`."""
 
 
 def make_name(entry: str, port: int) -> str:
@@ -149,9 +145,10 @@ def find_self(
 
 
 def find_address_towards(other: str) -> str:
-    """The host, as an IP address, under which packets to another node leave this machine."""
+    """The host, as an IP address, under which packets to another node leave this machine.
+    Raises: ConfigError."""
     try:
-        (_, own), *_ = _find_routes(other)
+        _, own = _find_route(other)
     except (OSError, UnicodeError) as error:
         raise ConfigError(
             f"nodes: torch: {other} (MASTER_ADDR) cannot be reached: {error}\n"
@@ -160,32 +157,35 @@ def find_address_towards(other: str) -> str:
     return f"[{own}]" if ":" in own else own
 
 
-def _find_routes(name: str) -> list[tuple[str, str]]:
-    """The addresses of a node, each with the address that packets to it leave this machine with.
-    Raises: OSError if there is none; UnicodeError if the name cannot be one."""
+def is_loopback(name: str) -> bool:
+    """Whether a node's name is an address of this machine that no other reaches."""
+    host = name.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _find_route(name: str) -> tuple[str, str]:
+    """The address of a node, and that of this machine that packets to it leave with.
+    Raises: OSError, UnicodeError."""
     host, _, port = name.rpartition(":")
     found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
-    routes = []
-    for kind, _, _, _, address in found:
-        # A name may have addresses of a kind that this machine has no route to.
-        with contextlib.suppress(OSError), socket.socket(kind, socket.SOCK_DGRAM) as probe:
-            # Chooses a route; sends nothing
-            probe.connect(address)
-            routes.append((str(address[0]), str(probe.getsockname()[0])))
-    if not routes:
-        raise OSError("this machine has no route to it")
-    return routes
+    # Sorted: those of a kind that this machine has no route to are last
+    kind, _, _, _, address = found[0]
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        # Chooses a route; sends nothing
+        probe.connect(address)
+        return str(address[0]), str(probe.getsockname()[0])
 
 
 def _is_local(name: str) -> bool:
-    """Whether an address of a node is one of this machine: packets to it come from itself."""
+    """Whether a node is on this machine: packets to it come from its own address."""
     try:
-        return any(
-            target == own or ipaddress.ip_address(target).is_loopback
-            for target, own in _find_routes(name)
-        )
-    except (OSError, ValueError):
+        target, own = _find_route(name)
+    except (OSError, UnicodeError):
         return False
+    return target == own or is_loopback(f"{target}:0")
 
 
 def _few(names: list[str]) -> str:
