@@ -13,10 +13,11 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from megablend.errors import ConfigError
 from megablend.mirror.members.homes import MAX_NODES
+from megablend.storage.mirror_options import MirrorOptions
 
 _NODE = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]{1,253})(:(?P<port>[0-9]{1,5}))?")
 _COMMA = re.compile(r",(?![^\[\]]*\])")
@@ -32,6 +33,21 @@ class Torchrun(NamedTuple):
     rank: int
     size: int
     first: str
+
+
+class Members(NamedTuple):
+    """Which nodes there are."""
+
+    names: tuple[str, ...]
+    """`host:port`, sorted; of a job of torchrun none: its nodes tell one another."""
+    own: str
+    """This node's."""
+    torchrun: Torchrun | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of nodes."""
+        return self.torchrun.size if self.torchrun is not None else len(self.names)
 
 
 def make_name(entry: str, port: int) -> str:
@@ -142,6 +158,32 @@ def find_self(
         f"({machine}, port {port})\n"
         "Set `advertise` (host:port as others reach it) to this node's entry, or `port` to its."
     )
+
+
+def describe_members(options: MirrorOptions, environ: Mapping[str, str]) -> list[Any]:
+    """What all processes of a job on a machine find in settings and environment, as JSON has it.
+    Raises: ConfigError."""
+    if options.nodes == "torch":
+        return list(find_torchrun(options.port, environ))
+    return [] if options.nodes is None else list_nodes(options.nodes, options.port, environ)
+
+
+def find_members(options: MirrorOptions, environ: Mapping[str, str]) -> Members | None:
+    """The nodes of settings and environment; None: this one is alone. Raises: ConfigError."""
+    found = describe_members(options, environ)
+    if options.nodes != "torch":
+        if not found:
+            return None
+        own = find_self(found, options.port, options.advertise, environ)
+        return Members(tuple(found), own)
+    torchrun = Torchrun(*found)
+    if not torchrun.rank:
+        own = torchrun.first
+    elif options.advertise is not None:
+        own = make_name(options.advertise, options.port)
+    else:
+        own = f"{find_address_towards(torchrun.first)}:{options.port}"
+    return Members((), own, torchrun)
 
 
 def find_address_towards(other: str) -> str:

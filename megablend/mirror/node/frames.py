@@ -1,6 +1,7 @@
 """Frames on the socket between ranks and their node process. All numbers are little-endian.
 
     frame   u32 length of the payload, u8 kind, u64 number of the request, payload
+    pages   u32 n, n x (u32 block, u32 0, u64 pages), u32 crc32 of the bytes, the bytes of all pages one after another
     needs   u32 n, n x (u32 length of a JSON [location, etag, size], that, u32 m, m x (u32 block, u32 due, u64 pages))
 
 A due time is in milliseconds from now, since clocks of processes differ; the greatest is never.
@@ -13,6 +14,7 @@ import json
 import math
 import struct
 import time
+import zlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -22,7 +24,7 @@ from megablend import errors
 from megablend.arrays import Float64s
 from megablend.errors import DataError, MegablendError
 from megablend.mirror.disk.folder import FileKey
-from megablend.mirror.disk.pages import Pages
+from megablend.mirror.disk.pages import Pages, count_bytes, subtract
 from megablend.storage.base import FileStat
 from megablend.system.limited_json import parse_json
 
@@ -59,6 +61,8 @@ class Kind(enum.IntEnum):
     """All copies are deleted and the process ends."""
     KNOWN = 10
     """JSON list of [location, size, etag], of files as they are now."""
+    CHECK = 11
+    """Answered by JSON: a line for each pair of nodes that cannot talk."""
     DONE = 16
     FAILED = 17
     """JSON of an error."""
@@ -71,6 +75,11 @@ class Need(NamedTuple):
     pages: Pages
     due: Float64s
     """float64 [blocks], seconds of this process's monotonic clock; infinite: never."""
+
+    @classmethod
+    def of(cls, key: FileKey, pages: Pages, due: float) -> Need:
+        """A need of pages that are due at the same time."""
+        return cls(key, pages, np.full(len(pages.blocks), due))
 
 
 def pack(kind: Kind, number: int, payload: bytes = b"") -> bytes:
@@ -121,6 +130,35 @@ def unpack_needs(data: bytes) -> list[Need]:
     except (struct.error, TypeError) as error:
         raise ValueError(f"no needs: {error}") from None
     return needs
+
+
+def pack_pages(pages: Pages, data: bytes) -> bytes:
+    """What `unpack_pages` reads."""
+    rows = np.zeros(len(pages.blocks), _ROWS)
+    rows["block"] = pages.blocks
+    rows["pages"] = pages.masks
+    return b"".join([_COUNT.pack(len(rows)), rows.tobytes(), _COUNT.pack(zlib.crc32(data)), data])
+
+
+def unpack_pages(answer: bytes, key: FileKey, asked: Pages) -> tuple[Pages, bytes]:
+    """Pages and their bytes.
+
+    Raises: ValueError if they are not some of those that were asked for, as they were sent.
+    """
+    try:
+        (count,) = _COUNT.unpack_from(answer)
+        rows = np.frombuffer(answer, _ROWS, count, _COUNT.size)
+        (checksum,) = _COUNT.unpack_from(answer, _COUNT.size + rows.nbytes)
+    except (struct.error, ValueError) as error:
+        raise ValueError(f"no pages: {error}") from None
+    pages = Pages(rows["block"].astype(np.uint32), rows["pages"].astype(np.uint64))
+    data = answer[2 * _COUNT.size + rows.nbytes :]
+    is_ascending = (np.diff(pages.blocks.astype(np.int64)) > 0).all() and pages.masks.all()
+    if not is_ascending or len(subtract(pages, asked).blocks):
+        raise ValueError("other pages than were asked for")
+    if len(data) != count_bytes(pages, key.size) or zlib.crc32(data) != checksum:
+        raise ValueError("its bytes are not as they were sent")
+    return pages, data
 
 
 def pack_error(error: Exception) -> bytes:

@@ -43,6 +43,10 @@ _MAX_AT_A_TIME = 256
 _OF_FILES = (Kind.STAT, Kind.KNOWN, Kind.WANT, Kind.DUE, Kind.DISTRUST)
 
 
+class LeavingError(Exception):
+    """The node process ends: who asks starts another one."""
+
+
 class LocalServer:
     """Answers the clients of a mirror.
 
@@ -74,6 +78,11 @@ class LocalServer:
         self._readers = set[str]()
         self.num_clients = 0
         self.idle_since = time.monotonic()
+
+    @property
+    def has_readers(self) -> bool:
+        """Whether jobs read files."""
+        return bool(self._readers)
 
     async def start(self) -> None:
         """Listen. The folder's lock is held, so that an old socket belongs to nobody."""
@@ -129,6 +138,9 @@ class LocalServer:
     ) -> None:
         try:
             answer = pack(Kind.DONE, number, await self._do(client, kind, payload))
+        except LeavingError:
+            writer.close()
+            return
         except Exception as error:
             if not isinstance(error, MegablendError):
                 LOG.warning("mirror: a request failed", exc_info=True)

@@ -13,21 +13,27 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import megablend
 from megablend.errors import ConfigError, MegablendError
 from megablend.mirror.disk.folder import FolderInUseError, MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
+from megablend.mirror.members.launchers import Members, describe_members, find_members
+from megablend.mirror.members.pace import Pace
 from megablend.mirror.node.engine import Engine
 from megablend.mirror.node.frames import Kind
-from megablend.mirror.node.local_server import LocalServer
+from megablend.mirror.node.local_server import LeavingError, LocalServer
 from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader
 from megablend.mirror.node.states import States
 from megablend.storage.mirror_options import VARIABLE, MirrorOptions, parse_mirror
 from megablend.storage.object_options import ObjectOptions
+from megablend.storage.objects.rate_limiter import JOB_SIZES
 from megablend.system.log import LOG
+
+if TYPE_CHECKING:
+    from megablend.mirror.peers.cluster import Cluster
 
 LINGER_SECONDS = 600.0
 """A node process that a rank has started ends so long after its last client."""
@@ -51,9 +57,12 @@ class Node:
         options: MirrorOptions,
         objects: ObjectOptions,
         folder: MirrorFolder,
+        members: Members | None,
         *,
         is_service: bool,
+        pace: Pace = Pace(),  # noqa: B008  (a tuple)
     ) -> None:
+        self._pace = pace
         self.options = options
         self._objects = objects
         self._is_service = is_service
@@ -64,9 +73,12 @@ class Node:
             reserve = state.f_blocks * state.f_frsize // 20
         self.source = SourceReader(options, objects)
         store = PageStore(folder, size=options.size, reserve=reserve)
-        self.engine = Engine(store, self.source)
+        self._described = describe_members(options, os.environ)
+        self.cluster = None if members is None else self._make_cluster(members)
+        self.engine = Engine(store, self.cluster or self.source)
         states = States(self.engine, self.source)
-        self.needs = Needs(self.engine)
+        tell = None if self.cluster is None else self.cluster.tell_needs
+        self.needs = Needs(self.engine, tell)
         self._ended = asyncio.Event()
         self._started = time.time()
         commands = {
@@ -74,14 +86,26 @@ class Node:
             Kind.STOP: self._stop,
             Kind.SCRUB: self._scrub_all,
             Kind.REMOVE: self._remove,
+            Kind.CHECK: self._check,
         }
         self.server = LocalServer(folder, self.engine, states, self.needs, self._greet, commands)
+
+    def _make_cluster(self, members: Members) -> Cluster:
+        try:
+            from megablend.mirror.peers.cluster import Cluster
+        except ImportError as error:
+            raise ConfigError(
+                f"nodes: cannot be used: {error}\ninstall megablend[nodes] on each node"
+            ) from None
+        return Cluster(self.options, members, self.source, self.get_status, self._pace)
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve until stopped; `ready` is called as soon as clients are answered."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ended.set)
+        if self.cluster is not None:
+            await self.cluster.start(self.engine, self.needs)
         await self.server.start()
         ready()
         tasks = [asyncio.ensure_future(each) for each in (self.needs.run(), self._watch())]
@@ -94,6 +118,8 @@ class Node:
             self.server.close()
             for each in (ended, *tasks):
                 each.cancel()
+            if self.cluster is not None:
+                await self.cluster.stop()
             await self.engine.close()
 
     async def _watch(self) -> None:
@@ -120,6 +146,7 @@ class Node:
                 f"{self._folder.path}: its node process reads object stores with other credentials or settings than this "
                 "process\nuse another `folder`, or run it as a service (`megablend node run`), which reads with its own"
             )
+        self._check_members(hello["members"])
         self.source.add_queries(dict(hello["queries"]))
         own = self.options.as_json()
         asked = hello["options"]
@@ -127,6 +154,20 @@ class Node:
             name for name in own.keys() | asked.keys() if own.get(name) != asked.get(name)
         )
         return answer | {"differing": differing}
+
+    def _check_members(self, asked: list[Any]) -> None:
+        """A job with other nodes than this process was started with needs another process.
+
+        Raises: LeavingError if this one makes room for it; ConfigError if it is in use.
+        """
+        if self._is_service or asked == self._described:
+            return
+        if self.server.has_readers:
+            raise ConfigError(
+                f"{self._folder.path}: is in use by a job with other nodes\nuse another `folder`, or wait for its end"
+            )
+        self._ended.set()
+        raise LeavingError
 
     async def get_status(self) -> dict[str, Any]:
         """What the node holds and has done, for people and for metrics."""
@@ -141,7 +182,11 @@ class Node:
             "held_bytes": usage.num_bytes,
             "files": usage.num_files,
             "source_bytes": self.source.num_bytes,
+            "cluster": None if self.cluster is None else self.cluster.as_json(),
         }
+
+    async def _check(self) -> list[str]:
+        return [] if self.cluster is None else await self.cluster.check()
 
     async def _stop(self) -> dict[str, Any]:
         asyncio.get_running_loop().call_later(0.05, self._ended.set)
@@ -194,10 +239,14 @@ def run_node(
     # Its own reads of the source go through no mirror
     os.environ.pop(VARIABLE, None)
     folder = MirrorFolder.create(options.folder, group=options.group)
+    members = find_members(options, os.environ)
+    if members is not None:
+        # The limits of the source are divided between as many
+        os.environ[JOB_SIZES[0]] = str(members.size)
     with folder.lock():
 
         async def run() -> None:
-            await Node(options, objects, folder, is_service=is_service).run(ready)
+            await Node(options, objects, folder, members, is_service=is_service).run(ready)
 
         asyncio.run(run())
 

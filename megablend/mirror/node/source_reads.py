@@ -42,7 +42,7 @@ class SourceReader:
         self._options = options
         self._objects = dataclasses.replace(objects, mirror=None)
         self._storage = make_storage(objects=self._objects)
-        self._views = OrderedDict[FileKey, Storage]()
+        self._views = OrderedDict[FileKey, asyncio.Future[Storage]]()
         # What is needed now does not wait for what is fetched ahead
         self._turns = {soon: asyncio.Semaphore(MAX_PORTIONS) for soon in (True, False)}
         self._threads = ThreadPoolExecutor(_MAX_WAITS, "megablend-source")
@@ -92,25 +92,33 @@ class SourceReader:
         await keep(want.pages, out.data, Origins(source=len(out)))
 
     async def _open(self, key: FileKey) -> Storage:
-        """A view of the storage whose reads are of this version."""
-        view = self._views.get(key)
-        if view is None:
-            view = self._storage.for_reading()
-            found = make_key(key.location, await self._call(lambda: view.stat(key.location)))
-            if found != key:
-                raise ChangedFileError(
-                    key.location,
-                    f"was replaced: {found.size} bytes, etag {found.etag}; expected {key.size} bytes, "
-                    f"etag {key.etag}; {CHANGED_REMEDY}",
-                )
-            self._views[key] = view
+        """A view of the storage whose reads are of this version, opened once."""
+        opening = self._views.get(key)
+        if opening is None or (opening.done() and not _is_well(opening)):
+            opening = asyncio.ensure_future(self._open_view(key))
+            self._views[key] = opening
             if len(self._views) > _MAX_VIEWS:
                 self._views.popitem(last=False)
         self._views.move_to_end(key)
+        return await asyncio.shield(opening)
+
+    async def _open_view(self, key: FileKey) -> Storage:
+        view = self._storage.for_reading()
+        found = make_key(key.location, await self._call(lambda: view.stat(key.location)))
+        if found != key:
+            raise ChangedFileError(
+                key.location,
+                f"was replaced: {found.size} bytes, etag {found.etag}; expected {key.size} bytes, "
+                f"etag {key.etag}; {CHANGED_REMEDY}",
+            )
         return view
 
     async def _call(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+
+def _is_well(task: asyncio.Future[Storage]) -> bool:
+    return not task.cancelled() and task.exception() is None
 
 
 def make_key(location: str, state: FileStat) -> FileKey:

@@ -24,6 +24,7 @@ from typing import Any
 import megablend
 from megablend.errors import ConfigError
 from megablend.mirror.disk.folder import MirrorFolder
+from megablend.mirror.members.launchers import describe_members
 from megablend.mirror.node.frames import (
     HEAD,
     PROTOCOL,
@@ -215,6 +216,7 @@ class Connection:
                     "credentials": find_credentials(self._objects, folder.id),
                     "queries": queries,
                     "options": self._options.as_json(),
+                    "members": describe_members(self._options, os.environ),
                 }
             connection.sendall(pack(Kind.HELLO, 0, pack_json(hello)))
             kind, _, payload = _read_frame(connection)

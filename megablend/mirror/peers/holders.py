@@ -1,0 +1,196 @@
+"""Which nodes hold what: they tell one another.
+
+A node tells the homes of a piece, and the one after them, which pages of it it holds: all of them
+when they meet, then those that it gets. So a home knows who has what it lacks: after its own disk
+was replaced, after the list of nodes has changed, and where somebody else had to read the source.
+It copies what it is to hold, and asks the source only for what nobody has told of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from megablend.arrays import Int64s
+from megablend.errors import MegablendError, ResourceError
+from megablend.mirror.disk.folder import FileKey
+from megablend.mirror.disk.pages import (
+    NO_PAGES,
+    PIECE_BLOCKS,
+    Pages,
+    count_bytes,
+    intersect,
+    split_portions,
+    subtract,
+    unite,
+)
+from megablend.mirror.members.homes import Homes
+from megablend.mirror.node.engine import AwayError, Engine, Mode, Want
+from megablend.mirror.node.frames import Need
+from megablend.system.log import LOG
+
+_NUM_COPIERS = 4
+_RETRY_SECONDS = 1.0
+
+
+class Holders:
+    """What this node owes to the others: to tell what it holds, and to hold copies.
+
+    Args:
+        engine: what this node holds.
+        names: of all nodes, sorted.
+        own: this node's.
+        copies: how many nodes shall hold a page.
+    """
+
+    def __init__(self, engine: Engine, names: Sequence[str], own: str, copies: int) -> None:
+        self._engine = engine
+        self._names = names
+        self._own = own
+        self.copies = min(copies, len(names))
+        self._homes = Homes(names)
+        self._untold: dict[str, dict[FileKey, Pages]] = {each: {} for each in names if each != own}
+        self.news = {name: asyncio.Event() for name in self._untold}
+        """Set while there is something to tell a node."""
+        self._known: dict[FileKey, dict[str, Pages]] = {}
+        self._to_copy: dict[FileKey, Pages] = {}
+        self._has_work = asyncio.Event()
+        self._copying: Pages | None = None
+        self._num_copying = 0
+
+    def order(self, key: FileKey, piece: int, count: int) -> list[str]:
+        """The first nodes in the order of a piece: the first is its home."""
+        places = self._homes.order(key.digest, np.array([piece]), count)[0]
+        return [self._names[place] for place in places.tolist()]
+
+    def count_debts(self) -> dict[str, int]:
+        """Bytes of copies that this node is to get, and nodes to which it has something to tell."""
+        to_copy = sum(count_bytes(pages, key.size) for key, pages in self._to_copy.items())
+        untold = sum(bool(each) for each in self._untold.values())
+        return {"bytes_to_copy": to_copy, "copying": self._num_copying, "untold_nodes": untold}
+
+    def note(self, key: FileKey, pages: Pages, giver: str | None) -> None:
+        """This node has got pages of one piece: from that node, or from the source."""
+        for name in self.order(key, int(pages.blocks[0]) // PIECE_BLOCKS, self.copies + 1):
+            if name not in (self._own, giver):
+                owed = self._untold[name]
+                owed[key] = unite(owed.get(key, NO_PAGES), pages)
+                self.news[name].set()
+
+    async def find_all(self, name: str) -> list[Need]:
+        """All that this node holds of pieces whose home the other one is, or may become."""
+        self._untold[name] = {}
+        self.news[name].clear()
+        place = self._names.index(name)
+
+        def find() -> list[Need]:
+            store = self._engine.store
+            found = [(key, self._select(key, store.held(key), place)) for key in [*store.keys()]]
+            return [Need.of(key, pages, math.inf) for key, pages in found if len(pages.blocks)]
+
+        return await self._engine.call(find)
+
+    def _select(self, key: FileKey, pages: Pages, place: int) -> Pages:
+        """Pages of pieces in whose order a node is one of the first."""
+        if not len(pages.blocks):
+            return pages
+        is_of_it = (self._find_places(key, pages, self.copies + 1) == place).any(axis=1)
+        return Pages(pages.blocks[is_of_it], pages.masks[is_of_it])
+
+    def _find_places(self, key: FileKey, pages: Pages, count: int) -> Int64s:
+        """The first nodes in the order of each block's piece: places, int64 [blocks, count]."""
+        pieces, which = np.unique(pages.blocks // PIECE_BLOCKS, return_inverse=True)
+        return self._homes.order(key.digest, pieces.astype(np.int64), count)[which]
+
+    def take_untold(self, name: str) -> list[Need]:
+        """What there is to tell a node; `put_back` if it could not be told."""
+        owed = self._untold[name]
+        self._untold[name] = {}
+        self.news[name].clear()
+        return [Need.of(key, pages, math.inf) for key, pages in owed.items()]
+
+    def put_back(self, name: str, needs: Sequence[Need]) -> None:
+        """What could not be told."""
+        owed = self._untold[name]
+        for key, pages, _ in needs:
+            owed[key] = unite(owed.get(key, NO_PAGES), pages)
+        self.news[name].set()
+
+    async def hear(self, name: str, needs: Sequence[Need]) -> None:
+        """Another node holds pages; those that this one is to hold are copied in its time."""
+        place = self._names.index(self._own)
+        for key, pages, _ in needs:
+            by_node = self._known.setdefault(key, {})
+            by_node[name] = unite(by_node.get(name, NO_PAGES), pages)
+            is_home = (self._find_places(key, pages, self.copies) == place).any(axis=1)
+            own = Pages(pages.blocks[is_home], pages.masks[is_home])
+            own = await self._engine.call(self._engine.store.missing, key, own)
+            if len(own.blocks):
+                self._to_copy[key] = unite(self._to_copy.get(key, NO_PAGES), own)
+                self._has_work.set()
+
+    def find(self, key: FileKey, pages: Pages) -> list[tuple[str, Pages]]:
+        """Nodes that have told that they hold some of the pages, and which."""
+        found = [(name, intersect(pages, has)) for name, has in self._known.get(key, {}).items()]
+        return [(name, some) for name, some in found if len(some.blocks)]
+
+    def forget(self, name: str, key: FileKey, pages: Pages) -> None:
+        """A node does not hold pages of which it has told."""
+        by_node = self._known.get(key, {})
+        if name in by_node:
+            by_node[name] = subtract(by_node[name], pages)
+
+    async def copy(self) -> None:
+        """Get what this node is to hold, until cancelled."""
+        copiers = [asyncio.ensure_future(self._copy_some()) for _ in range(_NUM_COPIERS)]
+        try:
+            await asyncio.wait(copiers, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in copiers:
+                each.cancel()
+
+    async def _copy_some(self) -> None:
+        while True:
+            await self._has_work.wait()
+            key = next(iter(self._to_copy), None)
+            if key is None:
+                self._has_work.clear()
+                continue
+            pages = self._to_copy.pop(key)
+            portion, *rest = split_portions(pages)
+            if rest:
+                self._to_copy[key] = subtract(pages, portion)
+            self._num_copying += 1
+            try:
+                await self._engine.obtain(Want(key, portion, math.inf, Mode.COPY))
+            except AwayError:
+                # Whoever has them may come back; who has gone tells again when it comes
+                if self.find(key, portion):
+                    self._to_copy[key] = unite(self._to_copy.get(key, NO_PAGES), portion)
+                await asyncio.sleep(_RETRY_SECONDS)
+            except ResourceError:
+                pass  # it is held where it came from
+            except MegablendError as error:
+                LOG.warning("mirror: no copy is kept: %s", error)
+            finally:
+                self._num_copying -= 1
+
+    def divide_by_home(self, needs: Sequence[Need]) -> Mapping[str, list[Need]]:
+        """Needs divided by the home of their pieces; without those whose home is this node."""
+        found: dict[str, list[Need]] = {}
+        for key, pages, due in needs:
+            first = self._find_places(key, pages, 1)[:, 0]
+            for place in np.unique(first).tolist():
+                is_its = first == place
+                some = Need(key, Pages(pages.blocks[is_its], pages.masks[is_its]), due[is_its])
+                found.setdefault(self._names[place], []).append(some)
+        found.pop(self._own, None)
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """For people and metrics."""
+        return {"copies": self.copies, **self.count_debts()}

@@ -1,0 +1,210 @@
+"""Another node, as this one sees it: it answers, however slowly, or is away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+
+from megablend.errors import ConfigError, MegablendError
+from megablend.mirror.disk.pages import NO_PAGES, Pages
+from megablend.mirror.members.pace import Pace
+from megablend.mirror.node.engine import AwayError, Mode, Want
+from megablend.mirror.node.frames import (
+    PROTOCOL,
+    Need,
+    pack_json,
+    pack_needs,
+    unpack_error,
+    unpack_pages,
+)
+from megablend.mirror.peers.signing import PROTOCOL_HEADER, SESSION, SignatureError, Signer
+from megablend.system.limited_json import parse_json
+from megablend.system.log import LOG
+
+AWAY_STATUS = 503
+"""Of an answer: a node is waited for, as AwayError says."""
+ERROR_STATUS = 409
+"""Of an answer: an error by `pack_error`."""
+SESSION_STATUS = 401
+"""Of an answer: the request was signed for another session of the node."""
+_CONNECT_SECONDS = 10.0
+
+
+class Peer:
+    """Requests to another node. Those that are under way fail as soon as it is away.
+
+    Args:
+        name: `host:port`.
+        http: sends the requests.
+        signer: signs them.
+        pace: when it counts as away.
+        met: called when it answers for the first time, and after each start of it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        http: aiohttp.ClientSession,
+        signer: Signer,
+        pace: Pace,
+        met: Callable[[Peer], None] = lambda _: None,
+        *,
+        uses_tls: bool = False,
+    ) -> None:
+        self.name = name
+        self._http = http
+        self._url = f"{'https' if uses_tls else 'http'}://{name}"
+        self._signer = signer
+        self._pace = pace
+        self._met = met
+        self.session = ""
+        """Drawn by the node at each of its starts; what requests are signed for."""
+        self._met_session = ""
+        self.away_since: float | None = None
+        """Monotonic seconds; None: it answers."""
+        self.trouble = "it was not asked yet"
+        """Why it did not answer the last time that it did not."""
+        self._gone = asyncio.get_running_loop().create_future()
+        self._num_waiting = 0
+        self._heard_at = 0.0
+        self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self.away_since is not None and (
+            time.monotonic() - self.away_since > self._pace.gone
+        )
+
+    def close(self) -> None:
+        """Ask no more whether it is there."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    async def fetch(self, want: Want, *, only_held: bool) -> tuple[Pages, bytes]:
+        """Pages that it holds, or gets as their home; and their bytes one after another.
+
+        Returns: no pages if it has none, or their bytes were changed on the way.
+
+        Raises: AwayError; what it failed with.
+        """
+        names = ["held"] * only_held + ["fresh"] * (want.mode is Mode.FRESH)
+        path = f"/v1/pages?{'&'.join(f'{name}=1' for name in names)}".rstrip("?")
+        answer = await self.post(path, pack_needs([Need.of(want.key, want.pages, want.due)]))
+        try:
+            return unpack_pages(answer, want.key, want.pages)
+        except ValueError as error:
+            LOG.warning("mirror: %s: its answer is not used: %s", self.name, error)
+            return NO_PAGES, b""
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        """Its answer to a request. Raises: AwayError; what it failed with."""
+        if self.away_since is not None:
+            raise AwayError(f"{self.name} is away: {self.trouble}")
+        self._num_waiting += 1
+        if self._watcher is None:
+            self._watcher = asyncio.ensure_future(self._watch())
+        gone = self._gone
+        task = asyncio.ensure_future(self._request("POST", path, body))
+        try:
+            await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise AwayError(f"{self.name} is away: {self.trouble}")
+            return task.result()
+        except (aiohttp.ClientError, OSError) as error:
+            self._leave(error)
+            raise AwayError(f"{self.name} is away: {self.trouble}") from None
+        finally:
+            task.cancel()
+            self._num_waiting -= 1
+
+    async def ping(self) -> bool:
+        """Whether it answers; if not, it is away."""
+        try:
+            await asyncio.wait_for(self._request("GET", "/v1/ping", b""), self._pace.silent)
+        except asyncio.TimeoutError:
+            self._leave(f"it has not answered for {self._pace.silent:g} s")
+        except (aiohttp.ClientError, OSError) as error:
+            self._leave(error)
+        except MegablendError:
+            pass  # who refuses is there
+        else:
+            return True
+        return self.away_since is None
+
+    async def _watch(self) -> None:
+        """Ping while requests wait for an answer, or it is away."""
+        while self._num_waiting or self.away_since is not None:
+            await asyncio.sleep(self._pace.ping)
+            is_silent = time.monotonic() - self._heard_at >= self._pace.ping
+            if self.away_since is not None or (self._num_waiting and is_silent):
+                await self.ping()
+        self._watcher = None
+
+    def _leave(self, trouble: object) -> None:
+        """It is away."""
+        self.trouble = str(trouble) or type(trouble).__name__
+        if self.away_since is not None:
+            return
+        self.away_since = time.monotonic()
+        LOG.warning("mirror: node %s is away: %s", self.name, self.trouble)
+        self._gone.set_result(None)
+        self._gone = asyncio.get_running_loop().create_future()
+        if self._watcher is None:
+            self._watcher = asyncio.ensure_future(self._watch())
+
+    async def _request(self, method: str, path: str, body: bytes) -> bytes:
+        """Raises: aiohttp.ClientError, OSError; what it failed with."""
+        for _ in range(3):
+            headers = self._signer.sign(method, path, body, to=self.name, session=self.session)
+            async with self._http.request(
+                method, self._url + path, data=body, headers=headers, allow_redirects=False
+            ) as answer:
+                data = await answer.read()
+            protocol = answer.headers.get(PROTOCOL_HEADER)
+            if protocol != str(PROTOCOL):
+                raise ConfigError(
+                    f"{self.name}: answers with protocol {protocol}, this node speaks {PROTOCOL}\n"
+                    "Run the same version of megablend on all nodes, and nothing else on their port."
+                )
+            session = answer.headers.get(SESSION, "")
+            if answer.status == SESSION_STATUS and session != self.session:
+                self.session = session  # believed when an answer is signed for it
+                continue
+            try:
+                self._signer.check_answer(headers, answer.status, answer.headers, data)
+            except SignatureError as error:
+                raise ConfigError(
+                    f"{self.name}: cannot be believed: {error}\ngive all nodes the same `secret_file`"
+                ) from None
+            self._heard(session)
+            if answer.status == AWAY_STATUS:
+                raise AwayError(data.decode(errors="replace"))
+            if answer.status == ERROR_STATUS:
+                raise unpack_error(data)
+            if answer.status != 200:
+                raise ConfigError(
+                    f"{self.name}: refuses a request: {answer.status} {data[:200].decode(errors='replace')}\n"
+                    "Look at the log of its node process."
+                )
+            return data
+        raise ConfigError(f"{self.name}: starts again and again\nLook at its log.")
+
+    def _heard(self, session: str) -> None:
+        self._heard_at = time.monotonic()
+        if self.away_since is not None:
+            away = time.monotonic() - self.away_since
+            self.away_since = None
+            LOG.warning("mirror: node %s is back after %.0f s", self.name, away)
+        if session != self._met_session:
+            self._met_session = session
+            self.session = session
+            self._met(self)
+
+    async def call(self, path: str, value: Any) -> Any:
+        """The JSON that answers JSON. Raises: as `post`."""
+        return parse_json(await self.post(path, pack_json(value)) or b"null")

@@ -1,0 +1,114 @@
+"""From where pages come to this node: those who told that they hold them, their home, the source.
+
+Each piece has an order of all nodes. A node asks those before it in the order, the home first: it
+gets the pages and keeps them. The first of them that answers is the only one that asks the source.
+Since a node asks only nodes before it, nobody waits in a circle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from megablend.errors import (
+    ChangedFileError,
+    ConfigError,
+    DataError,
+    MissingFileError,
+    ResourceError,
+)
+from megablend.mirror.disk.pages import PIECE_BLOCKS, Pages, subtract
+from megablend.mirror.node.engine import AwayError, Keep, Mode, Origins, PageReader, Want, is_soon
+from megablend.mirror.peers.holders import Holders
+from megablend.mirror.peers.peer import Peer
+from megablend.system.log import LOG
+
+_MORE = 8
+"""Nodes after those that keep a piece which are asked for it, if all before them are away."""
+
+
+class Routes:
+    """Reads pages from other nodes, or from the source.
+
+    Args:
+        source: reads the source.
+        holders: knows what others hold.
+        peers: by name.
+        own: this node's name.
+    """
+
+    def __init__(
+        self, source: PageReader, holders: Holders, peers: Mapping[str, Peer], own: str
+    ) -> None:
+        self._source = source
+        self._holders = holders
+        self._peers = peers
+        self._own = own
+
+    async def read(self, want: Want, keep: Keep) -> None:
+        """See PageReader.read."""
+        key = want.key
+        missing = want.pages
+
+        async def take(name: str, *, only_held: bool) -> None:
+            nonlocal missing
+            asked = want._replace(pages=missing)
+            pages, data = await self._peers[name].fetch(asked, only_held=only_held)
+            if only_held:
+                self._holders.forget(name, key, subtract(missing, pages))
+            if len(pages.blocks):
+                missing = subtract(missing, pages)
+                await keep(pages, memoryview(data), Origins(peers=len(data)))
+                self._holders.note(key, pages, name)
+
+        if want.mode is not Mode.FRESH:
+            for name, _ in self._holders.find(key, missing):
+                try:
+                    await take(name, only_held=True)
+                except AwayError:
+                    continue
+                if not len(missing.blocks):
+                    return
+        if want.mode is Mode.COPY:
+            raise AwayError("nobody who told of these pages has them now")
+        for name in self._list_before(want):
+            try:
+                await take(name, only_held=False)
+            except AwayError:
+                if not is_soon(want.due) and not self._peers[name].is_gone:
+                    raise
+                continue
+            except (MissingFileError, ChangedFileError):
+                raise
+            except ResourceError:
+                if not is_soon(want.due):
+                    raise
+                break
+            except (ConfigError, DataError) as error:
+                # Perhaps this node may do what its home cannot
+                LOG.info("mirror: node %s cannot get %s: %s", name, key.location, error)
+                break
+            if not len(missing.blocks):
+                return
+
+        async def keep_and_note(pages: Pages, data: memoryview, origins: Origins) -> None:
+            await keep(pages, data, origins)
+            self._holders.note(key, pages, None)
+
+        await self._source.read(want._replace(pages=missing), keep_and_note)
+
+    def _list_before(self, want: Want) -> list[str]:
+        """The nodes that are asked for pages, this one's place is after them."""
+        piece = int(want.pages.blocks[0]) // PIECE_BLOCKS
+        order = self._holders.order(want.key, piece, self._holders.copies + _MORE)
+        return order[: order.index(self._own)] if self._own in order else order
+
+
+async def ask_all(peers: Mapping[str, Peer], path: str, bodies: Mapping[str, bytes]) -> None:
+    """Post to several nodes; who is away is left out."""
+    found = await asyncio.gather(
+        *(peers[name].post(path, body) for name, body in bodies.items()), return_exceptions=True
+    )
+    for each in found:
+        if isinstance(each, BaseException) and not isinstance(each, AwayError):
+            LOG.warning("mirror: %s: %s", path, each)

@@ -1,0 +1,143 @@
+"""What other nodes ask of this one, over HTTP.
+
+    POST /v1/pages[?held=1][&fresh=1]   needs -> pages: those that are held, or got for whoever asks; only those that are
+                                        held; got again, since they were wrong
+    POST /v1/tell[?whole=...]           needs: what a node holds; JSON of `Greeting` in the query of the first one
+    POST /v1/due                        needs: what a node will ask for, instead of what it said before
+    POST /v1/join                       JSON: a node of a torchrun job -> the list of all
+    GET  /v1/ping                       nothing
+    GET  /metrics                       numbers, for Prometheus; to whoever asks
+
+Bodies are those of `frames`. Every request but the last is signed, or comes by TLS with a certificate.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from megablend.errors import ConfigError, MegablendError
+from megablend.mirror.node.engine import AwayError
+from megablend.mirror.node.frames import MAX_PAYLOAD, PROTOCOL, pack_error
+from megablend.mirror.peers.peer import AWAY_STATUS, ERROR_STATUS, SESSION_STATUS
+from megablend.mirror.peers.signing import (
+    ANSWER,
+    NODE,
+    PROTOCOL_HEADER,
+    SESSION,
+    SessionError,
+    SignatureError,
+    Verifier,
+)
+from megablend.system.log import LOG
+
+_WARN_SECONDS = 60.0
+Handle = Callable[[str, Mapping[str, str], bytes], Awaitable[bytes]]
+"""Answers a request of a node, with its query and its body."""
+
+
+class PeerServer:
+    """Listens to other nodes.
+
+    Args:
+        handlers: by method and path.
+        verifier: knows who may ask.
+        get_numbers: for /metrics, perhaps nested.
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[tuple[str, str], Handle],
+        verifier: Verifier,
+        get_numbers: Callable[[], Awaitable[Mapping[str, Any]]],
+    ) -> None:
+        self._handlers = handlers
+        self._verifier = verifier
+        self._get_numbers = get_numbers
+        self._runner: web.AppRunner | None = None
+        self._warned_at: dict[str, float] = {}
+
+    async def start(self, host: str | None, port: int, tls: ssl.SSLContext | None) -> None:
+        """Listen. Raises: ConfigError if the port is in use."""
+        app = web.Application(client_max_size=MAX_PAYLOAD)
+        for method, path in self._handlers:
+            app.router.add_route(method, path, self._answer)
+        app.router.add_get("/metrics", self._answer_metrics)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port, ssl_context=tls, backlog=1024).start()
+        except OSError as error:
+            await self.stop()
+            raise ConfigError(
+                f"port {port}{f' of {host}' if host else ''}: cannot be listened at: {error.strerror}\n"
+                "set `port` of `mirror` to one that nothing else uses, in `nodes` too"
+            ) from None
+
+    async def stop(self) -> None:
+        """Do not listen any more."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        try:
+            self._verifier.check(request.method, request.raw_path, request.headers)
+            body = await request.read()
+            self._verifier.check_body(request.headers, body)
+        except SessionError:
+            return self._reply(request, SESSION_STATUS, b"")
+        except SignatureError as error:
+            self._warn(str(request.remote), f"a request of {request.remote} is refused: {error}")
+            return self._reply(request, 403, str(error).encode())
+        except web.HTTPRequestEntityTooLarge:
+            return self._reply(request, 413, b"too large")
+        handle = self._handlers[request.method, request.path]
+        try:
+            data = await handle(request.headers.get(NODE, ""), request.query, body)
+            status = 200
+        except AwayError as error:
+            status = AWAY_STATUS
+            data = str(error).encode()
+        except MegablendError as error:
+            status = ERROR_STATUS
+            data = pack_error(error)
+        except ValueError as error:
+            self._warn(str(request.remote), f"{request.remote}: not understood: {error}")
+            status = 400
+            data = str(error).encode()
+        return self._reply(request, status, data)
+
+    def _reply(self, request: web.Request, status: int, data: bytes) -> web.Response:
+        headers = {PROTOCOL_HEADER: str(PROTOCOL), SESSION: self._verifier.session}
+        headers[ANSWER] = self._verifier.sign_answer(request.headers, status, data)
+        return web.Response(status=status, body=data, headers=headers)
+
+    def _warn(self, who: str, text: str) -> None:
+        now = time.monotonic()
+        if now - self._warned_at.get(who, -_WARN_SECONDS) >= _WARN_SECONDS:
+            if len(self._warned_at) > 1000:
+                self._warned_at.clear()
+            self._warned_at[who] = now
+            LOG.warning("mirror: %s", text)
+
+    async def _answer_metrics(self, _: web.Request) -> web.Response:
+        lines = [
+            f"megablend_node_{name} {json.dumps(value)}\n"
+            for name, value in _flatten(await self._get_numbers())
+        ]
+        return web.Response(text="".join(lines))
+
+
+def _flatten(numbers: Mapping[str, Any], before: str = "") -> list[tuple[str, float]]:
+    found = list[tuple[str, float]]()
+    for name, value in numbers.items():
+        if isinstance(value, Mapping):
+            found += _flatten(value, f"{before}{name}_")
+        elif isinstance(value, int | float):
+            found.append((before + name, value))
+    return found

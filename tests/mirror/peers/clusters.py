@@ -1,0 +1,176 @@
+"""Clusters of real nodes in one process, over loopback, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megablend.mirror.disk.folder import FileKey, MirrorFolder
+from megablend.mirror.disk.pages import Pages, pages_of_file, ranges_of_pages
+from megablend.mirror.members.launchers import Members
+from megablend.mirror.members.pace import Pace
+from megablend.mirror.node.engine import Want
+from megablend.mirror.node.process import Node
+from megablend.mirror.peers.cluster import Cluster
+from megablend.storage.mirror_options import parse_mirror
+from megablend.storage.object_options import ObjectOptions
+from tests.storage.faulty import FaultySource
+
+QUICK = Pace(ping=0.2, silent=1.0, gone=6.0, complete=20.0)
+
+
+def find_ports(count: int) -> list[int]:
+    """Free ports of loopback."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class NodesOf:
+    """Nodes that read one source.
+
+    Args:
+        folder: of their mirrors.
+        source: what they read.
+        count: how many there are, at most.
+        settings: of each mirror.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        source: FaultySource,
+        count: int,
+        pace: Pace = QUICK,
+        **settings: Any,
+    ) -> None:
+        self.folder = folder
+        self.source = source
+        self.pace = pace
+        self.names = [f"127.0.0.1:{port}" for port in find_ports(count)]
+        self.settings = settings
+        self.nodes: dict[int, Node] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._locks = contextlib.ExitStack()
+        self._locks_of: dict[int, contextlib.ExitStack] = {}
+
+    async def __aenter__(self) -> NodesOf:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for i in list(self._tasks):
+            await self.stop(i)
+
+    async def start(self, *which: int, members: list[int] | None = None) -> None:
+        """Start nodes, of a cluster of these members (all)."""
+        listed = sorted(self.names[i] for i in members or range(len(self.names)))
+        for i in which:
+            path = self.folder / f"node{i}"
+            name = self.names[i]
+            options = parse_mirror(
+                {
+                    "folder": str(path),
+                    "prefixes": [f"{self.source.url}/"],
+                    "reserve": 0,
+                    "nodes": listed,
+                    "port": int(name.rpartition(":")[2]),
+                    **self.settings,
+                }
+            )
+            folder = MirrorFolder.create(str(path), group=None)
+            lock = contextlib.ExitStack()
+            lock.enter_context(folder.lock())
+            self._locks_of[i] = lock
+            node = Node(
+                options,
+                ObjectOptions(),
+                folder,
+                Members(tuple(listed), name),
+                is_service=True,
+                pace=self.pace,
+            )
+            self.nodes[i] = node
+            ready = asyncio.Event()
+            self._tasks[i] = asyncio.ensure_future(node.run(ready.set))
+            waiting = asyncio.ensure_future(ready.wait())
+            await asyncio.wait([waiting, self._tasks[i]], return_when=asyncio.FIRST_COMPLETED)
+            if self._tasks[i].done():
+                waiting.cancel()
+                await self._tasks.pop(i)
+
+    async def stop(self, i: int, *, empties: bool = False) -> None:
+        """End a node, as far as others see: at once."""
+        task = self._tasks.pop(i)
+        task.cancel()
+        await asyncio.wait([task])
+        self.nodes.pop(i)
+        self._locks_of.pop(i).close()
+        if empties:
+            shutil.rmtree(self.folder / f"node{i}")
+
+    def cluster(self, i: int) -> Cluster:
+        cluster = self.nodes[i].cluster
+        assert cluster is not None
+        return cluster
+
+    async def key(self, name: str) -> FileKey:
+        """Of a file of the source."""
+        location = f"{self.source.url}/{name}"
+        state = await next(iter(self.nodes.values())).source.stat(location)
+        return FileKey(location, state.etag, state.size)
+
+    async def read(self, i: int, name: str, pages: Pages | None = None, due: float = 0.0) -> None:
+        """Read pages of a file by a node, and compare them."""
+        key = await self.key(name)
+        engine = self.nodes[i].engine
+        pages = pages_of_file(key.size) if pages is None else pages
+        await engine.obtain(Want(key, pages, due or time.monotonic()))
+        held, data = await engine.read_held(Want(key, pages))
+        assert np.array_equal(held.blocks, pages.blocks)
+        assert np.array_equal(held.masks, pages.masks)
+        offsets, sizes = ranges_of_pages(pages, key.size)
+        true = self.source.files[name]
+        assert data == b"".join(
+            true[offset : offset + size]
+            for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True)
+        )
+
+    async def read_all(self, *which: int, names: list[str] | None = None) -> None:
+        """All of these nodes read all files at the same time."""
+        await asyncio.gather(
+            *(
+                self.read(i, name)
+                for i in which or self.nodes
+                for name in names or self.source.files
+            )
+        )
+
+    async def settle(self) -> None:
+        """Wait until all copies are paid."""
+        await until(lambda: all(_is_settled(self.cluster(i).as_json()) for i in self.nodes))
+        await until(lambda: all(_is_settled(self.cluster(i).as_json()) for i in self.nodes))
+
+
+def _is_settled(state: Mapping[str, Any]) -> bool:
+    return bool(
+        state["formed"]
+        and not (state["bytes_to_copy"] or state["copying"] or state["untold_nodes"])
+    )
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 30.0) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it does not come about"
+        await asyncio.sleep(0.02)

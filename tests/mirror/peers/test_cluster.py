@@ -1,0 +1,105 @@
+"""Nodes that read through one another: each byte leaves the source once, whatever ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.mirror.peers.clusters import NodesOf
+from tests.storage.faulty import FaultySource
+
+pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(120)]
+
+
+def make_files(count: int = 4, most: int = 20 << 20, seed: int = 0) -> dict[str, bytes]:
+    rng = random.Random(seed)
+    sizes = [rng.randrange(1, most) for _ in range(count)]
+    return {f"d/{i}": rng.randbytes(size) for i, size in enumerate([*sizes, 30_000, 70_000])}
+
+
+def is_read_once(source: FaultySource, num_nodes: int) -> bool:
+    """Whether each byte of the files has left the source once. To know a file's version a node may
+    ask for a byte of it, for each view."""
+    size = sum(map(len, source.files.values()))
+    return size <= source.bytes <= size + 4 * num_nodes * len(source.files)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_all_nodes_read_all_and_each_byte_leaves_the_source_once(
+    count: int, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, count) as nodes:
+            await nodes.start(*range(count))
+            await nodes.read_all()
+            assert is_read_once(source, 8)
+            await nodes.read_all()
+            assert is_read_once(source, 8)
+
+    with FaultySource(make_files()) as source:
+        asyncio.run(run())
+
+
+def test_nothing_is_fetched_before_all_have_come(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 3) as nodes:
+            await nodes.start(0, 1)
+            reading = asyncio.ensure_future(nodes.read_all(0, 1))
+            await asyncio.sleep(1.5)
+            assert source.bytes < 50  # versions were asked for
+            await nodes.start(2)
+            await reading
+            await nodes.read_all(2)
+            assert is_read_once(source, 8)
+
+    with FaultySource(make_files(2)) as source:
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize("dead", range(4))
+def test_a_node_that_ends_costs_nothing_when_its_copies_are_paid(dead: int, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 4, copies=2) as nodes:
+            await nodes.start(0, 1, 2, 3)
+            names = sorted(source.files)
+            await asyncio.gather(*(nodes.read(i % 4, name) for i, name in enumerate(names)))
+            await nodes.settle()
+            assert is_read_once(source, 8)
+            await nodes.stop(dead, empties=True)
+            await nodes.read_all()
+            assert is_read_once(source, 8)
+            # An empty machine in its place
+            await nodes.start(dead)
+            await nodes.read_all(dead)
+            await nodes.settle()
+            assert is_read_once(source, 8)
+
+    with FaultySource(make_files(6)) as source:
+        asyncio.run(run())
+
+
+def test_other_lists_of_nodes_keep_what_is_held(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 8, copies=3) as nodes:
+            everyone = list(range(8))
+            await nodes.start(*everyone)
+            names = sorted(source.files)
+            await asyncio.gather(*(nodes.read(i % 8, name) for i, name in enumerate(names)))
+            await nodes.settle()
+            for i in everyone:
+                await nodes.stop(i, empties=i in (2, 5))
+            fewer = [0, 1, 3, 4, 6, 7]
+            await nodes.start(*fewer, members=fewer)
+            await nodes.read_all(0, 4)
+            await nodes.settle()
+            for i in fewer:
+                await nodes.stop(i)
+            await nodes.start(*everyone)
+            await nodes.read_all(2, 5, 7)
+            assert is_read_once(source, 8)
+
+    with FaultySource(make_files(6, 9 << 20)) as source:
+        asyncio.run(run())
