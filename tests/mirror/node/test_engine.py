@@ -186,7 +186,7 @@ def test_what_is_due_is_fetched_in_its_order_and_waits_for_room(folder: MirrorFo
         now = time.monotonic() + 100
         # Portions 4, 3, 2, ... are due one after another
         needs.set("client", [make_need(KEY, [(i, 2**64 - 1, now - 5 * i) for i in range(20)])])
-        while len(reader.wants) < 2:
+        while len(reader.wants) < 8:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.2)
         assert [each.pages.blocks.tolist() for each in reader.wants][:1] == [[19]]
