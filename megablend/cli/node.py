@@ -37,7 +37,7 @@ def run_command(config: str, as_json: bool) -> None:
 
     It reads the sources with its own credentials, whoever asks, and does not end with the last job.
     """
-    from megablend.mirror.node.process import run_node
+    from megablend.mirror.process import run_node
 
     options, objects = _read_options(config)
     logging.getLogger("megablend").setLevel(logging.INFO)

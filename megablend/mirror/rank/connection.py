@@ -36,7 +36,7 @@ from megablend.mirror.node.frames import (
     unpack_error,
     unpack_state,
 )
-from megablend.mirror.node.process import find_credentials
+from megablend.mirror.process import find_credentials
 from megablend.storage.base import FileStat
 from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.object_options import ObjectOptions
@@ -268,7 +268,7 @@ class Connection:
                 name: value for name, value in os.environ.items() if name not in JOB_SIZES
             }
             started = subprocess.run(
-                [sys.executable, "-m", "megablend.mirror.node.process"],
+                [sys.executable, "-m", "megablend.mirror.process"],
                 input=json.dumps(settings).encode(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

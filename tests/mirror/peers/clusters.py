@@ -18,8 +18,8 @@ from megablend.mirror.disk.pages import Pages, pages_of_file, ranges_of_pages
 from megablend.mirror.members.launchers import Members
 from megablend.mirror.members.pace import Pace
 from megablend.mirror.node.engine import Want
-from megablend.mirror.node.process import Node
 from megablend.mirror.peers.cluster import Cluster
+from megablend.mirror.process import Node
 from megablend.storage.mirror_options import parse_mirror
 from megablend.storage.object_options import ObjectOptions
 from tests.storage.faulty import FaultySource

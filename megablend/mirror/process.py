@@ -252,7 +252,7 @@ def run_node(
 
 
 def main() -> None:
-    """`python -m megablend.mirror.node.process`, started by a rank: settings as JSON on stdin.
+    """`python -m megablend.mirror.process`, started by a rank: settings as JSON on stdin.
     The process that was started ends as soon as the one that goes on answers, or with a message why
     it does not."""
     settings = json.load(sys.stdin)
