@@ -76,7 +76,6 @@ class _Flight:
 
     def __init__(self, want: Want) -> None:
         self.want = want
-        self.num_bytes = count_bytes(want.pages, want.key.size)
         self.source = 0
         self.peers = 0
         self.task: asyncio.Task[None]
@@ -95,6 +94,8 @@ class Engine:
         self._reader = reader
         self._disk = ThreadPoolExecutor(1, "megablend-disk")
         self._flights: dict[str, list[_Flight]] = {}
+        self._reserved: dict[_Flight, int] = {}
+        """Bytes that are on their way; used by the store's thread."""
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function of the store in its thread."""
@@ -147,21 +148,13 @@ class Engine:
 
     async def _fetch(self, flight: _Flight) -> None:
         want = flight.want
-        # What is due as early, and on its way, has its room already
-        before = sum(
-            each.num_bytes
-            for flights in self._flights.values()
-            for each in flights
-            if each is not flight and each.want.due <= want.due
-        )
-        due = _due_of(want)
-        if not await self.call(self.store.make_room, want.key, want.pages, due, before):
+        if not await self.call(self._reserve, flight):
             raise self._no_room()
 
         async def keep(part: Pages, data: memoryview, origins: Origins) -> None:
             flight.source += origins.source
             flight.peers += origins.peers
-            if not await self.call(self.store.write, want.key, part, data, due):
+            if not await self.call(self._write, flight, part, data):
                 raise self._no_room()
 
         try:
@@ -171,6 +164,22 @@ class Engine:
             if (known := await self.call(self.store.get_state, want.key.location)) is not None:
                 await self.call(self.store.put_state, want.key.location, known[0], known[1], 0.0)
             raise
+        finally:
+            self._disk.submit(self._reserved.pop, flight, 0)
+
+    def _reserve(self, flight: _Flight) -> bool:
+        """Whether there is room for pages beside those that are on their way and due as early."""
+        want = flight.want
+        due = _due_of(want)
+        before = sum(size for other, size in self._reserved.items() if other.want.due <= want.due)
+        if not self.store.make_room(want.key, want.pages, due, before):
+            return False
+        self._reserved[flight] = count_bytes(want.pages, want.key.size)
+        return True
+
+    def _write(self, flight: _Flight, part: Pages, data: memoryview) -> bool:
+        self._reserved[flight] -= len(data)
+        return self.store.write(flight.want.key, part, data, _due_of(flight.want))
 
     def _no_room(self) -> ResourceError:
         return ResourceError(

@@ -41,6 +41,8 @@ class Needs:
         self._more = asyncio.Event()
         self._parts: Iterator[Want] = iter(())
         self._later: list[Want] = []
+        self._refused = set[float]()
+        """Due times of parts for which there was no room."""
         self._turn = 0
 
     def set(self, client: str, needs: Sequence[Need]) -> None:
@@ -70,6 +72,7 @@ class Needs:
                 self._turn += 1
                 self._parts = parts
                 self._later = []
+                self._refused = set()
                 self._more.set()
                 if self._tell is not None:
                     await self._tell(own)
@@ -105,10 +108,14 @@ class Needs:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _try(self, part: Want) -> bool:
-        """Whether there was room: if not, there is none for what is due later, either."""
+        """Whether there was room: if not, what is due later waits, too."""
+        if any(due < part.due for due in self._refused):
+            return False
+        self._refused.discard(part.due)
         try:
             await self._engine.obtain(part)
         except ResourceError:
+            self._refused.add(part.due)
             return False
         return True
 
