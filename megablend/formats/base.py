@@ -9,13 +9,14 @@ document spans several blocks, each block has a *piece* of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.config.read_spec import OptionValue, ReadSpec
 from megablend.errors import CHANGED_REMEDY, ChangedFileError
 from megablend.storage.base import Storage
@@ -70,6 +71,7 @@ PLACED_BLOCK_DTYPE = np.dtype(
 blocks."""
 
 Array = npt.NDArray[Any]
+Stops = Callable[[], Int64s]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +267,18 @@ class Format(Protocol):
         Raises MissingFileError, ChangedFileError."""
         ...
 
+    def list_ranges(self, path: str, blocks: Array, stops: Stops) -> Sequence[FileRanges]:
+        """What readers of blocks will ask for, as far as the index alone tells: for storages that
+        fetch ahead, which open no file for that. Without dictionaries.
+
+        Args:
+            blocks: PLACED_BLOCK_DTYPE [n], of one file.
+            stops: finds where the block after each begins, or the file ends: int64 [n].
+
+        Returns: ranges with `owners`, their places in `blocks`.
+        """
+        ...
+
     def describe_unused_bytes(self, path: str, blocks: Array, size: int) -> str | None:
         """A warning about bytes of an indexed file that no block contains;
         None if that is expected.
@@ -308,6 +322,12 @@ class BaseFormat:
     def describe_contradiction(self, path: str, read: ReadSpec, *, storage: Storage) -> str | None:
         """No contradiction."""
         return None
+
+    def list_ranges(self, path: str, blocks: Array, stops: Stops) -> Sequence[FileRanges]:
+        """The stored bytes of the blocks."""
+        sizes = blocks["stored_bytes"].astype(np.int64)
+        offsets = np.ascontiguousarray(blocks["offset"])
+        return [FileRanges(self.files(path)[0], offsets, sizes, np.arange(len(blocks)))]
 
     def describe_unused_bytes(self, path: str, blocks: Array, size: int) -> str | None:
         """No warning."""

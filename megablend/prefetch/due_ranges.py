@@ -12,11 +12,14 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from megablend.arrays import Float64s, Int64s
 from megablend.errors import MegablendError
+from megablend.formats.parquet.decoding.values import is_by_dictionary
+from megablend.index.read.snapshot import Snapshot
 from megablend.prefetch.read_schedule import StepSequence, locate_steps
 from megablend.run.run import Run
 from megablend.storage.hints import DueRanges, HintedStorage, takes_hints
@@ -31,6 +34,7 @@ MAX_BLOCKS = 1 << 20
 """Told at a time: the first ones."""
 _FIRST_STEPS = 64
 _REPEAT_SECONDS = 60.0
+_TURN_SECONDS = 1.0
 _PACE_CHANGE = 1.5
 _numbers = itertools.count()
 
@@ -70,37 +74,43 @@ def find_due(run: Run, samples: Int64s, step_offsets: Int64s) -> tuple[Int64s, I
 
 
 def list_ranges(run: Run, blocks: Int64s, due: Float64s) -> list[DueRanges]:
-    """The stored ranges of blocks, by file, and of the dictionaries that they need.
+    """What reading blocks asks for, by file, and the dictionaries that they need.
 
     Args:
         blocks: int64 [n], numbers in the index, ascending.
         due: float64 [n], seconds from now.
     """
-    snapshot = run.store.snapshot
+    store = run.store
+    snapshot = store.snapshot
     rows = snapshot.blocks(blocks)
-    files = snapshot.file_of(blocks)
-    _, dictionaries = snapshot.chunks_of(blocks, "dictionary_bytes")
-    _, places = snapshot.chunks_of(blocks, "dictionary_offset")
     found = list[DueRanges]()
-    edges = np.flatnonzero(np.diff(files)) + 1
-    for some in np.split(np.arange(len(blocks)), edges):
-        if not len(some):
-            continue
-        file = int(files[some[0]])
-        path = snapshot.path(file, run.store.roots)
-        data_file = snapshot.column_of(file).kind.files(path)[0]
-        has = some[(places[some] >= 0) & (dictionaries[some] > 0)]
-        _, firsts = np.unique(places[has], return_index=True)
-        first = has[firsts]
-        found.append(
-            DueRanges(
-                data_file,
-                np.concatenate([places[first], rows["offset"][some]]).astype(np.int64),
-                np.concatenate([dictionaries[first], rows["stored_bytes"][some]]).astype(np.int64),
-                np.concatenate([due[first], due[some]]),
-            )
-        )
+    for file, here in store.cut_by_file(blocks):
+        kind = snapshot.column_of(file).kind
+        stops = partial(_find_stops, snapshot, blocks[here])
+        for each in kind.list_ranges(snapshot.path(file, store.roots), rows[here], stops):
+            assert each.owners is not None
+            found.append(DueRanges(each.path, each.offsets, each.sizes, due[here][each.owners]))
+    by_dictionary = np.flatnonzero(is_by_dictionary(rows["encoding"]))
+    chunks, sizes = snapshot.chunks_of(blocks[by_dictionary], "dictionary_bytes")
+    _, offsets = snapshot.chunks_of(blocks[by_dictionary], "dictionary_offset")
+    # A dictionary is read with the block that is due first
+    order = np.lexsort((due[by_dictionary], chunks))
+    order = order[(np.diff(chunks[order], prepend=-1) > 0) & (sizes[order] > 0)]
+    first = by_dictionary[order]
+    for file, here in store.cut_by_file(blocks[first]):
+        path = snapshot.path(file, store.roots)
+        some = order[here]
+        found.append(DueRanges(path, offsets[some], sizes[some].astype(np.int64), due[first[here]]))
     return found
+
+
+def _find_stops(snapshot: Snapshot, blocks: Int64s) -> Int64s:
+    """Where the next block of each begins in its file, or the file ends: int64 [n]."""
+    files = snapshot.file_of(blocks)
+    stops = snapshot.files.sizes[files]
+    inside = np.flatnonzero(blocks + 1 < snapshot.files.first_block[files + 1])
+    stops[inside] = snapshot.blocks(blocks[inside] + 1)["offset"]
+    return stops
 
 
 class DueReporter:
@@ -163,28 +173,37 @@ def _report(
     taken: Sequence[int],
     end: threading.Event,
 ) -> None:
-    """Report at first the first steps, then all; again each minute, and if the pace has changed."""
+    """Report at first the first steps, then all; again each minute, also after a failure, and if the
+    pace has changed."""
     started = time.monotonic()
     horizon = min(
         count_horizon(run, future.first), MAX_SAMPLES * future.stride // future.micro_batch_size
     )
     num_steps = max(1, horizon // future.stride)
     told_pace = FIRST_SECONDS
-    try:
-        storage.set_due(reader, plan_due(run, future, 0, told_pace, _FIRST_STEPS))
-        told_at = -_REPEAT_SECONDS
-        while True:
-            num_taken = taken[0]
-            waited = time.monotonic() - started
-            pace = waited / num_taken if num_taken >= _FIRST_STEPS // 4 else told_pace
-            is_other = not 1 / _PACE_CHANGE < pace / told_pace < _PACE_CHANGE
-            if time.monotonic() - told_at >= _REPEAT_SECONDS or is_other:
-                storage.set_due(reader, plan_due(run, future, num_taken, pace, num_steps))
-                told_at = time.monotonic()
-                told_pace = pace
-            if end.wait(1.0):
-                break
-        storage.set_due(reader, [])
-    except MegablendError as error:
-        # Reading says so, too, where it matters
-        LOG.warning("what will be read is not told to the mirror: %s", error)
+    has_failed = False
+
+    def tell(step: int, pace: float, num_steps: int) -> None:
+        nonlocal has_failed
+        try:
+            storage.set_due(reader, plan_due(run, future, step, pace, num_steps))
+        except MegablendError as error:
+            # Reading says so, too, where it matters
+            if not has_failed:
+                LOG.warning("what will be read is not told to the mirror: %s", error)
+            has_failed = True
+
+    tell(0, told_pace, _FIRST_STEPS)
+    told_at = -_REPEAT_SECONDS
+    while True:
+        num_taken = taken[0]
+        waited = time.monotonic() - started
+        pace = waited / num_taken if num_taken >= _FIRST_STEPS // 4 else told_pace
+        is_other = not 1 / _PACE_CHANGE < pace / told_pace < _PACE_CHANGE
+        if time.monotonic() - told_at >= _REPEAT_SECONDS or is_other:
+            tell(num_taken, pace, num_steps)
+            told_at = time.monotonic()
+            told_pace = pace
+        if end.wait(_TURN_SECONDS):
+            break
+    tell(0, told_pace, 0)

@@ -18,7 +18,7 @@ from megablend.formats.arrow.buffers import Buffers
 from megablend.formats.arrow.column import Column
 from megablend.formats.arrow.documents import decode, find_documents
 from megablend.formats.arrow.message import Batch, BatchError, needed_ranges, parse_batch
-from megablend.formats.base import Array, DecodedBlock
+from megablend.formats.base import Array, DecodedBlock, Stops
 from megablend.storage.base import Bytes
 from megablend.storage.ranges import FetchedRanges, FileRanges
 
@@ -50,7 +50,7 @@ class ArrowReader:
         """Whole batches and messages; then the column's buffers of the latter.
         See BlockReader.byte_ranges."""
         places = self._places(blocks)
-        is_whole = _are_whole(blocks, places, tokens=tokens)
+        is_whole = _are_whole(blocks, _sizes_of(places)) & tokens
         if len(fetched) == 0 and len(blocks):
             sizes = places["metadata_bytes"] + np.where(is_whole, places["body_bytes"], 0)
             return [
@@ -106,7 +106,7 @@ class ArrowReader:
     ) -> list[tuple[np.void, np.void, Batch, Buffers]]:
         """For each block: its row, its location, its message and its buffers."""
         places = self._places(blocks)
-        is_whole = _are_whole(blocks, places, tokens=tokens)
+        is_whole = _are_whole(blocks, _sizes_of(places)) & tokens
         parts = _parts_by_block(fetched[1:])
         found = []
         for i, (block, place) in enumerate(zip(blocks, places, strict=True)):
@@ -174,10 +174,23 @@ class _Stored:
         return self.parts[offset][:size] if size else _EMPTY
 
 
-def _are_whole(blocks: Array, places: Array, *, tokens: bool) -> npt.NDArray[np.bool_]:
-    """Which batches are fetched whole: bool [n]; none if their tokens are not needed."""
+def list_batch_ranges(path: str, blocks: Array, stops: Stops) -> list[FileRanges]:
+    """See Format.list_ranges: whole batches; of others only where their messages begin, which say
+    where the column is."""
+    sizes = stops() - blocks["offset"]
+    sizes = np.where(_are_whole(blocks, sizes), sizes, 1)
+    return [FileRanges(path, np.ascontiguousarray(blocks["offset"]), sizes, np.arange(len(blocks)))]
+
+
+def _sizes_of(places: Array) -> Int64s:
+    """Bytes of batches: int64 [n]."""
     sizes: Int64s = places["metadata_bytes"] + places["body_bytes"]
-    found: npt.NDArray[np.bool_] = (sizes - blocks["stored_bytes"] <= sizes // _WASTE) & tokens
+    return sizes
+
+
+def _are_whole(blocks: Array, sizes: Int64s) -> npt.NDArray[np.bool_]:
+    """Which batches of `sizes` int64 [n] are fetched whole if their tokens are needed: bool [n]."""
+    found: npt.NDArray[np.bool_] = sizes - blocks["stored_bytes"] <= sizes // _WASTE
     return found
 
 

@@ -17,7 +17,7 @@ from megablend.errors import (
     CorruptFileError,
     UnsupportedFileError,
 )
-from megablend.formats.arrow.batch_reader import ArrowReader
+from megablend.formats.arrow.batch_reader import ArrowReader, list_batch_ranges
 from megablend.formats.arrow.column import Column, find_column
 from megablend.formats.arrow.count_batches import count_batches
 from megablend.formats.arrow.footer import (
@@ -28,14 +28,17 @@ from megablend.formats.arrow.footer import (
     read_schema,
 )
 from megablend.formats.base import (
+    Array,
     BlockReader,
     FileIndex,
     OpenedFile,
+    Stops,
     check_size,
 )
 from megablend.formats.blocks import single_chunk
 from megablend.formats.flat import ColumnFormat, read_divided
 from megablend.storage.base import Storage
+from megablend.storage.ranges import FileRanges
 
 
 class ArrowFormat(ColumnFormat):
@@ -71,6 +74,10 @@ class ArrowFormat(ColumnFormat):
             column=name,
         )
         return self.divide(path, read, index, storage)
+
+    def list_ranges(self, path: str, blocks: Array, stops: Stops) -> list[FileRanges]:
+        """See Format.list_ranges."""
+        return list_batch_ranges(path, blocks, stops)
 
     def open(
         self, path: str, column: str | None, file: OpenedFile, *, storage: Storage

@@ -12,7 +12,7 @@ import numpy as np
 
 from megablend.config.read_spec import ReadSpec
 from megablend.errors import CHANGED_REMEDY, ChangedFileError
-from megablend.formats.arrow.batch_reader import ArrowReader
+from megablend.formats.arrow.batch_reader import ArrowReader, list_batch_ranges
 from megablend.formats.arrow.column import Column, find_column
 from megablend.formats.arrow.count_batches import count_batches
 from megablend.formats.arrow_stream.messages import (
@@ -21,10 +21,11 @@ from megablend.formats.arrow_stream.messages import (
     read_stream,
 )
 from megablend.formats.arrow_stream.places import pack_places, unpack_places
-from megablend.formats.base import Array, BlockReader, FileIndex, OpenedFile, check_size
+from megablend.formats.base import Array, BlockReader, FileIndex, OpenedFile, Stops, check_size
 from megablend.formats.blocks import single_chunk
 from megablend.formats.flat import ColumnFormat, read_divided
 from megablend.storage.base import Storage
+from megablend.storage.ranges import FileRanges
 
 
 class ArrowStreamFormat(ColumnFormat):
@@ -62,6 +63,10 @@ class ArrowStreamFormat(ColumnFormat):
             column=name,
         )
         return self.divide(path, read, index, storage)
+
+    def list_ranges(self, path: str, blocks: Array, stops: Stops) -> list[FileRanges]:
+        """See Format.list_ranges."""
+        return list_batch_ranges(path, blocks, stops)
 
     def open(
         self, path: str, column: str | None, file: OpenedFile, *, storage: Storage

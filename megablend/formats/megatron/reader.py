@@ -33,9 +33,11 @@ from megablend.formats.base import (
     DecodedBlock,
     FileIndex,
     OpenedFile,
+    Stops,
 )
 from megablend.formats.blocks import single_chunk
 from megablend.formats.megatron.idx import (
+    HEADER_BYTES,
     Sequences,
     block_starts,
     describe_unused_bytes,
@@ -172,6 +174,16 @@ class MegatronFormat(BaseFormat):
         """The `.bin` and the `.idx`."""
         prefix = path[:-4] if path.endswith(tuple(self.suffixes)) else path
         return [f"{prefix}.bin", f"{prefix}.idx"]
+
+    def list_ranges(self, path: str, blocks: Array, stops: Stops) -> list[FileRanges]:
+        """See Format.list_ranges: spans of the `.bin`, and their lengths in the `.idx`."""
+        lengths = FileRanges(
+            self.files(path)[1],
+            HEADER_BYTES + 4 * blocks["first_row"],
+            4 * blocks["rows"],
+            np.arange(len(blocks)),
+        )
+        return [*super().list_ranges(path, blocks, stops), lengths]
 
     def describe_missing_remedy(self, path: str) -> str | None:
         """See Format.describe_missing_remedy."""

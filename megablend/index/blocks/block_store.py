@@ -161,7 +161,7 @@ class BlockStore(BlockSizes):
         Raises: as `read` does.
         """
         found = list[FileRead]()
-        for file, here in self._cut_by_file(numbers):
+        for file, here in self.cut_by_file(numbers):
             opened = self._files.get(file)
             found.append(
                 FileRead(
@@ -266,7 +266,7 @@ class BlockStore(BlockSizes):
         rows = self.snapshot.blocks(numbers[order])
         found = list[npt.NDArray[np.int64]]()
         scanned_bytes = 0
-        for file, here in self._cut_by_file(numbers[order]):
+        for file, here in self.cut_by_file(numbers[order]):
             opened = self._files.get(file)
             offsets, size = read_pieces(
                 opened.reader, rows[here], opened.chunks, self.storage, opened.check, opened.source
@@ -305,7 +305,7 @@ class BlockStore(BlockSizes):
             )
         return numbers
 
-    def _cut_by_file(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
+    def cut_by_file(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
         """The files of blocks `numbers` int64 [n], ascending, and which of them are in each."""
         files = self.snapshot.file_of(numbers)
         firsts = np.flatnonzero(np.diff(files, prepend=-1))
