@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +10,8 @@ import pytest
 
 import megablend
 from megablend.reader.ranks import resolve_rank
-from tests.preloaded import python
 from tests.runs import documents, make_config, write_source
+from tests.torch_ranks import run_ranks
 
 BOTH = "data_parallel_rank and data_parallel_size are missing, and this process is one of"
 
@@ -89,34 +86,8 @@ def test_groups_and_meshes_give_both_where_remedies_are_followed(
 ) -> None:
     path = tmp_path / "run.json"
     path.write_text(json.dumps(config))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    environ = os.environ | {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "WORLD_SIZE": "2",
-        "OMP_NUM_THREADS": "1",
-    }
-    environ["PYTHONPATH"] = str(Path(megablend.__file__).parents[1])
-    command = [*python("torch"), str(Path(__file__).with_name("ranks_worker.py")), str(path)]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env=environ | {"RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=150) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
-    for number, (out, _) in enumerate(outputs):
+    outputs = run_ranks(2, str(Path(__file__).with_name("ranks_worker.py")), str(path))
+    for number, out in enumerate(outputs):
         found = json.loads(out.splitlines()[-1])
         mine = [number * 4 + i for i in range(4)]
         assert [found[name] for name in ("world", "dp", "flat")] == [mine, mine, mine]
