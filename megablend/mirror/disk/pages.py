@@ -39,25 +39,8 @@ NO_PAGES = Pages(np.empty(0, np.uint32), np.empty(0, np.uint64))
 def pages_of_ranges(offsets: Int64s, sizes: Int64s) -> Pages:
     """The pages that contain ranges of bytes: int64 [n] each, in any order, perhaps
     overlapping."""
-    some = sizes > 0
-    begins = offsets[some] // PAGE_BYTES
-    if not len(begins):
-        return NO_PAGES
-    order = np.argsort(begins, kind="stable")
-    begins = begins[order]
-    reach = ((offsets[some] + sizes[some] - 1) // PAGE_BYTES + 1)[order]
-    reach = np.maximum.accumulate(reach)
-    is_first = np.append(True, begins[1:] > reach[:-1])
-    begins = begins[is_first]
-    stops = reach[np.append(np.flatnonzero(is_first[1:]), len(reach) - 1)]
-    first = begins // PAGES_PER_BLOCK
-    counts = (stops - 1) // PAGES_PER_BLOCK + 1 - first
-    run = np.repeat(np.arange(len(first)), counts)  # [blocks of all runs], the run of each
-    blocks = first[run] + np.arange(len(run)) - (counts.cumsum() - counts)[run]
-    low = np.maximum(begins[run] - blocks * PAGES_PER_BLOCK, 0)
-    high = np.minimum(stops[run] - blocks * PAGES_PER_BLOCK, PAGES_PER_BLOCK)
-    masks = np.uint64(ALL_PAGES) >> (PAGES_PER_BLOCK - high + low).astype(np.uint64)
-    return _join(blocks.astype(np.uint32), masks << low.astype(np.uint64))
+    _, rows = rows_of_ranges(offsets, sizes)
+    return _join(*rows)
 
 
 def rows_of_ranges(offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Pages]:
@@ -79,8 +62,8 @@ def rows_of_ranges(offsets: Int64s, sizes: Int64s) -> tuple[Int64s, Pages]:
     low = np.maximum(first[at] - blocks * PAGES_PER_BLOCK, 0).astype(np.uint64)
     high = np.minimum(last[at] - blocks * PAGES_PER_BLOCK, PAGES_PER_BLOCK - 1).astype(np.uint64)
     # Bits `low` to `high`
-    every = np.uint64((1 << PAGES_PER_BLOCK) - 1)
-    masks = (every << low) & (every >> (np.uint64(PAGES_PER_BLOCK - 1) - high))
+    every = np.uint64(ALL_PAGES)
+    masks = (every << low) & (every >> (_TOP - high))
     return some[at], Pages(blocks.astype(np.uint32), masks)
 
 
@@ -91,9 +74,7 @@ def pages_of_file(size: int) -> Pages:
 
 def unite(a: Pages, b: Pages) -> Pages:
     """Pages of either."""
-    blocks = np.concatenate([a.blocks, b.blocks])
-    order = np.argsort(blocks, kind="stable")
-    return _join(blocks[order], np.concatenate([a.masks, b.masks])[order])
+    return _join(np.concatenate([a.blocks, b.blocks]), np.concatenate([a.masks, b.masks]))
 
 
 def intersect(a: Pages, b: Pages) -> Pages:
@@ -170,7 +151,10 @@ def _masks_at(pages: Pages, blocks: Uint32s) -> Uint64s:
 
 
 def _join(blocks: Uint32s, masks: Uint64s) -> Pages:
-    """Pages of blocks that ascend, with repeats."""
+    """Pages of blocks in any order, with repeats."""
+    order = np.argsort(blocks, kind="stable")
+    blocks = blocks[order]
+    masks = masks[order]
     first = np.flatnonzero(np.append(True, blocks[1:] != blocks[:-1]))
     if len(first) == len(blocks) or not len(blocks):
         return Pages(blocks, masks)
