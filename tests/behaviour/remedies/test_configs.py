@@ -182,6 +182,12 @@ def storage(name: str, wrong: Any, says: str, instead: Any, prefix: str = "s3://
                   name=name)
 
 
+def mirror(name: str, wrong: Any, says: str, instead: Any) -> Any:
+    """Settings of a mirror, and others that are taken."""
+    return misuse(lambda _: parse_options({"mirror": {"folder": "/m"} | wrong}), says,
+                  lambda bench: parse_options({"mirror": {"folder": "/m"} | bench.fill(instead)}), name=f"mirror: {name}")
+
+
 test_settings_of_a_storage = table(
     storage("no scheme", {"endpoint": "h:80"}, "expected a URL such as (http)s://host:port", {"endpoint": "{1}://h:80"}),
     storage("a user", {"endpoint": "http://u:p@h"}, "contains a user or password; set it in the environment",
@@ -198,6 +204,18 @@ test_settings_of_a_storage = table(
     storage("no prefix", {}, r"b: expected a URL prefix such as (s3://bucket/)", {}, prefix="b"),
     misuse(lambda _: parse_options("s3://b"), "found 's3://b', expected URL prefixes, each with its settings",
            lambda _: parse_options({"s3://b": {}}), name="no mapping"),
+    mirror("a size", {"size": "5i"}, "size: found '5i', expected a size such as (512MiB)$", {"size": "{1}"}),
+    mirror("a URL", {"folder": "s3://b"}, "expected a path on this machine, without a scheme", {"folder": "b"}),
+    mirror("a prefix", {"prefixes": ["b"]}, "expected a URL prefix such as (s3://bucket/), or the absolute path",
+           {"prefixes": ["{1}"]}),
+    mirror("no nodes", {"copies": 2}, "copies: found 2, but no `nodes`, which it needs; say which they are, or leave it out",
+           {"copies": 2, "nodes": ["a:1", "b:1"]}),
+    mirror("copies", {"copies": 2, "nodes": ["a:1"]},
+           "copies: found 2, expected at most 1, as many as there are `nodes`, or `(all)`",
+           {"copies": "{1}", "nodes": ["a:1"]}),
+    mirror("no list", {"nodes": "a:1"}, r"expected a list of nodes: \[(a:1), ...\]", {"nodes": ["{1}"]}),
+    mirror("two ways", {"nodes": ["a:1"], "secret_file": "s", "tls": {"certificate": "c", "key": "k", "ca": "a"}},
+           "secret_file: found together with `tls`; keep one of them", {"nodes": ["a:1"], "secret_file": "s"}),
 )
 # fmt: on
 
