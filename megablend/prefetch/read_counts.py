@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from megablend.storage.retries import get_retries
+from megablend.storage.process_counts import get_counts
 from megablend.system.after_fork import unlock_in_children
 
 
@@ -27,8 +27,17 @@ class ReadCounts(NamedTuple):
     masked_samples: int = 0
     """Samples whose loss mask is 0 because their bytes are damaged."""
     retries: int = 0
-    """Requests to object stores and web servers that were tried again, by all readers of the
-    process."""
+    """Requests to object stores and web servers that were tried again. This and what follows is of
+    all readers of the process."""
+    mirror_bytes: int = 0
+    """Of files of a mirror: bytes that were on this node's disk."""
+    source_bytes: int = 0
+    """Bytes that the node process got from the source while a reader waited, in whole pages. What
+    it gets beforehand, or for others, is in its own figures (`megablend node status`)."""
+    peer_bytes: int = 0
+    """The same, from other nodes."""
+    direct_bytes: int = 0
+    """Bytes that were read from the source without the mirror."""
 
     def plus(self, other: ReadCounts) -> ReadCounts:
         """The sum of both."""
@@ -50,9 +59,9 @@ class ReadMeter:
 
     def unlock_after_fork(self) -> None:
         """Replace the lock, which another thread may have held;
-        the parent's retries are not counted."""
+        the parent's counts of the process are not counted."""
         self._lock = threading.Lock()
-        self._retries = get_retries()
+        self._of_process = get_counts()
 
     def add(self, counts: ReadCounts) -> None:
         """Add counters."""
@@ -66,12 +75,12 @@ class ReadMeter:
 
     def take(self) -> ReadCounts:
         """Return the counters since the last call, and reset them."""
-        retries = get_retries()
-        if self._counts is NOTHING_READ and self._retries == retries:
+        of_process = get_counts()
+        if self._counts is NOTHING_READ and self._of_process == of_process:
             return NOTHING_READ
         with self._lock:
             counts = self._counts
             self._counts = NOTHING_READ
-            new_retries = retries - self._retries
-            self._retries = retries
-        return counts.plus(ReadCounts(retries=new_retries))
+            added = of_process - self._of_process
+            self._of_process = of_process
+        return counts.plus(ReadCounts(**added))

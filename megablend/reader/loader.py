@@ -257,8 +257,10 @@ class Loader:
             tokens, epochs, share, planned_share; without skipped samples). Of this rank: rank,
             batches, waiting_seconds (in which the next batch was not ready), and reads, of this
             process and the workers, as far as their batches have arrived: requests, bytes, blocks,
-            reading_seconds, decoding_seconds (summed over what overlaps), masked_samples, retries;
-            None with a `collate_fn`, where samples are not read ahead.
+            reading_seconds, decoding_seconds (summed over what overlaps), masked_samples,
+            retries, and of a mirror the bytes by origin: mirror_bytes, source_bytes, peer_bytes,
+            direct_bytes (see ReadCounts); None with a `collate_fn`, where samples are not read
+            ahead.
         """
         counts = self._counts
         return describe_progress(self.dataset.run, self.consumed_samples, self.dataset.skips) | {

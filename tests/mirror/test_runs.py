@@ -99,6 +99,33 @@ def test_workers_share_the_mirror(method: str, tmp_path: Path) -> None:
         assert get_status(settings)["source_bytes"] <= 1.001 * sum(map(len, source.files.values()))
 
 
+def test_loaders_tell_where_bytes_came_from(tmp_path: Path) -> None:
+    """Those of workers, too."""
+    with FaultySource({}) as source, mirror(tmp_path / "mirror", source.url) as settings:
+        plain, remote = make_configs(tmp_path, source, {"mirror": settings})
+        megablend.build(plain)
+        megablend.build(remote)
+        totals = []
+        for config in (plain, remote, remote):
+            context = multiprocessing.get_context("spawn")
+            loader = megablend.Loader(
+                megablend.open(config),
+                micro_batch_size=4,
+                num_workers=1,
+                multiprocessing_context=context,
+            )
+            for _ in loader:
+                pass
+            reads = loader.stats()["reads"]
+            totals.append(
+                [reads[f"{name}_bytes"] for name in ("mirror", "source", "peer", "direct")]
+            )
+        assert totals[0] == [0, 0, 0, 0]
+        assert totals[1][0] + totals[1][1] >= reads["bytes"]
+        assert totals[2][0] >= reads["bytes"] > 0
+        assert totals[2][1:] == [0, 0, 0]
+
+
 def test_a_mirror_smaller_than_the_data_gives_the_same_batches(tmp_path: Path) -> None:
     with (
         FaultySource({}) as source,

@@ -17,7 +17,8 @@ from megablend.storage.by_scheme import make_storage
 from tests.inspect.test_find import make_run
 from tests.storages import CountingStorage
 
-KINDS_OF_READING = ("requests", "bytes", "blocks", "reading_seconds", "decoding_seconds")
+KINDS_OF_READING = {"requests", "bytes", "blocks", "reading_seconds", "decoding_seconds"}
+"""Without faults, and without a mirror."""
 
 
 def keep_twice(sample: dict[str, Any]) -> dict[str, Any]:
@@ -68,9 +69,7 @@ def test_sources_and_reading_are_counted(tmp_path: Path, options: dict[str, Any]
             assert source["epochs"] == seen[i] * 8 / loader.dataset.run.data.tokens[i]
             assert source["share"] == seen[i] / 120
             assert source["planned_share"] == pytest.approx((4 - i) / 9, abs=0.005)
-        assert stats["reads"].pop("masked_samples") == stats["reads"].pop("retries") == 0
-        assert set(stats["reads"]) == set(KINDS_OF_READING)
-        assert all(value > 0 for value in stats["reads"].values())
+        assert {name for name, value in stats["reads"].items() if value > 0} == KINDS_OF_READING
         assert stats["waiting_seconds"] > 0
         assert json.loads(json.dumps(stats)) == stats
         loader.close()

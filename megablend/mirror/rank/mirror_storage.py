@@ -28,7 +28,7 @@ from megablend.errors import (
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.mirrored_file import MirroredFile
 from megablend.mirror.disk.pages import pages_of_ranges, rows_of_ranges
-from megablend.mirror.node.frames import Need
+from megablend.mirror.node.frames import ORIGINS, Need
 from megablend.mirror.node.source_reads import make_key
 from megablend.mirror.rank.connection import Connection, NodeLostError, find_connection
 from megablend.storage.base import Allocate, Bytes, FileStat, ReadLimits, Storage
@@ -39,6 +39,7 @@ from megablend.storage.local import LIMITS
 from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.urls import split_query
+from megablend.storage.process_counts import count
 from megablend.storage.waits import wait_for
 from megablend.storage.wrapper import WrapperStorage
 from megablend.system.log import LOG
@@ -58,9 +59,13 @@ class _Opened:
     is_complete: bool = False
 
     def read(
-        self, offsets: Int64s, sizes: Int64s, allocate: Allocate
+        self, offsets: Int64s, sizes: Int64s, allocate: Allocate, got: int = 0
     ) -> tuple[Bytes, Int64s] | None:
-        """What Storage.read_ranges returns, if all of it is held."""
+        """What Storage.read_ranges returns, if all of it is held.
+
+        Args:
+            got: bytes that were counted when the node process got them for this read.
+        """
         copy = self.copy
         if copy is None or offsets.min(initial=0) < 0 or sizes.min(initial=0) < 0:
             return None
@@ -68,6 +73,7 @@ class _Opened:
         begins = ends - sizes
         out = allocate(int(ends[-1]) if len(ends) else 0)
         if copy.read_into(offsets, sizes, begins, out):
+            count("mirror_bytes", max(0, len(out) - got))
             return out, begins
         self.is_complete = False
         return None
@@ -290,13 +296,14 @@ class _Read:
         self._sizes = sizes
         self._allocate = allocate
         self._tries = 0
+        self._got = 0
         self.result = Future[tuple[Bytes, Int64s]]()
 
     def run(self) -> None:
         """Read if all is held, otherwise ask for it, and go on when it has come."""
         try:
             self._opened.find_copy(self._storage.folder)
-            found = self._opened.read(self._offsets, self._sizes, self._allocate)
+            found = self._opened.read(self._offsets, self._sizes, self._allocate, self._got)
             if found is None:
                 self._ask()
             elif self.result.set_running_or_notify_cancel():
@@ -318,6 +325,10 @@ class _Read:
     def _go_on(self, wanted: Future[bytes]) -> None:
         error = wanted.exception()
         if error is None:
+            source, peers = ORIGINS.unpack(wanted.result())
+            count("source_bytes", source)
+            count("peer_bytes", peers)
+            self._got += source + peers
             self.run()
         elif isinstance(error, NodeLostError) and self._tries < _TRIES:
             # Connecting to another one may take a while: other answers do not wait for it
@@ -345,6 +356,7 @@ class _Read:
                 raise ChangedFileError(
                     self._path, f"was replaced while it was in use; {CHANGED_REMEDY}"
                 )
+            count("direct_bytes", len(found[0]))
             self.result.set_result(found)
         except BaseException as error:
             self.result.set_exception(error)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from megablend.errors import DataError
 from megablend.storage.objects.failures import Failure, Kind
 from megablend.storage.objects.rate_limiter import RateLimiter
-from megablend.storage.retries import count_retry
+from megablend.storage.process_counts import count
 from megablend.system.log import LOG
 
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class RetryPolicy:
             self._limiter.slow_down(now)
         if attempts > _QUIET_ATTEMPTS:
             self._log(failure, now)
-        count_retry()
+        count("retries")
         longest = min(_MAX_SECONDS, 0.1 * 2 ** min(attempts, 20))
         await asyncio.sleep(
             longest * _RANDOM.uniform(0.5, 1) + (failure.kind is Kind.EXPIRED) * 0.5

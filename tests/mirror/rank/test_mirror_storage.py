@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import logging
 import os
@@ -19,10 +20,12 @@ import pytest
 
 from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, MissingFileError
 from megablend.mirror.node.frames import Kind
+from megablend.prefetch.read_counts import ReadCounts, ReadMeter
 from megablend.storage.base import Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.options_parser import parse_options
 from tests.mirror.nodes import connect, find_node, get_status, kill_node, mirror
+from tests.mirror.peers.clusters import find_ports
 from tests.storage.faulty import FaultySource
 
 pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(120)]
@@ -196,6 +199,56 @@ def test_a_node_process_that_stops_answering_is_not_waited_for(tmp_path: Path) -
             assert read(storage, f"{source.url}/d/x", (400_000, 9)) == cut((400_000, 9))
         finally:
             os.kill(node, signal.SIGCONT)
+
+
+def test_bytes_are_counted_by_origin(tmp_path: Path) -> None:
+    with (
+        FaultySource({"d/x": DATA}) as source,
+        mirror(tmp_path / "m", source.url, patience=0.5) as settings,
+    ):
+        storage = make(settings)
+        meter = ReadMeter()
+        read(storage, f"{source.url}/d/x", (0, 10))
+        assert meter.take() == ReadCounts(source_bytes=4096)
+        # A third of it is there
+        read(storage, f"{source.url}/d/x", (0, 3 * 4096))
+        assert meter.take() == ReadCounts(mirror_bytes=4096, source_bytes=2 * 4096)
+        read(storage, f"{source.url}/d/x", (5, 100), (5000, 20))
+        assert meter.take() == ReadCounts(mirror_bytes=120)
+        node = find_node(tmp_path / "m")
+        assert node is not None
+        os.kill(node, signal.SIGSTOP)
+        try:
+            read(storage, f"{source.url}/d/x", (400_000, 9))
+        finally:
+            os.kill(node, signal.SIGCONT)
+        assert meter.take() == ReadCounts(direct_bytes=9)
+
+
+def test_bytes_of_other_nodes_are_counted(tmp_path: Path) -> None:
+    ports = find_ports(2)
+    nodes = [f"127.0.0.1:{port}" for port in ports]
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(FaultySource({"d/x": DATA}))
+        storages = list[Storage]()
+        for port in ports:
+            own = {"nodes": nodes, "advertise": f"127.0.0.1:{port}", "port": port}
+            settings = mirror(tmp_path / str(port), source.url, **own)
+            storages.append(make(stack.enter_context(settings)))
+        # The second one's node process has to run for the first one's to fetch
+        for storage in storages:
+            storage.stat(f"{source.url}/d/x")
+        meter = ReadMeter()
+        for storage in storages:
+            assert read(storage, f"{source.url}/d/x", (0, 10)) == cut((0, 10))
+        counts = meter.take()
+        # One of them is the page's home: it asks the source, for itself or for the other one
+        assert counts.peer_bytes == 4096
+        assert counts in (
+            ReadCounts(peer_bytes=4096, source_bytes=4096),
+            ReadCounts(peer_bytes=4096, mirror_bytes=10),
+        )
+        assert source.bytes <= 2 * 4096
 
 
 def test_reads_go_on_when_the_folder_is_removed(tmp_path: Path) -> None:

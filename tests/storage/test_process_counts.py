@@ -9,7 +9,7 @@ from megablend.prefetch.read_counts import ReadMeter
 from megablend.storage.object_options import StoreOptions
 from megablend.storage.objects.bucket_client import BucketClient
 from megablend.storage.objects.failures import Failure, Kind
-from megablend.storage.retries import count_retry
+from megablend.storage.process_counts import count
 
 
 async def request(failures: int) -> str | Failure:
@@ -39,13 +39,13 @@ def test_retries_are_counted() -> None:
 
 
 def _in_child(meter: ReadMeter, queue: multiprocessing.SimpleQueue[int]) -> None:
-    count_retry()
+    count("retries")
     queue.put(meter.take().retries)
 
 
 def test_a_forked_process_counts_its_own() -> None:
     meter = ReadMeter()
-    count_retry()
+    count("retries")
     context = multiprocessing.get_context("fork")
     queue: multiprocessing.SimpleQueue[int] = context.SimpleQueue()
     child = context.Process(target=_in_child, args=(meter, queue))

@@ -1,0 +1,36 @@
+"""What this process, by all its readers and storages together, has done since it was started."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from typing import Literal, TypeAlias
+
+Counted: TypeAlias = Literal[
+    "retries", "mirror_bytes", "source_bytes", "peer_bytes", "direct_bytes"
+]
+"""See the fields of `prefetch.read_counts.ReadCounts` that are called so."""
+
+_lock = threading.Lock()
+_counts = Counter[str]()
+
+
+def count(name: Counted, number: int = 1) -> None:
+    """Add to a counter."""
+    with _lock:
+        _counts[name] += number
+
+
+def get_counts() -> Counter[str]:
+    """All counters so far; a forked child goes on from its parent's numbers."""
+    with _lock:
+        return _counts.copy()
+
+
+def _unlock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock)
