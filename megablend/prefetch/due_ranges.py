@@ -19,6 +19,7 @@ import numpy as np
 from megablend.arrays import Float64s, Int64s
 from megablend.errors import MegablendError
 from megablend.formats.parquet.decoding.values import is_by_dictionary
+from megablend.index.blocks.block_store import BlockStore
 from megablend.index.read.snapshot import Snapshot
 from megablend.prefetch.read_schedule import StepSequence, locate_steps
 from megablend.run.run import Run
@@ -74,7 +75,7 @@ def find_due(run: Run, samples: Int64s, step_offsets: Int64s) -> tuple[Int64s, I
 
 
 def list_ranges(run: Run, blocks: Int64s, due: Float64s) -> list[DueRanges]:
-    """What reading blocks asks for, by file, and the dictionaries that they need.
+    """What reading blocks asks for, by file, with their dictionaries and extra columns.
 
     Args:
         blocks: int64 [n], numbers in the index, ascending.
@@ -82,6 +83,7 @@ def list_ranges(run: Run, blocks: Int64s, due: Float64s) -> list[DueRanges]:
     """
     store = run.store
     snapshot = store.snapshot
+    blocks, due = _add_extra_blocks(store, blocks, due)
     rows = snapshot.blocks(blocks)
     found = list[DueRanges]()
     for file, here in store.cut_by_file(blocks):
@@ -102,6 +104,21 @@ def list_ranges(run: Run, blocks: Int64s, due: Float64s) -> list[DueRanges]:
         some = order[here]
         found.append(DueRanges(path, offsets[some], sizes[some].astype(np.int64), due[first[here]]))
     return found
+
+
+def _add_extra_blocks(store: BlockStore, blocks: Int64s, due: Float64s) -> tuple[Int64s, Float64s]:
+    """The same, and the blocks of extra columns that are read with them, each when it is first
+    due: int64 [n], ascending, and float64 [n]."""
+    numbers = [blocks]
+    times = [due]
+    for some, places in store.list_extra_blocks(blocks):
+        order = np.lexsort((due[places], some))
+        order = order[np.diff(some[order], prepend=-1) > 0]
+        numbers.append(some[order])
+        times.append(due[places[order]])
+    every = np.concatenate(numbers)
+    order = np.argsort(every, kind="stable")
+    return every[order], np.concatenate(times)[order]
 
 
 def _find_stops(snapshot: Snapshot, blocks: Int64s) -> Int64s:

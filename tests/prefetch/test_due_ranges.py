@@ -27,8 +27,10 @@ from megablend.storage.hints import DueRanges
 from megablend.storage.wrapper import WrapperStorage
 from megablend.testing.documents import Documents
 from tests.formats.writers import KINDS, index
-from tests.runs import documents, make_config, write_source
+from tests.reader import test_extra_columns as with_extra
+from tests.runs import EOD, documents, make_config, write_source
 
+pytestmark = pytest.mark.long
 BATCH = 4
 
 
@@ -189,13 +191,14 @@ def check_told(
     read: Sequence[tuple[str, int, int]],
     steps: dict[str, Float64s],
     pace: float,
+    suffixes: Sequence[str] = (".parquet", ".bin", ".idx", ".arrow"),
 ) -> None:
     """All that was read was told, and each byte is due when the first step that needs it is."""
     due = due_by_byte(told)
     for path, offset, size in read:
         assert path in due, path
         assert np.isfinite(due[path][offset : offset + size]).all(), (path, offset, size)
-    assert {Path(path).suffix for path in steps} == {".parquet", ".bin", ".idx", ".arrow"}
+    assert {Path(path).suffix for path in steps} == set(suffixes)
     for path, first in steps.items():
         needed = np.isfinite(first)
         np.testing.assert_allclose(due[path][needed], pace * first[needed], err_msg=path)
@@ -276,6 +279,29 @@ def test_an_amended_run(tmp_path: Path) -> None:
     assert names >= {"00.parquet", "00.arrow", "00.bin", "0.parquet", "0.arrow", "0.bin"}
     steps = find_first_steps(grown, list_batches(0, num_batches, BATCH))
     check_told(log.told[1], log.read, steps, FIRST_SECONDS)
+
+
+@pytest.mark.parametrize("append_eod", [None, EOD])
+@pytest.mark.parametrize("is_amended", [False, True])
+def test_extra_columns(append_eod: int | None, is_amended: bool, tmp_path: Path) -> None:
+    source = with_extra.write_source(tmp_path, 0, "parquet", documents(0, 300, 60, 5)) | {
+        "weight": 1,
+        "append_eod": append_eod,
+    }
+    stages = [{"samples": 400}]
+    config = make_config(tmp_path, [source], stages=stages)
+    megablend.build(config)
+    if is_amended:
+        later = with_extra.columns(documents(1, 200, 60, 5))
+        with_extra.write(tmp_path / "source0" / "00.parquet", "parquet", later)
+        config |= {"stages": [*stages, {"samples": 4000, "new_data": True}]}
+        megablend.build_index(config)
+        megablend.amend(config, at=400)
+    with recording() as log:
+        num_batches = sum(1 for _ in make_loader(config, log))
+    assert is_amended == any(path.endswith("00.parquet") for path, _, _ in log.read)
+    steps = find_first_steps(config, list_batches(0, num_batches, BATCH))
+    check_told(log.told[1], log.read, steps, FIRST_SECONDS, [".parquet"])
 
 
 def test_telling_goes_on_after_a_failure(

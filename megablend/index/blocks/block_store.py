@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megablend.arrays import Int64s
 from megablend.errors import CHANGED_REMEDY, CorruptFileError
 from megablend.formats.base import NO_OFFSETS, Array, DecodedBlock
 from megablend.formats.blocks import decoded_sizes
@@ -20,7 +21,7 @@ from megablend.formats.decoded import DecodedBlocks
 from megablend.formats.eod import with_eod
 from megablend.formats.fetch import BATCH_BYTES, FileRead, decode_all, fetch_all, read_pieces
 from megablend.index.blocks.block_sizes import BlockSizes
-from megablend.index.blocks.extra_columns import ExtraColumn, read_extra_columns
+from megablend.index.blocks.extra_columns import ExtraColumn, list_extra_blocks, read_extra_columns
 from megablend.index.blocks.open_files import OpenFiles
 from megablend.index.read.joined_snapshot import JoinedSnapshot
 from megablend.index.read.snapshot import Snapshot
@@ -201,6 +202,20 @@ class BlockStore(BlockSizes):
         """Whether `decode` itself reads: extra columns,
         whose blocks are only known after decoding the tokens."""
         return bool(self.extra) and any(self._extra_of(self._column_of(read)) for read in reads)
+
+    def list_extra_blocks(self, ids: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
+        """Blocks of extra columns that decoding blocks `ids` int64 [n], ascending, reads: for each
+        column their numbers, int64 [m], and the place in `ids` of the block that needs each."""
+        for number, source in enumerate(self.snapshot.sources if self.extra else ()):
+            columns = self._extra_of(source)
+            begin, stop = np.searchsorted(ids, [source.blocks.start, source.blocks.stop]).tolist()
+            if columns is not None and begin < stop:
+                has_eod = self.append_eod[number] is not None
+                found = list_extra_blocks(
+                    self.snapshot, columns, source, ids[begin:stop], has_eod=has_eod
+                )
+                for numbers, places in found:
+                    yield numbers, begin + places
 
     def _column_of(self, read: FileRead) -> ColumnEntry:
         return self.snapshot.columns[int(self.snapshot.files.columns[read.number])]

@@ -8,7 +8,7 @@ contiguous range of the column, wherever its blocks begin.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +81,30 @@ def read_extra_columns(
     return list(zip(*by_column, strict=True))
 
 
+def list_extra_blocks(
+    snapshot: Snapshot,
+    columns: Sequence[ExtraColumn],
+    tokens: SourceEntry,
+    ids: Int64s,
+    *,
+    has_eod: bool,
+) -> Iterator[tuple[Int64s, Int64s]]:
+    """What `read_extra_columns` reads, by the index alone: for each column its blocks, int64 [m],
+    and the place in `ids` of the block that needs each."""
+    blocks = snapshot.blocks(ids)
+    rows = _first_rows(snapshot, tokens, ids, blocks["flags"])
+    before = snapshot.running("tokens_before", np.append(ids, tokens.blocks.start))
+    for column in columns:
+        first = rows if column.flat else before[:-1] - before[-1]
+        continues = (blocks["flags"] & STARTS_MID_DOCUMENT) > 0
+        counts = blocks["rows"] + continues if column.flat else blocks["tokens"]
+        in_front = (first > 0) & (not column.flat) & has_eod
+        _, firsts, stops = _find_blocks(snapshot, column, first - in_front, counts + in_front)
+        which = np.repeat(np.arange(len(ids)), stops - firsts)
+        skipped = np.cumsum(stops - firsts) - stops
+        yield np.arange(len(which)) - skipped[which], which
+
+
 def _aligned(
     column: ExtraColumn,
     block: DecodedBlock,
@@ -113,14 +137,7 @@ def _fetch(
     Args:
         starts, counts: int64 [n], of the column's numbers.
     """
-    span = column.entry.blocks
-    origin = snapshot.running("tokens_before", [span.start])[0]
-    firsts = np.full(len(starts), span.start)
-    stops = firsts.copy()
-    filled = np.flatnonzero(counts > 0)
-    begins = origin + starts[filled]
-    firsts[filled] = snapshot.find_blocks("tokens_before", span, begins)
-    stops[filled] = snapshot.find_blocks("tokens_before", span, begins + counts[filled] - 1) + 1
+    origin, firsts, stops = _find_blocks(snapshot, column, starts, counts)
     needed = np.array(
         sorted(
             {
@@ -146,6 +163,22 @@ def _fetch(
         parts = [numbers[max(0, begin) : begin + size] for numbers, begin in inside]
         found.append(np.concatenate([*parts, np.zeros(0, column.dtype)]))
     return found, decoded
+
+
+def _find_blocks(
+    snapshot: Snapshot, column: ExtraColumn, starts: Int64s, counts: Int64s
+) -> tuple[int, Int64s, Int64s]:
+    """The running count of numbers at which a column begins, and the blocks that hold ranges of its
+    numbers: the first of each range, and the one after its last, int64 [n]."""
+    span = column.entry.blocks
+    origin = int(snapshot.running("tokens_before", [span.start])[0])
+    firsts = np.full(len(starts), span.start)
+    stops = firsts.copy()
+    filled = np.flatnonzero(counts > 0)
+    begins = origin + starts[filled]
+    firsts[filled] = snapshot.find_blocks("tokens_before", span, begins)
+    stops[filled] = snapshot.find_blocks("tokens_before", span, begins + counts[filled] - 1) + 1
+    return origin, firsts, stops
 
 
 def _check_rows(
