@@ -15,6 +15,7 @@ import click
 from megablend.cli.options import Command, as_json, finish
 from megablend.cli.output import Column, print_line, print_lines, print_table
 from megablend.errors import ConfigError
+from megablend.storage.setting_values import parse_size
 
 if TYPE_CHECKING:
     from megablend.megatron.cache_builder.build_cache import CacheReport
@@ -131,17 +132,6 @@ _OTHER_DATASETS = re.compile(r"--(sft|[a-z-]*varlen)")
 """Flags of datasets that are not GPTDataset."""
 _SIMILAR = 0.85
 """How similar a flag must be to be suggested in place of another."""
-_UNITS = {
-    "": 1,
-    "K": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "KI": 1 << 10,
-    "MI": 1 << 20,
-    "GI": 1 << 30,
-    "TI": 1 << 40,
-}
 
 
 def _options(flags: dict[str, dict[str, Any]], **common: Any) -> Callable[[F], F]:
@@ -296,10 +286,12 @@ def megatron_cache(
 
 def parse_bytes(text: str) -> int:
     """A number of bytes out of "64G", "512 MiB", "1000000". Raises: ConfigError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?|)B?\s*", text.upper())
-    if match is None:
-        raise ConfigError(f"--max-memory {text!r}: expected bytes, or a size such as 64G or 64GiB")
-    return int(float(match[1]) * _UNITS[match[2]])
+    try:
+        return parse_size(text, least=0)
+    except ValueError:
+        raise ConfigError(
+            f"--max-memory {text!r}: expected bytes, or a size such as 64G or 64GiB"
+        ) from None
 
 
 def _attribute(flag: str) -> str:
