@@ -315,9 +315,8 @@ def _print_estimates(found: RunDescription) -> None:
             reads = f"order: {found.order} reads a whole block for each {order.unit}"
             print_line(f"{reads}, which costs this much (order: block is near 1)")
     if found.memory_per_rank is not None and found.memory_limit_per_rank is not None:
-        needed, limit = (
-            format_bytes(each) for each in (found.memory_per_rank, found.memory_limit_per_rank)
-        )
+        needed = format_bytes(found.memory_per_rank, up=True)
+        limit = format_bytes(found.memory_limit_per_rank)
         print_line(f"memory of a rank: at least {needed} of {limit} that `memory` allows")
     if found.most_lanes is not None:
         print_line(

@@ -148,13 +148,14 @@ def _with_estimates(
 ) -> RunDescription:
     """The description with what its loaders read and need, and the warnings about that."""
     sizes = asdict(loaders)
+    skips = load_skips(config.cache_store, run.ledger)
+    memory = find_memory_need(run, skips, **sizes)
     amplification = read_amplification(
         run, **sizes, first=0, stop=min(run.num_samples, SIMULATED_SAMPLES)
     )
     warnings = [*described.warnings, *warn_of_amplification(config, amplification)]
     if problem := unfit_lanes(config.lanes, **sizes):
         warnings.append(problem)
-    skips = load_skips(config.cache_store, run.ledger)
     if (unfit := unfit_step(run, skips, 0, loaders.step_samples)) is not None:
         warnings.append(
             f"micro batch {loaders.micro_batch_size} x {loaders.data_parallel_size} ranks: {unfit}"
@@ -164,7 +165,6 @@ def _with_estimates(
             f"train: its last {rest:,} samples are fewer than a step of {loaders.step_samples:,}: loaders leave them out, except "
             "with drop_last=False"
         )
-    memory = find_memory_need(run, **sizes)
     return dataclasses.replace(
         described,
         warnings=tuple(warnings),

@@ -19,12 +19,14 @@ from megablend.arrays import Float64s
 from megablend.errors import DataError
 from megablend.formats.fetch import plan_fetch, start_fetch
 from megablend.index.blocks.block_store import BlockStore
-from megablend.prefetch.memory_budget import Budget, batches_of, budget_of
+from megablend.prefetch.memory_budget import Budget, batches_of, plan_budget
+from megablend.prefetch.memory_need import check_memory
 from megablend.prefetch.read_amplification import Dictionaries
 from megablend.prefetch.read_schedule import StepSequence
 from megablend.prefetch.reads import Read, split_reads
 from megablend.prefetch.windows import FIRST_SAMPLES, WINDOW_SAMPLES, Window, plan_windows
 from megablend.run.run import Run
+from megablend.run.skips import Skips
 from megablend.storage.object_options import StoreOptions
 from megablend.storage.objects.bucket import plan_requests
 from megablend.storage.objects.clients import count_requests
@@ -70,7 +72,11 @@ def estimate_transfer(
     if run.store.max_files == 1 or not begins:
         return None
     future = StepSequence(first=0, micro_batch_size=micro_batch_size, stride=stride, stop=stop)
-    spans, is_whole = _plan_spans(run, future, begins, batches_of(num_workers))
+    num_batches = batches_of(num_workers)
+    check_memory(
+        run, Skips(), micro_batch_size=micro_batch_size, stride=stride, num_batches=num_batches
+    )
+    spans, is_whole = _plan_spans(run, future, begins, num_batches)
     try:
         return _count_spans(run, spans, len(begins), stop, is_whole=is_whole)
     except DataError:
@@ -130,9 +136,7 @@ def _plan_span(run: Run, future: StepSequence, num_batches: int, *, is_whole: bo
         view = run.view(section)
         begin = future.first % stride
         first = max(future.first, begin + -(-max(0, section.start - begin) // stride) * stride)
-        budget = budget_of(
-            view, micro_batch_size=batch_size, stride=stride, num_batches=num_batches
-        )
+        budget = plan_budget(view, micro_batch_size=batch_size, num_batches=num_batches)
         dictionaries.resize(budget.dictionaries)
         coming = dataclasses.replace(future, first=first, stop=min(section.stop, future.stop))
         windows = plan_windows(view, coming, budget, FIRST_SAMPLES if is_whole else WINDOW_SAMPLES)

@@ -1,4 +1,4 @@
-"""The memory budget of a process that reads a split, and whether it suffices for its lanes.
+"""The memory budget of a process that reads a split, and the least `memory` that has room for blocks.
 `index.blocks.block_sizes` divides it.
 
 The budget does not cover what is independent of data and config: Python, its libraries,
@@ -9,7 +9,9 @@ that the allocator has not returned.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from megablend.arrays import Int64s
 from megablend.config import Config
 from megablend.config.settings import Masks
 from megablend.errors import ConfigError
-from megablend.index.blocks.block_sizes import BLOCK_OVERHEAD_BYTES, NUM_SHARES, SHARES, divide_rest
+from megablend.index.blocks.block_sizes import BLOCK_OVERHEAD_BYTES, EXTRA_PART, divide_rest
 from megablend.run.run import Run
 
 PREFETCH_FACTOR = 2
@@ -49,41 +51,28 @@ class Budget:
         return self.blocks + self.window + self.planning
 
 
-def budget_of(run: Run, *, micro_batch_size: int, stride: int, num_batches: int = 2) -> Budget:
-    """The memory budget of a process that reads steps of a run.
+class BlockNeed(NamedTuple):
+    """What blocks need of the memory of a process."""
+
+    blocks: int
+    """Bytes of decoded blocks that are in memory at once."""
+    with_reading: int = 0
+    """These, and what reading the largest of them takes besides; may use the part for reads."""
+
+    def fits(self, budget: Budget) -> bool:
+        """Whether a budget has room for it."""
+        return self.blocks <= budget.blocks and self.with_reading <= budget.blocks + budget.reads
+
+
+def plan_budget(run: Run, *, micro_batch_size: int, num_batches: int = 2) -> Budget:
+    """The memory budget of a process that reads steps of a run, whether or not it suffices; see
+    `memory_need.check_memory`.
 
     Args:
         micro_batch_size: samples per step of the process.
-        stride: samples from the start of a step to the start of the process's next step.
         num_batches: batches that exist at once: the one in use and the next; in a worker, also
             those queued.
-
-    Raises: ConfigError if `memory` is less than the lanes of the process need: for each source
-        what a cycle reads from it, and the block that the lane is in.
     """
-    budget = plan_budget(run, micro_batch_size=micro_batch_size, num_batches=num_batches)
-    if not run.has_lanes or not run.consumes_whole_blocks:
-        return budget  # no lane continues in its block: only one step must fit
-    lanes = max(lanes_of(blend.lanes, micro_batch_size, stride) for blend in run.blends)
-    source_bytes = blocks_of_lanes(run, lanes)
-    if source_bytes.sum() <= budget.blocks:
-        return budget
-    largest = run.sources[int(source_bytes.argmax())].name
-    for_lanes = source_bytes.sum() / SHARES["blocks"] * NUM_SHARES
-    needed = format_bytes(for_lanes + budget.batches + budget.orders, up=True)
-    raise ConfigError(
-        f"memory: found {format_bytes(run.runtime.memory)}, expected {needed} or more: blocks of "
-        f"{lanes} of {max(blend.lanes for blend in run.blends)} lanes take "
-        f"{format_bytes(for_lanes)} (most for source {largest!r}: "
-        f"{format_bytes(source_bytes.max())}), {num_batches} batches of {micro_batch_size} samples "
-        f"{format_bytes(budget.batches)}, the sources' block orders {format_bytes(budget.orders)}; "
-        "raise memory, or lower shuffle_window, lanes, micro batch or block sizes"
-    )
-
-
-def plan_budget(run: Run, *, micro_batch_size: int, num_batches: int) -> Budget:
-    """The memory budget of a process that reads steps of a run,
-    whether or not it suffices; see `budget_of`."""
     # The values, and int64 buffers to gather them
     extra = run.settings.sample_tokens * sum(16 + each.dtype.itemsize for each in run.extra_columns)
     return split_budget(
@@ -91,6 +80,15 @@ def plan_budget(run: Run, *, micro_batch_size: int, num_batches: int) -> Budget:
         num_batches
         * micro_batch_size
         * (sample_bytes(run.sequence_length, run.settings.masks) + extra),
+    )
+
+
+def least_memory(run: Run, need: BlockNeed, budget: Budget) -> int:
+    """The least `memory` that has room for blocks beside the batches and orders of a budget."""
+    return bisect_left(
+        range(1 << 62),
+        True,
+        key=lambda memory: need.fits(_divide(run, memory, budget.batches, budget.orders)),
     )
 
 
@@ -111,10 +109,12 @@ def split_budget(run: Run, batches: int) -> Budget:
         for source in range(len(run.sources))
         for each in run.locator.readings(source)
     )
-    extra = run.store.extra_bytes if run.extra_columns else 0
-    return Budget(
-        batches=batches, orders=orders, **divide_rest(run.runtime.memory - batches - orders - extra)
-    )
+    return _divide(run, run.runtime.memory, batches, orders)
+
+
+def _divide(run: Run, memory: int, batches: int, orders: int) -> Budget:
+    extra = memory // EXTRA_PART if run.extra_columns else 0
+    return Budget(batches=batches, orders=orders, **divide_rest(memory - batches - orders - extra))
 
 
 def sample_bytes(length: int, masks: Masks) -> int:

@@ -1,21 +1,48 @@
-"""How much memory the processes of a rank need for a run,
-and how many lanes the config's `memory` would suffice for."""
+"""How much `memory` the loaders of a run need,
+and how many lanes the config's `memory` would suffice for.
+
+A process needs room for the blocks that its lanes are in, so that none is read twice, and for the
+blocks of each of its steps, which `windows` demands. Where steps are many, some are looked at: the
+first ones, and if `memory` is not plentiful for them, others all over the run.
+"""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+import numpy as np
+
+from megablend.arrays import Int64s
 from megablend.blend.interleavings.lanes import MAX_LANES
-from megablend.index.blocks.block_sizes import NUM_SHARES, SHARES
+from megablend.errors import ConfigError
+from megablend.index.blocks.block_sizes import SHARES
 from megablend.prefetch.memory_budget import (
+    BlockNeed,
     Budget,
     batches_of,
     blocks_of_lanes,
+    format_bytes,
     lanes_of,
+    least_memory,
     plan_budget,
 )
+from megablend.prefetch.read_schedule import (
+    StepSequence,
+    locate_steps,
+    schedule_reads,
+    step_needs,
+)
+from megablend.prefetch.windows import refuse_step
 from megablend.run.run import Run
+from megablend.run.skips import Skips
+
+FIRST_SAMPLES = 1 << 12
+MOST_SAMPLES = 1 << 16
+"""Samples of each part of a run that are looked at: first, and if memory is not plentiful."""
+_PLENTIFUL = 4
+"""How many times what the first samples need is enough for all."""
+_STRETCHES = 16
+"""Of steps that are looked at, where not all are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +50,7 @@ class MemoryNeed:
     """Memory of the loaders of a rank."""
 
     bytes_per_rank: int
-    """What its processes need at least, for their lanes, batches and the order of blocks."""
+    """What its processes need at least, for their lanes, steps, batches and the order of blocks."""
     limit_per_rank: int
     """What `memory` allows them together."""
     most_lanes: int | None
@@ -31,38 +58,183 @@ class MemoryNeed:
     None if memory does not depend on lanes."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PartNeed:
+    """What a process needs for a part of a run: samples of one length, none of them skipped."""
+
+    run: Run
+    """A view of its section."""
+    budget: Budget
+    num_lanes: int
+    """Lanes that continue in their blocks; 0 if none does."""
+    lane_bytes: Int64s
+    """int64 [num_sources], bytes of the blocks of these lanes."""
+    for_lanes: int
+    """`memory` that has room for them."""
+    step: Int64s
+    """int64 [...], the samples of the step that needs most, of those that were looked at."""
+    for_step: int
+    """`memory` that has room for it."""
+
+    @property
+    def memory(self) -> int:
+        """The least `memory` that is enough."""
+        return max(self.for_lanes, self.for_step)
+
+
+def check_memory(
+    run: Run,
+    skips: Skips,
+    *,
+    micro_batch_size: int,
+    stride: int,
+    num_batches: int = 2,
+    first: int = 0,
+) -> None:
+    """Check that `memory` is enough for the loaders of all ranks that read on from sample `first`.
+
+    Args:
+        micro_batch_size: samples per step of a process.
+        stride: samples from the start of a step to the start of the process's next step.
+        num_batches: as for `plan_budget`.
+
+    Raises: ConfigError if it is less than the lanes of a process need (for each source what a
+        cycle reads from it, and the block that the lane is in), or one of its steps; it names how
+        much is enough.
+    """
+    sizes = (micro_batch_size, stride, num_batches)
+    needs = _find_needs(run, skips, first, *sizes, num_samples=FIRST_SAMPLES)
+    if max((need.memory for need in needs), default=0) * _PLENTIFUL > run.runtime.memory:
+        _refuse_too_little(_find_needs(run, skips, first, *sizes), micro_batch_size, num_batches)
+
+
 def find_memory_need(
-    run: Run, *, micro_batch_size: int, data_parallel_size: int, num_workers: int
+    run: Run, skips: Skips, *, micro_batch_size: int, data_parallel_size: int, num_workers: int
 ) -> MemoryNeed:
-    """The memory of a rank whose loaders have these sizes."""
+    """The memory of a rank whose loaders have these sizes.
+    Raises: ConfigError, as `check_memory`."""
     processes = max(1, num_workers)
     turn = micro_batch_size * data_parallel_size * processes
-    sizes = {"micro_batch_size": micro_batch_size, "num_batches": batches_of(num_workers)}
-    budgets = [plan_budget(run.view(section), **sizes) for section in run.sections]
-    budget = max(budgets, key=lambda each: each.batches)  # where samples are longest
-    needed = budget.batches + budget.orders
+    num_batches = batches_of(num_workers)
+    needs = _find_needs(run, skips, 0, micro_batch_size, turn, num_batches)
+    _refuse_too_little(needs, micro_batch_size, num_batches)
     most = None
     if run.has_lanes and run.consumes_whole_blocks:
         # More lanes than the run has windows would not even fill one cycle.
         windows = max(run.num_samples // blend.shuffle_window for blend in run.blends)
         useful = min(MAX_LANES, max(windows, *(blend.lanes for blend in run.blends)))
-        most = turn * _count_rounds(run, budget, micro_batch_size, useful // turn)
-        lanes = max(lanes_of(blend.lanes, micro_batch_size, turn) for blend in run.blends)
-        needed += math.ceil(blocks_of_lanes(run, lanes).sum() / SHARES["blocks"] * NUM_SHARES)
+        blocks = min(need.budget.blocks for need in needs)
+        most = turn * _count_rounds(run, blocks, micro_batch_size, useful // turn)
     return MemoryNeed(
-        bytes_per_rank=processes * needed,
+        bytes_per_rank=processes * max(need.memory for need in needs),
         limit_per_rank=processes * run.runtime.memory,
         most_lanes=most,
     )
 
 
-def _count_rounds(run: Run, budget: Budget, micro_batch_size: int, most: int) -> int:
-    """How many micro batches of lanes each process may read, so that their blocks fit in its
-    budget; never more than `most`."""
+def _find_needs(
+    run: Run,
+    skips: Skips,
+    first: int,
+    micro_batch_size: int,
+    stride: int,
+    num_batches: int,
+    num_samples: int = MOST_SAMPLES,
+) -> list[_PartNeed]:
+    """What each part of the run from sample `first` on needs."""
+    found = list[_PartNeed]()
+    for section in run.sections:
+        view = run.view(section)
+        budget = plan_budget(view, micro_batch_size=micro_batch_size, num_batches=num_batches)
+        num_lanes = 0  # no lane continues in its block: only one step must fit
+        lane_bytes = np.zeros(1, np.int64)
+        if run.has_lanes and run.consumes_whole_blocks:
+            num_lanes = max(lanes_of(each.lanes, micro_batch_size, stride) for each in view.blends)
+            lane_bytes = blocks_of_lanes(view, num_lanes)
+        for_lanes = least_memory(view, BlockNeed(int(lane_bytes.sum())), budget)
+        start = max(first, section.start)
+        # An empty range after the last one that is skipped
+        for skipped, next_start in [*skips.ranges, (section.stop, section.stop)]:
+            stop = min(skipped, section.stop)
+            if start < stop:
+                steps = StepSequence(
+                    first=start,
+                    micro_batch_size=micro_batch_size,
+                    stride=micro_batch_size,
+                    stop=stop,
+                )
+                need, step = _largest_step(view, steps, num_samples)
+                found.append(
+                    _PartNeed(
+                        run=view,
+                        budget=budget,
+                        num_lanes=num_lanes,
+                        lane_bytes=lane_bytes,
+                        for_lanes=for_lanes,
+                        step=step,
+                        for_step=least_memory(view, need, budget),
+                    )
+                )
+            start = max(start, next_start)
+    return found
+
+
+def _largest_step(run: Run, steps: StepSequence, num_samples: int) -> tuple[BlockNeed, Int64s]:
+    """The most that one of the steps needs, and its samples, int64 [...]; of all steps, or of
+    about `num_samples` samples all over them."""
+    num_steps = -(-(steps.stop - steps.first) // steps.stride)
+    length = num_steps
+    firsts = [0]
+    if num_steps * steps.stride > num_samples:
+        length = -(-num_samples // _STRETCHES // steps.stride)
+        firsts = [i * (num_steps - length) // (_STRETCHES - 1) for i in range(_STRETCHES)]
+    most = BlockNeed(0, 0)
+    largest = np.zeros(0, np.int64)
+    largest_share = 0.0
+    for first in firsts:
+        samples, offsets = steps.samples(first, length)
+        blocks, with_reading = step_needs(run, locate_steps(run, samples, offsets))
+        shares = np.maximum(
+            blocks / SHARES["blocks"], with_reading / (SHARES["blocks"] + SHARES["reads"])
+        )
+        step = int(shares.argmax())
+        if shares[step] > largest_share:
+            largest_share = float(shares[step])
+            largest = samples[offsets[step] : offsets[step + 1]]
+        most = BlockNeed(*np.maximum(most, [blocks.max(), with_reading.max()]).tolist())
+    return most, largest
+
+
+def _refuse_too_little(needs: list[_PartNeed], micro_batch_size: int, num_batches: int) -> None:
+    """Raises: ConfigError if `memory` is not enough."""
+    need = max(needs, key=lambda each: each.memory, default=None)
+    if need is None or need.memory <= need.run.runtime.memory:
+        return
+    run = need.run
+    if need.for_lanes < need.for_step:
+        offsets = np.array([0, len(need.step)])
+        schedule = schedule_reads(run, locate_steps(run, need.step, offsets))
+        raise refuse_step(run, schedule, need.budget, need.memory)
+    largest = int(need.lane_bytes.argmax())
+    raise ConfigError(
+        f"memory: found {format_bytes(run.runtime.memory)}, expected "
+        f"{format_bytes(need.memory, up=True)} or more: blocks of {need.num_lanes} of "
+        f"{max(blend.lanes for blend in run.blends)} lanes take "
+        f"{format_bytes(need.lane_bytes.sum())} (most for source {run.sources[largest].name!r}: "
+        f"{format_bytes(need.lane_bytes[largest])}), {num_batches} batches of {micro_batch_size} "
+        f"samples {format_bytes(need.budget.batches)}, the sources' block orders "
+        f"{format_bytes(need.budget.orders)}; raise memory, or lower shuffle_window, lanes, micro "
+        "batch or block sizes"
+    )
+
+
+def _count_rounds(run: Run, blocks: int, micro_batch_size: int, most: int) -> int:
+    """How many micro batches of lanes each process may read, so that their blocks fit in `blocks`
+    bytes; never more than `most`."""
     low = 0
     high = most + 1
     while high - low > 1:
         middle = (low + high) // 2
-        fits = blocks_of_lanes(run, middle * micro_batch_size).sum() <= budget.blocks
+        fits = blocks_of_lanes(run, middle * micro_batch_size).sum() <= blocks
         low, high = (middle, high) if fits else (low, middle)
     return low

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megablend.arrays import Int64s
-from megablend.prefetch.memory_budget import batches_of, budget_of
+from megablend.prefetch.memory_budget import batches_of, plan_budget
 from megablend.prefetch.read_schedule import ReadSchedule, StepSequence
 from megablend.prefetch.windows import plan_windows
 from megablend.run.run import Run
@@ -41,8 +41,8 @@ def read_amplification(
     step_samples = micro_batch_size * data_parallel_size
     processes = max(1, num_workers)
     stride = step_samples * processes
-    budget = budget_of(
-        run, micro_batch_size=micro_batch_size, stride=stride, num_batches=batches_of(num_workers)
+    budget = plan_budget(
+        run, micro_batch_size=micro_batch_size, num_batches=batches_of(num_workers)
     )
     read = 0
     useful = 0.0

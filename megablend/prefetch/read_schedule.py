@@ -123,6 +123,38 @@ def locate_steps(run: Run, samples: Int64s, step_offsets: Int64s) -> LocatedStep
     )
 
 
+def step_needs(run: Run, located: LocatedSteps) -> tuple[Int64s, Int64s]:
+    """What each step needs if it is read alone, as `schedule_reads` says of it: bytes of its
+    blocks, and of these with what reading the largest takes; int64 [num_steps] each."""
+    _, step_offsets, _, _, spans = located
+    num_steps = len(step_offsets) - 1
+    steps = np.repeat(np.arange(num_steps), np.diff(np.searchsorted(spans.rows, step_offsets)))
+    ids, places = np.unique(spans.blocks, return_inverse=True)
+    # [pairs], by step, then by block
+    steps, places = np.divmod(np.unique(steps * len(ids) + places), len(ids))
+    rows = run.store.snapshot.blocks(ids)
+    sizes, reading = run.store.memory_bytes(
+        ids, rows, documents=run.settings.masks.inter_document_masking
+    )
+    dictionaries = _dictionary_bytes(run, ids[places], rows[places], steps)
+    first_pairs = np.searchsorted(steps, np.arange(num_steps))
+    blocks = np.add.reduceat(sizes[places], first_pairs)
+    return blocks, blocks + np.maximum.reduceat(reading[places] + dictionaries, first_pairs)
+
+
+def _dictionary_bytes(run: Run, ids: Int64s, rows: Array, groups: Int64s) -> Int64s:
+    """Bytes for reading dictionaries with each of the blocks `ids`, int64 [n]: in each of `groups`,
+    int64 [n], a dictionary is read with the first block that needs it."""
+    found = np.zeros(len(ids), np.int64)
+    if is_by_dictionary(rows["encoding"]).any():
+        numbers, stored = run.store.dictionaries(ids)
+        needed = np.flatnonzero(stored)
+        keys = groups[needed] * (numbers.max() + 1) + numbers[needed]
+        firsts = needed[np.unique(keys, return_index=True)[1]]
+        found[firsts] = DICTIONARY_GROWTH * stored[firsts]
+    return found
+
+
 def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
     """The read schedule of steps of samples."""
     samples, step_offsets, sources, ordinals, spans = steps_located
@@ -134,13 +166,8 @@ def schedule_reads(run: Run, steps_located: LocatedSteps) -> ReadSchedule:
         ids, rows, documents=run.settings.masks.inter_document_masking
     )
     first_use = steps[firsts]
-    if is_by_dictionary(
-        rows["encoding"]
-    ).any():  # a dictionary is read with the first block that needs it
-        order = np.argsort(first_use, kind="stable")
-        numbers, stored = run.store.dictionaries(ids[order])
-        _, chunks = np.unique(np.where(stored > 0, numbers, -1), return_index=True)
-        reading[order[chunks]] += DICTIONARY_GROWTH * stored[chunks]
+    order = np.argsort(first_use, kind="stable")
+    reading[order] += _dictionary_bytes(run, ids[order], rows[order], np.zeros_like(ids))
     last_use = np.zeros(len(ids), np.int64)
     last_use[places] = steps  # steps ascend, so the last assignment wins
     advances = spans.stops - spans.starts

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from megablend.arrays import Int64s
 from megablend.errors import ConfigError
-from megablend.prefetch.memory_budget import Budget, format_bytes
+from megablend.prefetch.memory_budget import BlockNeed, Budget, format_bytes, least_memory
 from megablend.prefetch.read_schedule import (
     ReadSchedule,
     StepSequence,
@@ -94,14 +94,8 @@ def make_schedules(
             )
             # What does not fit was located in vain: the next window may be longer by a few steps
             samples = min(samples, len(schedule.samples) + len(schedule.samples) // 16)
-        if (needed := int(schedule.sizes.sum())) > (max_bytes := block_budget(schedule, budget)):
-            largest = int(schedule.reading.argmax())
-            raise ConfigError(
-                f"memory: the blocks of a step of {len(schedule.samples)} samples take {needed} bytes, but memory "
-                f"{format_bytes(run.runtime.memory)} leaves {max(0, max_bytes)} bytes for blocks (the largest is block "
-                f"{schedule.ids[largest]}: {schedule.sizes[largest]} bytes, and {schedule.reading[largest]} more while it is "
-                "read); raise memory, or lower micro_batch_size or the sources' block sizes"
-            )
+        if not (need := step_need(schedule)).fits(budget):
+            raise refuse_step(run, schedule, budget, least_memory(run, need, budget))
         yield schedule
         step += schedule.num_steps
 
@@ -110,6 +104,27 @@ def estimate_spans_per_sample(run: Run) -> float:
     """The approximate mean number of blocks that hold a sample's tokens."""
     num_blocks = int((run.data.parts["stop_block"] - run.data.parts["first_block"]).sum())
     return 1 + run.sequence_length * num_blocks / max(1, int(run.data.parts["tokens"].sum()))
+
+
+def step_need(schedule: ReadSchedule) -> BlockNeed:
+    """What the blocks of a schedule need if all are in memory at once."""
+    size = int(schedule.sizes.sum())
+    return BlockNeed(size, size + int(schedule.reading.max()))
+
+
+def refuse_step(run: Run, schedule: ReadSchedule, budget: Budget, least: int) -> ConfigError:
+    """The error for a step whose blocks do not fit into memory, of which `least` bytes would do."""
+    largest = int(schedule.reading.argmax())
+    number = int(run.store.snapshot.file_of(schedule.ids[largest : largest + 1])[0])
+    return ConfigError(
+        f"memory: found {format_bytes(run.runtime.memory)}, expected {format_bytes(least, up=True)} "
+        f"or more: the blocks of a step of {len(schedule.samples)} samples take "
+        f"{format_bytes(schedule.sizes.sum())} (from sample {schedule.samples[0]:,} on), reading the "
+        f"largest {format_bytes(schedule.reading[largest])} more (of "
+        f"{run.store.snapshot.path(number, run.store.roots)}), batches and the sources' block orders "
+        f"{format_bytes(budget.batches + budget.orders)}; raise memory, or lower micro_batch_size or "
+        "the sources' block sizes"
+    )
 
 
 def block_budget(schedule: ReadSchedule, budget: Budget) -> int:

@@ -12,7 +12,7 @@ import torch.utils.data
 from megablend.errors import DataError, MegablendError
 from megablend.formats import bound_caches
 from megablend.prefetch.due_ranges import DueReporter, report_due
-from megablend.prefetch.memory_budget import budget_of
+from megablend.prefetch.memory_budget import plan_budget
 from megablend.prefetch.read_ahead import ReadAhead
 from megablend.prefetch.read_counts import ReadMeter
 from megablend.prefetch.read_schedule import StepSequence
@@ -35,7 +35,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     Args:
         dataset: the dataset to read.
         micro_batch_size, step_samples: samples per step of this rank, and of all ranks.
-        num_batches: batches that exist at once; see `budget_of`.
+        num_batches: batches that exist at once; see `plan_budget`.
     """
 
     def __init__(
@@ -119,9 +119,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         future = StepSequence(
             first=first, micro_batch_size=batch_size, stride=stride, stop=self._section.stop
         )
-        budget = budget_of(
-            run, micro_batch_size=batch_size, stride=stride, num_batches=self._num_batches
-        )
+        budget = plan_budget(run, micro_batch_size=batch_size, num_batches=self._num_batches)
         self._dataset.window.resize(min(budget.window, self._dataset.window_bytes))
         bound_caches(budget.dictionaries)
         self._taken = [0]

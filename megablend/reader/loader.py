@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from torch.utils.data import DataLoader, Sampler
 
 from megablend.errors import ConfigError, MegablendError, StateError
 from megablend.index.verify.check_files import FileChecker
-from megablend.prefetch.memory_budget import batches_of, budget_of
+from megablend.prefetch.memory_budget import batches_of
+from megablend.prefetch.memory_need import check_memory
 from megablend.reader.batch_dataset import BatchDataset
 from megablend.reader.callers import count_of_lightning
 from megablend.reader.dataset import Dataset
@@ -115,6 +117,7 @@ class Loader:
         """Samples, over all ranks, of the batches yielded so far."""
         self._counts = LoaderCounts()
         self._steps: BatchDataset | None = None
+        self._check_memory: Callable[..., None] | None = None
         self._threads = Threads()
         self._watch = _watch_of(
             dataset, self.sampler.data_parallel_rank, self.sampler.data_parallel_size
@@ -135,8 +138,12 @@ class Loader:
         if dataset.transform is not None and num_workers == 0:
             num_batches += 2 * AHEAD  # inputs and outputs of the threads
         sizes = {"micro_batch_size": micro_batch_size, "num_batches": num_batches}
-        for section in dataset.run.sections:  # raise errors here, not in a worker
-            budget_of(dataset.run.view(section), stride=step_samples * max(1, num_workers), **sizes)
+        stride = step_samples * max(1, num_workers)
+        # Raises errors here, not in a worker
+        self._check_memory = partial(
+            check_memory, dataset.run, dataset.skips, stride=stride, **sizes
+        )
+        self._check_memory(first=self.sampler.next_start())
         self._steps = BatchDataset(dataset, step_samples=step_samples, **sizes)
         made = (
             self._steps
@@ -286,8 +293,13 @@ class Loader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a state was saved, with any number of ranks
-        and any micro batch. Raises StateError."""
+        and any micro batch.
+
+        Raises: StateError; ConfigError if steps or `memory` do not fit what is left.
+        """
         self.sampler.load_state_dict(state)
+        if self._check_memory is not None:
+            self._check_memory(first=self.sampler.next_start())
         self.consumed_samples = self.sampler.consumed_samples
         self._position_lost = False
         self._pass = None

@@ -11,8 +11,10 @@ import pytest
 
 import megablend
 from megablend.index.blocks.block_sizes import SHARES
-from megablend.prefetch.memory_budget import Budget, batches_of, budget_of
+from megablend.prefetch.memory_budget import Budget, batches_of, plan_budget
+from megablend.prefetch.memory_need import check_memory
 from megablend.run.run import Run
+from megablend.run.skips import Skips
 from tests.runs import documents, make_config, write_source
 
 
@@ -28,7 +30,7 @@ def run_of(folder: Path, **settings: Any) -> Run:
 
 def test_the_parts_are_the_whole(tmp_path: Path) -> None:
     run = run_of(tmp_path, memory=1_000_003)
-    budget = budget_of(run, micro_batch_size=3, stride=3)
+    budget = plan_budget(run, micro_batch_size=3)
     assert {field.name for field in fields(Budget)} == {"batches", "orders", *SHARES}
     parts = [getattr(budget, field.name) for field in fields(Budget)]
     assert min(parts) > 0
@@ -53,7 +55,7 @@ def test_batches_are_counted_as_they_are(
     run = run_of(tmp_path, **settings)
     batch = next(iter(megablend.Loader(megablend.Dataset(run), micro_batch_size=4)))
     made = sum(tensor.nbytes for tensor in batch.values())
-    counted = budget_of(run, micro_batch_size=4, stride=4, **sizes).batches
+    counted = plan_budget(run, micro_batch_size=4, **sizes).batches
     assert 1 <= counted / made / sizes.get("num_batches", 2) <= 1.2
 
 
@@ -81,7 +83,7 @@ def test_what_is_refused_says_how_much_would_do(tmp_path: Path) -> None:
         match=r"memory: found 2.0 KiB, expected [\d.]+ KiB or more: .* 4 of 4 lanes take .* 2 batches of 4 .*"
         r" the sources' block orders .* raise memory, or lower shuffle_window, lanes, micro batch",
     ) as refused:
-        budget_of(run, micro_batch_size=4, stride=4)
+        check_memory(run, Skips(), micro_batch_size=4, stride=4)
     asked = re.search(r"expected ([\d.]+) KiB", str(refused.value))
     assert asked is not None
     enough = run_of(

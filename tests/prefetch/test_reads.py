@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import megablend
-from megablend.prefetch.memory_budget import budget_of
+from megablend.prefetch.memory_budget import plan_budget
 from megablend.prefetch.read_schedule import StepSequence
 from megablend.prefetch.reads import READ_BYTES, READS_AHEAD, Read, split_reads
 from megablend.prefetch.windows import Window, plan_windows
@@ -30,7 +30,7 @@ class Waiting(WrapperStorage):
 def test_each_block_is_in_one_read(tmp_path: Path, num_sources: int, waits: bool) -> None:
     config = run_of(tmp_path, num_sources, 1 << 18, samples=2048, lanes=8, shuffle_window=64)
     run = megablend.open(config, storage=Waiting(STORAGE) if waits else STORAGE).run
-    budget = budget_of(run, micro_batch_size=8, stride=8)
+    budget = plan_budget(run, micro_batch_size=8)
     future = StepSequence(first=0, micro_batch_size=8, stride=8, stop=2048)
     seen_together = False
     for window in plan_windows(run, future, budget):

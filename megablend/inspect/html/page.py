@@ -106,7 +106,7 @@ def _facts(described: RunDescription) -> Iterator[str]:
     if described.read_amplification is not None:
         facts["Read amplification"] = f"{described.read_amplification:.3f}"
     if described.memory_per_rank is not None and described.memory_limit_per_rank is not None:
-        needed = format_bytes(described.memory_per_rank)
+        needed = format_bytes(described.memory_per_rank, up=True)
         limit = format_bytes(described.memory_limit_per_rank)
         facts["Memory of a rank"] = f"at least {needed}, of {limit} that the config allows"
     if described.most_lanes is not None:
