@@ -137,7 +137,7 @@ class Loader:
         num_batches = batches_of(num_workers, options.get("prefetch_factor"))
         if dataset.transform is not None and num_workers == 0:
             num_batches += 2 * AHEAD  # inputs and outputs of the threads
-        sizes = {"micro_batch_size": micro_batch_size, "num_batches": num_batches}
+        sizes = {"micro_batch_size": self.batch_size, "num_batches": num_batches}
         stride = step_samples * max(1, num_workers)
         # Raises errors here, not in a worker
         self._check_memory = partial(
