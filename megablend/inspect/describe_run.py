@@ -16,6 +16,7 @@ from megablend.caches.base import DOCUMENTS
 from megablend.config import LENGTHS, Config
 from megablend.errors import ConfigError, PlanError
 from megablend.index.read.document_table import table_bytes
+from megablend.index.read.joined_snapshot import JoinedSnapshot
 from megablend.index.read.snapshot import Snapshot
 from megablend.inspect.describe_split import describe_split
 from megablend.inspect.description import (
@@ -208,7 +209,7 @@ def _measure_opening(config: Config, run: Run, planned_in: float) -> float:
 
 
 def describe_index(snapshot: Snapshot) -> IndexDescription:
-    """An index of a cache, with its sources."""
+    """An index of a cache, or several as one, with its sources."""
     # Looking for each costs much where sources are many
     has_tables = bool(snapshot.store.list_files(DOCUMENTS))
     sources = tuple(
@@ -227,15 +228,17 @@ def describe_index(snapshot: Snapshot) -> IndexDescription:
         )
         for number, entry in enumerate(snapshot.sources)
     )
+    repeated = snapshot.list_repeated() if isinstance(snapshot, JoinedSnapshot) else []
+    again = [snapshot.file(number) for number in repeated]
     return IndexDescription(
         digest=snapshot.digest,
         index_bytes=sum(
             path.stat().st_size for path in snapshot.folder.iterdir() if path.is_file()
         ),
-        files=sum(source.files for source in sources),
-        blocks=sum(source.blocks for source in sources),
-        rows=sum(source.rows for source in sources),
-        tokens=sum(source.tokens for source in sources),
+        files=sum(source.files for source in sources) - len(again),
+        blocks=sum(source.blocks for source in sources) - sum(file.num_blocks for file in again),
+        rows=sum(source.rows for source in sources) - sum(file.rows for file in again),
+        tokens=sum(source.tokens for source in sources) - sum(file.tokens for file in again),
         sources=sources,
     )
 

@@ -156,7 +156,8 @@ class IndexedSource(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class IndexDescription(Record):
-    """An index of a cache, with sums over its sources."""
+    """An index of a cache, or those of a run as one, with sums over its sources: of several
+    indexes a file that did not change counts once."""
 
     OPTIONAL: ClassVar[frozenset[str]] = frozenset({"sources_left_out"})
     digest: str

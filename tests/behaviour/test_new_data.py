@@ -27,6 +27,7 @@ from megablend.errors import (
     PlanError,
     StateError,
 )
+from megablend.inspect.description import CacheDescription, IndexDescription, RunDescription
 from megablend.run.ledger_file import load_ledger
 from tests.cli.commands import run
 from tests.formats.writers import KINDS
@@ -158,6 +159,36 @@ def test_a_grown_source_finishes_its_epoch_and_a_new_one_begins_at_once(
     assert [row.tolist() for row in next(iter(resumed))["tokens"]] == [
         dataset[k]["tokens"].tolist() for k in range(700, 704)
     ]
+
+
+def test_a_file_that_did_not_change_is_described_once(tmp_path: Path) -> None:
+    config = make_run(tmp_path)
+    write_file(tmp_path, 1, "m00", later(1))
+    grown = config | {"stages": STAGES}
+    megablend.build(grown)
+    described = megablend.describe(grown)
+    assert isinstance(described, RunDescription)
+    tokens = len(tokens_of(*OLD, later(1)))
+    assert (described.index.files, described.index.tokens) == (5, tokens)
+    assert described.index.rows == sum(map(len, [*OLD, later(1)]))
+    newest = megablend.describe(config["cache"])
+    assert isinstance(newest, CacheDescription)
+    assert described.index.blocks in {
+        each.blocks for each in newest.indices if isinstance(each, IndexDescription)
+    }
+    path = tmp_path / "grown.json"
+    path.write_text(json.dumps(grown))
+    assert f"index of 5 files, {tokens:,} tokens, in" in run("describe", path).stdout
+    (tmp_path / "data/source0/m0.parquet").unlink()
+    write_file(tmp_path, 0, "m2", later(0))
+    config = grown | {"stages": [*STAGES, {"samples": 3200, "new_data": True}]}
+    megablend.build(config)
+    described = megablend.describe(config)
+    assert isinstance(described, RunDescription)
+    assert (described.index.files, described.index.tokens) == (
+        6,
+        tokens + len(tokens_of(later(0))),
+    )
 
 
 @pytest.mark.parametrize("order", ["block", "document"])

@@ -174,6 +174,16 @@ class JoinedSnapshot(Snapshot):
                 known |= mine
         return gone
 
+    def list_repeated(self) -> list[int]:
+        """Numbers of the sources' files in earlier snapshots that a later one has as well."""
+        names = list({entry.name for each in self.snapshots for entry in each.sources})
+        last = len(self.snapshots) - 1
+        counted = set(self.files_of(last, names)).union(
+            each.numbers[0] for each in self.list_gone(names)
+        )
+        numbers = (i for which in range(last) for i in self.files_of(which, names))
+        return [i for i in numbers if i not in counted]
+
     @property
     def token_ranges(self) -> Int64s:
         """int64 [num_files, 2]; see Snapshot.token_ranges. Raises: CacheError."""
