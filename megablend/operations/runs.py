@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 
-from megablend.caches.base import CacheStore
+from megablend.caches.base import SNAPSHOTS, CacheStore
 from megablend.caches.find import CacheLike
 from megablend.config import SPLITS, Config
 from megablend.config.runtime import Runtime
@@ -142,8 +142,9 @@ def _list_common(state: State, ledger: Ledger) -> list[str]:
 
 def _check_indices(config: Config, needed: Sequence[str]) -> None:
     """Raises: StateError if the cache lacks a snapshot that a state needs."""
-    known = list_snapshots(config.cache_store)
-    if missing := [index for index in needed if index not in known]:
+    store = config.cache_store
+    if missing := [index for index in needed if not store.has_folder(SNAPSHOTS, index)]:
+        known = list_snapshots(store)
         raise StateError(
             f"the state was taken with index {missing[0]}, which {config.cache} does not hold (it has "
             f"{', '.join(known) or 'none'}); open it with the cache that the run was built in, or "

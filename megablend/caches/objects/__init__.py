@@ -9,5 +9,6 @@ commits  numbered versions, each an object that only one process can create; wha
 copies   this node's copies of folders, and removing those that it does not use
 folders  folders: their commits
 node     this node's folder, and its locks
+remembered  what the store has answered, for when it does not answer
 store    `ObjectCacheStore`; whether the store lets only one of several processes create an object
 """

@@ -27,6 +27,7 @@ from megablend.caches.objects.commits import Chain, find_last
 from megablend.caches.objects.copies import remove_unused
 from megablend.caches.objects.folders import Folders, is_own
 from megablend.caches.objects.node import find_node_folder, remove_old_leftovers
+from megablend.caches.objects.remembered import RememberedPrefix
 from megablend.errors import CacheError
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.prefix import ObjectPrefix
@@ -56,7 +57,7 @@ class ObjectCacheStore:
     ) -> None:
         self._options = options
         self._local_cache = local_cache
-        self._prefix = ObjectPrefix(location, options)
+        self._prefix = RememberedPrefix(location, options, lambda: self.folder)
         self._is_checked = False
         self._clock_lead = 0.0
         """Seconds by which the store's clock is ahead of this node's, as of the last `now`."""
@@ -106,7 +107,15 @@ class ObjectCacheStore:
         if not self._is_checked:
             check_creates_once(self._prefix)
             self._is_checked = True
-        yield LockInfo(nonce=secrets.token_hex(8), exclusive=True)
+        is_held = self._prefix.is_held
+        self._prefix.is_held = True
+        try:
+            yield LockInfo(nonce=secrets.token_hex(8), exclusive=True)
+        finally:
+            self._prefix.is_held = is_held
+            if self._prefix.is_mirrored:
+                # Commits that it has read are read again, so that they are remembered
+                self.__dict__.pop("_folders", None)
 
     def verify_shared(self, nonce: str) -> None:
         """See CacheStore: each node has a folder of its own."""

@@ -28,6 +28,10 @@ _PUT_SECONDS = 30.0
 _WRITE_ACCESS = "get permission to read, write, list and delete objects there"
 
 
+class NoAnswerError(CacheError):
+    """The store did not answer, or only with failures of its own."""
+
+
 class ObjectEntry(NamedTuple):
     """An object of a listing."""
 
@@ -44,16 +48,20 @@ class ObjectPrefix:
     """Objects by their keys below a prefix. Picklable; safe between threads.
 
     Raises, from any call: ConfigError if the client is missing or this process was forked after
-    using it; CacheError if a request is refused, or failed for `give_up_after`.
+    using it; CacheError if a request is refused; NoAnswerError if it failed for `give_up_after`.
 
     Args:
         location: such as s3://bucket/caches/x.
         options: how the bucket is accessed.
+        seconds: after which a request has failed; None: as the options say.
     """
 
-    def __init__(self, location: str, options: ObjectOptions) -> None:
+    def __init__(
+        self, location: str, options: ObjectOptions, *, seconds: float | None = None
+    ) -> None:
         self.location = location.rstrip("/")
         self._options = options
+        self._seconds = seconds
         self._address: Address = parse_location(self.location)
         check_key(self.location, self._address.key)
 
@@ -205,9 +213,11 @@ class ObjectPrefix:
                 return read_failure(error, is_write=is_write)
 
         try:
-            found = await client.retry(place, attempt)
+            found = await asyncio.wait_for(client.retry(place, attempt), self._seconds)
+        except asyncio.TimeoutError:
+            raise NoAnswerError(f"{place}: no answer for {self._seconds} s") from None
         except DataError as error:
-            raise CacheError(
+            raise NoAnswerError(
                 f"{place}: cannot access the cache: {error.problem.partition(': ')[2]}"
             ) from None
         if isinstance(found, Failure):

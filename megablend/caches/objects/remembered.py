@@ -1,0 +1,145 @@
+"""What a store of a cache has answered: remembered on this node, for when it does not answer.
+
+Only for nodes with a mirror, which go on while their source is off. Only listings and versions
+are remembered, the rest is in the node's copies. They are not used where they could do harm: while
+the cache is held for writing; nor in a job of several machines, of which each might remember
+another state of the run. What is written needs the store anyway, which refuses a version that is
+not the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.objects.prefix import NoAnswerError, ObjectEntry, ObjectPrefix
+from megablend.system.atomic_write import replace_file
+from megablend.system.limited_json import parse_json
+from megablend.system.log import LOG
+from megablend.system.safe_open import read_regular
+
+_ANSWERS = ".answers"
+_SECONDS = 15.0
+"""A store that is not heard of for so long is not waited for where its last answer is known."""
+_AWAY_SECONDS = 60.0
+"""For so long it is not asked again then."""
+_LOCAL_SIZES = {
+    "WORLD_SIZE": "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PMI_SIZE": "MPI_LOCALNRANKS",
+}
+"""Variables with the number of a job's processes, and of those on this machine."""
+
+
+class RememberedPrefix(ObjectPrefix):
+    """An ObjectPrefix that remembers.
+
+    Args:
+        location, options: as for ObjectPrefix.
+        find_folder: returns this node's folder of the cache.
+    """
+
+    def __init__(
+        self, location: str, options: ObjectOptions, find_folder: Callable[[], Path]
+    ) -> None:
+        super().__init__(location, options)
+        self._brief = ObjectPrefix(location, options, seconds=_SECONDS)
+        self._find_folder = find_folder
+        self._away_until = 0.0
+        self.is_mirrored = options.mirror is not None and options.mirror.covers(self.location)
+        self.is_held = False
+        """Whether the cache is being written: answers are neither used nor remembered."""
+
+    def read_all(self, keys: Sequence[str]) -> list[bytes | None]:
+        """See ObjectPrefix; versions are remembered."""
+
+        def read(prefix: ObjectPrefix) -> list[str | None]:
+            found = ObjectPrefix.read_all(prefix, keys)
+            return [None if each is None else each.decode("latin-1") for each in found]
+
+        if not all(key.endswith(".json") for key in keys):
+            return super().read_all(keys)
+        answers = self._ask([f"read {key}" for key in keys], read)
+        return [None if each is None else each.encode("latin-1") for each in answers]
+
+    def list_objects(self, folder: str = "") -> list[ObjectEntry]:
+        """See ObjectPrefix; it is remembered."""
+        (listed,) = self._ask(
+            [f"list {folder}"],
+            lambda prefix: [[list(each) for each in ObjectPrefix.list_objects(prefix, folder)]],
+        )
+        return [ObjectEntry(*each) for each in listed]
+
+    def write_all(self, objects: Mapping[str, bytes | Path]) -> dict[str, str]:
+        """See ObjectPrefix; what was remembered may be wrong now."""
+        etags = super().write_all(objects)
+        self._forget()
+        return etags
+
+    def create_each(self, key: str, data: Sequence[bytes]) -> int:
+        """See ObjectPrefix; what was remembered may be wrong now."""
+        count = super().create_each(key, data)
+        self._forget()
+        return count
+
+    def _forget(self) -> None:
+        if self.is_mirrored:
+            shutil.rmtree(self._find_folder() / _ANSWERS, ignore_errors=True)
+
+    def _ask(self, names: Sequence[str], ask: Callable[[ObjectPrefix], list[Any]]) -> list[Any]:
+        """The store's answers, by their names; or those that it gave last. Raises: as `ask`."""
+        if self.is_held or not self.is_mirrored:
+            return ask(self)
+        folder = self._find_folder() / _ANSWERS
+        paths = [
+            folder / hashlib.blake2b(each.encode(), digest_size=16).hexdigest() for each in names
+        ]
+        known = [_load(path) for path in paths]
+        is_usable = all(known) and is_on_one_machine(os.environ)
+        try:
+            if is_usable and time.monotonic() < self._away_until:
+                raise NoAnswerError("it did not answer a moment ago")
+            answers = ask(self._brief if is_usable else self)
+        except NoAnswerError:
+            if not is_usable:
+                raise
+            self._note_absence()
+            return [each[0] for each in known if each]
+        with suppress(OSError):
+            folder.mkdir(exist_ok=True)
+            for path, before, answer in zip(paths, known, answers, strict=True):
+                if before != [answer]:
+                    replace_file(path, json.dumps([answer]).encode())
+        return answers
+
+    def _note_absence(self) -> None:
+        if time.monotonic() >= self._away_until:
+            self._away_until = time.monotonic() + _AWAY_SECONDS
+            LOG.warning(
+                "cache: %s: the store does not answer; taking the cache to be as this node last saw it",
+                self.location,
+            )
+
+
+def is_on_one_machine(environ: Mapping[str, str]) -> bool:
+    """Whether all processes of the job are on this machine, as far as its launcher says."""
+    return environ.get("SLURM_NNODES", "1") == "1" and all(
+        environ.get(size, "1") in ("1", environ.get(local)) for size, local in _LOCAL_SIZES.items()
+    )
+
+
+def _load(path: Path) -> list[Any] | None:
+    """A list of one answer; None if none is remembered."""
+    with suppress(OSError, ValueError):
+        known = parse_json(read_regular(path))
+        if isinstance(known, list) and len(known) == 1:
+            return known
+    return None
