@@ -12,8 +12,10 @@ import pytest
 import megablend
 from megablend.caches.find import _open_remote
 from megablend.caches.objects.remembered import is_on_one_machine
+from megablend.storage.object_options import ObjectOptions
+from megablend.storage.objects.prefix import ObjectPrefix
 from tests.caches.test_remote_cache import configs, samples
-from tests.mirror.nodes import mirror
+from tests.mirror.nodes import kill_node, mirror
 from tests.storage.objects.servers.switch import Switch
 
 SAYS = "the store does not answer; taking the cache to be as this node last saw it"
@@ -61,6 +63,29 @@ def test_a_run_is_opened_restarted_and_checked(
         assert (opened.consumed_samples, opened.skips.ranges) == (20, ((8, 16),))
         assert megablend.check(config).problems == ()
     assert caplog.text.count(SAYS) == 1
+
+
+def test_a_run_whose_data_is_in_the_store_too(
+    tmp_path: Path, both: tuple[dict[str, Any], dict[str, Any]], remote_moto: str, switch: Switch
+) -> None:
+    local, config = both
+    bucket = remote_moto.removesuffix("/of/x")
+    data = ObjectPrefix(f"{bucket}/data", ObjectOptions())
+    for path in (tmp_path / "data").rglob("*.*"):
+        data.write(str(path.relative_to(tmp_path / "data")), path)
+    config["sources"] = [
+        each | {"path": each["path"].replace(str(tmp_path), bucket)} for each in config["sources"]
+    ]
+    megablend.build(local)
+    megablend.build(config)
+    expected = samples(local)
+    assert samples(config) == expected
+    assert megablend.check(config).problems == ()
+    switch.turn_off()
+    restart()
+    kill_node(tmp_path / "mirror")
+    assert samples(config) == expected
+    assert megablend.check(config).problems == ()
 
 
 def test_what_changes_the_cache_waits_for_the_store(
