@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from megablend.cli.options import Command, as_json, finish
+from megablend.cli.options import Command, as_json, finish, in_cache
 from megablend.cli.output import print_line, print_lines
 from megablend.errors import ConfigError
 
@@ -57,6 +57,43 @@ def status_command(what: str, as_json: bool) -> None:
     from megablend.mirror.node.frames import Kind
 
     finish(_ask(what, Kind.STATUS), as_json, _print_status)
+
+
+@node.command("check", cls=Command)
+@of_mirror
+@as_json
+def check_command(what: str, as_json: bool) -> None:
+    """Have all nodes ask one another whether they answer.
+
+    Prints a line for each pair of which one does not reach the other; exits with 3 if there is one.
+    """
+    from megablend.mirror.node.frames import Kind
+
+    found = _ask(what, Kind.CHECK)
+    finish(found, as_json, _print_checked)
+    if found["failures"]:
+        sys.exit(3)
+
+
+@node.command("fill", cls=Command)
+@click.argument("config")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Only say what would be fetched.")
+@in_cache
+@as_json
+def fill_command(config: str, is_dry: bool, cache: str | None, as_json: bool) -> None:
+    """Fetch what the run of CONFIG reads before a job does: on each node what is its to hold.
+
+    Run it on all nodes at the same time, by srun or mpirun. What is held already is not fetched
+    again. Exits with 3 if there was no room for all.
+    """
+    from megablend.cli.progress import progress_on
+    from megablend.operations.fill import fill_mirror
+
+    with progress_on(sys.stderr, doing="fetching", done="fetched", quiet=as_json) as progress:
+        filled = fill_mirror(config, cache=cache, is_dry=is_dry, progress=progress)
+    finish(filled._asdict(), as_json, _print_would_fill if is_dry else _print_filled)
+    if filled.refused:
+        sys.exit(3)
 
 
 @node.command("stop", cls=Command)
@@ -151,6 +188,41 @@ def _print_status(status: dict[str, Any]) -> None:
     print_line(f"clients: {status['clients']:,}")
     print_line(f"held: {_gb(status['held_bytes'])} of {status['files']:,} files")
     print_line(f"read from the source since its start: {_gb(status['source_bytes'])}")
+
+    cluster = status["cluster"]
+    if cluster is None:
+        return
+    print_line(f"read from other nodes since its start: {_gb(status['peer_bytes'])}")
+    away = f"; away: {', '.join(cluster['away_nodes'])}" if cluster["away_nodes"] else ""
+    print_line(f"{cluster['own']}, one of {cluster['nodes']:,} nodes{away}")
+    if not cluster["formed"]:
+        print_line(
+            f"the nodes do not work together yet: {cluster['trouble'] or 'some are missing'}"
+        )
+    elif cluster["bytes_to_copy"]:
+        print_line(f"copies to get from other nodes: {_gb(cluster['bytes_to_copy'])}")
+
+
+def _print_checked(found: dict[str, Any]) -> None:
+    print_lines(found["failures"])
+    told = f"{len(found['failures']):,} failures" if found["failures"] else "all reach one another"
+    print_line(f"{found['nodes']:,} nodes: {told}")
+
+
+def _print_would_fill(filled: dict[str, int]) -> None:
+    print_line(
+        f"would fetch {_gb(filled['missing'])} of this node's share of {_gb(filled['needed'])}"
+    )
+
+
+def _print_filled(filled: dict[str, int]) -> None:
+    held = filled["needed"] - filled["refused"]
+    print_line(f"holds {_gb(held)} of its share of {_gb(filled['needed'])}")
+    print_line(
+        f"fetched from the source: {_gb(filled['source'])}, from other nodes: {_gb(filled['peers'])}"
+    )
+    if filled["refused"]:
+        print_line("there is no room for the rest: raise `size` of `mirror`, or free space")
 
 
 def _print_scrubbed(found: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import json
 import logging
@@ -22,7 +23,7 @@ from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.members.launchers import Members, describe_members, find_members
 from megablend.mirror.members.pace import Pace
 from megablend.mirror.node.engine import Engine
-from megablend.mirror.node.frames import Kind
+from megablend.mirror.node.frames import Kind, Need
 from megablend.mirror.node.local_server import LeavingError, LocalServer
 from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader
@@ -78,7 +79,7 @@ class Node:
         self.engine = Engine(store, self.cluster or self.source)
         states = States(self.engine, self.source)
         tell = None if self.cluster is None else self.cluster.tell_needs
-        self.needs = Needs(self.engine, tell)
+        self.needs = Needs(self.engine, tell, self._select)
         self._ended = asyncio.Event()
         self._started = time.time()
         commands = {
@@ -148,11 +149,13 @@ class Node:
             )
         self._check_members(hello["members"])
         self.source.add_queries(dict(hello["queries"]))
-        own = self.options.as_json()
-        asked = hello["options"]
-        differing = sorted(
-            name for name in own.keys() | asked.keys() if own.get(name) != asked.get(name)
-        )
+        own = self.options if hello["members"] else self.options.alone()
+        asked = parse_mirror(hello["options"])
+        differing = [
+            each.name
+            for each in dataclasses.fields(MirrorOptions)
+            if getattr(own, each.name) != getattr(asked, each.name)
+        ]
         return answer | {"differing": differing}
 
     def _check_members(self, asked: list[Any]) -> None:
@@ -160,9 +163,9 @@ class Node:
 
         Raises: LeavingError if this one makes room for it; ConfigError if it is in use.
         """
-        if self._is_service or asked == self._described:
+        if self._is_service or asked in ([], self._described):
             return
-        if self.server.has_readers:
+        if self.server.is_read_by_a_cluster:
             raise ConfigError(
                 f"{self._folder.path}: is in use by a job with other nodes\nuse another `folder`, or wait for its end"
             )
@@ -182,11 +185,18 @@ class Node:
             "held_bytes": usage.num_bytes,
             "files": usage.num_files,
             "source_bytes": self.source.num_bytes,
+            "peer_bytes": self.engine.peer_bytes,
             "cluster": None if self.cluster is None else self.cluster.as_json(),
         }
 
-    async def _check(self) -> list[str]:
-        return [] if self.cluster is None else await self.cluster.check()
+    async def _select(self, need: Need) -> Need:
+        """What this node is to hold of a need, whoever reads it."""
+        return need if self.cluster is None else await self.cluster.select(need)
+
+    async def _check(self) -> dict[str, Any]:
+        if self.cluster is None:
+            return {"nodes": 1, "failures": []}
+        return {"nodes": self.cluster.num_nodes, "failures": await self.cluster.check()}
 
     async def _stop(self) -> dict[str, Any]:
         asyncio.get_running_loop().call_later(0.05, self._ended.set)

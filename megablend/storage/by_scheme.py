@@ -3,12 +3,12 @@ which finds and reads each location through the storage of its scheme."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from megablend.arrays import Int64s
 from megablend.errors import ConfigError
 from megablend.storage.base import KnownFiles, Storage
-from megablend.storage.hints import DueRanges, distrust, takes_hints
+from megablend.storage.hints import DueRanges, Filled, HintedStorage, distrust, takes_hints
 from megablend.storage.location import find_scheme
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.registry import StorageOptions, explain_scheme, find_storage
@@ -74,11 +74,23 @@ class StorageByScheme(RoutingStorage):
 
     def set_due(self, reader: str, ranges: Sequence[DueRanges]) -> None:
         """See HintedStorage.set_due: of each storage that takes hints."""
+        for storage, own in self._divide(ranges):
+            storage.set_due(reader, own)
+
+    def fill(self, ranges: Sequence[DueRanges], *, is_dry: bool) -> Filled:
+        """See HintedStorage.fill: of each storage that takes hints."""
+        filled = Filled()
+        for storage, own in self._divide(ranges):
+            filled = filled.plus(storage.fill(own, is_dry=is_dry))
+        return filled
+
+    def _divide(
+        self, ranges: Sequence[DueRanges]
+    ) -> Iterator[tuple[HintedStorage, list[DueRanges]]]:
         routes = [self.route(each.path) for each in ranges]
         for storage in tuple(self._made.values()):
             if takes_hints(storage):
-                own = [each for each, to in zip(ranges, routes, strict=True) if to is storage]
-                storage.set_due(reader, own)
+                yield storage, [r for r, to in zip(ranges, routes, strict=True) if to is storage]
 
     def distrust(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
         """See HintedStorage.distrust."""

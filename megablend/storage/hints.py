@@ -21,12 +21,41 @@ class DueRanges(NamedTuple):
     """float64 [n], seconds from now."""
 
 
+class Filled(NamedTuple):
+    """What was fetched beforehand, in bytes."""
+
+    needed: int = 0
+    """Of what was named, and is this node's to hold."""
+    missing: int = 0
+    """Of these, what was not held."""
+    refused: int = 0
+    """Of these, what there was no room for."""
+    source: int = 0
+    """Fetched from the source."""
+    peers: int = 0
+    """Fetched from other nodes."""
+
+    def plus(self, other: Filled) -> Filled:
+        """Both together."""
+        return Filled(*(a + b for a, b in zip(self, other, strict=True)))
+
+
 class HintedStorage(Storage, Protocol):
     """A storage that keeps copies of what it has read."""
 
     def set_due(self, reader: str, ranges: Sequence[DueRanges]) -> None:
         """Tell what a reader of this process will read, instead of what was said of it before;
         nothing more if there are no ranges. Raises: as Storage.stat does."""
+        ...
+
+    def fill(self, ranges: Sequence[DueRanges], *, is_dry: bool) -> Filled:
+        """Fetch ranges now, whenever they are due: all that this node is to hold of them.
+
+        Args:
+            is_dry: only say what that would be.
+
+        Raises: as Storage.read does.
+        """
         ...
 
     def distrust(self, path: str, offsets: Int64s, sizes: Int64s) -> None:

@@ -103,6 +103,11 @@ class MirrorOptions:
             return any(prefix not in REMOTE_PREFIXES for prefix in prefixes)
         return True
 
+    def alone(self) -> MirrorOptions:
+        """The same folder without the other nodes: for commands, which do not wait for them."""
+        settings: dict[str, Any] = _OF_CLUSTER
+        return dataclasses.replace(self, **settings)
+
     def as_json(self) -> dict[str, Any]:
         """What `parse_mirror` reads, as JSON gives it back."""
         fields = dataclasses.asdict(self).items()
@@ -265,5 +270,5 @@ _PARSERS: Parsers = {
 }
 _FIELDS = {each.name: each.default for each in dataclasses.fields(MirrorOptions)}
 assert _PARSERS.keys() == _FIELDS.keys()
-_OF_CLUSTER = dict(list(_FIELDS.items())[list(_FIELDS).index("nodes") + 1 :])
-"""Defaults of the settings that need `nodes`: those after it."""
+_OF_CLUSTER = dict(list(_FIELDS.items())[list(_FIELDS).index("nodes") :])
+"""Defaults of `nodes`, and of the settings after it, which need it."""

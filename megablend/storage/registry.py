@@ -10,6 +10,7 @@ whose name is the scheme:
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 from collections.abc import Callable
@@ -64,8 +65,8 @@ def _make_local(options: StorageOptions) -> Storage:
 def _make_objects(options: StorageOptions) -> Storage:
     from megablend.storage.objects.store import ObjectStorage
 
-    storage = ObjectStorage(options.objects)
     mirror = find_mirror(options.objects)
+    storage = ObjectStorage(dataclasses.replace(options.objects, mirror=mirror))
     return storage if mirror is None else _read_through(mirror, storage, options)
 
 

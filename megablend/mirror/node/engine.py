@@ -94,6 +94,8 @@ class Engine:
         self._reader = reader
         self._disk = ThreadPoolExecutor(1, "megablend-disk")
         self._flights: dict[str, list[_Flight]] = {}
+        self.peer_bytes = 0
+        """Bytes that came from other nodes."""
         self._reserved: dict[_Flight, int] = {}
         """Bytes that are on their way; used by the store's thread."""
 
@@ -154,6 +156,7 @@ class Engine:
         async def keep(part: Pages, data: memoryview, origins: Origins) -> None:
             flight.source += origins.source
             flight.peers += origins.peers
+            self.peer_bytes += origins.peers
             if not await self.call(self._write, flight, part, data):
                 raise self._no_room()
 

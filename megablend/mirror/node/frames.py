@@ -63,6 +63,8 @@ class Kind(enum.IntEnum):
     """JSON list of [location, size, etag], of files as they are now."""
     CHECK = 11
     """Answered by JSON: a line for each pair of nodes that cannot talk."""
+    FILL = 12
+    """u8, 1 if it is only counted, and needs, whenever they are due; answered by JSON of `Filled`."""
     DONE = 16
     FAILED = 17
     """JSON of an error."""

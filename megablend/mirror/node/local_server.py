@@ -40,7 +40,7 @@ _MAX_AT_A_TIME = 256
 """Requests of one client that are worked on; it waits with others."""
 
 
-_OF_FILES = (Kind.STAT, Kind.KNOWN, Kind.WANT, Kind.DUE, Kind.DISTRUST)
+_OF_FILES = (Kind.STAT, Kind.KNOWN, Kind.WANT, Kind.DUE, Kind.DISTRUST, Kind.FILL)
 
 
 class LeavingError(Exception):
@@ -75,14 +75,15 @@ class LocalServer:
         self._describe = describe
         self._commands = commands
         self._server: asyncio.AbstractServer | None = None
-        self._readers = set[str]()
+        self._readers: dict[str, list[Any]] = {}
+        """The nodes that each client reads with; none: it is a command."""
         self.num_clients = 0
         self.idle_since = time.monotonic()
 
     @property
-    def has_readers(self) -> bool:
-        """Whether jobs read files."""
-        return bool(self._readers)
+    def is_read_by_a_cluster(self) -> bool:
+        """Whether a job on several nodes reads files."""
+        return any(self._readers.values())
 
     async def start(self) -> None:
         """Listen. The folder's lock is held, so that an old socket belongs to nobody."""
@@ -118,8 +119,8 @@ class LocalServer:
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
                 task.add_done_callback(lambda _: turns.release())
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # the client, or this process, ends
         except MegablendError as error:
             LOG.warning("mirror: %s: client refused: %s", self._folder.path, error)
             with contextlib.suppress(ConnectionError):
@@ -128,7 +129,7 @@ class LocalServer:
             for each in tasks:
                 each.cancel()
             self._needs.set(name, [])
-            self._readers.discard(name)
+            self._readers.pop(name, None)
             self.num_clients -= 1
             self.idle_since = time.monotonic()
             writer.close()
@@ -160,7 +161,7 @@ class LocalServer:
                 )
             answer = self._describe(hello)
             if "options" in hello:
-                self._readers.add(client)
+                self._readers[client] = hello["members"]
             return pack_json(answer)
         if kind in _OF_FILES and client not in self._readers:
             raise ConfigError("a client asks for files before it has said how it reads them")
@@ -191,6 +192,9 @@ class LocalServer:
                 )
                 await self._engine.obtain(Want(key, pages, time.monotonic(), Mode.FRESH))
             return b""
+        if kind == Kind.FILL:
+            needs = unpack_needs(payload[1:])
+            return pack_json(await self._needs.fill(needs, is_dry=bool(payload[0])))
         if kind in self._commands:
             return pack_json(await self._commands[Kind(kind)]())
         raise ConfigError(f"the node process knows no request of kind {kind}")

@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 import numpy as np
 
 from megablend.errors import MegablendError, ResourceError
-from megablend.mirror.disk.pages import PORTION_BLOCKS, Pages
+from megablend.mirror.disk.pages import PORTION_BLOCKS, Pages, count_bytes, split_portions
 from megablend.mirror.disk.room import DueRows
 from megablend.mirror.node.engine import AwayError, Engine, Want
 from megablend.mirror.node.frames import Need
+from megablend.storage.hints import Filled
 from megablend.system.log import LOG
 
 _PAUSE_SECONDS = 0.2
@@ -28,13 +29,18 @@ class Needs:
     Args:
         engine: gets the pages.
         tell: is told of the clients' needs when they have changed.
+        select: what this node is to hold of a need; None: all.
     """
 
     def __init__(
-        self, engine: Engine, tell: Callable[[Sequence[Need]], Awaitable[None]] | None = None
+        self,
+        engine: Engine,
+        tell: Callable[[Sequence[Need]], Awaitable[None]] | None = None,
+        select: Callable[[Need], Awaitable[Need]] | None = None,
     ) -> None:
         self._engine = engine
         self._tell = tell
+        self._select = select
         self._needs: dict[str, Sequence[Need]] = {}
         self._kept: dict[str, Sequence[Need]] = {}
         self._changed = asyncio.Event()
@@ -80,6 +86,42 @@ class Needs:
         finally:
             for each in fetchers:
                 each.cancel()
+
+    async def fill(self, needs: Sequence[Need], *, is_dry: bool) -> Filled:
+        """Fetch what this node is to hold of needs, whenever it is due, or only count it."""
+        own = needs if self._select is None else [await self._select(each) for each in needs]
+        wanted = [_unite_rows(need, *_sort_rows(need)) for need in own if len(need.pages.blocks)]
+        filled = Filled()
+        portions = list[Want]()
+        for want in wanted:
+            missing = await self._engine.call(self._engine.store.missing, want.key, want.pages)
+            filled = filled.plus(
+                Filled(
+                    needed=count_bytes(want.pages, want.key.size),
+                    missing=count_bytes(missing, want.key.size),
+                )
+            )
+            portions += [Want(want.key, part) for part in split_portions(missing)]
+        if is_dry:
+            return filled
+        remaining = iter(portions)
+
+        async def fetch() -> Filled:
+            got = Filled()
+            for want in remaining:
+                got = got.plus(await self._fill_portion(want))
+            return got
+
+        for got in await asyncio.gather(*(fetch() for _ in range(_NUM_FETCHERS))):
+            filled = filled.plus(got)
+        return filled
+
+    async def _fill_portion(self, want: Want) -> Filled:
+        try:
+            origins = await self._engine.obtain(want)
+        except ResourceError:
+            return Filled(refused=count_bytes(want.pages, want.key.size))
+        return Filled(source=origins.source, peers=origins.peers)
 
     async def _fetch(self) -> None:
         """Fetch one part after another, whatever they are at the time."""
@@ -149,6 +191,12 @@ def order_by_due(needs: Sequence[Need]) -> Iterator[Want]:
                 yield _unite_rows(needs[which[some[0]]], blocks[some], masks[some], due[some])
 
     return parts()
+
+
+def _sort_rows(need: Need) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Blocks, masks and due times, by block."""
+    order = np.argsort(need.pages.blocks, kind="stable")
+    return need.pages.blocks[order], need.pages.masks[order], need.due[order]
 
 
 def _unite_rows(need: Need, blocks: np.ndarray, masks: np.ndarray, due: np.ndarray) -> Want:

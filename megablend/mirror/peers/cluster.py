@@ -132,12 +132,15 @@ class Cluster:
     async def read(self, want: Want, keep: Keep) -> None:
         """See PageReader.read. Raises: ResourceError while fewer than half of the nodes answer;
         ConfigError if the nodes do not agree."""
+        await self._wait_until_formed()
+        await self._routes.read(want, keep)
+
+    async def _wait_until_formed(self) -> None:
         await self._formed.wait()
         if self._failure is not None:
             raise self._failure
         if self._too_few:
             raise ResourceError(self._too_few)
-        await self._routes.read(want, keep)
 
     async def tell_needs(self, needs: Sequence[Need]) -> None:
         """Tell homes what this node will ask for."""
@@ -147,6 +150,17 @@ class Cluster:
         by_node = await loop.run_in_executor(None, self._holders.divide_by_home, needs)
         bodies = {name: pack_needs(by_node.get(name, [])) for name in self._peers}
         await ask_all(self._peers, "/v1/due", bodies)
+
+    @property
+    def num_nodes(self) -> int:
+        """Of the cluster, this one too."""
+        return self._members.size
+
+    async def select(self, need: Need) -> Need:
+        """What this node is a home of. Raises: ResourceError if the nodes have not met."""
+        await self._wait_until_formed()
+        assert self._holders is not None
+        return self._holders.select_own(need)
 
     def as_json(self) -> dict[str, Any]:
         """For people and metrics."""

@@ -122,16 +122,21 @@ class Holders:
 
     async def hear(self, name: str, needs: Sequence[Need]) -> None:
         """Another node holds pages; those that this one is to hold are copied in its time."""
-        place = self._names.index(self._own)
         for key, pages, _ in needs:
             by_node = self._known.setdefault(key, {})
             by_node[name] = unite(by_node.get(name, NO_PAGES), pages)
-            is_home = (self._find_places(key, pages, self.copies) == place).any(axis=1)
-            own = Pages(pages.blocks[is_home], pages.masks[is_home])
+            own = self.select_own(Need.of(key, pages, math.inf)).pages
             own = await self._engine.call(self._engine.store.missing, key, own)
             if len(own.blocks):
                 self._to_copy[key] = unite(self._to_copy.get(key, NO_PAGES), own)
                 self._has_work.set()
+
+    def select_own(self, need: Need) -> Need:
+        """What this node is a home of."""
+        key, pages, due = need
+        place = self._names.index(self._own)
+        is_own = (self._find_places(key, pages, self.copies) == place).any(axis=1)
+        return Need(key, Pages(pages.blocks[is_own], pages.masks[is_own]), due[is_own])
 
     def find(self, key: FileKey, pages: Pages) -> list[tuple[str, Pages]]:
         """Nodes that have told that they hold some of the pages, and which."""

@@ -38,6 +38,7 @@ from megablend.mirror.node.frames import (
 )
 from megablend.mirror.process import find_credentials
 from megablend.storage.base import FileStat
+from megablend.storage.hints import Filled
 from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.rate_limiter import JOB_SIZES
@@ -129,6 +130,12 @@ class Connection:
         if not needs:
             del self._due[reader]
         self.request(Kind.DUE, self._pack_due())
+
+    def fill(self, needs: Sequence[Need], *, is_dry: bool) -> Filled:
+        """Have needs fetched, or only counted; whenever they are due. Raises: NodeLostError; as the
+        source."""
+        payload = bytes([is_dry]) + pack_needs(needs)
+        return Filled(*parse_json(self._wait(Kind.FILL, payload)))
 
     def _pack_due(self) -> bytes:
         return pack_needs([need for needs in self._due.values() for need in needs])

@@ -34,7 +34,8 @@ from megablend.mirror.rank.connection import Connection, NodeLostError, find_con
 from megablend.storage.base import Allocate, Bytes, FileStat, ReadLimits, Storage
 from megablend.storage.find import Found
 from megablend.storage.futures import fail_now
-from megablend.storage.hints import DueRanges
+from megablend.storage.head_and_tail import HEAD_BYTES, TAIL_BYTES, HeadAndTail
+from megablend.storage.hints import DueRanges, Filled
 from megablend.storage.local import LIMITS
 from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.object_options import ObjectOptions
@@ -160,6 +161,20 @@ class MirrorStorage(WrapperStorage):
         """See Storage.stat_opened."""
         return self._open(path).state if self._covers(path) else self.inner.stat_opened(path)
 
+    def get_ends(self, path: str) -> HeadAndTail | None:
+        """See HeadAndTailStorage.get_ends: those of mirrored files are in the mirror."""
+        return None if self._covers(path) else super().get_ends(path)
+
+    def read_ends(self, path: str) -> None:
+        """See HeadAndTailStorage.read_ends: the mirror gets them."""
+        if not self._covers(path):
+            super().read_ends(path)
+            return
+        size = self._open(path).key.size
+        head = min(HEAD_BYTES, size)
+        tail = min(TAIL_BYTES, size)
+        self.read_ranges(path, np.array([0, size - tail]), np.array([head, tail]), _allocate)
+
     def read(self, path: str, offset: int, size: int) -> bytes:
         """See Storage.read."""
         if not self._covers(path):
@@ -220,17 +235,30 @@ class MirrorStorage(WrapperStorage):
 
     def set_due(self, reader: str, ranges: Sequence[DueRanges]) -> None:
         """See HintedStorage.set_due."""
-        own = [each for each in ranges if self._covers(each.path)]
         try:
-            self._open_all([each.path for each in own])
-            now = time.monotonic()
-            needs = list[Need]()
-            for each in own:
-                rows, pages = rows_of_ranges(each.offsets, each.sizes)
-                needs.append(Need(self._open(each.path).key, pages, now + each.due[rows]))
-            self.connection.set_due(reader, needs)
+            self.connection.set_due(reader, self._list_needs(ranges))
         except NodeLostError as error:
             self.warn(error)
+
+    def fill(self, ranges: Sequence[DueRanges], *, is_dry: bool) -> Filled:
+        """See HintedStorage.fill. Raises: ResourceError without a node process."""
+        try:
+            return self.connection.fill(self._list_needs(ranges), is_dry=is_dry)
+        except NodeLostError as error:
+            raise ResourceError(
+                f"{self.folder}: no node process answers: {error}\nlook at node.log there, and try again"
+            ) from None
+
+    def _list_needs(self, ranges: Sequence[DueRanges]) -> list[Need]:
+        """Of ranges of files that are mirrored. Raises: NodeLostError; as Storage.stat does."""
+        own = [each for each in ranges if self._covers(each.path)]
+        self._open_all([each.path for each in own])
+        now = time.monotonic()
+        needs = list[Need]()
+        for each in own:
+            rows, pages = rows_of_ranges(each.offsets, each.sizes)
+            needs.append(Need(self._open(each.path).key, pages, now + each.due[rows]))
+        return needs
 
     @property
     def folder(self) -> str:

@@ -231,6 +231,11 @@ class ObjectStorage:
     async def _read_ends(
         self, bucket: Bucket, path: str, key: str, version: ObjectVersion | None
     ) -> None:
+        mirror = self._options.mirror
+        if mirror is not None and mirror.covers(path):
+            # The mirror gets the ends, once for all
+            self._known.keep(path, version or await bucket.stat(path, key))
+            return
         tail_bytes = 0 if self._checking else self._known.tail_bytes
         found, ends = await bucket.read_ends(path, key, version, tail_bytes)
         self._known.keep(path, found, ends)

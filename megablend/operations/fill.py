@@ -1,0 +1,63 @@
+"""node fill: what a run reads, on the disks of its nodes before it begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from megablend.errors import ConfigError
+from megablend.index.build.build_report import Progress
+from megablend.operations.open import open_dataset
+from megablend.operations.session import ConfigLike
+from megablend.prefetch.due_ranges import list_ranges
+from megablend.storage.hints import Filled, takes_hints
+from megablend.system.failures import translating
+
+_BLOCKS_AT_A_TIME = 1 << 16
+
+
+@translating("fill")
+def fill_mirror(
+    config: ConfigLike,
+    *,
+    cache: str | None = None,
+    is_dry: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Filled:
+    """Have the node process of this machine fetch what is its to hold of all files of a run: of a
+    machine alone everything, of several its share of the pieces. To be called on each of them.
+
+    Args:
+        cache: in place of the config's.
+        is_dry: only count.
+        progress: called with the blocks' files that are done.
+
+    Raises: ConfigError if nothing of the run is mirrored; as `open` and reads do; ResourceError if
+        no node process answers.
+    """
+    run = open_dataset(config, cache=cache).run
+    storage = run.store.storage
+    snapshot = run.store.snapshot
+    firsts = [column.files.start for column in snapshot.columns]
+    paths = [snapshot.path(file, run.store.roots) for file in firsts]
+    if not takes_hints(storage) or not any(takes_hints(storage, path) for path in paths):
+        raise ConfigError(
+            "nothing that this run reads is mirrored\n"
+            "set `mirror` under `storage`, with `prefixes` above the files of its sources"
+        )
+    filled = Filled()
+    file = 0
+    while file < snapshot.num_files:
+        first = int(snapshot.files.first_block[file])
+        file = max(
+            file + 1,
+            int(np.searchsorted(snapshot.files.first_block, first + _BLOCKS_AT_A_TIME)) - 1,
+        )
+        blocks = np.arange(first, snapshot.files.first_block[file])
+        ranges = list_ranges(run, blocks, np.full(len(blocks), math.inf))
+        filled = filled.plus(storage.fill(ranges, is_dry=is_dry))
+        if progress is not None:
+            progress(Progress(files=file, num_files=snapshot.num_files, bytes=0, num_bytes=0))
+    return filled
