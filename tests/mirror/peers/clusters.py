@@ -15,13 +15,14 @@ import numpy as np
 
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.pages import Pages, pages_of_file, ranges_of_pages
-from megablend.mirror.members.launchers import Members
+from megablend.mirror.members.launchers import Members, Torchrun
 from megablend.mirror.members.pace import Pace
 from megablend.mirror.node.engine import Want
 from megablend.mirror.peers.cluster import Cluster
 from megablend.mirror.process import Node
 from megablend.storage.mirror_options import parse_mirror
 from megablend.storage.object_options import ObjectOptions
+from tests.mirror.peers.links import Link
 from tests.storage.faulty import FaultySource
 
 QUICK = Pace(ping=0.2, silent=1.0, gone=6.0, complete=20.0)
@@ -43,7 +44,8 @@ class NodesOf:
         folder: of their mirrors.
         source: what they read.
         count: how many there are, at most.
-        settings: of each mirror.
+        has_links: whether they reach one another by a `Link` each.
+        settings: of each mirror; those of some nodes are in `settings_of`.
     """
 
     def __init__(
@@ -52,50 +54,68 @@ class NodesOf:
         source: FaultySource,
         count: int,
         pace: Pace = QUICK,
+        *,
+        has_links: bool = False,
         **settings: Any,
     ) -> None:
         self.folder = folder
         self.source = source
         self.pace = pace
-        self.names = [f"127.0.0.1:{port}" for port in find_ports(count)]
+        self.ports = find_ports(count)
+        self.names = [f"127.0.0.1:{port}" for port in self.ports]
+        self.links = [Link(port) for port in self.ports] if has_links else []
         self.settings = settings
+        self.settings_of: dict[int, dict[str, Any]] = {}
+        self.objects_of: dict[int, ObjectOptions] = {}
         self.nodes: dict[int, Node] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._locks = contextlib.ExitStack()
         self._locks_of: dict[int, contextlib.ExitStack] = {}
 
     async def __aenter__(self) -> NodesOf:
+        for i, link in enumerate(self.links):
+            self.names[i] = await link.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for i in list(self._tasks):
             await self.stop(i)
+        for link in self.links:
+            await link.stop()
 
-    async def start(self, *which: int, members: list[int] | None = None) -> None:
-        """Start nodes, of a cluster of these members (all)."""
-        listed = sorted(self.names[i] for i in members or range(len(self.names)))
+    async def start(
+        self, *which: int, members: list[int] | None = None, torchrun: int | None = None
+    ) -> None:
+        """Start nodes, of a cluster of these members (all); or of a job of so many machines."""
         for i in which:
+            if self.links:
+                await self.links[i].start()
             path = self.folder / f"node{i}"
             name = self.names[i]
+            listed = sorted({name, *(self.names[j] for j in members or range(len(self.names)))})
             options = parse_mirror(
                 {
                     "folder": str(path),
                     "prefixes": [f"{self.source.url}/"],
                     "reserve": 0,
                     "nodes": listed,
-                    "port": int(name.rpartition(":")[2]),
+                    "port": self.ports[i],
                     **self.settings,
+                    **self.settings_of.get(i, {}),
                 }
             )
+            found = Members(tuple(listed), name)
+            if torchrun is not None:
+                found = Members((), name, Torchrun(i, torchrun, self.names[0]))
             folder = MirrorFolder.create(str(path), group=None)
             lock = contextlib.ExitStack()
             lock.enter_context(folder.lock())
             self._locks_of[i] = lock
             node = Node(
                 options,
-                ObjectOptions(),
+                self.objects_of.get(i, ObjectOptions()),
                 folder,
-                Members(tuple(listed), name),
+                found,
                 is_service=True,
                 pace=self.pace,
             )
@@ -109,7 +129,9 @@ class NodesOf:
                 await self._tasks.pop(i)
 
     async def stop(self, i: int, *, empties: bool = False) -> None:
-        """End a node, as far as others see: at once."""
+        """End a node, as far as others see: at once, if it has a link."""
+        if self.links:
+            self.links[i].cut()
         task = self._tasks.pop(i)
         task.cancel()
         await asyncio.wait([task])
