@@ -1,7 +1,7 @@
 """Frames on the socket between ranks and their node process. All numbers are little-endian.
 
     frame   u32 length of the payload, u8 kind, u64 number of the request, payload
-    pages   u32 n, n x (u32 block, u32 0, u64 pages), u32 crc32 of the bytes, the bytes of all pages one after another
+    pages   u32 n, n x (u32 block, u32 0, u64 pages), u32 crc32 of that and of the bytes, the bytes of all pages in turn
     needs   u32 n, n x (u32 length of a JSON [location, etag, size], that, u32 m, m x (u32 block, u32 due, u64 pages))
 
 A due time is in milliseconds from now, since clocks of processes differ; the greatest is never.
@@ -15,7 +15,7 @@ import math
 import struct
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from megablend import errors
 from megablend.arrays import Float64s
 from megablend.errors import DataError, MegablendError
 from megablend.mirror.disk.folder import FileKey
-from megablend.mirror.disk.pages import Pages, count_bytes, subtract
+from megablend.mirror.disk.pages import BLOCK_BYTES, PAGE_BYTES, Pages, count_bytes, subtract
 from megablend.storage.base import FileStat
 from megablend.system.limited_json import parse_json
 
@@ -33,6 +33,8 @@ HEAD = struct.Struct("<IBQ")
 ORIGINS = struct.Struct("<QQ")
 """Bytes that were got for a request alone: from the source, from other nodes."""
 MAX_PAYLOAD = 64 << 20
+_BATCH_BYTES = 1 << 19
+"""Sent at a time, so that nothing else waits for it."""
 _COUNT = struct.Struct("<I")
 _ROWS = np.dtype([("block", "<u4"), ("due", "<u4"), ("pages", "<u8")])
 _NEVER = 0xFFFFFFFF
@@ -110,6 +112,39 @@ def pack_needs(needs: Iterable[Need]) -> bytes:
     return _COUNT.pack(count) + b"".join(parts)
 
 
+def batch_needs(needs: Iterable[Need], most: int = _BATCH_BYTES) -> Iterator[list[Need]]:
+    """Needs in one or more batches, each of which packs into about `most` bytes."""
+    batch = list[Need]()
+    left = most
+    for key, pages, due in needs:
+        begin = 0
+        while begin < len(due):
+            left -= len(pack_json(key)) + 2 * _COUNT.size
+            some = slice(begin, begin + max(1, left // _ROWS.itemsize))
+            batch.append(Need(key, Pages(pages.blocks[some], pages.masks[some]), due[some]))
+            left -= len(batch[-1].due) * _ROWS.itemsize
+            begin = some.stop
+            if left < _ROWS.itemsize:
+                yield batch
+                batch = []
+                left = most
+    yield batch
+
+
+def check_pages(key: FileKey, pages: Pages) -> None:
+    """Raises: ValueError unless they are pages of the file, one at least, in their order."""
+    if not len(pages.blocks) or not _is_ascending(pages):
+        raise ValueError("no pages, or not in their order")
+    last_page = int(pages.masks[-1]).bit_length() - 1
+    last = int(pages.blocks[-1]) * BLOCK_BYTES + last_page * PAGE_BYTES
+    if not last < key.size <= BLOCK_BYTES << 32:
+        raise ValueError(f"pages that a file of {key.size} bytes does not have")
+
+
+def _is_ascending(pages: Pages) -> bool:
+    return bool((np.diff(pages.blocks.astype(np.int64)) > 0).all() and pages.masks.all())
+
+
 def unpack_needs(data: bytes) -> list[Need]:
     """Raises: ValueError if they are none."""
     now = time.monotonic()
@@ -129,7 +164,7 @@ def unpack_needs(data: bytes) -> list[Need]:
             due = np.where(rows["due"] == _NEVER, math.inf, now + rows["due"] / 1000)
             pages = Pages(rows["block"].astype(np.uint32), rows["pages"].astype(np.uint64))
             needs.append(Need(FileKey(str(location), str(etag), int(num_bytes)), pages, due))
-    except (struct.error, TypeError) as error:
+    except (struct.error, TypeError, OverflowError) as error:
         raise ValueError(f"no needs: {error}") from None
     return needs
 
@@ -139,7 +174,8 @@ def pack_pages(pages: Pages, data: bytes) -> bytes:
     rows = np.zeros(len(pages.blocks), _ROWS)
     rows["block"] = pages.blocks
     rows["pages"] = pages.masks
-    return b"".join([_COUNT.pack(len(rows)), rows.tobytes(), _COUNT.pack(zlib.crc32(data)), data])
+    head = _COUNT.pack(len(rows)) + rows.tobytes()
+    return b"".join([head, _COUNT.pack(zlib.crc32(data, zlib.crc32(head))), data])
 
 
 def unpack_pages(answer: bytes, key: FileKey, asked: Pages) -> tuple[Pages, bytes]:
@@ -154,12 +190,15 @@ def unpack_pages(answer: bytes, key: FileKey, asked: Pages) -> tuple[Pages, byte
     except (struct.error, ValueError) as error:
         raise ValueError(f"no pages: {error}") from None
     pages = Pages(rows["block"].astype(np.uint32), rows["pages"].astype(np.uint64))
-    data = answer[2 * _COUNT.size + rows.nbytes :]
-    is_ascending = (np.diff(pages.blocks.astype(np.int64)) > 0).all() and pages.masks.all()
-    if not is_ascending or len(subtract(pages, asked).blocks):
-        raise ValueError("other pages than were asked for")
-    if len(data) != count_bytes(pages, key.size) or zlib.crc32(data) != checksum:
+    head = answer[: _COUNT.size + rows.nbytes]
+    data = answer[len(head) + _COUNT.size :]
+    # Which pages they are is as much worth as their bytes
+    if zlib.crc32(data, zlib.crc32(head)) != checksum:
         raise ValueError("its bytes are not as they were sent")
+    if not _is_ascending(pages) or len(subtract(pages, asked).blocks):
+        raise ValueError("other pages than were asked for")
+    if len(data) != count_bytes(pages, key.size):
+        raise ValueError("other bytes than those of its pages")
     return pages, data
 
 

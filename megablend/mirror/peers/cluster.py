@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -17,13 +18,14 @@ import aiohttp
 import numpy as np
 
 from megablend.errors import ConfigError, MegablendError, ResourceError
-from megablend.mirror.disk.pages import BLOCK_BYTES, PAGE_BYTES
 from megablend.mirror.members.homes import list_id
-from megablend.mirror.members.launchers import Members, is_loopback
+from megablend.mirror.members.launchers import Members, Torchrun, is_loopback, make_name
 from megablend.mirror.members.pace import Pace
 from megablend.mirror.node.engine import AwayError, Engine, Keep, Mode, PageReader, Want
 from megablend.mirror.node.frames import (
     Need,
+    batch_needs,
+    check_pages,
     pack_json,
     pack_needs,
     pack_pages,
@@ -48,6 +50,7 @@ from megablend.system.log import LOG
 
 _MAX_BLOCKS = 64
 """Of a request of another node."""
+_ONE_NAME = "Give each node one name of its own: see `nodes`, `advertise` and `port` of `mirror`."
 _JOINING = {"rank": int, "name": str}
 
 
@@ -91,7 +94,8 @@ class Cluster:
         self._peers: dict[str, Peer] = {}
         self._joined: dict[int, str] = {}
         self._list = asyncio.get_running_loop().create_future()
-        self._told = set[str]()
+        self._told: dict[str, str] = {}
+        """Nodes that know what this one holds, and their sessions."""
         self._heard = set[str]()
         self._is_one_formed = False
         self._news = asyncio.Event()
@@ -170,10 +174,14 @@ class Cluster:
             "nodes": self._members.size,
             "away": len(away),
             "away_nodes": away,
-            "formed": self._formed.is_set() and not self._too_few and self._failure is None,
+            "formed": self._is_formed,
             "trouble": str(self._failure or self._too_few),
         }
         return found if self._holders is None else found | self._holders.as_json()
+
+    @property
+    def _is_formed(self) -> bool:
+        return self._formed.is_set() and not self._too_few and self._failure is None
 
     async def check(self) -> list[str]:
         """A line for each pair of nodes that cannot talk."""
@@ -215,17 +223,19 @@ class Cluster:
             self._formed.set()
 
     async def _run(self) -> None:
-        own = self._members.own
         try:
             names = await self._gather()
             await self._check_address()
+            if self._members.own in names:
+                await self._meet(names)
+            else:
+                self._fall_short(f"{self._members.own}: came after the others had begun without it")
         except MegablendError as error:
             self._fail(error)
-            return
-        if own not in names:
-            self._too_few = f"{own}: came after the other nodes had begun without it"
-            self._formed.set()
-            return
+
+    async def _meet(self, names: Sequence[str]) -> None:
+        """Tell the others, and wait for them. Raises: ConfigError with `strict`."""
+        own = self._members.own
         copies = len(names) if self._options.copies == ALL else int(self._options.copies)
         self._list_id = list_id(names)
         self._peers = {name: self._make_peer(name) for name in names if name != own}
@@ -240,7 +250,6 @@ class Cluster:
         signer = Signer(self._secret, self._members.own)
 
         def meet(peer: Peer) -> None:
-            self._told.discard(peer.name)
             if self._holders is not None:
                 self._holders.news[peer.name].set()
 
@@ -252,50 +261,71 @@ class Cluster:
         is_there = await own.ping()
         own.close()
         if is_there and own.session != self._verifier.session:
-            raise ConfigError(
-                f"{own.name}: another node answers there\n"
-                "Give each node one name of its own: see `nodes`, `advertise` and `port` of `mirror`."
-            )
+            raise ConfigError(f"{own.name}: another node answers there\n{_ONE_NAME}")
 
     async def _gather(self) -> list[str]:
         """The list of nodes: those of a torchrun job tell the first of them their names.
-        Raises: ConfigError; ResourceError if too few came."""
+        Raises: ConfigError."""
         torchrun = self._members.torchrun
         if torchrun is None:
             return list(self._members.names)
-        own = self._members.own
+        if torchrun.rank:
+            return await self._ask_for_list(torchrun)
+        try:
+            names = await self._collect(torchrun)
+        except ConfigError as error:
+            self._list.set_exception(error)
+            self._list.exception()  # perhaps nobody asks for it
+            raise
+        self._list.set_result(names)
+        return names
+
+    async def _collect(self, torchrun: Torchrun) -> list[str]:
+        """What the machines of a job say that their names are. Raises: ConfigError."""
         end = time.monotonic() + self._pace.complete
-        if not torchrun.rank:
-            self._joined[0] = own
-            while len(self._joined) < torchrun.size and time.monotonic() < end:
-                await self._wait_for_news()
+        self._joined[0] = self._members.own
+        while len(self._joined) < torchrun.size:
             missing = sorted(set(range(torchrun.size)) - self._joined.keys())
-            if missing:
-                self._judge([f"machine {rank}" for rank in missing], torchrun.size)
-            names = sorted(self._joined.values())
-            self._list.set_result(names)
-            return names
+            if time.monotonic() > end and self._is_enough([f"machine {i}" for i in missing]):
+                break
+            await self._wait_for_news()
+        names = sorted(self._joined.values())
+        for name, other in itertools.pairwise(names):
+            if name == other:
+                raise ConfigError(f"{name}: two machines have this name\n{_ONE_NAME}")
+        return names
+
+    async def _ask_for_list(self, torchrun: Torchrun) -> list[str]:
+        """The list, from the job's first machine. Raises: ConfigError."""
+        end = time.monotonic() + self._pace.complete + self._pace.silent
         first = self._make_peer(torchrun.first)
         try:
-            while time.monotonic() < end + self._pace.silent:
+            while True:
                 with contextlib.suppress(AwayError):
-                    answer = await first.call("/v1/join", {"rank": torchrun.rank, "name": own})
-                    return [str(each) for each in answer]
+                    joining = {"rank": torchrun.rank, "name": self._members.own}
+                    return [str(each) for each in await first.call("/v1/join", joining)]
+                if time.monotonic() > end:
+                    self._fall_short(f"{first.name} has no list of nodes: {first.trouble}")
                 await asyncio.sleep(self._pace.ping / 2)
         finally:
             first.close()
-        raise ResourceError(f"nodes: torch: {first.name} does not answer: {first.trouble}")
 
     async def _join(self, _: str, __: Mapping[str, str], body: bytes) -> bytes:
         joining = parse_json(body)
-        if not fits(joining, _JOINING) or self._members.torchrun is None:
+        torchrun = self._members.torchrun
+        if torchrun is None or torchrun.rank or not fits(joining, _JOINING):
             raise ValueError("a node joins that has no place")
         rank = joining["rank"]
-        known = self._joined.setdefault(rank, joining["name"])
-        if known != joining["name"] and not self._list.done():
-            self._joined[rank] = joining["name"]  # it has started again, elsewhere
+        if not 0 < rank < torchrun.size:
+            raise ValueError(f"machine {rank} joins, expected 1 to {torchrun.size - 1}")
+        if not self._list.done():
+            # Perhaps it has started again, elsewhere
+            self._joined[rank] = make_name(joining["name"], self._options.port)
         self._news.set()
-        return pack_json(await asyncio.shield(self._list))
+        await asyncio.wait([self._list], timeout=self._pace.silent)
+        if not self._list.done():
+            raise AwayError("not all nodes have come")
+        return pack_json(self._list.result())
 
     async def _tell(self, peer: Peer) -> None:
         """Tell another node what this one holds: all, and then what is new."""
@@ -303,24 +333,27 @@ class Cluster:
         news = self._holders.news[peer.name]
         while True:
             needs: list[Need] = []
-            is_first = peer.name not in self._told
+            session = peer.session
+            is_first = self._told.get(peer.name) != session
             try:
+                query = ""
                 if is_first:
-                    self._told.add(peer.name)
                     needs = await self._holders.find_all(peer.name)
-                    formed = int(self._formed.is_set())
-                    query = f"list={self._list_id}&session={self._verifier.session}&formed={formed}"
-                    await peer.post(f"/v1/tell?{query}", pack_needs(needs))
-                    self._news.set()
+                    query = f"?list={self._list_id}&session={self._verifier.session}&formed={int(self._is_formed)}"
                 elif news.is_set():
                     needs = self._holders.take_untold(peer.name)
-                    await peer.post("/v1/tell", pack_needs(needs))
                 else:
                     await news.wait()
+                    continue
+                *parts, last = batch_needs(needs)
+                for part in parts:
+                    await peer.post("/v1/tell", pack_needs(part))
+                await peer.post(f"/v1/tell{query}", pack_needs(last))
+                if session in ("", peer.session):
+                    self._told[peer.name] = peer.session
+                self._news.set()
             except (AwayError, MegablendError) as error:
-                if is_first:
-                    self._told.discard(peer.name)
-                else:
+                if not is_first:
                     self._holders.put_back(peer.name, needs)
                 if isinstance(error, MegablendError):
                     self._fail(error)
@@ -329,12 +362,14 @@ class Cluster:
 
     async def _hear(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
         needs = unpack_needs(body)
+        for key, pages, _ in needs:
+            check_pages(key, pages)
         if self._holders is None:
             raise AwayError("this node does not know the list of nodes yet")
         if "list" in query:
             await self._greet(node, query)
         if node not in self._peers:
-            raise ConfigError(f"{node}: is none of the nodes of {self._members.own}\nlist it there")
+            raise ConfigError(_is_unknown(node, self._members.own))
         await self._holders.hear(node, needs)
         if "list" in query:
             self._heard.add(node)
@@ -355,50 +390,53 @@ class Cluster:
             return
         # It has started again, unless somebody else has its name
         if await peer.ping() and peer.session != session:
-            raise ConfigError(
-                f"{node}: two nodes have this name\n"
-                "Give each node one name of its own: see `nodes`, `advertise` and `port` of `mirror`."
-            )
+            raise ConfigError(f"{node}: two nodes have this name\n{_ONE_NAME}")
 
     async def _form(self) -> None:
-        """Wait until all nodes have met, or enough of them."""
+        """Wait until all nodes have met, or enough of them. Raises: ConfigError with `strict`."""
         end = time.monotonic() + self._pace.complete
         while not self._formed.is_set() or self._too_few:
-            missing = sorted(self._peers.keys() - (self._heard & self._told))
+            missing = sorted(
+                name
+                for name, peer in self._peers.items()
+                if name not in self._heard or self._told.get(name) != peer.session
+            )
             are_away = all(self._peers[name].away_since is not None for name in missing)
-            if not missing or (self._is_one_formed and are_away):
-                self._set_formed()
-            elif time.monotonic() > end:
-                reasons = [f"{name} ({self._explain(name)})" for name in missing]
-                try:
-                    self._judge(reasons, self._members.size)
-                    self._set_formed()
-                except ConfigError as error:
-                    self._fail(error)
-                    return
-                except ResourceError as error:
-                    if not self._too_few:
-                        LOG.warning("mirror: %s", error)
-                    self._too_few = str(error)
-                    self._formed.set()
-                    await asyncio.sleep(self._pace.ping)
-            if not self._formed.is_set():
+            if (
+                not missing
+                or (self._is_one_formed and are_away)
+                or (
+                    time.monotonic() > end
+                    and self._is_enough([f"{name} ({self._explain(name)})" for name in missing])
+                )
+            ):
+                self._too_few = ""
+                self._formed.set()
+                LOG.info("mirror: %d nodes work together", self._members.size)
+            else:
                 await self._wait_for_news()
 
-    def _set_formed(self) -> None:
-        self._too_few = ""
-        self._formed.set()
-        LOG.info("mirror: %d nodes work together", self._members.size)
-
-    def _judge(self, missing: list[str], size: int) -> None:
-        """Warn of missing nodes, if a majority is there. Raises: ConfigError with `strict`;
-        ResourceError without a majority."""
+    def _is_enough(self, missing: list[str]) -> bool:
+        """Whether a majority is there, which goes on. Raises: ConfigError with `strict`."""
+        size = self._members.size
         text = f"{len(missing)} of {size} nodes are missing: {', '.join(missing[:8])}"
+        if 2 * (size - len(missing)) <= size:
+            self._fall_short(f"{text}: the others are no majority")
+            return False
+        if self._options.strict:
+            self._fall_short(text)
+        LOG.warning("mirror: %s: going on without them", text)
+        return True
+
+    def _fall_short(self, text: str) -> None:
+        """Reads fail, so that ranks read through, until more nodes have come.
+        Raises: ConfigError with `strict`."""
         if self._options.strict:
             raise ConfigError(f"{text}\nstart them, or leave out `strict` of `mirror`")
-        if 2 * (size - len(missing)) <= size:
-            raise ResourceError(f"{text}: the others are no majority")
-        LOG.warning("mirror: %s: going on without them", text)
+        if not self._too_few:
+            LOG.warning("mirror: %s", text)
+        self._too_few = text
+        self._formed.set()
 
     def _explain(self, name: str) -> str:
         if name in self._heard:
@@ -410,14 +448,15 @@ class Cluster:
             await asyncio.wait_for(self._news.wait(), self._pace.ping / 4)
         self._news.clear()
 
-    async def _give(self, _: str, query: Mapping[str, str], body: bytes) -> bytes:
+    async def _give(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
         (need,) = unpack_needs(body)
         key = need.key
         pages = need.pages
-        last = int(pages.blocks[-1]) * BLOCK_BYTES if len(pages.blocks) else 0
-        last += (int(pages.masks[-1]).bit_length() - 1) * PAGE_BYTES if len(pages.blocks) else 0
-        if not 0 < len(pages.blocks) <= _MAX_BLOCKS or last >= key.size or not pages.masks.all():
-            raise ValueError(f"pages that a file of {key.size} bytes does not have, or too many")
+        check_pages(key, pages)
+        if len(pages.blocks) > _MAX_BLOCKS:
+            raise ValueError(f"{len(pages.blocks)} blocks, expected at most {_MAX_BLOCKS}")
+        if self._holders is not None and node not in self._peers:
+            raise ConfigError(_is_unknown(node, self._members.own))
         mode = Mode.FRESH if "fresh" in query else Mode.NEEDED
         want = Want(key, pages, float(np.min(need.due, initial=math.inf)), mode)
         if "held" not in query:
@@ -432,6 +471,10 @@ class Cluster:
         if node in self._peers:
             self._needs.set_kept(node, unpack_needs(body))
         return b""
+
+
+def _is_unknown(node: str, own: str) -> str:
+    return f"{node}: is none of the nodes of {own}\nlist it there"
 
 
 async def _pong(*_: object) -> bytes:

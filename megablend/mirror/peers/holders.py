@@ -153,7 +153,9 @@ class Holders:
         """Get what this node is to hold, until cancelled."""
         copiers = [asyncio.ensure_future(self._copy_some()) for _ in range(_NUM_COPIERS)]
         try:
-            await asyncio.wait(copiers, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(copiers, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
         finally:
             for each in copiers:
                 each.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -115,6 +116,8 @@ class Peer:
             if not task.done():
                 raise AwayError(f"{self.name} is away: {self.trouble}")
             return task.result()
+        except MegablendError:
+            raise  # some are OSErrors, too: a missing file is no node that is away
         except (aiohttp.ClientError, OSError) as error:
             self._leave(error)
             raise AwayError(f"{self.name} is away: {self.trouble}") from None
@@ -160,7 +163,8 @@ class Peer:
     async def _request(self, method: str, path: str, body: bytes) -> bytes:
         """Raises: aiohttp.ClientError, OSError; what it failed with."""
         for _ in range(3):
-            headers = self._signer.sign(method, path, body, to=self.name, session=self.session)
+            asked = self.session
+            headers = self._signer.sign(method, path, body, to=self.name, session=asked)
             async with self._http.request(
                 method, self._url + path, data=body, headers=headers, allow_redirects=False
             ) as answer:
@@ -172,7 +176,7 @@ class Peer:
                     "Run the same version of megablend on all nodes, and nothing else on their port."
                 )
             session = answer.headers.get(SESSION, "")
-            if answer.status == SESSION_STATUS and session != self.session:
+            if answer.status == SESSION_STATUS and session != asked:
                 self.session = session  # believed when an answer is signed for it
                 continue
             try:
@@ -184,15 +188,22 @@ class Peer:
             self._heard(session)
             if answer.status == AWAY_STATUS:
                 raise AwayError(data.decode(errors="replace"))
-            if answer.status == ERROR_STATUS:
-                raise unpack_error(data)
             if answer.status != 200:
-                raise ConfigError(
-                    f"{self.name}: refuses a request: {answer.status} {data[:200].decode(errors='replace')}\n"
-                    "Look at the log of its node process."
-                )
+                raise self._read_error(answer.status, data)
             return data
         raise ConfigError(f"{self.name}: starts again and again\nLook at its log.")
+
+    def _read_error(self, status: int, data: bytes) -> MegablendError:
+        """Why it refuses a request."""
+        if status == ERROR_STATUS:
+            with contextlib.suppress(ValueError, TypeError, LookupError):
+                error = unpack_error(data)
+                if isinstance(error, MegablendError):
+                    return error
+        return ConfigError(
+            f"{self.name}: refuses a request: {status} {data[:200].decode(errors='replace')}\n"
+            "Look at the log of its node process."
+        )
 
     def _heard(self, session: str) -> None:
         self._heard_at = time.monotonic()

@@ -10,13 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from megablend.errors import (
-    ChangedFileError,
-    ConfigError,
-    DataError,
-    MissingFileError,
-    ResourceError,
-)
+from megablend.errors import MegablendError, ResourceError
 from megablend.mirror.disk.pages import PIECE_BLOCKS, Pages, subtract
 from megablend.mirror.node.engine import AwayError, Keep, Mode, Origins, PageReader, Want, is_soon
 from megablend.mirror.peers.holders import Holders
@@ -50,12 +44,12 @@ class Routes:
         key = want.key
         missing = want.pages
 
-        async def take(name: str, *, only_held: bool) -> None:
-            nonlocal missing
+        async def fetch(name: str, *, only_held: bool) -> tuple[Pages, bytes]:
             asked = want._replace(pages=missing)
-            pages, data = await self._peers[name].fetch(asked, only_held=only_held)
-            if only_held:
-                self._holders.forget(name, key, subtract(missing, pages))
+            return await self._peers[name].fetch(asked, only_held=only_held)
+
+        async def take(name: str, pages: Pages, data: bytes) -> None:
+            nonlocal missing
             if len(pages.blocks):
                 missing = subtract(missing, pages)
                 await keep(pages, memoryview(data), Origins(peers=len(data)))
@@ -64,30 +58,34 @@ class Routes:
         if want.mode is not Mode.FRESH:
             for name, _ in self._holders.find(key, missing):
                 try:
-                    await take(name, only_held=True)
+                    pages, data = await fetch(name, only_held=True)
                 except AwayError:
                     continue
+                except MegablendError as error:
+                    LOG.info("mirror: node %s does not give %s: %s", name, key.location, error)
+                    continue
+                self._holders.forget(name, key, subtract(missing, pages))
+                await take(name, pages, data)
                 if not len(missing.blocks):
                     return
         if want.mode is Mode.COPY:
             raise AwayError("nobody who told of these pages has them now")
         for name in self._list_before(want):
             try:
-                await take(name, only_held=False)
+                pages, data = await fetch(name, only_held=False)
             except AwayError:
                 if not is_soon(want.due) and not self._peers[name].is_gone:
                     raise
                 continue
-            except (MissingFileError, ChangedFileError):
-                raise
             except ResourceError:
                 if not is_soon(want.due):
                     raise
                 break
-            except (ConfigError, DataError) as error:
+            except MegablendError as error:
                 # Perhaps this node may do what its home cannot
                 LOG.info("mirror: node %s cannot get %s: %s", name, key.location, error)
                 break
+            await take(name, pages, data)
             if not len(missing.blocks):
                 return
 

@@ -37,6 +37,8 @@ from megablend.mirror.peers.signing import (
 from megablend.system.log import LOG
 
 _WARN_SECONDS = 60.0
+_END_SECONDS = 1.0
+"""At its end a node finishes its answers for so long: others get what they wait for elsewhere."""
 Handle = Callable[[str, Mapping[str, str], bytes], Awaitable[bytes]]
 """Answers a request of a node, with its query and its body."""
 
@@ -68,7 +70,9 @@ class PeerServer:
         for method, path in self._handlers:
             app.router.add_route(method, path, self._answer)
         app.router.add_get("/metrics", self._answer_metrics)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=_END_SECONDS
+        )
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, host, port, ssl_context=tls, backlog=1024).start()
@@ -110,6 +114,10 @@ class PeerServer:
             self._warn(str(request.remote), f"{request.remote}: not understood: {error}")
             status = 400
             data = str(error).encode()
+        except Exception as error:
+            LOG.warning("mirror: a fault of megablend", exc_info=True)
+            status = 500
+            data = repr(error).encode()
         return self._reply(request, status, data)
 
     def _reply(self, request: web.Request, status: int, data: bytes) -> web.Response:
@@ -139,5 +147,5 @@ def _flatten(numbers: Mapping[str, Any], before: str = "") -> list[tuple[str, fl
         if isinstance(value, Mapping):
             found += _flatten(value, f"{before}{name}_")
         elif isinstance(value, int | float):
-            found.append((before + name, value))
+            found.append((before + name, int(value) if isinstance(value, bool) else value))
     return found
