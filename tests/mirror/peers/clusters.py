@@ -26,6 +26,8 @@ from tests.mirror.peers.links import Link
 from tests.storage.faulty import FaultySource
 
 QUICK = Pace(ping=0.2, silent=1.0, gone=6.0, complete=20.0)
+PATIENT = Pace(ping=0.2, silent=20.0, gone=6.0, complete=60.0)
+"""A busy machine takes nobody for silent."""
 
 
 def find_ports(count: int) -> list[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mirror.peers.clusters import NodesOf
+from tests.mirror.peers.clusters import PATIENT, NodesOf
 from tests.storage.faulty import FaultySource
 
 pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(120)]
@@ -32,7 +32,7 @@ def test_all_nodes_read_all_and_each_byte_leaves_the_source_once(
     count: int, tmp_path: Path
 ) -> None:
     async def run() -> None:
-        async with NodesOf(tmp_path, source, count) as nodes:
+        async with NodesOf(tmp_path, source, count, PATIENT) as nodes:
             await nodes.start(*range(count))
             await nodes.read_all()
             assert is_read_once(source, 8)
@@ -45,7 +45,7 @@ def test_all_nodes_read_all_and_each_byte_leaves_the_source_once(
 
 def test_nothing_is_fetched_before_all_have_come(tmp_path: Path) -> None:
     async def run() -> None:
-        async with NodesOf(tmp_path, source, 3) as nodes:
+        async with NodesOf(tmp_path, source, 3, PATIENT) as nodes:
             await nodes.start(0, 1)
             reading = asyncio.ensure_future(nodes.read_all(0, 1))
             await asyncio.sleep(1.5)
@@ -62,7 +62,7 @@ def test_nothing_is_fetched_before_all_have_come(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dead", range(4))
 def test_a_node_that_ends_costs_nothing_when_its_copies_are_paid(dead: int, tmp_path: Path) -> None:
     async def run() -> None:
-        async with NodesOf(tmp_path, source, 4, copies=2) as nodes:
+        async with NodesOf(tmp_path, source, 4, PATIENT, copies=2) as nodes:
             await nodes.start(0, 1, 2, 3)
             names = sorted(source.files)
             await asyncio.gather(*(nodes.read(i % 4, name) for i, name in enumerate(names)))
@@ -83,7 +83,7 @@ def test_a_node_that_ends_costs_nothing_when_its_copies_are_paid(dead: int, tmp_
 
 def test_other_lists_of_nodes_keep_what_is_held(tmp_path: Path) -> None:
     async def run() -> None:
-        async with NodesOf(tmp_path, source, 8, copies=3) as nodes:
+        async with NodesOf(tmp_path, source, 8, PATIENT, copies=3) as nodes:
             everyone = list(range(8))
             await nodes.start(*everyone)
             names = sorted(source.files)

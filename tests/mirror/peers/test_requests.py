@@ -18,7 +18,7 @@ from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import Pages, pages_of_file
 from megablend.mirror.node.engine import Mode, Want
 from megablend.mirror.node.frames import Need, pack_needs, pack_pages, unpack_pages
-from tests.mirror.peers.clusters import NodesOf, until
+from tests.mirror.peers.clusters import PATIENT, NodesOf, until
 from tests.mirror.peers.test_cluster import make_files
 from tests.storage.faulty import FaultySource
 
@@ -55,7 +55,7 @@ async def ask(
 
 def test_a_file_that_is_missing_is_no_node_that_is_away(tmp_path: Path) -> None:
     async def run() -> None:
-        async with NodesOf(tmp_path, source, 2) as nodes:
+        async with NodesOf(tmp_path, source, 2, PATIENT) as nodes:
             await nodes.start(0, 1)
             known = await nodes.key("d/0")
             await nodes.read(0, "d/0")
@@ -76,7 +76,7 @@ def test_a_holder_s_failing_disk_fails_nobody_s_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
-        async with NodesOf(tmp_path, source, 3, copies=3) as nodes:
+        async with NodesOf(tmp_path, source, 3, PATIENT, copies=3) as nodes:
             await nodes.start(0, 1, 2)
             key = await nodes.key("d/0")
 
@@ -161,7 +161,7 @@ def test_hostile_requests_are_refused_and_the_node_lives(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
-        async with NodesOf(tmp_path, source, 2) as nodes:
+        async with NodesOf(tmp_path, source, 2, PATIENT) as nodes:
             await nodes.start(0, 1)
             await nodes.read(0, "d/0")
             await nodes.settle()
@@ -208,7 +208,7 @@ def test_who_has_not_the_secret_gets_nothing(
         secret = tmp_path / "secret"
         secret.write_bytes(b"0123456789abcdef")
         secret.chmod(0o600)
-        async with NodesOf(tmp_path, source, 2, secret_file=str(secret)) as nodes:
+        async with NodesOf(tmp_path, source, 2, PATIENT, secret_file=str(secret)) as nodes:
             await nodes.start(0, 1)
             await nodes.read_all()
             key = await nodes.key("d/0")
@@ -226,7 +226,7 @@ def test_who_has_not_the_secret_gets_nothing(
 
 def test_numbers_are_read_by_prometheus(tmp_path: Path) -> None:
     async def run() -> None:
-        async with NodesOf(tmp_path, source, 3, copies=2) as nodes:
+        async with NodesOf(tmp_path, source, 3, PATIENT, copies=2) as nodes:
             await nodes.start(0, 1)
             async with aiohttp.ClientSession() as session:
 
@@ -271,7 +271,7 @@ def test_numbers_are_read_by_prometheus(tmp_path: Path) -> None:
 
 def test_a_node_sends_no_faster_than_it_may(tmp_path: Path) -> None:
     async def run() -> None:
-        async with NodesOf(tmp_path, source, 2, max_peer_rate=4_000_000) as nodes:
+        async with NodesOf(tmp_path, source, 2, PATIENT, max_peer_rate=4_000_000) as nodes:
             await nodes.start(0, 1)
             await nodes.read(0, "d/0")
             await nodes.settle()
@@ -288,7 +288,7 @@ def test_a_node_sends_no_faster_than_it_may(tmp_path: Path) -> None:
 
 def test_a_node_ends_while_others_wait_for_it(tmp_path: Path) -> None:
     async def run() -> None:
-        async with NodesOf(tmp_path, source, 3) as nodes:
+        async with NodesOf(tmp_path, source, 3, PATIENT) as nodes:
             await nodes.start(0, 1)  # what they are asked waits for the third one
             key = await nodes.key("d/0")
             asking = asyncio.ensure_future(ask(nodes, 0, "/v1/pages", pack_needs([one_page(key)])))
@@ -323,7 +323,7 @@ def test_many_reads_leave_nothing_behind(tmp_path: Path) -> None:
         secret = tmp_path / "secret"
         secret.write_bytes(b"0123456789abcdef")
         secret.chmod(0o600)
-        async with NodesOf(tmp_path, source, 3, secret_file=str(secret)) as nodes:
+        async with NodesOf(tmp_path, source, 3, PATIENT, secret_file=str(secret)) as nodes:
             await nodes.start(0, 1, 2)
             await nodes.read_all()
             await nodes.settle()
