@@ -342,19 +342,23 @@ def test_many_reads_leave_nothing_behind(tmp_path: Path) -> None:
                 await nodes.start(1 + count)
                 await nodes.read_all()
                 await nodes.settle()
+            clusters = [nodes.cluster(i) for i in range(3)]
+            peers = [peer for cluster in clusters for peer in cluster._peers.values()]
+            # Tells may be under way
+            await until(
+                lambda: not any(peer._num_waiting or peer._gone._callbacks for peer in peers)
+            )
             await until(lambda: len(asyncio.all_tasks()) <= tasks + 6)
             for i in range(3):
                 engine = nodes.nodes[i].engine
                 assert not engine._flights
-                await until(lambda: not engine._reserved)  # noqa: B023
-                holders = nodes.cluster(i)._holders
+                await engine.call(bool)  # after what it was asked before
+                assert not engine._reserved
+                holders = clusters[i]._holders
                 assert holders is not None
                 assert len(holders._known) <= len(source.files)
                 assert not holders._to_copy
                 assert not any(holders._untold.values())
-                for peer in nodes.cluster(i)._peers.values():
-                    assert peer._num_waiting == 0
-                    assert not peer._gone._callbacks
 
     with FaultySource(dict(FILES)) as source:
         asyncio.run(run())
