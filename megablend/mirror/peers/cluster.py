@@ -289,6 +289,9 @@ class Cluster:
             if time.monotonic() > end and self._is_enough([f"machine {i}" for i in missing]):
                 break
             await self._wait_for_news()
+            if self._too_few and len(missing) > torchrun.size - len(self._joined):
+                # Others come with it: who is not in the list stays outside
+                end = time.monotonic() + self._pace.complete
         names = sorted(self._joined.values())
         for name, other in itertools.pairwise(names):
             if name == other:
@@ -301,11 +304,12 @@ class Cluster:
         first = self._make_peer(torchrun.first)
         try:
             while True:
-                with contextlib.suppress(AwayError):
-                    joining = {"rank": torchrun.rank, "name": self._members.own}
+                joining = {"rank": torchrun.rank, "name": self._members.own}
+                try:
                     return [str(each) for each in await first.call("/v1/join", joining)]
-                if time.monotonic() > end:
-                    self._fall_short(f"{first.name} has no list of nodes: {first.trouble}")
+                except AwayError as error:
+                    if time.monotonic() > end:
+                        self._fall_short(f"{first.name} has no list of nodes: {error}")
                 await asyncio.sleep(self._pace.ping / 2)
         finally:
             first.close()

@@ -1,0 +1,357 @@
+"""Nodes meet before anything is fetched; what keeps them from it is said, with what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from megablend.errors import ConfigError, MegablendError, ResourceError
+from megablend.mirror.disk.folder import FileKey
+from megablend.mirror.disk.pages import pages_of_file
+from megablend.mirror.members.pace import Pace
+from megablend.mirror.node.engine import Want
+from tests.mirror.peers.clusters import PATIENT, NodesOf
+from tests.mirror.peers.test_cluster import is_read_once, make_files
+from tests.mirror.peers.test_signing import Authority
+from tests.storage.faulty import FaultySource
+
+pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(120)]
+HASTY = Pace(ping=0.2, silent=5.0, gone=6.0, complete=1.5)
+"""Who is missing is not waited for."""
+FILES = {"d/0": b"\x07" * (3 << 20), "d/1": bytes(range(256)) * 8192}
+
+
+async def fail(nodes: NodesOf, i: int, kind: type[MegablendError], message: str) -> None:
+    """A read by a node fails so."""
+    key = FileKey(f"{nodes.source.url}/d/0", "e", 5000)
+    begin = time.monotonic()
+    with pytest.raises(kind, match=message):
+        await nodes.nodes[i].engine.obtain(Want(key, pages_of_file(5000), time.monotonic()))
+    assert time.monotonic() - begin < 20
+    assert nodes.source.requests == 0
+
+
+def make_secret(path: Path, secret: bytes = b"0123456789abcdef") -> str:
+    path.write_bytes(secret)
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_a_majority_goes_on_and_says_who_is_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 3, HASTY) as nodes:
+            await nodes.start(0, 1)
+            await nodes.read_all()
+            assert is_read_once(source, 8)
+            missing = rf"1 of 3 nodes are missing: {nodes.names[2]} \(Cannot connect.*going on"
+            assert re.search(missing, caplog.text)
+            # Who comes later is met
+            await nodes.start(2)
+            await nodes.read_all()
+            await nodes.settle()
+            assert is_read_once(source, 8)
+
+    with FaultySource(make_files(2, 3 << 20)) as source:
+        asyncio.run(run())
+
+
+def test_fewer_than_half_read_nothing_until_more_come(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 5, HASTY) as nodes:
+            await nodes.start(0, 1)
+            message = "3 of 5 nodes are missing: .* are no majority"
+            for i in (0, 1):
+                await fail(nodes, i, ResourceError, message)
+            # Who comes to those that wait does not take them for a cluster
+            await nodes.stop(1)
+            await nodes.start(1)
+            await fail(nodes, 1, ResourceError, message)
+            assert not nodes.cluster(1).as_json()["formed"]
+            assert "no majority" in nodes.cluster(0).as_json()["trouble"]
+            await nodes.start(2)
+            await nodes.settle()
+            await nodes.read_all()
+            assert is_read_once(source, 8)
+
+    with FaultySource(make_files(2, 3 << 20)) as source:
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_with_strict_a_missing_node_is_an_error(count: int, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 3, HASTY, strict=True) as nodes:
+            await nodes.start(*range(count))
+            for i in range(count):
+                message = rf"{3 - count} of 3 nodes are missing: .*{nodes.names[2]}.*\n.*`strict`"
+                await fail(nodes, i, ConfigError, message)
+
+    with FaultySource(dict(FILES)) as source:
+        asyncio.run(run())
+
+
+def test_two_nodes_of_one_name(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 3, PATIENT) as nodes:
+            await nodes.start(0, 1)
+            name = nodes.names[2]
+            nodes.names[2] = nodes.names[0]
+            nodes.settings_of[2] = {"nodes": sorted([*nodes.names[:2], name])}
+            await nodes.start(2)
+            message = f"{nodes.names[0]}: another node answers there\n.*`advertise`"
+            await fail(nodes, 2, ConfigError, message)
+
+    with FaultySource(dict(FILES)) as source:
+        asyncio.run(run())
+
+
+def test_other_lists_of_nodes(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 3, PATIENT) as nodes:
+            await nodes.start(0, members=[0, 1])
+            await nodes.start(1, members=[0, 1, 2])
+            message = r"has another list of nodes than .*\n.*`nodes`.*`megablend node stop`"
+            for i in (0, 1):
+                await fail(nodes, i, ConfigError, message)
+
+    with FaultySource(dict(FILES)) as source:
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize("other", [None, b"fedcba9876543210"])
+def test_other_secrets(other: bytes | None, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 2, PATIENT) as nodes:
+            nodes.settings_of[0] = {"secret_file": make_secret(tmp_path / "a")}
+            if other is not None:
+                nodes.settings_of[1] = {"secret_file": make_secret(tmp_path / "b", other)}
+            await nodes.start(0, 1)
+            for i in (0, 1):
+                await fail(nodes, i, ConfigError, f"(?s){nodes.names[1 - i]}.*`secret_file`")
+
+    with FaultySource(dict(FILES)) as source:
+        asyncio.run(run())
+
+
+@asynccontextmanager
+async def listening(port: int, **headers: str) -> AsyncIterator[None]:
+    """A web server that is no node of ours."""
+
+    async def answer(_: web.BaseRequest) -> web.Response:
+        return web.Response(text="It works!", headers=headers)
+
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("protocol", [None, "2"])
+@pytest.mark.parametrize("has_secret", [False, True])
+def test_something_else_at_a_node_s_name(
+    protocol: str | None, has_secret: bool, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        settings: dict[str, Any] = {}
+        if has_secret:
+            settings["secret_file"] = make_secret(tmp_path / "s")
+        headers = {} if protocol is None else {"Megablend-Protocol": protocol}
+        async with (
+            NodesOf(tmp_path, source, 2, PATIENT, **settings) as nodes,
+            listening(nodes.ports[1], **headers),
+        ):
+            await nodes.start(0)
+            message = f"{nodes.names[1]}: answers with protocol {protocol}, this node speaks 1"
+            await fail(nodes, 0, ConfigError, rf"{message}\nRun the same version .*their port")
+
+    with FaultySource(dict(FILES)) as source:
+        asyncio.run(run())
+
+
+def test_something_that_speaks_no_http_is_a_missing_node(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 2, HASTY) as nodes:
+
+            def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+                writer.close()
+
+            server = await asyncio.start_server(talk, "127.0.0.1", nodes.ports[1])
+            await nodes.start(0)
+            await fail(nodes, 0, ResourceError, f"1 of 2 nodes are missing: {nodes.names[1]}")
+            server.close()
+
+    with FaultySource(dict(FILES)) as source:
+        asyncio.run(run())
+
+
+def test_a_port_in_use(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 2, PATIENT) as nodes:
+            with socket.socket() as other:
+                other.bind(("127.0.0.1", nodes.ports[0]))
+                other.listen()
+                message = rf"port {nodes.ports[0]} of 127.0.0.1: .* in use\nset `port` of `mirror`"
+                with pytest.raises(ConfigError, match=message):
+                    await nodes.start(0)
+
+    with FaultySource(dict(FILES)) as source:
+        asyncio.run(run())
+
+
+def test_nodes_with_a_secret_read_once(tmp_path: Path) -> None:
+    async def run() -> None:
+        secret = make_secret(tmp_path / "s")
+        async with NodesOf(tmp_path, source, 4, PATIENT, copies=2, secret_file=secret) as nodes:
+            await nodes.start(0, 1, 2, 3)
+            await nodes.read_all()
+            await nodes.settle()
+            await nodes.stop(2, empties=True)
+            await nodes.start(2)
+            await nodes.read_all()
+            assert is_read_once(source, 8)
+
+    with FaultySource(make_files(4, 6 << 20)) as source:
+        asyncio.run(run())
+
+
+def test_nodes_with_certificates_read_once(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the command openssl: nodes are not tried with certificates")
+
+    async def run() -> None:
+        tls = Authority(tmp_path / "ours").issue("IP:127.0.0.1")
+        files = {"certificate": tls.certificate, "key": tls.key, "ca": tls.ca}
+        async with NodesOf(tmp_path, source, 3, PATIENT, tls=files) as nodes:
+            await nodes.start(0, 1, 2)
+            await nodes.read_all()
+            assert is_read_once(source, 8)
+            # Another authority's node is none of them
+            other = Authority(tmp_path / "others").issue("IP:127.0.0.1")
+            await nodes.stop(2)
+            nodes.settings_of[2] = {
+                "tls": {"certificate": other.certificate, "key": other.key, "ca": other.ca}
+            }
+            nodes.pace = HASTY
+            await nodes.start(2)
+            key = await nodes.key("d/0")
+            source.requests = 0
+            wanted = Want(key._replace(etag="x"), pages_of_file(5000), time.monotonic())
+            with pytest.raises(
+                ResourceError, match=r"(?is)2 of 3 nodes are missing: .*certificate"
+            ):
+                await nodes.nodes[2].engine.obtain(wanted)
+            assert source.requests == 0
+
+    with FaultySource(make_files(2, 6 << 20)) as source:
+        asyncio.run(run())
+
+
+async def start_machines(nodes: NodesOf, *which: int) -> None:
+    for i in which:
+        await nodes.start(i, torchrun=len(nodes.names))
+
+
+def test_machines_of_torchrun_tell_one_another_their_names(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 3, PATIENT, copies=2) as nodes:
+            # The first comes last, and one is late
+            await start_machines(nodes, 2)
+            await asyncio.sleep(0.5)
+            await start_machines(nodes, 0)
+            reading = asyncio.ensure_future(nodes.read_all(0, 2))
+            await asyncio.sleep(0.5)
+            assert source.bytes < 50
+            assert not reading.done()
+            await start_machines(nodes, 1)
+            await reading
+            await nodes.read_all()
+            await nodes.settle()
+            # Each starts again
+            for i in range(3):
+                await nodes.stop(i)
+                await start_machines(nodes, i)
+                await nodes.read_all()
+            assert is_read_once(source, 8)
+
+    with FaultySource(make_files(2, 3 << 20)) as source:
+        asyncio.run(run())
+
+
+def test_a_missing_machine_of_torchrun(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 3, HASTY) as nodes:
+            await start_machines(nodes, 2, 0)
+            await nodes.read_all()
+            assert is_read_once(source, 8)
+            assert "1 of 3 nodes are missing: machine 1: going on" in caplog.text
+            # They have begun without it
+            await start_machines(nodes, 1)
+            key = await nodes.key("d/0")
+            with pytest.raises(ResourceError, match="came after the others had begun without it"):
+                await nodes.nodes[1].engine.obtain(Want(key, pages_of_file(5000), 0.0))
+
+    with FaultySource(make_files(2, 3 << 20)) as source:
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_too_few_machines_of_torchrun(first: int, tmp_path: Path) -> None:
+    async def run() -> None:
+        pace = HASTY._replace(silent=1.0)
+        async with NodesOf(tmp_path, source, 4, pace) as nodes:
+            some = [first, 2]
+            await start_machines(nodes, *some)
+            message = "has no list of nodes: (.* is away|not all nodes have come)|2 of 4 nodes are missing: machine 1, machine 3"
+            for i in some:
+                await fail(nodes, i, ResourceError, message)
+            nodes.pace = PATIENT
+            await start_machines(nodes, 1 - first, 3)
+            await nodes.settle()
+            await nodes.read_all()
+            assert is_read_once(source, 8)
+
+    with FaultySource(make_files(2, 3 << 20)) as source:
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize("which", [(0, 1), (1,)])
+def test_a_missing_machine_of_torchrun_with_strict(which: tuple[int, ...], tmp_path: Path) -> None:
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 3, HASTY._replace(silent=1.0), strict=True) as nodes:
+            await start_machines(nodes, *which)
+            for i in which:
+                await fail(nodes, i, ConfigError, r"(machine 2|no list of nodes: .*)\n.*`strict`")
+
+    with FaultySource(dict(FILES)) as source:
+        asyncio.run(run())
+
+
+def test_two_machines_of_torchrun_with_one_name(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 3, PATIENT) as nodes:
+            await start_machines(nodes, 0, 1)
+            nodes.names[2] = nodes.names[1]
+            await start_machines(nodes, 2)
+            for i in range(3):
+                await fail(
+                    nodes, i, ConfigError, f"{nodes.names[1]}: two machines .*\n.*`advertise`"
+                )
+
+    with FaultySource(dict(FILES)) as source:
+        asyncio.run(run())
