@@ -126,8 +126,10 @@ class Cluster:
 
     async def stop(self) -> None:
         """Ask nobody, and do not listen any more."""
-        for task in self._tasks:
-            task.cancel()
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
         for peer in self._peers.values():
             peer.close()
         await self._http.close()
@@ -252,8 +254,16 @@ class Cluster:
         def meet(peer: Peer) -> None:
             if self._holders is not None:
                 self._holders.news[peer.name].set()
+                self._holders.retry()
 
-        return Peer(name, self._http, signer, self._pace, meet, uses_tls=self._tls is not None)
+        uses_tls = self._tls is not None
+        return Peer(name, self._http, signer, self._pace, meet, self._suspect, uses_tls=uses_tls)
+
+    def _suspect(self) -> None:
+        """A node does not answer at once. If it is the network, others do not, either: they are not
+        waited for one after another."""
+        for peer in self._peers.values():
+            peer.check()
 
     async def _check_address(self) -> None:
         """Raises: ConfigError if another process answers at this node's name."""

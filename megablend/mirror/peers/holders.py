@@ -34,7 +34,7 @@ from megablend.mirror.node.frames import Need
 from megablend.system.log import LOG
 
 _NUM_COPIERS = 4
-_RETRY_SECONDS = 1.0
+_RETRY_SECONDS = 60.0
 
 
 class Holders:
@@ -58,6 +58,8 @@ class Holders:
         """Set while there is something to tell a node."""
         self._known: dict[FileKey, dict[str, Pages]] = {}
         self._to_copy: dict[FileKey, Pages] = {}
+        self._later: dict[FileKey, Pages] = {}
+        """To be copied when who has it is back."""
         self._has_work = asyncio.Event()
         self._copying: Pages | None = None
         self._num_copying = 0
@@ -69,7 +71,8 @@ class Holders:
 
     def count_debts(self) -> dict[str, int]:
         """Bytes of copies that this node is to get, and nodes to which it has something to tell."""
-        to_copy = sum(count_bytes(pages, key.size) for key, pages in self._to_copy.items())
+        parts = [*self._to_copy.items(), *self._later.items()]
+        to_copy = sum(count_bytes(pages, key.size) for key, pages in parts)
         untold = sum(bool(each) for each in self._untold.values())
         return {"bytes_to_copy": to_copy, "copying": self._num_copying, "untold_nodes": untold}
 
@@ -153,9 +156,13 @@ class Holders:
         """Get what this node is to hold, until cancelled."""
         copiers = [asyncio.ensure_future(self._copy_some()) for _ in range(_NUM_COPIERS)]
         try:
-            done, _ = await asyncio.wait(copiers, return_when=asyncio.FIRST_COMPLETED)
-            for each in done:
-                each.result()
+            while True:
+                done, _ = await asyncio.wait(
+                    copiers, timeout=_RETRY_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                for each in done:
+                    each.result()
+                self.retry()
         finally:
             for each in copiers:
                 each.cancel()
@@ -175,16 +182,22 @@ class Holders:
             try:
                 await self._engine.obtain(Want(key, portion, math.inf, Mode.COPY))
             except AwayError:
-                # Whoever has them may come back; who has gone tells again when it comes
+                # Whoever has them may come back; others are not held up until then
                 if self.find(key, portion):
-                    self._to_copy[key] = unite(self._to_copy.get(key, NO_PAGES), portion)
-                await asyncio.sleep(_RETRY_SECONDS)
+                    self._later[key] = unite(self._later.get(key, NO_PAGES), portion)
             except ResourceError:
                 pass  # it is held where it came from
             except MegablendError as error:
                 LOG.warning("mirror: no copy is kept: %s", error)
             finally:
                 self._num_copying -= 1
+
+    def retry(self) -> None:
+        """A node is back: what perhaps waits for it is copied."""
+        for key, pages in self._later.items():
+            self._to_copy[key] = unite(self._to_copy.get(key, NO_PAGES), pages)
+            self._has_work.set()
+        self._later = {}
 
     def divide_by_home(self, needs: Sequence[Need]) -> Mapping[str, list[Need]]:
         """Needs divided by the home of their pieces; without those whose home is this node."""

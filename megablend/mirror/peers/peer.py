@@ -43,7 +43,8 @@ class Peer:
         http: sends the requests.
         signer: signs them.
         pace: when it counts as away.
-        met: called when it answers for the first time, and after each start of it.
+        met: called when it answers for the first time, after each start of it, and when it is back.
+        suspect: called when it does not answer at once whether it is there.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Peer:
         signer: Signer,
         pace: Pace,
         met: Callable[[Peer], None] = lambda _: None,
+        suspect: Callable[[], None] = lambda: None,
         *,
         uses_tls: bool = False,
     ) -> None:
@@ -62,6 +64,7 @@ class Peer:
         self._signer = signer
         self._pace = pace
         self._met = met
+        self._suspect = suspect
         self.session = ""
         """Drawn by the node at each of its starts; what requests are signed for."""
         self._met_session = ""
@@ -73,6 +76,7 @@ class Peer:
         self._num_waiting = 0
         self._heard_at = 0.0
         self._watcher: asyncio.Task[None] | None = None
+        self._pinging: asyncio.Task[bool] | None = None
 
     @property
     def is_gone(self) -> bool:
@@ -83,8 +87,9 @@ class Peer:
 
     def close(self) -> None:
         """Ask no more whether it is there."""
-        if self._watcher is not None:
-            self._watcher.cancel()
+        for task in (self._watcher, self._pinging):
+            if task is not None:
+                task.cancel()
 
     async def fetch(self, want: Want, *, only_held: bool) -> tuple[Pages, bytes]:
         """Pages that it holds, or gets as their home; and their bytes one after another.
@@ -127,6 +132,9 @@ class Peer:
 
     async def ping(self) -> bool:
         """Whether it answers; if not, it is away."""
+        late = None
+        if self.away_since is None:
+            late = asyncio.get_running_loop().call_later(self._pace.ping, self._suspect)
         try:
             await asyncio.wait_for(self._request("GET", "/v1/ping", b""), self._pace.silent)
         except asyncio.TimeoutError:
@@ -137,7 +145,17 @@ class Peer:
             pass  # who refuses is there
         else:
             return True
+        finally:
+            if late is not None:
+                late.cancel()
         return self.away_since is None
+
+    def check(self) -> None:
+        """Find out whether it is there, unless that is known, or being asked."""
+        is_asked = self._pinging is not None and not self._pinging.done()
+        is_heard = time.monotonic() - self._heard_at < self._pace.ping
+        if not (is_asked or is_heard or self.away_since is not None):
+            self._pinging = asyncio.ensure_future(self.ping())
 
     async def _watch(self) -> None:
         """Ping while requests wait for an answer, or it is away."""
@@ -207,11 +225,12 @@ class Peer:
 
     def _heard(self, session: str) -> None:
         self._heard_at = time.monotonic()
+        was_away = self.away_since is not None
         if self.away_since is not None:
             away = time.monotonic() - self.away_since
             self.away_since = None
             LOG.warning("mirror: node %s is back after %.0f s", self.name, away)
-        if session != self._met_session:
+        if was_away or session != self._met_session:
             self._met_session = session
             self.session = session
             self._met(self)
