@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         SplitDescription,
         StageDescription,
     )
+    from megablend.prefetch.estimate_mirror import MirrorEstimate
 
 TOP = 50
 """Sources that tables show by default with --all."""
@@ -53,6 +54,16 @@ STAGES = 12
     help="Number of workers of each loader to estimate for.  [default: 0]",
 )
 @click.option(
+    "--nodes",
+    type=click.IntRange(1),
+    help="Number of nodes with a mirror, among which the ranks are divided, to estimate for.",
+)
+@click.option(
+    "--mirror-size",
+    metavar="SIZE",
+    help="Size of each node's mirror, such as 2TB, to estimate for.  [default: the config's]",
+)
+@click.option(
     "--top",
     type=click.IntRange(0),
     help=f"Number of sources to show; 0 shows all.  [default: {TOP_OF_SUMMARY}, {TOP} with --all, all in JSON]",
@@ -81,6 +92,8 @@ def describe(
     micro_batch: int | None,
     ranks: int | None,
     workers: int | None,
+    nodes: int | None,
+    mirror_size: str | None,
     top: int | None,
     sort: str | None,
     match: str | None,
@@ -97,10 +110,16 @@ def describe(
     from megablend.inspect.select import select_sources
 
     if micro_batch is None:
-        for name, value in (("--ranks", ranks), ("--workers", workers)):
+        given = {
+            "--ranks": ranks,
+            "--workers": workers,
+            "--nodes": nodes,
+            "--mirror-size": mirror_size,
+        }
+        for name, value in given.items():
             if value is not None:
                 raise click.UsageError(
-                    f"{name} {value} needs --micro-batch: without it no read amplification is estimated"
+                    f"{name} {value} needs --micro-batch: without it nothing is estimated"
                 )
     found: Description = describe_run(
         what,
@@ -108,6 +127,8 @@ def describe(
         micro_batch_size=micro_batch,
         data_parallel_size=ranks or 1,
         num_workers=workers or 0,
+        num_nodes=nodes,
+        mirror_size=mirror_size,
         document_lengths=html is not None,
     )
     if html is not None:
@@ -124,14 +145,14 @@ def describe(
             raise click.UsageError(f"--html needs an indexed run: {reason}")
         write_html(found, check_output(html, Session(what, cache=cache)))
     if isinstance(found, CacheDescription):
-        given = [
+        shown = [
             name
             for name, value in (("--top", top), ("--sort", sort), ("--match", match))
             if value is not None
         ]
-        if given:
+        if shown:
             raise click.UsageError(
-                f"{given[0]} selects sources of a config, but {what} is a cache; give a config"
+                f"{shown[0]} selects sources of a config, but {what} is a cache; give a config"
             )
         finish(found, as_json, print_cache)
         return
@@ -306,6 +327,8 @@ def _print_estimates(found: RunDescription) -> None:
         print_line(
             f"reading train from object stores takes {format_transfer(found.to_dict()['transfer'])}{by}"
         )
+    if found.mirror is not None:
+        _print_mirror(found.mirror)
     if found.read_amplification is not None:
         print_line(
             f"read amplification: {found.read_amplification:.3f} bytes are read for each byte that is used"
@@ -329,6 +352,33 @@ def _print_estimates(found: RunDescription) -> None:
             "to read sources at their full shares until they run out instead, without on_exhausted:"
         )
         print_text(found.full_share_stages)
+
+
+def _print_mirror(found: MirrorEstimate) -> None:
+    """Print what reading train takes through mirrors, by epoch."""
+    from megablend.prefetch.memory_budget import format_bytes
+
+    if not found.epochs:
+        print_line("mirror: nothing of what train reads is remote")
+        return
+    held = "without limit" if found.size is None else f"{format_bytes(found.size)} each"
+    needed = format_bytes(found.needed_bytes, up=True)
+    fits = "fit" if found.fits else "do not fit"
+    about = "" if found.is_exact else " (found from a part of them)"
+
+    def write(kind: str) -> dict[str, Column]:
+        return {
+            f"{kind} GB": lambda epoch: f"{getattr(epoch, f'{kind}_bytes') / 1e9:,.3f}",
+            f"{kind} requests": f"{kind}_requests",
+        }
+
+    columns: dict[str, Column] = {"epoch": "number", "samples": "samples"}
+    print_table(
+        f"mirrors of {found.nodes:,} nodes, {held}, copies: {found.copies}: "
+        f"the {needed} that train reads {fits}{about}",
+        columns | write("source") | write("network") | write("disk"),
+        found.epochs,
+    )
 
 
 def _print_index(index: IndexDescription, cache: str) -> None:

@@ -10,7 +10,7 @@ from megablend.config.numbers import whole_number
 from megablend.errors import CacheError, ConfigError, ResourceError
 from megablend.index.read.snapshot import open_snapshot
 from megablend.index.tables.list_snapshots import list_snapshots
-from megablend.inspect.describe_run import Loaders, describe_index, describe_planned
+from megablend.inspect.describe_run import Loaders, Mirrors, describe_index, describe_planned
 from megablend.inspect.description import (
     CacheDescription,
     DamagedIndex,
@@ -24,6 +24,7 @@ from megablend.operations.runs import newest_snapshot
 from megablend.operations.session import ConfigLike, Session
 from megablend.operations.token_documents import refuse_token_documents
 from megablend.storage.base import Storage
+from megablend.storage.setting_values import parse_size
 from megablend.system.failures import translating
 
 
@@ -35,6 +36,8 @@ def describe(
     micro_batch_size: int | None = None,
     data_parallel_size: int = 1,
     num_workers: int = 0,
+    num_nodes: int | None = None,
+    mirror_size: int | str | None = None,
     document_lengths: bool = False,
     storage: Storage | None = None,
 ) -> Description:
@@ -47,6 +50,9 @@ def describe(
         cache: cache folder, in place of the config's `cache`.
         micro_batch_size, data_parallel_size, num_workers: of the loaders whose steps, memory and
             read amplification to estimate.
+        num_nodes, mirror_size: of the mirrors (docs/mirror.md) whose transfers to estimate: nodes
+            over which the ranks are divided (1), and bytes of each mirror, such as 2TB (the
+            config's).
         document_lengths: count documents by length, for sources whose documents the index has a
             table of.
         storage: where files are found and read, in place of the one that the config asks for.
@@ -57,6 +63,7 @@ def describe(
         ConfigError if a number is out of range, or `memory` too small for the loaders.
     """
     loaders = _check_loaders(micro_batch_size, data_parallel_size, num_workers)
+    mirrors = _check_mirrors(num_nodes, mirror_size, loaders)
     session = Session(what, cache=cache, storage=storage)
     if session.is_cache:
         if cache is not None:
@@ -82,7 +89,7 @@ def describe(
         refuse_token_documents(config, planned.compiled.store.snapshot, session.ledger)
     seconds = perf_counter() - started - (jit.loading_seconds() - loading) - planned.compared_in
     return describe_planned(
-        config, planned, loaders, planned_in=seconds, document_lengths=document_lengths
+        config, planned, loaders, mirrors, planned_in=seconds, document_lengths=document_lengths
     )
 
 
@@ -101,6 +108,31 @@ def _check_loaders(
         data_parallel_size=data_parallel_size,
         num_workers=num_workers,
     )
+
+
+def _check_mirrors(
+    num_nodes: int | None, size: int | str | None, loaders: Loaders | None
+) -> Mirrors | None:
+    """The mirrors to estimate; None if neither is given. Raises: ConfigError."""
+    if num_nodes is None and size is None:
+        return None
+    num_nodes = 1 if num_nodes is None else num_nodes
+    whole_number("num_nodes", num_nodes, least=1)
+    try:
+        num_bytes = None if size is None else parse_size(size)
+    except ValueError as error:
+        raise ConfigError(f"mirror_size: {error}") from None
+    if loaders is None:
+        raise ConfigError(
+            "num_nodes and mirror_size: found without micro_batch_size\n"
+            "give it (--micro-batch): which rank reads what depends on it"
+        )
+    if loaders.data_parallel_size % num_nodes:
+        raise ConfigError(
+            f"num_nodes: found {num_nodes} for {loaders.data_parallel_size} data-parallel ranks\n"
+            "give a number of ranks (--ranks) that can be divided among the nodes equally"
+        )
+    return Mirrors(num_nodes=num_nodes, size=num_bytes)
 
 
 def describe_cache(cache: CacheStore) -> CacheDescription:

@@ -71,10 +71,20 @@ class Loaders:
         return self.micro_batch_size * self.data_parallel_size
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mirrors:
+    """The mirrors whose transfers are estimated."""
+
+    num_nodes: int
+    size: int | None
+    """Bytes of each; None: that of the config, or no limit."""
+
+
 def describe_planned(
     config: Config,
     planned: Foreseen,
     loaders: Loaders | None,
+    mirrors: Mirrors | None,
     *,
     planned_in: float,
     document_lengths: bool,
@@ -107,7 +117,16 @@ def describe_planned(
         opening_seconds=_measure_opening(config, run, planned_in),
         full_share_stages=write_full_share_stages(compiled),
     )
-    return described if loaders is None else _with_estimates(described, config, run, loaders)
+    if loaders is None:
+        return described
+    described = _with_estimates(described, config, run, loaders)
+    if mirrors is None:
+        return described
+    # Not imported where there is no mirror
+    from megablend.prefetch.estimate_mirror import estimate_mirror
+
+    estimate = estimate_mirror(run, **asdict(loaders), **asdict(mirrors))
+    return dataclasses.replace(described, mirror=estimate)
 
 
 def _describe_splits(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from megablend.operations.drains import Drain
 from megablend.operations.manage_runs import DamagedRun, RunSummary
 from megablend.operations.results import Record
 from megablend.operations.skip import SkippedSamples
 from megablend.storage.transfer import Transfer
+
+if TYPE_CHECKING:
+    from megablend.prefetch.estimate_mirror import MirrorEstimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -193,6 +196,7 @@ class RunDescription(Record):
             "fitting_unit",
             "full_share_stages",
             "transfer",
+            "mirror",
         }
     )
     cache: str
@@ -228,6 +232,9 @@ class RunDescription(Record):
     transfer: Transfer | None = None
     """What the described loaders, or one, will request of object stores to read train; None where
     all files are local, or one cannot be opened."""
+    mirror: MirrorEstimate | None = None
+    """What reading train takes through a mirror on each node, where `num_nodes` or `mirror_size`
+    was given."""
     fitting_lanes: int | None = None
     """Least number of lanes, from the config's on, that suits the loaders, where `micro_batch_size`
     was given."""

@@ -157,6 +157,7 @@ def test_the_cache_option_takes_the_place_of_the_configs(tmp_path: Path, config:
         ),
         (["describe", "{config}", "--ranks", "2"], 2, "--ranks 2 needs --micro-batch"),
         (["describe", "{config}", "--workers", "2"], 2, "--workers 2 needs --micro-batch"),
+        (["describe", "{config}", "--nodes", "2"], 2, "--nodes 2 needs --micro-batch"),
         (
             ["describe", "{config}", "--sort", "tokns"],
             2,
