@@ -81,10 +81,11 @@ def check_command(what: str, as_json: bool) -> None:
 @in_cache
 @as_json
 def fill_command(config: str, is_dry: bool, cache: str | None, as_json: bool) -> None:
-    """Fetch what the run of CONFIG reads before a job does: on each node what is its to hold.
+    """Fetch what a run reads before a job does.
 
-    Run it on all nodes at the same time, by srun or mpirun. What is held already is not fetched
-    again. Exits with 3 if there was no room for all.
+    Each node fetches what is its to hold of the run of CONFIG. Run it on all nodes at the same
+    time, by srun or mpirun. What is held already is not fetched again. Exits with 3 if there was no
+    room for all.
     """
     from megablend.cli.progress import progress_on
     from megablend.operations.fill import fill_mirror
