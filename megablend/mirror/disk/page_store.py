@@ -331,7 +331,9 @@ class PageStore:
     def _add(self, digest: str, entry: _Entry) -> None:
         self._entries[digest] = entry
         self._newest = max(self._newest, entry.found)
-        self._room.add_file(digest, -(-entry.key.size // BLOCK_BYTES), entry.use)
+        is_whole = entry.key.size < SMALL_BYTES
+        num_blocks = -(-entry.key.size // BLOCK_BYTES)
+        self._room.add_file(digest, num_blocks, entry.use, is_whole=is_whole)
 
     def _open(self, digest: str) -> StoredFile:
         """A file of at least 64 KiB; a new one if no page of it is held, or its map is

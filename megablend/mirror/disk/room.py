@@ -64,6 +64,7 @@ class Room:
         self._held = held
         self._held_block = held_block
         self._uses: dict[str, Int64s] = {}
+        self._wholes = set[str]()
         self._due: dict[str, DueRows] = {}  # blocks ascending
         self._due_since: dict[tuple[str, int], list[tuple[int, int]]] = {}  # key, mask
         self._queue: list[tuple[int, str, int]] = []  # a heap: key, digest, block
@@ -71,8 +72,14 @@ class Room:
         self._most = 0
         self._is_stale = True
 
-    def add_file(self, digest: str, num_blocks: int, use: int) -> None:
-        """A file whose pages were last used at count `use`."""
+    def add_file(self, digest: str, num_blocks: int, use: int, *, is_whole: bool = False) -> None:
+        """A file whose pages were last used at count `use`.
+
+        Args:
+            is_whole: all of its pages are held, or none: those that are due first decide.
+        """
+        if is_whole:
+            self._wholes.add(digest)
         self._uses[digest] = np.full(num_blocks, use)
 
     def set_due(self, rows: Iterable[DueRows]) -> None:
@@ -142,6 +149,8 @@ class Room:
             if mask & held and key <= past:
                 found.append((key, mask & held))
                 held &= ~mask
+        if found and digest in self._wholes:
+            return [(found[0][0], self._held_block(digest, block))]
         if held:
             found.append((int(self._uses[digest][block]) - NEVER, held))
         elif not found:

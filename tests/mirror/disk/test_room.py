@@ -46,6 +46,27 @@ def test_the_next_due_time_of_a_page_counts_when_one_has_passed() -> None:
     assert room.choose(PAGE_BYTES, 121.0) == {("f", 0): 1}
 
 
+def test_a_small_file_is_kept_for_the_page_of_it_that_is_due_first() -> None:
+    """It goes as a whole: not since one of its pages is never due."""
+    held = {"small": Pages(np.zeros(1, np.uint32), np.array([7], np.uint64)), "f": make_pages(0, 1)}
+    room = Room(
+        held.items,
+        lambda digest, block: int(held[digest].masks[held[digest].blocks == block].sum()),
+        lambda: 100.0,
+    )
+    room.add_file("small", 1, 0, is_whole=True)
+    room.add_file("f", 2, 0)
+    dues = np.array([150.0, 400.0])
+    first_pages = DueRows("small", np.zeros(2, np.uint32), np.array([2, 4], np.uint64), dues)
+    others = DueRows(
+        "f", np.array([0, 1], np.uint32), np.ones(2, np.uint64), np.array([200, 130.0])
+    )
+    room.set_due([first_pages, others])
+    assert room.choose(PAGE_BYTES, 110.0) == {("f", 0): 1}
+    held["f"] = make_pages(1)
+    assert room.choose(PAGE_BYTES, 110.0) == {("small", 0): 7}
+
+
 def test_more_is_evicted_at_once_than_is_sorted_at_a_time() -> None:
     held = make_pages(*range(200_000))
     room = Room(lambda: [("f", held)], lambda _, block: 1)
