@@ -14,7 +14,14 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from megablend.errors import ChangedFileError, ResourceError
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.page_store import PageStore
-from megablend.mirror.disk.pages import Pages, count_bytes, intersect, split_portions, subtract
+from megablend.mirror.disk.pages import (
+    PORTION_BLOCKS,
+    Pages,
+    count_bytes,
+    intersect,
+    split_portions,
+    subtract,
+)
 
 T = TypeVar("T")
 SOON_SECONDS = 15.0
@@ -72,7 +79,7 @@ class AwayError(Exception):
 
 
 class _Flight:
-    """Pages that are on their way."""
+    """Pages of one portion that are on their way."""
 
     def __init__(self, want: Want) -> None:
         self.want = want
@@ -93,7 +100,8 @@ class Engine:
         self.store = store
         self._reader = reader
         self._disk = ThreadPoolExecutor(1, "megablend-disk")
-        self._flights: dict[str, list[_Flight]] = {}
+        self._flights: dict[tuple[str, int], list[_Flight]] = {}
+        """By file and portion."""
         self.peer_bytes = 0
         """Bytes that came from other nodes."""
         self._reserved: dict[_Flight, int] = {}
@@ -117,11 +125,15 @@ class Engine:
             missing = await self.call(self._look, want)
             if not len(missing.blocks):
                 break
-            flights = self._flights.setdefault(want.key.digest, [])
-            others = [each for each in flights if len(intersect(missing, each.want.pages).blocks)]
-            for other in others:
-                missing = subtract(missing, other.want.pages)
-            own = [self._start(want._replace(pages=part)) for part in split_portions(missing)]
+            own = list[_Flight]()
+            others = list[_Flight]()
+            for part in split_portions(missing):
+                for flight in self._flights.get(_place_of(want.key, part), []):
+                    if len(intersect(part, flight.want.pages).blocks):
+                        others.append(flight)
+                        part = subtract(part, flight.want.pages)
+                if len(part.blocks):
+                    own.append(self._start(want._replace(pages=part)))
             started += own
             # Others may wait for them, too: they go on if this call is cancelled
             await asyncio.gather(*(asyncio.shield(each.task) for each in own))
@@ -143,7 +155,7 @@ class Engine:
 
     def _start(self, want: Want) -> _Flight:
         flight = _Flight(want)
-        self._flights.setdefault(want.key.digest, []).append(flight)
+        self._flights.setdefault(_place_of(want.key, want.pages), []).append(flight)
         flight.task = asyncio.ensure_future(self._fetch(flight))
         flight.task.add_done_callback(partial(self._land, flight))
         return flight
@@ -193,10 +205,11 @@ class Engine:
     def _land(self, flight: _Flight, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             task.exception()  # perhaps nobody waits for it any more
-        flights = self._flights[flight.want.key.digest]
+        place = _place_of(flight.want.key, flight.want.pages)
+        flights = self._flights[place]
         flights.remove(flight)
         if not flights:
-            del self._flights[flight.want.key.digest]
+            del self._flights[place]
 
     async def read_held(self, want: Want) -> tuple[Pages, bytes]:
         """Those of the pages that are held, and whose checksums are right, with their bytes one
@@ -223,6 +236,11 @@ class Engine:
 def is_soon(due: float) -> bool:
     """Whether something is due so soon that nobody is waited for who may come back."""
     return due < time.monotonic() + SOON_SECONDS
+
+
+def _place_of(key: FileKey, pages: Pages) -> tuple[str, int]:
+    """The file and portion of pages of one portion."""
+    return key.digest, int(pages.blocks[0]) // PORTION_BLOCKS
 
 
 def _due_of(want: Want) -> float | None:

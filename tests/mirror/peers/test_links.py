@@ -164,8 +164,10 @@ def lost_with(nodes: NodesOf, dead: int, key: FileKey) -> int:
             others = unite(others, node.engine.store.held(key))
     engine = nodes.nodes[dead].engine
     lost = engine.store.held(key)
-    for flight in engine._flights.get(key.digest, []):
-        lost = unite(lost, flight.want.pages)
+    for flights in engine._flights.values():
+        for flight in flights:
+            if flight.want.key == key:
+                lost = unite(lost, flight.want.pages)
     return count_bytes(subtract(lost, others), key.size)
 
 

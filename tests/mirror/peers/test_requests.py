@@ -362,3 +362,31 @@ def test_many_reads_leave_nothing_behind(tmp_path: Path) -> None:
 
     with FaultySource(dict(FILES)) as source:
         asyncio.run(run())
+
+
+def test_thousands_of_requests_at_once_are_all_answered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More than a server remembers that came: nobody's is taken for one that is sent again."""
+
+    async def run() -> None:
+        secret = tmp_path / "secret"
+        secret.write_bytes(b"0123456789abcdef")
+        secret.chmod(0o600)
+        async with NodesOf(tmp_path, source, 2, PATIENT, secret_file=str(secret)) as nodes:
+            await nodes.start(0, 1)
+            await nodes.settle()
+            key = find_key(nodes, await nodes.key("d/0"), 1)
+            source.files[key.location.removeprefix(f"{source.url}/")] = source.files["d/0"]
+            pages = [
+                Pages(np.array([i // 64], np.uint32), np.array([1 << i % 64], np.uint64))
+                for i in range(1300)
+            ]
+            engine = nodes.nodes[0].engine
+            await asyncio.gather(*(engine.obtain(Want(key, each, 0.0)) for each in pages))
+            assert (await nodes.nodes[0].get_status())["source_bytes"] == 0
+            assert source.bytes <= key.size + 50
+
+    with FaultySource({"d/0": b"\7" * (8 << 20)}) as source:
+        asyncio.run(run())
+    assert "refused" not in caplog.text
