@@ -149,8 +149,11 @@ class Holders:
     def forget(self, name: str, key: FileKey, pages: Pages) -> None:
         """A node does not hold pages of which it has told."""
         by_node = self._known.get(key, {})
-        if name in by_node:
-            by_node[name] = subtract(by_node[name], pages)
+        left = subtract(by_node.pop(name, NO_PAGES), pages)
+        if len(left.blocks):
+            by_node[name] = left
+        elif not by_node:
+            self._known.pop(key, None)
 
     async def copy(self) -> None:
         """Get what this node is to hold, until cancelled."""

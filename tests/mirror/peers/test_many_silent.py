@@ -101,6 +101,10 @@ def test_copies_of_a_dead_holder_hold_up_no_others(tmp_path: Path) -> None:
             assert holders.count_debts()["bytes_to_copy"] > 0
             await nodes.start(1)
             await until(lambda: not holders.count_debts()["bytes_to_copy"])
+            # What nobody has is forgotten
+            assert {key.location for key in holders._known} <= {
+                f"{source.url}/{name}" for name in source.files
+            }
 
     with FaultySource({f"d/{i}": bytes([i]) * (3 << 20) for i in range(2)}) as source:
         asyncio.run(run())
