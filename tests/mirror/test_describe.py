@@ -48,10 +48,10 @@ def write_run(
         [entry | {"path": paths}],
         sequence_length=1024,
         block_bytes=16 << 10,
-        lanes=4,
+        lanes=8,
         shuffle_window=16,
         samples=int(epochs * tokens / 1024) // 16 * 16,
-        memory="4MiB",
+        memory="2MiB",
     )
     megablend.build(config)
     return config
@@ -134,12 +134,17 @@ def test_what_fits_leaves_the_source_once(num_nodes: int, tmp_path: Path) -> Non
     assert sum(epoch.source_bytes for epoch in found.epochs) == found.needed_bytes
     assert abs(source_bytes / found.needed_bytes - 1) < 0.03
     network_bytes = sum(epoch.network_bytes for epoch in found.epochs)
-    assert abs(peer_bytes - network_bytes) <= 0.03 * network_bytes
+    # Files under 64 KiB, here the .idx, are sent as a whole
+    assert abs(peer_bytes - network_bytes) <= 0.06 * network_bytes
 
 
 @pytest.mark.slow
 def test_what_does_not_fit_leaves_it_again(tmp_path: Path) -> None:
-    found, source_bytes, _ = compare(tmp_path, num_nodes=1, share=0.5, seconds=90.0)
+    """Within 3 % if the run is long: what counts as read only some time after it was due, or is
+    fetched ahead, is then a small part of the mirror."""
+    found, source_bytes, _ = compare(
+        tmp_path, num_nodes=1, share=0.5, seconds=150.0, megabytes=24.0
+    )
     assert not found.fits
     described = sum(epoch.source_bytes for epoch in found.epochs)
     assert 1.3 * found.needed_bytes < described < 1.7 * found.needed_bytes
