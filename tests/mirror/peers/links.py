@@ -81,11 +81,13 @@ class Link:
                     asyncio.ensure_future(self._forward(asker, back, writer, is_answer=True)),
                 ]
                 try:
-                    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                    done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                    for each in done:
+                        each.result()
                 finally:
                     for each in ways:
                         each.cancel()
-                    await asyncio.wait(ways)
+                    await asyncio.gather(*ways, return_exceptions=True)
             finally:
                 for each_writer in (writer, other):
                     if each_writer is not None:
@@ -110,8 +112,10 @@ class Link:
         async def receive() -> None:
             data = b" "
             while data:
-                with contextlib.suppress(ConnectionError):
+                try:
                     data = await reader.read(_CHUNK)
+                except ConnectionError:
+                    data = b""
                 if is_answer:
                     data = self._flip(data)
                 await coming.put((time.monotonic() + self.delay * is_answer, data))
@@ -122,11 +126,10 @@ class Link:
                 at, data = await coming.get()
                 await asyncio.sleep(at - time.monotonic())
                 await self._wait(asker)
-                if not data:
+                if not data or writer.is_closing():
                     return
                 writer.write(data)
-                with contextlib.suppress(ConnectionError):
-                    await writer.drain()
+                await writer.drain()
         finally:
             receiving.cancel()
 

@@ -13,7 +13,7 @@ from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import NO_PAGES, count_bytes, subtract, unite
 from megablend.mirror.members.pace import Pace
 from megablend.mirror.peers.peer import Peer
-from tests.mirror.peers.clusters import NodesOf, until
+from tests.mirror.peers.clusters import PATIENT, NodesOf, until
 from tests.mirror.peers.test_cluster import is_read_once, make_files
 from tests.storage.faulty import Faults, FaultySource
 
@@ -135,7 +135,7 @@ def test_both_sides_of_a_partition_read_on(tmp_path: Path) -> None:
 
 def test_a_flipped_bit_is_never_stored(tmp_path: Path) -> None:
     async def run() -> None:
-        async with NodesOf(tmp_path, source, 3, has_links=True, copies=2) as nodes:
+        async with NodesOf(tmp_path, source, 3, PATIENT, has_links=True, copies=2) as nodes:
             await nodes.start(0, 1, 2)
             for link in nodes.links:
                 link.flips = 1000
@@ -177,7 +177,7 @@ def test_nodes_that_are_killed_while_others_wait_for_them(seed: int, tmp_path: P
 
     async def run() -> None:
         rng = random.Random(seed)
-        async with NodesOf(tmp_path, source, 4, has_links=True, copies=2) as nodes:
+        async with NodesOf(tmp_path, source, 4, PATIENT, has_links=True, copies=2) as nodes:
             await nodes.start(*range(4))
             lost = 0
             for name in sorted(source.files):

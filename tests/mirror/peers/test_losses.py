@@ -11,10 +11,9 @@ import pytest
 
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import count_bytes, pages_of_file
-from megablend.mirror.members.pace import Pace
 from megablend.mirror.node.engine import AwayError, Mode, Want
 from megablend.mirror.node.frames import Need
-from tests.mirror.peers.clusters import NodesOf, until
+from tests.mirror.peers.clusters import PATIENT, NodesOf, until
 from tests.mirror.peers.test_cluster import is_read_once
 from tests.mirror.peers.test_links import is_settled_at, make_small, names_by_home
 from tests.storage.faulty import FaultySource
@@ -32,7 +31,7 @@ def formed(nodes: NodesOf, i: int = 0) -> bool:
 
 def test_what_is_due_later_waits_for_a_node_that_is_away_until_it_is_gone(tmp_path: Path) -> None:
     async def run() -> None:
-        pace = Pace(ping=0.2, silent=1.0, gone=8.0, complete=60.0)
+        pace = PATIENT._replace(gone=8.0)
         async with NodesOf(tmp_path, source, 3, pace) as nodes:
             await nodes.start(0, 1, 2)
             await until(lambda: formed(nodes))
@@ -66,7 +65,7 @@ def test_what_is_due_later_waits_for_a_node_that_is_away_until_it_is_gone(tmp_pa
 
 def test_a_node_that_comes_back_is_asked_for_what_waited(tmp_path: Path) -> None:
     async def run() -> None:
-        pace = Pace(ping=0.2, silent=1.0, gone=60.0, complete=60.0)
+        pace = PATIENT._replace(gone=60.0)
         async with NodesOf(tmp_path, source, 3, pace) as nodes:
             await nodes.start(0, 1, 2)
             await until(lambda: formed(nodes))
@@ -90,7 +89,7 @@ def test_a_node_that_comes_back_is_asked_for_what_waited(tmp_path: Path) -> None
 
 def test_a_home_that_may_not_fetch_gets_a_copy_from_who_asked(tmp_path: Path) -> None:
     async def run() -> None:
-        async with NodesOf(tmp_path, source, 3) as nodes:
+        async with NodesOf(tmp_path, source, 3, PATIENT) as nodes:
             nodes.settings_of[1] = {"prefixes": ["https://elsewhere.example/"]}
             await nodes.start(0, 1, 2)
             await until(lambda: formed(nodes))
@@ -125,7 +124,7 @@ class SignedSource(FaultySource):
 @pytest.mark.parametrize("status", [403, 401, 404])
 def test_a_signature_that_one_node_alone_knows(status: int, tmp_path: Path) -> None:
     async def run() -> None:
-        async with NodesOf(tmp_path, source, 3) as nodes:
+        async with NodesOf(tmp_path, source, 3, PATIENT) as nodes:
             await nodes.start(0, 1, 2)
             await until(lambda: formed(nodes))
             signed = {f"{source.url}/{name}": "signature=1" for name in source.files}
@@ -149,7 +148,7 @@ def test_a_signature_that_one_node_alone_knows(status: int, tmp_path: Path) -> N
 
 def test_a_home_without_room_refuses_and_nothing_loops(tmp_path: Path) -> None:
     async def run() -> None:
-        async with NodesOf(tmp_path, source, 3, has_links=True) as nodes:
+        async with NodesOf(tmp_path, source, 3, PATIENT, has_links=True) as nodes:
             nodes.settings_of[1] = {"size": 300_000}
             await nodes.start(0, 1, 2)
             await until(lambda: formed(nodes))
@@ -187,7 +186,7 @@ def flip_on_disk(nodes: NodesOf, i: int, key: FileKey) -> None:
 @pytest.mark.parametrize("copies", [1, 2])
 def test_bytes_that_a_disk_has_changed_are_got_elsewhere(copies: int, tmp_path: Path) -> None:
     async def run() -> None:
-        async with NodesOf(tmp_path, source, 4, copies=copies) as nodes:
+        async with NodesOf(tmp_path, source, 4, PATIENT, copies=copies) as nodes:
             await nodes.start(0, 1, 2, 3)
             await until(lambda: formed(nodes))
             holders = nodes.cluster(0)._holders
@@ -221,7 +220,7 @@ def test_a_node_that_starts_again_during_reads_costs_nothing_that_has_copies(
     empties: bool, tmp_path: Path
 ) -> None:
     async def run() -> None:
-        async with NodesOf(tmp_path, source, 4, has_links=True, copies=2) as nodes:
+        async with NodesOf(tmp_path, source, 4, PATIENT, has_links=True, copies=2) as nodes:
             await nodes.start(0, 1, 2, 3)
             names = sorted(source.files)
             await asyncio.gather(*(nodes.read(i % 4, name) for i, name in enumerate(names)))
@@ -248,7 +247,7 @@ def test_a_clock_that_is_set_back_changes_nothing(
     real = time.time
 
     async def run() -> None:
-        async with NodesOf(tmp_path, source, 3, copies=2) as nodes:
+        async with NodesOf(tmp_path, source, 3, PATIENT, copies=2) as nodes:
             await nodes.start(0, 1, 2)
             names = sorted(source.files)
             await nodes.read_all(names=names[:4])
