@@ -48,6 +48,7 @@ from megablend.storage.objects.rate_limiter import MAX_REQUESTS, RateLimiter
 from megablend.system.limited_json import fits, parse_json
 from megablend.system.log import LOG
 
+_CANCEL_SECONDS = 0.1
 _MAX_BLOCKS = 64
 """Of a request of another node."""
 _ONE_NAME = "Give each node one name of its own: see `nodes`, `advertise` and `port` of `mirror`."
@@ -129,11 +130,13 @@ class Cluster:
         while self._tasks:
             for task in self._tasks:
                 task.cancel()
-            await asyncio.wait(self._tasks)
+            # Again, since `wait_for` loses a cancellation that comes with what it waits for
+            await asyncio.wait(self._tasks, timeout=_CANCEL_SECONDS)
+        # What is being answered may need the others
+        await self._server.stop()
         for peer in self._peers.values():
             peer.close()
         await self._http.close()
-        await self._server.stop()
 
     async def read(self, want: Want, keep: Keep) -> None:
         """See PageReader.read. Raises: ResourceError while fewer than half of the nodes answer;

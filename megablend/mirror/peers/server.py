@@ -100,6 +100,8 @@ class PeerServer:
             return self._reply(request, 403, str(error).encode())
         except web.HTTPRequestEntityTooLarge:
             return self._reply(request, 413, b"too large")
+        except ConnectionError:
+            return web.Response()  # nobody gets it
         handle = self._handlers[request.method, request.path]
         try:
             data = await handle(request.headers.get(NODE, ""), request.query, body)

@@ -59,7 +59,7 @@ def test_what_is_due_later_waits_for_a_node_that_is_away_until_it_is_gone(tmp_pa
             assert time.monotonic() - away_at > pace.gone - 1
             assert is_read_once(source, 8)
 
-    with FaultySource(make_small(20)) as source:
+    with FaultySource(make_small(40, 100_000)) as source:
         asyncio.run(run())
 
 
@@ -83,7 +83,7 @@ def test_a_node_that_comes_back_is_asked_for_what_waited(tmp_path: Path) -> None
             await until(lambda: all(held_bytes(nodes, 0, key) == key.size for key in its))
             assert is_settled_at(source, before)
 
-    with FaultySource(make_small(12)) as source:
+    with FaultySource(make_small(40, 100_000)) as source:
         asyncio.run(run())
 
 
@@ -104,7 +104,7 @@ def test_a_home_that_may_not_fetch_gets_a_copy_from_who_asked(tmp_path: Path) ->
                 len(source.files[name]) for name in names
             )
 
-    with FaultySource(make_small(12)) as source:
+    with FaultySource(make_small(40, 100_000)) as source:
         asyncio.run(run())
 
 
@@ -140,7 +140,7 @@ def test_a_signature_that_one_node_alone_knows(status: int, tmp_path: Path) -> N
             await nodes.read_all(2, names=names)
             assert is_settled_at(source, before)
 
-    unsigned = SignedSource(make_small(9))
+    unsigned = SignedSource(make_small(40, 100_000))
     unsigned.status = status
     with unsigned as source:
         asyncio.run(run())
@@ -149,7 +149,7 @@ def test_a_signature_that_one_node_alone_knows(status: int, tmp_path: Path) -> N
 def test_a_home_without_room_refuses_and_nothing_loops(tmp_path: Path) -> None:
     async def run() -> None:
         async with NodesOf(tmp_path, source, 3, PATIENT, has_links=True) as nodes:
-            nodes.settings_of[1] = {"size": 300_000}
+            nodes.settings_of[1] = {"size": 100_000}
             await nodes.start(0, 1, 2)
             await until(lambda: formed(nodes))
             names = (await names_by_home(nodes))[1]
@@ -167,7 +167,7 @@ def test_a_home_without_room_refuses_and_nothing_loops(tmp_path: Path) -> None:
             await nodes.read_all(0, 2, names=names)
             assert is_settled_at(source, before)
 
-    with FaultySource(make_small(12, 2 << 20)) as source:
+    with FaultySource(make_small(40, 300_000)) as source:
         asyncio.run(run())
 
 
@@ -201,6 +201,8 @@ def test_bytes_that_a_disk_has_changed_are_got_elsewhere(copies: int, tmp_path: 
                 # The home's own bytes: it does not send what is damaged
                 flip_on_disk(nodes, order[0], key)
                 await nodes.read(asker, name)
+                await nodes.settle()
+                assert is_settled_at(source, before)
                 # This node's own, which a rank has found to be wrong
                 flip_on_disk(nodes, asker, key)
                 want = Want(key, pages_of_file(key.size), time.monotonic(), Mode.FRESH)
@@ -263,5 +265,5 @@ def test_a_clock_that_is_set_back_changes_nothing(
             await nodes.settle()
             assert is_read_once(source, 20)
 
-    with FaultySource(make_small(12)) as source:
+    with FaultySource(make_small(40, 100_000)) as source:
         asyncio.run(run())
