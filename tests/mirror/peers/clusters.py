@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -181,15 +181,15 @@ class NodesOf:
 
     async def settle(self) -> None:
         """Wait until all copies are paid."""
-        await until(lambda: all(_is_settled(self.cluster(i).as_json()) for i in self.nodes))
-        await until(lambda: all(_is_settled(self.cluster(i).as_json()) for i in self.nodes))
+        await until(lambda: all(_is_settled(self.cluster(i)) for i in self.nodes))
 
 
-def _is_settled(state: Mapping[str, Any]) -> bool:
-    return bool(
-        state["formed"]
-        and not (state["bytes_to_copy"] or state["copying"] or state["untold_nodes"])
-    )
+def _is_settled(cluster: Cluster) -> bool:
+    state = cluster.as_json()
+    # What is being told is no debt any more
+    is_telling = any(peer._num_waiting for peer in cluster._peers.values())
+    debts = state.get("bytes_to_copy"), state.get("copying"), state.get("untold_nodes")
+    return bool(state["formed"] and not is_telling and not any(debts))
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 30.0) -> None:
