@@ -354,6 +354,9 @@ class Cluster:
             is_first = self._told.get(peer.name) != session
             try:
                 query = ""
+                if peer.away_since is not None:
+                    # To look for all that is held takes long where that is much
+                    raise AwayError(peer.trouble)
                 if is_first:
                     needs = await self._holders.find_all(peer.name)
                     query = f"?list={self._list_id}&session={self._verifier.session}&formed={int(self._is_formed)}"
