@@ -8,6 +8,7 @@ that reach further do not make better choices.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 import weakref
@@ -34,9 +35,14 @@ FIRST_SECONDS = 0.2
 MAX_BLOCKS = 1 << 20
 """Told at a time: the first ones."""
 _FIRST_STEPS = 64
+_FEWEST_STEPS = 16
+"""From which a pace is known."""
 _REPEAT_SECONDS = 60.0
 _TURN_SECONDS = 1.0
-_PACE_CHANGE = 1.5
+_MOST_OFF = 1.0
+"""Seconds by which steps may come earlier or later than was told, and a step and a half."""
+_TELLING_SHARE = 20
+"""It is told again only after so many times the time that telling took."""
 _numbers = itertools.count()
 
 
@@ -63,15 +69,17 @@ def count_horizon(run: Run, position: int) -> int:
 
 
 def find_due(run: Run, samples: Int64s, step_offsets: Int64s) -> tuple[Int64s, Int64s]:
-    """The blocks that steps use, and the first step that uses each: int64 [n], blocks ascending.
+    """The blocks that steps use in each epoch, and the first step that uses each in it: int64 [n],
+    by epoch, then blocks ascending.
 
     Args:
         samples: int64 [m], those of all steps.
         step_offsets: int64 [num_steps + 1], where each step begins in them.
     """
     spans = locate_steps(run, samples, step_offsets).spans
-    blocks, firsts = np.unique(spans.blocks, return_index=True)
-    return blocks, np.searchsorted(step_offsets, spans.rows[firsts], side="right") - 1
+    num_blocks = int(spans.blocks.max(initial=0)) + 1
+    keys, firsts = np.unique(spans.epochs * num_blocks + spans.blocks, return_index=True)
+    return keys % num_blocks, np.searchsorted(step_offsets, spans.rows[firsts], side="right") - 1
 
 
 def list_ranges(run: Run, blocks: Int64s, due: Float64s) -> list[DueRanges]:
@@ -163,7 +171,8 @@ class DueReporter:
 def plan_due(
     run: Run, future: StepSequence, step: int, seconds: float, num_steps: int
 ) -> list[DueRanges]:
-    """What the steps from `step` on read, each `seconds` after the one before."""
+    """What the steps from `step` on read, each `seconds` after the one before: a block once an
+    epoch, since a storage would give it up when it was read if nothing more were known."""
     blocks = list[Int64s]()
     steps = list[Int64s]()
     chunk = max(1, CHUNK_SAMPLES // future.micro_batch_size)
@@ -190,37 +199,49 @@ def _report(
     taken: Sequence[int],
     end: threading.Event,
 ) -> None:
-    """Report at first the first steps, then all; again each minute, also after a failure, and if the
-    pace has changed."""
-    started = time.monotonic()
+    """Report at first the first steps, then all; again each minute, also after a failure, and if
+    steps come earlier or later than was told."""
     horizon = min(
         count_horizon(run, future.first), MAX_SAMPLES * future.stride // future.micro_batch_size
     )
     num_steps = max(1, horizon // future.stride)
-    told_pace = FIRST_SECONDS
+    pace = FIRST_SECONDS
     has_failed = False
 
-    def tell(step: int, pace: float, num_steps: int) -> None:
+    def tell(step: int, num_steps: int) -> None:
         nonlocal has_failed
+        began = time.monotonic()
         try:
-            storage.set_due(reader, plan_due(run, future, step, pace, num_steps))
+            told = plan_due(run, future, step, pace, num_steps)
+            took = time.monotonic() - began
+            storage.set_due(reader, [each._replace(due=each.due - took) for each in told])
         except MegablendError as error:
             # Reading says so, too, where it matters
             if not has_failed:
                 LOG.warning("what will be read is not told to the mirror: %s", error)
             has_failed = True
 
-    tell(0, told_pace, _FIRST_STEPS)
-    told_at = -_REPEAT_SECONDS
+    started = time.monotonic()
+    tell(0, _FIRST_STEPS)
+    told_at = started
+    num_told = 0
+    quiet_until = -math.inf
+    repeat_at = -math.inf
     while True:
         num_taken = taken[0]
-        waited = time.monotonic() - started
-        pace = waited / num_taken if num_taken >= _FIRST_STEPS // 4 else told_pace
-        is_other = not 1 / _PACE_CHANGE < pace / told_pace < _PACE_CHANGE
-        if time.monotonic() - told_at >= _REPEAT_SECONDS or is_other:
-            tell(num_taken, pace, num_steps)
-            told_at = time.monotonic()
-            told_pace = pace
+        now = time.monotonic()
+        num_steps_since = num_taken - num_told
+        is_off = abs(now - told_at - pace * num_steps_since) > _MOST_OFF + 1.5 * pace
+        if now > repeat_at or (is_off and now > quiet_until):
+            if num_steps_since >= _FEWEST_STEPS:
+                pace = (now - told_at) / num_steps_since
+            elif num_taken >= _FEWEST_STEPS:
+                pace = (now - started) / num_taken
+            tell(num_taken, num_steps)
+            told_at = now
+            num_told = num_taken
+            quiet_until = now + _TELLING_SHARE * (time.monotonic() - now)
+            repeat_at = now + _REPEAT_SECONDS
         if end.wait(_TURN_SECONDS):
             break
-    tell(0, told_pace, 0)
+    tell(0, 0)

@@ -29,7 +29,7 @@ from megablend.mirror.disk.pages import (
     unite,
 )
 from megablend.mirror.disk.recovery import recover
-from megablend.mirror.disk.room import DueRows, Room
+from megablend.mirror.disk.room import PAST_SECONDS, DueRows, Room
 from megablend.mirror.disk.small_file import SMALL_BYTES, read_small, write_small
 from megablend.mirror.disk.stored_file import StoredFile, discard
 from megablend.system.log import LOG
@@ -246,9 +246,10 @@ class PageStore:
             self._used.add(key.digest)
             self._room.touch(key.digest, pages, self._use)
 
-    def set_due(self, rows: Iterable[DueRows]) -> None:
-        """When pages are due, held or not: instead of all that was set or written before."""
-        self._room.set_due(rows)
+    def set_due(self, rows: Iterable[DueRows], grace: float = PAST_SECONDS) -> None:
+        """When pages are due, held or not: instead of all that was set or written before. See
+        Room.set_due."""
+        self._room.set_due(rows, grace)
 
     def evict_to_reserve(self) -> None:
         """Evict until size and reserve are kept, whatever is due; and sync, if that is due. To be

@@ -95,7 +95,14 @@ def drop_empty(blocks: Uint32s, masks: Uint64s) -> Pages:
 
 def count_pages(masks: Uint64s) -> int:
     """How many bits are set."""
-    return int(_ONES[np.ascontiguousarray(masks).view(np.uint8)].sum(dtype=np.int64))
+    return int(count_each(masks).sum())
+
+
+def count_each(masks: Uint64s) -> Int64s:
+    """How many bits of each mask are set: int64 [n]."""
+    octets = np.ascontiguousarray(masks).view(np.uint8).reshape(-1, 8)
+    counts: Int64s = _ONES[octets].sum(axis=1, dtype=np.int64)
+    return counts
 
 
 def count_bytes(pages: Pages, file_size: int) -> int:

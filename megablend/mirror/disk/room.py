@@ -22,7 +22,8 @@ from megablend.mirror.disk.pages import PAGE_BYTES, Pages, subtract
 NEVER = 1 << 62
 """Above all due times in microseconds, and all counts of uses."""
 PAST_SECONDS = 2.0
-"""So long after its due time a page counts as read, and as if it had no due time."""
+"""So long after its due time a page counts as read, and as if it had no due time, unless less is
+said."""
 _SORT_SECONDS = 2.0
 _SORT_SHARE = 20
 """Due times pass: what is evicted next is sorted again after so many seconds, or times the time that
@@ -59,6 +60,7 @@ class Room:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._now = now
+        self._grace = PAST_SECONDS
         self._sorted_at = -math.inf
         self._sort_seconds = 0.0
         self._held = held
@@ -82,8 +84,10 @@ class Room:
             self._wholes.add(digest)
         self._uses[digest] = np.full(num_blocks, use)
 
-    def set_due(self, rows: Iterable[DueRows]) -> None:
-        """All due times, instead of those before."""
+    def set_due(self, rows: Iterable[DueRows], grace: float = PAST_SECONDS) -> None:
+        """All due times, instead of those before; so many seconds after them pages count as
+        read."""
+        self._grace = grace
         parts: dict[str, list[DueRows]] = {}
         for each in rows:
             parts.setdefault(each.digest, []).append(each)
@@ -114,7 +118,8 @@ class Room:
 
         Returns: masks by digest and block; None if there is not enough.
         """
-        if self._now() - self._sorted_at > max(_SORT_SECONDS, _SORT_SHARE * self._sort_seconds):
+        pause = max(min(_SORT_SECONDS, self._grace), _SORT_SHARE * self._sort_seconds)
+        if self._now() - self._sorted_at > pause:
             self._is_stale = True
         limit = NEVER if any_due else -(NEVER >> 1) if due is None else _key_of(due)
         chosen: dict[tuple[str, int], int] = {}
@@ -144,7 +149,7 @@ class Room:
             times = map(_key_of, rows.due[begin:stop].tolist())
             due = [*due, *zip(times, rows.masks[begin:stop].tolist(), strict=True)]
         found = []
-        past = _key_of(self._now() - PAST_SECONDS)
+        past = _key_of(self._now() - self._grace)
         for key, mask in sorted(due, reverse=True):  # the earliest first
             if mask & held and key <= past:
                 found.append((key, mask & held))

@@ -99,6 +99,9 @@ class Engine:
     def __init__(self, store: PageStore, reader: PageReader) -> None:
         self.store = store
         self._reader = reader
+        self.lead = SOON_SECONDS
+        """Seconds. What is due later displaces only what is never due: it is fetched once in any
+        case, but what it displaces would be fetched twice."""
         self._disk = ThreadPoolExecutor(1, "megablend-disk")
         self._flights: dict[tuple[str, int], list[_Flight]] = {}
         """By file and portion."""
@@ -185,8 +188,13 @@ class Engine:
     def _reserve(self, flight: _Flight) -> bool:
         """Whether there is room for pages beside those that are on their way and due as early."""
         want = flight.want
-        due = _due_of(want)
-        before = sum(size for other, size in self._reserved.items() if other.want.due <= want.due)
+        is_early = want.due > time.monotonic() + self.lead
+        due = None if is_early else _due_of(want)
+        before = sum(
+            size
+            for other, size in self._reserved.items()
+            if due is None or other.want.due <= want.due
+        )
         if not self.store.make_room(want.key, want.pages, due, before):
             return False
         self._reserved[flight] = count_bytes(want.pages, want.key.size)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import numpy as np
 
 from megablend.errors import MegablendError, ResourceError
-from megablend.mirror.disk.pages import PORTION_BLOCKS, Pages, count_bytes, split_portions
-from megablend.mirror.disk.room import DueRows
-from megablend.mirror.node.engine import AwayError, Engine, Want
+from megablend.mirror.disk.pages import (
+    PAGE_BYTES,
+    PORTION_BLOCKS,
+    Pages,
+    count_bytes,
+    count_each,
+    split_portions,
+)
+from megablend.mirror.disk.room import PAST_SECONDS, DueRows
+from megablend.mirror.node.engine import SOON_SECONDS, AwayError, Engine, Want
 from megablend.mirror.node.frames import Need
 from megablend.storage.hints import Filled
 from megablend.system.log import LOG
@@ -19,6 +27,10 @@ from megablend.system.log import LOG
 _PAUSE_SECONDS = 0.2
 """Between two changes of all due times, which is work for each row."""
 _NUM_FETCHERS = 16
+_LEAD_SHARE = 32
+"""So small a part of what is held may be pages that displaced others before they were asked for."""
+_LEAST_GRACE = 0.5
+"""Seconds after which pages count as read, even in a mirror that is small for its readers."""
 _RETRY_SECONDS = 1.0
 """After which it is tried again where there was no room, or a node did not answer."""
 
@@ -50,6 +62,7 @@ class Needs:
         self._refused = set[float]()
         """Due times of parts for which there was no room."""
         self._turn = 0
+        self._grace = PAST_SECONDS
 
     def set(self, client: str, needs: Sequence[Need]) -> None:
         """What a client needs, instead of what it said before."""
@@ -73,7 +86,13 @@ class Needs:
                 own = [need for needs in self._needs.values() for need in needs]
                 kept = [need for needs in self._kept.values() for need in needs]
                 rows = [DueRows(key.digest, *pages, due) for key, pages, due in own + kept]
-                await self._engine.call(self._engine.store.set_due, rows)
+                held = await self._engine.call(self._engine.store.usage)
+                lead = await loop.run_in_executor(
+                    None, find_lead, own, held.num_bytes // _LEAD_SHARE
+                )
+                self._engine.lead = lead
+                self._grace = min(PAST_SECONDS, max(_LEAST_GRACE, lead))
+                await self._engine.call(self._engine.store.set_due, rows, self._grace)
                 parts = await loop.run_in_executor(None, order_by_due, own)
                 self._turn += 1
                 self._parts = parts
@@ -137,7 +156,7 @@ class Needs:
                 continue
             turn = self._turn
             try:
-                while turn == self._turn and not await self._try(part):
+                while turn == self._turn and not self._is_over(part) and not await self._try(part):
                     await asyncio.sleep(_RETRY_SECONDS)
             except AwayError:
                 if turn == self._turn:
@@ -148,6 +167,10 @@ class Needs:
                 if not isinstance(error, MegablendError):
                     LOG.warning("mirror: this is a fault of megablend", exc_info=True)
                 await asyncio.sleep(_RETRY_SECONDS)
+
+    def _is_over(self, part: Want) -> bool:
+        """Whether a part counts as read: whoever needed it has got it."""
+        return part.due < time.monotonic() - self._grace
 
     async def _try(self, part: Want) -> bool:
         """Whether there was room: if not, what is due later waits, too."""
@@ -160,6 +183,18 @@ class Needs:
             self._refused.add(part.due)
             return False
         return True
+
+
+def find_lead(needs: Sequence[Need], size: int) -> float:
+    """In how many seconds `size` bytes are due; at most SOON_SECONDS."""
+    now = time.monotonic()
+    due = np.concatenate([np.empty(0), *(need.due for need in needs)]) - now
+    masks = np.concatenate([np.empty(0, np.uint64), *(need.pages.masks for need in needs)])
+    is_soon = due < SOON_SECONDS
+    order = np.argsort(due[is_soon])
+    sizes = PAGE_BYTES * count_each(masks[is_soon][order])
+    at = int(np.searchsorted(np.cumsum(sizes), size))
+    return max(0.0, float(due[is_soon][order[at]])) if at < len(order) else SOON_SECONDS
 
 
 def order_by_due(needs: Sequence[Need]) -> Iterator[Want]:

@@ -21,7 +21,15 @@ from megablend.mirror.disk.pages import (
     split_portions,
     unite,
 )
-from megablend.mirror.node.engine import AwayError, Engine, Keep, Mode, Origins, Want
+from megablend.mirror.node.engine import (
+    SOON_SECONDS,
+    AwayError,
+    Engine,
+    Keep,
+    Mode,
+    Origins,
+    Want,
+)
 from megablend.mirror.node.needs import Needs
 from tests.mirror.disk.mirrors import bytes_of, pages_at
 from tests.mirror.node.needs_of import make_need
@@ -138,12 +146,32 @@ def test_a_failure_is_the_caller_s(folder: MirrorFolder) -> None:
 def test_nothing_is_fetched_that_there_is_no_room_for(folder: MirrorFolder) -> None:
     async def run() -> None:
         engine, reader = make_engine(folder, size=2 << 20)
-        await engine.obtain(Want(KEY, pages_at((0, 2 << 20)), SOON))
+        soon = time.monotonic() + SOON_SECONDS - 5
+        await engine.obtain(Want(KEY, pages_at((0, 2 << 20)), soon))
         with pytest.raises(ResourceError):
-            await engine.obtain(Want(KEY, pages_at((2 << 20, 1 << 20)), SOON + 1))
+            await engine.obtain(Want(KEY, pages_at((2 << 20, 1 << 20)), soon + 1))
         assert len(reader.wants) == 2
-        await engine.obtain(Want(KEY, pages_at((2 << 20, 1 << 20)), SOON - 1))
+        await engine.obtain(Want(KEY, pages_at((2 << 20, 1 << 20)), soon - 1))
         assert len(reader.wants) == 3
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_what_is_not_due_soon_displaces_only_what_is_never_due(folder: MirrorFolder) -> None:
+    async def run() -> None:
+        engine, reader = make_engine(folder, size=2 << 20)
+        later = time.monotonic() + 1000
+        await engine.obtain(Want(KEY, pages_at((0, 1 << 20)), later + 1))
+        await engine.obtain(Want(KEY, pages_at((1 << 20, 1 << 20))))
+        await engine.obtain(Want(KEY, pages_at((2 << 20, 1 << 20)), later))
+        with pytest.raises(ResourceError):
+            await engine.obtain(Want(KEY, pages_at((3 << 20, 1 << 20)), later))
+        assert len(reader.wants) == 3
+        engine.lead = 2000.0
+        await engine.obtain(Want(KEY, pages_at((3 << 20, 1 << 20)), later))
+        held = await engine.call(engine.store.held, KEY)
+        assert held.blocks.tolist() == [*range(8, 16)]
         await engine.close()
 
     asyncio.run(run())

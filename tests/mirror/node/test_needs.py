@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+import time
 
 import numpy as np
 import pytest
 
 from megablend.errors import ChangedFileError, ConfigError, CorruptFileError, MegablendError
 from megablend.mirror.disk.folder import FileKey
-from megablend.mirror.disk.pages import Pages
+from megablend.mirror.disk.pages import PAGE_BYTES, Pages
+from megablend.mirror.node.engine import SOON_SECONDS
 from megablend.mirror.node.frames import (
     Need,
     pack_error,
@@ -20,7 +22,7 @@ from megablend.mirror.node.frames import (
     unpack_needs,
     unpack_state,
 )
-from megablend.mirror.node.needs import order_by_due
+from megablend.mirror.node.needs import find_lead, order_by_due
 from megablend.storage.base import FileStat
 from tests.mirror.node.needs_of import make_need
 
@@ -47,12 +49,12 @@ def test_parts_come_by_due_time_and_hold_every_page_that_is_due(seed: int) -> No
     ]
     earliest: dict[tuple[str, int, int], float] = {}
     for key, pages, due in needs:
-        for block, mask, time in zip(
+        for block, mask, when in zip(
             pages.blocks.tolist(), pages.masks.tolist(), due.tolist(), strict=True
         ):
             page = (key.location, block, mask.bit_length() - 1)
-            if time < math.inf:
-                earliest[page] = min(time, earliest.get(page, math.inf))
+            if when < math.inf:
+                earliest[page] = min(when, earliest.get(page, math.inf))
     parts = list(order_by_due(needs))
     firsts = [math.floor(part.due) for part in parts]
     assert firsts == sorted(firsts)
@@ -66,6 +68,19 @@ def test_parts_come_by_due_time_and_hold_every_page_that_is_due(seed: int) -> No
                     seen.setdefault((key.location, block, bit), when)
     assert seen.keys() == earliest.keys()
     assert all(math.floor(seen[page]) == math.floor(earliest[page]) for page in seen)
+
+
+def test_the_lead_ends_where_so_many_bytes_are_due() -> None:
+    key = FileKey("s3://b/0", "e", 1 << 30)
+    now = time.monotonic()
+    needs = [
+        make_need(key, [(i, 0b111, now + 4 - i) for i in range(4)]),
+        make_need(key, [(9, 0b1, now + 2.5), (10, 0b1, now + 100), (11, 0b1, math.inf)]),
+    ]
+    for pages, seconds in ((3, 1.0), (4, 2.0), (6, 2.0), (7, 2.5), (8, 3.0), (14, SOON_SECONDS)):
+        lead = find_lead(needs, pages * PAGE_BYTES)
+        assert seconds - 0.4 < lead <= seconds, pages
+    assert find_lead([], 1) == SOON_SECONDS
 
 
 def test_needs_errors_and_states_arrive_as_they_were_sent() -> None:
