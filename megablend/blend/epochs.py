@@ -131,6 +131,8 @@ def _count_withdrawn(before: Segment, segment: Segment) -> int:
 def _count_left(before: Segment, segment: Segment) -> int:
     """Tokens of the epoch in which a segment ends, which must have tokens, that come after its
     end."""
+    if before.withdrawn:
+        return max(0, before.position + before.tokens - before.offset - segment.position)
     return -before.own_position(segment.position) % before.tokens
 
 
@@ -195,13 +197,15 @@ class EpochsBuilder:
         self._epoch_tokens = np.array(tokens[index], np.int64)
 
     def loses_files(
-        self, index: str, cursor: Int64s, *, begun: bool = True
+        self, index: str, cursor: Int64s, *, begun: bool = True, rests: bool = False
     ) -> npt.NDArray[np.bool_]:
         """Whether each source has begun an epoch, by position `cursor` int64 [num_sources],
         some of whose files a snapshot lacks: bool [num_sources].
 
         Args:
             begun: leave out sources of whose epoch nothing was read yet.
+            rests: what files that are gone have left of an epoch is begun, even if of the files
+                that are still there nothing was read yet.
         """
         lost = np.zeros(len(cursor), bool)
         if index == self._now[0]:
@@ -212,7 +216,9 @@ class EpochsBuilder:
             is_begun = (
                 position > 0
                 and segment.tokens > 0
-                and segment.own_position(position) % segment.tokens
+                and (
+                    segment.own_position(position) % segment.tokens or (rests and segment.withdrawn)
+                )
             )
             lost[source] = bool(is_begun or not begun) and each.loses_files(segment, index)
         return lost
@@ -249,6 +255,8 @@ class EpochsBuilder:
         if (index, order) == self._now:
             return False
         lost = self.loses_files(index, cursor)
+        if (lost != self.loses_files(index, cursor, rests=True)).any():
+            return True
         for source in np.flatnonzero(~lost).tolist():
             begins = int(begun[source])
             old, new = (
@@ -282,7 +290,7 @@ class EpochsBuilder:
         """
         if (index, order) == self._now:
             return
-        lost = self.loses_files(index, cursor)
+        lost = self.loses_files(index, cursor, rests=whole)
         is_other_index = index != self._now[0]
         for source, segments in enumerate(self._segments):
             added = list[Segment]()
@@ -290,7 +298,10 @@ class EpochsBuilder:
                 added, start = self._leave_out(source, int(cursor[source]), index)
             else:
                 start = self._find_next_epoch(source, int(begun[source]), index, whole=whole)
-            while segments and segments[-1].position >= (added[0] if added else start).position:
+            begin = (added[0] if added else start).position
+            # A sample that ends here may have its extra token of a rest that is read no more
+            is_rest = bool(lost[source] and _find_segment(segments, begin).withdrawn)
+            while segments and segments[-1].position >= begin + is_rest:
                 segments.pop()
             tokens = int(self._tokens[index][source])
             segments += [

@@ -103,6 +103,7 @@ class _Planner:
         reach: the end of the samples that stages before have begun, of which a cut may have left
             some.
         dropped: the same of sources that left some and are read no more; 0 of others.
+        dropped_tokens: the same as positions: samples before these were read, though not all.
 
     Whether files are gone is asked in two ways. A stage with `whole_epochs` asks of all that lanes
     have begun (`begun_loses_files`, `coming_loses_files`); other stages, which earlier releases
@@ -118,8 +119,8 @@ class _Planner:
         self.start = 0
         size = len(next(iter(tokens.values())))
         first = stages[0].blend if stages else None
-        self.cursor, self.given, self.reach, self.dropped = (
-            np.zeros(size, np.int64) for _ in range(4)
+        self.cursor, self.given, self.reach, self.dropped, self.dropped_tokens = (
+            np.zeros(size, np.int64) for _ in range(5)
         )
         if first is not None:
             extra = int(first.add_extra_token_to_sequence)
@@ -155,7 +156,7 @@ class _Planner:
         self.epochs.enter(
             stage.index,
             stage.blend.order,
-            self._find_begun(),
+            np.maximum(self._find_begun(), self.dropped_tokens),
             self.cursor,
             whole=stage.whole_epochs,
         )
@@ -163,7 +164,10 @@ class _Planner:
     def leaves_rest(self, stage: Stage) -> bool:
         """Whether a stage that begins here has to read epochs whole; see `Stage.whole_epochs`."""
         return self.epochs.leaves_rest(
-            stage.index, stage.blend.order, self._find_begun(), self.cursor
+            stage.index,
+            stage.blend.order,
+            np.maximum(self._find_begun(), self.dropped_tokens),
+            self.cursor,
         )
 
     def drains_otherwise(self, stage: Stage, following: Stage) -> bool:
@@ -207,7 +211,9 @@ class _Planner:
                 )
             return
         is_gone, totals = self._find_left(following)
-        dropped = np.where(is_gone & (self.reach > self.given), self.reach, self.dropped)
+        has_left = is_gone & (self.reach > self.given)
+        dropped = np.where(has_left, self.reach, self.dropped)
+        self.dropped_tokens = np.where(has_left, self._find_begun(), self.dropped_tokens)
         if following.drain is not None:
             shares = self._find_shares(stage, following)
             totals = np.array(divide_drain(shares, totals.tolist(), following.drain), np.int64)

@@ -46,10 +46,10 @@ def write_file(folder: Path, source: int, name: str, tokens: list[int]) -> Path:
 
 
 def make_run(
-    folder: Path, last: dict[str, Any], *, gone: str = "m1", first: int = 8
+    folder: Path, last: dict[str, Any], *, gone: str = "m1", gone_later: str = "", first: int = 8
 ) -> dict[str, Any]:
     """A built run of three stages: the second source has given two tokens for each of `first` samples when one of its files is
-    gone, and nothing more when the last stage begins."""
+    gone, and nothing more when the last stage begins, and perhaps another one is gone."""
     files = [
         (0, "m0", [OTHER + i for i in range(600)]),
         (1, "m0", FIRST),
@@ -78,6 +78,9 @@ def make_run(
     megablend.build(config)
     write_file(folder, 1, "m3", ADDED)
     config["stages"] = [*stages[:2], stages[2] | last]
+    if gone_later:
+        later = folder / "source1" / f"{gone_later}.parquet"
+        later.unlink()
     megablend.build(config)
     (folder / "gone").rename(file)  # samples of the first stage read it
     return config
@@ -153,6 +156,53 @@ def test_an_epoch_of_which_only_files_that_are_gone_were_read(tmp_path: Path) ->
         megablend.describe(config).to_dict()["splits"]["train"]["sources"][1]["epoch_ends"][:2]
         == ends[:2]
     )
+
+
+def test_a_second_file_is_gone_before_anything_of_the_first_one_s_rest_was_read(
+    tmp_path: Path,
+) -> None:
+    config = make_run(tmp_path, NEW_DATA, gone="m0", gone_later="m1", first=24)
+    write_file(tmp_path, 1, "m1", GONE)  # samples of the first stage read it
+    dataset = megablend.open(config)
+    assert [stage.whole_epochs for stage in dataset.run.ledger.stages] == [False, False, True]
+    tokens = read_source(dataset)
+    assert tokens[:64] == [*range(1, 41), *range(1, 9), *LAST]
+    check_epochs(tokens[64:], [[*LAST, *ADDED]] * 3)
+    described = megablend.describe(config).to_dict()["splits"]["train"]["sources"][1]
+    assert described["withdrawn_tokens"] == len(FIRST) - 8 + len(GONE)
+
+
+@pytest.mark.parametrize("num_tokens", range(36, 64, 5))
+def test_samples_of_a_source_that_is_gone_stay_as_they_were(
+    num_tokens: int, tmp_path: Path
+) -> None:
+    """Its lanes have left samples before others that were read, across an end of an epoch, where the order changes."""
+    for source, tokens in ((0, range(OTHER, OTHER + 900)), (1, range(1, num_tokens + 1))):
+        write_file(tmp_path, source, "m0", [*tokens])
+    sources = [
+        {
+            "name": f"s{source}",
+            "path": f"{tmp_path}/source{source}/*.parquet",
+            "column": PARQUET.column,
+            "weight": 1,
+        }
+        for source in range(2)
+    ]
+    settings = {"sequence_length": 4, "lanes": 4, "shuffle_window": 4, "order": "sequential"}
+    config = make_config(tmp_path, sources, **settings, add_extra_token_to_sequence=False)
+    config["stages"] = [{"samples": 8}, {"samples": 64, "order": "block"}]
+    megablend.build(config)
+    before = [sample.tokens.tolist() for sample in read_samples(megablend.open(config))]
+    config["stages"].append(
+        {"samples": 90, "new_data": True, "withdraw": ["s1"], "sequence_length": 2}
+    )
+    file = tmp_path / "source1" / "m0.parquet"
+    file.rename(tmp_path / "gone")
+    megablend.build_index(config)
+    at = megablend.amend(config, at=20).at
+    (tmp_path / "gone").rename(file)
+    after = [sample.tokens.tolist() for sample in read_samples(megablend.open(config))]
+    assert after[:at] == before[:at]
 
 
 @pytest.mark.parametrize("last", [NEW_DATA, SHUFFLED])

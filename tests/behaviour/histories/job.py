@@ -270,13 +270,15 @@ class Job:
         assert all(stop > at or {*range(start, stop)} <= {*now} for start, stop in self.skips)
         self.skips = listed
 
-    def _may_go_on(self) -> bool:
-        """Whether a source that the stage before reads keeps all files in the newest snapshot: else nothing can be read further,
-        and a drain is what lanes have left."""
+    def _may_go_on(self, at: int) -> bool:
+        """Whether a source that is read just before a sample, in that step of a schedule, keeps all files in the newest snapshot:
+        else nothing can be read further, and a drain is what lanes have left."""
         before = self.requested[-1]
         last = len(self.files.snapshots) - 1
+        step = next(each for each in self.dataset.run.plan.stages if at <= each.stop)
         return any(
             weight > 0
+            and step.request.totals[source] > 0
             and all(
                 self.files.tokens(snapshot, source, "train")
                 <= self.files.tokens(last, source, "train")
@@ -312,7 +314,7 @@ class Job:
         # As planned, with nothing left
         has_ended = expected.at == self.dataset.run.num_samples and not expected.drain
         changes_length = now["sequence_length"] != then["sequence_length"]
-        if is_next and changes_length and not has_ended and self._may_go_on():
+        if is_next and changes_length and not has_ended and self._may_go_on(expected.at):
             unit = math.lcm(where.get("batch", 1), now["lanes"], then["lanes"])
             assert (expected.at + expected.drain) % unit == 0
         self._kill_sometimes(lambda: megablend.amend(self.config, **where))
