@@ -31,6 +31,7 @@ _LEAD_SHARE = 32
 """So small a part of what is held may be pages that displaced others before they were asked for."""
 _LEAST_GRACE = 0.5
 """Seconds after which pages count as read, even in a mirror that is small for its readers."""
+_WARN_SECONDS = 10.0
 _RETRY_SECONDS = 1.0
 """After which it is tried again where there was no room, or a node did not answer."""
 
@@ -63,6 +64,7 @@ class Needs:
         """Due times of parts for which there was no room."""
         self._turn = 0
         self._grace = PAST_SECONDS
+        self._warned_at = -_WARN_SECONDS
 
     def set(self, client: str, needs: Sequence[Need]) -> None:
         """What a client needs, instead of what it said before."""
@@ -75,10 +77,15 @@ class Needs:
         _replace(self._kept, node, needs)
         self._changed.set()
 
+    def tell_again(self) -> None:
+        """Others may be told now who could not be told before."""
+        self._changed.set()
+
     async def run(self) -> None:
         """Fetch ahead until cancelled."""
         fetchers = [asyncio.ensure_future(self._fetch()) for _ in range(_NUM_FETCHERS)]
         loop = asyncio.get_running_loop()
+        telling: asyncio.Future[None] = loop.create_future()
         try:
             while True:
                 await self._changed.wait()
@@ -100,10 +107,12 @@ class Needs:
                 self._refused = set()
                 self._more.set()
                 if self._tell is not None:
-                    await self._tell(own)
+                    # A node that is silent holds up no change; what is told last counts
+                    telling.cancel()
+                    telling = asyncio.ensure_future(self._tell(own))
                 await asyncio.sleep(_PAUSE_SECONDS)
         finally:
-            for each in fetchers:
+            for each in (*fetchers, telling):
                 each.cancel()
 
     async def fill(self, needs: Sequence[Need], *, is_dry: bool) -> Filled:
@@ -163,7 +172,9 @@ class Needs:
                     self._later.append(part)
                     self._more.set()
             except Exception as error:
-                LOG.warning("mirror: not fetched ahead: %s", error)
+                if time.monotonic() - self._warned_at > _WARN_SECONDS:
+                    self._warned_at = time.monotonic()
+                    LOG.warning("mirror: not fetched ahead: %s", error)
                 if not isinstance(error, MegablendError):
                     LOG.warning("mirror: this is a fault of megablend", exc_info=True)
                 await asyncio.sleep(_RETRY_SECONDS)

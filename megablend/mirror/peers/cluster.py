@@ -432,6 +432,7 @@ class Cluster:
             ):
                 self._too_few = ""
                 self._formed.set()
+                self._needs.tell_again()
                 LOG.info("mirror: %d nodes work together", self._members.size)
             else:
                 await self._wait_for_news()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.mirror.peers.clusters import PATIENT, NodesOf
+from megablend.mirror.disk.pages import pages_of_file
+from megablend.mirror.node.frames import Need
+from tests.mirror.peers.clusters import PATIENT, NodesOf, until
 from tests.storage.faulty import FaultySource
 
 pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(120)]
@@ -102,4 +105,23 @@ def test_other_lists_of_nodes_keep_what_is_held(tmp_path: Path) -> None:
             assert is_read_once(source, 8)
 
     with FaultySource(make_files(6, 9 << 20)) as source:
+        asyncio.run(run())
+
+
+def test_needs_of_before_the_nodes_met_are_told(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 2) as nodes:
+            await nodes.start(0)
+            key = await nodes.key("d/0")
+            pages = pages_of_file(key.size)
+            nodes.nodes[0].needs.set("client", [Need.of(key, pages, time.monotonic() + 1e5)])
+            await asyncio.sleep(0.5)
+            await nodes.start(1)
+            held = nodes.nodes[1].needs
+            await until(lambda: bool(held._kept))
+            (need,) = held._kept[nodes.names[0]]
+            homes = nodes.cluster(1).select(need)
+            assert (await homes).pages.blocks.tolist() == need.pages.blocks.tolist()
+
+    with FaultySource({"d/0": bytes(40 << 20)}) as source:
         asyncio.run(run())
