@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 
 from megablend.errors import ConfigError, MegablendError, ResourceError
 from megablend.mirror.members.homes import list_id
-from megablend.mirror.members.launchers import Members, Torchrun, is_loopback, make_name
+from megablend.mirror.members.launchers import Members, is_loopback
 from megablend.mirror.members.pace import Pace
 from megablend.mirror.node.engine import AwayError, Engine, Keep, Mode, PageReader, Want
 from megablend.mirror.node.frames import (
@@ -32,7 +31,9 @@ from megablend.mirror.node.frames import (
     unpack_needs,
 )
 from megablend.mirror.node.needs import Needs
+from megablend.mirror.peers.agreement import Agreement
 from megablend.mirror.peers.holders import Holders
+from megablend.mirror.peers.joining import ONE_NAME, Joining
 from megablend.mirror.peers.peer import Peer
 from megablend.mirror.peers.routes import Routes, ask_all
 from megablend.mirror.peers.server import Handle, PeerServer
@@ -45,14 +46,11 @@ from megablend.mirror.peers.signing import (
 )
 from megablend.storage.mirror_options import ALL, MirrorOptions
 from megablend.storage.objects.rate_limiter import MAX_REQUESTS, RateLimiter
-from megablend.system.limited_json import fits, parse_json
 from megablend.system.log import LOG
 
 _CANCEL_SECONDS = 0.1
 _MAX_BLOCKS = 64
 """Of a request of another node."""
-_ONE_NAME = "Give each node one name of its own: see `nodes`, `advertise` and `port` of `mirror`."
-_JOINING = {"rank": int, "name": str}
 
 
 class Cluster:
@@ -83,26 +81,22 @@ class Cluster:
         self._verifier = Verifier(self._secret, members.own)
         rate = options.max_peer_rate
         self._sending = None if rate is None else RateLimiter(MAX_REQUESTS, rate, 1)
+        self._agreement = Agreement(options, members.size, pace)
+        self._joining = Joining(members, options.port, self._agreement, self._make_peer, pace)
         handlers: dict[tuple[str, str], Handle] = {
             ("POST", "/v1/pages"): self._give,
             ("POST", "/v1/tell"): self._hear,
             ("POST", "/v1/due"): self._set_due,
-            ("POST", "/v1/join"): self._join,
+            ("POST", "/v1/join"): self._joining.answer,
             ("POST", "/v1/check"): self._check,
             ("GET", "/v1/ping"): _pong,
         }
         self._server = PeerServer(handlers, self._verifier, get_status)
         self._peers: dict[str, Peer] = {}
-        self._joined: dict[int, str] = {}
-        self._list = asyncio.get_running_loop().create_future()
         self._told: dict[str, str] = {}
         """Nodes that know what this one holds, and their sessions."""
         self._heard = set[str]()
         self._is_one_formed = False
-        self._news = asyncio.Event()
-        self._formed = asyncio.Event()
-        self._failure: MegablendError | None = None
-        self._too_few = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._engine: Engine
         self._needs: Needs
@@ -141,19 +135,12 @@ class Cluster:
     async def read(self, want: Want, keep: Keep) -> None:
         """See PageReader.read. Raises: ResourceError while fewer than half of the nodes answer;
         ConfigError if the nodes do not agree."""
-        await self._wait_until_formed()
+        await self._agreement.wait()
         await self._routes.read(want, keep)
-
-    async def _wait_until_formed(self) -> None:
-        await self._formed.wait()
-        if self._failure is not None:
-            raise self._failure
-        if self._too_few:
-            raise ResourceError(self._too_few)
 
     async def tell_needs(self, needs: Sequence[Need]) -> None:
         """Tell homes what this node will ask for."""
-        if self._holders is None or not self._formed.is_set():
+        if self._holders is None or not self._agreement.is_reached:
             return
         loop = asyncio.get_running_loop()
         by_node = await loop.run_in_executor(None, self._holders.divide_by_home, needs)
@@ -167,7 +154,7 @@ class Cluster:
 
     async def select(self, need: Need) -> Need:
         """What this node is a home of. Raises: ResourceError if the nodes have not met."""
-        await self._wait_until_formed()
+        await self._agreement.wait()
         assert self._holders is not None
         return self._holders.select_own(need)
 
@@ -179,14 +166,10 @@ class Cluster:
             "nodes": self._members.size,
             "away": len(away),
             "away_nodes": away,
-            "formed": self._is_formed,
-            "trouble": str(self._failure or self._too_few),
+            "formed": self._agreement.is_reached,
+            "trouble": self._agreement.trouble,
         }
         return found if self._holders is None else found | self._holders.as_json()
-
-    @property
-    def _is_formed(self) -> bool:
-        return self._formed.is_set() and not self._too_few and self._failure is None
 
     async def check(self) -> list[str]:
         """A line for each pair of nodes that cannot talk."""
@@ -218,25 +201,20 @@ class Cluster:
         self._tasks.remove(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             LOG.error("mirror: a fault of megablend", exc_info=error)
-            self._fail(ResourceError(f"the node process has a fault: {error!r}"))
-
-    def _fail(self, error: MegablendError) -> None:
-        """The nodes cannot work together. Once they do, what one of them says ends nothing."""
-        LOG.warning("mirror: %s", error)
-        if not self._formed.is_set():
-            self._failure = error
-            self._formed.set()
+            self._agreement.fail(ResourceError(f"the node process has a fault: {error!r}"))
 
     async def _run(self) -> None:
         try:
-            names = await self._gather()
+            names = await self._joining.gather()
             await self._check_address()
             if self._members.own in names:
                 await self._meet(names)
             else:
-                self._fall_short(f"{self._members.own}: came after the others had begun without it")
+                self._agreement.fall_short(
+                    f"{self._members.own}: came after the others had begun without it"
+                )
         except MegablendError as error:
-            self._fail(error)
+            self._agreement.fail(error)
 
     async def _meet(self, names: Sequence[str]) -> None:
         """Tell the others, and wait for them. Raises: ConfigError with `strict`."""
@@ -274,75 +252,7 @@ class Cluster:
         is_there = await own.ping()
         own.close()
         if is_there and own.session != self._verifier.session:
-            raise ConfigError(f"{own.name}: another node answers there\n{_ONE_NAME}")
-
-    async def _gather(self) -> list[str]:
-        """The list of nodes: those of a torchrun job tell the first of them their names.
-        Raises: ConfigError."""
-        torchrun = self._members.torchrun
-        if torchrun is None:
-            return list(self._members.names)
-        if torchrun.rank:
-            return await self._ask_for_list(torchrun)
-        try:
-            names = await self._collect(torchrun)
-        except ConfigError as error:
-            self._list.set_exception(error)
-            self._list.exception()  # perhaps nobody asks for it
-            raise
-        self._list.set_result(names)
-        return names
-
-    async def _collect(self, torchrun: Torchrun) -> list[str]:
-        """What the machines of a job say that their names are. Raises: ConfigError."""
-        end = time.monotonic() + self._pace.complete
-        self._joined[0] = self._members.own
-        while len(self._joined) < torchrun.size:
-            missing = sorted(set(range(torchrun.size)) - self._joined.keys())
-            if time.monotonic() > end and self._is_enough([f"machine {i}" for i in missing]):
-                break
-            await self._wait_for_news()
-            if self._too_few and len(missing) > torchrun.size - len(self._joined):
-                # Others come with it: who is not in the list stays outside
-                end = time.monotonic() + self._pace.complete
-        names = sorted(self._joined.values())
-        for name, other in itertools.pairwise(names):
-            if name == other:
-                raise ConfigError(f"{name}: two machines have this name\n{_ONE_NAME}")
-        return names
-
-    async def _ask_for_list(self, torchrun: Torchrun) -> list[str]:
-        """The list, from the job's first machine. Raises: ConfigError."""
-        end = time.monotonic() + self._pace.complete + self._pace.silent
-        first = self._make_peer(torchrun.first)
-        try:
-            while True:
-                joining = {"rank": torchrun.rank, "name": self._members.own}
-                try:
-                    return [str(each) for each in await first.call("/v1/join", joining)]
-                except AwayError as error:
-                    if time.monotonic() > end:
-                        self._fall_short(f"{first.name} has no list of nodes: {error}")
-                await asyncio.sleep(self._pace.ping / 2)
-        finally:
-            first.close()
-
-    async def _join(self, _: str, __: Mapping[str, str], body: bytes) -> bytes:
-        joining = parse_json(body)
-        torchrun = self._members.torchrun
-        if torchrun is None or torchrun.rank or not fits(joining, _JOINING):
-            raise ValueError("a node joins that has no place")
-        rank = joining["rank"]
-        if not 0 < rank < torchrun.size:
-            raise ValueError(f"machine {rank} joins, expected 1 to {torchrun.size - 1}")
-        if not self._list.done():
-            # Perhaps it has started again, elsewhere
-            self._joined[rank] = make_name(joining["name"], self._options.port)
-        self._news.set()
-        await asyncio.wait([self._list], timeout=self._pace.silent)
-        if not self._list.done():
-            raise AwayError("not all nodes have come")
-        return pack_json(self._list.result())
+            raise ConfigError(f"{own.name}: another node answers there\n{ONE_NAME}")
 
     async def _tell(self, peer: Peer) -> None:
         """Tell another node what this one holds: all, and then what is new."""
@@ -359,7 +269,7 @@ class Cluster:
                     raise AwayError(peer.trouble)
                 if is_first:
                     needs = await self._holders.find_all(peer.name)
-                    query = f"?list={self._list_id}&session={self._verifier.session}&formed={int(self._is_formed)}"
+                    query = f"?list={self._list_id}&session={self._verifier.session}&formed={int(self._agreement.is_reached)}"
                 elif news.is_set():
                     needs = self._holders.take_untold(peer.name)
                 else:
@@ -371,12 +281,12 @@ class Cluster:
                 await peer.post(f"/v1/tell{query}", pack_needs(last))
                 if session in ("", peer.session):
                     self._told[peer.name] = peer.session
-                self._news.set()
+                self._agreement.note_news()
             except (AwayError, MegablendError) as error:
                 if not is_first:
                     self._holders.put_back(peer.name, needs)
                 if isinstance(error, MegablendError):
-                    self._fail(error)
+                    self._agreement.fail(error)
                     await asyncio.sleep(self._pace.silent)
                 await asyncio.sleep(self._pace.ping / 2)
 
@@ -394,7 +304,7 @@ class Cluster:
         if "list" in query:
             self._heard.add(node)
             self._is_one_formed |= query.get("formed") == "1"
-            self._news.set()
+            self._agreement.note_news()
         return b""
 
     async def _greet(self, node: str, query: Mapping[str, str]) -> None:
@@ -410,12 +320,12 @@ class Cluster:
             return
         # It has started again, unless somebody else has its name
         if await peer.ping() and peer.session != session:
-            raise ConfigError(f"{node}: two nodes have this name\n{_ONE_NAME}")
+            raise ConfigError(f"{node}: two nodes have this name\n{ONE_NAME}")
 
     async def _form(self) -> None:
         """Wait until all nodes have met, or enough of them. Raises: ConfigError with `strict`."""
         end = time.monotonic() + self._pace.complete
-        while not self._formed.is_set() or self._too_few:
+        while self._agreement.is_open:
             missing = sorted(
                 name
                 for name, peer in self._peers.items()
@@ -427,47 +337,20 @@ class Cluster:
                 or (self._is_one_formed and are_away)
                 or (
                     time.monotonic() > end
-                    and self._is_enough([f"{name} ({self._explain(name)})" for name in missing])
+                    and self._agreement.is_enough(
+                        [f"{name} ({self._explain(name)})" for name in missing]
+                    )
                 )
             ):
-                self._too_few = ""
-                self._formed.set()
+                self._agreement.reach()
                 self._needs.tell_again()
-                LOG.info("mirror: %d nodes work together", self._members.size)
             else:
-                await self._wait_for_news()
-
-    def _is_enough(self, missing: list[str]) -> bool:
-        """Whether a majority is there, which goes on. Raises: ConfigError with `strict`."""
-        size = self._members.size
-        text = f"{len(missing)} of {size} nodes are missing: {', '.join(missing[:8])}"
-        if 2 * (size - len(missing)) <= size:
-            self._fall_short(f"{text}: the others are no majority")
-            return False
-        if self._options.strict:
-            self._fall_short(text)
-        LOG.warning("mirror: %s: going on without them", text)
-        return True
-
-    def _fall_short(self, text: str) -> None:
-        """Reads fail, so that ranks read through, until more nodes have come.
-        Raises: ConfigError with `strict`."""
-        if self._options.strict:
-            raise ConfigError(f"{text}\nstart them, or leave out `strict` of `mirror`")
-        if not self._too_few:
-            LOG.warning("mirror: %s", text)
-        self._too_few = text
-        self._formed.set()
+                await self._agreement.wait_for_news()
 
     def _explain(self, name: str) -> str:
         if name in self._heard:
             return f"it reaches this node, which does not reach it: {self._peers[name].trouble}"
         return self._peers[name].trouble if name not in self._told else "it has told nothing"
-
-    async def _wait_for_news(self) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._news.wait(), self._pace.ping / 4)
-        self._news.clear()
 
     async def _give(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
         (need,) = unpack_needs(body)
