@@ -56,6 +56,9 @@ class Holders:
         self._untold: dict[str, dict[FileKey, Pages]] = {each: {} for each in names if each != own}
         self.news = {name: asyncio.Event() for name in self._untold}
         """Set while there is something to tell a node."""
+        self._found: dict[str, list[Need]] | None = None
+        """What was held when the nodes met, of those that have not been told yet."""
+        self._searching = asyncio.Lock()
         self._known: dict[FileKey, dict[str, Pages]] = {}
         self._to_copy: dict[FileKey, Pages] = {}
         self._later: dict[FileKey, Pages] = {}
@@ -85,24 +88,33 @@ class Holders:
                 self.news[name].set()
 
     async def find_all(self, name: str) -> list[Need]:
-        """All that this node holds of pieces whose home the other one is, or may become."""
-        self._untold[name] = {}
-        self.news[name].clear()
-        place = self._names.index(name)
+        """All that this node holds of pieces whose home the other one is, or may become. What is
+        held is looked through once for all nodes when they meet."""
+        async with self._searching:
+            found = None if self._found is None else self._found.pop(name, None)
+            if found is not None:
+                return found
+            names = list(self._untold) if self._found is None else [name]
+            for each in names:
+                self._untold[each] = {}
+                self.news[each].clear()
+            all_found = await self._engine.call(self._find_held, names)
+            self._found = self._found or all_found
+            return all_found.pop(name)
 
-        def find() -> list[Need]:
-            store = self._engine.store
-            found = [(key, self._select(key, store.held(key), place)) for key in [*store.keys()]]
-            return [Need.of(key, pages, math.inf) for key, pages in found if len(pages.blocks)]
-
-        return await self._engine.call(find)
-
-    def _select(self, key: FileKey, pages: Pages, place: int) -> Pages:
-        """Pages of pieces in whose order a node is one of the first."""
-        if not len(pages.blocks):
-            return pages
-        is_of_it = (self._find_places(key, pages, self.copies + 1) == place).any(axis=1)
-        return Pages(pages.blocks[is_of_it], pages.masks[is_of_it])
+    def _find_held(self, names: Sequence[str]) -> dict[str, list[Need]]:
+        """What is held, by the nodes that are among the first of its pieces."""
+        found: dict[str, list[Need]] = {name: [] for name in names}
+        places = {self._names.index(name): name for name in names}
+        for key in [*self._engine.store.keys()]:
+            pages = self._engine.store.held(key)
+            order = self._find_places(key, pages, self.copies + 1)
+            for place in np.unique(order).tolist():
+                if (name := places.get(place)) is not None:
+                    is_its = (order == place).any(axis=1)
+                    some = Pages(pages.blocks[is_its], pages.masks[is_its])
+                    found[name].append(Need.of(key, some, math.inf))
+        return found
 
     def _find_places(self, key: FileKey, pages: Pages, count: int) -> Int64s:
         """The first nodes in the order of each block's piece: places, int64 [blocks, count]."""
