@@ -252,7 +252,7 @@ def megatron_cache(
         request = None
         try:
             memory = None if max_memory is None else parse_bytes(max_memory)
-            objects = load_storage_settings(storage_file)
+            objects = load_storage_settings(storage_file).alone()
             check_same_settings(
                 job.world, {name: flags[name] for name in flags if name != "data_cache_path"}
             )

@@ -78,12 +78,8 @@ class Session:
 
     @cached_property
     def objects(self) -> ObjectOptions:
-        """How object stores are accessed: by a mirror of this node alone, since what a command
-        reads is little, and the other nodes may not be there."""
-        objects = self.config.storage if self.is_config else load_storage_settings()
-        if objects.mirror is None:
-            return objects
-        return dataclasses.replace(objects, mirror=objects.mirror.alone())
+        """How object stores are accessed: without other nodes."""
+        return (self.config.storage if self.is_config else load_storage_settings()).alone()
 
     @cached_property
     def storage(self) -> Storage:

@@ -82,6 +82,13 @@ class ObjectOptions:
     def __deepcopy__(self, memo: object) -> ObjectOptions:
         return self  # not by a pickle, which may lack queries
 
+    def alone(self) -> ObjectOptions:
+        """The same with this node's mirror alone: for commands, which read little, while the other
+        nodes may not be there."""
+        if self.mirror is None:
+            return self
+        return dataclasses.replace(self, mirror=self.mirror.alone())
+
     def find(self, location: str) -> StoreOptions:
         """The options for reading a location."""
         chosen: dict[str, Any] = {}

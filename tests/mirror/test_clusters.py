@@ -170,3 +170,16 @@ def is_settled(settings: dict[str, Any]) -> bool:
         state["formed"]
         and not (state["bytes_to_copy"] or state["copying"] or state["untold_nodes"])
     )
+
+
+def test_commands_do_not_wait_for_nodes(tmp_path: Path) -> None:
+    """The other node never comes."""
+    with FaultySource({}) as source, cluster(tmp_path, source, 2) as settings:
+        plain, remote = make_configs(tmp_path, source, {})
+        config = with_mirror(remote, settings[0])
+        started = time.monotonic()
+        megablend.build(config)
+        megablend.build(plain)
+        shown = megablend.show(config, sample=3)
+        assert shown.to_dict()["source"] == megablend.show(plain, sample=3).to_dict()["source"]
+        assert time.monotonic() - started < 60
