@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import megablend
 from megablend.errors import ConfigError, MegablendError
@@ -136,16 +136,20 @@ class Node:
                     self._ended.set()
 
     def _greet(self, hello: dict[str, Any]) -> dict[str, Any]:
-        """Raises: ConfigError if the client reads with other credentials."""
+        """Raises: ConfigError if the client reads with other credentials than those who read now;
+        LeavingError if nobody does."""
         answer = {"pid": os.getpid(), "version": megablend.__version__, "differing": []}
         if "options" not in hello:
             return answer
         if not self._is_service and hello["credentials"] != find_credentials(
             self._objects, self._folder.id
         ):
+            if not self.server.is_read:
+                self._leave()  # they were renewed, perhaps
             raise ConfigError(
                 f"{self._folder.path}: its node process reads object stores with other credentials or settings than this "
-                "process\nuse another `folder`, or run it as a service (`megablend node run`), which reads with its own"
+                "process\nuse another `folder`, wait for the end of who reads there, or run it as a service (`megablend node "
+                "run`), which reads with its own"
             )
         self._check_members(hello["members"])
         self.source.add_queries(dict(hello["queries"]))
@@ -169,6 +173,10 @@ class Node:
             raise ConfigError(
                 f"{self._folder.path}: is in use by a job with other nodes\nuse another `folder`, or wait for its end"
             )
+        self._leave()
+
+    def _leave(self) -> NoReturn:
+        """End, so that who asks starts another process. Raises: LeavingError."""
         self._ended.set()
         raise LeavingError
 

@@ -81,6 +81,11 @@ class LocalServer:
         self.idle_since = time.monotonic()
 
     @property
+    def is_read(self) -> bool:
+        """Whether anybody reads files."""
+        return bool(self._readers)
+
+    @property
     def is_read_by_a_cluster(self) -> bool:
         """Whether a job on several nodes reads files."""
         return any(self._readers.values())

@@ -280,6 +280,25 @@ def test_other_credentials_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
             other.stat([f"{source.url}/d/x"])
 
 
+def test_renewed_credentials_are_taken_when_nobody_reads_with_the_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultySource({"d/x": DATA}) as source, mirror(tmp_path / "m", source.url) as settings:
+        script = (
+            "import json, sys; from megablend.storage.by_scheme import make_storage;"
+            "from megablend.storage.options_parser import parse_options; settings, url = json.loads(sys.argv[1]);"
+            "make_storage(objects=parse_options({'mirror': settings})).read(url, 0, 100_000)"
+        )
+        order = json.dumps([settings, f"{source.url}/d/x"])
+        subprocess.run([sys.executable, "-c", script, order], check=True, timeout=60)
+        first = find_node(tmp_path / "m")
+        before = source.bytes
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "renewed")
+        assert read(make(settings), f"{source.url}/d/x", (5, 10)) == cut((5, 10))
+        assert source.bytes <= before + 1  # what was held is
+        assert find_node(tmp_path / "m") not in (None, first)
+
+
 def test_one_node_process_for_many_that_open_a_folder_at_once(tmp_path: Path) -> None:
     """And after it was killed."""
     with FaultySource({"d/x": DATA}) as source, mirror(tmp_path / "m", source.url) as settings:
