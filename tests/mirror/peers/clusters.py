@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import shutil
 import socket
 import time
@@ -31,12 +32,14 @@ PATIENT = Pace(ping=0.2, silent=20.0, gone=6.0, complete=60.0)
 
 
 def find_ports(count: int) -> list[int]:
-    """Free ports of loopback."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Free ports of loopback that no connection gets by chance: a node that starts again needs its own."""
+    found = set[int]()
+    while len(found) < count:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as each:
+            each.bind(("127.0.0.1", port))
+            found.add(port)
+    return sorted(found)
 
 
 class NodesOf:
@@ -178,6 +181,11 @@ class NodesOf:
                 for name in names or self.source.files
             )
         )
+
+    async def meet(self) -> None:
+        """Wait until all work together, and nobody takes another one to be away."""
+        states = [self.cluster(i).as_json for i in self.nodes]
+        await until(lambda: all(s()["formed"] and not s()["away"] for s in states))
 
     async def settle(self) -> None:
         """Wait until all copies are paid."""
