@@ -42,7 +42,10 @@ def check_job(job: Job) -> None:
                 settings[sample.k], tokens, mark_documents(tokens, known, source), source
             )
             assert read[sample.k] == expected
-            assert is_skipped or job.trained[sample.k] == expected
+            trained = job.trained.get(sample.k)
+            # What was skipped when training came by may be skipped no more
+            was_skipped = trained is None and sample.k in job.skipped
+            assert is_skipped or was_skipped or trained == expected
     for k in job.rng.sample(range(len(dataset)), 20):
         assert {
             name: field.tolist() if hasattr(field, "tolist") else field

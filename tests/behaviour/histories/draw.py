@@ -101,7 +101,8 @@ def ease(job: Job, stage: dict[str, Any], requested: Requested) -> Requested:
     elif said.startswith("stages[") and not said.startswith(f"stages[{number}]"):
         job.amends_late = True  # a stage that had not begun cannot be planned from so early on
     elif "so it cannot have steps" in said:
-        del stage["schedule"], stage["steps"]
+        stage["schedule"] = None
+        stage.pop("steps", None)
     elif "would have been read" in said or "allow" in said:
         for each in change_caps(job, stage).values():
             each |= {"max_epochs": None, "max_tokens": None}
