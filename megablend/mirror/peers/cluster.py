@@ -110,7 +110,8 @@ class Cluster:
         server_tls, client_tls = self._tls or (None, None)
         names = self._members.names or (self._members.own,)
         check_openness(self._options, names)
-        host = "127.0.0.1" if all(map(is_loopback, names)) else None
+        own_host = self._members.own.rpartition(":")[0].strip("[]")
+        host = own_host if all(map(is_loopback, names)) else None
         await self._server.start(host, self._options.port, server_tls)
         connector = aiohttp.TCPConnector(limit=0, ssl=client_tls or True)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._pace.silent)

@@ -125,3 +125,16 @@ def test_needs_of_before_the_nodes_met_are_told(tmp_path: Path) -> None:
 
     with FaultySource({"d/0": bytes(40 << 20)}) as source:
         asyncio.run(run())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "localhost"])
+def test_nodes_listen_at_the_loopback_address_of_their_names(host: str, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with NodesOf(tmp_path, source, 2, PATIENT) as nodes:
+            nodes.names = [f"{host}:{port}" for port in nodes.ports]
+            await nodes.start(0, 1)
+            await nodes.read_all()
+            assert is_read_once(source, 2)
+
+    with FaultySource(make_files(1)) as source:
+        asyncio.run(run())
