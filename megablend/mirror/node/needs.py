@@ -71,10 +71,10 @@ class Needs:
         _replace(self._needs, client, needs)
         self._changed.set()
 
-    def set_kept(self, node: str, needs: Sequence[Need]) -> None:
-        """What another node will ask for, instead of what it said before: it is kept by its due
-        times, and not fetched before it is asked for."""
-        _replace(self._kept, node, needs)
+    def set_kept(self, node: str, needs: Sequence[Need], *, is_more: bool = False) -> None:
+        """What another node will ask for, instead of what it said before, or in addition: it is kept
+        by its due times, and not fetched before it is asked for."""
+        _replace(self._kept, node, [*self._kept.get(node, []), *needs] if is_more else needs)
         self._changed.set()
 
     def tell_again(self) -> None:

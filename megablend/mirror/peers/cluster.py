@@ -35,7 +35,7 @@ from megablend.mirror.peers.agreement import Agreement
 from megablend.mirror.peers.holders import Holders
 from megablend.mirror.peers.joining import ONE_NAME, Joining
 from megablend.mirror.peers.peer import Peer
-from megablend.mirror.peers.routes import Routes, ask_all
+from megablend.mirror.peers.routes import Routes, tell_due
 from megablend.mirror.peers.server import Handle, PeerServer
 from megablend.mirror.peers.signing import (
     Signer,
@@ -145,8 +145,8 @@ class Cluster:
             return
         loop = asyncio.get_running_loop()
         by_node = await loop.run_in_executor(None, self._holders.divide_by_home, needs)
-        bodies = {name: pack_needs(by_node.get(name, [])) for name in self._peers}
-        await ask_all(self._peers, "/v1/due", bodies)
+        batches = {name: list(batch_needs(by_node.get(name, []))) for name in self._peers}
+        await tell_due(self._peers, batches)
 
     @property
     def num_nodes(self) -> int:
@@ -372,9 +372,9 @@ class Cluster:
             self._sending.leave(len(data))
         return pack_pages(held, data)
 
-    async def _set_due(self, node: str, _: Mapping[str, str], body: bytes) -> bytes:
+    async def _set_due(self, node: str, query: Mapping[str, str], body: bytes) -> bytes:
         if node in self._peers:
-            self._needs.set_kept(node, unpack_needs(body))
+            self._needs.set_kept(node, unpack_needs(body), is_more="more" in query)
         return b""
 
 

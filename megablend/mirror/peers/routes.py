@@ -8,11 +8,12 @@ Since a node asks only nodes before it, nobody waits in a circle.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from megablend.errors import MegablendError, ResourceError
 from megablend.mirror.disk.pages import PIECE_BLOCKS, Pages, subtract
 from megablend.mirror.node.engine import AwayError, Keep, Mode, Origins, PageReader, Want, is_soon
+from megablend.mirror.node.frames import Need, pack_needs
 from megablend.mirror.peers.holders import Holders
 from megablend.mirror.peers.peer import Peer
 from megablend.system.log import LOG
@@ -102,11 +103,16 @@ class Routes:
         return order[: order.index(self._own)] if self._own in order else order
 
 
-async def ask_all(peers: Mapping[str, Peer], path: str, bodies: Mapping[str, bytes]) -> None:
-    """Post to several nodes; who is away is left out."""
-    found = await asyncio.gather(
-        *(peers[name].post(path, body) for name, body in bodies.items()), return_exceptions=True
-    )
+async def tell_due(peers: Mapping[str, Peer], batches: Mapping[str, Sequence[list[Need]]]) -> None:
+    """Tell nodes what this one will ask for, in batches; who is away is left out."""
+
+    async def tell(peer: Peer) -> None:
+        path = "/v1/due"
+        for batch in batches[peer.name]:
+            await peer.post(path, pack_needs(batch))
+            path = "/v1/due?more=1"
+
+    found = await asyncio.gather(*(tell(peers[name]) for name in batches), return_exceptions=True)
     for each in found:
         if isinstance(each, BaseException) and not isinstance(each, AwayError):
-            LOG.warning("mirror: %s: %s", path, each)
+            LOG.warning("mirror: what is due is not told: %s", each)

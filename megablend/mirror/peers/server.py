@@ -3,7 +3,7 @@
     POST /v1/pages[?held=1][&fresh=1]   needs -> pages: those that are held, or got for whoever asks; only those that are
                                         held; got again, since they were wrong
     POST /v1/tell[?whole=...]           needs: what a node holds; JSON of `Greeting` in the query of the first one
-    POST /v1/due                        needs: what a node will ask for, instead of what it said before
+    POST /v1/due[?more=1]               needs: what a node will ask for, instead of what it said before, or in addition
     POST /v1/join                       JSON: a node of a torchrun job -> the list of all
     GET  /v1/ping                       nothing
     GET  /metrics                       numbers, for Prometheus; to whoever asks

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megablend.mirror.disk.pages import pages_of_file
-from megablend.mirror.node.frames import Need
+from megablend.mirror.node.frames import Need, batch_needs
 from tests.mirror.peers.clusters import PATIENT, NodesOf, until
 from tests.storage.faulty import FaultySource
 
@@ -108,7 +108,12 @@ def test_other_lists_of_nodes_keep_what_is_held(tmp_path: Path) -> None:
         asyncio.run(run())
 
 
-def test_needs_of_before_the_nodes_met_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("batch", [1 << 19, 600])
+def test_needs_of_before_the_nodes_met_are_told(
+    batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_needs, "__defaults__", (batch,))
+
     async def run() -> None:
         async with NodesOf(tmp_path, source, 2) as nodes:
             await nodes.start(0)
@@ -118,10 +123,16 @@ def test_needs_of_before_the_nodes_met_are_told(tmp_path: Path) -> None:
             await asyncio.sleep(0.5)
             await nodes.start(1)
             held = nodes.nodes[1].needs
-            await until(lambda: bool(held._kept))
-            (need,) = held._kept[nodes.names[0]]
-            homes = nodes.cluster(1).select(need)
-            assert (await homes).pages.blocks.tolist() == need.pages.blocks.tolist()
+            own = await nodes.cluster(1).select(Need.of(key, pages, 0.0))
+            kept: list[int] = []
+
+            def is_told() -> bool:
+                needs = held._kept.get(nodes.names[0], [])
+                kept[:] = [block for need in needs for block in need.pages.blocks.tolist()]
+                return len(kept) >= len(own.pages.blocks)
+
+            await until(is_told)
+            assert kept == own.pages.blocks.tolist()
 
     with FaultySource({"d/0": bytes(40 << 20)}) as source:
         asyncio.run(run())
