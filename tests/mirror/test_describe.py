@@ -134,8 +134,9 @@ def test_what_fits_leaves_the_source_once(num_nodes: int, tmp_path: Path) -> Non
     assert sum(epoch.source_bytes for epoch in found.epochs) == found.needed_bytes
     assert abs(source_bytes / found.needed_bytes - 1) < 0.03
     network_bytes = sum(epoch.network_bytes for epoch in found.epochs)
-    # Files under 64 KiB, here the .idx, are sent as a whole
-    assert abs(peer_bytes - network_bytes) <= 0.06 * network_bytes
+    # So few pieces are not divided evenly between homes, which depends on the nodes' names; and files under 64 KiB, here the
+    # .idx, are sent as a whole
+    assert abs(peer_bytes - network_bytes) <= 0.25 * network_bytes
 
 
 @pytest.mark.slow
