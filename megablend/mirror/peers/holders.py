@@ -64,7 +64,6 @@ class Holders:
         self._later: dict[FileKey, Pages] = {}
         """To be copied when who has it is back."""
         self._has_work = asyncio.Event()
-        self._copying: Pages | None = None
         self._num_copying = 0
 
     def order(self, key: FileKey, piece: int, count: int) -> list[str]:
