@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -23,7 +24,7 @@ from megablend.mirror.disk.page_store import PageStore
 from megablend.mirror.members.launchers import Members, describe_members, find_members
 from megablend.mirror.members.pace import Pace
 from megablend.mirror.node.engine import Engine
-from megablend.mirror.node.frames import Kind, Need
+from megablend.mirror.node.frames import PROTOCOL, Kind, Need
 from megablend.mirror.node.local_server import LeavingError, LocalServer
 from megablend.mirror.node.needs import Needs
 from megablend.mirror.node.source_reads import SourceReader
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 LINGER_SECONDS = 600.0
 """A node process that a rank has started ends so long after its last client."""
+_FAILED_SECONDS = 6.0
+"""The same where nodes do not agree: long enough for them to see it, and gone when a job comes back
+that mends it."""
 _SCRUB_BYTES = 8 << 20
 _SCRUB_SECONDS = 1.0
 _MAX_LOG_BYTES = 1 << 20
@@ -132,27 +136,30 @@ class Node:
             if not self.server.num_clients:
                 await self.engine.call(self.engine.store.scrub, _SCRUB_BYTES)
                 idle = time.monotonic() - self.server.idle_since
-                if idle > LINGER_SECONDS and not self._is_service:
+                has_failed = self.cluster is not None and self.cluster.has_failed
+                if not self._is_service and idle > (
+                    _FAILED_SECONDS if has_failed else LINGER_SECONDS
+                ):
                     self._ended.set()
 
     def _greet(self, hello: dict[str, Any]) -> dict[str, Any]:
-        """Raises: ConfigError if the client reads with other credentials than those who read now;
-        LeavingError if nobody does."""
+        """What a client is told. A process that a job has started makes room for another one if
+        nobody reads through it who would miss it, and it is not as the client asks for.
+
+        Raises: LeavingError if it does; ConfigError if it cannot, and is no use to the client.
+        """
         answer = {"pid": os.getpid(), "version": megablend.__version__, "differing": []}
-        if "options" not in hello:
-            return answer
-        if not self._is_service and hello["credentials"] != find_credentials(
-            self._objects, self._folder.id
-        ):
-            if not self.server.is_read:
-                self._leave()  # they were renewed, perhaps
+        is_reader = "options" in hello
+        has_to_stay = self._is_service or self.server.is_read
+        if hello.get("protocol") != PROTOCOL:
+            if is_reader and not has_to_stay:
+                self._leave()
             raise ConfigError(
-                f"{self._folder.path}: its node process reads object stores with other credentials or settings than this "
-                "process\nuse another `folder`, wait for the end of who reads there, or run it as a service (`megablend node "
-                "run`), which reads with its own"
+                f"{self._folder.path}: the node process speaks protocol {PROTOCOL}, this process {hello.get('protocol')}\n"
+                "run the same version of megablend in both, and stop the node process (`megablend node stop`)"
             )
-        self._check_members(hello["members"])
-        self.source.add_queries(dict(hello["queries"]))
+        if not is_reader:
+            return answer
         own = self.options if hello["members"] else self.options.alone()
         asked = parse_mirror(hello["options"])
         differing = [
@@ -160,20 +167,26 @@ class Node:
             for each in dataclasses.fields(MirrorOptions)
             if getattr(own, each.name) != getattr(asked, each.name)
         ]
+        if not self._is_service:
+            credentials = find_credentials(self._objects, self._folder.id)
+            has_other_credentials = hello["credentials"] != credentials
+            has_other_nodes = hello["members"] not in ([], self._described)
+            if not has_to_stay and (has_other_credentials or has_other_nodes or differing):
+                self._leave()
+            if has_other_credentials:
+                raise ConfigError(
+                    f"{self._folder.path}: its node process reads object stores with other credentials or settings than this "
+                    "process\nuse another `folder`, wait for the end of who reads there, or run it as a service "
+                    "(`megablend node run`), which reads with its own"
+                )
+            if has_other_nodes and self.server.is_read_by_a_cluster:
+                raise ConfigError(
+                    f"{self._folder.path}: is in use by a job with other nodes\nuse another `folder`, or wait for its end"
+                )
+            if has_other_nodes:
+                self._leave()
+        self.source.add_queries(dict(hello["queries"]))
         return answer | {"differing": differing}
-
-    def _check_members(self, asked: list[Any]) -> None:
-        """A job with other nodes than this process was started with needs another process.
-
-        Raises: LeavingError if this one makes room for it; ConfigError if it is in use.
-        """
-        if self._is_service or asked in ([], self._described):
-            return
-        if self.server.is_read_by_a_cluster:
-            raise ConfigError(
-                f"{self._folder.path}: is in use by a job with other nodes\nuse another `folder`, or wait for its end"
-            )
-        self._leave()
 
     def _leave(self) -> NoReturn:
         """End, so that who asks starts another process. Raises: LeavingError."""
@@ -261,6 +274,9 @@ def run_node(
     if members is not None:
         # The limits of the source are divided between as many
         os.environ[JOB_SIZES[0]] = str(members.size)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # each request to a node may take a connection
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with folder.lock():
 
         async def run() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +23,7 @@ import megablend
 from megablend.operations.fill import fill_mirror
 from megablend.storage.hints import Filled
 from tests.cli.commands import run
-from tests.mirror.nodes import get_status, kill_node, mirror
+from tests.mirror.nodes import find_node, get_status, kill_node, mirror
 from tests.mirror.peers.clusters import find_ports
 from tests.mirror.test_runs import digest_fields, make_configs
 from tests.storage.faulty import FaultySource
@@ -183,3 +185,33 @@ def test_commands_do_not_wait_for_nodes(tmp_path: Path) -> None:
         shown = megablend.show(config, sample=3)
         assert shown.to_dict()["source"] == megablend.show(plain, sample=3).to_dict()["source"]
         assert time.monotonic() - started < 60
+
+
+def test_a_job_that_mends_what_was_at_fault_is_not_told_of_it_again(tmp_path: Path) -> None:
+    """Though the node processes of the job before are still there."""
+    secrets = [tmp_path / f"secret{i}" for i in range(2)]
+    for i, path in enumerate(secrets):
+        path.write_text(f"{i}" * 40)
+        path.chmod(0o600)
+    script = (
+        "import json, sys; from megablend.storage.by_scheme import make_storage;"
+        "from megablend.storage.options_parser import parse_options; settings, url = json.loads(sys.argv[1]);"
+        "make_storage(objects=parse_options({'mirror': settings})).read(url, 0, 9)"
+    )
+    with FaultySource({"d/x": b"x" * 9}) as source, cluster(tmp_path, source, 2) as settings:
+
+        def read(i: int) -> subprocess.CompletedProcess[str]:
+            order = json.dumps(
+                [settings[i] | {"secret_file": str(secrets[i])}, f"{source.url}/d/x"]
+            )
+            command = [sys.executable, "-c", script, order]
+            return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+        with ThreadPoolExecutor(2) as threads:
+            for done in threads.map(read, range(2)):
+                assert done.returncode
+                assert "give all nodes the same `secret_file`" in done.stderr
+            until(lambda: not any(find_node(tmp_path / f"node{i}") for i in range(2)))
+            secrets[1].write_text(secrets[0].read_text())
+            for done in threads.map(read, range(2)):
+                assert done.returncode == 0, done.stderr

@@ -25,6 +25,8 @@ from megablend.mirror.disk.pages import (
 
 T = TypeVar("T")
 SOON_SECONDS = 15.0
+_MAX_SERVED = 32
+"""Portions that are got at a time for the readers of this machine: each may take a connection."""
 _TRIES = 8
 """Times that pages are got which somebody else was getting, or which are evicted meanwhile."""
 
@@ -103,6 +105,7 @@ class Engine:
         """Seconds. What is due later displaces only what is never due: it is fetched once in any
         case, but what it displaces would be fetched twice."""
         self._disk = ThreadPoolExecutor(1, "megablend-disk")
+        self._turns = asyncio.Semaphore(_MAX_SERVED)
         self._flights: dict[tuple[str, int], list[_Flight]] = {}
         """By file and portion."""
         self.peer_bytes = 0
@@ -113,6 +116,18 @@ class Engine:
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function of the store in its thread."""
         return await asyncio.get_running_loop().run_in_executor(self._disk, function, *arguments)
+
+    async def serve(self, want: Want) -> Origins:
+        """As `obtain`, for a reader of this machine: a few portions at a time."""
+
+        async def get(part: Pages) -> Origins:
+            # Before the pages are on their way: another node that wants them does not wait for this
+            # node's turns, or nodes might wait for one another's
+            async with self._turns:
+                return await self.obtain(want._replace(pages=part))
+
+        found = await asyncio.gather(*(get(part) for part in split_portions(want.pages)))
+        return Origins(sum(each.source for each in found), sum(each.peers for each in found))
 
     async def obtain(self, want: Want) -> Origins:
         """Return when the pages were held, all of them.

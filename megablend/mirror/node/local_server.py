@@ -22,7 +22,6 @@ from megablend.mirror.node.frames import (
     HEAD,
     MAX_PAYLOAD,
     ORIGINS,
-    PROTOCOL,
     Kind,
     pack,
     pack_error,
@@ -159,11 +158,6 @@ class LocalServer:
     async def _do(self, client: str, kind: int, payload: bytes) -> bytes:
         if kind == Kind.HELLO:
             hello = parse_json(payload)
-            if hello.get("protocol") != PROTOCOL:
-                raise ConfigError(
-                    f"{self._folder.path}: the node process speaks protocol {PROTOCOL}, this process {hello.get('protocol')}\n"
-                    "run the same version of megablend in both, and stop the node process (`megablend node stop`)"
-                )
             answer = self._describe(hello)
             if "options" in hello:
                 self._readers[client] = hello["members"]
@@ -184,7 +178,7 @@ class LocalServer:
             peers = 0
             for key, pages, due in unpack_needs(payload):
                 want = Want(key, pages, float(np.min(due, initial=np.inf)))
-                got = await self._engine.obtain(want)
+                got = await self._engine.serve(want)
                 source += got.source
                 peers += got.peers
             return ORIGINS.pack(source, peers)
@@ -195,7 +189,7 @@ class LocalServer:
                     self._folder.path,
                     key.location,
                 )
-                await self._engine.obtain(Want(key, pages, time.monotonic(), Mode.FRESH))
+                await self._engine.serve(Want(key, pages, time.monotonic(), Mode.FRESH))
             return b""
         if kind == Kind.FILL:
             needs = unpack_needs(payload[1:])

@@ -36,8 +36,13 @@ class Agreement:
 
     @property
     def is_open(self) -> bool:
-        """Whether it may still be reached: others are waited for."""
-        return not self._decided.is_set() or bool(self._too_few)
+        """Whether others are waited for: also for those that were at fault, until they are mended."""
+        return not self.is_reached
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether they cannot work together as they are."""
+        return self._failure is not None
 
     @property
     def lacks_nodes(self) -> bool:
@@ -61,6 +66,7 @@ class Agreement:
     def reach(self) -> None:
         """They work together from now on."""
         self._too_few = ""
+        self._failure = None
         self._decided.set()
         LOG.info("mirror: %d nodes work together", self._size)
 

@@ -153,6 +153,11 @@ class Cluster:
         """Of the cluster, this one too."""
         return self._members.size
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the nodes cannot work together as they are."""
+        return self._agreement.has_failed
+
     async def select(self, need: Need) -> Need:
         """What this node is a home of. Raises: ResourceError if the nodes have not met."""
         await self._agreement.wait()
@@ -267,8 +272,9 @@ class Cluster:
                 query = ""
                 if peer.away_since is not None:
                     # To look for all that is held takes long where that is much
-                    raise AwayError(peer.trouble)
+                    raise peer.refusal or AwayError(peer.trouble)
                 if is_first:
+                    await self._joining.join(peer)
                     needs = await self._holders.find_all(peer.name)
                     query = f"?list={self._list_id}&session={self._verifier.session}&formed={int(self._agreement.is_reached)}"
                 elif news.is_set():

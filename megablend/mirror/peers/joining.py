@@ -90,15 +90,23 @@ class Joining:
         first = self._make_peer(torchrun.first)
         try:
             while True:
-                joining = {"rank": torchrun.rank, "name": self._members.own}
                 try:
-                    return [str(each) for each in await first.call("/v1/join", joining)]
+                    return await self.join(first)
                 except AwayError as error:
                     if time.monotonic() > end:
                         self._agreement.fall_short(f"{first.name} has no list of nodes: {error}")
                 await asyncio.sleep(self._pace.ping / 2)
         finally:
             first.close()
+
+    async def join(self, peer: Peer) -> list[str]:
+        """The list, if the other node is the job's first machine, which does not know it after it has
+        started again. Raises: as Peer.post; AwayError while others are missing."""
+        torchrun = self._members.torchrun
+        if torchrun is None or peer.name != torchrun.first:
+            return []
+        joining = {"rank": torchrun.rank, "name": self._members.own}
+        return [str(each) for each in await peer.call("/v1/join", joining)]
 
     async def answer(self, _: str, __: Mapping[str, str], body: bytes) -> bytes:
         """A machine joins: answered by the list, when it is complete. Raises: ValueError if it has no

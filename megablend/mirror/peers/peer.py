@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from megablend.mirror.disk.pages import NO_PAGES, Pages
 from megablend.mirror.members.pace import Pace
 from megablend.mirror.node.engine import AwayError, Mode, Want
 from megablend.mirror.node.frames import (
+    MAX_PAYLOAD,
     PROTOCOL,
     Need,
     pack_json,
@@ -23,6 +25,7 @@ from megablend.mirror.node.frames import (
     unpack_pages,
 )
 from megablend.mirror.peers.signing import PROTOCOL_HEADER, SESSION, SignatureError, Signer
+from megablend.system.failures import remedy_of
 from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG
 
@@ -32,7 +35,9 @@ ERROR_STATUS = 409
 """Of an answer: an error by `pack_error`."""
 SESSION_STATUS = 401
 """Of an answer: the request was signed for another session of the node."""
-_CONNECT_SECONDS = 10.0
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Errors of connections that say nothing of the other node."""
+_SHORTAGE_SECONDS = 0.5
 
 
 class Peer:
@@ -72,6 +77,8 @@ class Peer:
         """Monotonic seconds; None: it answers."""
         self.trouble = "it was not asked yet"
         """Why it did not answer the last time that it did not."""
+        self.refusal: MegablendError | None = None
+        """Why what answers in its place is not believed, or does not believe this node."""
         self._gone = asyncio.get_running_loop().create_future()
         self._num_waiting = 0
         self._heard_at = 0.0
@@ -115,7 +122,7 @@ class Peer:
         if self._watcher is None:
             self._watcher = asyncio.ensure_future(self._watch())
         gone = self._gone
-        task = asyncio.ensure_future(self._request("POST", path, body))
+        task = asyncio.ensure_future(self._send("POST", path, body))
         try:
             await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
@@ -136,13 +143,13 @@ class Peer:
         if self.away_since is None:
             late = asyncio.get_running_loop().call_later(self._pace.ping, self._suspect)
         try:
-            await asyncio.wait_for(self._request("GET", "/v1/ping", b""), self._pace.silent)
+            await asyncio.wait_for(self._send("GET", "/v1/ping", b""), self._pace.silent)
         except asyncio.TimeoutError:
             self._leave(f"it has not answered for {self._pace.silent:g} s")
         except (aiohttp.ClientError, OSError) as error:
             self._leave(error)
-        except MegablendError:
-            pass  # who refuses is there
+        except MegablendError as error:
+            self.refusal = error  # who refuses is there
         else:
             return True
         finally:
@@ -178,6 +185,20 @@ class Peer:
         if self._watcher is None:
             self._watcher = asyncio.ensure_future(self._watch())
 
+    async def _send(self, method: str, path: str, body: bytes) -> bytes:
+        """As `_request`; where this node runs short of something, it waits for it.
+
+        Raises: aiohttp.ClientError, OSError; what it failed with.
+        """
+        while True:
+            try:
+                return await self._request(method, path, body)
+            except OSError as error:
+                if error.errno not in _SHORTAGES:
+                    raise
+                LOG.warning("mirror: no connection: %s; %s", error, remedy_of(error.errno))
+            await asyncio.sleep(_SHORTAGE_SECONDS)
+
     async def _request(self, method: str, path: str, body: bytes) -> bytes:
         """Raises: aiohttp.ClientError, OSError; what it failed with."""
         for _ in range(3):
@@ -186,13 +207,14 @@ class Peer:
             async with self._http.request(
                 method, self._url + path, data=body, headers=headers, allow_redirects=False
             ) as answer:
+                protocol = answer.headers.get(PROTOCOL_HEADER)
+                size = answer.content_length
+                if protocol != str(PROTOCOL) or size is None or size > MAX_PAYLOAD:
+                    raise ConfigError(
+                        f"{self.name}: answers with protocol {protocol}, this node speaks {PROTOCOL}\n"
+                        "Run the same version of megablend on all nodes, and nothing else on their port."
+                    )
                 data = await answer.read()
-            protocol = answer.headers.get(PROTOCOL_HEADER)
-            if protocol != str(PROTOCOL):
-                raise ConfigError(
-                    f"{self.name}: answers with protocol {protocol}, this node speaks {PROTOCOL}\n"
-                    "Run the same version of megablend on all nodes, and nothing else on their port."
-                )
             session = answer.headers.get(SESSION, "")
             if answer.status == SESSION_STATUS and session != asked:
                 self.session = session  # believed when an answer is signed for it
@@ -225,6 +247,7 @@ class Peer:
 
     def _heard(self, session: str) -> None:
         self._heard_at = time.monotonic()
+        self.refusal = None
         was_away = self.away_since is not None
         if self.away_since is not None:
             away = time.monotonic() - self.away_since

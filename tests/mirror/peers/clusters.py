@@ -161,7 +161,7 @@ class NodesOf:
         key = await self.key(name)
         engine = self.nodes[i].engine
         pages = pages_of_file(key.size) if pages is None else pages
-        await engine.obtain(Want(key, pages, due or time.monotonic()))
+        await engine.serve(Want(key, pages, due or time.monotonic()))
         held, data = await engine.read_held(Want(key, pages))
         assert np.array_equal(held.blocks, pages.blocks)
         assert np.array_equal(held.masks, pages.masks)

@@ -238,7 +238,7 @@ def test_a_node_that_starts_again_during_reads_costs_nothing_that_has_copies(
             await nodes.settle()
             assert is_settled_at(source, before)
 
-    with FaultySource(make_small(60)) as source:
+    with FaultySource(make_small(30)) as source:
         asyncio.run(run())
 
 

@@ -20,6 +20,7 @@ from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import pages_of_file
 from megablend.mirror.members.pace import Pace
 from megablend.mirror.node.engine import Want
+from megablend.mirror.node.frames import PROTOCOL
 from tests.mirror.peers.clusters import PATIENT, NodesOf
 from tests.mirror.peers.test_cluster import is_read_once, make_files
 from tests.mirror.peers.test_signing import Authority
@@ -161,7 +162,7 @@ async def listening(port: int, **headers: str) -> AsyncIterator[None]:
         await runner.cleanup()
 
 
-@pytest.mark.parametrize("protocol", [None, "2"])
+@pytest.mark.parametrize("protocol", [None, "0"])
 @pytest.mark.parametrize("has_secret", [False, True])
 def test_something_else_at_a_node_s_name(
     protocol: str | None, has_secret: bool, tmp_path: Path
@@ -176,7 +177,9 @@ def test_something_else_at_a_node_s_name(
             listening(nodes.ports[1], **headers),
         ):
             await nodes.start(0)
-            message = f"{nodes.names[1]}: answers with protocol {protocol}, this node speaks 1"
+            message = (
+                f"{nodes.names[1]}: answers with protocol {protocol}, this node speaks {PROTOCOL}"
+            )
             await fail(nodes, 0, ConfigError, rf"{message}\nRun the same version .*their port")
 
     with FaultySource(dict(FILES)) as source:
@@ -286,6 +289,7 @@ def test_machines_of_torchrun_tell_one_another_their_names(tmp_path: Path) -> No
             for i in range(3):
                 await nodes.stop(i)
                 await start_machines(nodes, i)
+                await nodes.meet()
                 await nodes.read_all()
             assert is_read_once(source, 8)
 

@@ -17,7 +17,7 @@ from megablend.errors import ChangedFileError, DataError, MissingFileError
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import Pages, pages_of_file
 from megablend.mirror.node.engine import Mode, Want
-from megablend.mirror.node.frames import Need, pack_needs, pack_pages, unpack_pages
+from megablend.mirror.node.frames import PROTOCOL, Need, pack_needs, pack_pages, unpack_pages
 from tests.mirror.peers.clusters import PATIENT, NodesOf, until
 from tests.mirror.peers.test_cluster import make_files
 from tests.storage.faulty import FaultySource
@@ -42,7 +42,7 @@ async def ask(
     nodes: NodesOf, i: int, path: str, body: bytes, **headers: str
 ) -> tuple[int, Any, bytes]:
     """Status, headers and body of a node's answer, to whoever is on this machine."""
-    names = {"protocol": "1", "node": nodes.names[1 - i], "to": nodes.names[i]} | headers
+    names = {"protocol": str(PROTOCOL), "node": nodes.names[1 - i], "to": nodes.names[i]} | headers
     given = {f"Megablend-{name.title()}": value for name, value in names.items()}
     async with (
         aiohttp.ClientSession() as session,
@@ -170,7 +170,7 @@ def test_hostile_requests_are_refused_and_the_node_lives(
             for path, body in make_hostile(source.url, key):
                 status, headers, text = await ask(nodes, 0, path, body)
                 assert status in (400, 409), (body, status, text)
-                assert headers["Megablend-Protocol"] == "1"
+                assert headers["Megablend-Protocol"] == str(PROTOCOL)
             for body in (b"", b"{}", b"[1]", b"\xff", b"[" * 1000):
                 for path in ("/v1/tell", "/v1/join", "/v1/due"):
                     status, _, text = await ask(nodes, 0, path, body)
@@ -182,7 +182,7 @@ def test_hostile_requests_are_refused_and_the_node_lives(
                 ("/v1/pages", {"node": "nobody:1"}, 409),
                 ("/v1/tell", {"node": "nobody:1"}, 409),
                 ("/v1/tell?list=0&session=0", {}, 409),
-                ("/v1/pages", {"protocol": "2"}, 403),
+                ("/v1/pages", {"protocol": "0"}, 403),
                 ("/v1/pages", {"to": "nobody:1"}, 403),
                 ("/v1/nothing", {}, 404),
                 ("/v1/ping", {}, 405),

@@ -17,6 +17,7 @@ from aiohttp import ClientError, ClientSession, web
 from yarl import URL
 
 from megablend.errors import ConfigError
+from megablend.mirror.node.frames import PROTOCOL
 from megablend.mirror.peers import signing
 from megablend.mirror.peers.signing import (
     ANSWER,
@@ -78,7 +79,7 @@ def test_method_and_path_are_signed(client: Signer, server: Verifier) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Protocol", "Megablend-Protocol: found '.*', expected '1'"),
+        ("Protocol", f"Megablend-Protocol: found '.*', expected '{PROTOCOL}'"),
         ("Node", "signature is wrong"),
         ("To", "Megablend-To: found '.*', expected 'b:1'"),
         ("Client", "signature is wrong"),
@@ -87,7 +88,7 @@ def test_method_and_path_are_signed(client: Signer, server: Verifier) -> None:
         ("Signature", "signature is wrong"),
     ],
 )
-@pytest.mark.parametrize("value", [None, "", "2", "-1", "²", "9" * 5000, "\udcff", "x\n"])
+@pytest.mark.parametrize("value", [None, "", "3", "-1", "²", "9" * 5000, "\udcff", "x\n"])
 def test_altered_headers_are_refused(
     client: Signer, server: Verifier, name: str, message: str, value: str | None
 ) -> None:
@@ -204,15 +205,17 @@ def test_without_a_secret_requests_say_who_asks() -> None:
     server = Verifier(None, "b:1")
     headers = sign(client, server)
     assert headers == {
-        "Megablend-Protocol": "1",
+        "Megablend-Protocol": str(PROTOCOL),
         "Megablend-Node": "a:1",
         "Megablend-To": "b:1",
     }
     for _ in range(2):
         accept(server, headers)
     client.check_answer(headers, 200, {ANSWER: server.sign_answer(headers, 200, b"")}, b"x")
-    with pytest.raises(SignatureError, match="Megablend-Protocol: found '2', expected '1'"):
-        accept(server, headers | {"Megablend-Protocol": "2"})
+    with pytest.raises(
+        SignatureError, match=f"Megablend-Protocol: found '0', expected '{PROTOCOL}'"
+    ):
+        accept(server, headers | {"Megablend-Protocol": "0"})
 
 
 @asynccontextmanager

@@ -299,6 +299,25 @@ def test_renewed_credentials_are_taken_when_nobody_reads_with_the_old_ones(
         assert find_node(tmp_path / "m") not in (None, first)
 
 
+def test_settings_that_a_message_asks_for_are_taken_by_the_next_job(tmp_path: Path) -> None:
+    with FaultySource({"d/x": DATA}) as source, mirror(tmp_path / "m", source.url) as settings:
+        script = (
+            "import json, sys; from megablend.storage.by_scheme import make_storage;"
+            "from megablend.storage.options_parser import parse_options; settings, url = json.loads(sys.argv[1]);"
+            "make_storage(objects=parse_options({'mirror': settings})).read(url, 0, 900_000)"
+        )
+        held = []
+        for size in ("100kB", "5MB"):
+            order = json.dumps([settings | {"size": size}, f"{source.url}/d/x"])
+            done = subprocess.run(
+                [sys.executable, "-c", script, order], capture_output=True, text=True, timeout=60
+            )
+            assert done.returncode == 0, done.stderr
+            held.append(get_status(settings)["held_bytes"])
+        assert held[0] <= 100_000
+        assert held[1] >= 900_000
+
+
 def test_one_node_process_for_many_that_open_a_folder_at_once(tmp_path: Path) -> None:
     """And after it was killed."""
     with FaultySource({"d/x": DATA}) as source, mirror(tmp_path / "m", source.url) as settings:
