@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import resource
 import shutil
 import socket
 import time
@@ -29,6 +30,9 @@ from tests.storage.faulty import FaultySource
 QUICK = Pace(ping=0.2, silent=1.0, gone=6.0, complete=20.0)
 PATIENT = Pace(ping=0.2, silent=20.0, gone=6.0, complete=60.0)
 """A busy machine takes nobody for silent."""
+MOST_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+# Several nodes are in one process, both ends of their connections too
+resource.setrlimit(resource.RLIMIT_NOFILE, (MOST_FILES, MOST_FILES))
 
 
 def find_ports(count: int) -> list[int]:

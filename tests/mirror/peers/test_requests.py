@@ -18,7 +18,7 @@ from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import Pages, pages_of_file
 from megablend.mirror.node.engine import Mode, Want
 from megablend.mirror.node.frames import PROTOCOL, Need, pack_needs, pack_pages, unpack_pages
-from tests.mirror.peers.clusters import PATIENT, NodesOf, until
+from tests.mirror.peers.clusters import MOST_FILES, PATIENT, NodesOf, until
 from tests.mirror.peers.test_cluster import make_files
 from tests.storage.faulty import FaultySource
 
@@ -364,6 +364,7 @@ def test_many_reads_leave_nothing_behind(tmp_path: Path) -> None:
         asyncio.run(run())
 
 
+@pytest.mark.skipif(MOST_FILES < 3000, reason="each needs two descriptors: raise `ulimit -Hn`")
 def test_thousands_of_requests_at_once_are_all_answered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
