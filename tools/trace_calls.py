@@ -29,7 +29,8 @@ PACKAGE = str(Path(megablend.__file__).parent) + "/"
 class Trace(NamedTuple):
     """What was entered while an operation ran."""
 
-    functions: set[CodeType]
+    functions: dict[CodeType, None]
+    """In the order in which they were entered first."""
     depths: list[int]
 
     @property
@@ -46,7 +47,7 @@ class Trace(NamedTuple):
 @contextmanager
 def tracing() -> Iterator[Trace]:
     """Trace this thread and those that it starts."""
-    trace = Trace(set(), [0])
+    trace = Trace({}, [0])
     local = threading.local()
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
@@ -56,7 +57,7 @@ def tracing() -> Iterator[Trace]:
         if event == "call":
             local.depth = depth + 1
             trace.depths[0] = max(trace.depths[0], depth + 1)
-            trace.functions.add(frame.f_code)
+            trace.functions.setdefault(frame.f_code)
         elif event == "return":
             local.depth = max(0, depth - 1)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from duplicates import find_duplicates
 from size import measure
-from trace_calls import tracing
+from trace_calls import PACKAGE, operate, tracing
 
 from tests.preloaded import python
 
@@ -45,6 +49,28 @@ def test_functions_of_the_package_are_traced_and_no_others() -> None:
     assert (trace.files, trace.rooms, trace.depths) == ({"config/numbers.py"}, {"config"}, [1])
 
 
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def test_the_walk_of_a_sample_is_as_the_docs_say(tmp_path: Path) -> None:
+    _, _, text = ARCHITECTURE.partition("## The walk of a sample\n")
+    steps = re.findall(r"^\| `(?:\w+\.)?(\w+)` \| `([\w/.]+)` \|", text, re.MULTILINE)
+    assert len(steps) > 10
+    entered: list[tuple[str, str]] = []
+
+    def trace(name: str, operation: Callable[[], Any]) -> Any:
+        with tracing() as found:
+            result = operation()
+        if name == "dataset[700]":
+            entered[:] = [(e.co_name, e.co_filename.removeprefix(PACKAGE)) for e in found.functions]
+        return result
+
+    operate(tmp_path, trace)
+    missing = [step for step in steps if step not in entered]
+    assert not missing
+    assert sorted(steps, key=entered.index) == steps
+
+
 @pytest.mark.long
 def test_the_table_has_a_row_for_each_operation() -> None:
     done = subprocess.run(
@@ -55,9 +81,20 @@ def test_the_table_has_a_row_for_each_operation() -> None:
         timeout=280,
         check=True,
     )
-    rows = dict(line.rsplit(maxsplit=4)[::4] for line in done.stdout.splitlines()[1:])
-    assert {"build", "open", "dataset[0]", "show", "amend", "open, amended"} <= set(rows)
-    assert all(int(deepest) > 1 for deepest in rows.values())
+    rows = [line.rsplit(maxsplit=4) for line in done.stdout.splitlines()[1:]]
+    found = {name.strip(): list(map(int, counts)) for name, *counts in rows}
+    told = {
+        name: list(map(int, counts.split(" | ")))
+        for name, counts in re.findall(
+            r"^\| ([^`|]+) \| (\d+ \| \d+ \| \d+ \| \d+) \|$", ARCHITECTURE, re.MULTILINE
+        )
+    }
+    assert set(found) == set(told)
+    if sys.version_info[:2] == (3, 11):
+        for name, counts in told.items():
+            assert found[name] == pytest.approx(counts, rel=0.1, abs=3), (
+                f"{name}: `python tools/trace_calls.py` prints the table for docs/architecture.md"
+            )
 
 
 def test_duplicates_are_found_where_they_begin() -> None:
