@@ -29,7 +29,7 @@ import zlib
 
 import numpy as np
 
-from megablend.arrays import Bools, Uint32s, Uint64s
+from megablend.arrays import Bools, Uint64s
 from megablend.errors import DataError
 from megablend.mirror.disk.disk_calls import fence
 from megablend.mirror.disk.folder import FileKey
@@ -64,24 +64,20 @@ def seal(pages: int, flags: int, checksum: int) -> int:
     return ((pages >> SEAL_BITS) ^ high) << SEAL_BITS | rest
 
 
-def sum_of_pages(mask: int, data: memoryview, only: int) -> int:
-    """The share of some pages in their block's checksum.
+def sum_of_pages(mask: int, data: memoryview) -> int:
+    """The share of some pages, whose bytes are in `data` one after another, in their block's
+    checksum.
 
     Of each page the upper half of the sum of its 64-bit words, each times an odd factor, so that every
     flipped bit changes it; then the sum of these, again times odd factors.
-
-    Args:
-        mask: pages whose bytes are in `data`, one after another.
-        only: those of them that count.
     """
     missing = -len(data) % PAGE_BYTES  # at the end of the file
     words = np.frombuffer(bytes(data) + bytes(missing) if missing else data, "<u8")
     sums = np.einsum("ij,j->i", words.reshape(-1, len(WORD_FACTORS)), WORD_FACTORS)
-    masks = np.array([[mask], [only]], "<u8").view(np.uint8)
-    is_in, counts = np.unpackbits(masks, axis=1, bitorder="little")
-    pages = np.flatnonzero(is_in)[: len(sums)]
+    bits = np.unpackbits(np.array([mask], "<u8").view(np.uint8), bitorder="little")
+    pages = np.flatnonzero(bits)[: len(sums)]
     shares = (sums >> np.uint64(32))[: len(pages)] * (2 * pages + 1).astype(np.uint64)
-    return int(shares[counts[pages] != 0].sum()) & 0xFFFFFFFF
+    return int(shares.sum()) & 0xFFFFFFFF
 
 
 class BlockMap:
@@ -117,7 +113,8 @@ class BlockMap:
         magic, size, _, json_size = _HEAD.unpack_from(mapping)
         boot, checksum = _START.unpack_from(mapping, _START_OFFSET)
         text = mapping[_JSON_OFFSET : min(_JSON_OFFSET + json_size, HEADER_BYTES)]
-        if magic != _MAGIC or length != map_bytes(size) or checksum != _sum_header(mapping, text):
+        right = _sum_header(mapping[: _HEAD.size], boot, text)
+        if magic != _MAGIC or length != map_bytes(size) or checksum != right:
             return None
         told = parse_json(text)
         found = cls(mapping, FileKey(told["location"], told["etag"], size), told["found"], boot)
@@ -134,20 +131,10 @@ class BlockMap:
                 f"{HEADER_BYTES - _JSON_OFFSET} are possible; leave its folder out of `prefixes`",
             )
         self.boot = boot
-        self.mapping[_JSON_OFFSET : _JSON_OFFSET + len(text)] = text
-        block_bits = BLOCK_BYTES.bit_length() - 1
-        _HEAD.pack_into(self.mapping, 0, _MAGIC, self.key.size, block_bits, len(text))
-        _START.pack_into(self.mapping, _START_OFFSET, boot, 0)
-        checksum = _sum_header(self.mapping, text)
-        _START.pack_into(self.mapping, _START_OFFSET, boot, checksum)
-
-    @property
-    def is_header_whole(self) -> bool:
-        """Whether the header is as it was stored."""
-        _, _, _, json_size = _HEAD.unpack_from(self.mapping)
-        _, checksum = _START.unpack_from(self.mapping, _START_OFFSET)
-        text = self.mapping[_JSON_OFFSET : min(_JSON_OFFSET + json_size, HEADER_BYTES)]
-        return bool(checksum == _sum_header(self.mapping, text))
+        head = _HEAD.pack(_MAGIC, self.key.size, BLOCK_BYTES.bit_length() - 1, len(text))
+        start = _START.pack(boot, _sum_header(head, boot, text))
+        for offset, part in ((0, head), (_START_OFFSET, start), (_JSON_OFFSET, text)):
+            self.mapping[offset : offset + len(part)] = part
 
     @property
     def punches(self) -> int:
@@ -175,13 +162,6 @@ class BlockMap:
         record[1] = np.uint64(seal(pages, flags, checksum) if pages else 0)
         record[0] = np.uint64(pages)
 
-    def set_flag(self, blocks: Uint32s, flag: int) -> None:
-        """Set a flag of blocks that have pages."""
-        for block in blocks.tolist():
-            pages, flags, checksum = self.load(block)
-            if pages:
-                self.store(block, pages, flags | flag, checksum)
-
     def held(self, *, without: int = 0) -> Pages:
         """All pages that are held, by blocks that have none of some flags."""
         pages = self._records[:, 0].copy()
@@ -189,10 +169,11 @@ class BlockMap:
         pages[~_are_sealed(pages, words) | (words & np.uint64(without << 32) != 0)] = 0
         return drop_empty(np.arange(len(pages), dtype=np.uint32), pages)
 
-    def masks_at(self, pages: Pages) -> Uint64s:
-        """Which pages of the same blocks are held."""
+    def missing(self, pages: Pages) -> Pages:
+        """Those of the pages that are not held."""
         at = self._records[pages.blocks]
-        return np.where(_are_sealed(at[:, 0], at[:, 1]), at[:, 0], np.uint64(0))
+        held = np.where(_are_sealed(at[:, 0], at[:, 1]), at[:, 0], np.uint64(0))
+        return drop_empty(pages.blocks, pages.masks & ~held)
 
     def find_damage(self) -> list[int]:
         """Blocks whose seal is wrong."""
@@ -213,8 +194,8 @@ def map_bytes(size: int) -> int:
     return HEADER_BYTES + 16 * -(-size // BLOCK_BYTES)
 
 
-def _sum_header(mapping: mmap.mmap, text: bytes) -> int:
-    return zlib.crc32(text, zlib.crc32(mapping[32:48], zlib.crc32(mapping[:24])))
+def _sum_header(head: bytes, boot: bytes, text: bytes) -> int:
+    return zlib.crc32(text, zlib.crc32(boot, zlib.crc32(head)))
 
 
 def _are_sealed(pages: Uint64s, words: Uint64s) -> Bools:

@@ -1,7 +1,7 @@
 """The folder of a mirror: whose it is, which process owns it, and where its files are.
 
 mirror.json                     the marker: format, id, group
-node.lock, node.sock            the owner's lock, with its pid and address; its socket
+node.lock, node.sock            the owner's lock, with its pid; its socket
 mirror.db                       what else the owner remembers
 files/<2 hex>/<32 hex>.data     a sparse copy, with the offsets of its source
 files/<2 hex>/<32 hex>.map      which pages of it are held
@@ -39,7 +39,6 @@ _FORMAT = 1
 _BEING_WRITTEN = ".mirror-"
 _LEFT_BY_SYSTEM = {"lost+found"}
 _MOST_BYTES = 1 << 16
-_ELSEWHERE = "set `folder` of `mirror` to one on a local disk (ext4, XFS)"
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV, errno.ENOLCK)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -76,8 +75,8 @@ class MirrorFolder:
     path: Path
     id: str
     """Hex, of its marker: another one means another folder, which was empty at first."""
-    group: str | None
-    """Whose members may read it, in addition to its user."""
+    group: str | None = None
+    """For the owner: whose members may read it, in addition to its user."""
 
     @classmethod
     def create(
@@ -90,7 +89,7 @@ class MirrorFolder:
             system lacks holes, shared mappings or locks.
         """
         path = Path(path).absolute()
-        try:
+        with _explained(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_user(path, path.stat(), None)
             found = {
@@ -111,8 +110,6 @@ class MirrorFolder:
             folder.open_to_group(path)
             (path / "files").mkdir(mode=0o700, exist_ok=True)
             folder.open_to_group(path / "files")
-        except OSError as error:
-            raise _cannot_use(path, error) from error
         return folder
 
     @classmethod
@@ -120,13 +117,11 @@ class MirrorFolder:
         """For readers. Raises: ConfigError if it is no mirror, or another user's without a group
         that this process is in."""
         path = Path(path).absolute()
-        try:
+        with _explained(path):
             state = path.stat()
-            group = state.st_gid if state.st_mode & stat.S_IXGRP else None
-            _check_user(path, state, group)
-            return cls(path, _read_marker(path)["id"], None if group is None else _name_of(group))
-        except OSError as error:
-            raise _cannot_use(path, error) from error
+            _check_user(path, state, state.st_gid if state.st_mode & stat.S_IXGRP else None)
+            marker = _read_marker(path)
+        return cls(path, marker["id"])
 
     @property
     def socket_path(self) -> Path:
@@ -189,35 +184,32 @@ class MirrorFolder:
         )
 
     @contextlib.contextmanager
-    def lock(self, address: str = "") -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Own the folder until the end of the context, or of this process.
 
         Raises: FolderInUseError if another process does; ConfigError if the lock cannot be
             written.
         """
         path = self.path / _LOCK
-        try:
+        with _explained(path):
             fd = _open_regular(path, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise _cannot_use(path, error) from error
         with os.fdopen(fd, "r+b") as file:
-            try:
+            with _explained(path):
                 os.fchmod(fd, 0o600 if self.group is None else 0o640)
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise FolderInUseError(
+                        f"{self.path}: another node process owns this mirror: {self.read_owner()}\n"
+                        "use it, stop it, or name another `folder`"
+                    ) from None
                 file.truncate(0)
-                file.write(json.dumps({"pid": os.getpid(), "address": address}).encode())
+                file.write(json.dumps({"pid": os.getpid()}).encode())
                 file.flush()
-            except BlockingIOError:
-                raise FolderInUseError(
-                    f"{self.path}: another node process owns this mirror: {self.read_owner()}\n"
-                    "use it, stop it, or name another `folder`"
-                ) from None
-            except OSError as error:
-                raise _cannot_use(path, error) from error
             yield
 
     def read_owner(self) -> dict[str, Any]:
-        """pid and address of the process that owned the folder last; empty if none did."""
+        """pid of the process that owned the folder last; empty if none did."""
         with contextlib.suppress(OSError, ValueError):
             owner = parse_json(read_regular(self.path / _LOCK, _MOST_BYTES))
             return owner if isinstance(owner, dict) else {}
@@ -229,25 +221,19 @@ class MirrorFolder:
         Raises: DataError if it is a link or belongs to another user, or for the system's reason.
         """
         try:
-            if flags & os.O_CREAT:
-                _make_folder(self, path.parent)
+            if flags & os.O_CREAT and not path.parent.exists():
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                self.open_to_group(path.parent)
             with contextlib.suppress(FileNotFoundError):
                 if flags & os.O_RDWR and stat.S_ISREG(path.lstat().st_mode):
-                    path.chmod(
-                        self.file_mode | 0o200
-                    )  # its owner opens it for writing, no one else
+                    # Its owner opens it for writing, no one else
+                    path.chmod(self.file_mode | 0o200)
             fd = _open_regular(path, flags, 0o600)
             if flags & os.O_RDWR:
                 os.fchmod(fd, self.file_mode)
         except OSError as error:
             raise disk_error(path, error) from error
         return fd
-
-
-def _make_folder(folder: MirrorFolder, path: Path) -> None:
-    if not path.exists():
-        path.mkdir(mode=0o700, exist_ok=True)
-        folder.open_to_group(path)
 
 
 def _open_regular(path: Path, flags: int, mode: int) -> int:
@@ -312,28 +298,27 @@ def _check_file_system(path: Path, calls: DiskCalls) -> None:
             is_seen = os.pread(fd, 2, 0) == b"\2\0"
             what = "locks (flock)"
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_seen and has_holes:
+                return
+            what = "holes in files, or no shared mappings"
+            problem = "what was punched is still there"
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
-            raise ConfigError(
-                f"{path}: its file system has no {what}: {cause_of(error)}\n{_ELSEWHERE}"
-            ) from error
-        if not is_seen or not has_holes:
-            raise ConfigError(
-                f"{path}: its file system has no holes in files, or no shared mappings: what was punched "
-                f"is still there\n{_ELSEWHERE}"
-            )
-
-
-def _cannot_use(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"{path}: cannot be used for a mirror: {cause_of(error)}\n"
-        "get permission for it, or name another `folder` of `mirror`"
+            problem = cause_of(error)
+    raise ConfigError(
+        f"{path}: its file system has no {what}: {problem}\n"
+        "set `folder` of `mirror` to one on a local disk (ext4, XFS)"
     )
 
 
-def _name_of(group: int) -> str:
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raises: ConfigError in place of OSError."""
     try:
-        return grp.getgrgid(group).gr_name
-    except KeyError:
-        return str(group)
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be used for a mirror: {cause_of(error)}\n"
+            "get permission for it, or name another `folder` of `mirror`"
+        ) from error

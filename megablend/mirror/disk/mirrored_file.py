@@ -22,7 +22,7 @@ from megablend.mirror.disk.pages import (
     pages_of_file,
     subtract,
 )
-from megablend.mirror.disk.small_file import SMALL_BYTES, read_small
+from megablend.mirror.disk.stored_file import SMALL_BYTES, read_small
 from megablend.storage.base import Bytes
 
 _TRIES = 4
@@ -93,7 +93,7 @@ class MirroredFile:
         """Those of the pages that are not held now."""
         if not self.is_current:
             return pages
-        return subtract(pages, Pages(pages.blocks, self._map.masks_at(pages)))
+        return self._map.missing(pages)
 
     def read_into(self, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> bool:
         """Read ranges of the file: int64 [n] each, of `out` at `begins`. False if a page is absent,

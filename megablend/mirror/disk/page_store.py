@@ -4,15 +4,16 @@ others."""
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from megablend.errors import DataError
+from megablend.mirror.disk.block_map import DURABLE
 from megablend.mirror.disk.database import Database
 from megablend.mirror.disk.disk_calls import NO_ROOM, DiskCalls, disk_error
 from megablend.mirror.disk.folder import FileKey, MirrorFolder, boot_id
@@ -24,16 +25,22 @@ from megablend.mirror.disk.pages import (
     by_block,
     count_pages,
     pages_of_file,
-    ranges_of_pages,
+    select_bytes,
     subtract,
     unite,
 )
-from megablend.mirror.disk.recovery import recover
 from megablend.mirror.disk.room import PAST_SECONDS, DueRows, Room
-from megablend.mirror.disk.small_file import SMALL_BYTES, read_small, write_small
-from megablend.mirror.disk.stored_file import StoredFile, discard
+from megablend.mirror.disk.stored_file import (
+    SMALL_BYTES,
+    StoredFile,
+    discard,
+    pages_of_rows,
+    read_small,
+    write_small,
+)
 from megablend.system.log import LOG
 
+_NAME = re.compile(r"([0-9a-f]{32})\.(data|map|data\.new)")
 _MOST_OPEN = 256
 _UNSYNCED_BYTES = 64 << 20
 _UNSYNCED_SECONDS = 30.0
@@ -102,27 +109,50 @@ class PageStore:
         self._used = set[str]()
         self._num_unsynced = 0
         self._synced_at = time.monotonic()
-        self._scrubbed: tuple[str, int] = ("", 0)
-        uses = self._database.get_all("use")
+        self._to_scrub = self._list_for_scrub()
         self._use = 0
+        self._recover()
+        self.evict_to_reserve()
+
+    def _recover(self) -> None:
+        """Know what of the files that are there can be believed: the owner before may have been
+        killed, or the machine have lost its power. Raises: DataError if the disk fails."""
+        digests: dict[str, set[str]] = {}
+        for path in (self.folder.path / "files").glob("??/*"):
+            if found := _NAME.fullmatch(path.name):
+                digests.setdefault(found[1], set()).add(found[2])
+        entries = list[_Entry]()
         num_lost = 0
-        for each in sorted(recover(folder, self._boot, calls), key=lambda each: each.found):
-            digest = each.key.digest
-            entry = _Entry(each.key, each.found, each.num_pages, int(uses.get(digest, 0)))
-            self._add(digest, entry)
-            self._num_pages += each.num_pages
-            num_lost += each.num_lost
-            if not each.is_durable:
-                self._unsynced.add(digest)
+        for digest, kinds in digests.items():
+            if "data.new" in kinds:
+                Path(f"{self.folder.data_path(digest)}.new").unlink()
+            if kinds >= {"map", "data"}:
+                stored = StoredFile.open(self.folder, digest, self._calls)
+                if stored is not None:
+                    num_lost += stored.recover(self._boot)
+                    num_held = count_pages(stored.map.held().masks)
+                    entries.append(_Entry(stored.key, stored.map.found, num_held))
+                    if len(stored.map.held(without=DURABLE).blocks):
+                        self._unsynced.add(digest)
+                    continue
+            if "map" in kinds:
+                discard(self.folder, digest)
+            elif small := read_small(self.folder, digest):
+                num_held = count_pages(pages_of_file(small.key.size).masks)
+                entries.append(_Entry(small.key, small.found, num_held))
+        uses = self._database.get_all("use")
+        for entry in sorted(entries, key=lambda each: each.found):
+            entry.use = int(uses.get(entry.key.digest, 0))
+            self._add(entry.key.digest, entry)
+            self._num_pages += entry.num_pages
             self._use = max(self._use, entry.use)
         if num_lost:
             LOG.warning(
                 "mirror: %s: recovered %d pages; %d were lost when the machine stopped",
-                folder.path,
+                self.folder.path,
                 self._num_pages,
                 num_lost,
             )
-        self.evict_to_reserve()
 
     def keys(self) -> list[FileKey]:
         """All files that are known."""
@@ -151,7 +181,7 @@ class PageStore:
             return pages_of_file(key.size) if is_small and len(pages.blocks) else pages
         if is_small:
             return NO_PAGES
-        return subtract(pages, Pages(pages.blocks, self._open(key.digest).map.masks_at(pages)))
+        return self._open(key.digest).map.missing(pages)
 
     def write(self, key: FileKey, pages: Pages, data: memoryview, due: float | None) -> bool:
         """Store pages that are due then, in monotonic seconds, or never. Those that are held
@@ -178,16 +208,17 @@ class PageStore:
             if key.size < SMALL_BYTES:
                 write_small(self.folder, key, entry.found, data, self._calls)
             else:
-                self._open(digest).write(new, _select(pages, data, new, key.size))
+                self._open(digest).write(new, select_bytes(pages, data, new, key.size))
                 self._unsynced.add(digest)
         except (OSError, DataError) as error:
             if not entry.num_pages:
                 self._discard(digest)
-            if _is_for_room(error):
+            cause = error.__cause__ if isinstance(error, DataError) else error
+            if isinstance(cause, OSError) and cause.errno in NO_ROOM:
                 return False
-            if isinstance(error, OSError) and not isinstance(error, DataError):
-                raise disk_error(self.folder.data_path(digest), error) from error
-            raise
+            if isinstance(error, DataError):
+                raise
+            raise disk_error(self.folder.data_path(digest), error) from error
         self._count(entry, num_new)
         self._use += 1
         entry.use = self._use
@@ -218,7 +249,7 @@ class PageStore:
             small = read_small(self.folder, digest)
             if small is not None:
                 every = pages_of_file(key.size)
-                return bytes(_select(every, memoryview(small.data), pages, key.size))
+                return bytes(select_bytes(every, memoryview(small.data), pages, key.size))
             wrong = pages
         else:
             data, wrong = self._open(digest).read(pages)
@@ -285,20 +316,32 @@ class PageStore:
     def scrub(self, max_bytes: int) -> ScrubReport:
         """Compare the next files with their checksums, as they are on the disk; what is wrong is
         not held any more."""
-        first, first_block = self._scrubbed
         num_bytes = 0
         wrong: list[tuple[FileKey, Pages]] = []
-        for digest in sorted(name for name in self._entries if name >= first):
-            entry = self._entries[digest]
-            for block, pages in self._list_for_scrub(entry, first_block if digest == first else 0):
-                if num_bytes >= max_bytes:
-                    self._scrubbed = digest, block
-                    return ScrubReport(num_bytes, wrong, False)
-                num_bytes += count_pages(pages.masks) * PAGE_BYTES
-                if self.read(entry.key, pages) is None:
-                    wrong.append((entry.key, pages))
-        self._scrubbed = "", 0
+        for key, pages in self._to_scrub:
+            num_bytes += count_pages(pages.masks) * PAGE_BYTES
+            if self.read(key, pages) is None:
+                wrong.append((key, pages))
+            if num_bytes >= max_bytes:
+                return ScrubReport(num_bytes, wrong, False)
+        self._to_scrub = self._list_for_scrub()
         return ScrubReport(num_bytes, wrong, True)
+
+    def _list_for_scrub(self) -> Iterator[tuple[FileKey, Pages]]:
+        """Held blocks, to be read from the disk, after the map of their file was repaired."""
+        for digest, entry in list(self._entries.items()):
+            is_small = entry.key.size < SMALL_BYTES
+            if entry.num_pages and not is_small:
+                stored = self._open(digest)
+                stored.repair()
+                self._count(entry, count_pages(stored.map.held().masks) - entry.num_pages)
+            for pages in by_block(self.held(entry.key)):
+                # Others may be gone when this block's turn has come
+                left = subtract(pages, self.missing(entry.key, pages))
+                if len(left.blocks) and not is_small:
+                    self._open(digest).forget_cached(int(left.blocks[0]))
+                if len(left.blocks):
+                    yield entry.key, left
 
     def remove_all(self) -> None:
         """Delete the mirror: what it has made, and its folder if nothing else is in it."""
@@ -369,23 +412,20 @@ class PageStore:
             self._count(entry, -entry.num_pages)
         else:
             stored = self._open(digest)
-            before = count_pages(stored.map.masks_at(pages))
+            missing = count_pages(stored.map.missing(pages).masks)
             try:
                 stored.remove(pages)
             finally:
-                self._count(entry, count_pages(stored.map.masks_at(pages)) - before)
+                self._count(entry, missing - count_pages(stored.map.missing(pages).masks))
         if not entry.num_pages:
             self._discard(digest)
 
     def _evict(self, chosen: dict[tuple[str, int], int]) -> None:
-        by_file: dict[str, dict[int, int]] = {}
-        for (digest, block), mask in chosen.items():
-            by_file.setdefault(digest, {})[block] = mask
-        for digest, masks in by_file.items():
-            blocks = np.array(sorted(masks), np.uint32)
-            self._remove(
-                digest, Pages(blocks, np.array([masks[b] for b in blocks.tolist()], np.uint64))
-            )
+        by_file: dict[str, list[tuple[int, int]]] = {}
+        for (digest, block), mask in sorted(chosen.items()):
+            by_file.setdefault(digest, []).append((block, mask))
+        for digest, rows in by_file.items():
+            self._remove(digest, pages_of_rows(rows))
 
     def _make_room(self, needed: int, due: float | None) -> bool:
         """Evict what must go for `needed` bytes that are due then; False if too little may."""
@@ -423,37 +463,3 @@ class PageStore:
         if entry.key.size < SMALL_BYTES:
             return int(pages_of_file(entry.key.size).masks[0])
         return self._open(digest).map.load(block)[0]
-
-    def _list_for_scrub(self, entry: _Entry, first: int) -> Iterator[tuple[int, Pages]]:
-        """Held blocks from the first on, to be read from the disk, after their map was repaired."""
-        stored = None
-        if entry.num_pages and entry.key.size >= SMALL_BYTES:
-            stored = self._open(entry.key.digest)
-            stored.repair()
-            self._count(entry, count_pages(stored.map.held().masks) - entry.num_pages)
-        held = self.held(entry.key)
-        for pages in by_block(held):
-            block = int(pages.blocks[0])
-            if block < first:
-                continue
-            if stored is not None:
-                stored.forget_cached(block)
-            yield block, pages
-
-
-def _select(pages: Pages, data: memoryview, some: Pages, file_size: int) -> memoryview:
-    """The bytes of some of the pages whose bytes are in `data`."""
-    if np.array_equal(pages.blocks, some.blocks) and np.array_equal(pages.masks, some.masks):
-        return data
-    offsets, sizes = ranges_of_pages(pages, file_size)
-    begins = sizes.cumsum() - sizes
-    wanted, wanted_sizes = ranges_of_pages(some, file_size)
-    run = np.searchsorted(offsets, wanted, "right") - 1
-    at = (begins[run] + wanted - offsets[run]).tolist()
-    parts = [data[a : a + size] for a, size in zip(at, wanted_sizes.tolist(), strict=True)]
-    return memoryview(b"".join(parts))
-
-
-def _is_for_room(error: Exception) -> bool:
-    cause = error.__cause__ if isinstance(error, DataError) else error
-    return isinstance(cause, OSError) and cause.errno in NO_ROOM

@@ -128,6 +128,19 @@ def ranges_of_pages(pages: Pages, file_size: int) -> tuple[Int64s, Int64s]:
     return begins, np.minimum(stops, file_size) - begins
 
 
+def select_bytes(pages: Pages, data: memoryview, some: Pages, file_size: int) -> memoryview:
+    """The bytes of some of the pages whose bytes are in `data`, one after another."""
+    if np.array_equal(pages.blocks, some.blocks) and np.array_equal(pages.masks, some.masks):
+        return data
+    offsets, sizes = ranges_of_pages(pages, file_size)
+    begins = sizes.cumsum() - sizes
+    wanted, wanted_sizes = ranges_of_pages(some, file_size)
+    run = np.searchsorted(offsets, wanted, "right") - 1
+    at = (begins[run] + wanted - offsets[run]).tolist()
+    parts = [data[a : a + size] for a, size in zip(at, wanted_sizes.tolist(), strict=True)]
+    return memoryview(b"".join(parts))
+
+
 def split_portions(pages: Pages) -> list[Pages]:
     """The pages of each portion: of so many bytes of the file, whose borders are multiples of it."""
     edges = np.flatnonzero(np.diff(pages.blocks // PORTION_BLOCKS)) + 1

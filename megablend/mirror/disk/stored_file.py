@@ -1,37 +1,51 @@
 """The owner's side of one mirrored file: its copy and its map, written in an order in which a
-process, a machine or a disk may fail at any time."""
+process, a machine or a disk may fail at any time.
+
+A file under 64 KiB is one file without a map. It is held whole or not at all, appears whole, and is
+removed whole: who has read one has right bytes, whatever becomes of it.
+
+    size bytes   the source's
+    n bytes      JSON {location, etag, found}
+    16 bytes     "MBSF\\0\\0\\0\\1" | u32 n | u32 crc32 of all before it
+"""
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
+import struct
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from megablend.errors import DataError, MissingFileError
-from megablend.mirror.disk.block_map import (
-    DURABLE,
-    BlockMap,
-    map_bytes,
-    retire,
-    sum_of_pages,
-)
+from megablend.mirror.disk.block_map import DURABLE, BlockMap, map_bytes, retire, sum_of_pages
 from megablend.mirror.disk.disk_calls import DiskCalls, disk_error, fence
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.pages import (
     BLOCK_BYTES,
     PAGE_BYTES,
     Pages,
+    by_block,
     count_bytes,
     count_pages,
     drop_empty,
     pages_of_file,
     ranges_of_pages,
+    select_bytes,
     subtract,
 )
+from megablend.system.limited_json import parse_json
 
+SMALL_BYTES = 64 << 10
+_END = struct.Struct("<8sII")
+_MAGIC = b"MBSF\0\0\0\1"
+_MOST_BYTES = SMALL_BYTES + (64 << 10)
 _CHECKSUM = 0xFFFFFFFF
 _SLACK_BYTES = 1 << 20
 
@@ -121,7 +135,7 @@ class StoredFile:
         for block, mask in _list_blocks(pages):
             held, _, checksum = self.map.load(block)
             stop = begin + self._count(block, mask)
-            checksum += sum_of_pages(mask, data[begin:stop], mask)
+            checksum += sum_of_pages(mask, data[begin:stop])
             # Neither durable nor copied, until all its pages are
             self.map.store(block, held | mask, 0, checksum & _CHECKSUM)
             begin = stop
@@ -135,13 +149,13 @@ class StoredFile:
             held, _, checksum = self.map.load(block)
             data = self._read_block(block, held)
             is_whole = len(data) == self._count(block, held)
-            if not is_whole or sum_of_pages(held, memoryview(data), held) != checksum:
+            if not is_whole or sum_of_pages(held, memoryview(data)) != checksum:
                 wrong.append((block, held))
-            elif held == mask:
-                parts.append(data)
             else:
-                parts += _pick(held, data, mask)
-        return b"".join(parts), _pages_of(wrong)
+                every = pages_of_rows([(block, held)])
+                some = pages_of_rows([(block, mask)])
+                parts.append(select_bytes(every, memoryview(data), some, self.key.size))
+        return b"".join(parts), pages_of_rows(wrong)
 
     def remove(self, pages: Pages) -> int:
         """Take pages out of the map, and give their room back. Returns: how many were held.
@@ -155,12 +169,12 @@ class StoredFile:
             if kept:
                 gone = held & mask
                 data = self._read_block(block, gone)
-                checksum -= sum_of_pages(gone, memoryview(data), gone)
+                checksum -= sum_of_pages(gone, memoryview(data))
                 if len(data) < self._count(block, gone):  # its bytes cannot be read any more
                     kept = 0
             self.map.store(block, kept, flags, checksum & _CHECKSUM)
             removed.append((block, held & ~kept))
-        gone_pages = _pages_of(removed)
+        gone_pages = pages_of_rows(removed)
         self.map.add_punch()
         try:
             if self._may_be_durable:
@@ -184,13 +198,26 @@ class StoredFile:
             self.remove(new)
             raise disk_error(self.path, error) from error
         self._may_be_durable = True
-        self.map.set_flag(new.blocks, DURABLE)
+        for block in new.blocks.tolist():
+            held, _, checksum = self.map.load(block)
+            self.map.store(block, held, DURABLE, checksum)
+
+    def recover(self, boot: bytes) -> int:
+        """After another owner: believe blocks that are durable, and others if the machine was not
+        started again since, or their checksum is right. Returns: pages that are not believed.
+        Raises: DataError."""
+        self.repair()
+        num_lost = 0
+        if self.map.boot != boot:
+            for part in by_block(self.map.held(without=DURABLE)):
+                num_lost += self.remove(self.read(part)[1])
+            self.map.store_header(boot)
+        return num_lost
 
     def repair(self) -> None:
-        """Store a damaged header again, give up blocks whose records are damaged, and give back what is not held: a process may
-        have ended before it did so. Raises: DataError."""
-        if not self.map.is_header_whole:
-            self.map.store_header(self.map.boot)
+        """Store the header again, give up blocks whose records are damaged, and give back what is not
+        held: a process may have ended before it did so. Raises: DataError."""
+        self.map.store_header(self.map.boot)
         damaged = self.map.find_damage()
         for block in damaged:
             self.map.store(block, 0, 0, 0)
@@ -211,7 +238,7 @@ class StoredFile:
         """Bytes of some pages of a block; fewer if the disk fails."""
         parts = []
         with suppress(OSError):
-            for offset, size in self._list_ranges(_pages_of([(block, mask)])):
+            for offset, size in self._list_ranges(pages_of_rows([(block, mask)])):
                 parts.append(os.pread(self._fd, size, offset))
         return b"".join(parts)
 
@@ -225,25 +252,67 @@ class StoredFile:
 
     def _count(self, block: int, mask: int) -> int:
         """Bytes of some pages of a block."""
-        return count_bytes(_pages_of([(block, mask)]), self.key.size)
+        return count_bytes(pages_of_rows([(block, mask)]), self.key.size)
 
 
-def _pages_of(rows: list[tuple[int, int]]) -> Pages:
+class SmallFile(NamedTuple):
+    """What is in a file without a map."""
+
+    key: FileKey
+    found: float
+    data: bytes
+
+
+def read_small(folder: MirrorFolder, digest: str) -> SmallFile | None:
+    """None if it is not held, or damaged. Raises: DataError if it cannot be read."""
+    path = folder.data_path(digest)
+    try:
+        with os.fdopen(folder.open_file(path, os.O_RDONLY), "rb") as file:
+            content = file.read(_MOST_BYTES)
+    except MissingFileError:
+        return None
+    except OSError as error:
+        raise disk_error(path, error) from error
+    if len(content) < _END.size:
+        return None
+    magic, length, checksum = _END.unpack_from(content, len(content) - _END.size)
+    size = len(content) - _END.size - length
+    if magic != _MAGIC or size < 0 or checksum != zlib.crc32(content[:-4]):
+        return None
+    told = parse_json(content[size : size + length])
+    key = FileKey(told["location"], told["etag"], size)
+    return SmallFile(key, told["found"], content[:size]) if key.digest == digest else None
+
+
+def write_small(
+    folder: MirrorFolder, key: FileKey, found: float, data: memoryview, calls: DiskCalls
+) -> None:
+    """Raises: OSError; DataError if the place cannot be opened."""
+    told = json.dumps({"location": key.location, "etag": key.etag, "found": found}).encode()
+    content = b"".join((data, told, _MAGIC, struct.pack("<I", len(told))))
+    content += struct.pack("<I", zlib.crc32(content))
+    path = folder.data_path(key.digest)
+    new = Path(f"{path}.new")
+    new.unlink(missing_ok=True)
+    fd = folder.open_file(new, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        calls.write(fd, memoryview(content), 0)
+        new.rename(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+
+
+def pages_of_rows(rows: list[tuple[int, int]]) -> Pages:
+    """Pages of blocks and their masks, in the order of blocks."""
     blocks, masks = zip(*rows, strict=True) if rows else ((), ())
     return drop_empty(np.array(blocks, np.uint32), np.array(masks, np.uint64))
 
 
 def _list_blocks(pages: Pages) -> Iterator[tuple[int, int]]:
     return zip(pages.blocks.tolist(), pages.masks.tolist(), strict=True)
-
-
-def _pick(held: int, data: bytes, mask: int) -> Iterator[bytes]:
-    """The bytes of the pages in `mask` out of those of all held ones."""
-    begin = 0
-    for page in range(mask.bit_length()):
-        if mask >> page & 1:
-            yield data[begin : begin + PAGE_BYTES]
-        begin += PAGE_BYTES * (held >> page & 1)
 
 
 def discard(folder: MirrorFolder, digest: str) -> None:
