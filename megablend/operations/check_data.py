@@ -7,7 +7,6 @@ file is reported.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from megablend.operations.session import ConfigLike, Session
 from megablend.operations.unindexed import open_newest
 from megablend.run.open_store import open_block_store
 from megablend.storage.base import Storage
+from megablend.system import count_cpus
 
 MAX_THREADS = 8
 
@@ -90,7 +90,7 @@ def check_data(
     file_bytes = {i: snapshot.file(i).opened.size for i in numbers}
     num_bytes = sum(file_bytes.values())
     done = 0
-    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(MAX_THREADS, count_cpus())) as pool:
         for number, tokens in zip(numbers, pool.map(check, numbers), strict=True):
             found[number] = tokens
             done += file_bytes[number]

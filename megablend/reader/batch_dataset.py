@@ -20,6 +20,7 @@ from megablend.prefetch.windows import plan_windows
 from megablend.reader.dataset import Dataset
 from megablend.reader.error_context import name_sample
 from megablend.reader.tensors import batch_dict
+from megablend.system import count_cpus
 from megablend.system.failures import translate
 
 MAX_DECODING = 8
@@ -129,7 +130,7 @@ class BatchDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
             plan_windows(run, future, budget),
             budget=budget,
             num_fetching=run.store.max_reads,
-            num_decoding=min(MAX_DECODING, os.cpu_count() or 1),
+            num_decoding=min(MAX_DECODING, count_cpus()),
             meter=self.meter,
         )
 

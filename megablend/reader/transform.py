@@ -13,6 +13,7 @@ import torch
 import torch.utils.data
 
 from megablend.errors import ConfigError, TransformError
+from megablend.system import count_cpus
 
 Transform = Callable[[dict[str, Any]], Any]
 """A sample as `dataset[k]` returns it -> its replacement: anything that torch can collate."""
@@ -87,7 +88,7 @@ class Threads:
         """Call `function(*args)` in a thread."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(
-                min(AHEAD, os.cpu_count() or 1), thread_name_prefix="megablend-transform"
+                min(AHEAD, count_cpus()), thread_name_prefix="megablend-transform"
             )
         return self._pool.submit(function, *args)
 

@@ -28,6 +28,7 @@ from megablend.storage.base import Allocate, Bytes, FileStat, KnownFiles, ReadLi
 from megablend.storage.descriptors import DescriptorPool, OpenedFiles, identity_of, shared_pool
 from megablend.storage.find import Found, find_files
 from megablend.storage.futures import call_now
+from megablend.system import count_cpus
 from megablend.system.failures import cause_of, remedy_of
 
 _UNCHECKED_BYTES = 1 << 20
@@ -42,7 +43,7 @@ LIMITS = ReadLimits(
     separate_bytes=32 << 10,
     max_gap_bytes=2 << 10,  # less than a page
     max_merged_bytes=4 << 20,
-    max_reads=min(MAX_READS, os.cpu_count() or 1),
+    max_reads=min(MAX_READS, count_cpus()),
     is_synchronous=True,
 )
 

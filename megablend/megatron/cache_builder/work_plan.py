@@ -7,7 +7,6 @@ Source: GPTDataset._build_document_sample_shuffle_indices, BlendedDataset.__init
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from megablend.megatron.request.description import (
 )
 from megablend.megatron.request.layout import DatasetPart, SplitLayout, layouts, normalized
 from megablend.megatron.request.request import GREEDY, LARGEST_REMAINDER, SPLITS, CacheRequest
+from megablend.system import count_cpus
 
 PartKey = tuple[str, tuple[float, float]]
 """A prefix and the part of it."""
@@ -315,9 +315,7 @@ def _counts(job: BlendJob) -> list[int]:
     blend = greedy(job.weights, job.num_samples)
     counts = np.zeros(len(job.weights), np.int64)
     while blend.step < blend.size:
-        datasets, _ = blend.draw(
-            min(_DRAWN, blend.size - blend.step), threads=len(os.sched_getaffinity(0))
-        )
+        datasets, _ = blend.draw(min(_DRAWN, blend.size - blend.step), threads=count_cpus())
         counts += np.bincount(datasets, minlength=len(counts))
     result: list[int] = counts.tolist()
     return result

@@ -1,11 +1,12 @@
 """Several nodes read all of a file from one slow source: how often it leaves the source, how long it takes, and what it costs.
 
-    python tools/bench/mirror/cluster.py [--nodes 4] [--mb 48] [--rate 100mbit]
+    python tools/bench/mirror/cluster.py [--nodes 4] [--mb 128] [--rate 100mbit]
 
 Nodes are network namespaces on this machine, the source is nginx behind a token bucket (`tc tbf`). Compared, in turns: each
-node by itself; nginx on each node, with slices of 1 MiB that consistent hashing gives to one of them, which caches them (the
-recipe is NGINX_RING below); megablend's node processes. Each in reads of 64 KiB and of 4 MiB, in an order of its own on each
-node, then again without the last node, which has died. rclone, Dragonfly, JuiceFS and Alluxio were not measured.
+node by itself, with megablend's storage, with obstore alone, and with `rclone copyurl` (which copies the file and reads nothing);
+nginx on each node, with slices of 1 MiB that consistent hashing gives to one of them, which caches them (the recipe is
+NGINX_RING below); megablend's node processes. Each in reads of 64 KiB and of 4 MiB, in an order of its own on each node, then
+again without the last node, which has died. Dragonfly, JuiceFS and Alluxio were not measured.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main() -> None:
     """Compare, as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--mb", type=int, default=48)
+    parser.add_argument("--mb", type=int, default=128)
     parser.add_argument("--rate", default="100mbit")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
@@ -80,6 +81,8 @@ def compare(options: argparse.Namespace) -> None:
         )
         for name, start in (
             ("each by itself", start_none),
+            ("obstore", start_none),
+            ("rclone", start_none),
             ("nginx ring", start_ring),
             ("megablend", start_none),
         ):
@@ -119,6 +122,23 @@ def read_on_all(
             "seed": node,
         }
         order["size"] = options.mb << 20
+        inside = ["ip", "netns", "exec", f"n{node}"]
+        if name == "rclone":
+            copied = [
+                *inside,
+                "rclone",
+                "--config",
+                "",
+                "--quiet",
+                "copyurl",
+                order["url"],
+                str(run / f"copy{node}"),
+            ]
+            pid = os.posix_spawnp(copied[0], copied, os.environ)
+            _, status, used = os.wait4(pid, 0)
+            assert status == 0
+            return used.ru_utime + used.ru_stime
+        order["by_obstore"] = name == "obstore"
         if name == "megablend":
             order["mirror"] = {
                 "folder": str(run / f"node{node}"),
@@ -128,8 +148,8 @@ def read_on_all(
                 "reserve": 0,
                 "prefixes": [f"http://{SOURCE}:8080/"],
             }
-        command = ["ip", "netns", "exec", f"n{node}", sys.executable, __file__, "--client"]
-        done = subprocess.run([*command, json.dumps(order)], stdout=subprocess.PIPE, check=True)
+        command = [*inside, sys.executable, __file__, "--client", json.dumps(order)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
         return float(done.stdout)
 
     with ThreadPoolExecutor(len(nodes)) as threads:
@@ -147,6 +167,7 @@ def read_on_all(
 def read_all(order: dict[str, Any]) -> None:
     """Read all of a file, 16 reads at a time, and print the CPU seconds that it took here."""
     import numpy as np
+    from obstore.store import HTTPStore
 
     from megablend.storage.by_scheme import make_storage
     from megablend.storage.options_parser import parse_options
@@ -157,8 +178,14 @@ def read_all(order: dict[str, Any]) -> None:
     random.Random(order["seed"]).shuffle(offsets)
     begun = resource.getrusage(resource.RUSAGE_SELF)
 
+    base, _, path = order["url"].rpartition("/")
+    store = HTTPStore.from_url(base, client_options={"allow_http": True})
+
     def read(offset: int) -> None:
         size = min(order["read"], order["size"] - offset)
+        if order["by_obstore"]:
+            assert len(store.get_range(path, start=offset, length=size)) == size
+            return
         fetched = storage.fetch(
             order["url"], np.array([offset]), np.array([size]), lambda n: np.empty(n, np.uint8)
         )
