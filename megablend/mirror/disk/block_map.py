@@ -6,7 +6,7 @@ and by all readers.
     16     4   log2 of the block's size        20  4  length of the JSON
     24     8   punches: one more before holes are made; RETIRED: the file was given up
     32     16  id of the machine's start       48  4  crc32 of all of this but punches, and the JSON
-    64         JSON {location, etag, found}
+    64         JSON by FileKey.pack
     4096   16  for each block: u64 pages | u64 seal << 40 | flags << 32 | checksum
 
 All little-endian. Both words of a record are aligned, and each is stored and loaded by one
@@ -21,7 +21,6 @@ is taken for one that is not held.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import struct
@@ -34,7 +33,6 @@ from megablend.errors import DataError
 from megablend.mirror.disk.disk_calls import fence
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import BLOCK_BYTES, PAGE_BYTES, Pages, drop_empty
-from megablend.system.limited_json import parse_json
 
 DURABLE = 1
 """The pages of the block are on the disk, whatever becomes of the machine."""
@@ -87,11 +85,9 @@ class BlockMap:
         mapping: the whole file.
     """
 
-    def __init__(self, mapping: mmap.mmap, key: FileKey, found: float, boot: bytes) -> None:
+    def __init__(self, mapping: mmap.mmap, key: FileKey, boot: bytes) -> None:
         self.mapping = mapping
         self.key = key
-        self.found = found
-        """When its first page came, seconds since 1970: the newest version of a location."""
         self.boot = boot
         self.words = memoryview(mapping).cast("Q")
         """All of the file; records begin at FIRST_WORD."""
@@ -116,14 +112,12 @@ class BlockMap:
         right = _sum_header(mapping[: _HEAD.size], boot, text)
         if magic != _MAGIC or length != map_bytes(size) or checksum != right:
             return None
-        told = parse_json(text)
-        found = cls(mapping, FileKey(told["location"], told["etag"], size), told["found"], boot)
+        found = cls(mapping, FileKey.unpack(text, size), boot)
         return None if found.punches == RETIRED else found
 
     def store_header(self, boot: bytes) -> None:
         """Write all but punches. Raises: DataError if the names of the file are too long."""
-        told = {"location": self.key.location, "etag": self.key.etag, "found": self.found}
-        text = json.dumps(told).encode()
+        text = self.key.pack()
         if len(text) > HEADER_BYTES - _JSON_OFFSET:
             raise DataError(
                 self.key.location,

@@ -62,6 +62,17 @@ class FileKey(NamedTuple):
         text = f"{self.location}\0{self.etag}\0{self.size}".encode("utf-8", "surrogateescape")
         return hashlib.blake2b(b"1\0" + text, digest_size=16).hexdigest()
 
+    def pack(self) -> bytes:
+        """What a copy says of its source: JSON {location, etag, found}."""
+        # `found` was a time; earlier versions look for it
+        return json.dumps({"location": self.location, "etag": self.etag, "found": 0.0}).encode()
+
+    @classmethod
+    def unpack(cls, text: bytes, size: int) -> FileKey:
+        """What `pack` has packed, of a file of `size` bytes."""
+        told = parse_json(text)
+        return cls(told["location"], told["etag"], size)
+
 
 def boot_id() -> bytes:
     """16 bytes that are others after each start of this machine."""

@@ -58,7 +58,7 @@ class MirroredFile:
             if small is None and key.size:
                 folder.check()
                 return None
-            return _WholeFile(small.data if small else b"")
+            return _WholeFile(small[1] if small else b"")
         path = folder.data_path(digest)
         try:
             map_fd = folder.open_file(folder.map_path(digest), os.O_RDONLY)

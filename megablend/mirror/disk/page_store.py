@@ -67,7 +67,6 @@ class Usage(NamedTuple):
 @dataclass(slots=True)
 class _Entry:
     key: FileKey
-    found: float
     num_pages: int = 0
     """Held ones."""
     use: int = 0
@@ -104,7 +103,6 @@ class PageStore:
         self._open_files: OrderedDict[str, StoredFile] = OrderedDict()
         self._room = Room(self._list_held, self._find_held)
         self._num_pages = 0
-        self._newest = 0.0
         self._unsynced = set[str]()
         self._used = set[str]()
         self._num_unsynced = 0
@@ -121,30 +119,30 @@ class PageStore:
         for path in (self.folder.path / "files").glob("??/*"):
             if found := _NAME.fullmatch(path.name):
                 digests.setdefault(found[1], set()).add(found[2])
-        entries = list[_Entry]()
+        uses = self._database.get_all("use")
         num_lost = 0
         for digest, kinds in digests.items():
+            stored = None
             if "data.new" in kinds:
                 Path(f"{self.folder.data_path(digest)}.new").unlink()
             if kinds >= {"map", "data"}:
                 stored = StoredFile.open(self.folder, digest, self._calls)
-                if stored is not None:
-                    num_lost += stored.recover(self._boot)
-                    num_held = count_pages(stored.map.held().masks)
-                    entries.append(_Entry(stored.key, stored.map.found, num_held))
-                    if len(stored.map.held(without=DURABLE).blocks):
-                        self._unsynced.add(digest)
-                    continue
-            if "map" in kinds:
+            if stored is not None:
+                num_lost += stored.recover(self._boot)
+                key = stored.key
+                num_pages = count_pages(stored.map.held().masks)
+                if len(stored.map.held(without=DURABLE).blocks):
+                    self._unsynced.add(digest)
+            elif "map" in kinds:
                 discard(self.folder, digest)
+                continue
             elif small := read_small(self.folder, digest):
-                num_held = count_pages(pages_of_file(small.key.size).masks)
-                entries.append(_Entry(small.key, small.found, num_held))
-        uses = self._database.get_all("use")
-        for entry in sorted(entries, key=lambda each: each.found):
-            entry.use = int(uses.get(entry.key.digest, 0))
-            self._add(entry.key.digest, entry)
-            self._num_pages += entry.num_pages
+                key = small[0]
+                num_pages = count_pages(pages_of_file(key.size).masks)
+            else:
+                continue
+            entry = self._add(key, int(uses.get(digest, 0)))
+            self._count(entry, num_pages)
             self._use = max(self._use, entry.use)
         if num_lost:
             LOG.warning(
@@ -193,9 +191,8 @@ class PageStore:
 
         Returns: False, and nothing is written, if there is no room for what is due then.
         """
-        self._know(key)
         digest = key.digest
-        entry = self._entries[digest]
+        entry = self._entries.get(digest) or self._add(key, self._use)
         new = self.missing(key, pages)
         num_new = count_pages(new.masks)
         if not num_new:
@@ -206,7 +203,7 @@ class PageStore:
             return False
         try:
             if key.size < SMALL_BYTES:
-                write_small(self.folder, key, entry.found, data, self._calls)
+                write_small(self.folder, key, data, self._calls)
             else:
                 self._open(digest).write(new, select_bytes(pages, data, new, key.size))
                 self._unsynced.add(digest)
@@ -249,7 +246,7 @@ class PageStore:
             small = read_small(self.folder, digest)
             if small is not None:
                 every = pages_of_file(key.size)
-                return bytes(select_bytes(every, memoryview(small.data), pages, key.size))
+                return bytes(select_bytes(every, memoryview(small[1]), pages, key.size))
             wrong = pages
         else:
             data, wrong = self._open(digest).read(pages)
@@ -366,18 +363,13 @@ class PageStore:
         self._database.close()
         self._open_files.clear()
 
-    def _know(self, key: FileKey) -> None:
-        digest = key.digest
-        if digest not in self._entries:
-            found = max(time.time(), self._newest + 1e-6)  # whatever becomes of the clock
-            self._add(digest, _Entry(key, found, use=self._use))
-
-    def _add(self, digest: str, entry: _Entry) -> None:
-        self._entries[digest] = entry
-        self._newest = max(self._newest, entry.found)
-        is_whole = entry.key.size < SMALL_BYTES
-        num_blocks = -(-entry.key.size // BLOCK_BYTES)
-        self._room.add_file(digest, num_blocks, entry.use, is_whole=is_whole)
+    def _add(self, key: FileKey, use: int) -> _Entry:
+        """Know a file that was last used at count `use`."""
+        entry = _Entry(key, use=use)
+        self._entries[key.digest] = entry
+        num_blocks = -(-key.size // BLOCK_BYTES)
+        self._room.add_file(key.digest, num_blocks, use, is_whole=key.size < SMALL_BYTES)
+        return entry
 
     def _open(self, digest: str) -> StoredFile:
         """A file of at least 64 KiB; a new one if no page of it is held, or its map is
@@ -389,9 +381,7 @@ class PageStore:
                 stored = StoredFile.open(self.folder, digest, self._calls)
             if stored is None:
                 self._count(entry, -entry.num_pages)
-                stored = StoredFile.create(
-                    self.folder, entry.key, entry.found, self._boot, self._calls
-                )
+                stored = StoredFile.create(self.folder, entry.key, self._boot, self._calls)
         self._open_files[digest] = stored
         if len(self._open_files) > _MOST_OPEN:
             self._open_files.popitem(last=False)

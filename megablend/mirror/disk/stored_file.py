@@ -5,13 +5,12 @@ A file under 64 KiB is one file without a map. It is held whole or not at all, a
 removed whole: who has read one has right bytes, whatever becomes of it.
 
     size bytes   the source's
-    n bytes      JSON {location, etag, found}
+    n bytes      JSON by FileKey.pack
     16 bytes     "MBSF\\0\\0\\0\\1" | u32 n | u32 crc32 of all before it
 """
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import struct
@@ -19,7 +18,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -40,7 +38,6 @@ from megablend.mirror.disk.pages import (
     select_bytes,
     subtract,
 )
-from megablend.system.limited_json import parse_json
 
 SMALL_BYTES = 64 << 10
 _END = struct.Struct("<8sII")
@@ -71,7 +68,7 @@ class StoredFile:
 
     @classmethod
     def create(
-        cls, folder: MirrorFolder, key: FileKey, found: float, boot: bytes, calls: DiskCalls
+        cls, folder: MirrorFolder, key: FileKey, boot: bytes, calls: DiskCalls
     ) -> StoredFile:
         """A file without pages. Raises: DataError; OSError if there is no room for its map."""
         digest = key.digest
@@ -81,7 +78,7 @@ class StoredFile:
         try:
             # Whole, since a store into a hole of a map on a full disk would end the process.
             calls.allocate(map_fd, 0, map_bytes(key.size))
-            block_map = BlockMap(mmap.mmap(map_fd, map_bytes(key.size)), key, found, boot)
+            block_map = BlockMap(mmap.mmap(map_fd, map_bytes(key.size)), key, boot)
             block_map.store_header(boot)
             fd = folder.open_file(folder.data_path(digest), new)
         except (OSError, DataError):
@@ -255,16 +252,9 @@ class StoredFile:
         return count_bytes(pages_of_rows([(block, mask)]), self.key.size)
 
 
-class SmallFile(NamedTuple):
-    """What is in a file without a map."""
-
-    key: FileKey
-    found: float
-    data: bytes
-
-
-def read_small(folder: MirrorFolder, digest: str) -> SmallFile | None:
-    """None if it is not held, or damaged. Raises: DataError if it cannot be read."""
+def read_small(folder: MirrorFolder, digest: str) -> tuple[FileKey, bytes] | None:
+    """A file under 64 KiB and its bytes; None if it is not held, or damaged. Raises: DataError if it
+    cannot be read."""
     path = folder.data_path(digest)
     try:
         with os.fdopen(folder.open_file(path, os.O_RDONLY), "rb") as file:
@@ -279,16 +269,13 @@ def read_small(folder: MirrorFolder, digest: str) -> SmallFile | None:
     size = len(content) - _END.size - length
     if magic != _MAGIC or size < 0 or checksum != zlib.crc32(content[:-4]):
         return None
-    told = parse_json(content[size : size + length])
-    key = FileKey(told["location"], told["etag"], size)
-    return SmallFile(key, told["found"], content[:size]) if key.digest == digest else None
+    key = FileKey.unpack(content[size : size + length], size)
+    return (key, content[:size]) if key.digest == digest else None
 
 
-def write_small(
-    folder: MirrorFolder, key: FileKey, found: float, data: memoryview, calls: DiskCalls
-) -> None:
+def write_small(folder: MirrorFolder, key: FileKey, data: memoryview, calls: DiskCalls) -> None:
     """Raises: OSError; DataError if the place cannot be opened."""
-    told = json.dumps({"location": key.location, "etag": key.etag, "found": found}).encode()
+    told = key.pack()
     content = b"".join((data, told, _MAGIC, struct.pack("<I", len(told))))
     content += struct.pack("<I", zlib.crc32(content))
     path = folder.data_path(key.digest)
