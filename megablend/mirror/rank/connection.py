@@ -21,7 +21,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import megablend
 from megablend.errors import ConfigError
 from megablend.mirror.disk.folder import MirrorFolder
 from megablend.mirror.members.launchers import describe_members
@@ -86,12 +85,8 @@ class Connection:
         self._asks_only = asks_only
         self._reset()
 
-    def _check_process(self) -> None:
-        """Begin anew after a fork: threads, the socket and what was said are the parent's."""
-        if self._pid != os.getpid():
-            self._reset()
-
     def _reset(self) -> None:
+        """Begin anew, as after a fork: threads, the socket and what was said are the parent's."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
@@ -125,7 +120,8 @@ class Connection:
     def set_due(self, reader: str, needs: Sequence[Need]) -> None:
         """Say what a reader of this process will need, instead of what was said of it before; said
         again to another node process. Raises: NodeLostError."""
-        self._check_process()
+        if self._pid != os.getpid():
+            self._reset()
         self._due = {**self._due, reader: needs}
         if not needs:
             del self._due[reader]
@@ -154,22 +150,24 @@ class Connection:
     def request(self, kind: Kind, payload: bytes) -> Future[bytes]:
         """Send a request. Raises: NodeLostError; ConfigError if the mirror cannot be used."""
         answer = Future[bytes]()
-        self._check_process()
+        if self._pid != os.getpid():
+            self._reset()
         with self._lock:
-            if self._socket is None:
-                self._open()
-            assert self._socket is not None
+            connection = self._socket or self._open()
             number = next(self._numbers)
             if kind != Kind.DUE:
                 self._pending[number] = answer
-            try:
-                self._socket.sendall(pack(kind, number, payload))
-            except OSError as error:
-                self._drop(self._socket)
-                raise _EndedError(str(error)) from None
+            self._send(connection, pack(kind, number, payload))
         return answer
 
-    def _open(self) -> None:
+    def _send(self, connection: socket.socket, frame: bytes) -> None:
+        try:
+            connection.sendall(frame)
+        except OSError as error:
+            self._drop(connection)
+            raise _EndedError(str(error)) from None
+
+    def _open(self) -> socket.socket:
         """Connect to the node process, which is started if there is none."""
         if time.monotonic() - self._lost_at < self._options.patience:
             raise NodeLostError("it did not answer a moment ago")
@@ -193,11 +191,8 @@ class Connection:
             daemon=True,
         ).start()
         if self._due:
-            try:
-                connected.sendall(pack(Kind.DUE, 0, self._pack_due()))
-            except OSError as error:
-                self._drop(connected)
-                raise _EndedError(str(error)) from None
+            self._send(connected, pack(Kind.DUE, 0, self._pack_due()))
+        return connected
 
     def _connect(self) -> socket.socket | None:
         """A connection that has been greeted; None if nobody listens. Raises: ConfigError if this
@@ -212,16 +207,11 @@ class Connection:
         try:
             # A socket's path has at most 107 bytes
             connection.connect(f"/proc/self/fd/{fd}/{folder.socket_path.name}")
-            queries = [[url, query] for url, query in self._objects.urls if query]
-            hello = {
-                "protocol": PROTOCOL,
-                "version": megablend.__version__,
-                "pid": os.getpid(),
-            }
+            hello: dict[str, Any] = {"protocol": PROTOCOL}
             if not self._asks_only:
                 hello |= {
                     "credentials": find_credentials(self._objects, folder.id),
-                    "queries": queries,
+                    "queries": [[url, query] for url, query in self._objects.urls if query],
                     "options": self._options.as_json(),
                     "members": describe_members(self._options, os.environ),
                 }
@@ -342,25 +332,23 @@ def _fail_all(answers: list[Future[bytes]]) -> None:
             each.set_exception(_EndedError("the node process ended"))
 
 
-def _fail_late() -> None:
-    raise EOFError
-
-
 def _read_frame(
-    connection: socket.socket, late: Callable[[], None] = _fail_late
+    connection: socket.socket, late: Callable[[], None] | None = None
 ) -> tuple[int, int, bytes]:
-    """Read a frame; `late` is called each time that nothing has come for the socket's time-out.
+    """Read a frame. If nothing has come for the socket's time-out, `late` is called, each time.
     Raises: EOFError at the end; OSError; as `late` does."""
     size, kind, number = HEAD.unpack(_read_exactly(connection, HEAD.size, late))
     return kind, number, _read_exactly(connection, size, late)
 
 
-def _read_exactly(connection: socket.socket, size: int, late: Callable[[], None]) -> bytes:
+def _read_exactly(connection: socket.socket, size: int, late: Callable[[], None] | None) -> bytes:
     parts = list[bytes]()
     while size:
         try:
             part = connection.recv(min(size, 1 << 20))
         except TimeoutError:
+            if late is None:
+                raise
             late()
             continue
         if not part:

@@ -5,26 +5,17 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
-from functools import lru_cache
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from megablend.arrays import Int64s
-from megablend.errors import (
-    CHANGED_REMEDY,
-    ChangedFileError,
-    ConfigError,
-    CorruptFileError,
-    DataError,
-    MegablendError,
-    MissingFileError,
-    ResourceError,
-)
+from megablend.errors import ConfigError, DataError, MegablendError, MissingFileError, ResourceError
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.mirrored_file import MirroredFile
 from megablend.mirror.disk.pages import pages_of_ranges, rows_of_ranges
@@ -33,10 +24,10 @@ from megablend.mirror.node.source_reads import make_key
 from megablend.mirror.rank.connection import Connection, NodeLostError, find_connection
 from megablend.storage.base import Allocate, Bytes, FileStat, ReadLimits, Storage
 from megablend.storage.find import Found
-from megablend.storage.futures import fail_now
+from megablend.storage.futures import fail_now, forward_result
 from megablend.storage.head_and_tail import HEAD_BYTES, TAIL_BYTES, HeadAndTail
 from megablend.storage.hints import DueRanges, Filled
-from megablend.storage.local import LIMITS
+from megablend.storage.local import LIMITS, ends_early, replaced_error
 from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.urls import split_query
@@ -114,7 +105,8 @@ class MirrorStorage(WrapperStorage):
         self._opened: dict[str, _Opened] = {}
 
     def __reduce__(self) -> tuple[Callable[..., Storage], tuple[Any, ...]]:
-        return _restore, (self.inner, self._options, self._objects, self._checking)
+        make = partial(MirrorStorage, checking=self._checking)
+        return make, (self.inner, self._options, self._objects)
 
     def for_checking(self) -> Storage:
         """See Storage.for_checking: states are those that the node process knows."""
@@ -210,7 +202,10 @@ class MirrorStorage(WrapperStorage):
             return self.inner.fetch(path, offsets, sizes, allocate)
         try:
             opened = self._open(path)
-            _check_ranges(path, opened.key.size, offsets, sizes)
+            for i in np.flatnonzero(
+                (offsets < 0) | (sizes < 0) | (offsets > opened.key.size - sizes)
+            ):
+                raise ends_early(path, int(offsets[i]), int(sizes[i]), opened.key.size)
         except MegablendError as error:
             return fail_now(error)
         read = _Read(self, path, opened, offsets, sizes, allocate)
@@ -220,16 +215,15 @@ class MirrorStorage(WrapperStorage):
     def descriptor(self, path: str) -> AbstractContextManager[int]:
         """See Storage.descriptor: none, since a kernel would not look whether pages are evicted
         while it reads."""
-        return _no_descriptor() if self._covers(path) else self.inner.descriptor(path)
+        return nullcontext(-1) if self._covers(path) else self.inner.descriptor(path)
 
     def distrust(self, path: str, offsets: Int64s, sizes: Int64s) -> None:
         """See HintedStorage.distrust."""
         if self._covers(path):
             opened = self._open(path)
-            pages = pages_of_ranges(offsets, sizes)
-            now = np.full(len(pages.blocks), time.monotonic())
+            need = Need.of(opened.key, pages_of_ranges(offsets, sizes), time.monotonic())
             try:
-                self.connection.distrust(Need(opened.key, pages, now))
+                self.connection.distrust(need)
             except NodeLostError as error:
                 self.warn(error)
 
@@ -284,18 +278,16 @@ class MirrorStorage(WrapperStorage):
 
     def _open(self, path: str) -> _Opened:
         """The version that reads of `path` use. Raises: as Storage.stat does."""
-        opened = self._opened.get(path)
-        if opened is None:
+        if path not in self._opened:
             try:
                 self._open_all([path])
             except NodeLostError as error:
                 self.warn(error)
                 self._pin(path, self.inner.stat(path))
-            opened = self._opened[path]
-        return opened
+        return self._opened[path]
 
-    def _pin(self, path: str, state: FileStat) -> _Opened:
-        return self._opened.setdefault(path, _Opened(state, make_key(split_query(path)[0], state)))
+    def _pin(self, path: str, state: FileStat) -> None:
+        self._opened.setdefault(path, _Opened(state, make_key(split_query(path)[0], state)))
 
     def warn(self, error: BaseException) -> None:
         """Say that the source is read without the mirror, once a minute."""
@@ -305,33 +297,26 @@ class MirrorStorage(WrapperStorage):
             LOG.warning("mirror: %s: reading the source without it: %s", self.folder, error)
 
 
+@dataclass(slots=True)
 class _Read:
     """One call of `fetch`: reads what is held, or asks for it and reads it then."""
 
-    def __init__(
-        self,
-        storage: MirrorStorage,
-        path: str,
-        opened: _Opened,
-        offsets: Int64s,
-        sizes: Int64s,
-        allocate: Allocate,
-    ) -> None:
-        self._storage = storage
-        self._path = path
-        self._opened = opened
-        self._offsets = offsets
-        self._sizes = sizes
-        self._allocate = allocate
-        self._tries = 0
-        self._got = 0
-        self.result = Future[tuple[Bytes, Int64s]]()
+    storage: MirrorStorage
+    path: str
+    opened: _Opened
+    offsets: Int64s
+    sizes: Int64s
+    allocate: Allocate
+    tries: int = 0
+    got: int = 0
+    """Bytes that the node process got for it."""
+    result: Future[tuple[Bytes, Int64s]] = field(default_factory=Future)
 
     def run(self) -> None:
         """Read if all is held, otherwise ask for it, and go on when it has come."""
         try:
-            self._opened.find_copy(self._storage.folder)
-            found = self._opened.read(self._offsets, self._sizes, self._allocate, self._got)
+            self.opened.find_copy(self.storage.folder)
+            found = self.opened.read(self.offsets, self.sizes, self.allocate, self.got)
             if found is None:
                 self._ask()
             elif self.result.set_running_or_notify_cancel():
@@ -340,15 +325,13 @@ class _Read:
             self._fail(error)
 
     def _ask(self) -> None:
-        self._tries += 1
-        if self._tries > _TRIES:
+        self.tries += 1
+        if self.tries > _TRIES:
             raise ResourceError(
-                f"{self._storage.folder}: pages are evicted before they are read; raise `size`"
+                f"{self.storage.folder}: pages are evicted before they are read; raise `size`"
             )
-        pages = pages_of_ranges(self._offsets, self._sizes)
-        due = np.full(len(pages.blocks), time.monotonic())
-        wanted = self._storage.connection.want(Need(self._opened.key, pages, due))
-        wanted.add_done_callback(self._go_on)
+        need = Need.of(self.opened.key, pages_of_ranges(self.offsets, self.sizes), time.monotonic())
+        self.storage.connection.want(need).add_done_callback(self._go_on)
 
     def _go_on(self, wanted: Future[bytes]) -> None:
         error = wanted.exception()
@@ -356,48 +339,31 @@ class _Read:
             source, peers = ORIGINS.unpack(wanted.result())
             count("source_bytes", source)
             count("peer_bytes", peers)
-            self._got += source + peers
+            self.got += source + peers
             self.run()
-        elif isinstance(error, NodeLostError) and self._tries < _TRIES:
+        elif isinstance(error, NodeLostError) and self.tries < _TRIES:
             # Connecting to another one may take a while: other answers do not wait for it
             _threads(os.getpid()).submit(self.run)
         else:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        is_disk = isinstance(error, DataError) and error.path.startswith(self._storage.folder)
+        is_disk = isinstance(error, DataError) and error.path.startswith(self.storage.folder)
         if is_disk or isinstance(error, NodeLostError | ResourceError):
-            self._storage.warn(error)
-            _threads(os.getpid()).submit(self._read_source)
+            self.storage.warn(error)
+            forward_result(_threads(os.getpid()).submit(self._read_source), self.result)
         elif self.result.set_running_or_notify_cancel():
             self.result.set_exception(error)
 
-    def _read_source(self) -> None:
+    def _read_source(self) -> tuple[Bytes, Int64s]:
         """Read the same version from the source."""
-        if not self.result.set_running_or_notify_cancel():
-            return
-        inner = self._storage.inner
-        try:
-            found = inner.read_ranges(self._path, self._offsets, self._sizes, self._allocate)
-            state = inner.stat_opened(self._path)
-            if make_key(self._opened.key.location, state) != self._opened.key:
-                raise ChangedFileError(
-                    self._path, f"was replaced while it was in use; {CHANGED_REMEDY}"
-                )
-            count("direct_bytes", len(found[0]))
-            self.result.set_result(found)
-        except BaseException as error:
-            self.result.set_exception(error)
-
-
-def _check_ranges(path: str, file_size: int, offsets: Int64s, sizes: Int64s) -> None:
-    """Raises: CorruptFileError if a range is not in the file."""
-    for i in np.flatnonzero((offsets < 0) | (sizes < 0) | (offsets > file_size - sizes)):
-        raise CorruptFileError(
-            path,
-            f"truncated: {sizes[i]} bytes expected here, but the file ends at byte {file_size}; restore it",
-            offset=int(offsets[i]),
-        )
+        inner = self.storage.inner
+        found = inner.read_ranges(self.path, self.offsets, self.sizes, self.allocate)
+        state = inner.stat_opened(self.path)
+        if make_key(self.opened.key.location, state) != self.opened.key:
+            raise replaced_error(self.path)
+        count("direct_bytes", len(found[0]))
+        return found
 
 
 _warned = dict[str, float]()
@@ -410,16 +376,5 @@ def _threads(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(16, "megablend-mirror")
 
 
-@contextmanager
-def _no_descriptor() -> Iterator[int]:
-    yield -1
-
-
 def _allocate(size: int) -> Bytes:
     return np.empty(size, np.uint8)
-
-
-def _restore(
-    inner: Storage, options: MirrorOptions, objects: ObjectOptions, checking: bool
-) -> Storage:
-    return MirrorStorage(inner, options, objects, checking=checking)
