@@ -111,11 +111,7 @@ class MirrorOptions:
     def as_json(self) -> dict[str, Any]:
         """What `parse_mirror` reads, as JSON gives it back."""
         fields = dataclasses.asdict(self).items()
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in fields
-            if value is not None
-        }
+        return {name: value for name, value in fields if value is not None}
 
 
 def parse_mirror(given: object) -> MirrorOptions:
@@ -137,18 +133,16 @@ def parse_mirror(given: object) -> MirrorOptions:
 
 def _check_cluster(options: MirrorOptions) -> None:
     """Raises: ValueError if settings of several nodes do not go together."""
-    if options.nodes is None:
-        for name, default in _OF_CLUSTER.items():
-            if (value := getattr(options, name)) != default:
-                raise ValueError(
-                    f"{name}: found {value!r}, but no `nodes`, which it needs; say which they are, or leave it out"
-                )
-    if isinstance(options.nodes, tuple) and options.copies != ALL:
-        num_nodes = len(options.nodes)
-        if int(options.copies) > num_nodes:
+    nodes = options.nodes
+    for name, default in _OF_CLUSTER.items():
+        if nodes is None and (value := getattr(options, name)) != default:
             raise ValueError(
-                f"copies: found {options.copies}, expected at most {num_nodes}, as many as there are `nodes`, or `{ALL}`"
+                f"{name}: found {value!r}, but no `nodes`, which it needs; say which they are, or leave it out"
             )
+    if isinstance(nodes, tuple) and options.copies != ALL and int(options.copies) > len(nodes):
+        raise ValueError(
+            f"copies: found {options.copies}, expected at most {len(nodes)}, as many as there are `nodes`, or `{ALL}`"
+        )
     if options.secret_file is not None and options.tls is not None:
         raise ValueError("secret_file: found together with `tls`; keep one of them")
 
@@ -156,24 +150,18 @@ def _check_cluster(options: MirrorOptions) -> None:
 def make_mirror_absolute(options: MirrorOptions, base: Path) -> MirrorOptions:
     """The same with the paths in it relative to `base` made absolute."""
 
-    def absolute(path: str) -> str:
-        return os.path.normpath(base / Path(path).expanduser())
+    def absolute(path: Any) -> Any:
+        return path and os.path.normpath(base / Path(path).expanduser())
 
-    nodes = options.nodes
-    if isinstance(nodes, str) and nodes not in LAUNCHERS:
-        nodes = absolute(nodes)
-    tls = options.tls
-    if tls is not None:
-        tls = TlsFiles(
-            certificate=absolute(tls.certificate), key=absolute(tls.key), ca=absolute(tls.ca)
-        )
+    has_file = isinstance(options.nodes, str) and options.nodes not in LAUNCHERS
+    tls = {} if options.tls is None else dataclasses.asdict(options.tls)
     return dataclasses.replace(
         options,
         folder=absolute(options.folder),
         prefixes=tuple(each if find_scheme(each) else absolute(each) for each in options.prefixes),
-        nodes=nodes,
-        secret_file=None if options.secret_file is None else absolute(options.secret_file),
-        tls=tls,
+        nodes=absolute(options.nodes) if has_file else options.nodes,
+        secret_file=absolute(options.secret_file),
+        tls=TlsFiles(**{name: absolute(path) for name, path in tls.items()}) if tls else None,
     )
 
 

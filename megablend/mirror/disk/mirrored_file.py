@@ -30,13 +30,12 @@ _BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 
 
 class MirroredFile:
-    """Reads what is held of one file. Thread-safe, and usable in a forked child: reads are
-    positioned, and the map is shared. Closed when nothing refers to it any more.
+    """Reads what is held of one file. Thread-safe, and usable in a forked child. Closed when nothing
+    refers to it any more.
 
     A reader loads the map's counter of punches, sees that all pages are held, reads, and loads the
     counter again. The owner takes pages out of the map, counts, and only then makes holes. So if
-    the counters are equal, no hole was made between the two loads in pages that were held at the
-    first; otherwise the reader tries again.
+    the counters are equal, no hole was made in between in pages that were held.
     """
 
     def __init__(self, path: Path, data_fd: int, block_map: BlockMap) -> None:
