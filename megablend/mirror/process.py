@@ -27,8 +27,7 @@ from megablend.mirror.node.engine import Engine
 from megablend.mirror.node.frames import PROTOCOL, Kind, Need
 from megablend.mirror.node.local_server import LeavingError, LocalServer
 from megablend.mirror.node.needs import Needs
-from megablend.mirror.node.source_reads import SourceReader
-from megablend.mirror.node.states import States
+from megablend.mirror.node.source_reads import SourceReader, States
 from megablend.storage.mirror_options import VARIABLE, MirrorOptions, parse_mirror
 from megablend.storage.object_options import ObjectOptions
 from megablend.storage.objects.rate_limiter import JOB_SIZES

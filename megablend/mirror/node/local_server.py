@@ -30,7 +30,7 @@ from megablend.mirror.node.frames import (
     unpack_needs,
 )
 from megablend.mirror.node.needs import Needs
-from megablend.mirror.node.states import States
+from megablend.mirror.node.source_reads import States
 from megablend.storage.base import FileStat
 from megablend.system.limited_json import parse_json
 from megablend.system.log import LOG

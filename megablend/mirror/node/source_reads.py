@@ -1,9 +1,10 @@
-"""Reads of the source by a node process: the only ones that leave the node where all goes well."""
+"""What a node process asks the source: pages, and states of files, once for all ranks."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,15 +12,22 @@ from typing import TypeVar
 
 import numpy as np
 
-from megablend.errors import CHANGED_REMEDY, ChangedFileError, ConfigError
+from megablend.errors import (
+    CHANGED_REMEDY,
+    ChangedFileError,
+    ConfigError,
+    DataError,
+    MissingFileError,
+)
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import ranges_of_pages
-from megablend.mirror.node.engine import Keep, Origins, Want, is_soon
+from megablend.mirror.node.engine import Engine, Keep, Origins, Want, is_soon
 from megablend.storage.base import Bytes, FileStat, Storage
 from megablend.storage.by_scheme import make_storage
 from megablend.storage.location import find_scheme
 from megablend.storage.mirror_options import MirrorOptions
 from megablend.storage.object_options import ObjectOptions
+from megablend.system.log import LOG
 
 T = TypeVar("T")
 MAX_PORTIONS = 64
@@ -28,6 +36,10 @@ _MAX_WAITS = 256
 """Files whose state is asked for at a time: one server that does not answer holds up no other."""
 _MAX_VIEWS = 4096
 """Files of which a version is being read."""
+FRESH_SECONDS = 600.0
+"""For so long a file's state is not asked for again."""
+_STATE_SECONDS = 5.0
+"""A source that is not heard of for so long is not waited for where an older state is known."""
 
 
 class SourceReader:
@@ -115,6 +127,52 @@ class SourceReader:
 
     async def _call(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+
+class States:
+    """The states of source files, as they were last seen; the engine's folder remembers them."""
+
+    def __init__(self, engine: Engine, source: SourceReader) -> None:
+        self._engine = engine
+        self._source = source
+        self._asking: dict[str, asyncio.Task[FileStat]] = {}
+
+    async def get(self, location: str) -> FileStat:
+        """The state of a file, not older than FRESH_SECONDS if the source answers.
+
+        Raises: as Storage.stat does.
+        """
+        known = await self._engine.call(self._engine.store.get_state, location)
+        if known is not None and 0 <= time.time() - known[2] < FRESH_SECONDS:
+            return FileStat(size=known[0], etag=known[1])
+        task = self._asking.get(location)
+        if task is None:
+            task = asyncio.ensure_future(self._ask(location))
+            self._asking[location] = task
+            task.add_done_callback(lambda _: self._asking.pop(location, None))
+        if known is None:
+            return await asyncio.shield(task)
+        try:
+            return await asyncio.wait_for(asyncio.shield(task), _STATE_SECONDS)
+        except MissingFileError:
+            raise
+        except (DataError, asyncio.TimeoutError):
+            LOG.warning(
+                "mirror: the source of %s does not answer; taking it to be as it was", location
+            )
+            return FileStat(size=known[0], etag=known[1])
+
+    async def _ask(self, location: str) -> FileStat:
+        state = await self._source.stat(location)
+        await self.note(location, state)
+        return state
+
+    async def note(self, location: str, state: FileStat) -> None:
+        """A file has this state now. Raises: ConfigError if it is not one that may be read."""
+        self._source.check_allowed(location)
+        await self._engine.call(
+            self._engine.store.put_state, location, state.size, state.etag, time.time()
+        )
 
 
 def _is_well(task: asyncio.Future[Storage]) -> bool:
