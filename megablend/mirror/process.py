@@ -21,8 +21,7 @@ import megablend
 from megablend.errors import ConfigError, MegablendError
 from megablend.mirror.disk.folder import FolderInUseError, MirrorFolder
 from megablend.mirror.disk.page_store import PageStore
-from megablend.mirror.members.launchers import Members, describe_members, find_members
-from megablend.mirror.members.pace import Pace
+from megablend.mirror.members.launchers import Members, Pace, describe_members, find_members
 from megablend.mirror.node.engine import Engine
 from megablend.mirror.node.frames import PROTOCOL, Kind, Need
 from megablend.mirror.node.local_server import LeavingError, LocalServer

@@ -18,13 +18,26 @@ from typing import Any, NamedTuple
 from megablend.errors import ConfigError
 from megablend.mirror.members.homes import MAX_NODES
 from megablend.storage.mirror_options import MirrorOptions
+from megablend.storage.url_checks import split_address
 
-_NODE = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]{1,253})(:(?P<port>[0-9]{1,5}))?")
 _COMMA = re.compile(r",(?![^\[\]]*\])")
 """Between entries of Slurm's list: not in brackets."""
 _BRACKETS = re.compile(r"([^\[\]]*)\[([^\[\]]*)\](.*)")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _TORCHRUN = ("GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")
+
+
+class Pace(NamedTuple):
+    """How long nodes wait for one another: seconds after which something is done, or believed."""
+
+    ping: float = 2.0
+    """Without an answer: the node is asked whether it is there."""
+    silent: float = 10.0
+    """Without an answer to that: it is away."""
+    gone: float = 60.0
+    """Away for so long: nobody waits for it any more."""
+    complete: float = 120.0
+    """After the start: what is missing of the list is not waited for any more."""
 
 
 class Torchrun(NamedTuple):
@@ -53,13 +66,13 @@ class Members(NamedTuple):
 def make_name(entry: str, port: int) -> str:
     """A node's name from an entry of a list, with the port of the settings if it has none.
     Raises: ConfigError."""
-    found = _NODE.fullmatch(entry.strip())
-    if found is None or int(found["port"] or port) not in range(1, 1 << 16):
+    found = split_address(entry.strip())
+    if found is None:
         raise ConfigError(
             f"nodes: found {entry.strip()!r}, expected host or host:port\n"
             "Write a node as others reach it, for example node1:7171 or [fd00::1]:7171."
         )
-    return f"{found['host'].lower()}:{int(found['port'] or port)}"
+    return f"{found[0].lower()}:{found[1] or port}"
 
 
 def list_nodes(nodes: tuple[str, ...] | str, port: int, environ: Mapping[str, str]) -> list[str]:

@@ -25,10 +25,9 @@ from megablend.arrays import Float64s
 from megablend.errors import DataError, MegablendError
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import BLOCK_BYTES, PAGE_BYTES, Pages, count_bytes, subtract
-from megablend.storage.base import FileStat
 from megablend.system.limited_json import parse_json
 
-PROTOCOL = 2
+PROTOCOL = 3
 HEAD = struct.Struct("<IBQ")
 ORIGINS = struct.Struct("<QQ")
 """Bytes that were got for a request alone: from the source, from other nodes."""
@@ -44,9 +43,9 @@ class Kind(enum.IntEnum):
     """What a frame asks for, or answers."""
 
     HELLO = 1
-    """JSON of `Hello`; answered by JSON of the node."""
+    """JSON; answered by JSON of the node."""
     STAT = 2
-    """JSON list of locations; answered by a list of [size, etag] or an error each."""
+    """JSON list of locations; answered by a list of [size, etag]."""
     WANT = 3
     """Needs; answered by ORIGINS when they are held."""
     DUE = 4
@@ -219,17 +218,3 @@ def unpack_error(data: bytes) -> Exception:
     if issubclass(kind, DataError):
         return kind(fields["path"], fields["problem"], offset=fields["offset"])
     return kind(fields["text"])
-
-
-def pack_state(state: FileStat | Exception) -> Any:
-    """A file's state, or why it has none, for JSON."""
-    if isinstance(state, FileStat):
-        return [state.size, state.etag]
-    return parse_json(pack_error(state))
-
-
-def unpack_state(value: Any) -> FileStat | Exception:
-    """What `pack_state` packed."""
-    if isinstance(value, list):
-        return FileStat(size=value[0], etag=value[1])
-    return unpack_error(pack_json(value))

@@ -26,7 +26,6 @@ from megablend.mirror.node.frames import (
     pack,
     pack_error,
     pack_json,
-    pack_state,
     unpack_needs,
 )
 from megablend.mirror.node.needs import Needs
@@ -165,7 +164,7 @@ class LocalServer:
         if kind in _OF_FILES and client not in self._readers:
             raise ConfigError("a client asks for files before it has said how it reads them")
         if kind == Kind.STAT:
-            return pack_json([pack_state(each) for each in await self._stat(parse_json(payload))])
+            return pack_json([[each.size, each.etag] for each in await self._stat(payload)])
         if kind == Kind.KNOWN:
             for location, size, etag in parse_json(payload):
                 await self._states.note(str(location), FileStat(size=int(size), etag=str(etag)))
@@ -198,13 +197,14 @@ class LocalServer:
             return pack_json(await self._commands[Kind(kind)]())
         raise ConfigError(f"the node process knows no request of kind {kind}")
 
-    async def _stat(self, locations: list[str]) -> list[Any]:
-        states = [self._states.get(each) for each in locations]
-        found = await asyncio.gather(*states, return_exceptions=True)
+    async def _stat(self, payload: bytes) -> list[FileStat]:
+        found = await asyncio.gather(
+            *(self._states.get(each) for each in parse_json(payload)), return_exceptions=True
+        )
         for each in found:
-            if isinstance(each, BaseException) and not isinstance(each, MegablendError):
+            if isinstance(each, BaseException):
                 raise each
-        return found
+        return [each for each in found if isinstance(each, FileStat)]
 
 
 def _check_client(connection: socket.socket, folder: MirrorFolder) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 from megablend.errors import ConfigError, MegablendError, ResourceError
-from megablend.mirror.members.pace import Pace
+from megablend.mirror.members.launchers import Pace
 from megablend.storage.mirror_options import MirrorOptions
 from megablend.system.log import LOG
 

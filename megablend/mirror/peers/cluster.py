@@ -18,8 +18,7 @@ import numpy as np
 
 from megablend.errors import ConfigError, MegablendError, ResourceError
 from megablend.mirror.members.homes import list_id
-from megablend.mirror.members.launchers import Members, is_loopback
-from megablend.mirror.members.pace import Pace
+from megablend.mirror.members.launchers import Members, Pace, is_loopback
 from megablend.mirror.node.engine import AwayError, Engine, Keep, Mode, PageReader, Want
 from megablend.mirror.node.frames import (
     Need,

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from megablend.errors import ConfigError
-from megablend.mirror.members.launchers import Members, Torchrun, make_name
-from megablend.mirror.members.pace import Pace
+from megablend.mirror.members.launchers import Members, Pace, Torchrun, make_name
 from megablend.mirror.node.engine import AwayError
 from megablend.mirror.node.frames import pack_json
 from megablend.mirror.peers.agreement import Agreement

@@ -13,7 +13,7 @@ import aiohttp
 
 from megablend.errors import ConfigError, MegablendError
 from megablend.mirror.disk.pages import NO_PAGES, Pages
-from megablend.mirror.members.pace import Pace
+from megablend.mirror.members.launchers import Pace
 from megablend.mirror.node.engine import AwayError, Mode, Want
 from megablend.mirror.node.frames import (
     MAX_PAYLOAD,

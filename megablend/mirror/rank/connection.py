@@ -33,7 +33,6 @@ from megablend.mirror.node.frames import (
     pack_json,
     pack_needs,
     unpack_error,
-    unpack_state,
 )
 from megablend.mirror.process import find_credentials
 from megablend.storage.base import FileStat
@@ -95,12 +94,10 @@ class Connection:
         self._due: dict[str, Sequence[Need]] = {}
         self._lost_at = -1e9
 
-    def stat(self, locations: Sequence[str]) -> list[FileStat | Exception]:
-        """States of files. Raises: NodeLostError."""
-        return [
-            unpack_state(each)
-            for each in parse_json(self._wait(Kind.STAT, pack_json(list(locations))))
-        ]
+    def stat(self, locations: Sequence[str]) -> list[FileStat]:
+        """States of files. Raises: NodeLostError; as Storage.stat."""
+        states = parse_json(self._wait(Kind.STAT, pack_json(list(locations))))
+        return [FileStat(size=size, etag=etag) for size, etag in states]
 
     def want(self, need: Need) -> Future[bytes]:
         """Ask for pages; the future is done when they were held. It fails as the read of the source

@@ -269,8 +269,6 @@ class MirrorStorage(WrapperStorage):
         unknown = sorted({path for path in paths if path not in self._opened})
         states = self.connection.stat([split_query(path)[0] for path in unknown]) if unknown else []
         for path, state in zip(unknown, states, strict=True):
-            if isinstance(state, Exception):
-                raise state
             self._pin(path, state)
 
     def _covers(self, path: str) -> bool:

@@ -17,8 +17,7 @@ import numpy as np
 
 from megablend.mirror.disk.folder import FileKey, MirrorFolder
 from megablend.mirror.disk.pages import Pages, pages_of_file, ranges_of_pages
-from megablend.mirror.members.launchers import Members, Torchrun
-from megablend.mirror.members.pace import Pace
+from megablend.mirror.members.launchers import Members, Pace, Torchrun
 from megablend.mirror.node.engine import Want
 from megablend.mirror.peers.cluster import Cluster
 from megablend.mirror.process import Node

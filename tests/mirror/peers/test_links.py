@@ -11,7 +11,7 @@ import pytest
 
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import NO_PAGES, count_bytes, subtract, unite
-from megablend.mirror.members.pace import Pace
+from megablend.mirror.members.launchers import Pace
 from megablend.mirror.peers.peer import Peer
 from tests.mirror.peers.clusters import PATIENT, NodesOf, until
 from tests.mirror.peers.test_cluster import is_read_once, make_files

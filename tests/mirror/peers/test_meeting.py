@@ -18,7 +18,7 @@ from aiohttp import web
 from megablend.errors import ConfigError, MegablendError, ResourceError
 from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import pages_of_file
-from megablend.mirror.members.pace import Pace
+from megablend.mirror.members.launchers import Pace
 from megablend.mirror.node.engine import Want
 from megablend.mirror.node.frames import PROTOCOL
 from tests.mirror.peers.clusters import PATIENT, NodesOf
