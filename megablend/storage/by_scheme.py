@@ -44,8 +44,7 @@ class StorageByScheme(RoutingStorage):
     def __init__(self, options: StorageOptions, *, checking: bool = False) -> None:
         self._options = options
         self._checking = checking
-        self._plain = self._make("", "")
-        self._made = {"": self._plain}
+        self._made: dict[str, Storage] = {}
 
     def __reduce__(self) -> tuple[Callable[..., Storage], tuple[StorageOptions, bool]]:
         return _restore, (self._options, self._checking)
@@ -98,9 +97,8 @@ class StorageByScheme(RoutingStorage):
 
     def route(self, location: str) -> Storage:
         """See RoutingStorage.route."""
-        if location.startswith("/"):  # asked several times by each read
-            return self._plain
-        scheme = find_scheme(location)
+        # Asked several times by each read
+        scheme = "" if location.startswith("/") else find_scheme(location)
         made = self._made.get(scheme)
         if made is None:  # another thread may create one, too: the first one is used
             made = self._made.setdefault(scheme, self._make(scheme, location))

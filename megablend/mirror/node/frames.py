@@ -177,7 +177,7 @@ def pack_pages(pages: Pages, data: bytes) -> bytes:
     return b"".join([head, _COUNT.pack(zlib.crc32(data, zlib.crc32(head))), data])
 
 
-def unpack_pages(answer: bytes, key: FileKey, asked: Pages) -> tuple[Pages, bytes]:
+def unpack_pages(answer: bytes, key: FileKey, asked: Pages) -> tuple[Pages, memoryview]:
     """Pages and their bytes.
 
     Raises: ValueError if they are not some of those that were asked for, as they were sent.
@@ -190,7 +190,7 @@ def unpack_pages(answer: bytes, key: FileKey, asked: Pages) -> tuple[Pages, byte
         raise ValueError(f"no pages: {error}") from None
     pages = Pages(rows["block"].astype(np.uint32), rows["pages"].astype(np.uint64))
     head = answer[: _COUNT.size + rows.nbytes]
-    data = answer[len(head) + _COUNT.size :]
+    data = memoryview(answer)[len(head) + _COUNT.size :]
     # Which pages they are is as much worth as their bytes
     if zlib.crc32(data, zlib.crc32(head)) != checksum:
         raise ValueError("its bytes are not as they were sent")

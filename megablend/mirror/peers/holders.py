@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from megablend.system.log import LOG
 
 _NUM_COPIERS = 4
 _RETRY_SECONDS = 60.0
+_MOST_ORDERS = 4096
 
 
 class Holders:
@@ -53,6 +55,8 @@ class Holders:
         self._own = own
         self.copies = min(copies, len(names))
         self._homes = Homes(names)
+        # A piece is asked for in many parts
+        self._ordered = lru_cache(_MOST_ORDERS)(self._compute_order)
         self._untold: dict[str, dict[FileKey, Pages]] = {each: {} for each in names if each != own}
         self.news = {name: asyncio.Event() for name in self._untold}
         """Set while there is something to tell a node."""
@@ -68,7 +72,10 @@ class Holders:
 
     def order(self, key: FileKey, piece: int, count: int) -> list[str]:
         """The first nodes in the order of a piece: the first is its home."""
-        places = self._homes.order(key.digest, np.array([piece]), count)[0]
+        return self._ordered(key.digest, piece, count)
+
+    def _compute_order(self, digest: str, piece: int, count: int) -> list[str]:
+        places = self._homes.order(digest, np.array([piece]), count)[0]
         return [self._names[place] for place in places.tolist()]
 
     def count_debts(self) -> dict[str, int]:

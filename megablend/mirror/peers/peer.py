@@ -98,7 +98,7 @@ class Peer:
             if task is not None:
                 task.cancel()
 
-    async def fetch(self, want: Want, *, only_held: bool) -> tuple[Pages, bytes]:
+    async def fetch(self, want: Want, *, only_held: bool) -> tuple[Pages, memoryview]:
         """Pages that it holds, or gets as their home; and their bytes one after another.
 
         Returns: no pages if it has none, or their bytes were changed on the way.
@@ -112,7 +112,7 @@ class Peer:
             return unpack_pages(answer, want.key, want.pages)
         except ValueError as error:
             LOG.warning("mirror: %s: its answer is not used: %s", self.name, error)
-            return NO_PAGES, b""
+            return NO_PAGES, memoryview(b"")
 
     async def post(self, path: str, body: bytes) -> bytes:
         """Its answer to a request. Raises: AwayError; what it failed with."""

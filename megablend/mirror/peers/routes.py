@@ -45,15 +45,15 @@ class Routes:
         key = want.key
         missing = want.pages
 
-        async def fetch(name: str, *, only_held: bool) -> tuple[Pages, bytes]:
+        async def fetch(name: str, *, only_held: bool) -> tuple[Pages, memoryview]:
             asked = want._replace(pages=missing)
             return await self._peers[name].fetch(asked, only_held=only_held)
 
-        async def take(name: str, pages: Pages, data: bytes) -> None:
+        async def take(name: str, pages: Pages, data: memoryview) -> None:
             nonlocal missing
             if len(pages.blocks):
                 missing = subtract(missing, pages)
-                await keep(pages, memoryview(data), Origins(peers=len(data)))
+                await keep(pages, data, Origins(peers=len(data)))
                 self._holders.note(key, pages, name)
 
         if want.mode is not Mode.FRESH:
