@@ -94,7 +94,7 @@ class StubPeer:
         if self.is_gone:
             raise AwayError(self._name)
         self._asked[self._name] += 1
-        return want.pages, bytes(count_bytes(want.pages, memoryview(want.key.size)))
+        return want.pages, memoryview(bytes(count_bytes(want.pages, want.key.size)))
 
 
 class StubSource:
