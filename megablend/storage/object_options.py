@@ -52,6 +52,9 @@ class StoreOptions:
     """Limit of requests in flight for the whole job."""
     max_source_rate: int | None = None
     """Limit of bytes per second for the whole job."""
+    hedges: bool = True
+    """A few requests that are late are sent a second time. Set by megablend: a node process reads
+    each byte once."""
     price_per_1000_requests: float | None = None
     """For estimates of cost, in any currency."""
     price_per_gb: float | None = None

@@ -52,7 +52,10 @@ class SourceReader:
 
     def __init__(self, options: MirrorOptions, objects: ObjectOptions) -> None:
         self._options = options
-        self._objects = dataclasses.replace(objects, mirror=None)
+        once = tuple((prefix, (("hedges", False),)) for prefix in options.prefixes)
+        self._objects = dataclasses.replace(
+            objects, mirror=None, by_prefix=(*once, *objects.by_prefix)
+        )
         self._storage = make_storage(objects=self._objects)
         self._views = OrderedDict[FileKey, asyncio.Future[Storage]]()
         # What is needed now does not wait for what is fetched ahead

@@ -159,7 +159,8 @@ class BucketClient:
     def _hedge_after(self, size: int) -> float:
         """Seconds after which a request is sent a second time;
         never if few bytes or requests may be sent."""
-        if size > LARGE_BYTES or self.options.max_source_rate is not None or self.limiter.is_slowed:
+        is_sparing = not self.options.hedges or self.options.max_source_rate is not None
+        if size > LARGE_BYTES or is_sparing or self.limiter.is_slowed:
             return math.inf
         return self.timing.hedge_after() or math.inf
 
