@@ -53,8 +53,8 @@ class StoreOptions:
     max_source_rate: int | None = None
     """Limit of bytes per second for the whole job."""
     hedges: bool = True
-    """A few requests that are late are sent a second time. Set by megablend: a node process reads
-    each byte once."""
+    """A few requests that are late are sent a second time; not by a node process, which reads each
+    byte once."""
     price_per_1000_requests: float | None = None
     """For estimates of cost, in any currency."""
     price_per_gb: float | None = None

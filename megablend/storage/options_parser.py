@@ -100,6 +100,7 @@ _PARSERS: Parsers = {
     "connect_timeout": parse_seconds,
     "read_timeout": parse_seconds,
     "give_up_after": parse_seconds,
+    "hedges": parse_flag,
     "max_requests": _parse_count,
     "max_source_rate": parse_rate,
     "price_per_1000_requests": _parse_price,
