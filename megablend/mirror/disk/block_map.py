@@ -12,11 +12,10 @@ and by all readers.
 All little-endian. Both words of a record are aligned, and each is stored and loaded by one
 instruction: NumPy assigns, and a memoryview of 64-bit items copies, 8 bytes of a constant size.
 
-The checksum is a sum over pages (`sum_of_pages`), to which pages can be added, and from which they can
-be removed; it takes a seventh of the time of crc32. The seal is such that the exclusive or of both words is a multiple of
-a prime: a single flipped bit changes that by a power of two, which is none, so that no reader then
-believes a page that is not held. Between the stores of the two words the seal is wrong, and the block
-is taken for one that is not held.
+The checksum is a sum over pages (`sum_of_pages`), to which pages can be added, and from which they
+can be removed. The seal makes the exclusive or of both words a multiple of a prime: a single flipped
+bit changes that by a power of two, which is none. Where the seal is wrong, also between the stores of
+the two words, the block is taken for one that is not held.
 """
 
 from __future__ import annotations
@@ -79,11 +78,7 @@ def sum_of_pages(mask: int, data: memoryview) -> int:
 
 
 class BlockMap:
-    """The mapped records; see the module.
-
-    Args:
-        mapping: the whole file.
-    """
+    """The mapped records; see the module."""
 
     def __init__(self, mapping: mmap.mmap, key: FileKey, boot: bytes) -> None:
         self.mapping = mapping
@@ -95,13 +90,8 @@ class BlockMap:
 
     @classmethod
     def read(cls, fd: int, access: int) -> BlockMap | None:
-        """Map a file: None if its header is damaged, or it was given up.
-
-        Args:
-            access: mmap.ACCESS_READ, or ACCESS_WRITE for the owner.
-
-        Raises: OSError.
-        """
+        """Map a file, with mmap.ACCESS_READ, or ACCESS_WRITE for the owner: None if its header is
+        damaged, or it was given up. Raises: OSError."""
         length = os.fstat(fd).st_size
         if length < HEADER_BYTES:
             return None

@@ -196,11 +196,8 @@ class MirrorFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Own the folder until the end of the context, or of this process.
-
-        Raises: FolderInUseError if another process does; ConfigError if the lock cannot be
-            written.
-        """
+        """Own the folder until the end of the context, or of this process. Raises: FolderInUseError if
+        another process does; ConfigError if the lock cannot be written."""
         path = self.path / _LOCK
         with _explained(path):
             fd = _open_regular(path, os.O_RDWR | os.O_CREAT, 0o600)

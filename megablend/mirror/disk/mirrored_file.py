@@ -46,11 +46,8 @@ class MirroredFile:
 
     @classmethod
     def open(cls, folder: MirrorFolder, key: FileKey) -> MirroredFile | None:
-        """None if no page of it is held yet, as far as a reader can tell.
-
-        Raises: DataError if the folder's files cannot be opened; MissingFileError if the folder is
-            gone.
-        """
+        """None if no page of it is held yet, as far as a reader can tell. Raises: DataError if the
+        folder's files cannot be opened; MissingFileError if the folder is gone."""
         digest = key.digest
         if key.size < SMALL_BYTES:
             small = read_small(folder, digest) if key.size else None
@@ -96,10 +93,7 @@ class MirroredFile:
 
     def read_into(self, offsets: Int64s, sizes: Int64s, begins: Int64s, out: Bytes) -> bool:
         """Read ranges of the file: int64 [n] each, of `out` at `begins`. False if a page is absent,
-        or was evicted meanwhile: then nothing in `out` counts.
-
-        Raises: DataError if the disk fails.
-        """
+        or was evicted meanwhile: then nothing in `out` counts. Raises: DataError if the disk fails."""
         for _ in range(_TRIES):
             punches = self.load_punches()
             fence()

@@ -48,12 +48,7 @@ _SLACK_BYTES = 1 << 20
 
 
 class StoredFile:
-    """Its pages, written and removed by one thread. Errors of the disk are DataError.
-
-    Args:
-        block_map: mapped for writing.
-        fd: of the copy, for reading and writing.
-    """
+    """Its pages, written and removed by one thread. Errors of the disk are DataError."""
 
     def __init__(
         self, folder: MirrorFolder, block_map: BlockMap, fd: int, calls: DiskCalls
@@ -111,13 +106,8 @@ class StoredFile:
             os.close(self._fd)
 
     def write(self, pages: Pages, data: memoryview) -> None:
-        """Write pages that are not held yet, and mark them: none of them, if writing fails.
-
-        Args:
-            data: their bytes, one after another.
-
-        Raises: OSError.
-        """
+        """Write pages that are not held yet, whose bytes follow one another, and mark them: none of
+        them, if writing fails. Raises: OSError."""
         begin = 0
         try:
             for offset, size in self._list_ranges(pages):
@@ -183,11 +173,8 @@ class StoredFile:
         return count_pages(gone_pages.masks)
 
     def sync(self) -> None:
-        """Make what is held durable.
-
-        Raises: DataError if the disk fails: what was not durable is not held any more, since the
-            system may have lost it.
-        """
+        """Make what is held durable. Raises: DataError if the disk fails: what was not durable is not
+        held any more, since the system may have lost it."""
         new = self.map.held(without=DURABLE)
         try:
             self._calls.sync(self._fd)

@@ -64,9 +64,7 @@ class Connection:
     the node process has ended, and in each process anew after a fork.
 
     Args:
-        options: of the mirror.
-        objects: how the source is reached: for a node process that is started.
-        starts: whether one is started where there is none.
+        starts: whether a node process is started where there is none.
         asks_only: for commands: files are not asked for, so that settings need not agree.
     """
 
@@ -169,17 +167,11 @@ class Connection:
         if time.monotonic() - self._lost_at < self._options.patience:
             raise NodeLostError("it did not answer a moment ago")
         end = time.monotonic() + self._options.patience
-        connected = self._connect()
-        while connected is None:
+        while (connected := self._connect() or self._start()) is None:
             if time.monotonic() > end:
                 self._lost_at = time.monotonic()
                 raise NodeLostError(f"none answers in {self._options.folder}")
-            if not self._starts:
-                raise NodeLostError("none listens")
-            self._start()
-            connected = self._connect()
-            if connected is None:
-                time.sleep(_RETRY_SECONDS)
+            time.sleep(_RETRY_SECONDS)
         self._socket = connected
         threading.Thread(
             target=self._receive,
@@ -236,11 +228,11 @@ class Connection:
             )
         return connection
 
-    def _start(self) -> None:
-        """Start the node process, unless another process of this machine is doing so.
-
-        Raises: ConfigError if it refuses to run.
-        """
+    def _start(self) -> socket.socket | None:
+        """As `_connect`, after the node process was started; None if another process of this machine
+        is doing so. Raises: ConfigError if it refuses to run; NodeLostError if none shall run."""
+        if not self._starts:
+            raise NodeLostError("none listens")
         name = hashlib.blake2b(self._options.folder.encode(errors="surrogateescape"), digest_size=8)
         # Not beside the folder, where this user may not write
         private, _ = find_private_folder(
@@ -252,15 +244,12 @@ class Connection:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                return
+                return None
             if (connected := self._connect()) is not None:
-                connected.close()
-                return
+                return connected
             settings = {"mirror": self._options.as_json(), "by_prefix": self._objects.by_prefix}
             # The node process has no rank: it has the whole of the source's limits
-            environment = {
-                name: value for name, value in os.environ.items() if name not in JOB_SIZES
-            }
+            environment = {name: os.environ[name] for name in os.environ.keys() - JOB_SIZES}
             started = subprocess.run(
                 [sys.executable, "-m", "megablend.mirror.process"],
                 input=json.dumps(settings).encode(),
@@ -271,12 +260,13 @@ class Connection:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return
+            return None
         finally:
             os.close(fd)
         # Without a message it was killed while it started: another one may do better
         if started.returncode and (message := started.stderr.decode(errors="replace").strip()):
             raise ConfigError(f"mirror: {message}")
+        return self._connect()
 
     def _receive(self, connection: socket.socket, pending: dict[int, Future[bytes]]) -> None:
         """Pass answers on until the node process ends."""

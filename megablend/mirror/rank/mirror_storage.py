@@ -53,11 +53,8 @@ class _Opened:
     def read(
         self, offsets: Int64s, sizes: Int64s, allocate: Allocate, got: int = 0
     ) -> tuple[Bytes, Int64s] | None:
-        """What Storage.read_ranges returns, if all of it is held.
-
-        Args:
-            got: bytes that were counted when the node process got them for this read.
-        """
+        """What Storage.read_ranges returns, if all of it is held. `got` bytes were counted when the
+        node process got them for this read."""
         copy = self.copy
         if copy is None or offsets.min(initial=0) < 0 or sizes.min(initial=0) < 0:
             return None
@@ -84,8 +81,6 @@ class MirrorStorage(WrapperStorage):
     process gets; without one, or without room, `inner` is read.
 
     Args:
-        inner: reads the source.
-        options: of the mirror.
         objects: how the source is reached, for the node process.
         checking: whether the state of a file is asked for each time.
     """
