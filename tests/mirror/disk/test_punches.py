@@ -156,7 +156,7 @@ def run(tmp_path: Path, kind: str, seconds: float, seed: int) -> Counter[str]:
     counts = Counter[str]()
     readers: list[subprocess.Popen[str]] = []
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline or counts["kills"] < 8:  # on a busy machine, too
+    while time.monotonic() < deadline:
         with subprocess.Popen(
             [*command, "own", folder, str(rng.getrandbits(32))], stdout=subprocess.PIPE, text=True
         ) as owner:
@@ -195,6 +195,10 @@ def check_marked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["SlowFile", "UncheckedFile"])
 def test_killed_owners_leave_right_pages(tmp_path: Path, kind: str) -> None:
     counts = run(tmp_path, kind, 6, seed=5)
+    for seed in range(6, 16):  # on a busy machine evictions may miss all reads of a while
+        if kind == "UncheckedFile" and not counts["wrong"]:
+            (tmp_path / "m.stop").unlink()
+            counts += run(tmp_path, kind, 6, seed)
     assert counts["right"] > 100
     assert counts["kills"] > 2
     assert (counts["wrong"] > 0) == (kind == "UncheckedFile"), counts
