@@ -196,7 +196,7 @@ class Room:
         rows = self._due.get(digest)
         if rows is None:
             return keys
-        is_coming = rows.due >= self._now() - PAST_SECONDS
+        is_coming = rows.due >= self._now() - self._grace
         if not is_coming.any():
             return keys
         rows = DueRows(digest, rows.blocks[is_coming], rows.masks[is_coming], rows.due[is_coming])

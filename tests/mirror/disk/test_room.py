@@ -46,6 +46,18 @@ def test_the_next_due_time_of_a_page_counts_when_one_has_passed() -> None:
     assert room.choose(PAGE_BYTES, 121.0) == {("f", 0): 1}
 
 
+def test_pages_count_as_read_when_it_is_said(grace: float = 0.5) -> None:
+    """Not later, though no other page of their block is still to be read."""
+    now = 100.0
+    held = make_pages(0, 1)
+    room = Room(lambda: [("f", held)], lambda *_: 1, lambda: now)
+    room.add_file("f", 2, 0)
+    due = np.array([100.0, 150.0])
+    room.set_due([DueRows("f", held.blocks, held.masks, due)], grace)
+    now += 2 * grace
+    assert room.choose(PAGE_BYTES, now) == {("f", 0): 1}
+
+
 def test_a_small_file_is_kept_for_the_page_of_it_that_is_due_first() -> None:
     """It goes as a whole: not since one of its pages is never due."""
     held = {"small": Pages(np.zeros(1, np.uint32), np.array([7], np.uint64)), "f": make_pages(0, 1)}
