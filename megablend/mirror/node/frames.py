@@ -2,9 +2,10 @@
 
     frame   u32 length of the payload, u8 kind, u64 number of the request, payload
     pages   u32 n, n x (u32 block, u32 0, u64 pages), u32 crc32 of that and of the bytes, the bytes of all pages in turn
-    needs   u32 n, n x (u32 length of a JSON [location, etag, size], that, u32 m, m x (u32 block, u32 due, u64 pages))
+    needs   u32 n, n x (u32 length of a JSON [location, etag, size], that, u32 m, m x (u32 block, i32 due, u64 pages))
 
-A due time is in milliseconds from now, since clocks of processes differ; the greatest is never.
+A due time is in milliseconds from now, since clocks of processes differ, or since then where it is
+below 0; the greatest is never.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from megablend.mirror.disk.folder import FileKey
 from megablend.mirror.disk.pages import BLOCK_BYTES, PAGE_BYTES, Pages, count_bytes, subtract
 from megablend.system.limited_json import parse_json
 
-PROTOCOL = 3
+PROTOCOL = 4
 HEAD = struct.Struct("<IBQ")
 ORIGINS = struct.Struct("<QQ")
 """Bytes that were got for a request alone: from the source, from other nodes."""
@@ -35,8 +36,8 @@ MAX_PAYLOAD = 64 << 20
 _BATCH_BYTES = 1 << 19
 """Sent at a time, so that nothing else waits for it."""
 _COUNT = struct.Struct("<I")
-_ROWS = np.dtype([("block", "<u4"), ("due", "<u4"), ("pages", "<u8")])
-_NEVER = 0xFFFFFFFF
+_ROWS = np.dtype([("block", "<u4"), ("due", "<i4"), ("pages", "<u8")])
+_NEVER = 0x7FFFFFFF
 
 
 class Kind(enum.IntEnum):
@@ -104,7 +105,7 @@ def pack_needs(needs: Iterable[Need]) -> bytes:
         rows = np.empty(len(pages.blocks), _ROWS)
         rows["block"] = pages.blocks
         rows["pages"] = pages.masks
-        rows["due"] = np.clip((due - now) * 1000, 0, _NEVER).astype(np.uint32)
+        rows["due"] = np.clip((due - now) * 1000, -_NEVER, _NEVER).astype(np.int32)
         name = pack_json(key)
         parts += [_COUNT.pack(len(name)), name, _COUNT.pack(len(rows)), rows.tobytes()]
         count += 1

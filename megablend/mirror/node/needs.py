@@ -57,6 +57,7 @@ class Needs:
         self._needs: dict[str, Sequence[Need]] = {}
         self._kept: dict[str, Sequence[Need]] = {}
         self._changed = asyncio.Event()
+        self._is_told = True
         self._more = asyncio.Event()
         self._parts: Iterator[Want] = iter(())
         self._later: list[Want] = []
@@ -69,7 +70,7 @@ class Needs:
     def set(self, client: str, needs: Sequence[Need]) -> None:
         """What a client needs, instead of what it said before."""
         _replace(self._needs, client, needs)
-        self._changed.set()
+        self.tell_again()
 
     def set_kept(self, node: str, needs: Sequence[Need], *, is_more: bool = False) -> None:
         """What another node will ask for, instead of what it said before, or in addition: it is kept
@@ -79,6 +80,7 @@ class Needs:
 
     def tell_again(self) -> None:
         """Others may be told now who could not be told before."""
+        self._is_told = False
         self._changed.set()
 
     async def run(self) -> None:
@@ -106,7 +108,9 @@ class Needs:
                 self._later = []
                 self._refused = set()
                 self._more.set()
-                if self._tell is not None:
+                # Not because others have told something: they would do so, too, and so on
+                if self._tell is not None and not self._is_told:
+                    self._is_told = True
                     # A node that is silent holds up no change; what is told last counts
                     telling.cancel()
                     telling = asyncio.ensure_future(self._tell(own))
@@ -158,7 +162,8 @@ class Needs:
             if part is None and self._later:
                 # Others may be at work on theirs: they do not come back to this list at once
                 await asyncio.sleep(_RETRY_SECONDS)
-                part = self._later.pop(0) if self._later else None
+                # Needs may have changed: there is a new list, and nothing for later
+                part = next(self._parts, None) or (self._later.pop(0) if self._later else None)
             if part is None:
                 self._more.clear()
                 await self._more.wait()
@@ -167,17 +172,18 @@ class Needs:
             try:
                 while turn == self._turn and not self._is_over(part) and not await self._try(part):
                     await asyncio.sleep(_RETRY_SECONDS)
+                continue
             except AwayError:
-                if turn == self._turn:
-                    self._later.append(part)
-                    self._more.set()
+                pass
             except Exception as error:
                 if time.monotonic() - self._warned_at > _WARN_SECONDS:
                     self._warned_at = time.monotonic()
-                    LOG.warning("mirror: not fetched ahead: %s", error)
-                if not isinstance(error, MegablendError):
-                    LOG.warning("mirror: this is a fault of megablend", exc_info=True)
+                    is_fault = not isinstance(error, MegablendError)
+                    LOG.warning("mirror: not fetched ahead: %s", error, exc_info=is_fault)
                 await asyncio.sleep(_RETRY_SECONDS)
+            if turn == self._turn:
+                self._later.append(part)
+                self._more.set()
 
     def _is_over(self, part: Want) -> bool:
         """Whether a part counts as read: whoever needed it has got it."""
@@ -201,7 +207,7 @@ def find_lead(needs: Sequence[Need], size: int) -> float:
     now = time.monotonic()
     due = np.concatenate([np.empty(0), *(need.due for need in needs)]) - now
     masks = np.concatenate([np.empty(0, np.uint64), *(need.pages.masks for need in needs)])
-    is_soon = due < SOON_SECONDS
+    is_soon = (due >= 0) & (due < SOON_SECONDS)
     order = np.argsort(due[is_soon])
     sizes = PAGE_BYTES * count_each(masks[is_soon][order])
     at = int(np.searchsorted(np.cumsum(sizes), size))

@@ -241,6 +241,7 @@ class Cluster:
             if self._holders is not None:
                 self._holders.news[peer.name].set()
                 self._holders.retry()
+                self._needs.tell_again()
 
         uses_tls = self._tls is not None
         return Peer(name, self._http, signer, self._pace, meet, self._suspect, uses_tls=uses_tls)

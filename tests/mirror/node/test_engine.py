@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,7 @@ from megablend.mirror.node.engine import (
     Origins,
     Want,
 )
+from megablend.mirror.node.frames import Need
 from megablend.mirror.node.needs import Needs
 from tests.mirror.disk.mirrors import bytes_of, pages_at
 from tests.mirror.node.needs_of import make_need
@@ -228,6 +229,54 @@ def test_what_is_due_is_fetched_in_its_order_and_waits_for_room(folder: MirrorFo
             await asyncio.sleep(0.001)
         asked = sum(count_bytes(each.pages, KEY.size) for each in reader.wants)
         assert asked <= 4 << 20
+        running.cancel()
+        await asyncio.wait([running])
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_what_failed_is_fetched_later(folder: MirrorFolder) -> None:
+    async def run() -> None:
+        engine, reader = make_engine(folder)
+        reader.errors = [MissingFileError(KEY.location, "it is not there yet")]
+        needs = Needs(engine)
+        running = asyncio.ensure_future(needs.run())
+        every = pages_of_file(KEY.size)
+        needs.set("client", [Need.of(KEY, every, time.monotonic() + 100)])
+        while engine.store.missing(KEY, every).blocks.size:
+            await asyncio.sleep(0.01)
+        assert len(reader.wants) == len(split_portions(every)) + 1
+        running.cancel()
+        await asyncio.wait([running])
+        await engine.close()
+
+    asyncio.run(run())
+
+
+def test_nodes_do_not_tell_one_another_again_and_again(folder: MirrorFolder) -> None:
+    """What another node tells is no reason to tell it what this one needs."""
+
+    async def run() -> None:
+        engine, _ = make_engine(folder)
+        told: list[int] = []
+
+        async def tell(found: Sequence[Need]) -> None:
+            told.append(len(found))
+            needs.set_kept("other", [])
+
+        needs = Needs(engine, tell)
+        running = asyncio.ensure_future(needs.run())
+        every = pages_of_file(KEY.size)
+        for count in (1, 2):
+            needs.set("client", [Need.of(KEY, every, time.monotonic() + 100)] * count)
+            while len(told) < count:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(1.0)  # in which it would be told some five times
+        assert told == [1, 2]
+        needs.tell_again()
+        while len(told) < 3:
+            await asyncio.sleep(0.01)
         running.cancel()
         await asyncio.wait([running])
         await engine.close()

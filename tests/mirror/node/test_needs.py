@@ -73,6 +73,7 @@ def test_the_lead_ends_where_so_many_bytes_are_due() -> None:
     needs = [
         make_need(key, [(i, 0b111, now + 4 - i) for i in range(4)]),
         make_need(key, [(9, 0b1, now + 2.5), (10, 0b1, now + 100), (11, 0b1, math.inf)]),
+        make_need(key, [(12, 0b11111, now - 3)]),  # was read
     ]
     for pages, seconds in ((3, 1.0), (4, 2.0), (6, 2.0), (7, 2.5), (8, 3.0), (14, SOON_SECONDS)):
         lead = find_lead(needs, pages * PAGE_BYTES)
@@ -84,7 +85,7 @@ def test_needs_errors_and_states_arrive_as_they_were_sent() -> None:
     needs = [
         make_need(
             FileKey("https://h/ä b", 'e"1', 5_000_000_000),
-            [(3, 1 << 63, 1e9), (70_000, 5, math.inf)],
+            [(3, 1 << 63, 1e9), (70_000, 5, math.inf), (70_001, 1, time.monotonic() - 60)],
         ),
         Need(
             FileKey("/mnt/x", "", 0),
@@ -98,6 +99,8 @@ def test_needs_errors_and_states_arrive_as_they_were_sent() -> None:
         assert other.pages.blocks.tolist() == need.pages.blocks.tolist()
         assert other.pages.masks.tolist() == need.pages.masks.tolist()
     assert found[0].due[1] == math.inf
+    # What has passed is not due now
+    assert abs(found[0].due[2] - needs[0].due[2]) < 30
     errors: list[MegablendError] = [
         CorruptFileError("s3://b/x", "truncated", offset=7),
         ChangedFileError("s3://b/x", "was replaced"),
