@@ -25,6 +25,8 @@ from tests.storage.faulty import FaultySource
 pytestmark = [pytest.mark.usefixtures("obstore"), pytest.mark.timeout(600)]
 Page = tuple[str, int]
 LENGTH = 256
+DOCUMENT = 4000
+"""Tokens: the lists of documents are a small part of what is read, and files under 64 KiB are held as a whole."""
 
 
 class Measured(NamedTuple):
@@ -45,7 +47,7 @@ def write_blend(
         tokens = np.random.default_rng(number).integers(1, 1 << 20, num_tokens).tolist()
         path = folder / f"{number}{KINDS['megatron'].suffix}"
         path.parent.mkdir(exist_ok=True)
-        KINDS["megatron"].write(path, [tokens[i : i + 500] for i in range(0, num_tokens, 500)])
+        KINDS["megatron"].write(path, [tokens[i : i + DOCUMENT] for i in range(0, num_tokens, DOCUMENT)])
         for file in folder.glob(f"{number}.*"):
             source.files[f"d/{file.name}"] = file.read_bytes()
         url = f"{source.url}/d/{path.name}"
