@@ -46,15 +46,15 @@ def test_the_next_due_time_of_a_page_counts_when_one_has_passed() -> None:
     assert room.choose(PAGE_BYTES, 121.0) == {("f", 0): 1}
 
 
-def test_pages_count_as_read_when_it_is_said(grace: float = 0.5) -> None:
+def test_pages_count_as_read_when_it_is_said() -> None:
     """Not later, though no other page of their block is still to be read."""
     now = 100.0
     held = make_pages(0, 1)
     room = Room(lambda: [("f", held)], lambda *_: 1, lambda: now)
     room.add_file("f", 2, 0)
     due = np.array([100.0, 150.0])
-    room.set_due([DueRows("f", held.blocks, held.masks, due)], grace)
-    now += 2 * grace
+    room.set_due([DueRows("f", held.blocks, held.masks, due)], 0.5)
+    now += 1.0
     assert room.choose(PAGE_BYTES, now) == {("f", 0): 1}
 
 
