@@ -47,7 +47,9 @@ def write_blend(
         tokens = np.random.default_rng(number).integers(1, 1 << 20, num_tokens).tolist()
         path = folder / f"{number}{KINDS['megatron'].suffix}"
         path.parent.mkdir(exist_ok=True)
-        KINDS["megatron"].write(path, [tokens[i : i + DOCUMENT] for i in range(0, num_tokens, DOCUMENT)])
+        KINDS["megatron"].write(
+            path, [tokens[i : i + DOCUMENT] for i in range(0, num_tokens, DOCUMENT)]
+        )
         for file in folder.glob(f"{number}.*"):
             source.files[f"d/{file.name}"] = file.read_bytes()
         url = f"{source.url}/d/{path.name}"
