@@ -30,9 +30,8 @@ from megablend.mirror.node.frames import (
     unpack_needs,
 )
 from megablend.mirror.node.needs import Needs
-from megablend.mirror.peers.agreement import Agreement
 from megablend.mirror.peers.holders import Holders
-from megablend.mirror.peers.joining import ONE_NAME, Joining
+from megablend.mirror.peers.meeting import ONE_NAME, Agreement, Joining
 from megablend.mirror.peers.peer import Peer
 from megablend.mirror.peers.routes import Routes, tell_due
 from megablend.mirror.peers.server import Handle, PeerServer
@@ -155,7 +154,7 @@ class Cluster:
     @property
     def has_failed(self) -> bool:
         """Whether the nodes cannot work together as they are."""
-        return self._agreement.has_failed
+        return self._agreement.failure is not None
 
     async def select(self, need: Need) -> Need:
         """What this node is a home of. Raises: ResourceError if the nodes have not met."""
@@ -172,7 +171,7 @@ class Cluster:
             "away": len(away),
             "away_nodes": away,
             "formed": self._agreement.is_reached,
-            "trouble": self._agreement.trouble,
+            "trouble": str(self._agreement.failure or self._agreement.too_few),
         }
         return found if self._holders is None else found | self._holders.as_json()
 
@@ -244,7 +243,7 @@ class Cluster:
                 self._needs.tell_again()
 
         uses_tls = self._tls is not None
-        return Peer(name, self._http, signer, self._pace, meet, self._suspect, uses_tls=uses_tls)
+        return Peer(name, self._http, signer, self._pace, meet, self._suspect, uses_tls)
 
     def _suspect(self) -> None:
         """A node does not answer at once. If it is the network, others do not, either: they are not
@@ -332,7 +331,7 @@ class Cluster:
     async def _form(self) -> None:
         """Wait until all nodes have met, or enough of them. Raises: ConfigError with `strict`."""
         end = time.monotonic() + self._pace.complete
-        while self._agreement.is_open:
+        while not self._agreement.is_reached:
             missing = sorted(
                 name
                 for name, peer in self._peers.items()

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -40,57 +41,41 @@ _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _SHORTAGE_SECONDS = 0.5
 
 
+@dataclass(eq=False)
 class Peer:
-    """Requests to another node. Those that are under way fail as soon as it is away.
+    """Requests to another node. Those that are under way fail as soon as it is away."""
 
-    Args:
-        name: `host:port`.
-        http: sends the requests.
-        signer: signs them.
-        pace: when it counts as away.
-        met: called when it answers for the first time, after each start of it, and when it is back.
-        suspect: called when it does not answer at once whether it is there.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        http: aiohttp.ClientSession,
-        signer: Signer,
-        pace: Pace,
-        met: Callable[[Peer], None] = lambda _: None,
-        suspect: Callable[[], None] = lambda: None,
-        *,
-        uses_tls: bool = False,
-    ) -> None:
-        self.name = name
-        self._http = http
-        self._url = f"{'https' if uses_tls else 'http'}://{name}"
-        self._signer = signer
-        self._pace = pace
-        self._met = met
-        self._suspect = suspect
-        self.session = ""
-        """Drawn by the node at each of its starts; what requests are signed for."""
-        self._met_session = ""
-        self.away_since: float | None = None
-        """Monotonic seconds; None: it answers."""
-        self.trouble = "it was not asked yet"
-        """Why it did not answer the last time that it did not."""
-        self.refusal: MegablendError | None = None
-        """Why what answers in its place is not believed, or does not believe this node."""
-        self._gone = asyncio.get_running_loop().create_future()
-        self._num_waiting = 0
-        self._heard_at = 0.0
-        self._watcher: asyncio.Task[None] | None = None
-        self._pinging: asyncio.Task[bool] | None = None
+    name: str
+    """`host:port`."""
+    http: aiohttp.ClientSession
+    signer: Signer
+    pace: Pace
+    met: Callable[[Peer], None]
+    """Called when it answers for the first time, after each start of it, and when it is back."""
+    suspect: Callable[[], None]
+    """Called when it does not answer at once whether it is there."""
+    uses_tls: bool
+    session: str = ""
+    """Drawn by the node at each of its starts; what requests are signed for."""
+    away_since: float | None = None
+    """Monotonic seconds; None: it answers."""
+    trouble: str = "it was not asked yet"
+    """Why it did not answer the last time that it did not."""
+    refusal: MegablendError | None = None
+    """Why what answers in its place is not believed, or does not believe this node."""
+    _met_session: str = ""
+    _gone: asyncio.Future[Any] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    _num_waiting: int = 0
+    _heard_at: float = 0.0
+    _watcher: asyncio.Task[None] | None = None
+    _pinging: asyncio.Task[bool] | None = None
 
     @property
     def is_gone(self) -> bool:
         """Whether nobody waits for it any more."""
-        return self.away_since is not None and (
-            time.monotonic() - self.away_since > self._pace.gone
-        )
+        return self.away_since is not None and (time.monotonic() - self.away_since > self.pace.gone)
 
     def close(self) -> None:
         """Ask no more whether it is there."""
@@ -141,11 +126,11 @@ class Peer:
         """Whether it answers; if not, it is away."""
         late = None
         if self.away_since is None:
-            late = asyncio.get_running_loop().call_later(self._pace.ping, self._suspect)
+            late = asyncio.get_running_loop().call_later(self.pace.ping, self.suspect)
         try:
-            await asyncio.wait_for(self._send("GET", "/v1/ping", b""), self._pace.silent)
+            await asyncio.wait_for(self._send("GET", "/v1/ping", b""), self.pace.silent)
         except asyncio.TimeoutError:
-            self._leave(f"it has not answered for {self._pace.silent:g} s")
+            self._leave(f"it has not answered for {self.pace.silent:g} s")
         except (aiohttp.ClientError, OSError) as error:
             self._leave(error)
         except MegablendError as error:
@@ -160,15 +145,15 @@ class Peer:
     def check(self) -> None:
         """Find out whether it is there, unless that is known, or being asked."""
         is_asked = self._pinging is not None and not self._pinging.done()
-        is_heard = time.monotonic() - self._heard_at < self._pace.ping
+        is_heard = time.monotonic() - self._heard_at < self.pace.ping
         if not (is_asked or is_heard or self.away_since is not None):
             self._pinging = asyncio.ensure_future(self.ping())
 
     async def _watch(self) -> None:
         """Ping while requests wait for an answer, or it is away."""
         while self._num_waiting or self.away_since is not None:
-            await asyncio.sleep(self._pace.ping)
-            is_silent = time.monotonic() - self._heard_at >= self._pace.ping
+            await asyncio.sleep(self.pace.ping)
+            is_silent = time.monotonic() - self._heard_at >= self.pace.ping
             if self.away_since is not None or (self._num_waiting and is_silent):
                 await self.ping()
         self._watcher = None
@@ -201,11 +186,12 @@ class Peer:
 
     async def _request(self, method: str, path: str, body: bytes) -> bytes:
         """Raises: aiohttp.ClientError, OSError; what it failed with."""
+        url = f"{'https' if self.uses_tls else 'http'}://{self.name}{path}"
         for _ in range(3):
             asked = self.session
-            headers = self._signer.sign(method, path, body, to=self.name, session=asked)
-            async with self._http.request(
-                method, self._url + path, data=body, headers=headers, allow_redirects=False
+            headers = self.signer.sign(method, path, body, to=self.name, session=asked)
+            async with self.http.request(
+                method, url, data=body, headers=headers, allow_redirects=False
             ) as answer:
                 protocol = answer.headers.get(PROTOCOL_HEADER)
                 size = answer.content_length
@@ -220,7 +206,7 @@ class Peer:
                 self.session = session  # believed when an answer is signed for it
                 continue
             try:
-                self._signer.check_answer(headers, answer.status, answer.headers, data)
+                self.signer.check_answer(headers, answer.status, answer.headers, data)
             except SignatureError as error:
                 raise ConfigError(
                     f"{self.name}: cannot be believed: {error}\ngive all nodes the same `secret_file`"
@@ -256,7 +242,7 @@ class Peer:
         if was_away or session != self._met_session:
             self._met_session = session
             self.session = session
-            self._met(self)
+            self.met(self)
 
     async def call(self, path: str, value: Any) -> Any:
         """The JSON that answers JSON. Raises: as `post`."""

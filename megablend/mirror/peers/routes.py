@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from megablend.errors import MegablendError, ResourceError
 from megablend.mirror.disk.pages import PIECE_BLOCKS, Pages, subtract
@@ -22,23 +23,15 @@ _MORE = 8
 """Nodes after those that keep a piece which are asked for it, if all before them are away."""
 
 
+@dataclass(eq=False)
 class Routes:
-    """Reads pages from other nodes, or from the source.
+    """Reads pages from other nodes, or from the source."""
 
-    Args:
-        source: reads the source.
-        holders: knows what others hold.
-        peers: by name.
-        own: this node's name.
-    """
-
-    def __init__(
-        self, source: PageReader, holders: Holders, peers: Mapping[str, Peer], own: str
-    ) -> None:
-        self._source = source
-        self._holders = holders
-        self._peers = peers
-        self._own = own
+    source: PageReader
+    holders: Holders
+    peers: Mapping[str, Peer]
+    own: str
+    """This node's name."""
 
     async def read(self, want: Want, keep: Keep) -> None:
         """See PageReader.read."""
@@ -47,17 +40,17 @@ class Routes:
 
         async def fetch(name: str, *, only_held: bool) -> tuple[Pages, memoryview]:
             asked = want._replace(pages=missing)
-            return await self._peers[name].fetch(asked, only_held=only_held)
+            return await self.peers[name].fetch(asked, only_held=only_held)
 
         async def take(name: str, pages: Pages, data: memoryview) -> None:
             nonlocal missing
             if len(pages.blocks):
                 missing = subtract(missing, pages)
                 await keep(pages, data, Origins(peers=len(data)))
-                self._holders.note(key, pages, name)
+                self.holders.note(key, pages, name)
 
         if want.mode is not Mode.FRESH:
-            for name, _ in self._holders.find(key, missing):
+            for name, _ in self.holders.find(key, missing):
                 try:
                     pages, data = await fetch(name, only_held=True)
                 except AwayError:
@@ -65,7 +58,7 @@ class Routes:
                 except MegablendError as error:
                     LOG.info("mirror: node %s does not give %s: %s", name, key.location, error)
                     continue
-                self._holders.forget(name, key, subtract(missing, pages))
+                self.holders.forget(name, key, subtract(missing, pages))
                 await take(name, pages, data)
                 if not len(missing.blocks):
                     return
@@ -75,7 +68,7 @@ class Routes:
             try:
                 pages, data = await fetch(name, only_held=False)
             except AwayError:
-                if not is_soon(want.due) and not self._peers[name].is_gone:
+                if not is_soon(want.due) and not self.peers[name].is_gone:
                     raise
                 continue
             except ResourceError:
@@ -92,15 +85,15 @@ class Routes:
 
         async def keep_and_note(pages: Pages, data: memoryview, origins: Origins) -> None:
             await keep(pages, data, origins)
-            self._holders.note(key, pages, None)
+            self.holders.note(key, pages, None)
 
-        await self._source.read(want._replace(pages=missing), keep_and_note)
+        await self.source.read(want._replace(pages=missing), keep_and_note)
 
     def _list_before(self, want: Want) -> list[str]:
         """The nodes that are asked for pages, this one's place is after them."""
         piece = int(want.pages.blocks[0]) // PIECE_BLOCKS
-        order = self._holders.order(want.key, piece, self._holders.copies + _MORE)
-        return order[: order.index(self._own)] if self._own in order else order
+        order = self.holders.order(want.key, piece, self.holders.copies + _MORE)
+        return order[: order.index(self.own)] if self.own in order else order
 
 
 async def tell_due(peers: Mapping[str, Peer], batches: Mapping[str, Sequence[list[Need]]]) -> None:

@@ -17,6 +17,7 @@ import json
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
@@ -43,31 +44,22 @@ Handle = Callable[[str, Mapping[str, str], bytes], Awaitable[bytes]]
 """Answers a request of a node, with its query and its body."""
 
 
+@dataclass(eq=False)
 class PeerServer:
-    """Listens to other nodes.
+    """Listens to other nodes."""
 
-    Args:
-        handlers: by method and path.
-        verifier: knows who may ask.
-        get_numbers: for /metrics, perhaps nested.
-    """
-
-    def __init__(
-        self,
-        handlers: Mapping[tuple[str, str], Handle],
-        verifier: Verifier,
-        get_numbers: Callable[[], Awaitable[Mapping[str, Any]]],
-    ) -> None:
-        self._handlers = handlers
-        self._verifier = verifier
-        self._get_numbers = get_numbers
-        self._runner: web.AppRunner | None = None
-        self._warned_at: dict[str, float] = {}
+    handlers: Mapping[tuple[str, str], Handle]
+    """By method and path."""
+    verifier: Verifier
+    get_numbers: Callable[[], Awaitable[Mapping[str, Any]]]
+    """For /metrics, perhaps nested."""
+    _runner: web.AppRunner | None = None
+    _warned_at: dict[str, float] = field(default_factory=dict)
 
     async def start(self, host: str | None, port: int, tls: ssl.SSLContext | None) -> None:
         """Listen. Raises: ConfigError if the port is in use."""
         app = web.Application(client_max_size=MAX_PAYLOAD)
-        for method, path in self._handlers:
+        for method, path in self.handlers:
             app.router.add_route(method, path, self._answer)
         app.router.add_get("/metrics", self._answer_metrics)
         self._runner = web.AppRunner(
@@ -90,9 +82,9 @@ class PeerServer:
 
     async def _answer(self, request: web.Request) -> web.Response:
         try:
-            self._verifier.check(request.method, request.raw_path, request.headers)
+            self.verifier.check(request.method, request.raw_path, request.headers)
             body = await request.read()
-            self._verifier.check_body(request.headers, body)
+            self.verifier.check_body(request.headers, body)
         except SessionError:
             return self._reply(request, SESSION_STATUS, b"")
         except SignatureError as error:
@@ -102,7 +94,7 @@ class PeerServer:
             return self._reply(request, 413, b"too large")
         except ConnectionError:
             return web.Response()  # nobody gets it
-        handle = self._handlers[request.method, request.path]
+        handle = self.handlers[request.method, request.path]
         try:
             data = await handle(request.headers.get(NODE, ""), request.query, body)
             status = 200
@@ -123,8 +115,8 @@ class PeerServer:
         return self._reply(request, status, data)
 
     def _reply(self, request: web.Request, status: int, data: bytes) -> web.Response:
-        headers = {PROTOCOL_HEADER: str(PROTOCOL), SESSION: self._verifier.session}
-        headers[ANSWER] = self._verifier.sign_answer(request.headers, status, data)
+        headers = {PROTOCOL_HEADER: str(PROTOCOL), SESSION: self.verifier.session}
+        headers[ANSWER] = self.verifier.sign_answer(request.headers, status, data)
         return web.Response(status=status, body=data, headers=headers)
 
     def _warn(self, who: str, text: str) -> None:
@@ -138,7 +130,7 @@ class PeerServer:
     async def _answer_metrics(self, _: web.Request) -> web.Response:
         lines = [
             f"megablend_node_{name} {json.dumps(value)}\n"
-            for name, value in _flatten(await self._get_numbers())
+            for name, value in _flatten(await self.get_numbers())
         ]
         return web.Response(text="".join(lines))
 

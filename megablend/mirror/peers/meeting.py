@@ -1,0 +1,195 @@
+"""How the nodes of a cluster find one another, and whether they work together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from megablend.errors import ConfigError, MegablendError, ResourceError
+from megablend.mirror.members.launchers import Members, Pace, Torchrun, make_name
+from megablend.mirror.node.engine import AwayError
+from megablend.mirror.node.frames import pack_json
+from megablend.mirror.peers.peer import Peer
+from megablend.storage.mirror_options import MirrorOptions
+from megablend.system.limited_json import fits, parse_json
+from megablend.system.log import LOG
+
+ONE_NAME = "Give each node one name of its own: see `nodes`, `advertise` and `port` of `mirror`."
+_JOINING = {"rank": int, "name": str}
+
+
+@dataclass(eq=False)
+class Agreement:
+    """What a node knows of whether the others work together with it: not yet, they do, too few are
+    there, or they cannot."""
+
+    options: MirrorOptions
+    size: int
+    """Number of nodes."""
+    pace: Pace
+    failure: MegablendError | None = None
+    """Why they cannot work together as they are."""
+    too_few: str = ""
+    """Which nodes are missing while too few are there."""
+    _decided: asyncio.Event = field(default_factory=asyncio.Event)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether they do. Otherwise others are waited for: also for those that were at fault, until
+        they are mended."""
+        return self._decided.is_set() and not self.too_few and self.failure is None
+
+    async def wait(self) -> None:
+        """Return when they work together. Raises: ResourceError while too few are there; ConfigError if
+        they cannot."""
+        await self._decided.wait()
+        if self.failure is not None:
+            raise self.failure
+        if self.too_few:
+            raise ResourceError(self.too_few)
+
+    def reach(self) -> None:
+        """They work together from now on."""
+        self.too_few = ""
+        self.failure = None
+        self._decided.set()
+        LOG.info("mirror: %d nodes work together", self.size)
+
+    def fail(self, error: MegablendError) -> None:
+        """They cannot. Once they do, what one of them says ends nothing."""
+        LOG.warning("mirror: %s", error)
+        if not self._decided.is_set():
+            self.failure = error
+            self._decided.set()
+
+    def is_enough(self, missing: list[str]) -> bool:
+        """Whether a majority is there, which goes on. Raises: ConfigError with `strict`."""
+        text = f"{len(missing)} of {self.size} nodes are missing: {', '.join(missing[:8])}"
+        if 2 * (self.size - len(missing)) <= self.size:
+            self.fall_short(f"{text}: the others are no majority")
+            return False
+        if self.options.strict:
+            self.fall_short(text)
+        LOG.warning("mirror: %s: going on without them", text)
+        return True
+
+    def fall_short(self, text: str) -> None:
+        """Reads fail, so that ranks read through, until more nodes have come.
+        Raises: ConfigError with `strict`."""
+        if self.options.strict:
+            raise ConfigError(f"{text}\nstart them, or leave out `strict` of `mirror`")
+        if not self.too_few:
+            LOG.warning("mirror: %s", text)
+        self.too_few = text
+        self._decided.set()
+
+    def note_news(self) -> None:
+        """Something has changed for those who wait for nodes."""
+        self._news.set()
+
+    async def wait_for_news(self) -> None:
+        """Return when something has changed, or after a while."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._news.wait(), self.pace.ping / 4)
+        self._news.clear()
+
+
+@dataclass(eq=False)
+class Joining:
+    """Finds the list of nodes: it is given, or told by the machines of a torchrun job to the first
+    of them."""
+
+    members: Members
+    port: int
+    """Of nodes whose names have none."""
+    agreement: Agreement
+    make_peer: Callable[[str], Peer]
+    pace: Pace
+    _joined: dict[int, str] = field(default_factory=dict)
+    _list: asyncio.Future[list[str]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    async def gather(self) -> list[str]:
+        """The list of nodes. Raises: ConfigError."""
+        torchrun = self.members.torchrun
+        if torchrun is None:
+            return list(self.members.names)
+        if torchrun.rank:
+            return await self._ask_for_list(torchrun)
+        try:
+            names = await self._collect(torchrun)
+        except ConfigError as error:
+            self._list.set_exception(error)
+            self._list.exception()  # perhaps nobody asks for it
+            raise
+        self._list.set_result(names)
+        return names
+
+    async def _collect(self, torchrun: Torchrun) -> list[str]:
+        """What the machines of a job say that their names are. Raises: ConfigError."""
+        end = time.monotonic() + self.pace.complete
+        self._joined[0] = self.members.own
+        while len(self._joined) < torchrun.size:
+            missing = sorted(set(range(torchrun.size)) - self._joined.keys())
+            if time.monotonic() > end and self.agreement.is_enough(
+                [f"machine {i}" for i in missing]
+            ):
+                break
+            await self.agreement.wait_for_news()
+            if self.agreement.too_few and len(missing) > torchrun.size - len(self._joined):
+                # Others come with it: who is not in the list stays outside
+                end = time.monotonic() + self.pace.complete
+        names = sorted(self._joined.values())
+        for name, other in itertools.pairwise(names):
+            if name == other:
+                raise ConfigError(f"{name}: two machines have this name\n{ONE_NAME}")
+        return names
+
+    async def _ask_for_list(self, torchrun: Torchrun) -> list[str]:
+        """The list, from the job's first machine. Raises: ConfigError."""
+        end = time.monotonic() + self.pace.complete + self.pace.silent
+        first = self.make_peer(torchrun.first)
+        try:
+            while True:
+                try:
+                    return await self.join(first)
+                except AwayError as error:
+                    if time.monotonic() > end:
+                        self.agreement.fall_short(f"{first.name} has no list of nodes: {error}")
+                await asyncio.sleep(self.pace.ping / 2)
+        finally:
+            first.close()
+
+    async def join(self, peer: Peer) -> list[str]:
+        """The list, if the other node is the job's first machine, which does not know it after it has
+        started again. Raises: as Peer.post; AwayError while others are missing."""
+        torchrun = self.members.torchrun
+        if torchrun is None or peer.name != torchrun.first:
+            return []
+        joining = {"rank": torchrun.rank, "name": self.members.own}
+        return [str(each) for each in await peer.call("/v1/join", joining)]
+
+    async def answer(self, _: str, __: Mapping[str, str], body: bytes) -> bytes:
+        """A machine joins: answered by the list, when it is complete. Raises: ValueError if it has no
+        place; AwayError while others are missing; ConfigError if they do not agree."""
+        joining = parse_json(body)
+        torchrun = self.members.torchrun
+        if torchrun is None or torchrun.rank or not fits(joining, _JOINING):
+            raise ValueError("a node joins that has no place")
+        rank = joining["rank"]
+        if not 0 < rank < torchrun.size:
+            raise ValueError(f"machine {rank} joins, expected 1 to {torchrun.size - 1}")
+        if not self._list.done():
+            # Perhaps it has started again, elsewhere
+            self._joined[rank] = make_name(joining["name"], self.port)
+        self.agreement.note_news()
+        await asyncio.wait([self._list], timeout=self.pace.silent)
+        if not self._list.done():
+            raise AwayError("not all nodes have come")
+        return pack_json(self._list.result())
